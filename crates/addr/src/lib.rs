@@ -1,1 +1,13 @@
-//! (being written)
+//! Names and addresses, parsed once and valid ever after.
+//!
+//! Every other crate takes these types instead of strings, so that no path, rule or link name is ever built
+//! from bytes that nobody looked at.
+
+mod block;
+mod mac;
+mod name;
+
+pub use block::{BlockCidr, BlockError, Family, host_net};
+pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+pub use mac::{Mac, MacError};
+pub use name::{ContainerId, IfName, NameError, NetworkName, NodeName};
