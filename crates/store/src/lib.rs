@@ -1,1 +1,21 @@
-//! (being written)
+//! The store: one trait, its engines, and the suite that every engine passes.
+//!
+//! All state of Russet lives behind [`Store`] (DESIGN.md section 3). The allocator, the leases, the overlay and the policy
+//! read and write typed records through it and never know which engine answers.
+
+mod error;
+mod record;
+mod traits;
+
+pub use error::{Cause, CommitError, StoreError};
+pub use record::{Claims, Event, LeaseId, Record, Revision, Snapshot, Step};
+pub use traits::{BoxFuture, Store, Watch, check_steps};
+
+/// Largest value of one record. A block of 4,096 addresses with its attributes is about 1.2 MB, and etcd refuses requests above 1.5 MiB.
+pub const MAX_VALUE_BYTES: usize = 1_400_000;
+/// Largest sum of keys and values in one commit: what still fits a default etcd server's request.
+pub const MAX_COMMIT_BYTES: usize = 1_450_000;
+/// Most steps in one commit: etcd's default limit of operations in a transaction.
+pub const MAX_STEPS: usize = 128;
+/// Longest key in bytes. Calico's longest (a workload endpoint of two 253-byte names) stays below.
+pub const MAX_KEY_BYTES: usize = 1024;

@@ -1,0 +1,92 @@
+//! The trait that every engine implements and every caller of the store holds.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use russet_model::{Key, Prefix};
+
+use crate::{
+    Claims, CommitError, Event, LeaseId, MAX_COMMIT_BYTES, MAX_KEY_BYTES, MAX_STEPS, MAX_VALUE_BYTES, Record,
+    Revision, Snapshot, Step, StoreError,
+};
+
+/// A boxed future. Not `Send`: an engine's callers live on one thread.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// Typed records with revisions, guarded commits and watches.
+pub trait Store {
+    /// What this engine promises beyond the core.
+    fn claims(&self) -> Claims;
+
+    /// Reads one record. Sees every commit that was answered before the call.
+    fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<Record>, StoreError>>;
+
+    /// Reads every record under a prefix, at one moment.
+    fn list<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Snapshot, StoreError>>;
+
+    /// Executes guarded steps in order and answers with each one's revision. Atomic engines: all or nothing. Others stop at the first
+    /// failure, and `done` says how many surely took effect. Once the future was polled the commit may happen even if it is then dropped.
+    fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>>;
+
+    /// Follows a prefix: its snapshot first, then what changes. Survives compaction and lost connections by itself, without losing or
+    /// repeating a change.
+    fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>>;
+
+    /// Opens a lease of at least `ttl`.
+    fn grant(&self, _ttl: Duration) -> BoxFuture<'_, Result<LeaseId, StoreError>> {
+        unsupported("grant lease")
+    }
+
+    /// Gives a lease its full time again and answers with that time. `NoLease` when it has run out.
+    fn keep_alive(&self, _lease: LeaseId) -> BoxFuture<'_, Result<Duration, StoreError>> {
+        unsupported("keep lease alive")
+    }
+
+    /// Ends a lease now; its records vanish with it. `NoLease` when it has run out.
+    fn revoke(&self, _lease: LeaseId) -> BoxFuture<'_, Result<(), StoreError>> {
+        unsupported("revoke lease")
+    }
+}
+
+/// A watch. Dropping it ends it; dropping a pending `next` loses nothing.
+pub trait Watch {
+    /// The next event; the first is always a snapshot. Waits for ever when nothing changes.
+    fn next<'a>(&'a mut self) -> BoxFuture<'a, Result<Event, StoreError>>;
+}
+
+fn unsupported<'a, T: 'a>(operation: &str) -> BoxFuture<'a, Result<T, StoreError>> {
+    let error = StoreError::Unsupported { operation: operation.to_owned() };
+    Box::pin(async move { Err(error) })
+}
+
+/// Refuses a commit that no engine could carry out, so that all refuse the same ones: too many steps, a key named twice, oversized keys or values.
+pub fn check_steps(steps: &[Step]) -> Result<(), CommitError> {
+    let invalid = |failed: usize, reason: String| {
+        let error = StoreError::Invalid { operation: format!("commit of {} steps", steps.len()), reason };
+        Err(CommitError { done: 0, failed, error })
+    };
+    if steps.len() > MAX_STEPS {
+        return invalid(MAX_STEPS, format!("more than {MAX_STEPS} steps"));
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    let mut total_bytes = 0;
+    for (index, step) in steps.iter().enumerate() {
+        let key = step.key();
+        let value_bytes = step.value().map_or(0, <[u8]>::len);
+        total_bytes += key.as_str().len() + value_bytes;
+        if key.as_str().is_empty() || key.as_str().len() > MAX_KEY_BYTES {
+            return invalid(index, format!("key {key} is empty or above {MAX_KEY_BYTES} bytes"));
+        }
+        if value_bytes > MAX_VALUE_BYTES {
+            return invalid(index, format!("value of {key} is {value_bytes} bytes, above {MAX_VALUE_BYTES}"));
+        }
+        if total_bytes > MAX_COMMIT_BYTES {
+            return invalid(index, format!("more than {MAX_COMMIT_BYTES} bytes in all"));
+        }
+        if !seen.insert(key) {
+            return invalid(index, format!("{key} is named twice"));
+        }
+    }
+    Ok(())
+}
