@@ -1,0 +1,134 @@
+//! Handle IDs: under which name an owner holds its addresses (calico-ipam.md section 1.6).
+
+use std::fmt;
+use std::str::FromStr;
+
+use russet_addr::{ContainerId, Family, NameError, NetworkName, NodeName};
+
+/// The name under which a pod or a tunnel holds addresses. It is a key segment, so it has no `/`.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HandleId(String);
+
+/// Longer than any handle of a peer: a network name and a container ID, or a tunnel's prefix and a node name.
+const HANDLE_MAX_BYTES: usize = 512;
+
+// === impl HandleId ===
+
+impl HandleId {
+    /// What Windows peers reserve addresses under; it stands in blocks only and never has a record of its own.
+    pub const WINDOWS_RESERVED: &'static str = "windows-reserved-ipam-handle";
+
+    /// Checks `id` and keeps it.
+    pub fn new(id: impl Into<String>) -> Result<Self, NameError> {
+        let id = id.into();
+        let rule = match id.as_str() {
+            "" => "it is empty",
+            _ if id.len() > HANDLE_MAX_BYTES => "it is longer than 512 bytes",
+            _ if id.contains('/') => "it must not hold '/': peers would not list it",
+            _ if id.chars().any(char::is_control) => "it must not hold control characters",
+            _ => return Ok(Self(id)),
+        };
+        Err(NameError { kind: "handle ID", name: id, rule })
+    }
+
+    /// A container's handle: `<network>.<container ID>`. All its interfaces on that network share it.
+    pub fn pod(network: &NetworkName, container: &ContainerId) -> Self {
+        Self(format!("{network}.{container}"))
+    }
+
+    /// The handle that CNI plugins before v1.11.2 used for pods: `<namespace>.<pod>`.
+    pub fn workload(namespace: &str, pod: &str) -> Result<Self, NameError> {
+        Self::new(format!("{namespace}.{pod}"))
+    }
+
+    /// The handle of a node's VXLAN tunnel address.
+    pub fn vxlan_tunnel(node: &NodeName, family: Family) -> Self {
+        match family {
+            Family::V4 => Self(format!("vxlan-tunnel-addr-{node}")),
+            Family::V6 => Self(format!("vxlan-v6-tunnel-addr-{node}")),
+        }
+    }
+
+    /// The handle of a node's IPIP tunnel address.
+    pub fn ipip_tunnel(node: &NodeName) -> Self {
+        Self(format!("ipip-tunnel-addr-{node}"))
+    }
+
+    /// The handle as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether `stored`, from a block of a peer, means this handle: what follows a CR there is garbage (calico-ipam.md section 1.4).
+    pub fn is(&self, stored: &str) -> bool {
+        Self::sanitized(stored) == self.0
+    }
+
+    /// A handle as stored in a block, without the garbage behind a CR.
+    pub fn sanitized(stored: &str) -> &str {
+        stored.split('\r').next().unwrap_or(stored)
+    }
+}
+
+impl FromStr for HandleId {
+    type Err = NameError;
+
+    fn from_str(id: &str) -> Result<Self, NameError> {
+        Self::new(id)
+    }
+}
+
+impl fmt::Display for HandleId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl fmt::Debug for HandleId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl serde::Serialize for HandleId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for HandleId {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::new(String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_have_calicos_shapes() {
+        // calico-ipam.md section 1.6
+        let node = NodeName::new("node-a").unwrap();
+        let pod = HandleId::pod(&"k8s-pod-network".parse().unwrap(), &"aaaa".parse().unwrap());
+        assert_eq!(pod.as_str(), "k8s-pod-network.aaaa");
+        assert_eq!(HandleId::vxlan_tunnel(&node, Family::V4).as_str(), "vxlan-tunnel-addr-node-a");
+        assert_eq!(HandleId::vxlan_tunnel(&node, Family::V6).as_str(), "vxlan-v6-tunnel-addr-node-a");
+        assert_eq!(HandleId::workload("default", "web-0").unwrap().as_str(), "default.web-0");
+    }
+
+    #[test]
+    fn a_handle_is_compared_up_to_the_first_cr() {
+        // calico-ipam.md section 1.4
+        let id = HandleId::new("k8s-pod-network.aaaa").unwrap();
+        assert!(id.is("k8s-pod-network.aaaa\r\neth0"));
+        assert!(!id.is("k8s-pod-network.aaaab"));
+    }
+
+    #[test]
+    fn a_handle_that_would_break_its_key_is_refused() {
+        for bad in ["", "a/b", "a\nb", &"a".repeat(513)] {
+            assert!(HandleId::new(bad).is_err(), "{bad:?}");
+        }
+    }
+}
