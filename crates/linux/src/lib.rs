@@ -1,1 +1,15 @@
-//! (being written)
+//! The parts of Linux that are neither rtnetlink nor nf_tables: network namespaces, sysctls, locks, durable files,
+//! processes and facts about the running kernel.
+//!
+//! Layer 1. `attach`, `overlay`, `plugins`, the agent and the test kit call it; it decides nothing.
+//! Everything that depends on a namespace follows the *calling thread's* network namespace.
+
+pub mod file;
+pub mod host;
+pub mod lock;
+pub mod netns;
+pub mod process;
+pub mod sysctl;
+
+pub use lock::{FileLock, LockError};
+pub use netns::{NetNs, NetNsError, NetNsGuard, NetNsId};

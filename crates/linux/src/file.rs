@@ -1,0 +1,139 @@
+//! Files that are either the old or the new one, never a half: result caches, configurations, journals.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A file that could not be written; the old one is untouched, unless the operation is `sync directory of`.
+#[derive(Debug, thiserror::Error)]
+#[error("{operation} {}: {source}", path.display())]
+pub struct FileError {
+    /// The step that failed, as in `write` or `rename to`.
+    pub operation: &'static str,
+    /// Its subject.
+    pub path: PathBuf,
+    /// The kernel's reason.
+    pub source: io::Error,
+}
+
+/// Ours alone: state may hold secrets (DESIGN section 6.7).
+pub const PRIVATE: u32 = 0o600;
+/// For files that other programs read, as `subnet.env` and conflists.
+pub const READABLE: u32 = 0o644;
+
+static SERIAL: AtomicU64 = AtomicU64::new(0);
+
+/// Replaces `path` with `bytes`, mode 0600: a reader, and a machine that loses power, sees all of it or the old file.
+/// Costs two fsyncs.
+pub fn write_atomic(path: impl AsRef<Path>, bytes: &[u8]) -> Result<(), FileError> {
+    write_atomic_with_mode(path, bytes, PRIVATE)
+}
+
+/// [`write_atomic`] with another mode, whatever the umask.
+pub fn write_atomic_with_mode(path: impl AsRef<Path>, bytes: &[u8], mode: u32) -> Result<(), FileError> {
+    let path = path.as_ref();
+    let temporary = temporary_beside(path)?;
+    let written = write_new(&temporary, bytes, mode).and_then(|()| {
+        std::fs::rename(&temporary, path).map_err(|source| FileError::new("rename to", path, source))
+    });
+    if written.is_err() {
+        // The first error is the one that matters; it may be that there is nothing to remove.
+        let _ = std::fs::remove_file(&temporary);
+    }
+    written?;
+    sync_directory_of(path)
+}
+
+/// Makes the creation, renaming or removal of `path` survive a loss of power.
+pub fn sync_directory_of(path: &Path) -> Result<(), FileError> {
+    let dir = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    File::open(dir)
+        .and_then(|dir| dir.sync_all())
+        .map_err(|source| FileError::new("sync directory of", path, source))
+}
+
+// === impl FileError ===
+
+impl FileError {
+    fn new(operation: &'static str, path: &Path, source: io::Error) -> Self {
+        Self { operation, path: path.to_owned(), source }
+    }
+}
+
+/// In the same directory, hence the same file system; the leading dot and the suffix keep programs that read whole
+/// directories (conflists end in `.conflist`) from taking it for a file of theirs.
+fn temporary_beside(path: &Path) -> Result<PathBuf, FileError> {
+    let name = path.file_name().ok_or_else(|| {
+        FileError::new("write", path, io::Error::new(io::ErrorKind::InvalidInput, "it has no file name"))
+    })?;
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    let mut temporary = std::ffi::OsString::from(".");
+    temporary.push(name);
+    temporary.push(format!(".{}-{serial}.tmp", std::process::id()));
+    Ok(path.with_file_name(temporary))
+}
+
+fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FileError> {
+    let mut file = match create_new(path, mode) {
+        // Left by a process of the same number that died; nobody alive can be writing it.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            std::fs::remove_file(path).and_then(|()| create_new(path, mode))
+        }
+        other => other,
+    }
+    .map_err(|source| FileError::new("create", path, source))?;
+    file.write_all(bytes)
+        .and_then(|()| file.set_permissions(std::fs::Permissions::from_mode(mode)))
+        .map_err(|source| FileError::new("write", path, source))?;
+    file.sync_all().map_err(|source| FileError::new("sync", path, source))
+}
+
+fn create_new(path: &Path, mode: u32) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(mode).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode_of(path: &Path) -> u32 {
+        std::fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    fn names_in(dir: &Path) -> Vec<std::ffi::OsString> {
+        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_and_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        std::fs::write(&path, "old and longer").unwrap();
+        write_atomic(&path, b"new").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"new");
+        assert_eq!(mode_of(&path), 0o600);
+        write_atomic_with_mode(&path, b"shown", READABLE).unwrap();
+        assert_eq!(mode_of(&path), 0o644);
+        assert_eq!(names_in(dir.path()), ["state"]);
+    }
+
+    #[test]
+    fn a_write_that_fails_leaves_the_old_and_no_litter() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        std::fs::create_dir_all(path.join("full")).unwrap();
+        let error = write_atomic(&path, b"new").unwrap_err();
+        assert!(error.to_string().starts_with(&format!("rename to {}: ", path.display())), "{error}");
+        assert_eq!(names_in(dir.path()), ["state"]);
+    }
+
+    #[test]
+    fn a_path_without_a_name_is_refused() {
+        assert_eq!(write_atomic("/", b"").unwrap_err().operation, "write");
+    }
+}

@@ -1,0 +1,279 @@
+//! File locks with a deadline: the node lock, `store.lock`, and one lock for each container.
+//!
+//! `flock` either waits for ever or not at all. To wait until a deadline we try without waiting, and between tries
+//! sleep on an inotify watch of the file's closing, which is what a holder's release or death causes. The kernel
+//! reports the close a moment *before* it drops the lock, and a holder may unlock without closing, so the watch only
+//! shortens the wait: a back-off with jitter bounds it.
+
+use std::fmt;
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{FlockOperation, Mode, OFlags, inotify};
+use rustix::io::Errno;
+
+/// A held lock; dropping it, or the end of the process, releases it.
+///
+/// The file stays: deleting it would let two holders lock two files of the same name.
+#[must_use = "the lock is released when this is dropped"]
+pub struct FileLock {
+    // Held for its lock; closing it releases.
+    _fd: OwnedFd,
+    path: PathBuf,
+}
+
+/// A lock that was not obtained.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Somebody else held it until the deadline.
+    #[error("lock {}: still held by another process after {} ms", path.display(), waited.as_millis())]
+    Timeout {
+        /// The lock file.
+        path: PathBuf,
+        /// How long we waited.
+        waited: Duration,
+    },
+    /// The file could not be opened or locked.
+    #[error("{operation} {}: {source}", path.display())]
+    Io {
+        /// `open lock` or `lock`.
+        operation: &'static str,
+        /// The lock file.
+        path: PathBuf,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+}
+
+/// First pause after a failed try; a close event brings the pause back to it.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+/// Longest pause: what a holder that unlocks without closing costs the next one at worst.
+const PAUSE_MAX: Duration = Duration::from_millis(64);
+
+// === impl FileLock ===
+
+impl FileLock {
+    /// Takes the lock at `path` for ourselves alone, waiting until `deadline`. The file is made (0600) if need be.
+    /// Waiters are not served in order.
+    pub fn exclusive(path: impl AsRef<Path>, deadline: Instant) -> Result<Self, LockError> {
+        Self::take(path.as_ref(), FlockOperation::NonBlockingLockExclusive, deadline)
+    }
+
+    /// Takes the lock together with other shared holders.
+    pub fn shared(path: impl AsRef<Path>, deadline: Instant) -> Result<Self, LockError> {
+        Self::take(path.as_ref(), FlockOperation::NonBlockingLockShared, deadline)
+    }
+
+    /// Takes the lock if it is free now; none when somebody holds it.
+    pub fn try_exclusive(path: impl AsRef<Path>) -> Result<Option<Self>, LockError> {
+        match Self::exclusive(path, Instant::now()) {
+            Ok(lock) => Ok(Some(lock)),
+            Err(LockError::Timeout { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The lock file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn take(path: &Path, operation: FlockOperation, deadline: Instant) -> Result<Self, LockError> {
+        let began = Instant::now();
+        let mut file = open(path)?;
+        let mut wait = None;
+        loop {
+            match rustix::fs::flock(&file, operation) {
+                Ok(()) if is_at(&file, path)? => return Ok(Self { _fd: file, path: path.to_owned() }),
+                // Somebody deleted or replaced the file while we waited: what we locked guards nothing.
+                Ok(()) => file = open(path)?,
+                Err(Errno::WOULDBLOCK) => {
+                    let now = Instant::now();
+                    if now >= deadline {
+                        return Err(LockError::Timeout { path: path.to_owned(), waited: now - began });
+                    }
+                    wait.get_or_insert_with(|| Wait::new(path)).pause(deadline - now);
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(LockError::io("lock", path, errno)),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for FileLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FileLock({})", self.path.display())
+    }
+}
+
+// === impl LockError ===
+
+impl LockError {
+    /// Whether trying again later can help.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Self::Timeout { .. })
+    }
+
+    fn io(operation: &'static str, path: &Path, errno: Errno) -> Self {
+        Self::Io { operation, path: path.to_owned(), source: errno.into() }
+    }
+}
+
+/// The pauses between tries.
+struct Wait {
+    /// None where the machine is out of inotify instances: the back-off alone then sets the pace.
+    watch: Option<OwnedFd>,
+    pause: Duration,
+}
+
+// === impl Wait ===
+
+impl Wait {
+    fn new(path: &Path) -> Self {
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)
+            .and_then(|fd| {
+                let closed = inotify::WatchFlags::CLOSE_WRITE | inotify::WatchFlags::CLOSE_NOWRITE;
+                inotify::add_watch(&fd, path, closed | inotify::WatchFlags::DELETE_SELF)?;
+                Ok(fd)
+            })
+            .ok();
+        Self { watch, pause: PAUSE_MIN }
+    }
+
+    fn pause(&mut self, remaining: Duration) {
+        let pause = jittered(self.pause).min(remaining).max(Duration::from_micros(100));
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+        let timeout = Timespec {
+            tv_sec: i64::try_from(pause.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: pause.subsec_nanos().into(),
+        };
+        let mut fds: Vec<_> =
+            self.watch.iter().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
+        // An interrupted poll is a short pause; the caller looks at the clock.
+        if rustix::event::poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0) {
+            self.pause = PAUSE_MIN;
+            self.drain();
+        }
+    }
+
+    fn drain(&self) {
+        let mut buffer = [0_u8; 4096];
+        if let Some(fd) = &self.watch {
+            while rustix::io::read(fd, &mut buffer).is_ok_and(|length| length > 0) {}
+        }
+    }
+}
+
+/// Between half and the whole of `pause`, so that waiters do not try in step.
+fn jittered(pause: Duration) -> Duration {
+    let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
+    pause / 2 + pause.mul_f64((random % 1024) as f64 / 2048.0)
+}
+
+fn open(path: &Path) -> Result<OwnedFd, LockError> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)
+        .map_err(|errno| LockError::io("open lock", path, errno))
+}
+
+/// Whether `file` is still what `path` names.
+fn is_at(file: &OwnedFd, path: &Path) -> Result<bool, LockError> {
+    let held = rustix::fs::fstat(file).map_err(|errno| LockError::io("lock", path, errno))?;
+    match rustix::fs::lstat(path) {
+        Ok(named) => Ok((named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)),
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(LockError::io("lock", path, errno)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    #[test]
+    fn a_held_lock_times_out_at_the_deadline_and_names_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("node.lock");
+        let _held = FileLock::exclusive(&path, soon()).unwrap();
+        let deadline = Instant::now() + Duration::from_millis(50);
+        let error = FileLock::exclusive(&path, deadline).unwrap_err();
+        assert!(error.is_timeout() && Instant::now() >= deadline);
+        assert!(error.to_string().contains("node.lock: still held by another process"), "{error}");
+        assert!(FileLock::try_exclusive(&path).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_released_lock_wakes_a_waiter() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("l");
+        let held = FileLock::exclusive(&path, soon()).unwrap();
+        let (started, waiting) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let path = &path;
+            let waiter = scope.spawn(move || {
+                started.send(()).unwrap();
+                FileLock::exclusive(path, soon()).map(drop)
+            });
+            waiting.recv().unwrap();
+            drop(held);
+            waiter.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn shared_holders_exclude_only_exclusive_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("l");
+        let _one = FileLock::shared(&path, soon()).unwrap();
+        let _two = FileLock::shared(&path, soon()).unwrap();
+        assert!(FileLock::try_exclusive(&path).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_lock_file_that_was_replaced_is_not_mistaken_for_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("l");
+        let old = FileLock::exclusive(&path, soon()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let new = FileLock::exclusive(&path, soon()).unwrap();
+        assert!(is_at(&new._fd, &path).unwrap());
+        assert!(!is_at(&old._fd, &path).unwrap());
+    }
+
+    #[test]
+    fn many_threads_never_hold_it_together() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("l");
+        let inside = std::sync::atomic::AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        let _lock = FileLock::exclusive(&path, soon()).unwrap();
+                        assert_eq!(inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                        inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_symbolic_link_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("l");
+        std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
+        assert!(matches!(FileLock::exclusive(&path, soon()), Err(LockError::Io { .. })));
+    }
+}

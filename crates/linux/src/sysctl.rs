@@ -1,0 +1,165 @@
+//! Sysctls: values below `/proc/sys`, read and written only when they differ.
+//!
+//! Names are paths with slashes (`net/ipv4/conf/eth0/forwarding`), because an interface's name may hold dots. What is
+//! below `net/` belongs to the calling thread's network namespace.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A sysctl that could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum SysctlError {
+    /// The name would leave `/proc/sys`.
+    #[error("invalid sysctl {name:?}: a path below /proc/sys is wanted, as in net/ipv4/ip_forward")]
+    Name {
+        /// The name as it came.
+        name: String,
+    },
+    /// The kernel has no such sysctl: its module is not loaded, IPv6 is disabled, or the interface is gone.
+    #[error("{operation} sysctl {name}: the kernel has no such sysctl")]
+    Missing {
+        /// `read` or `write`.
+        operation: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// The kernel refused.
+    #[error("{operation} sysctl {name}: {source}")]
+    Io {
+        /// `read`, or `write VALUE to`.
+        operation: String,
+        /// Its name.
+        name: String,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+}
+
+const ROOT: &str = "/proc/sys";
+/// Longest value repeated in an error.
+const SHOWN_MAX_CHARS: usize = 40;
+
+/// The value, without the newline at its end.
+pub fn read(name: &str) -> Result<String, SysctlError> {
+    let path = checked(name)?;
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(text.trim_end().to_owned()),
+        Err(source) => Err(SysctlError::new("read", "read".to_owned(), name, source)),
+    }
+}
+
+/// Writes `value` unless the sysctl has it already; says whether it wrote.
+///
+/// Reading first is not for speed: it lets us run where `/proc/sys` is read-only but already right, and it
+/// keeps the kernel from acting on a write that changes nothing (`forwarding` flushes, `mtu` notifies).
+pub fn write_if_different(name: &str, value: &str) -> Result<bool, SysctlError> {
+    if same(&read(name)?, value) {
+        return Ok(false);
+    }
+    let path = checked(name)?;
+    let shown: String = value.chars().take(SHOWN_MAX_CHARS).flat_map(char::escape_debug).collect();
+    // No create, no truncate: a missing sysctl must be an error, not an attempt at a new file.
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(path)
+        .and_then(|mut file| io::Write::write_all(&mut file, value.as_bytes()))
+        .map_err(|source| SysctlError::new("write", format!("write {shown} to"), name, source))?;
+    Ok(true)
+}
+
+// === impl SysctlError ===
+
+impl SysctlError {
+    /// Whether the kernel has no such sysctl.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing { .. })
+    }
+
+    fn new(verb: &'static str, operation: String, name: &str, source: io::Error) -> Self {
+        let name = name.to_owned();
+        match source.kind() {
+            io::ErrorKind::NotFound => Self::Missing { operation: verb, name },
+            _ => Self::Io { operation, name, source },
+        }
+    }
+}
+
+/// Values of several numbers come back joined by tabs, whatever they were written with.
+fn same(a: &str, b: &str) -> bool {
+    a.split_whitespace().eq(b.split_whitespace())
+}
+
+fn checked(name: &str) -> Result<PathBuf, SysctlError> {
+    let below = name.strip_prefix("/proc/sys/").unwrap_or(name);
+    let sound = |part: &str| {
+        !matches!(part, "" | "." | "..") && !part.chars().any(|c| c.is_control() || c.is_whitespace())
+    };
+    if below.split('/').all(sound) {
+        Ok(Path::new(ROOT).join(below))
+    } else {
+        Err(SysctlError::Name { name: name.chars().take(80).collect() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_leave_proc_sys() {
+        for bad in ["", "/etc/passwd", "../version", "net/../../version", "net//ipv4", "net/", "net/a\nb"] {
+            assert!(matches!(read(bad), Err(SysctlError::Name { .. })), "{bad:?}");
+            assert!(matches!(write_if_different(bad, "1"), Err(SysctlError::Name { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn both_spellings_of_a_name_read_the_same() {
+        assert_eq!(read("kernel/ostype").unwrap(), "Linux");
+        assert_eq!(read("/proc/sys/kernel/ostype").unwrap(), "Linux");
+    }
+
+    #[test]
+    fn a_missing_sysctl_is_told_from_a_refused_one() {
+        let error = read("net/ipv4/conf/no-such-link/forwarding").unwrap_err();
+        assert!(error.is_missing());
+        assert_eq!(
+            error.to_string(),
+            "read sysctl net/ipv4/conf/no-such-link/forwarding: the kernel has no such sysctl"
+        );
+    }
+
+    #[test]
+    fn several_numbers_are_the_same_whatever_joins_them() {
+        assert!(same("4\t4\t1\t7", "4 4 1 7"));
+        assert!(!same("4 4 1", "4 4 1 7"));
+    }
+
+    #[test]
+    #[ignore = "kernel: unshare(CLONE_NEWNET) needs root"]
+    fn net_sysctls_follow_the_thread_and_are_written_once() {
+        let other = crate::NetNs::create_unnamed().unwrap();
+        let name = "net/ipv4/conf/lo/proxy_arp";
+        let before = read(name).unwrap();
+        other
+            .with(|| {
+                assert!(write_if_different(name, "1").unwrap());
+                assert!(!write_if_different(name, "1").unwrap());
+                assert_eq!(read(name).unwrap(), "1");
+            })
+            .unwrap();
+        assert_eq!(read(name).unwrap(), before);
+    }
+
+    #[test]
+    #[ignore = "kernel: unshare(CLONE_NEWNET) needs root"]
+    fn a_refused_value_is_named() {
+        let other = crate::NetNs::create_unnamed().unwrap();
+        let error =
+            other.with(|| write_if_different("net/ipv4/ip_default_ttl", "many").unwrap_err()).unwrap();
+        assert!(
+            error.to_string().starts_with("write many to sysctl net/ipv4/ip_default_ttl: Invalid"),
+            "{error}"
+        );
+    }
+}
