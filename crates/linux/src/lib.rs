@@ -10,6 +10,7 @@ pub mod lock;
 pub mod netns;
 pub mod process;
 pub mod sysctl;
+pub mod userns;
 
 pub use lock::{FileLock, LockError};
 pub use netns::{NetNs, NetNsError, NetNsGuard, NetNsId};
