@@ -3,11 +3,16 @@
 //! All state of Russet lives behind [`Store`] (DESIGN.md section 3). The allocator, the leases, the overlay and the policy
 //! read and write typed records through it and never know which engine answers.
 
+pub mod embedded;
 mod error;
+mod follow;
+mod guard;
 mod record;
 mod traits;
 
+pub use embedded::Embedded;
 pub use error::{Cause, CommitError, StoreError};
+pub use follow::Known;
 pub use record::{Claims, Event, LeaseId, Record, Revision, Snapshot, Step};
 pub use traits::{BoxFuture, Store, Watch, check_steps};
 

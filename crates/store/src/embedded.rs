@@ -1,0 +1,367 @@
+//! The embedded engine: a redb file that one process owns. Writes go to a thread of its own, which lets commits that wait together share one disk
+//! sync; reads happen on the caller's thread. Used by the agent (which also serves it to others, see `service`), and by a plugin that finds no agent.
+
+mod disk;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod watch;
+mod writer;
+
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use redb::{Database, ReadTransaction, ReadableDatabase};
+use russet_model::{Key, Prefix};
+use tokio::sync::{oneshot, watch as signal};
+
+use crate::follow::Followed;
+use crate::{
+    BoxFuture, Cause, Claims, CommitError, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError,
+    Watch, check_steps,
+};
+use disk::{Counters, Disk};
+use tables::Failure;
+use watch::EmbeddedWatch;
+use writer::Job;
+
+/// Memory that redb may use for pages. The agent as a whole has 10 MB; a node's working set (its blocks and handles) is below this.
+const CACHE_BYTES: usize = 1 << 20;
+/// Commits that the change log remembers: a watch that is further behind compares a full listing instead. 4,096 rows are below 1 MB.
+const LOG_COMMITS: u64 = 4096;
+/// Requests that may wait for the writer: far above one node's ADDs, so more means that the disk has stopped.
+const QUEUE_MAX: usize = 4096;
+
+/// The embedded store. Cloning is cheap; the file is closed when the last clone and the last watch are gone.
+#[derive(Clone)]
+pub struct Embedded {
+    inner: Arc<Inner>,
+}
+
+/// How to open an embedded store. The default is what production uses.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Time that every disk sync takes in addition: edge flash costs 5 ms. For benchmarks.
+    pub sync_delay: Duration,
+    /// The file may not grow beyond this many bytes; more is answered as a full disk is.
+    pub max_bytes: Option<u64>,
+    /// How many commits a watch may be behind and still resume without a full listing.
+    pub log_commits: u64,
+}
+
+/// What an embedded store did since it was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stats {
+    /// Commits asked for that took effect.
+    pub commits: u64,
+    /// Transactions that carried them.
+    pub transactions: u64,
+    /// Disk syncs, those of opening included.
+    pub syncs: u64,
+}
+
+struct Inner {
+    jobs: Option<SyncSender<Job>>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the writer thread and the readers share.
+struct Shared {
+    path: PathBuf,
+    options: Options,
+    /// Empty only while the file could not be opened again after a disk error.
+    database: RwLock<Option<Database>>,
+    counters: Arc<Counters>,
+    commits: AtomicU64,
+    transactions: AtomicU64,
+    /// The last revision, for watches to wait on.
+    revision: signal::Sender<Revision>,
+}
+
+// === impl Options ===
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { sync_delay: Duration::ZERO, max_bytes: None, log_commits: LOG_COMMITS }
+    }
+}
+
+// === impl Embedded ===
+
+impl Embedded {
+    /// Opens the store at `path`, creating file (0600) and directory (0700) when missing. Fails at once when another process has it open.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
+        Self::open_with(path, Options::default())
+    }
+
+    /// The same, with options.
+    pub fn open_with(path: impl AsRef<Path>, options: Options) -> Result<Self, StoreError> {
+        let path = path.as_ref().to_owned();
+        let counters = Arc::new(Counters::default());
+        counters.max_bytes.store(options.max_bytes.unwrap_or(0), Ordering::Relaxed);
+        let database = open_database(&path, &options, &counters, true)?;
+        let in_file = |error| classify(error, &format!("read store {}", path.display()));
+        let transaction = database.begin_read().map_err(redb::Error::from).map_err(in_file)?;
+        let revision = tables::revision(&transaction).map_err(in_file)?;
+        let leases = tables::leases(&transaction).map_err(in_file)?;
+        drop(transaction);
+        let shared = Arc::new(Shared {
+            path,
+            options,
+            database: RwLock::new(Some(database)),
+            counters,
+            commits: AtomicU64::new(0),
+            transactions: AtomicU64::new(0),
+            revision: signal::Sender::new(revision),
+        });
+        let (jobs, queue) = sync_channel(QUEUE_MAX);
+        let writer = writer::Writer::new(shared.clone(), queue, leases);
+        let thread = std::thread::Builder::new()
+            .name("store-writer".into())
+            .spawn(move || writer.run())
+            .map_err(|error| StoreError::Unavailable {
+                operation: "start the store's writer thread".into(),
+                source: Cause::new(error),
+            })?;
+        Ok(Self { inner: Arc::new(Inner { jobs: Some(jobs), shared, thread: Some(thread) }) })
+    }
+
+    /// Counts of what happened since the store was opened.
+    pub fn stats(&self) -> Stats {
+        let shared = &self.inner.shared;
+        Stats {
+            commits: shared.commits.load(Ordering::Relaxed),
+            transactions: shared.transactions.load(Ordering::Relaxed),
+            syncs: shared.counters.syncs.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.inner.shared.path
+    }
+
+    /// The revision of the last commit.
+    pub fn revision(&self) -> Revision {
+        *self.inner.shared.revision.borrow()
+    }
+
+    /// Changes the limit on the file's size while the store is open.
+    pub fn set_max_bytes(&self, max_bytes: Option<u64>) {
+        self.inner.shared.counters.max_bytes.store(max_bytes.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// A signal that changes with each commit.
+    pub(crate) fn revisions(&self) -> signal::Receiver<Revision> {
+        self.inner.shared.revision.subscribe()
+    }
+
+    /// What came after `since` under a prefix, and up to which revision this tells.
+    pub(crate) async fn follow(
+        &self,
+        prefix: &Prefix,
+        since: Option<Revision>,
+    ) -> Result<(Followed, Revision), StoreError> {
+        self.read(|| format!("follow {prefix}"), |transaction| tables::follow(transaction, prefix, since))
+            .await
+    }
+
+    /// Reads on this thread. A disk error latches redb, so the first one makes the writer open the file again, and the read is done once more.
+    async fn read<T>(
+        &self,
+        operation: impl Fn() -> String,
+        query: impl Fn(&ReadTransaction) -> Result<T, redb::Error>,
+    ) -> Result<T, StoreError> {
+        match self.inner.shared.read(&query) {
+            Ok(value) => return Ok(value),
+            Err(error) if !latches(&error) => return Err(classify(error, &operation())),
+            Err(_) => {}
+        }
+        self.ask(&operation, |reply| Job::Reopen { reply }).await??;
+        self.inner.shared.read(&query).map_err(|error| classify(error, &operation()))
+    }
+
+    /// Hands a job to the writer and waits for its answer.
+    async fn ask<T>(
+        &self,
+        operation: impl Fn() -> String,
+        job: impl FnOnce(oneshot::Sender<T>) -> Job,
+    ) -> Result<T, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        let unavailable =
+            |reason: &str| StoreError::Unavailable { operation: operation(), source: Cause::text(reason) };
+        let jobs = self.inner.jobs.as_ref().ok_or_else(|| unavailable("the store is closed"))?;
+        jobs.try_send(job(reply)).map_err(|error| match error {
+            TrySendError::Full(_) => unavailable("too many requests wait for the disk"),
+            TrySendError::Disconnected(_) => unavailable("the writer thread is gone"),
+        })?;
+        answer.await.map_err(|_| StoreError::Unknown {
+            operation: operation(),
+            source: Cause::text("the writer thread ended before it answered"),
+        })
+    }
+}
+
+impl Store for Embedded {
+    fn claims(&self) -> Claims {
+        Claims { atomic: true, ttl: true }
+    }
+
+    fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<Record>, StoreError>> {
+        Box::pin(self.read(move || format!("get {key}"), move |transaction| tables::get(transaction, key)))
+    }
+
+    fn list<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        Box::pin(
+            self.read(move || format!("list {prefix}"), move |transaction| tables::list(transaction, prefix)),
+        )
+    }
+
+    fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
+        Box::pin(async move {
+            check_steps(&steps)?;
+            if steps.is_empty() {
+                return Ok(Vec::new());
+            }
+            let count = steps.len();
+            let revision =
+                self.ask(|| format!("commit {count} steps"), |reply| Job::Commit { steps, reply }).await??;
+            Ok(vec![revision; count])
+        })
+    }
+
+    fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
+        Box::pin(
+            async move { Ok(Box::new(EmbeddedWatch::new(self.clone(), prefix.clone())) as Box<dyn Watch>) },
+        )
+    }
+
+    fn grant(&self, ttl: Duration) -> BoxFuture<'_, Result<LeaseId, StoreError>> {
+        Box::pin(async move { self.ask(|| "grant lease".into(), |reply| Job::Grant { ttl, reply }).await? })
+    }
+
+    fn keep_alive(&self, lease: LeaseId) -> BoxFuture<'_, Result<Duration, StoreError>> {
+        Box::pin(async move {
+            self.ask(|| format!("keep lease {} alive", lease.0), |reply| Job::KeepAlive { lease, reply })
+                .await?
+        })
+    }
+
+    fn revoke(&self, lease: LeaseId) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            self.ask(|| format!("revoke lease {}", lease.0), |reply| Job::Revoke { lease, reply }).await?
+        })
+    }
+}
+
+// === impl Inner ===
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The writer ends when the queue does, after what was queued is on disk. Whoever opens the file next finds it closed.
+        self.jobs = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!(path = %self.shared.path.display(), "the store's writer thread had panicked");
+        }
+        *self.shared.database.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn read<T>(&self, query: impl Fn(&ReadTransaction) -> Result<T, redb::Error>) -> Result<T, redb::Error> {
+        let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
+        let database = database.as_ref().ok_or(redb::Error::PreviousIo)?;
+        query(&database.begin_read()?)
+    }
+}
+
+// === opening ===
+
+fn open_database(
+    path: &Path,
+    options: &Options,
+    counters: &Arc<Counters>,
+    check: bool,
+) -> Result<Database, StoreError> {
+    let operation = format!("open store {}", path.display());
+    let file = open_file(path).map_err(|error| classify(error.into(), &operation))?;
+    let disk =
+        Disk::new(file, counters.clone(), options.sync_delay).map_err(|error| classify(error, &operation))?;
+    let database = Database::builder()
+        .set_cache_size(CACHE_BYTES)
+        .set_check_integrity_on_open(check)
+        .create_with_backend(disk)
+        .map_err(|error| classify(error.into(), &operation))?;
+    match tables::prepare(&database) {
+        Ok(()) => Ok(database),
+        Err(Failure::Refused(refusal)) => Err(refusal.error),
+        Err(Failure::Disk(error)) => Err(classify(error, &operation)),
+    }
+}
+
+/// Opens or creates the file for its owner only; a file that others may read is closed to them.
+fn open_file(path: &Path) -> io::Result<File> {
+    if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    }
+    let file =
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    if file.metadata()?.permissions().mode() & 0o077 != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
+}
+
+/// Whether redb answers nothing more until the file is opened again.
+fn latches(error: &redb::Error) -> bool {
+    matches!(error, redb::Error::Io(_) | redb::Error::PreviousIo | redb::Error::DatabaseClosed)
+}
+
+/// Sorts an error of the file into what callers decide by. All of them mean that nothing was written; the writer knows better where that is open.
+fn classify(error: redb::Error, operation: &str) -> StoreError {
+    let operation = operation.to_owned();
+    match error {
+        redb::Error::DatabaseAlreadyOpen => StoreError::Unavailable {
+            operation,
+            source: Cause::text(
+                "another process has it open: a running agent, or a plugin that works without one",
+            ),
+        },
+        redb::Error::Io(error)
+            if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) =>
+        {
+            StoreError::Full { operation, source: Cause::new(error) }
+        }
+        redb::Error::Io(error)
+            if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) =>
+        {
+            not_a_store(operation, &error.to_string())
+        }
+        redb::Error::Corrupted(reason) => not_a_store(operation, &reason),
+        redb::Error::UpgradeRequired(version) => {
+            not_a_store(operation, &format!("redb file format {version} is too old"))
+        }
+        redb::Error::TableTypeMismatch { .. } | redb::Error::TableDoesNotExist(_) => {
+            not_a_store(operation, &error.to_string())
+        }
+        error => StoreError::Unavailable { operation, source: Cause::new(error) },
+    }
+}
+
+fn not_a_store(operation: String, reason: &str) -> StoreError {
+    let advice =
+        "not a usable store file; it was left as it is: restore a backup, or move it away to start empty";
+    StoreError::Corrupt { operation, source: Cause::text(format!("{advice} ({reason})")) }
+}

@@ -1,0 +1,21 @@
+//! What each step demands of the record as it stands (calico-ipam.md 2.1). Used by the engines that hold the records themselves.
+
+use crate::{Revision, Step, StoreError};
+
+/// Checks one step against the record's current revision, `None` when there is none.
+pub(crate) fn check(step: &Step, current: Option<Revision>) -> Result<(), StoreError> {
+    let key = || step.key().clone();
+    match (step, current) {
+        (Step::Put { .. }, _) | (Step::Create { .. }, None) => Ok(()),
+        (Step::Create { .. }, Some(_)) => Err(StoreError::AlreadyExists { key: key() }),
+        (Step::Update { .. } | Step::Delete { .. }, None) => Err(StoreError::NotFound { key: key() }),
+        (Step::Delete { revision: None, .. }, Some(_)) => Ok(()),
+        (Step::Update { revision, .. } | Step::Delete { revision: Some(revision), .. }, Some(current)) => {
+            if *revision == current {
+                Ok(())
+            } else {
+                Err(StoreError::Conflict { key: key() })
+            }
+        }
+    }
+}
