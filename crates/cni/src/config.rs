@@ -1,0 +1,266 @@
+//! The network configuration as a plugin receives it on stdin.
+//!
+//! Well-known members become fields; everything else stays in [`NetworkConfig::settings`] untouched, for the plugin
+//! to read with a type of its own.
+
+use russet_addr::{ContainerId, IfName, NetworkName};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::field::{self, Object};
+use crate::{CniError, CniResult, Dns, FieldError, RuntimeConfig, Version};
+
+/// A request's configuration (cni-runtime.md sections 1.2 and 1.6).
+#[derive(Debug, Clone, PartialEq)]
+pub struct NetworkConfig {
+    /// The version to answer in.
+    pub cni_version: Version,
+    /// The network's name.
+    pub name: NetworkName,
+    /// `type`: the plugin's name.
+    pub kind: String,
+    /// `ipam`, with its `type` inside.
+    pub ipam: Option<Map<String, Value>>,
+    /// `dns`.
+    pub dns: Dns,
+    /// `args`: what an orchestrator passes by convention.
+    pub args: Map<String, Value>,
+    /// `runtimeConfig`: what the runtime supplies for the capabilities.
+    pub runtime_config: RuntimeConfig,
+    /// `capabilities`, which must not be here, but libcni leaves them in.
+    pub capabilities: Map<String, Value>,
+    /// Every other member, as it came.
+    pub settings: Map<String, Value>,
+    prev_result: Option<Value>,
+    attachments: Option<Value>,
+}
+
+/// One attachment that GC must keep.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValidAttachment {
+    /// Container.
+    pub container_id: ContainerId,
+    /// Interface inside it.
+    pub ifname: IfName,
+}
+
+/// The names under which runtimes send the attachments that GC must keep, the newer first.
+pub const ATTACHMENT_KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
+
+// === impl NetworkConfig ===
+
+impl NetworkConfig {
+    /// Reads stdin, in skel's order: JSON (code 6), name (7), version (1).
+    pub fn parse(bytes: &[u8]) -> Result<Self, CniError> {
+        let mut object = object_of(bytes)?;
+        let name = name_of(&object)?;
+        let cni_version = version_of(&object)?;
+        let mut config = Self {
+            cni_version,
+            name,
+            kind: field::text(&object, "type").map_err(malformed)?.to_owned(),
+            ipam: field::object(&object, "ipam").map_err(malformed)?.cloned(),
+            dns: dns_of(&object).map_err(malformed)?,
+            args: member(&object, "args")?,
+            runtime_config: RuntimeConfig::new(member(&object, "runtimeConfig")?),
+            capabilities: member(&object, "capabilities")?,
+            settings: Map::new(),
+            prev_result: field::present(&object, "prevResult").cloned(),
+            attachments: ATTACHMENT_KEYS.iter().find_map(|key| field::present(&object, key)).cloned(),
+        };
+        object.retain(|key, _| !TYPED.contains(&key.as_str()) && !ATTACHMENT_KEYS.contains(&key.as_str()));
+        config.settings = object;
+        Ok(config)
+    }
+
+    /// The result of the plugin before (ADD) or of the whole chain (CHECK, DEL), in the configuration's version.
+    pub fn prev_result(&self) -> Result<Option<CniResult>, CniError> {
+        let Some(value) = &self.prev_result else { return Ok(None) };
+        let read = CniResult::from_value(value, self.cni_version).and_then(|it| it.convert(self.cni_version));
+        read.map(Some)
+            .map_err(|error| CniError::from(error).during("prevResult").in_version(self.cni_version))
+    }
+
+    /// What GC must keep; none when the runtime said nothing, which is not the same as an empty list.
+    ///
+    /// One wrong entry spoils the list: leaving it out would delete the attachment that it names.
+    pub fn valid_attachments(&self) -> Result<Option<Vec<ValidAttachment>>, CniError> {
+        let Some(value) = &self.attachments else { return Ok(None) };
+        let [key, _] = ATTACHMENT_KEYS;
+        let wrapped = Map::from_iter([(key.to_owned(), value.clone())]);
+        let read = field::objects(&wrapped, key, ValidAttachment::read);
+        read.map(Some).map_err(|error| invalid(error).in_version(self.cni_version))
+    }
+
+    /// `ipam.type`, when there is one.
+    pub fn ipam_kind(&self) -> Option<&str> {
+        self.ipam.as_ref()?.get("type")?.as_str().filter(|kind| !kind.is_empty())
+    }
+
+    /// The plugin's own members, read into its own type.
+    pub fn read_settings<T: DeserializeOwned>(&self) -> Result<T, CniError> {
+        let value = Value::Object(self.settings.clone());
+        serde_json::from_value(value).map_err(|error| {
+            let error = CniError::invalid_config(format!("invalid configuration of {:?}", self.kind), error);
+            error.in_version(self.cni_version)
+        })
+    }
+}
+
+/// Members that have a field of their own.
+const TYPED: [&str; 9] =
+    ["cniVersion", "name", "type", "ipam", "dns", "args", "runtimeConfig", "capabilities", "prevResult"];
+
+fn object_of(bytes: &[u8]) -> Result<Object, CniError> {
+    let error = |details: String| CniError::decoding("failed to decode the network configuration", details);
+    match serde_json::from_slice(bytes) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(_) => Err(error("a JSON object is wanted".into())),
+        Err(problem) => Err(error(problem.to_string())),
+    }
+}
+
+fn name_of(object: &Object) -> Result<NetworkName, CniError> {
+    match field::text(object, "name").map_err(malformed)? {
+        "" => Err(CniError::invalid_config("missing network name", "the key \"name\" is required")),
+        name => NetworkName::new(name)
+            .map_err(|error| CniError::invalid_config("invalid characters found in network name", error)),
+    }
+}
+
+fn version_of(object: &Object) -> Result<Version, CniError> {
+    let text = field::text(object, "cniVersion").map_err(malformed)?;
+    Version::of_config(text).map_err(|error| {
+        let details = format!("config is {:?}, plugin supports [{}]", error.0, Version::list());
+        CniError::incompatible_version("incompatible CNI versions", details)
+    })
+}
+
+fn dns_of(object: &Object) -> Result<Dns, FieldError> {
+    let read = |dns| Dns::read(dns).map_err(|error| error.within("dns"));
+    Ok(field::object(object, "dns")?.map(read).transpose()?.unwrap_or_default())
+}
+
+fn member(object: &Object, key: &str) -> Result<Object, CniError> {
+    Ok(field::object(object, key).map_err(malformed)?.cloned().unwrap_or_default())
+}
+
+fn malformed(error: FieldError) -> CniError {
+    CniError::decoding("failed to decode the network configuration", error)
+}
+
+fn invalid(error: FieldError) -> CniError {
+    CniError::invalid_config("invalid network configuration", error)
+}
+
+// === impl ValidAttachment ===
+
+impl ValidAttachment {
+    fn read(object: &Object) -> Result<Self, FieldError> {
+        let wrong = |key: &'static str| move |error| FieldError::new(key, format!("{error}"));
+        let container_id = ContainerId::new(field::text(object, "containerID")?);
+        let ifname = IfName::new(field::text(object, "ifname")?);
+        Ok(Self {
+            container_id: container_id.map_err(wrong("containerID"))?,
+            ifname: ifname.map_err(wrong("ifname"))?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::code;
+
+    fn parse(text: &str) -> Result<NetworkConfig, CniError> {
+        NetworkConfig::parse(text.as_bytes())
+    }
+
+    #[test]
+    fn unknown_members_are_kept_with_all_their_digits() {
+        // cni-runtime.md sections 1.2 and 2.2
+        let config = parse(
+            r#"{"cniVersion":"1.0.0","name":"n","type":"russet","capabilities":{"mac":true},"ipam":{"type":"host-local"},
+                "sequence":9007199254740993,"max":18446744073709551615,"mtu":1400,"dns":{"domain":"a.b"},"x":null}"#,
+        )
+        .unwrap();
+        assert_eq!(config.settings["sequence"].to_string(), "9007199254740993");
+        assert_eq!(config.settings["max"].to_string(), "18446744073709551615");
+        assert_eq!(config.settings.keys().collect::<Vec<_>>(), ["sequence", "max", "mtu", "x"]);
+        assert_eq!((config.ipam_kind(), config.dns.domain.as_str()), (Some("host-local"), "a.b"));
+        #[derive(serde::Deserialize)]
+        struct Own {
+            mtu: u32,
+        }
+        assert_eq!(config.read_settings::<Own>().unwrap().mtu, 1400);
+        assert_eq!(config.read_settings::<Vec<u8>>().unwrap_err().code, code::INVALID_CONFIG);
+    }
+
+    #[test]
+    fn what_is_no_object_has_code_6() {
+        // cni-runtime.md section 6.2 item 4
+        for bad in [
+            "{bad",
+            "",
+            "null",
+            "[]",
+            "7",
+            "{\"name\":7}",
+            "{\"name\":\"n\",\"dns\":[]}",
+            "{\"name\":\"\u{1}\"}",
+        ] {
+            assert_eq!(parse(bad).unwrap_err().code, code::DECODING, "{bad}");
+        }
+        let deep = format!("{}{}", "{\"a\":".repeat(100_000), "}".repeat(100_000));
+        assert_eq!(parse(&deep).unwrap_err().code, code::DECODING);
+        assert_eq!(NetworkConfig::parse(b"{\"name\":\"\xff\"}").unwrap_err().code, code::DECODING);
+    }
+
+    #[test]
+    fn a_missing_or_bad_name_has_code_7() {
+        // cni-runtime.md section 6.2 items 5 and 11
+        assert_eq!(parse("{}").unwrap_err().code, code::INVALID_CONFIG);
+        let error = parse(r#"{"name":"a/b"}"#).unwrap_err();
+        assert_eq!(error.code, code::INVALID_CONFIG);
+        assert_eq!(error.msg, "invalid characters found in network name");
+        assert!(error.details.contains("a/b"));
+    }
+
+    #[test]
+    fn an_unknown_version_has_code_1_and_names_ours() {
+        // cni-runtime.md section 6.2 item 7
+        let error = parse(r#"{"name":"n","cniVersion":"9.9.9"}"#).unwrap_err();
+        assert_eq!(error.code, code::INCOMPATIBLE_VERSION);
+        assert!(error.details.contains("9.9.9") && error.details.contains("1.1.0"), "{error}");
+        assert_eq!(parse(r#"{"name":"n"}"#).unwrap().cni_version, Version::V0_1_0, "absent is 0.1.0");
+    }
+
+    #[test]
+    fn a_previous_result_takes_the_configurations_version() {
+        // cni-runtime.md section 1.8
+        let config = r#"{"name":"n","cniVersion":"1.0.0","prevResult":{"ips":[{"address":"10.1.2.3/24"}]}}"#;
+        let result = parse(config).unwrap().prev_result().unwrap().unwrap();
+        assert_eq!((result.cni_version, result.ips.len()), (Version::V1_0_0, 1));
+        let config = parse(r#"{"name":"n","cniVersion":"1.0.0","prevResult":{"ips":7}}"#).unwrap();
+        let error = config.prev_result().unwrap_err();
+        assert_eq!((error.code, error.cni_version.as_str()), (code::DECODING, "1.0.0"));
+        assert_eq!(parse(r#"{"name":"n","prevResult":null}"#).unwrap().prev_result(), Ok(None));
+    }
+
+    #[test]
+    fn an_absent_list_of_valid_attachments_is_not_an_empty_one() {
+        // cni-runtime.md sections 1.5 and 1.6
+        assert_eq!(parse(r#"{"name":"n"}"#).unwrap().valid_attachments(), Ok(None));
+        for key in ATTACHMENT_KEYS {
+            let config = format!(r#"{{"name":"n","{key}":[{{"containerID":"c1","ifname":"eth0"}}]}}"#);
+            let config = parse(&config).unwrap();
+            assert_eq!(config.valid_attachments().unwrap().unwrap()[0].container_id.as_str(), "c1");
+            assert!(config.settings.is_empty());
+        }
+        let config =
+            parse(r#"{"name":"n","cni.dev/attachments":[{"containerID":"../c","ifname":"eth0"}]}"#).unwrap();
+        let error = config.valid_attachments().unwrap_err();
+        assert_eq!(error.code, code::INVALID_CONFIG);
+        assert!(error.details.contains("[0].containerID"), "{error}");
+    }
+}

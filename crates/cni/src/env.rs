@@ -1,0 +1,277 @@
+//! The `CNI_*` variables of a request, checked and typed.
+//!
+//! They come from the plugin's own environment, or from the agent's request body: both build the same [`Env`].
+
+use std::path::PathBuf;
+
+use russet_addr::{ContainerId, IfName};
+
+use crate::{CniArgs, CniError, Verb};
+
+/// What the caller asks for, and for whom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Env {
+    /// `CNI_COMMAND`, with its target where it has one.
+    pub call: Call,
+    /// `CNI_ARGS`.
+    pub args: CniArgs,
+    /// `CNI_PATH`: where delegated plugins are looked for.
+    pub path: Vec<PathBuf>,
+    /// `CNI_NETNS_OVERRIDE`: the container's namespace may be the caller's own.
+    pub netns_override: bool,
+    /// All `CNI_*` variables as they came, for delegated plugins.
+    pub vars: Vec<(String, String)>,
+}
+
+/// A verb that needs work, and what it works on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Call {
+    /// Attach.
+    Add(Target),
+    /// Compare.
+    Check(Target),
+    /// Detach.
+    Del(Target),
+    /// Collect what no valid attachment holds.
+    Gc,
+    /// Report readiness.
+    Status,
+}
+
+/// One interface of one container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// `CNI_CONTAINERID`.
+    pub container_id: ContainerId,
+    /// `CNI_IFNAME`.
+    pub ifname: IfName,
+    /// `CNI_NETNS` exactly as given; only DEL may have it empty.
+    pub netns: String,
+}
+
+/// The variables, before their values are looked at.
+#[derive(Debug, Clone)]
+pub(crate) struct Vars(Vec<(String, String)>);
+
+/// The `CNI_*` variables of this process. A value that is no UTF-8 is an error: it names nothing that we could make.
+pub fn process_vars() -> Result<Vec<(String, String)>, CniError> {
+    let mut vars = Vec::new();
+    for (key, value) in std::env::vars_os() {
+        let Some(key) = key.to_str().filter(|key| key.starts_with("CNI_")) else { continue };
+        let value = value
+            .into_string()
+            .map_err(|value| CniError::environment(format!("{key} is not valid UTF-8"), value.display()))?;
+        vars.push((key.to_owned(), value));
+    }
+    Ok(vars)
+}
+
+// === impl Vars ===
+
+impl Vars {
+    pub(crate) fn new(vars: impl IntoIterator<Item = (String, String)>) -> Self {
+        Self(vars.into_iter().filter(|(key, _)| key.starts_with("CNI_")).collect())
+    }
+
+    /// The value; absent reads as "". As in an environment built by appending, the last one counts.
+    fn get(&self, key: &str) -> &str {
+        self.0.iter().rev().find(|(known, _)| known == key).map_or("", |(_, value)| value)
+    }
+
+    /// Whether `CNI_COMMAND` is absent or empty: somebody runs the plugin by hand.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.get("CNI_COMMAND").is_empty()
+    }
+
+    /// The verb, once everything it requires is there (cni-runtime.md section 1.4).
+    pub(crate) fn verb(&self) -> Result<Verb, CniError> {
+        let command = self.get("CNI_COMMAND");
+        let unknown = || CniError::environment(format!("unknown CNI_COMMAND: {command}"), "");
+        let verb = Verb::parse(command).ok_or_else(unknown)?;
+        let required: &[&str] = match verb {
+            Verb::Add | Verb::Check => &["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"],
+            Verb::Del => &["CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"],
+            Verb::Gc | Verb::Status => &["CNI_PATH"],
+            Verb::Version => &[],
+        };
+        let missing: Vec<&str> = required.iter().copied().filter(|key| self.get(key).is_empty()).collect();
+        if missing.is_empty() {
+            return Ok(verb);
+        }
+        let msg = format!("required env variables [{}] missing", missing.join(","));
+        Err(CniError::environment(msg, format!("CNI_COMMAND is {verb}")))
+    }
+
+    fn target(&self) -> Result<Target, CniError> {
+        let netns = self.get("CNI_NETNS");
+        if !netns.is_empty() && !netns.starts_with('/') {
+            return Err(CniError::environment("CNI_NETNS is not an absolute path", shown(netns)));
+        }
+        Ok(Target {
+            container_id: container_id(self.get("CNI_CONTAINERID"))?,
+            ifname: ifname(self.get("CNI_IFNAME"))?,
+            netns: netns.to_owned(),
+        })
+    }
+
+    /// Checks the values. VERSION has nothing to check and gives none.
+    pub(crate) fn check(self, verb: Verb) -> Result<Option<Env>, CniError> {
+        let call = match verb {
+            Verb::Add => Call::Add(self.target()?),
+            Verb::Check => Call::Check(self.target()?),
+            Verb::Del => Call::Del(self.target()?),
+            Verb::Gc => Call::Gc,
+            Verb::Status => Call::Status,
+            Verb::Version => return Ok(None),
+        };
+        let args = if verb.has_target() { CniArgs::parse(self.get("CNI_ARGS"))? } else { CniArgs::default() };
+        let netns_override =
+            matches!(self.get("CNI_NETNS_OVERRIDE").to_ascii_lowercase().as_str(), "1" | "true");
+        let path = std::env::split_paths(self.get("CNI_PATH")).filter(|dir| dir.is_absolute()).collect();
+        Ok(Some(Env { call, args, path, netns_override, vars: self.0 }))
+    }
+}
+
+// === impl Env ===
+
+impl Env {
+    /// The interface that the call is about; none for GC and STATUS.
+    pub fn target(&self) -> Option<&Target> {
+        self.call.target()
+    }
+
+    /// The verb.
+    pub fn verb(&self) -> Verb {
+        self.call.verb()
+    }
+}
+
+// === impl Call ===
+
+impl Call {
+    /// The verb alone.
+    pub const fn verb(&self) -> Verb {
+        match self {
+            Call::Add(_) => Verb::Add,
+            Call::Check(_) => Verb::Check,
+            Call::Del(_) => Verb::Del,
+            Call::Gc => Verb::Gc,
+            Call::Status => Verb::Status,
+        }
+    }
+
+    /// The interface that the call is about; none for GC and STATUS.
+    pub const fn target(&self) -> Option<&Target> {
+        match self {
+            Call::Add(target) | Call::Check(target) | Call::Del(target) => Some(target),
+            Call::Gc | Call::Status => None,
+        }
+    }
+}
+
+/// Checks `CNI_CONTAINERID` (cni-runtime.md section 1.10).
+fn container_id(text: &str) -> Result<ContainerId, CniError> {
+    ContainerId::new(text).map_err(|error| {
+        let msg = if error.rule.contains("longer") { "container ID is too long" } else { BAD_ID };
+        CniError::environment(msg, shown(text))
+    })
+}
+
+const BAD_ID: &str = "invalid characters found in containerID";
+
+/// Checks `CNI_IFNAME` (cni-runtime.md section 1.10).
+fn ifname(text: &str) -> Result<IfName, CniError> {
+    IfName::new(text).map_err(|error| {
+        let (msg, details) = match text {
+            "." | ".." => ("interface name is . or ..", error.rule.to_owned()),
+            _ if error.rule.contains("longer") => ("interface name is too long", error.rule.to_owned()),
+            _ => ("interface name contains / or : or whitespace characters", shown(text)),
+        };
+        CniError::environment(msg, details)
+    })
+}
+
+/// Longest part of a refused value that an error repeats.
+const SHOWN_MAX_CHARS: usize = 80;
+
+fn shown(text: &str) -> String {
+    text.chars().take(SHOWN_MAX_CHARS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::code;
+
+    fn vars(pairs: &[(&str, &str)]) -> Vars {
+        Vars::new(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())))
+    }
+
+    fn add(pairs: &[(&str, &str)]) -> Result<Env, CniError> {
+        let mut all = vec![
+            ("CNI_COMMAND", "ADD"),
+            ("CNI_CONTAINERID", "c1"),
+            ("CNI_NETNS", "/run/netns/c1"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", "/opt/cni/bin:/usr/lib/cni"),
+        ];
+        all.extend_from_slice(pairs);
+        let vars = vars(&all);
+        let verb = vars.verb()?;
+        Ok(vars.check(verb)?.unwrap())
+    }
+
+    #[test]
+    fn missing_variables_are_listed_together() {
+        // cni-runtime.md section 6.2 item 2
+        let error = vars(&[("CNI_COMMAND", "ADD")]).verb().unwrap_err();
+        assert_eq!(error.code, code::ENVIRONMENT);
+        assert!(error.msg.contains("[CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH]"), "{error}");
+        assert!(vars(&[("CNI_COMMAND", "VERSION")]).verb().is_ok());
+        assert!(vars(&[("CNI_COMMAND", "GC")]).verb().is_err(), "skel wants CNI_PATH everywhere");
+    }
+
+    #[test]
+    fn an_unknown_command_is_named() {
+        // cni-runtime.md section 6.2 item 3
+        let error = vars(&[("CNI_COMMAND", "FOO")]).verb().unwrap_err();
+        assert_eq!((error.code, error.msg.as_str()), (code::ENVIRONMENT, "unknown CNI_COMMAND: FOO"));
+    }
+
+    #[test]
+    fn a_container_id_cannot_be_a_path() {
+        // cni-runtime.md section 6.2 item 6
+        let error = add(&[("CNI_CONTAINERID", "a/b")]).unwrap_err();
+        assert_eq!((error.code, error.details.as_str()), (code::ENVIRONMENT, "a/b"));
+        assert_eq!(error.msg, BAD_ID);
+        assert!(add(&[("CNI_CONTAINERID", &"a".repeat(300_000))]).unwrap_err().details.len() < 100);
+    }
+
+    #[test]
+    fn interface_names_keep_the_kernels_rule() {
+        // cni-runtime.md section 6.2 item 10
+        let error = add(&[("CNI_IFNAME", "a234567890123456")]).unwrap_err();
+        assert_eq!((error.code, error.msg.as_str()), (code::ENVIRONMENT, "interface name is too long"));
+        for bad in ["a/b", "a b", "..", "a:b", "a\u{1b}b"] {
+            assert_eq!(add(&[("CNI_IFNAME", bad)]).unwrap_err().code, code::ENVIRONMENT, "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_last_of_equal_variables_counts() {
+        // cni-runtime.md section 1.4
+        let env = add(&[("CNI_IFNAME", "net1"), ("CNI_NETNS_OVERRIDE", "True"), ("PATH", "/bin")]).unwrap();
+        assert_eq!(env.target().unwrap().ifname.as_str(), "net1");
+        assert!(env.netns_override && env.vars.iter().all(|(key, _)| key != "PATH"));
+        assert_eq!(env.path.len(), 2);
+    }
+
+    #[test]
+    fn only_del_may_lack_the_namespace() {
+        // cni-runtime.md section 1.4
+        assert!(add(&[("CNI_NETNS", "")]).is_err());
+        let env = add(&[("CNI_NETNS", ""), ("CNI_COMMAND", "DEL")]).unwrap();
+        assert!(matches!(env.call, Call::Del(Target { netns, .. }) if netns.is_empty()));
+        assert!(add(&[("CNI_NETNS", "run/netns/c1")]).is_err(), "relative to whom?");
+    }
+}

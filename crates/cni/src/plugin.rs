@@ -1,0 +1,146 @@
+//! The plugin's side of an invocation: every check before any work, and exactly one document afterwards.
+//!
+//! Called by the relay, by `russet cni-direct`, by the agent for each request, and by every plugin run as an
+//! executable of its own.
+
+use std::io::{Read, Write};
+use std::process::ExitCode;
+
+use serde_json::{Map, Value};
+
+use crate::env::Vars;
+use crate::{CniError, CniResult, Env, NetworkConfig, Verb, Version};
+
+/// The largest configuration that is read. The largest real ones, a GC with the attachments of 500 pods under both
+/// keys, take 100 KiB; the kernel would not pass more than 2 MiB of arguments either.
+pub const STDIN_MAX_BYTES: usize = 1024 * 1024;
+
+/// A request that passed every check.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// The verb, its target, the arguments.
+    pub env: Env,
+    /// The configuration.
+    pub config: NetworkConfig,
+    /// The configuration as it came, for delegated plugins.
+    pub stdin: Vec<u8>,
+}
+
+/// What an invocation comes to, once it is checked.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Prepared {
+    /// Work to do.
+    Request(Box<Request>),
+    /// The answer: VERSION, or the about text for somebody who runs the plugin by hand.
+    Answer(Outcome),
+}
+
+/// What the process leaves behind.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// One JSON document, or nothing.
+    pub stdout: Vec<u8>,
+    /// For people.
+    pub stderr: String,
+    /// 0, or 1 with an error object on stdout.
+    pub exit_code: u8,
+}
+
+/// Checks an invocation in the order of Go's skel (cni-runtime.md section 1.5). `about` introduces the plugin to
+/// people. The agent passes the variables of the request's body, executables those of [`process_vars`].
+///
+/// [`process_vars`]: crate::process_vars
+pub fn prepare(
+    vars: impl IntoIterator<Item = (String, String)>,
+    stdin: Vec<u8>,
+    about: &str,
+) -> Result<Prepared, CniError> {
+    let vars = Vars::new(vars);
+    if vars.is_idle() {
+        let stderr = format!("{about}\nCNI protocol versions supported: {}\n", Version::list());
+        return Ok(Prepared::Answer(Outcome { stderr, ..Outcome::default() }));
+    }
+    let verb = vars.verb()?;
+    if stdin.len() > STDIN_MAX_BYTES {
+        return Err(too_large());
+    }
+    if verb == Verb::Version {
+        return Ok(Prepared::Answer(Outcome { stdout: version_document(&stdin), ..Outcome::default() }));
+    }
+    let config = NetworkConfig::parse(&stdin)?;
+    let version = config.cni_version;
+    if !version.supports(verb) {
+        let msg = format!("config version does not allow {verb}");
+        let details = format!("cniVersion is {version}, {verb} came with {}", verb.since());
+        return Err(CniError::incompatible_version(msg, details).in_version(version));
+    }
+    let env = vars.check(verb).map_err(|error| error.in_version(version))?;
+    let missing = || CniError::internal("VERSION was not answered", "").in_version(version);
+    Ok(Prepared::Request(Box::new(Request { env: env.ok_or_else(missing)?, config, stdin })))
+}
+
+/// Reads the configuration, at most [`STDIN_MAX_BYTES`] of it.
+pub fn read_stdin(from: impl Read) -> Result<Vec<u8>, CniError> {
+    let mut bytes = Vec::new();
+    let limit = STDIN_MAX_BYTES as u64 + 1;
+    from.take(limit)
+        .read_to_end(&mut bytes)
+        .map_err(|error| CniError::io("error reading from stdin", error))?;
+    if bytes.len() > STDIN_MAX_BYTES { Err(too_large()) } else { Ok(bytes) }
+}
+
+/// Prints the outcome and yields the exit code. Nobody may be left to read it; that is not our failure.
+pub fn finish(outcome: &Outcome) -> ExitCode {
+    let _ = std::io::stderr().write_all(outcome.stderr.as_bytes());
+    let mut stdout = std::io::stdout().lock();
+    let _ = stdout.write_all(&outcome.stdout).and_then(|()| stdout.flush());
+    ExitCode::from(outcome.exit_code)
+}
+
+fn too_large() -> CniError {
+    let details = format!("at most {STDIN_MAX_BYTES} bytes are read");
+    CniError::io("the network configuration on stdin is too large", details)
+}
+
+/// The specification wants the caller's version back; one that is not ours gets our newest, as in Go.
+fn version_document(stdin: &[u8]) -> Vec<u8> {
+    let asked = serde_json::from_slice::<Value>(stdin).ok();
+    let asked = asked.as_ref().and_then(|value| value.get("cniVersion")?.as_str());
+    let version = asked.and_then(|text| text.parse().ok()).unwrap_or(Version::LATEST);
+    let all: Vec<Value> = Version::ALL.iter().map(|version| version.as_str().into()).collect();
+    let mut object = Map::new();
+    object.insert("cniVersion".into(), version.as_str().into());
+    object.insert("supportedVersions".into(), all.into());
+    Value::Object(object).to_string().into_bytes()
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    /// Success: a result for ADD, in the version of the configuration, nothing for the others.
+    pub fn success(result: Option<&CniResult>) -> Self {
+        Self { stdout: result.map(CniResult::encode).unwrap_or_default(), ..Self::default() }
+    }
+
+    /// Failure: the error object, and 1.
+    pub fn failure(error: &CniError) -> Self {
+        Self { stdout: error.encode(), exit_code: 1, ..Self::default() }
+    }
+
+    /// Whether the exit code is 0.
+    pub const fn is_success(&self) -> bool {
+        self.exit_code == 0
+    }
+}
+
+impl From<Result<Option<CniResult>, CniError>> for Outcome {
+    fn from(done: Result<Option<CniResult>, CniError>) -> Self {
+        match done {
+            Ok(result) => Self::success(result.as_ref()),
+            Err(error) => Self::failure(&error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
