@@ -1,1 +1,43 @@
-//! (being written)
+//! Russet's conversation with the kernel's tables over netlink: links, addresses, routes, neighbours, forwarding
+//! entries and rules.
+//!
+//! A [`Batch`] is bytes, a [`Socket`] sends them and maps every answer to its request, a [`Monitor`] hears what
+//! others change. Everything is synchronous, and a socket stays in the network namespace in which it was opened:
+//!
+//! ```no_run
+//! use russet_netlink::{Batch, Route, Socket};
+//!
+//! let mut socket = Socket::route()?;
+//! let mut batch = Batch::new();
+//! batch.replace_route(&Route::via("10.1.0.0/26".parse()?, "10.0.0.7".parse()?));
+//! socket.execute(&batch)?; // add route 10.1.0.0/26 via 10.0.0.7: EINVAL: Nexthop has invalid gateway
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Called by `attach`, `overlay` and `linux`; `nft` uses [`wire`] and the socket for nf_tables. Nothing here decides
+//! anything. Why this is ours and not a library: dataplane.md section 3.1.
+
+mod address;
+mod batch;
+mod describe;
+mod error;
+mod kernel;
+mod link;
+mod monitor;
+mod neighbour;
+mod route;
+mod rule;
+mod socket;
+pub mod wire;
+
+pub use address::{Address, AddressFlags, Scope};
+pub use batch::{Batch, Describe};
+pub use error::{BatchError, NetlinkError, Result, errno_name};
+pub use link::{
+    AddrGenMode, Bridge, Df, Link, LinkAdd, LinkDel, LinkKind, LinkRef, LinkSet, OperState, Peer, Vxlan,
+};
+pub use monitor::{Change, Event, Monitor, Topic};
+pub use neighbour::{FdbEntry, FdbTable, Neighbour, NeighbourState};
+pub use route::{NextHop, Route, RouteFilter, RouteKind};
+pub use rule::Rule;
+pub use socket::{REPLY_DEADLINE_S, Socket};

@@ -1,0 +1,207 @@
+//! Addresses of links.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::ops::BitOr;
+
+use ipnet::IpNet;
+use russet_addr::Family;
+
+use crate::batch::Batch;
+use crate::error::Result;
+use crate::kernel::*;
+use crate::socket::Socket;
+use crate::wire::{Message, MessageBuilder, array};
+
+/// An address of a link, as it is asked for and as a dump shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Address {
+    /// Which link.
+    pub ifindex: u32,
+    /// The address, host bits included, and the length of its prefix.
+    pub net: IpNet,
+    /// The address at the other end, when it is a point-to-point one.
+    pub peer: Option<IpAddr>,
+    /// The broadcast address.
+    pub broadcast: Option<Ipv4Addr>,
+    /// How far the address is good for.
+    pub scope: Scope,
+    /// `IFA_F_*`.
+    pub flags: AddressFlags,
+}
+
+/// `IFA_F_*`, linux/if_addr.h.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct AddressFlags(pub u32);
+
+/// `RT_SCOPE_*`: how far away something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Scope {
+    /// Anywhere (`global` in `ip`'s words).
+    #[default]
+    Universe,
+    /// Inside the site.
+    Site,
+    /// On the link.
+    Link,
+    /// On this machine.
+    Host,
+    /// Nowhere; in a deletion, any scope.
+    Nowhere,
+    /// Another number.
+    Other(u8),
+}
+
+// === impl Address ===
+
+impl Address {
+    /// A global address; an IPv6 one does without duplicate detection, which costs a second and more.
+    pub fn new(ifindex: u32, net: IpNet) -> Self {
+        let flags = match net {
+            IpNet::V4(_) => AddressFlags::default(),
+            IpNet::V6(_) => AddressFlags::NODAD,
+        };
+        Self { ifindex, net, peer: None, broadcast: None, scope: Scope::Universe, flags }
+    }
+
+    /// Reads `RTM_NEWADDR` and `RTM_DELADDR`; none when it is something else.
+    pub fn decode(message: &Message<'_>) -> Option<Self> {
+        if !matches!(message.kind, RTM_NEWADDR | RTM_DELADDR) {
+            return None;
+        }
+        let [af, prefix_len, flags, scope] = array(message.payload, 0)?;
+        let ifindex = array(message.payload, 4).map(u32::from_ne_bytes)?;
+        let (mut local, mut other, mut broadcast) = (None, None, None);
+        let mut flags = u32::from(flags);
+        for attribute in message.attributes(IFADDRMSG_BYTES) {
+            match attribute.kind {
+                IFA_LOCAL => local = attribute.ip(),
+                IFA_ADDRESS => other = attribute.ip(),
+                IFA_BROADCAST => broadcast = attribute.ip(),
+                IFA_FLAGS => flags = attribute.u32().unwrap_or(flags),
+                _ => {}
+            }
+        }
+        let address = local.or(other).filter(|ip| family(af) == Some(Family::of(*ip)))?;
+        Some(Self {
+            ifindex,
+            net: IpNet::new(address, prefix_len).ok()?,
+            peer: other.filter(|other| *other != address),
+            broadcast: broadcast.and_then(|ip| if let IpAddr::V4(ip) = ip { Some(ip) } else { None }),
+            scope: Scope::from_number(scope),
+            flags: AddressFlags(flags),
+        })
+    }
+
+    fn encode(&self, message: &mut MessageBuilder<'_>) {
+        let mut header = [0; IFADDRMSG_BYTES];
+        header[0] = af(Family::of_net(&self.net));
+        header[1] = self.net.prefix_len();
+        header[3] = self.scope.number();
+        header[4..8].copy_from_slice(&self.ifindex.to_ne_bytes());
+        message.raw(&header);
+        message.attr_ip(IFA_LOCAL, self.net.addr());
+        message.attr_ip(IFA_ADDRESS, self.peer.unwrap_or(self.net.addr()));
+        if let Some(broadcast) = self.broadcast {
+            message.attr_ip(IFA_BROADCAST, broadcast.into());
+        }
+        if self.flags != AddressFlags::default() {
+            message.attr_u32(IFA_FLAGS, self.flags.0);
+        }
+    }
+}
+
+// === impl AddressFlags ===
+
+impl AddressFlags {
+    /// No duplicate address detection.
+    pub const NODAD: Self = Self(0x02);
+    /// Duplicate address detection found a duplicate.
+    pub const DADFAILED: Self = Self(0x08);
+    /// Not to be used for new connections.
+    pub const DEPRECATED: Self = Self(0x20);
+    /// Duplicate address detection is under way.
+    pub const TENTATIVE: Self = Self(0x40);
+    /// Without a lifetime; the kernel sets it.
+    pub const PERMANENT: Self = Self(0x80);
+    /// The kernel adds no route for the prefix.
+    pub const NOPREFIXROUTE: Self = Self(0x200);
+
+    /// Whether all of `other` are set.
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl BitOr for AddressFlags {
+    type Output = Self;
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+// === impl Scope ===
+
+impl Scope {
+    pub(crate) const fn number(self) -> u8 {
+        match self {
+            Scope::Universe => 0,
+            Scope::Site => 200,
+            Scope::Link => 253,
+            Scope::Host => 254,
+            Scope::Nowhere => 255,
+            Scope::Other(number) => number,
+        }
+    }
+
+    pub(crate) const fn from_number(number: u8) -> Self {
+        match number {
+            0 => Scope::Universe,
+            200 => Scope::Site,
+            253 => Scope::Link,
+            254 => Scope::Host,
+            255 => Scope::Nowhere,
+            number => Scope::Other(number),
+        }
+    }
+}
+
+// === impl Batch ===
+
+/// Addresses.
+impl Batch {
+    /// Adds an address; EEXIST when the link has it.
+    pub fn add_address(&mut self, address: &Address) -> &mut Self {
+        self.push(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, |message| address.encode(message))
+    }
+
+    /// Adds an address, or changes the flags of the one that is there.
+    pub fn replace_address(&mut self, address: &Address) -> &mut Self {
+        self.push(RTM_NEWADDR, NLM_F_CREATE | NLM_F_REPLACE, |message| address.encode(message))
+    }
+
+    /// Deletes an address; EADDRNOTAVAIL without it.
+    pub fn delete_address(&mut self, address: &Address) -> &mut Self {
+        self.push(RTM_DELADDR, 0, |message| address.encode(message))
+    }
+}
+
+// === impl Socket ===
+
+/// Addresses.
+impl Socket {
+    /// All addresses of all links, IPv4 first.
+    pub fn addresses(&mut self) -> Result<Vec<Address>> {
+        self.addresses_of(0)
+    }
+
+    /// The addresses of one link; of all for index 0.
+    pub fn addresses_of(&mut self, ifindex: u32) -> Result<Vec<Address>> {
+        let mut header = [0; IFADDRMSG_BYTES];
+        header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+        let fill = |message: &mut MessageBuilder<'_>| {
+            message.raw(&header);
+        };
+        let wanted = |address: &Address| ifindex == 0 || address.ifindex == ifindex;
+        self.dump("list addresses", RTM_GETADDR, fill, |message| Address::decode(message).filter(wanted))
+    }
+}

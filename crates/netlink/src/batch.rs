@@ -1,0 +1,105 @@
+//! Requests encoded back to back, to be sent in few system calls.
+//!
+//! A batch holds nothing but bytes: what a request was about is read back from them when it failed.
+//! The typed requests (`add_link`, `replace_route`, ...) live beside their types; `russet-nft` pushes its own.
+
+use crate::kernel::{NLM_F_ACK, NLM_F_REQUEST};
+use crate::wire::{Message, MessageBuilder, Messages};
+
+/// A list of requests, executed in order by [`Socket::execute`](crate::Socket::execute).
+#[derive(Debug, Clone)]
+pub struct Batch {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) starts: Vec<u32>,
+    pub(crate) invalid: Option<(usize, &'static str)>,
+    describe: Describe,
+}
+
+/// Says what a request asks for, with its subject: `add route 10.1.0.0/26 via 10.0.0.7`.
+pub type Describe = fn(&Message<'_>) -> String;
+
+// === impl Batch ===
+
+impl Batch {
+    /// An empty batch of route requests.
+    pub fn new() -> Self {
+        Self::describing(crate::describe::describe)
+    }
+
+    /// An empty batch of requests that `describe` can put into words.
+    pub fn describing(describe: Describe) -> Self {
+        Self { bytes: Vec::new(), starts: Vec::new(), invalid: None, describe }
+    }
+
+    /// Appends a request that `fill` writes. `NLM_F_REQUEST` and `NLM_F_ACK` are added to `flags`.
+    pub fn push(&mut self, kind: u16, flags: u16, fill: impl FnOnce(&mut MessageBuilder<'_>)) -> &mut Self {
+        self.push_exactly(kind, flags | NLM_F_REQUEST | NLM_F_ACK, fill)
+    }
+
+    /// Appends a request with exactly these flags; without `NLM_F_ACK` only its failure is answered, and the
+    /// batch can only go through [`Socket::transact`](crate::Socket::transact).
+    pub fn push_exactly(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        fill: impl FnOnce(&mut MessageBuilder<'_>),
+    ) -> &mut Self {
+        let Ok(start) = u32::try_from(self.bytes.len()) else {
+            return self.refuse("the batch is longer than 4 GiB");
+        };
+        self.starts.push(start);
+        let mut message = MessageBuilder::new(&mut self.bytes, kind, flags);
+        fill(&mut message);
+        if !message.finish() {
+            self.refuse("an attribute is longer than 64 KiB");
+        }
+        self
+    }
+
+    /// How many requests there are.
+    pub fn len(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.starts.is_empty()
+    }
+
+    /// Forgets all requests and keeps the memory.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.starts.clear();
+        self.invalid = None;
+    }
+
+    /// The requests as bytes, sequence numbers not yet set.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// What request `index` asks for; empty when there is none.
+    pub fn description(&self, index: usize) -> String {
+        match Messages::new(self.bytes_of(index..index + 1)).next() {
+            Some(Ok(message)) => (self.describe)(&message),
+            _ => String::new(),
+        }
+    }
+
+    pub(crate) fn bytes_of(&self, requests: std::ops::Range<usize>) -> &[u8] {
+        let offset = |index| self.starts.get(index).map_or(self.bytes.len(), |start| *start as usize);
+        self.bytes.get(offset(requests.start)..offset(requests.end)).unwrap_or_default()
+    }
+
+    /// Marks the newest request as one that must not be sent.
+    pub(crate) fn refuse(&mut self, reason: &'static str) -> &mut Self {
+        self.invalid.get_or_insert((self.starts.len().saturating_sub(1), reason));
+        self
+    }
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,131 @@
+//! Requests in words, for errors: read back from the bytes that were sent, so that success pays nothing.
+
+use std::fmt::Write as _;
+
+use ipnet::IpNet;
+
+use crate::address::Address;
+use crate::kernel::*;
+use crate::neighbour::{FdbEntry, Neighbour};
+use crate::route::Route;
+use crate::rule::Rule;
+use crate::wire::{Attributes, Message, array};
+
+/// What a route request asks for, with its subject: `add route 10.1.0.0/26 via 10.0.0.7`.
+pub(crate) fn describe(message: &Message<'_>) -> String {
+    let subject = match message.kind {
+        RTM_NEWLINK | RTM_SETLINK | RTM_DELLINK => link(message),
+        RTM_NEWADDR | RTM_DELADDR => address(message),
+        RTM_NEWROUTE | RTM_DELROUTE => route(message),
+        RTM_NEWNEIGH | RTM_DELNEIGH if message.payload.first() == Some(&AF_BRIDGE) => fdb(message),
+        RTM_NEWNEIGH | RTM_DELNEIGH => neighbour(message),
+        RTM_NEWRULE | RTM_DELRULE => rule(message),
+        kind => Some(format!("netlink message {kind}")),
+    };
+    format!("{} {}", verb(message), subject.unwrap_or_else(|| format!("netlink message {}", message.kind)))
+}
+
+fn verb(message: &Message<'_>) -> &'static str {
+    match message.kind {
+        RTM_SETLINK => "change",
+        RTM_DELLINK | RTM_DELADDR | RTM_DELROUTE | RTM_DELNEIGH | RTM_DELRULE => "delete",
+        RTM_NEWLINK | RTM_NEWADDR | RTM_NEWROUTE | RTM_NEWNEIGH | RTM_NEWRULE => {
+            match message.flags & (NLM_F_REPLACE | NLM_F_APPEND) {
+                NLM_F_REPLACE => "replace",
+                NLM_F_APPEND => "append",
+                _ => "add",
+            }
+        }
+        _ => "send",
+    }
+}
+
+fn link(message: &Message<'_>) -> Option<String> {
+    let index = array(message.payload, 4).map(u32::from_ne_bytes)?;
+    let attributes = message.attributes(IFINFOMSG_BYTES);
+    let text = |kind| attributes.find(kind).map(|attribute| attribute.text());
+    if let (RTM_DELLINK, Some(group)) = (message.kind, attributes.find(IFLA_GROUP)) {
+        return Some(format!("links of group {}", group.u32()?));
+    }
+    let mut words = match (index, text(IFLA_IFNAME)) {
+        (0, Some(name)) => format!("link {name}"),
+        (index, Some(name)) => format!("link {index} to the name {name}"),
+        (index, None) => format!("link {index}"),
+    };
+    if let Some(info) = attributes.find(IFLA_LINKINFO) {
+        words.push_str(&kind(&info.nested()));
+    }
+    let change = array(message.payload, 12).map_or(0, u32::from_ne_bytes);
+    if message.kind == RTM_SETLINK && change & IFF_UP != 0 {
+        let flags = array(message.payload, 8).map_or(0, u32::from_ne_bytes);
+        words.push_str(if flags & IFF_UP != 0 { " up" } else { " down" });
+    }
+    for (attribute, word) in [(IFLA_MASTER, "master"), (IFLA_MTU, "mtu"), (IFLA_GROUP, "group")] {
+        if let Some(value) = attributes.find(attribute).and_then(|attribute| attribute.u32()) {
+            let _ = write!(words, " {word} {value}");
+        }
+    }
+    Some(words)
+}
+
+fn kind(info: &Attributes<'_>) -> String {
+    let kind = info.find(IFLA_INFO_KIND).map(|kind| kind.text()).unwrap_or_default();
+    let peer = info.find(IFLA_INFO_DATA).filter(|_| kind == "veth");
+    let peer = peer.and_then(|data| data.nested().find(VETH_INFO_PEER)).and_then(|peer| {
+        let attributes = Attributes::new(peer.payload.get(IFINFOMSG_BYTES..)?);
+        attributes.find(IFLA_IFNAME).map(|name| name.text())
+    });
+    match peer {
+        Some(peer) => format!(" ({kind}, peer {peer})"),
+        None => format!(" ({kind})"),
+    }
+}
+
+fn address(message: &Message<'_>) -> Option<String> {
+    let address = Address::decode(message)?;
+    Some(format!("address {} dev {}", address.net, address.ifindex))
+}
+
+fn route(message: &Message<'_>) -> Option<String> {
+    let route = Route::decode(message)?;
+    let mut words = format!("{}route {}", route.kind.word(), net(&route.dst));
+    if let Some(gateway) = route.gateway {
+        let _ = write!(words, " via {gateway}");
+    }
+    if let Some(oif) = route.oif {
+        let _ = write!(words, " dev {oif}");
+    }
+    if route.table != Route::MAIN {
+        let _ = write!(words, " table {}", route.table);
+    }
+    Some(words)
+}
+
+fn net(net: &IpNet) -> String {
+    if net.prefix_len() == 0 { "default".to_owned() } else { net.to_string() }
+}
+
+fn neighbour(message: &Message<'_>) -> Option<String> {
+    let neighbour = Neighbour::decode(message)?;
+    let mut words = format!("{}neighbour {}", if neighbour.proxy { "proxy " } else { "" }, neighbour.address);
+    if let Some(mac) = neighbour.mac {
+        let _ = write!(words, " lladdr {mac}");
+    }
+    let _ = write!(words, " dev {}", neighbour.ifindex);
+    Some(words)
+}
+
+fn fdb(message: &Message<'_>) -> Option<String> {
+    let entry = FdbEntry::decode(message)?;
+    let mut words = format!("forwarding entry {}", entry.mac);
+    if let Some(dst) = entry.dst {
+        let _ = write!(words, " dst {dst}");
+    }
+    let _ = write!(words, " dev {}", entry.ifindex);
+    Some(words)
+}
+
+fn rule(message: &Message<'_>) -> Option<String> {
+    let rule = Rule::decode(message)?;
+    Some(format!("{} rule {} to table {}", rule.family, rule.priority, rule.table))
+}

@@ -1,0 +1,286 @@
+//! Links: creating them in place, changing and deleting them, and what a dump says about them.
+//!
+//! `attach` makes veths and dooms them, `overlay` makes vxlan devices, the plugins make bridges.
+
+mod kind;
+mod read;
+
+use std::os::fd::RawFd;
+
+use russet_addr::{IfName, Mac};
+
+pub use kind::{Bridge, Df, LinkKind, Peer, Vxlan};
+pub use read::{Link, OperState};
+
+use crate::batch::Batch;
+use crate::kernel::*;
+use crate::wire::MessageBuilder;
+
+/// A link to be created.
+///
+/// The kernel ignores an alias and an address generation mode in a creation: those are for a [`LinkSet`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkAdd {
+    /// Its name.
+    pub name: IfName,
+    /// What it is.
+    pub kind: LinkKind,
+    /// Whether it is up from the beginning.
+    pub up: bool,
+    /// Its MTU in bytes; the kernel's default otherwise.
+    pub mtu_bytes: Option<u32>,
+    /// Its MAC; random otherwise.
+    pub mac: Option<Mac>,
+    /// The link group.
+    pub group: Option<u32>,
+    /// The index of the bridge that it becomes a port of.
+    pub master: Option<u32>,
+    /// The index of the link below it (macvlan, ipvlan, vlan, ...); a vxlan device has its own field.
+    pub parent: Option<u32>,
+    /// Length of the transmit queue.
+    pub tx_queue_len: Option<u32>,
+    /// An open network namespace to create it in, instead of the socket's.
+    pub netns: Option<RawFd>,
+}
+
+/// Which link.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum LinkRef {
+    /// By index.
+    Index(u32),
+    /// By name.
+    Name(IfName),
+}
+
+/// A change to a link: whatever is `None` stays as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkSet {
+    /// Which link; renaming needs an index.
+    pub target: LinkRef,
+    /// Up or down. The kernel does this before the address generation mode: use two requests for both.
+    pub up: Option<bool>,
+    /// The new name. A link that is up keeps it only on kernels since 6.2.
+    pub name: Option<IfName>,
+    /// At most 255 bytes; empty removes it.
+    pub alias: Option<String>,
+    /// The link group.
+    pub group: Option<u32>,
+    /// Bytes.
+    pub mtu_bytes: Option<u32>,
+    /// The MAC.
+    pub mac: Option<Mac>,
+    /// The index of the bridge that it becomes a port of; 0 takes it out.
+    pub master: Option<u32>,
+    /// Length of the transmit queue.
+    pub tx_queue_len: Option<u32>,
+    /// How IPv6 link-local addresses come about.
+    pub addr_gen_mode: Option<AddrGenMode>,
+    /// An open network namespace to move it to. Costs 20 ms: create in place instead (dataplane.md section 3.1).
+    pub netns: Option<RawFd>,
+}
+
+/// Which links to delete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LinkDel {
+    /// The one with this index.
+    Index(u32),
+    /// The one with this name.
+    Name(IfName),
+    /// All of a group at once, which costs as much as one. Not found when the group is empty.
+    Group(u32),
+}
+
+/// `IFLA_INET6_ADDR_GEN_MODE`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddrGenMode {
+    /// From the MAC (the kernel's default).
+    Eui64,
+    /// No link-local address at all.
+    None,
+    /// RFC 7217 with the system's secret.
+    StablePrivacy,
+    /// RFC 7217 with a random secret.
+    Random,
+}
+
+/// What `struct ifinfomsg` says beside the index.
+#[derive(Default, Clone, Copy)]
+struct Flags {
+    set: u32,
+    change: u32,
+}
+
+// === impl LinkAdd ===
+
+impl LinkAdd {
+    /// A link with defaults everywhere else, down.
+    pub fn new(name: IfName, kind: LinkKind) -> Self {
+        Self {
+            name,
+            kind,
+            up: false,
+            mtu_bytes: None,
+            mac: None,
+            group: None,
+            master: None,
+            parent: None,
+            tx_queue_len: None,
+            netns: None,
+        }
+    }
+
+    /// A veth pair.
+    pub fn veth(name: IfName, peer: Peer) -> Self {
+        Self::new(name, LinkKind::Veth(peer))
+    }
+
+    fn encode(&self, message: &mut MessageBuilder<'_>) {
+        ifinfomsg(message, 0, Flags::up(self.up.then_some(true)));
+        message.attr_str(IFLA_IFNAME, self.name.as_str());
+        attr_option(message, IFLA_MTU, self.mtu_bytes);
+        if let Some(mac) = self.mac {
+            message.attr(IFLA_ADDRESS, &mac.octets());
+        }
+        attr_option(message, IFLA_GROUP, self.group);
+        attr_option(message, IFLA_MASTER, self.master);
+        attr_option(message, IFLA_LINK, self.parent);
+        attr_option(message, IFLA_TXQLEN, self.tx_queue_len);
+        attr_fd(message, self.netns);
+        self.kind.encode(message);
+    }
+}
+
+// === impl LinkSet ===
+
+impl LinkSet {
+    /// No change to a link, by index.
+    pub fn index(index: u32) -> Self {
+        Self::new(LinkRef::Index(index))
+    }
+
+    /// No change to a link, by name.
+    pub fn named(name: IfName) -> Self {
+        Self::new(LinkRef::Name(name))
+    }
+
+    /// No change to a link.
+    pub fn new(target: LinkRef) -> Self {
+        Self {
+            target,
+            up: None,
+            name: None,
+            alias: None,
+            group: None,
+            mtu_bytes: None,
+            mac: None,
+            master: None,
+            tx_queue_len: None,
+            addr_gen_mode: None,
+            netns: None,
+        }
+    }
+
+    fn encode(&self, message: &mut MessageBuilder<'_>) {
+        let index = if let LinkRef::Index(index) = self.target { index } else { 0 };
+        ifinfomsg(message, index, Flags::up(self.up));
+        if let LinkRef::Name(name) = &self.target {
+            message.attr_str(IFLA_IFNAME, name.as_str());
+        }
+        if let Some(name) = &self.name {
+            message.attr_str(IFLA_IFNAME, name.as_str());
+        }
+        if let Some(alias) = &self.alias {
+            message.attr(IFLA_IFALIAS, alias.as_bytes());
+        }
+        attr_option(message, IFLA_GROUP, self.group);
+        attr_option(message, IFLA_MTU, self.mtu_bytes);
+        if let Some(mac) = self.mac {
+            message.attr(IFLA_ADDRESS, &mac.octets());
+        }
+        attr_option(message, IFLA_MASTER, self.master);
+        attr_option(message, IFLA_TXQLEN, self.tx_queue_len);
+        attr_fd(message, self.netns);
+        if let Some(mode) = self.addr_gen_mode {
+            message.nested(IFLA_AF_SPEC, |spec| {
+                spec.nested(u16::from(AF_INET6), |inet6| {
+                    inet6.attr_u8(IFLA_INET6_ADDR_GEN_MODE, mode.number());
+                });
+            });
+        }
+    }
+}
+
+// === impl AddrGenMode ===
+
+impl AddrGenMode {
+    pub(crate) const fn number(self) -> u8 {
+        match self {
+            AddrGenMode::Eui64 => 0,
+            AddrGenMode::None => 1,
+            AddrGenMode::StablePrivacy => 2,
+            AddrGenMode::Random => 3,
+        }
+    }
+}
+
+// === impl Flags ===
+
+impl Flags {
+    fn up(up: Option<bool>) -> Self {
+        match up {
+            None => Self::default(),
+            Some(up) => Self { set: if up { IFF_UP } else { 0 }, change: IFF_UP },
+        }
+    }
+}
+
+// === impl Batch ===
+
+/// Links.
+impl Batch {
+    /// Creates a link; EEXIST when the name is taken.
+    pub fn add_link(&mut self, link: &LinkAdd) -> &mut Self {
+        self.push(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, |message| link.encode(message))
+    }
+
+    /// Changes a link.
+    pub fn set_link(&mut self, change: &LinkSet) -> &mut Self {
+        self.push(RTM_SETLINK, 0, |message| change.encode(message));
+        if change.name.is_some() && matches!(change.target, LinkRef::Name(_)) {
+            self.refuse("only a link given by index can be renamed");
+        }
+        self
+    }
+
+    /// Deletes a link, or all of a group.
+    pub fn delete_link(&mut self, which: &LinkDel) -> &mut Self {
+        self.push(RTM_DELLINK, 0, |message| {
+            ifinfomsg(message, if let LinkDel::Index(index) = which { *index } else { 0 }, Flags::default());
+            match which {
+                LinkDel::Index(_) => {}
+                LinkDel::Name(name) => drop(message.attr_str(IFLA_IFNAME, name.as_str())),
+                LinkDel::Group(group) => drop(message.attr_u32(IFLA_GROUP, *group)),
+            }
+        })
+    }
+}
+
+fn ifinfomsg(message: &mut MessageBuilder<'_>, index: u32, flags: Flags) {
+    let mut header = [0; IFINFOMSG_BYTES];
+    header[4..8].copy_from_slice(&index.to_ne_bytes());
+    header[8..12].copy_from_slice(&flags.set.to_ne_bytes());
+    header[12..16].copy_from_slice(&flags.change.to_ne_bytes());
+    message.raw(&header);
+}
+
+fn attr_option(message: &mut MessageBuilder<'_>, kind: u16, value: Option<u32>) {
+    if let Some(value) = value {
+        message.attr_u32(kind, value);
+    }
+}
+
+fn attr_fd(message: &mut MessageBuilder<'_>, fd: Option<RawFd>) {
+    if let Some(fd) = fd {
+        message.attr(IFLA_NET_NS_FD, &fd.to_ne_bytes());
+    }
+}

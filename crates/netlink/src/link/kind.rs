@@ -1,0 +1,244 @@
+//! What a link is, and the attributes that only its kind has.
+
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+
+use russet_addr::{IfName, Mac};
+
+use super::{Flags, attr_fd, attr_option, ifinfomsg};
+use crate::kernel::*;
+use crate::wire::{Attributes, MessageBuilder};
+
+/// The kinds of links that can be created.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LinkKind {
+    /// One end of a pair.
+    Veth(Peer),
+    /// A bridge.
+    Bridge(Bridge),
+    /// A VXLAN tunnel endpoint.
+    Vxlan(Vxlan),
+    /// A link that swallows everything.
+    Dummy,
+    /// Any other kind with its `IFLA_INFO_DATA`, already encoded (it may be empty): macvlan, ipip, ...
+    Other {
+        /// The kernel's name of the kind.
+        kind: &'static str,
+        /// Attributes.
+        data: Vec<u8>,
+    },
+}
+
+/// The other end of a veth pair. It is always created down: the kernel refuses to raise it before its partner
+/// exists (ENOTCONN).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Its name.
+    pub name: IfName,
+    /// An open network namespace to create it in, instead of the socket's.
+    pub netns: Option<RawFd>,
+    /// Bytes.
+    pub mtu_bytes: Option<u32>,
+    /// Its MAC; random otherwise.
+    pub mac: Option<Mac>,
+    /// Length of the transmit queue.
+    pub tx_queue_len: Option<u32>,
+}
+
+/// A bridge's options; it never speaks STP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Bridge {
+    /// Whether ports have VLANs.
+    pub vlan_filtering: bool,
+    /// Whether multicast goes only where somebody listens.
+    pub mcast_snooping: bool,
+}
+
+/// A VXLAN device's options, as they are set and as a dump shows them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vxlan {
+    /// The network identifier, 24 bits.
+    pub vni: u32,
+    /// The outer source address.
+    pub local: Option<IpAddr>,
+    /// The index of the link that outer packets leave through.
+    pub parent: Option<u32>,
+    /// The outer UDP destination port.
+    pub port: u16,
+    /// Whether received packets make FDB entries.
+    pub learning: bool,
+    /// The outer TTL; 0 is the kernel's default.
+    pub ttl: u8,
+    /// The outer don't-fragment bit.
+    pub df: Df,
+    /// Whether outer IPv4 packets have a UDP checksum.
+    pub udp_csum: bool,
+    /// Whether outer IPv6 packets are sent without UDP checksum.
+    pub udp_zero_csum6_tx: bool,
+    /// Whether outer IPv6 packets without UDP checksum are received.
+    pub udp_zero_csum6_rx: bool,
+}
+
+/// The don't-fragment bit of a tunnel's outer header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Df {
+    /// Clear.
+    #[default]
+    Unset,
+    /// Set.
+    Set,
+    /// As in the inner packet.
+    Inherit,
+}
+
+// === impl LinkKind ===
+
+impl LinkKind {
+    /// The kernel's name of the kind.
+    pub fn name(&self) -> &str {
+        match self {
+            LinkKind::Veth(_) => "veth",
+            LinkKind::Bridge(_) => "bridge",
+            LinkKind::Vxlan(_) => "vxlan",
+            LinkKind::Dummy => "dummy",
+            LinkKind::Other { kind, .. } => kind,
+        }
+    }
+
+    pub(super) fn encode(&self, message: &mut MessageBuilder<'_>) {
+        if matches!(self, LinkKind::Veth(_)) {
+            one_queue(message);
+        }
+        message.nested(IFLA_LINKINFO, |info| {
+            info.attr_str(IFLA_INFO_KIND, self.name());
+            match self {
+                LinkKind::Veth(peer) => drop(info.nested(IFLA_INFO_DATA, |data| {
+                    data.nested(VETH_INFO_PEER, |message| peer.encode(message));
+                })),
+                LinkKind::Bridge(bridge) => drop(info.nested(IFLA_INFO_DATA, |data| bridge.encode(data))),
+                LinkKind::Vxlan(vxlan) => drop(info.nested(IFLA_INFO_DATA, |data| vxlan.encode(data))),
+                LinkKind::Dummy => {}
+                LinkKind::Other { data, .. } if data.is_empty() => {}
+                LinkKind::Other { data, .. } => {
+                    info.nested(IFLA_INFO_DATA, |info| {
+                        info.raw(data);
+                    });
+                }
+            }
+        });
+    }
+}
+
+/// A veth gets a queue per possible CPU otherwise, each with its memory.
+fn one_queue(message: &mut MessageBuilder<'_>) {
+    message.attr_u32(IFLA_NUM_TX_QUEUES, 1).attr_u32(IFLA_NUM_RX_QUEUES, 1);
+}
+
+// === impl Peer ===
+
+impl Peer {
+    /// A peer in the same namespace, with defaults everywhere else.
+    pub fn new(name: IfName) -> Self {
+        Self { name, netns: None, mtu_bytes: None, mac: None, tx_queue_len: None }
+    }
+
+    fn encode(&self, message: &mut MessageBuilder<'_>) {
+        ifinfomsg(message, 0, Flags::default());
+        message.attr_str(IFLA_IFNAME, self.name.as_str());
+        attr_option(message, IFLA_MTU, self.mtu_bytes);
+        if let Some(mac) = self.mac {
+            message.attr(IFLA_ADDRESS, &mac.octets());
+        }
+        attr_option(message, IFLA_TXQLEN, self.tx_queue_len);
+        attr_fd(message, self.netns);
+        one_queue(message);
+    }
+}
+
+// === impl Bridge ===
+
+impl Bridge {
+    fn encode(&self, data: &mut MessageBuilder<'_>) {
+        // Without STP a port needs no time to listen and to learn.
+        data.attr_u32(IFLA_BR_FORWARD_DELAY, 0).attr_u32(IFLA_BR_STP_STATE, 0);
+        data.attr_u8(IFLA_BR_VLAN_FILTERING, u8::from(self.vlan_filtering));
+        data.attr_u8(IFLA_BR_MCAST_SNOOPING, u8::from(self.mcast_snooping));
+    }
+}
+
+// === impl Vxlan ===
+
+impl Vxlan {
+    /// A device that learns nothing and sends from wherever the route says.
+    pub fn new(vni: u32, port: u16) -> Self {
+        Self {
+            vni,
+            local: None,
+            parent: None,
+            port,
+            learning: false,
+            ttl: 0,
+            df: Df::Unset,
+            udp_csum: false,
+            udp_zero_csum6_tx: false,
+            udp_zero_csum6_rx: false,
+        }
+    }
+
+    fn encode(&self, data: &mut MessageBuilder<'_>) {
+        data.attr_u32(IFLA_VXLAN_ID, self.vni);
+        match self.local {
+            Some(local @ IpAddr::V4(_)) => drop(data.attr_ip(IFLA_VXLAN_LOCAL, local)),
+            Some(local @ IpAddr::V6(_)) => drop(data.attr_ip(IFLA_VXLAN_LOCAL6, local)),
+            None => {}
+        }
+        attr_option(data, IFLA_VXLAN_LINK, self.parent);
+        data.attr_be16(IFLA_VXLAN_PORT, self.port);
+        data.attr_u8(IFLA_VXLAN_LEARNING, u8::from(self.learning));
+        data.attr_u8(IFLA_VXLAN_TTL, self.ttl);
+        match self.df {
+            Df::Unset => {}
+            Df::Set => drop(data.attr_u8(IFLA_VXLAN_DF, 1)),
+            Df::Inherit => drop(data.attr_u8(IFLA_VXLAN_DF, 2)),
+        }
+        data.attr_u8(IFLA_VXLAN_UDP_CSUM, u8::from(self.udp_csum));
+        data.attr_u8(IFLA_VXLAN_UDP_ZERO_CSUM6_TX, u8::from(self.udp_zero_csum6_tx));
+        data.attr_u8(IFLA_VXLAN_UDP_ZERO_CSUM6_RX, u8::from(self.udp_zero_csum6_rx));
+    }
+
+    pub(super) fn decode(data: Attributes<'_>) -> Self {
+        let mut vxlan = Self::new(0, 0);
+        for attribute in data {
+            let on = attribute.u8().unwrap_or(0) != 0;
+            match attribute.kind {
+                IFLA_VXLAN_ID => vxlan.vni = attribute.u32().unwrap_or(0),
+                // The kernel may show an unset address of the other family.
+                IFLA_VXLAN_LOCAL | IFLA_VXLAN_LOCAL6 => {
+                    vxlan.local = attribute.ip().filter(|ip| !ip.is_unspecified()).or(vxlan.local);
+                }
+                IFLA_VXLAN_LINK => vxlan.parent = attribute.u32().filter(|index| *index != 0),
+                IFLA_VXLAN_PORT => vxlan.port = attribute.be16().unwrap_or(0),
+                IFLA_VXLAN_LEARNING => vxlan.learning = on,
+                IFLA_VXLAN_TTL => vxlan.ttl = attribute.u8().unwrap_or(0),
+                IFLA_VXLAN_DF => vxlan.df = Df::from_number(attribute.u8().unwrap_or(0)),
+                IFLA_VXLAN_UDP_CSUM => vxlan.udp_csum = on,
+                IFLA_VXLAN_UDP_ZERO_CSUM6_TX => vxlan.udp_zero_csum6_tx = on,
+                IFLA_VXLAN_UDP_ZERO_CSUM6_RX => vxlan.udp_zero_csum6_rx = on,
+                _ => {}
+            }
+        }
+        vxlan
+    }
+}
+
+// === impl Df ===
+
+impl Df {
+    const fn from_number(number: u8) -> Self {
+        match number {
+            1 => Df::Set,
+            2 => Df::Inherit,
+            _ => Df::Unset,
+        }
+    }
+}

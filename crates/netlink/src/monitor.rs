@@ -1,0 +1,165 @@
+//! Changes that others make to the kernel's tables, as they happen.
+//!
+//! The agent's loops listen and mark things dirty. When events were lost, one [`Event::Overrun`] says so: then
+//! everything is dirty.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use crate::address::Address;
+use crate::error::{NetlinkError, Result};
+use crate::kernel::*;
+use crate::link::Link;
+use crate::neighbour::{FdbEntry, Neighbour};
+use crate::route::Route;
+use crate::rule::Rule;
+use crate::socket::{Fd, INBOX_BYTES, RECEIVE_BUFFER_BYTES, REPLY_DEADLINE_S, Received};
+use crate::wire::{Message, Messages};
+
+/// A listener in the network namespace in which it was opened.
+#[derive(Debug)]
+pub struct Monitor {
+    fd: Fd,
+    inbox: Vec<u8>,
+    waiting: VecDeque<Event>,
+}
+
+/// What can be listened to; both IP families where there are two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Topic {
+    /// Links.
+    Links,
+    /// Addresses.
+    Addresses,
+    /// Routes.
+    Routes,
+    /// Neighbours and forwarding entries.
+    Neighbours,
+    /// Routing rules.
+    Rules,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// It is there now, or is there with other properties.
+    Set(Change),
+    /// It is gone.
+    Gone(Change),
+    /// Events were lost: look at everything again.
+    Overrun,
+}
+
+/// What changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// A link.
+    Link(Box<Link>),
+    /// An address.
+    Address(Address),
+    /// A route.
+    Route(Route),
+    /// A neighbour.
+    Neighbour(Neighbour),
+    /// A forwarding entry.
+    Fdb(FdbEntry),
+    /// A routing rule.
+    Rule(Rule),
+}
+
+// === impl Monitor ===
+
+impl Monitor {
+    /// Begins to listen; changes from now on are heard.
+    pub fn open(topics: &[Topic]) -> Result<Self> {
+        let opened = Fd::open(libc::NETLINK_ROUTE).and_then(|fd| {
+            fd.configure(RECEIVE_BUFFER_BYTES, REPLY_DEADLINE_S)?;
+            topics.iter().flat_map(|topic| topic.groups()).try_for_each(|group| fd.join(*group))?;
+            Ok(fd)
+        });
+        let fd = opened.map_err(failed("open a netlink monitor"))?;
+        Ok(Self { fd, inbox: vec![0; INBOX_BYTES], waiting: VecDeque::new() })
+    }
+
+    /// The next event; none when `timeout` passed first. A timeout of zero never waits, which suits callers that
+    /// poll the descriptor themselves.
+    pub fn next(&mut self, timeout: Duration) -> Result<Option<Event>> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(event) = self.waiting.pop_front() {
+                return Ok(Some(event));
+            }
+            match self.fd.receive(&mut self.inbox, false).map_err(failed("read netlink events"))? {
+                Received::Datagram(len) => self.take(len),
+                Received::Overrun => self.waiting.push_back(Event::Overrun),
+                Received::Truncated(len) => {
+                    self.inbox.resize(len.next_power_of_two(), 0);
+                    self.waiting.push_back(Event::Overrun);
+                }
+                Received::Nothing => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Ok(None);
+                    }
+                    self.fd.wait_readable(left).map_err(failed("wait for netlink events"))?;
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, len: usize) {
+        for message in Messages::new(&self.inbox[..len]) {
+            match message {
+                Ok(message) => self.waiting.extend(Event::decode(&message)),
+                Err(_) => self.waiting.push_back(Event::Overrun),
+            }
+        }
+    }
+}
+
+impl AsFd for Monitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn failed(operation: &'static str) -> impl Fn(std::io::Error) -> NetlinkError {
+    move |source| NetlinkError::Io { operation: operation.to_owned(), source }
+}
+
+// === impl Topic ===
+
+impl Topic {
+    /// `RTNLGRP_*`, linux/rtnetlink.h.
+    const fn groups(self) -> &'static [u32] {
+        match self {
+            Topic::Links => &[1],
+            Topic::Neighbours => &[3],
+            Topic::Addresses => &[5, 9],
+            Topic::Routes => &[7, 11],
+            Topic::Rules => &[8, 19],
+        }
+    }
+}
+
+// === impl Event ===
+
+impl Event {
+    /// Reads a message of a multicast group; none when it is about nothing that we know.
+    pub fn decode(message: &Message<'_>) -> Option<Self> {
+        let bridge = message.payload.first() == Some(&AF_BRIDGE);
+        let change = match message.kind {
+            RTM_NEWLINK | RTM_DELLINK => Change::Link(Box::new(Link::decode(message)?)),
+            RTM_NEWADDR | RTM_DELADDR => Change::Address(Address::decode(message)?),
+            RTM_NEWROUTE | RTM_DELROUTE => Change::Route(Route::decode(message)?),
+            RTM_NEWNEIGH | RTM_DELNEIGH if bridge => Change::Fdb(FdbEntry::decode(message)?),
+            RTM_NEWNEIGH | RTM_DELNEIGH => Change::Neighbour(Neighbour::decode(message)?),
+            RTM_NEWRULE | RTM_DELRULE => Change::Rule(Rule::decode(message)?),
+            _ => return None,
+        };
+        let gone =
+            matches!(message.kind, RTM_DELLINK | RTM_DELADDR | RTM_DELROUTE | RTM_DELNEIGH | RTM_DELRULE);
+        Some(if gone { Event::Gone(change) } else { Event::Set(change) })
+    }
+}

@@ -1,0 +1,176 @@
+//! The system calls of a netlink socket; all `unsafe` of this crate is here.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// An open netlink socket.
+#[derive(Debug)]
+pub(crate) struct Fd(OwnedFd);
+
+/// One datagram, or why there is none.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Received {
+    /// This many bytes from the kernel.
+    Datagram(usize),
+    /// A datagram of this many bytes did not fit and is lost.
+    Truncated(usize),
+    /// The socket's receive buffer was full at some time; messages are lost.
+    Overrun,
+    /// Nothing came within the deadline, or nothing is there.
+    Nothing,
+}
+
+// `SOL_NETLINK` and its options, linux/netlink.h
+const OPTION_ADD_MEMBERSHIP: i32 = 1;
+const OPTION_CAP_ACK: i32 = 10;
+const OPTION_EXT_ACK: i32 = 11;
+const OPTION_STRICT_CHECK: i32 = 12;
+
+// === impl Fd ===
+
+impl Fd {
+    pub(crate) fn open(protocol: i32) -> io::Result<Self> {
+        // SAFETY: no pointers; a non-negative result is a descriptor that nobody else owns.
+        let raw = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) };
+        if raw < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: see above.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(raw) }))
+    }
+
+    /// Sets buffers, the deadline of each receive, and the options for short and telling answers.
+    pub(crate) fn configure(&self, buffer_bytes: usize, deadline_s: u64) -> io::Result<()> {
+        self.receive_buffer(buffer_bytes)?;
+        let deadline = libc::timeval { tv_sec: deadline_s.cast_signed(), tv_usec: 0 };
+        self.set_option(libc::SOL_SOCKET, libc::SO_RCVTIMEO, &deadline)?;
+        self.set_option(libc::SOL_NETLINK, OPTION_EXT_ACK, &1i32)?;
+        self.set_option(libc::SOL_NETLINK, OPTION_CAP_ACK, &1i32)?;
+        // Kernels before 4.20 lack it; dumps are filtered here as well.
+        let _ = self.set_option(libc::SOL_NETLINK, OPTION_STRICT_CHECK, &1i32);
+        Ok(())
+    }
+
+    /// Asks for a receive buffer, past the system's limit where we may.
+    pub(crate) fn receive_buffer(&self, bytes: usize) -> io::Result<()> {
+        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+        self.set_option(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes)
+            .or_else(|_| self.set_option(libc::SOL_SOCKET, libc::SO_RCVBUF, &bytes))
+    }
+
+    /// Makes room for a single message of `bytes`, past the system's limit where we may.
+    pub(crate) fn send_buffer(&self, bytes: usize) -> io::Result<()> {
+        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+        self.set_option(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes)
+            .or_else(|_| self.set_option(libc::SOL_SOCKET, libc::SO_SNDBUF, &bytes))
+    }
+
+    pub(crate) fn join(&self, group: u32) -> io::Result<()> {
+        self.set_option(libc::SOL_NETLINK, OPTION_ADD_MEMBERSHIP, &group)
+    }
+
+    /// Sends to the kernel; a datagram goes as a whole or not at all.
+    pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        let kernel = kernel_address();
+        let address: *const libc::sockaddr_nl = &kernel;
+        loop {
+            // SAFETY: both pointers are valid for the lengths given with them, and only read.
+            let sent = unsafe {
+                libc::sendto(
+                    self.0.as_raw_fd(),
+                    bytes.as_ptr().cast(),
+                    bytes.len(),
+                    libc::MSG_NOSIGNAL,
+                    address.cast(),
+                    size_of::<libc::sockaddr_nl>() as libc::socklen_t,
+                )
+            };
+            match usize::try_from(sent) {
+                Ok(sent) if sent == bytes.len() => return Ok(()),
+                Ok(_) => return Err(io::ErrorKind::WriteZero.into()),
+                Err(_) => {
+                    let error = io::Error::last_os_error();
+                    if error.kind() != io::ErrorKind::Interrupted {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Receives the next datagram that the kernel sent; those of other processes are thrown away.
+    pub(crate) fn receive(&self, buffer: &mut [u8], wait: bool) -> io::Result<Received> {
+        loop {
+            let mut sender = kernel_address();
+            let flags = libc::MSG_TRUNC | if wait { 0 } else { libc::MSG_DONTWAIT };
+            match self.receive_from(buffer, flags, &mut sender) {
+                Ok(_) if sender.nl_pid != 0 => {}
+                Ok(len) if len > buffer.len() => return Ok(Received::Truncated(len)),
+                Ok(len) => return Ok(Received::Datagram(len)),
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    Some(libc::EAGAIN) => return Ok(Received::Nothing),
+                    Some(libc::ENOBUFS) => return Ok(Received::Overrun),
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+
+    /// Waits until something is there to receive; false when `timeout` passed first.
+    pub(crate) fn wait_readable(&self, timeout: std::time::Duration) -> io::Result<bool> {
+        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // Rounded up, so that a wait for less than a millisecond is one.
+        let timeout_ms = timeout.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX);
+        // SAFETY: one valid pollfd.
+        match unsafe { libc::poll(&mut poll, 1, timeout_ms) } {
+            -1 => Err(io::Error::last_os_error()),
+            ready => Ok(ready > 0),
+        }
+    }
+
+    fn receive_from(
+        &self,
+        buffer: &mut [u8],
+        flags: i32,
+        sender: &mut libc::sockaddr_nl,
+    ) -> io::Result<usize> {
+        let mut sender_len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+        let sender: *mut libc::sockaddr_nl = sender;
+        // SAFETY: buffer and sender are valid for writes of the lengths given with them.
+        let len = unsafe {
+            libc::recvfrom(
+                self.0.as_raw_fd(),
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+                flags,
+                sender.cast(),
+                &mut sender_len,
+            )
+        };
+        usize::try_from(len).map_err(|_| io::Error::last_os_error())
+    }
+
+    fn set_option<T: Copy>(&self, level: i32, option: i32, value: &T) -> io::Result<()> {
+        let value: *const T = value;
+        // SAFETY: value is valid for reads of its own size; the kernel checks that the size suits the option.
+        let result = unsafe {
+            let len = size_of::<T>() as libc::socklen_t;
+            libc::setsockopt(self.0.as_raw_fd(), level, option, value.cast(), len)
+        };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+impl AsFd for Fd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn kernel_address() -> libc::sockaddr_nl {
+    // SAFETY: plain integers, for which zero is valid; port 0 is the kernel.
+    let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
+    address
+}
