@@ -258,8 +258,12 @@ impl Batch {
             ifinfomsg(message, if let LinkDel::Index(index) = which { *index } else { 0 }, Flags::default());
             match which {
                 LinkDel::Index(_) => {}
-                LinkDel::Name(name) => drop(message.attr_str(IFLA_IFNAME, name.as_str())),
-                LinkDel::Group(group) => drop(message.attr_u32(IFLA_GROUP, *group)),
+                LinkDel::Name(name) => {
+                    message.attr_str(IFLA_IFNAME, name.as_str());
+                }
+                LinkDel::Group(group) => {
+                    message.attr_u32(IFLA_GROUP, *group);
+                }
             }
         })
     }

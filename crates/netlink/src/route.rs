@@ -206,7 +206,9 @@ impl Route {
             message.attr_ip(RTA_DST, self.dst.network());
         }
         match self.gateway {
-            Some(gateway) if Family::of(gateway) == family => drop(message.attr_ip(RTA_GATEWAY, gateway)),
+            Some(gateway) if Family::of(gateway) == family => {
+                message.attr_ip(RTA_GATEWAY, gateway);
+            }
             Some(gateway) => attr_via(message, gateway),
             None => {}
         }

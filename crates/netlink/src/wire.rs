@@ -263,7 +263,7 @@ impl<'a> Attributes<'a> {
 
     /// The first attribute of a kind.
     pub fn find(&self, kind: u16) -> Option<Attribute<'a>> {
-        self.clone().find(|attribute| attribute.kind == kind)
+        Iterator::find(&mut self.clone(), |attribute| attribute.kind == kind)
     }
 }
 

@@ -112,11 +112,17 @@ impl LinkKind {
         message.nested(IFLA_LINKINFO, |info| {
             info.attr_str(IFLA_INFO_KIND, self.name());
             match self {
-                LinkKind::Veth(peer) => drop(info.nested(IFLA_INFO_DATA, |data| {
-                    data.nested(VETH_INFO_PEER, |message| peer.encode(message));
-                })),
-                LinkKind::Bridge(bridge) => drop(info.nested(IFLA_INFO_DATA, |data| bridge.encode(data))),
-                LinkKind::Vxlan(vxlan) => drop(info.nested(IFLA_INFO_DATA, |data| vxlan.encode(data))),
+                LinkKind::Veth(peer) => {
+                    info.nested(IFLA_INFO_DATA, |data| {
+                        data.nested(VETH_INFO_PEER, |message| peer.encode(message));
+                    });
+                }
+                LinkKind::Bridge(bridge) => {
+                    info.nested(IFLA_INFO_DATA, |data| bridge.encode(data));
+                }
+                LinkKind::Vxlan(vxlan) => {
+                    info.nested(IFLA_INFO_DATA, |data| vxlan.encode(data));
+                }
                 LinkKind::Dummy => {}
                 LinkKind::Other { data, .. } if data.is_empty() => {}
                 LinkKind::Other { data, .. } => {
@@ -188,8 +194,12 @@ impl Vxlan {
     fn encode(&self, data: &mut MessageBuilder<'_>) {
         data.attr_u32(IFLA_VXLAN_ID, self.vni);
         match self.local {
-            Some(local @ IpAddr::V4(_)) => drop(data.attr_ip(IFLA_VXLAN_LOCAL, local)),
-            Some(local @ IpAddr::V6(_)) => drop(data.attr_ip(IFLA_VXLAN_LOCAL6, local)),
+            Some(local @ IpAddr::V4(_)) => {
+                data.attr_ip(IFLA_VXLAN_LOCAL, local);
+            }
+            Some(local @ IpAddr::V6(_)) => {
+                data.attr_ip(IFLA_VXLAN_LOCAL6, local);
+            }
             None => {}
         }
         attr_option(data, IFLA_VXLAN_LINK, self.parent);
@@ -198,8 +208,12 @@ impl Vxlan {
         data.attr_u8(IFLA_VXLAN_TTL, self.ttl);
         match self.df {
             Df::Unset => {}
-            Df::Set => drop(data.attr_u8(IFLA_VXLAN_DF, 1)),
-            Df::Inherit => drop(data.attr_u8(IFLA_VXLAN_DF, 2)),
+            Df::Set => {
+                data.attr_u8(IFLA_VXLAN_DF, 1);
+            }
+            Df::Inherit => {
+                data.attr_u8(IFLA_VXLAN_DF, 2);
+            }
         }
         data.attr_u8(IFLA_VXLAN_UDP_CSUM, u8::from(self.udp_csum));
         data.attr_u8(IFLA_VXLAN_UDP_ZERO_CSUM6_TX, u8::from(self.udp_zero_csum6_tx));
