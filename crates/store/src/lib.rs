@@ -8,12 +8,14 @@ mod error;
 mod follow;
 mod guard;
 mod record;
+pub mod sim;
 mod traits;
 
 pub use embedded::Embedded;
 pub use error::{Cause, CommitError, StoreError};
 pub use follow::Known;
 pub use record::{Claims, Event, LeaseId, Record, Revision, Snapshot, Step};
+pub use sim::Sim;
 pub use traits::{BoxFuture, Store, Watch, check_steps};
 
 /// Largest value of one record. A block of 4,096 addresses with its attributes is about 1.2 MB, and etcd refuses requests above 1.5 MiB.
