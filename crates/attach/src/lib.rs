@@ -1,1 +1,34 @@
-//! (being written)
+//! One pod's wiring: a routed veth with /32 and /128 addresses, as a plan with recorded undo (DESIGN sections 4 and 7).
+//!
+//! The agent and the CNI plugins call it: they describe an [`Attachment`], [`plan`] turns that into ordered steps
+//! without looking at the world, and an [`Executor`] carries the steps out, recording the reversal of each one as it
+//! succeeds. [`detach`] takes an attachment down from whatever state it is in, [`reap`] deletes what a deferred
+//! `detach` left behind, [`check`] compares an attachment with the kernel, and [`list`] finds everything that is
+//! ours. Whose a link is stands in its alias and nowhere else ([`Owner`]), so no file can disagree with the kernel.
+//!
+//! Nothing here chooses an address, waits for a verdict or reads a datastore.
+
+mod attachment;
+mod check;
+mod detach;
+mod executor;
+mod inspect;
+pub mod loopback;
+pub mod naming;
+mod owner;
+mod plan;
+mod reap;
+
+pub use attachment::{Attachment, AttachmentError, Dialect, Pod, PodRoutes};
+pub use check::{CheckError, Mismatch, check};
+pub use detach::{DetachError, Detached, Detachment, Removal, detach};
+pub use executor::{AttachCause, AttachError, Attached, Executor, Hooks, NoHooks, Pending, Refusal};
+pub use owner::{Owner, OwnerError};
+pub use plan::{Op, PermanentNeighbour, Plan, PlannedRoute, Setting, Side, Step, Via, When, plan};
+pub use reap::{OwnedLink, Reaped, list, reap};
+
+/// The group that links which wait for their deletion are in (DESIGN section 10).
+pub const DOOMED_GROUP: u32 = 7273;
+
+/// The route protocol of everything that Russet installs (DESIGN section 10).
+pub const ROUTE_PROTOCOL: u8 = 114;

@@ -1,0 +1,197 @@
+//! Compares an attachment with the kernel: CNI's CHECK, and the agent's look at what a restart left.
+//!
+//! What should be is the plan's steps, the same that built it; here each is looked up instead of done.
+
+use std::fmt;
+
+use russet_addr::{Family, IfName, Mac, host_net};
+use russet_linux::sysctl::{self, SysctlError};
+use russet_linux::{NetNs, NetNsError};
+use russet_netlink::{Address, Link, Neighbour, NeighbourState, NetlinkError, Route, RouteFilter, Socket};
+
+use crate::attachment::{Attachment, AttachmentError};
+use crate::executor::wire_route;
+use crate::inspect;
+use crate::plan::{Op, Plan, Setting, Side, Step, When, plan};
+
+/// One thing that is not as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mismatch {
+    /// In whose namespace.
+    pub side: Side,
+    /// What it is about: `mtu of eth0`.
+    pub subject: String,
+    /// How it should be.
+    pub wanted: String,
+    /// How it is.
+    pub found: String,
+}
+
+/// Why the comparison could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// The attachment could not exist.
+    #[error(transparent)]
+    Attachment(#[from] AttachmentError),
+    /// The pod's namespace cannot be entered.
+    #[error(transparent)]
+    NetNs(#[from] NetNsError),
+    /// The kernel cannot be read.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// A sysctl cannot be read.
+    #[error(transparent)]
+    Sysctl(#[from] SysctlError),
+}
+
+/// One side's tables, as far as they concern one link.
+struct Tables {
+    addresses: Vec<Address>,
+    neighbours: Vec<Neighbour>,
+    routes: Vec<Route>,
+}
+
+/// A side and the differences found so far.
+struct Checker<'c> {
+    side: Side,
+    name: &'c IfName,
+    found: Vec<Mismatch>,
+}
+
+/// What is different from what `attachment` asks for; empty when all is well.
+pub fn check(attachment: &Attachment, host: &mut Socket, netns: &NetNs) -> Result<Vec<Mismatch>, CheckError> {
+    let plan = plan(attachment)?;
+    let mut pod = netns.with(Socket::route)??;
+    let host_link = inspect::by_name(host, &plan.host_name)?;
+    let pod_link = inspect::by_name(&mut pod, &plan.ifname)?;
+    let pair = matches!((&host_link, &pod_link), (Some(host), Some(pod)) if inspect::is_pair(host, pod));
+
+    let mut node = Checker { side: Side::Host, name: &plan.host_name, found: Vec::new() };
+    node.link(host_link.as_ref(), &plan, Mac::GATEWAY);
+    node.owner(host_link.as_ref(), &plan);
+    if let Some(link) = &host_link {
+        node.tables(&plan, link, &Tables::read(host, link.index)?);
+        node.sysctls(&plan)?;
+    }
+    let mut inside = Checker { side: Side::Pod, name: &plan.ifname, found: Vec::new() };
+    inside.link(pod_link.as_ref(), &plan, plan.pod_mac);
+    if host_link.is_some() && pod_link.is_some() && !pair {
+        inside.differ("other end".to_owned(), plan.host_name.to_string(), "another link".to_owned());
+    }
+    if let Some(link) = &pod_link {
+        inside.tables(&plan, link, &Tables::read(&mut pod, link.index)?);
+        netns.with(|| inside.sysctls(&plan))??;
+    }
+    node.found.append(&mut inside.found);
+    Ok(node.found)
+}
+
+// === impl Tables ===
+
+impl Tables {
+    fn read(socket: &mut Socket, ifindex: u32) -> Result<Self, NetlinkError> {
+        let filter = RouteFilter { table: Some(Route::MAIN), oif: Some(ifindex), ..RouteFilter::default() };
+        let (mut neighbours, mut routes) = (Vec::new(), Vec::new());
+        for family in Family::BOTH {
+            neighbours.extend(socket.neighbours_of(family, ifindex)?);
+            routes.extend(socket.routes_where(family, filter)?);
+        }
+        Ok(Self { addresses: socket.addresses_of(ifindex)?, neighbours, routes })
+    }
+
+    fn has(&self, op: &Op, ifindex: u32, protocol: u8) -> bool {
+        match op {
+            Op::LinkUp => true,
+            Op::Address(address) => self.addresses.iter().any(|a| a.net == host_net(*address)),
+            Op::Neighbour(wanted) => self.neighbours.iter().any(|n| {
+                n.address == wanted.address
+                    && n.mac == Some(wanted.mac)
+                    && n.state == NeighbourState::Permanent
+            }),
+            Op::Route(route) => {
+                let wanted = wire_route(route, ifindex, protocol);
+                // The kernel shows IPv6 routes with the metric that it chose; whoever made the route is good.
+                self.routes.iter().any(|route| {
+                    route.dst == wanted.dst
+                        && route.gateway == wanted.gateway
+                        && wanted.metric.is_none_or(|metric| route.metric == Some(metric))
+                })
+            }
+        }
+    }
+}
+
+// === impl Checker ===
+
+impl Checker<'_> {
+    fn differ(&mut self, subject: String, wanted: String, found: String) {
+        self.found.push(Mismatch { side: self.side, subject, wanted, found });
+    }
+
+    fn link(&mut self, link: Option<&Link>, plan: &Plan, mac: Mac) {
+        let name = self.name;
+        let Some(link) = link else {
+            return self.differ(format!("link {name}"), "present".to_owned(), "missing".to_owned());
+        };
+        if link.mtu_bytes != plan.mtu {
+            self.differ(format!("mtu of {name}"), plan.mtu.to_string(), link.mtu_bytes.to_string());
+        }
+        if link.mac != Some(mac) {
+            let found = link.mac.map_or_else(|| "none".to_owned(), |mac| mac.to_string());
+            self.differ(format!("mac of {name}"), mac.to_string(), found);
+        }
+        if !link.is_up() {
+            self.differ(format!("state of {name}"), "up".to_owned(), "down".to_owned());
+        }
+    }
+
+    fn owner(&mut self, link: Option<&Link>, plan: &Plan) {
+        if let Some(link) = link.filter(|link| inspect::owner(link).as_ref() != Some(&plan.owner)) {
+            let found = link.alias.clone().unwrap_or_else(|| "none".to_owned());
+            self.differ(format!("alias of {}", self.name), plan.owner.to_string(), found);
+        }
+    }
+
+    fn tables(&mut self, plan: &Plan, link: &Link, tables: &Tables) {
+        for step in &plan.steps {
+            let Step::Batch { side, ops } = step else { continue };
+            if *side != self.side {
+                continue;
+            }
+            for op in ops.iter().filter(|op| !tables.has(op, link.index, plan.protocol)) {
+                self.differ(format!("{op}, {}", self.name), "present".to_owned(), "missing".to_owned());
+            }
+        }
+    }
+
+    /// Reads this side's settings; the caller sees to it that the thread is in the side's namespace.
+    fn sysctls(&mut self, plan: &Plan) -> Result<(), SysctlError> {
+        let settings = plan.steps.iter().flat_map(|step| match step {
+            Step::Sysctls { side, settings } if *side == self.side => settings.as_slice(),
+            _ => &[],
+        });
+        let mut found = Vec::new();
+        for Setting { path, value, when, .. } in settings {
+            match sysctl::read(path) {
+                Ok(now) if now == *value => {}
+                Ok(now) => found.push((path, value, now)),
+                Err(error) if error.is_missing() && *when == When::Present => {}
+                Err(error) if error.is_missing() => found.push((path, value, "missing".to_owned())),
+                Err(error) => return Err(error),
+            }
+        }
+        for (path, value, now) in found {
+            self.differ(format!("sysctl {path}"), (*value).to_owned(), now);
+        }
+        Ok(())
+    }
+}
+
+// === impl Mismatch ===
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { side, subject, wanted, found } = self;
+        write!(f, "{side}: {subject}: {found}, should be {wanted}")
+    }
+}

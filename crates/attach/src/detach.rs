@@ -1,0 +1,187 @@
+//! Takes an interface down from whatever state it is in: whole, half-built, already doomed, its namespace gone.
+//!
+//! Only links whose alias names the container and interface are touched. Deferred removal answers at once: the
+//! kernel drops routes and neighbours of a link that goes down, both ends get doomed names, so that the next ADD of
+//! the same pod finds its own free, and [`reap`](crate::reap) deletes the group later (DESIGN section 7). A failing
+//! part never keeps the others from being done.
+
+use std::fmt;
+
+use russet_addr::{ContainerId, IfName};
+use russet_linux::NetNs;
+use russet_netlink::{Batch, Link, LinkDel, LinkSet, NetlinkError, Socket};
+
+use crate::attachment::Dialect;
+use crate::{DOOMED_GROUP, inspect, naming};
+
+/// What to take down.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Detachment {
+    /// The runtime's ID of the sandbox.
+    pub container: ContainerId,
+    /// The interface's name inside the pod.
+    pub ifname: IfName,
+    /// The host end's name, where it is known: saves a look at all links.
+    pub host_name: Option<IfName>,
+    /// Whose conventions the node follows: with Calico's, an interface that Calico's own plugin made goes, too.
+    pub dialect: Dialect,
+    /// When the links go.
+    pub removal: Removal,
+}
+
+/// When links are deleted, which costs the kernel 20 ms, for one as for thirty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removal {
+    /// By the next [`reap`](crate::reap).
+    Deferred,
+    /// Before `detach` returns.
+    Synchronous,
+}
+
+/// What was taken down.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Detached {
+    /// The host ends that were found, by index; normally one, none when there was nothing to do.
+    pub host_ifindexes: Vec<u32>,
+}
+
+/// Parts that could not be taken down; the rest has been.
+#[derive(Debug, thiserror::Error)]
+#[error("detach {ifname} of {container}: {}", joined(.errors))]
+pub struct DetachError {
+    /// The runtime's ID of the sandbox.
+    pub container: ContainerId,
+    /// The interface.
+    pub ifname: IfName,
+    /// What was taken down.
+    pub detached: Detached,
+    /// What went wrong, in order.
+    pub errors: Vec<String>,
+}
+
+/// The pod's side, where it can still be reached.
+struct PodSide {
+    socket: Socket,
+    link: Option<Link>,
+}
+
+/// Errors so far.
+#[derive(Default)]
+struct Errors(Vec<String>);
+
+fn joined(errors: &[String]) -> String {
+    errors.join("; ")
+}
+
+/// Takes the interface down. Nothing being there is success, as often as it is asked.
+pub fn detach(host: &mut Socket, what: &Detachment, netns: Option<&NetNs>) -> Result<Detached, DetachError> {
+    let mut errors = Errors::default();
+    let mut pod = netns.and_then(|netns| errors.note(PodSide::open(netns, &what.ifname)));
+    let pod_link = pod.as_ref().and_then(|pod| pod.link.clone());
+    let links = errors.note(find(host, what, pod_link.as_ref())).unwrap_or_default();
+    for link in &links {
+        let pod_end = pod.as_mut().and_then(|pod| pod.end_of(link));
+        let removed = match what.removal {
+            Removal::Deferred if inspect::is_doomed(link) => Ok(()),
+            Removal::Deferred => doom(host, link.index, pod_end),
+            Removal::Synchronous => delete(host, link.index),
+        };
+        errors.note(removed);
+    }
+    if links.is_empty() && what.dialect == Dialect::Calico {
+        errors.note(delete_calicos(host, pod.as_mut()));
+    }
+    let detached = Detached { host_ifindexes: links.iter().map(|link| link.index).collect() };
+    if errors.0.is_empty() {
+        return Ok(detached);
+    }
+    let Detachment { container, ifname, .. } = what.clone();
+    Err(DetachError { container, ifname, detached, errors: errors.0 })
+}
+
+/// Takes a veth down and marks it: its host end by index and, where it can be reached, the pod's end.
+///
+/// Two requests each: older kernels rename no link that is up. Both ends are tried whatever happens to the other.
+pub(crate) fn doom(
+    host: &mut Socket,
+    host_ifindex: u32,
+    pod: Option<(&mut Socket, u32)>,
+) -> Result<(), NetlinkError> {
+    let mut outcome = doom_end(host, host_ifindex, Some(DOOMED_GROUP));
+    if let Some((socket, ifindex)) = pod {
+        outcome = outcome.and(doom_end(socket, ifindex, None));
+    }
+    outcome
+}
+
+fn doom_end(socket: &mut Socket, ifindex: u32, group: Option<u32>) -> Result<(), NetlinkError> {
+    let mut batch = Batch::new();
+    batch.set_link(&LinkSet { up: Some(false), group, ..LinkSet::index(ifindex) });
+    batch.set_link(&LinkSet { name: Some(naming::doomed(ifindex)), ..LinkSet::index(ifindex) });
+    socket.execute_all(&batch).into_iter().try_for_each(|result| inspect::present(result).map(drop))
+}
+
+/// Deletes a link, and a veth's other end with it; that it has gone already is success.
+pub(crate) fn delete(socket: &mut Socket, ifindex: u32) -> Result<(), NetlinkError> {
+    let mut batch = Batch::new();
+    batch.delete_link(&LinkDel::Index(ifindex));
+    inspect::present(socket.execute(&batch).map_err(NetlinkError::from)).map(drop)
+}
+
+/// The host ends of the interface: by name, by what the pod's end says, or else among all links.
+fn find(host: &mut Socket, what: &Detachment, pod: Option<&Link>) -> Result<Vec<Link>, NetlinkError> {
+    let ours = |link: &Link| inspect::owner(link).is_some_and(|o| o.is(&what.container, &what.ifname));
+    if let Some(name) = &what.host_name
+        && let Some(link) = inspect::by_name(host, name)?.filter(ours)
+    {
+        return Ok(vec![link]);
+    }
+    if let Some(index) = pod.and_then(|pod| pod.link)
+        && let Some(link) = inspect::by_index(host, index)?.filter(ours)
+    {
+        return Ok(vec![link]);
+    }
+    let mut links = host.links()?;
+    links.retain(ours);
+    Ok(links)
+}
+
+/// What Calico's own plugin does: deletes the pod's interface (calico-cni.md section 3.6). Only where its other end
+/// is a link of Calico's on this node, though: a foreign network's interface stays.
+fn delete_calicos(host: &mut Socket, pod: Option<&mut PodSide>) -> Result<(), NetlinkError> {
+    let Some(PodSide { link: Some(pod), .. }) = pod else { return Ok(()) };
+    let Some(index) = pod.link else { return Ok(()) };
+    let calicos = |link: &Link| {
+        inspect::is_pair(link, pod)
+            && link.name.starts_with(naming::prefix(Dialect::Calico))
+            && link.alias.is_none()
+    };
+    match inspect::by_index(host, index)?.filter(calicos) {
+        Some(link) => delete(host, link.index),
+        None => Ok(()),
+    }
+}
+
+// === impl PodSide ===
+
+impl PodSide {
+    fn open(netns: &NetNs, ifname: &IfName) -> Result<Self, Box<dyn std::error::Error>> {
+        let mut socket = netns.with(Socket::route)??;
+        let link = inspect::by_name(&mut socket, ifname)?;
+        Ok(Self { socket, link })
+    }
+
+    /// The pod's end of the veth whose other end is `host`, where it has the interface's name.
+    fn end_of(&mut self, host: &Link) -> Option<(&mut Socket, u32)> {
+        let link = self.link.as_ref().filter(|link| inspect::is_pair(host, link))?;
+        Some((&mut self.socket, link.index))
+    }
+}
+
+// === impl Errors ===
+
+impl Errors {
+    fn note<T, E: fmt::Display>(&mut self, result: Result<T, E>) -> Option<T> {
+        result.map_err(|error| self.0.push(error.to_string())).ok()
+    }
+}

@@ -1,0 +1,138 @@
+//! The first step: the veth is created in place, found again, or gets its names from links that are in the way.
+
+use std::os::fd::AsRawFd as _;
+
+use russet_addr::{IpNet, Mac};
+use russet_netlink::{Batch, Link, LinkAdd, LinkDel, LinkSet, NetlinkError, Peer, Scope};
+
+use super::AttachCause;
+use super::obstacle::{self, InTheWay, NEWBORN_GROUP, Verdict};
+use super::record::Reversal;
+use super::run::{Ends, Run, open_in};
+use crate::detach;
+use crate::inspect;
+use crate::plan::Side;
+
+/// Tries at creating the veth: each removes one link that is in the way, and there are two names.
+const CREATE_MAX_TRIES: usize = 4;
+
+// === impl Run ===
+
+impl Run<'_> {
+    /// Creates the veth, or finds that it is there; makes room first where that is right.
+    pub(super) fn create(&mut self) -> Result<(), AttachCause> {
+        let mut batch = Batch::new();
+        batch.add_link(&self.veth());
+        for _ in 0..CREATE_MAX_TRIES {
+            match self.host.execute(&batch) {
+                Ok(()) => return self.adopt_newborn(),
+                Err(error) if error.is_exists() => {}
+                Err(error) => return Err(NetlinkError::from(error).into()),
+            }
+            if self.make_room()? {
+                return Ok(());
+            }
+        }
+        Err(AttachCause::Vanished(self.plan.host_name.to_string()))
+    }
+
+    fn veth(&self) -> LinkAdd {
+        let mtu_bytes = Some(self.plan.mtu);
+        let peer = Peer {
+            netns: Some(self.netns.as_raw_fd()),
+            mtu_bytes,
+            mac: Some(self.plan.pod_mac),
+            ..Peer::new(self.plan.ifname.clone())
+        };
+        LinkAdd {
+            mtu_bytes,
+            mac: Some(Mac::GATEWAY),
+            group: Some(NEWBORN_GROUP),
+            ..LinkAdd::veth(self.plan.host_name.clone(), peer)
+        }
+    }
+
+    /// Learns the indices of a veth that was just created, and writes its owner on it.
+    fn adopt_newborn(&mut self) -> Result<(), AttachCause> {
+        let name = &self.plan.host_name;
+        self.record.push(Reversal::DeleteLink(LinkDel::Name(name.clone())));
+        let host = self.host.link_by_name(name)?;
+        let pod_ifindex = host.link.ok_or_else(|| AttachCause::Vanished(self.plan.ifname.to_string()))?;
+        let mut batch = Batch::new();
+        let alias = Some(self.plan.owner.to_string());
+        batch.set_link(&LinkSet { alias, group: Some(0), ..LinkSet::index(host.index) });
+        self.host.execute(&batch).map_err(NetlinkError::from)?;
+        self.ends = Some(Ends { host, pod_ifindex, reused: None });
+        Ok(())
+    }
+
+    /// Deals with what has our names; true when the veth is there already.
+    fn make_room(&mut self) -> Result<bool, AttachCause> {
+        let pod_socket = open_in(&mut self.pod, self.netns)?;
+        let host = inspect::by_name(self.host, &self.plan.host_name)?;
+        let pod = inspect::by_name(pod_socket, &self.plan.ifname)?;
+        let peer = match pod.as_ref().and_then(|pod| pod.link) {
+            Some(index) => inspect::by_index(self.host, index)?,
+            None => None,
+        };
+        match obstacle::judge(self.plan, InTheWay { host, pod, peer }, self.netns.path()) {
+            Verdict::Retry => Ok(false),
+            Verdict::Refuse(cause) => Err(cause),
+            Verdict::Reuse { host, pod } if self.has_strange_addresses(&pod)? => {
+                self.remove(&host, Some(&pod)).map(|()| false)
+            }
+            Verdict::Reuse { host, pod } => self.reuse(host, pod).map(|()| true),
+            Verdict::Remove { host, pod } => self.remove(&host, pod.as_ref()).map(|()| false),
+        }
+    }
+
+    /// Whether the pod's end carries an address that this attachment does not have: then it is another one.
+    fn has_strange_addresses(&mut self, pod: &Link) -> Result<bool, AttachCause> {
+        let wanted: Vec<IpNet> = self.plan.addresses().collect();
+        let found = open_in(&mut self.pod, self.netns)?.addresses_of(pod.index)?;
+        Ok(found.iter().any(|a| a.scope == Scope::Universe && !wanted.contains(&a.net)))
+    }
+
+    /// Keeps a veth that is there, with MTU, MACs and owner as they should be.
+    fn reuse(&mut self, host: Link, pod: Link) -> Result<(), AttachCause> {
+        let alias = self.plan.owner.to_string();
+        if host.alias.as_ref() != Some(&alias) {
+            let mut batch = Batch::new();
+            batch.set_link(&LinkSet { alias: Some(alias), ..LinkSet::index(host.index) });
+            self.host.execute(&batch).map_err(NetlinkError::from)?;
+        }
+        self.repair(Side::Host, &host, Mac::GATEWAY)?;
+        self.repair(Side::Pod, &pod, self.plan.pod_mac)?;
+        self.ends = Some(Ends { host, pod_ifindex: pod.index, reused: Some(pod) });
+        Ok(())
+    }
+
+    fn repair(&mut self, side: Side, link: &Link, mac: Mac) -> Result<(), AttachCause> {
+        let mtu = self.plan.mtu;
+        if link.mtu_bytes == mtu && link.mac == Some(mac) {
+            return Ok(());
+        }
+        let mut batch = Batch::new();
+        batch.set_link(&LinkSet { mtu_bytes: Some(mtu), mac: Some(mac), ..LinkSet::index(link.index) });
+        self.socket(side)?.execute(&batch).map_err(NetlinkError::from)?;
+        let Link { index: ifindex, mtu_bytes, mac, .. } = *link;
+        self.record.push(Reversal::Attributes { side, ifindex, mtu_bytes, mac });
+        Ok(())
+    }
+
+    /// Removes what is in the way. This alone is not reversed: it belonged to a sandbox that is gone.
+    fn remove(&mut self, host: &Link, pod: Option<&Link>) -> Result<(), AttachCause> {
+        let pod = match pod {
+            Some(pod) => Some((open_in(&mut self.pod, self.netns)?, pod.index)),
+            None => None,
+        };
+        // Without an alias of ours `reap` would never delete it.
+        let deferred = !self.plan.sync_delete && inspect::owner(host).is_some();
+        let removed = if deferred {
+            detach::doom(self.host, host.index, pod)
+        } else {
+            detach::delete(self.host, host.index)
+        };
+        removed.map_err(AttachCause::from)
+    }
+}

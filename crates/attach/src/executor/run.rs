@@ -1,0 +1,219 @@
+//! One attachment on its way: the steps, one by one, and what they have found out so far.
+
+use russet_addr::Mac;
+use russet_linux::{NetNs, sysctl};
+use russet_netlink::{Batch, BatchError, Link, NetlinkError, Route, Socket};
+
+use super::record::{Record, Reversal, World};
+use super::{AttachCause, Attached, Hooks, Pending, request};
+use crate::inspect;
+use crate::plan::{Op, Plan, PlannedRoute, Setting, Side, Step, When};
+
+/// An attachment on its way.
+pub(super) struct Run<'r> {
+    pub host: &'r mut Socket,
+    pub plan: &'r Plan,
+    pub netns: &'r NetNs,
+    /// Opened when it is first needed.
+    pub pod: Option<Socket>,
+    pub ends: Option<Ends>,
+    pub record: Record,
+}
+
+/// The two ends of the veth.
+pub(super) struct Ends {
+    /// The node's end.
+    pub host: Link,
+    /// The pod's end, in its namespace.
+    pub pod_ifindex: u32,
+    /// What the pod's end was like, where the veth was there before.
+    pub reused: Option<Link>,
+}
+
+/// What is missing below here on a kernel without IPv6.
+const IPV6_SYSCTLS: &str = "net/ipv6/";
+
+// === impl Run ===
+
+impl<'r> Run<'r> {
+    pub fn new(host: &'r mut Socket, plan: &'r Plan, netns: &'r NetNs) -> Self {
+        Self { host, plan, netns, pod: None, ends: None, record: Record::default() }
+    }
+
+    /// Does all steps, or says which one failed.
+    pub fn carry_out(&mut self, hooks: &mut dyn Hooks) -> Result<Attached, (&'r Step, AttachCause)> {
+        let mut last = None;
+        for step in &self.plan.steps {
+            let before = hooks.before(step).map_err(AttachCause::Refused);
+            before.and_then(|()| self.step(step, hooks)).map_err(|cause| (step, cause))?;
+            last = Some(step);
+        }
+        let vanished = || AttachCause::Vanished(self.plan.host_name.to_string());
+        match (self.attached(), last) {
+            (Some(attached), _) => Ok(attached),
+            (None, Some(step)) => Err((step, vanished())),
+            (None, None) => Err((&Step::CreateVeth, vanished())),
+        }
+    }
+
+    /// Reverses what has been done; returns what could not be.
+    pub fn undo(&mut self) -> Vec<String> {
+        let Self { host, pod, netns, plan, record, .. } = self;
+        record.run(&mut World { host, pod: pod.as_mut(), netns, protocol: plan.protocol })
+    }
+
+    fn step(&mut self, step: &Step, hooks: &mut dyn Hooks) -> Result<(), AttachCause> {
+        match step {
+            Step::CreateVeth => self.create(),
+            Step::Sysctls { side: Side::Host, settings } => self.write(Side::Host, settings),
+            Step::Sysctls { side: Side::Pod, settings } => {
+                let _inside = self.netns.enter()?;
+                if self.pod.is_none() {
+                    self.pod = Some(Socket::route()?);
+                }
+                self.write(Side::Pod, settings)
+            }
+            Step::Batch { side, ops } => self.send(*side, ops),
+            Step::Gate => {
+                let pending = self.pending()?;
+                hooks.gate(&pending).map_err(AttachCause::Refused)
+            }
+            Step::Settle => self.settle(),
+        }
+    }
+
+    /// Writes what differs, and remembers the old value of what outlives the veth.
+    fn write(&mut self, side: Side, settings: &[Setting]) -> Result<(), AttachCause> {
+        for setting in settings {
+            let Setting { path, value, when, lasting } = setting;
+            let old = if *lasting { sysctl::read(path).map(Some) } else { Ok(None) };
+            let written = old.and_then(|old| Ok((old, sysctl::write_if_different(path, value)?)));
+            match written {
+                Ok((Some(value), true)) => {
+                    self.record.push(Reversal::Sysctl { side, path: path.clone(), value });
+                }
+                Ok(_) => {}
+                Err(error) if error.is_missing() && *when == When::Present => {}
+                Err(error) if error.is_missing() && path.starts_with(IPV6_SYSCTLS) => {
+                    return Err(AttachCause::NoIpv6(error));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends one batch. On a veth that was there before, what exists already is good if it is ours, and what did
+    /// not is remembered; a new veth takes everything with it when it is deleted.
+    fn send(&mut self, side: Side, ops: &[Op]) -> Result<(), AttachCause> {
+        let ends = self.ends()?;
+        let (ifindex, old) = match side {
+            Side::Host => (ends.host.index, ends.reused.as_ref().map(|_| ends.host.is_up())),
+            Side::Pod => (ends.pod_ifindex, ends.reused.as_ref().map(Link::is_up)),
+        };
+        let mut batch = Batch::new();
+        ops.iter().for_each(|op| request::push(&mut batch, op, ifindex, self.plan.protocol));
+        let results = match old {
+            None => match self.socket(side)?.execute(&batch) {
+                Ok(()) => return Ok(()),
+                Err(BatchError { index, error }) => vec![(index, Err(error))],
+            },
+            Some(_) => self.socket(side)?.execute_all(&batch).into_iter().enumerate().collect(),
+        };
+        let mut outcome = Ok(());
+        for (op, result) in results.into_iter().filter_map(|(index, result)| Some((ops.get(index)?, result)))
+        {
+            let noted = match result {
+                Ok(()) if *op == Op::LinkUp && old == Some(true) => Ok(()),
+                Ok(()) => {
+                    self.record.push(Reversal::Op { side, ifindex, op: *op });
+                    Ok(())
+                }
+                Err(error) if error.is_exists() => self.existing(side, op, ifindex, error),
+                Err(error) => Err(error.into()),
+            };
+            outcome = outcome.and(noted);
+        }
+        outcome
+    }
+
+    /// Whether something that exists already is what was wanted.
+    fn existing(
+        &mut self,
+        side: Side,
+        op: &Op,
+        ifindex: u32,
+        error: NetlinkError,
+    ) -> Result<(), AttachCause> {
+        let Op::Route(PlannedRoute { net, metric, .. }) = op else {
+            return if matches!(op, Op::Address(_)) { Ok(()) } else { Err(error.into()) };
+        };
+        let holders = request::routes_to(self.socket(side)?, *net, *metric)?;
+        match holders.first() {
+            Some(holder) if holder.oif == Some(ifindex) => Ok(()),
+            Some(holder) => {
+                let holder = self.describe(side, holder);
+                Err(AttachCause::RouteTaken { net: *net, holder })
+            }
+            None => Err(error.into()),
+        }
+    }
+
+    /// A route in words, with its link by name and index.
+    fn describe(&mut self, side: Side, route: &Route) -> String {
+        let Some(index) = route.oif else { return format!("{route:?}") };
+        let link = self.socket(side).ok().and_then(|socket| inspect::by_index(socket, index).ok().flatten());
+        let name = link.map_or_else(|| "a link that is gone".to_owned(), |link| link.name);
+        format!("it leads to {name} (index {index}, scope {:?}, protocol {})", route.scope, route.protocol)
+    }
+
+    /// Reads the pod's end once more. Carrier changes are finished asynchronously, and until then the pod's packets
+    /// are dropped; reading the link makes the kernel finish them now (since 6.8).
+    fn settle(&mut self) -> Result<(), AttachCause> {
+        let pod_ifindex = self.ends()?.pod_ifindex;
+        let link = self.socket(Side::Pod)?.link_by_index(pod_ifindex)?;
+        if link.is_up() { Ok(()) } else { Err(AttachCause::Vanished(link.name)) }
+    }
+
+    fn pending(&self) -> Result<Pending<'_>, AttachCause> {
+        let Ends { host, pod_ifindex, reused } = self.ends()?;
+        let (plan, reused) = (self.plan, reused.is_some());
+        Ok(Pending { plan, host_ifindex: host.index, pod_ifindex: *pod_ifindex, reused })
+    }
+
+    fn attached(&self) -> Option<Attached> {
+        let Ends { host, pod_ifindex, reused } = self.ends.as_ref()?;
+        Some(Attached {
+            host_name: self.plan.host_name.clone(),
+            host_ifindex: host.index,
+            host_mac: Mac::GATEWAY,
+            pod_ifindex: *pod_ifindex,
+            pod_mac: self.plan.pod_mac,
+            mtu: self.plan.mtu,
+            reused: reused.is_some(),
+        })
+    }
+
+    fn ends(&self) -> Result<&Ends, AttachCause> {
+        self.ends.as_ref().ok_or_else(|| AttachCause::Vanished(self.plan.host_name.to_string()))
+    }
+
+    /// The socket of a side; the pod's is opened when it is first needed.
+    pub(super) fn socket(&mut self, side: Side) -> Result<&mut Socket, AttachCause> {
+        match side {
+            Side::Host => Ok(self.host),
+            Side::Pod => open_in(&mut self.pod, self.netns),
+        }
+    }
+}
+
+/// A route socket of `netns`, opened once.
+pub(super) fn open_in<'s>(
+    socket: &'s mut Option<Socket>,
+    netns: &NetNs,
+) -> Result<&'s mut Socket, AttachCause> {
+    match socket {
+        Some(socket) => Ok(socket),
+        None => Ok(socket.insert(netns.with(Socket::route)??)),
+    }
+}

@@ -1,0 +1,42 @@
+//! Reading links: absence is an answer, and an alias is an owner.
+
+use russet_addr::IfName;
+use russet_netlink::{Link, NetlinkError, Socket};
+
+use crate::owner::Owner;
+use crate::{DOOMED_GROUP, naming};
+
+/// The link called `name`, when there is one.
+pub(crate) fn by_name(socket: &mut Socket, name: &IfName) -> Result<Option<Link>, NetlinkError> {
+    present(socket.link_by_name(name))
+}
+
+/// The link with an index, when there is one.
+pub(crate) fn by_index(socket: &mut Socket, index: u32) -> Result<Option<Link>, NetlinkError> {
+    present(socket.link_by_index(index))
+}
+
+/// Turns "there is none" into `None`.
+pub(crate) fn present<T>(result: Result<T, NetlinkError>) -> Result<Option<T>, NetlinkError> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whose the link is, if it is ours at all.
+pub(crate) fn owner(link: &Link) -> Option<Owner> {
+    link.alias.as_deref()?.parse().ok()
+}
+
+/// Whether the two are the ends of one veth, `host` in the node's namespace and `pod` in another.
+pub(crate) fn is_pair(host: &Link, pod: &Link) -> bool {
+    let veth = |link: &Link| link.kind.as_deref() == Some("veth") && link.link_netnsid.is_some();
+    veth(host) && veth(pod) && host.link == Some(pod.index) && pod.link == Some(host.index)
+}
+
+/// Whether the link only waits for its deletion.
+pub(crate) fn is_doomed(link: &Link) -> bool {
+    link.group == DOOMED_GROUP && naming::is_doomed(&link.name) && owner(link).is_some()
+}

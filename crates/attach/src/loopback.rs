@@ -1,0 +1,42 @@
+//! The loopback of a pod's namespace: the whole of the `loopback` plugin's work (cni-runtime.md section 5).
+
+use russet_linux::{NetNs, NetNsError};
+use russet_netlink::{Batch, LinkSet, NetlinkError, Socket};
+
+/// Why a loopback could not be changed or read.
+#[derive(Debug, thiserror::Error)]
+pub enum LoopbackError {
+    /// The namespace cannot be entered.
+    #[error(transparent)]
+    NetNs(#[from] NetNsError),
+    /// The kernel refused.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+}
+
+/// The loopback's index in every namespace (`LOOPBACK_IFINDEX`).
+const LOOPBACK_IFINDEX: u32 = 1;
+
+/// Raises it; the kernel gives it 127.0.0.1/8 and ::1/128.
+pub fn up(netns: &NetNs) -> Result<(), LoopbackError> {
+    set(netns, true)
+}
+
+/// Takes it down. DEL wants that; a namespace that is gone has none, which the caller treats as success.
+pub fn down(netns: &NetNs) -> Result<(), LoopbackError> {
+    set(netns, false)
+}
+
+/// Whether it is up.
+pub fn is_up(netns: &NetNs) -> Result<bool, LoopbackError> {
+    let mut socket = netns.with(Socket::route)??;
+    Ok(socket.link_by_index(LOOPBACK_IFINDEX)?.is_up())
+}
+
+fn set(netns: &NetNs, up: bool) -> Result<(), LoopbackError> {
+    let mut socket = netns.with(Socket::route)??;
+    let mut batch = Batch::new();
+    batch.set_link(&LinkSet { up: Some(up), ..LinkSet::index(LOOPBACK_IFINDEX) });
+    socket.execute(&batch).map_err(NetlinkError::from)?;
+    Ok(())
+}

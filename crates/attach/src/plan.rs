@@ -1,0 +1,375 @@
+//! From an [`Attachment`] to ordered steps: pure, and the only place that decides anything about a pod's wiring.
+//!
+//! The order is calico-cni.md section 3.3 with four improvements, all invisible to peers: the veth is created in
+//! place, with MAC, MTU and alias, in one message; each side gets one batch; the gateways are permanent neighbours
+//! inside the pod and the pod is one on the node, so nothing ever waits for ARP and a node without a default route,
+//! whose proxy ARP stays silent, works as well; and the host end, which opens the path, comes up last, behind a
+//! gate where the caller makes sure that the pod's verdicts are in force.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use russet_addr::{Family, IfName, IpNet, Mac, host_net};
+
+use crate::ROUTE_PROTOCOL;
+use crate::attachment::{Attachment, AttachmentError, Dialect};
+use crate::naming::{GATEWAY_V4, GATEWAY_V6};
+use crate::owner::Owner;
+
+/// What an [`Executor`](crate::Executor) does, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Whose the links will be.
+    pub owner: Owner,
+    /// Whose conventions decide about links in the way.
+    pub dialect: Dialect,
+    /// The end in the node's namespace.
+    pub host_name: IfName,
+    /// The end inside the pod.
+    pub ifname: IfName,
+    /// MTU of both ends, in bytes.
+    pub mtu: u32,
+    /// The pod end's MAC; the host end has [`Mac::GATEWAY`].
+    pub pod_mac: Mac,
+    /// `rtm_protocol` of every route.
+    pub protocol: u8,
+    /// Delete an old sandbox's link at once instead of leaving it to `reap`.
+    pub sync_delete: bool,
+    /// The steps.
+    pub steps: Vec<Step>,
+}
+
+/// One step; each either happens or is the one that an error names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Create the pair, each end where it belongs.
+    CreateVeth,
+    /// Write these, in order.
+    Sysctls {
+        /// In whose namespace.
+        side: Side,
+        /// What to write.
+        settings: Vec<Setting>,
+    },
+    /// Send these in one batch.
+    Batch {
+        /// In whose namespace, and to whose end.
+        side: Side,
+        /// What to do.
+        ops: Vec<Op>,
+    },
+    /// Ask the caller whether packets may flow.
+    Gate,
+    /// Look at the pod's end once more: the kernel then finishes raising it before ADD answers.
+    Settle,
+}
+
+/// Which end of the veth, and which namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The node's.
+    Host,
+    /// The pod's.
+    Pod,
+}
+
+/// A value under `/proc/sys`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// The path below `/proc/sys`, with slashes.
+    pub path: String,
+    /// The value.
+    pub value: &'static str,
+    /// How badly it is wanted.
+    pub when: When,
+    /// Whether it belongs to the namespace and so outlives the link.
+    pub lasting: bool,
+}
+
+/// How badly a [`Setting`] is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// Failing to write it fails the attachment.
+    Required,
+    /// A kernel that does not have it (IPv6 switched off) needs none; any other failure counts.
+    Present,
+}
+
+/// One message about an end of the veth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Raise the link.
+    LinkUp,
+    /// Give it this address, /32 or /128, without duplicate-address detection.
+    Address(IpAddr),
+    /// A neighbour that never expires.
+    Neighbour(PermanentNeighbour),
+    /// A route in the main table.
+    Route(PlannedRoute),
+}
+
+/// A neighbour that never expires.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PermanentNeighbour {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its MAC.
+    pub mac: Mac,
+}
+
+/// A route in the main table out of one end of the veth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlannedRoute {
+    /// The destination.
+    pub net: IpNet,
+    /// How to get there.
+    pub via: Via,
+    /// The metric; none is the kernel's default (0 for IPv4, 1024 for IPv6).
+    pub metric: Option<u32>,
+}
+
+/// The next hop of a [`PlannedRoute`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Via {
+    /// The destination itself, on the link.
+    Link,
+    /// A gateway on the link.
+    Gateway(IpAddr),
+}
+
+/// `RTPROT_BOOT`, what Calico's plugin gives its routes (calico-cni.md section 3.5).
+const PROTOCOL_BOOT: u8 = 3;
+
+/// The steps that wire `attachment`.
+pub fn plan(attachment: &Attachment) -> Result<Plan, AttachmentError> {
+    attachment.validate()?;
+    let steps = vec![
+        Step::CreateVeth,
+        Step::Sysctls { side: Side::Host, settings: host_settings(attachment) },
+        Step::Sysctls { side: Side::Pod, settings: pod_settings(attachment) },
+        Step::Batch { side: Side::Pod, ops: pod_ops(attachment) },
+        Step::Gate,
+        Step::Batch { side: Side::Host, ops: host_ops(attachment) },
+        Step::Settle,
+    ];
+    Ok(Plan {
+        owner: attachment.owner(),
+        dialect: attachment.dialect,
+        host_name: attachment.host_name.clone(),
+        ifname: attachment.ifname.clone(),
+        mtu: attachment.mtu,
+        pod_mac: attachment.pod_mac(),
+        protocol: match attachment.dialect {
+            Dialect::Native => ROUTE_PROTOCOL,
+            Dialect::Calico => PROTOCOL_BOOT,
+        },
+        sync_delete: attachment.sync_delete,
+        steps,
+    })
+}
+
+/// calico-cni.md section 3.4. `accept_ra` matters without IPv6, too: a pod that sends router advertisements must
+/// not become the node's default gateway (CVE-2020-10749). Natively there is no Felix to set `rp_filter`, which
+/// keeps a pod from sending with an address that is not its own, nor one to guard `route_localnet`, which lets
+/// pods reach the node's 127.0.0.1.
+fn host_settings(attachment: &Attachment) -> Vec<Setting> {
+    let name = &attachment.host_name;
+    let v4 = |knob: &str, value| Setting::of_link(format!("net/ipv4/conf/{name}/{knob}"), value);
+    let v6 = |knob: &str, value| Setting::of_link(format!("net/ipv6/conf/{name}/{knob}"), value);
+    let mut settings = vec![v6("accept_ra", "0").when(When::Present)];
+    if attachment.has(Family::V4) {
+        settings.push(Setting::of_link(format!("net/ipv4/neigh/{name}/proxy_delay"), "0"));
+        settings.push(v4("proxy_arp", "1"));
+        settings.push(v4("forwarding", "1"));
+        settings.push(match attachment.dialect {
+            Dialect::Native => v4("rp_filter", "1"),
+            Dialect::Calico => v4("route_localnet", "1"),
+        });
+    }
+    if attachment.has(Family::V6) {
+        settings.push(v6("disable_ipv6", "0"));
+        settings.push(v6("accept_dad", "0"));
+        settings.push(v6("proxy_ndp", "1"));
+        settings.push(v6("forwarding", "1"));
+    }
+    settings
+}
+
+/// calico-cni.md section 3.3, steps 4, 9 and 11.
+fn pod_settings(attachment: &Attachment) -> Vec<Setting> {
+    let forwarding = if attachment.allow_ip_forwarding { "1" } else { "0" };
+    let mut settings = Vec::new();
+    if attachment.has(Family::V6) {
+        for scope in ["all", "default", "lo"] {
+            settings.push(Setting::of_namespace(format!("net/ipv6/conf/{scope}/disable_ipv6"), "0"));
+        }
+        let name = &attachment.ifname;
+        settings.push(Setting::of_link(format!("net/ipv6/conf/{name}/disable_ipv6"), "0"));
+        settings.push(Setting::of_link(format!("net/ipv6/conf/{name}/accept_dad"), "0"));
+        settings.push(Setting::of_namespace("net/ipv6/conf/all/forwarding".to_owned(), forwarding));
+    }
+    if attachment.has(Family::V4) {
+        settings.push(Setting::of_namespace("net/ipv4/ip_forward".to_owned(), forwarding));
+    }
+    settings
+}
+
+/// calico-cni.md section 3.2. Addresses come before routes, so that the kernel has a source to choose, and
+/// neighbours before the routes that use them.
+fn pod_ops(attachment: &Attachment) -> Vec<Op> {
+    let mut ops = vec![Op::LinkUp];
+    ops.extend(attachment.addresses.iter().map(|address| Op::Address(*address)));
+    for family in Family::BOTH.into_iter().filter(|family| attachment.has(*family)) {
+        ops.push(Op::Neighbour(PermanentNeighbour { address: gateway(family), mac: Mac::GATEWAY }));
+    }
+    let route = |net, via| Op::Route(PlannedRoute { net, via, metric: attachment.route_metric });
+    if attachment.has(Family::V4) {
+        ops.push(route(host_net(GATEWAY_V4.into()), Via::Link));
+    }
+    for net in attachment.destinations() {
+        ops.push(route(net, Via::Gateway(gateway(Family::of_net(&net)))));
+    }
+    ops
+}
+
+/// calico-cni.md section 3.5. The kernel refuses routes out of a link that is down, so they follow it; until the
+/// last message nothing on the node finds the pod.
+fn host_ops(attachment: &Attachment) -> Vec<Op> {
+    let mac = attachment.pod_mac();
+    let neighbour = |address: &IpAddr| Op::Neighbour(PermanentNeighbour { address: *address, mac });
+    let route =
+        |address: &IpAddr| Op::Route(PlannedRoute { net: host_net(*address), via: Via::Link, metric: None });
+    let addresses = &attachment.addresses;
+    let neighbours = addresses.iter().map(neighbour);
+    neighbours.chain([Op::LinkUp]).chain(addresses.iter().map(route)).collect()
+}
+
+/// The gateway that every pod has.
+fn gateway(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => GATEWAY_V4.into(),
+        Family::V6 => GATEWAY_V6.into(),
+    }
+}
+
+// === impl Setting ===
+
+impl Setting {
+    fn of_link(path: String, value: &'static str) -> Self {
+        Self { path, value, when: When::Required, lasting: false }
+    }
+
+    fn of_namespace(path: String, value: &'static str) -> Self {
+        Self { lasting: true, ..Self::of_link(path, value) }
+    }
+
+    fn when(self, when: When) -> Self {
+        Self { when, ..self }
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} = {}", self.path, self.value)?;
+        match self.when {
+            When::Required => Ok(()),
+            When::Present => f.write_str(" if present"),
+        }
+    }
+}
+
+// === impl Op ===
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Op::LinkUp => f.write_str("link up"),
+            Op::Address(address) => write!(f, "address {}", host_net(*address)),
+            Op::Neighbour(PermanentNeighbour { address, mac }) => {
+                write!(f, "neighbour {address} at {mac}, permanent")
+            }
+            Op::Route(PlannedRoute { net, via, metric }) => {
+                match via {
+                    Via::Link => write!(f, "route {net} on the link")?,
+                    Via::Gateway(gateway) => write!(f, "route {net} via {gateway}")?,
+                }
+                metric.map_or(Ok(()), |metric| write!(f, " metric {metric}"))
+            }
+        }
+    }
+}
+
+// === impl Side ===
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Side::Host => "node",
+            Side::Pod => "pod",
+        })
+    }
+}
+
+// === impl Step ===
+
+impl Step {
+    /// What errors and stage times call it.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Step::CreateVeth => "create veth",
+            Step::Sysctls { side: Side::Host, .. } => "sysctls of the node",
+            Step::Sysctls { side: Side::Pod, .. } => "sysctls of the pod",
+            Step::Batch { side: Side::Host, .. } => "batch of the node",
+            Step::Batch { side: Side::Pod, .. } => "batch of the pod",
+            Step::Gate => "gate",
+            Step::Settle => "settle",
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// The pod's addresses, as prefixes of one address each.
+    pub fn addresses(&self) -> impl Iterator<Item = IpNet> + '_ {
+        let ops = self.steps.iter().flat_map(|step| match step {
+            Step::Batch { side: Side::Pod, ops } => ops.as_slice(),
+            _ => &[],
+        });
+        ops.filter_map(|op| match op {
+            Op::Address(address) => Some(host_net(*address)),
+            _ => None,
+        })
+    }
+
+    /// The one-line description of a step, as it stands in errors and in the plan's text.
+    fn describe(&self, f: &mut fmt::Formatter<'_>, step: &Step) -> fmt::Result {
+        writeln!(f, "{step}")?;
+        match step {
+            Step::CreateVeth => {
+                let Self { host_name, ifname, mtu, pod_mac, owner, .. } = self;
+                writeln!(f, "  node: {host_name} mac {} mtu {mtu} alias {owner}", Mac::GATEWAY)?;
+                writeln!(f, "  pod: {ifname} mac {pod_mac} mtu {mtu}")
+            }
+            Step::Sysctls { settings, .. } => settings.iter().try_for_each(|s| writeln!(f, "  {s}")),
+            Step::Batch { ops, .. } => ops.iter().try_for_each(|op| writeln!(f, "  {op}")),
+            Step::Gate | Step::Settle => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}, routes of protocol {}", self.owner, self.protocol)?;
+        self.steps.iter().try_for_each(|step| self.describe(f, step))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,57 @@
+//! Deletes, all at once, what deferred removals left; and lists what is ours.
+//!
+//! The agent calls both: `reap` a moment after a DEL and at its start, `list` for GC and `russet owned`.
+
+use russet_netlink::{Batch, Link, LinkDel, NetlinkError, Socket};
+
+use crate::owner::Owner;
+use crate::{DOOMED_GROUP, detach, inspect};
+
+/// A link on the node that is ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnedLink {
+    /// Its index.
+    pub ifindex: u32,
+    /// Its name.
+    pub name: String,
+    /// The network, container and interface that it is for.
+    pub owner: Owner,
+    /// Whether it only waits for its deletion.
+    pub doomed: bool,
+}
+
+/// What [`reap`] did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Reaped {
+    /// How many links were deleted.
+    pub count: usize,
+    /// Links that somebody else put into our group: they stay, and make every deletion slow.
+    pub foreign: Vec<String>,
+}
+
+/// All links of the node that are ours, doomed ones included.
+pub fn list(host: &mut Socket) -> Result<Vec<OwnedLink>, NetlinkError> {
+    let owned = |link: Link| {
+        let owner = inspect::owner(&link)?;
+        let doomed = inspect::is_doomed(&link);
+        Some(OwnedLink { ifindex: link.index, name: link.name, owner, doomed })
+    };
+    Ok(host.links()?.into_iter().filter_map(owned).collect())
+}
+
+/// Deletes the doomed links. The kernel deletes a group for the price of one link, so that is what happens when
+/// every member is ours; otherwise ours go one by one.
+pub fn reap(host: &mut Socket) -> Result<Reaped, NetlinkError> {
+    let mut members = host.links()?;
+    members.retain(|link| link.group == DOOMED_GROUP);
+    let (ours, foreign): (Vec<Link>, Vec<Link>) = members.into_iter().partition(inspect::is_doomed);
+    if foreign.is_empty() && !ours.is_empty() {
+        let mut batch = Batch::new();
+        batch.delete_link(&LinkDel::Group(DOOMED_GROUP));
+        inspect::present(host.execute(&batch).map_err(NetlinkError::from))?;
+    } else {
+        ours.iter().try_for_each(|link| detach::delete(host, link.index))?;
+    }
+    let foreign = foreign.into_iter().map(|link| link.name).collect();
+    Ok(Reaped { count: ours.len(), foreign })
+}
