@@ -1,1 +1,75 @@
-fn main() {}
+//! `cargo xtask`: what the workspace does to itself: its tests, its benchmarks, its release files.
+//!
+//! People call it, and `.ci/run`. It depends on no crate of ours, so that it still runs, and reports, when one
+//! of them does not compile.
+
+mod artifacts;
+mod bench;
+mod dist;
+mod elf;
+mod error;
+mod packages;
+mod process;
+mod suite;
+mod text_table;
+
+use std::process::ExitCode;
+
+use lexopt::prelude::{Long, Short, Value, ValueExt};
+
+use crate::error::{Error, Result};
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  test [--only LAYER]... [-p CRATE]...   install what is missing, then run every layer of tests
+  ci                                     the same as test; what .ci/run calls
+  dist [--no-memory]                     release files in target/dist, their sizes and the agents' memory
+  bench NAME [-o table|json] [--rounds N] [--impl NAME]... [--no-build]
+
+layers: format lint unit build kernel program
+benches: cni
+";
+
+enum Command {
+    Help,
+    Test(suite::Options),
+    Dist(dist::Options),
+    Bench(bench::Options),
+}
+
+fn main() -> ExitCode {
+    let done = parse(lexopt::Parser::from_env()).and_then(|command| match command {
+        Command::Help => {
+            print!("{USAGE}");
+            Ok(true)
+        }
+        Command::Test(options) => suite::run(&options),
+        Command::Dist(options) => dist::run(&options),
+        Command::Bench(options) => bench::run(&options),
+    });
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::from(if matches!(error, Error::Usage(_)) { 2 } else { 1 })
+        }
+    }
+}
+
+fn parse(mut parser: lexopt::Parser) -> Result<Command> {
+    let Some(first) = parser.next()? else { return Err(Error::Usage(USAGE.to_owned())) };
+    let name = match first {
+        Long("help") | Short('h') => return Ok(Command::Help),
+        Value(name) => name.string()?,
+        other => return Err(other.unexpected().into()),
+    };
+    match name.as_str() {
+        "help" => Ok(Command::Help),
+        "test" | "ci" => suite::Options::parse(parser).map(Command::Test),
+        "dist" => dist::Options::parse(parser).map(Command::Dist),
+        "bench" => bench::Options::parse(parser).map(Command::Bench),
+        _ => Err(Error::Usage(format!("unknown command {name:?}\n{USAGE}"))),
+    }
+}

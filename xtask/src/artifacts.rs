@@ -1,0 +1,93 @@
+//! The executables that tests, benchmarks and releases need, built once and found again.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::{Error, Result};
+use crate::process;
+
+/// A cargo profile of the workspace's Cargo.toml.
+#[derive(Clone, Copy)]
+pub enum Profile {
+    /// For tests and benchmarks.
+    Release,
+    /// For users: smaller, and slow to build.
+    Dist,
+}
+
+/// The top of the workspace.
+pub fn workspace() -> &'static Path {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().unwrap_or(xtask)
+}
+
+/// Where cargo puts what it builds.
+pub fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
+}
+
+/// `cargo`, the one that runs us, in the workspace.
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(workspace());
+    cargo
+}
+
+/// Builds an executable as usual and returns its path.
+pub fn dynamic(package: &str, profile: Profile) -> Result<PathBuf> {
+    process::run(&mut build(package, profile))?;
+    Ok(dynamic_path(package, profile))
+}
+
+/// Builds an executable that needs no dynamic linker and returns its path.
+pub fn statically(package: &str, profile: Profile) -> Result<PathBuf> {
+    // An explicit target, even the host's, keeps the flag away from build scripts and procedural macros.
+    let mut build = build(package, profile);
+    build.args(["--target", &host_triple()?]).env("RUSTFLAGS", "-C target-feature=+crt-static");
+    process::run(&mut build)?;
+    static_path(package, profile)
+}
+
+/// Where [`dynamic`] leaves its file.
+pub fn dynamic_path(package: &str, profile: Profile) -> PathBuf {
+    profile.target_dir().join(profile.name()).join(package)
+}
+
+/// Where [`statically`] leaves its file.
+pub fn static_path(package: &str, profile: Profile) -> Result<PathBuf> {
+    Ok(profile.target_dir().join(host_triple()?).join(profile.name()).join(package))
+}
+
+fn build(package: &str, profile: Profile) -> Command {
+    let mut build = cargo();
+    build.args(["build", "--profile", profile.name(), "--package", package]);
+    build.arg("--target-dir").arg(profile.target_dir());
+    build
+}
+
+fn host_triple() -> Result<String> {
+    let text = process::output(Command::new("rustc").arg("-vV"))?;
+    let text = String::from_utf8_lossy(&text);
+    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned).ok_or_else(|| Error::Found("rustc -vV names no host".to_owned()))
+}
+
+// === impl Profile ===
+
+impl Profile {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            Self::Dist => "dist",
+        }
+    }
+
+    /// Nothing is shared between the dist profile and the others, and cargo's own files have no place in target/dist,
+    /// which holds what users get.
+    fn target_dir(self) -> PathBuf {
+        match self {
+            Self::Release => target_dir(),
+            Self::Dist => target_dir().join("dist-build"),
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! `cargo xtask bench NAME`: what an operation costs, ours beside others', measured in the same minutes by the same caller.
+//!
+//! A benchmark fills a [`Report`]; this module prints it, as a table or as JSON.
+
+mod cni;
+mod quiet;
+mod report;
+mod shuffle;
+
+use std::path::PathBuf;
+
+use lexopt::prelude::{Long, Short, Value, ValueExt};
+
+use crate::bench::report::Report;
+use crate::error::{Error, Result};
+
+/// What the command line asks for.
+pub struct Options {
+    bench: Bench,
+    json: bool,
+    rounds: u32,
+    /// Implementations to run; all when empty.
+    only: Vec<String>,
+    /// Executables are there from an earlier run.
+    no_build: bool,
+    /// Set when the benchmark started itself again inside its own namespaces: where it may write.
+    inside: Option<PathBuf>,
+}
+
+/// A benchmark.
+#[derive(Clone, Copy)]
+struct Bench {
+    name: &'static str,
+    run: fn(&Options) -> Result<Option<Report>>,
+}
+
+const BENCHES: &[Bench] = &[Bench { name: "cni", run: cni::run }];
+
+/// Below this many rounds the order of a lucky shuffle shows.
+const MIN_ROUNDS: u32 = 5;
+
+/// Runs the benchmark and prints its report on standard output; progress goes to standard error.
+pub fn run(options: &Options) -> Result<bool> {
+    if let Some(report) = (options.bench.run)(options)? {
+        match options.json {
+            true => println!("{}", report.json()),
+            false => print!("{report}"),
+        }
+    }
+    Ok(true)
+}
+
+// === impl Options ===
+
+impl Options {
+    /// Reads what follows `bench`.
+    pub fn parse(mut parser: lexopt::Parser) -> Result<Self> {
+        let mut bench = None;
+        let (mut json, mut rounds, mut only) = (false, MIN_ROUNDS, Vec::new());
+        let (mut no_build, mut inside) = (false, None);
+        while let Some(argument) = parser.next()? {
+            match argument {
+                Value(name) if bench.is_none() => bench = Some(find(&name.string()?)?),
+                Short('o') | Long("output") => json = is_json(&parser.value()?.string()?)?,
+                Long("rounds") => rounds = parser.value()?.parse()?,
+                Long("impl") => only.push(parser.value()?.string()?),
+                Long("no-build") => no_build = true,
+                Long("inside") => inside = Some(parser.value()?.into()),
+                other => return Err(other.unexpected().into()),
+            }
+        }
+        let bench = bench.ok_or_else(|| Error::Usage(format!("which benchmark? {}", names())))?;
+        Ok(Self { bench, json, rounds: rounds.max(1), only, no_build, inside })
+    }
+
+    fn wants(&self, subject: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|name| name == subject)
+    }
+
+    /// The same command line again, for the run inside the benchmark's own namespaces.
+    fn inside_arguments(&self, directory: &std::path::Path) -> Vec<std::ffi::OsString> {
+        let format = if self.json { "json" } else { "table" };
+        let rounds = self.rounds.to_string();
+        let mut words: Vec<std::ffi::OsString> =
+            ["bench", self.bench.name, "-o", format, "--rounds", &rounds, "--inside"].map(Into::into).into();
+        words.push(directory.into());
+        for name in &self.only {
+            words.extend(["--impl".into(), name.into()]);
+        }
+        words
+    }
+}
+
+fn find(name: &str) -> Result<Bench> {
+    let found = BENCHES.iter().find(|bench| bench.name == name).copied();
+    found.ok_or_else(|| Error::Usage(format!("no benchmark {name:?}; there are: {}", names())))
+}
+
+fn names() -> String {
+    BENCHES.iter().map(|bench| bench.name).collect::<Vec<_>>().join(", ")
+}
+
+fn is_json(format: &str) -> Result<bool> {
+    match format {
+        "json" => Ok(true),
+        "table" => Ok(false),
+        other => Err(Error::Usage(format!("-o {other}: `table` or `json` is wanted"))),
+    }
+}

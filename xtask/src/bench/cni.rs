@@ -1,0 +1,227 @@
+//! `cargo xtask bench cni`: ADD and DEL of one pod, and of 30 at once, by us and by others (dataplane.md section 3.2).
+//!
+//! The caller is the same for all: spawn with `CNI_*` and the configuration on stdin, read stdout to its end, wait.
+//! Every sample has a fresh named namespace. Within a round the implementations take turns in shuffled order; the
+//! namespaces go all at once at the round's end, so that no sample runs beside the teardown of another. Everything
+//! happens in network and mount namespaces made for the benchmark.
+
+mod agent;
+mod caller;
+mod direct;
+mod floor;
+mod go;
+mod scratch;
+mod subject;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use crate::artifacts::{self, Profile};
+use crate::bench::Options;
+use crate::bench::cni::caller::Verb;
+use crate::bench::cni::scratch::{Node, Sandbox};
+use crate::bench::cni::subject::{Binaries, Subject};
+use crate::bench::quiet::Quiet;
+use crate::bench::report::{Goal, Report};
+use crate::bench::shuffle::Shuffler;
+use crate::error::{Error, Result};
+use crate::{packages, process};
+
+/// Samples of a single ADD and DEL that each implementation gives in a round.
+const SINGLES: usize = 15;
+/// Pods in a burst.
+const BURST: usize = 30;
+
+const OPS: [&str; 4] = ["add", "del", "burst30-add", "burst30-del"];
+
+const AGENT: &str = "russet-agent-embedded";
+const DIRECT: &str = "russet-direct-embedded";
+const GO_BRIDGE: &str = "go-bridge-host-local";
+const GO_PTP: &str = "go-ptp-host-local";
+const FLOOR: &str = "floor";
+const SUBJECTS: [&str; 5] = [AGENT, DIRECT, GO_BRIDGE, GO_PTP, FLOOR];
+
+const GOALS: &[Goal] = &[
+    Goal { op: "add", ours: AGENT, theirs: GO_BRIDGE, at_most: 0.3 },
+    Goal { op: "add", ours: AGENT, theirs: FLOOR, at_most: 2.0 },
+    Goal { op: "del", ours: AGENT, theirs: GO_BRIDGE, at_most: 0.1 },
+    Goal { op: "burst30-add", ours: AGENT, theirs: GO_PTP, at_most: 0.35 },
+];
+
+/// One run of the benchmark, inside its namespaces.
+struct Run<'a> {
+    node: &'a Node,
+    subjects: Vec<Box<dyn Subject>>,
+    shuffler: Shuffler,
+    quiet: Quiet,
+    report: Report,
+}
+
+/// A round's namespaces.
+struct Pods {
+    /// Turn by turn, one for each subject.
+    singles: Vec<Vec<Sandbox>>,
+    /// For each subject its burst.
+    bursts: Vec<Vec<Sandbox>>,
+}
+
+/// Builds what is measured, then starts itself again in namespaces of its own; there, measures. The report is
+/// printed by whoever has it.
+pub fn run(options: &Options) -> Result<Option<Report>> {
+    if let Some(name) = options.only.iter().find(|name| !SUBJECTS.contains(&name.as_str())) {
+        return Err(Error::Usage(format!("no impl {name:?}; there are: {}", SUBJECTS.join(", "))));
+    }
+    match &options.inside {
+        Some(directory) => measure(options, directory).map(Some),
+        None => enter(options).map(|()| None),
+    }
+}
+
+fn enter(options: &Options) -> Result<()> {
+    if !packages::is_root() {
+        return Err(Error::Found("bench cni makes network namespaces: it needs root".to_owned()));
+    }
+    if !options.no_build {
+        build(options)?;
+    }
+    let directory = artifacts::target_dir().join("bench/cni");
+    // What a killed run left; that there is nothing is the usual case.
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir_all(&directory).map_err(Error::io(format!("create {}", directory.display())))?;
+    let program = std::env::current_exe().map_err(Error::io("find this program"))?;
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--net", "--mount", "--propagation", "private"]).arg(program);
+    let done = process::run(unshare.args(options.inside_arguments(&directory)));
+    match &done {
+        Ok(()) => _ = fs::remove_dir_all(&directory),
+        Err(_) => eprintln!("what it wrote stays in {}", directory.display()),
+    }
+    done
+}
+
+fn build(options: &Options) -> Result<()> {
+    packages::ensure()?;
+    if options.wants(AGENT) || options.wants(DIRECT) {
+        artifacts::dynamic("russet", Profile::Release)?;
+        artifacts::statically("russet-cni", Profile::Release)?;
+    }
+    if options.wants(FLOOR) {
+        artifacts::statically("russet-bench-floor", Profile::Release)?;
+    }
+    Ok(())
+}
+
+fn measure(options: &Options, directory: &Path) -> Result<Report> {
+    let node = Node::set_up()?;
+    let binaries = Binaries::built()?;
+    let subjects = start(options, &binaries, directory)?;
+    let seed = SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
+    let report = Report::new("cni", GOALS);
+    let mut run =
+        Run { node: &node, subjects, shuffler: Shuffler::new(seed), quiet: Quiet::default(), report };
+    eprintln!("cni: {} rounds, seed {seed}", options.rounds);
+    run.warm_up()?;
+    for round in 1..=options.rounds {
+        run.round(round)?;
+        eprintln!("cni: round {round} of {} done", options.rounds);
+    }
+    let Run { mut report, quiet, .. } = run;
+    report.sort(&OPS, &SUBJECTS);
+    report.notes.push(format!("{} rounds, seed {seed}", options.rounds));
+    report.notes.extend(quiet.told());
+    report.foreign_cpu = quiet.foreign;
+    Ok(report)
+}
+
+fn start(options: &Options, binaries: &Binaries, directory: &Path) -> Result<Vec<Box<dyn Subject>>> {
+    let mut subjects = Vec::new();
+    for name in SUBJECTS.into_iter().filter(|name| options.wants(name)) {
+        let own = directory.join(name);
+        fs::create_dir_all(&own).map_err(Error::io(format!("create {}", own.display())))?;
+        let subject: Box<dyn Subject> = match name {
+            AGENT => Box::new(agent::Agent::start(binaries, &own)?),
+            DIRECT => Box::new(direct::Direct::new(binaries, &own)?),
+            GO_BRIDGE => Box::new(go::Go::bridge(&own)),
+            GO_PTP => Box::new(go::Go::ptp(&own)),
+            _ => Box::new(floor::Floor::new(binaries)),
+        };
+        subjects.push(subject);
+    }
+    Ok(subjects)
+}
+
+// === impl Run ===
+
+impl Run<'_> {
+    /// One pod each, not counted: files come into memory, bridges and blocks come into being.
+    fn warm_up(&mut self) -> Result<()> {
+        let pods = self.node.sandboxes("warm", self.subjects.len(), 0)?;
+        for (subject, pod) in self.subjects.iter().zip(&pods) {
+            caller::call(subject.as_ref(), Verb::Add, pod)?;
+            caller::call(subject.as_ref(), Verb::Del, pod)?;
+            subject.settle()?;
+        }
+        self.node.remove(&pods)
+    }
+
+    fn round(&mut self, round: u32) -> Result<()> {
+        let pods = self.pods(round)?;
+        self.quiet.wait();
+        self.singles("add", Verb::Add, &pods.singles)?;
+        self.quiet.wait();
+        self.singles("del", Verb::Del, &pods.singles)?;
+        for which in self.shuffler.order(self.subjects.len()) {
+            self.quiet.wait();
+            self.burst("burst30-add", Verb::Add, which, &pods.bursts[which])?;
+            self.burst("burst30-del", Verb::Del, which, &pods.bursts[which])?;
+            self.subjects[which].settle()?;
+        }
+        self.node.remove(&pods.all())
+    }
+
+    fn pods(&self, round: u32) -> Result<Pods> {
+        let mut next = 1;
+        let mut take = |kind: &str, count: usize| {
+            let first = next;
+            next += count as u32;
+            self.node.sandboxes(&format!("r{round}{kind}"), count, first)
+        };
+        let subjects = self.subjects.len();
+        let singles = (0..SINGLES).map(|_| take("s", subjects)).collect::<Result<_>>()?;
+        let bursts = (0..subjects).map(|_| take("b", BURST)).collect::<Result<_>>()?;
+        Ok(Pods { singles, bursts })
+    }
+
+    /// Turn by turn, each subject once, in an order that differs from turn to turn.
+    fn singles(&mut self, op: &'static str, verb: Verb, pods: &[Vec<Sandbox>]) -> Result<()> {
+        for turn in pods {
+            for which in self.shuffler.order(self.subjects.len()) {
+                let subject = self.subjects[which].as_ref();
+                let took = caller::call(subject, verb, &turn[which])?;
+                self.report.add(op, subject.name(), took);
+                if verb == Verb::Del {
+                    // Deferred work is this subject's own: the next one must not pay for it.
+                    subject.settle()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn burst(&mut self, op: &'static str, verb: Verb, which: usize, pods: &[Sandbox]) -> Result<()> {
+        let subject = self.subjects[which].as_ref();
+        let took: Duration = caller::call_at_once(subject, verb, pods)?;
+        self.report.add(op, subject.name(), took);
+        Ok(())
+    }
+}
+
+// === impl Pods ===
+
+impl Pods {
+    fn all(self) -> Vec<Sandbox> {
+        self.singles.into_iter().chain(self.bursts).flatten().collect()
+    }
+}

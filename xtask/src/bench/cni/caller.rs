@@ -1,0 +1,89 @@
+//! Calls a plugin as container runtimes do, and takes the time from spawn to exit.
+
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::bench::cni::scratch::Sandbox;
+use crate::bench::cni::subject::Subject;
+use crate::error::{Error, Result};
+
+/// The verbs that are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    Add,
+    Del,
+}
+
+/// Where delegating plugins look for others: Debian's directory.
+const CNI_PATH: &str = "/usr/lib/cni";
+
+/// One call; an error when the plugin answers with one.
+pub fn call(subject: &dyn Subject, verb: Verb, pod: &Sandbox) -> Result<Duration> {
+    call_at_once(subject, verb, std::slice::from_ref(pod))
+}
+
+/// Calls for all pods before reading any answer; the time until the last has ended.
+pub fn call_at_once(subject: &dyn Subject, verb: Verb, pods: &[Sandbox]) -> Result<Duration> {
+    let arguments: Vec<String> = pods.iter().map(|pod| subject.arguments(pod)).collect();
+    let failed = |source| Error::Io { operation: format!("{}: {}", subject.name(), verb.name()), source };
+    let began = Instant::now();
+    let children: Vec<Child> = pods
+        .iter()
+        .zip(&arguments)
+        .map(|(pod, arguments)| spawn(subject, verb, pod, arguments))
+        .collect::<std::io::Result<_>>()
+        .map_err(failed)?;
+    let answers: Vec<(bool, Vec<u8>)> =
+        children.into_iter().map(finish).collect::<std::io::Result<_>>().map_err(failed)?;
+    let took = began.elapsed();
+    answers.iter().try_for_each(|(succeeded, answer)| check(subject, verb, *succeeded, answer))?;
+    Ok(took)
+}
+
+fn spawn(subject: &dyn Subject, verb: Verb, pod: &Sandbox, arguments: &str) -> std::io::Result<Child> {
+    let mut command = Command::new(subject.plugin());
+    command.env_clear().env("CNI_COMMAND", verb.name()).env("CNI_CONTAINERID", &pod.container);
+    command.env("CNI_NETNS", &pod.netns).env("CNI_IFNAME", "eth0").env("CNI_PATH", CNI_PATH);
+    if !arguments.is_empty() {
+        command.env("CNI_ARGS", arguments);
+    }
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(subject.config().as_bytes())?;
+    }
+    Ok(child)
+}
+
+fn finish(mut child: Child) -> std::io::Result<(bool, Vec<u8>)> {
+    let mut answer = Vec::new();
+    if let Some(mut stdout) = child.stdout.take() {
+        stdout.read_to_end(&mut answer)?;
+    }
+    Ok((child.wait()?.success(), answer))
+}
+
+/// A plugin that does nothing is fast: an ADD must answer with an address.
+fn check(subject: &dyn Subject, verb: Verb, succeeded: bool, answer: &[u8]) -> Result<()> {
+    let addressed = || {
+        let result: Option<serde_json::Value> = serde_json::from_slice(answer).ok();
+        result.is_some_and(|result| result["ips"].as_array().is_some_and(|ips| !ips.is_empty()))
+    };
+    if succeeded && (verb == Verb::Del || addressed()) {
+        return Ok(());
+    }
+    let answer = String::from_utf8_lossy(answer);
+    Err(Error::Found(format!("{}: {} answered {}", subject.name(), verb.name(), answer.trim())))
+}
+
+// === impl Verb ===
+
+impl Verb {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Add => "ADD",
+            Self::Del => "DEL",
+        }
+    }
+}

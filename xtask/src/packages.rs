@@ -1,0 +1,101 @@
+//! The Debian packages that the tests use now, each with its reason; installs those that are missing.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::error::{Error, Result};
+use crate::process;
+
+/// A package, a file by which to tell that it is there, and why the tests need it.
+struct Package {
+    name: &'static str,
+    proof: &'static str,
+    reason: &'static str,
+}
+
+const PACKAGES: &[Package] = &[
+    Package {
+        name: "iproute2",
+        proof: "ip",
+        reason: "`ip -j` is the second opinion on links, routes and neighbours; `ip netns` makes namespaces",
+    },
+    Package { name: "nftables", proof: "nft", reason: "`nft -j` is the second opinion on our rules" },
+    Package {
+        name: "iputils-ping",
+        proof: "ping",
+        reason: "pings between pods from outside our own program",
+    },
+    Package {
+        name: "containernetworking-plugins",
+        proof: "/usr/lib/cni/bridge",
+        reason: "the reference plugins: chained by tests, and the other side of `bench cni`",
+    },
+];
+
+/// Where Debian puts programs; PATH may lack the `sbin` ones.
+const PROGRAM_DIRS: [&str; 6] =
+    ["/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin"];
+
+/// Installs what is missing, and says what it does. Needs root only when something is missing.
+pub fn ensure() -> Result<()> {
+    let missing: Vec<&Package> = PACKAGES.iter().filter(|package| !package.present()).collect();
+    if missing.is_empty() {
+        println!("packages: all {} present", PACKAGES.len());
+        return Ok(());
+    }
+    for package in &missing {
+        println!("packages: installing {}: {}", package.name, package.reason);
+    }
+    let names = missing.iter().map(|package| package.name);
+    if !is_root() {
+        let names = names.collect::<Vec<_>>().join(" ");
+        return Err(Error::Found(format!("not root, so run yourself: apt-get install {names}")));
+    }
+    process::run(apt_get().args(["update", "-qq"]))?;
+    process::run(apt_get().args(["install", "-y", "-qq", "--no-install-recommends"]).args(names))?;
+    match missing.iter().find(|package| !package.present()) {
+        None => Ok(()),
+        Some(package) => {
+            Err(Error::Found(format!("{} is installed and {} is not there", package.name, package.proof)))
+        }
+    }
+}
+
+/// Whether this process may do everything that the kernel tests do.
+pub fn is_root() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    effective_uid(&status) == Some(0)
+}
+
+fn effective_uid(status: &str) -> Option<u32> {
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    uids.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn apt_get() -> Command {
+    let mut apt_get = Command::new("apt-get");
+    apt_get.env("DEBIAN_FRONTEND", "noninteractive");
+    apt_get
+}
+
+// === impl Package ===
+
+impl Package {
+    fn present(&self) -> bool {
+        match self.proof.starts_with('/') {
+            true => Path::new(self.proof).exists(),
+            false => PROGRAM_DIRS.iter().any(|dir| Path::new(dir).join(self.proof).exists()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_effective_user_counts_not_the_real_one() {
+        assert_eq!(effective_uid("Name:\tx\nUid:\t1000\t0\t0\t0\nGid:\t0"), Some(0));
+        assert_eq!(effective_uid("Name:\tx\n"), None);
+    }
+}

@@ -1,0 +1,134 @@
+//! Running other programs: with their output passed on line by line, and never longer than a deadline.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+use std::{fs, thread};
+
+use crate::error::{Error, Result};
+
+/// How a watched program ended.
+pub enum Ended {
+    /// By itself.
+    Exit(ExitStatus),
+    /// It and all its children were killed: it ran longer than this.
+    Deadline(Duration),
+}
+
+/// The command as a person would type it, for messages.
+pub fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs `command` with the terminal as its output; an error unless it exits with 0.
+pub fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().map_err(Error::io(shown(command)))?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(Error::Program { command: shown(command), why: status.to_string() })
+}
+
+/// Runs `command` and returns its standard output; an error with its standard error unless it exits with 0.
+pub fn output(command: &mut Command) -> Result<Vec<u8>> {
+    let output = command.output().map_err(Error::io(shown(command)))?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    let why = format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+    Err(Error::Program { command: shown(command), why })
+}
+
+/// Runs `command`, hands each line of its standard output to `on_line` as it comes, and kills it with all that
+/// it started when `limit` has passed.
+pub fn watch(command: &mut Command, limit: Duration, on_line: impl FnMut(&str)) -> Result<Ended> {
+    let mut child = command.stdout(Stdio::piped()).spawn().map_err(Error::io(shown(command)))?;
+    let pid = child.id();
+    let (finished, finish) = mpsc::channel::<()>();
+    let watchdog = thread::spawn(move || {
+        let late = finish.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
+        if late {
+            kill_tree(pid);
+        }
+        late
+    });
+    let read = child.stdout.take().map_or(Ok(()), |stdout| each_line(BufReader::new(stdout), on_line));
+    let status = child.wait().map_err(Error::io(format!("wait for {}", shown(command))));
+    drop(finished);
+    let late = watchdog.join().unwrap_or(false);
+    read.map_err(Error::io(format!("read from {}", shown(command))))?;
+    Ok(if late { Ended::Deadline(limit) } else { Ended::Exit(status?) })
+}
+
+fn each_line(mut input: impl BufRead, mut on_line: impl FnMut(&str)) -> std::io::Result<()> {
+    let mut line = Vec::new();
+    while input.read_until(b'\n', &mut line)? > 0 {
+        on_line(String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']));
+        line.clear();
+    }
+    Ok(())
+}
+
+/// Kills `root` and everything below it, by pid. The shell does it: it is on every machine, and a signal sent
+/// from here would be unsafe code.
+pub fn kill_tree(root: u32) {
+    let mut kill = Command::new("sh");
+    kill.args(["-c", "kill -KILL \"$@\"", "sh"])
+        .args(descendants(root, &parents()).iter().map(u32::to_string));
+    // What has ended by itself meanwhile makes `kill` complain; there is nothing to do about it.
+    let _ = kill.stderr(Stdio::null()).status();
+}
+
+/// Each process's parent.
+fn parents() -> BTreeMap<u32, u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter_map(|pid| Some((pid, parent_in(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?)))
+        .collect()
+}
+
+/// The parent's pid in a line of /proc/PID/stat. The name before it may hold spaces and parentheses.
+fn parent_in(stat: &str) -> Option<u32> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn descendants(root: u32, parents: &BTreeMap<u32, u32>) -> Vec<u32> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        found.extend(parents.iter().filter(|(_, of)| **of == parent).map(|(pid, _)| *pid));
+        next += 1;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_name_with_parentheses_does_not_hide_its_parent() {
+        assert_eq!(parent_in("12 (a) S (b)) S 7 12 12 0 -1"), Some(7));
+        assert_eq!(parent_in("garbage"), None);
+    }
+
+    #[test]
+    fn descendants_are_found_at_every_depth_and_strangers_are_not() {
+        let parents = BTreeMap::from([(2, 1), (3, 2), (4, 3), (9, 1)]);
+        assert_eq!(descendants(2, &parents), [2, 3, 4]);
+    }
+
+    #[test]
+    fn a_program_that_runs_too_long_is_killed_with_its_children() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 600 & echo $!; wait"]);
+        let mut lines = Vec::new();
+        let ended = watch(&mut command, Duration::from_millis(300), |line| lines.push(line.to_owned()));
+        assert!(matches!(ended, Ok(Ended::Deadline(_))));
+        let stat = fs::read_to_string(format!("/proc/{}/stat", lines[0])).unwrap_or_default();
+        assert!(stat.is_empty() || stat.contains(") Z "), "still there: {stat}");
+    }
+}

@@ -1,0 +1,198 @@
+//! The layers of `cargo xtask test`, in the order in which they run: cheap and telling ones first.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::artifacts::{self, Profile};
+use crate::process::{self, Ended};
+use crate::suite::report::Tally;
+
+/// One kind of test and how to run it.
+pub struct Layer {
+    pub name: &'static str,
+    pub about: &'static str,
+    pub needs_root: bool,
+    pub run: fn(&Scope, &mut Tally),
+}
+
+/// Which packages the layers look at.
+pub struct Scope {
+    /// None means the workspace.
+    pub packages: Vec<String>,
+}
+
+pub const LAYERS: &[Layer] = &[
+    Layer { name: "format", about: "cargo fmt --check", needs_root: false, run: format },
+    Layer { name: "lint", about: "clippy, every warning an error", needs_root: false, run: lint },
+    Layer { name: "unit", about: "plain cargo test: no root, no tools", needs_root: false, run: unit },
+    Layer {
+        name: "build",
+        about: "the executables that the program layer runs",
+        needs_root: false,
+        run: build,
+    },
+    Layer {
+        name: "kernel",
+        about: "the ignored tests: real kernel and tools",
+        needs_root: true,
+        run: kernel,
+    },
+    Layer { name: "program", about: "whole programs, several nodes", needs_root: true, run: program },
+];
+
+/// The package whose integration tests are the program layer.
+const PROGRAM_PACKAGE: &str = "russet";
+
+/// No layer of a healthy tree comes near this, even when it compiles everything first; a hung test must not eat
+/// the time in which the others could report (the whole of `test` has 15 minutes).
+const LAYER_LIMIT: Duration = Duration::from_secs(12 * 60);
+
+/// Kernel tests mostly wait for RCU, so they outnumber the cores.
+const KERNEL_TEST_THREADS: &str = "4";
+/// Whole-program tests time what they see, and start several agents each.
+const PROGRAM_TEST_THREADS: &str = "1";
+
+fn format(scope: &Scope, tally: &mut Tally) {
+    let mut fmt = artifacts::cargo();
+    fmt.arg("fmt");
+    match scope.packages.as_slice() {
+        [] => _ = fmt.arg("--all"),
+        packages => packages.iter().for_each(|package| _ = fmt.args(["-p", package])),
+    }
+    step(fmt.arg("--check"), tally);
+}
+
+fn lint(scope: &Scope, tally: &mut Tally) {
+    let mut clippy = scope.cargo("clippy", None);
+    step(clippy.args(["--all-targets", "--", "-D", "warnings"]), tally);
+}
+
+fn unit(scope: &Scope, tally: &mut Tally) {
+    let mut test = scope.cargo("test", None);
+    tests(test.arg("--no-fail-fast").args(["--", "--show-output"]), tally);
+}
+
+fn build(scope: &Scope, tally: &mut Tally) {
+    let wanted =
+        |package: &str| scope.packages.is_empty() || scope.packages.iter().any(|name| name == package);
+    let built = [
+        wanted("russet").then(|| artifacts::dynamic("russet", Profile::Release)),
+        wanted("russet-cni").then(|| artifacts::statically("russet-cni", Profile::Release)),
+    ];
+    for built in built.into_iter().flatten() {
+        match built {
+            Ok(_) => tally.passed += 1,
+            Err(error) => tally.failures.push(error.to_string()),
+        }
+    }
+}
+
+/// Doc tests stay out: to rustdoc, `ignored` means examples that are not meant to run.
+fn kernel(scope: &Scope, tally: &mut Tally) {
+    if let Some(mut test) = scope.cargo_without(PROGRAM_PACKAGE) {
+        test.env("RUST_TEST_THREADS", KERNEL_TEST_THREADS).args(["--tests", "--no-fail-fast"]);
+        tests(test.args(["--", "--ignored", "--show-output"]), tally);
+    }
+    if scope.includes(PROGRAM_PACKAGE) {
+        let mut test = scope.cargo("test", Some(PROGRAM_PACKAGE));
+        test.env("RUST_TEST_THREADS", KERNEL_TEST_THREADS).args(["--bins", "--no-fail-fast"]);
+        tests(test.args(["--", "--ignored", "--show-output"]), tally);
+    }
+}
+
+fn program(scope: &Scope, tally: &mut Tally) {
+    if !scope.includes(PROGRAM_PACKAGE) || !has_integration_tests(PROGRAM_PACKAGE) {
+        return;
+    }
+    let mut test = scope.cargo("test", Some(PROGRAM_PACKAGE));
+    test.env("RUST_TEST_THREADS", PROGRAM_TEST_THREADS);
+    test.env("RUSSET_BIN", artifacts::dynamic_path("russet", Profile::Release));
+    match artifacts::static_path("russet-cni", Profile::Release) {
+        Ok(path) => _ = test.env("RUSSET_CNI_BIN", path),
+        Err(error) => return tally.failures.push(error.to_string()),
+    }
+    test.args(["--test", "*", "--no-fail-fast"]);
+    tests(test.args(["--", "--ignored", "--show-output"]), tally);
+}
+
+/// Cargo finds `tests/*.rs` by itself; asked for `--test '*'` where there is none, it fails.
+fn has_integration_tests(package: &str) -> bool {
+    let manifest = artifacts::workspace().join("crates").join(package).join("Cargo.toml");
+    let listed = std::fs::read_to_string(&manifest).is_ok_and(|text| text.contains("[[test]]"));
+    let in_tests = manifest.parent().map(|dir| dir.join("tests")).is_some_and(|dir| holds_rust(&dir));
+    listed || in_tests
+}
+
+fn holds_rust(dir: &Path) -> bool {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).any(|path| path.extension().is_some_and(|end| end == "rs"))
+}
+
+/// Runs a command that is one check: it counts as 1.
+fn step(command: &mut Command, tally: &mut Tally) {
+    match process::watch(command, LAYER_LIMIT, |line| println!("{line}")) {
+        Ok(Ended::Exit(status)) if status.success() => tally.passed += 1,
+        Ok(Ended::Exit(status)) => tally.failures.push(format!("{}: {status}", process::shown(command))),
+        Ok(Ended::Deadline(limit)) => tally.failures.push(late(command, limit)),
+        Err(error) => tally.failures.push(error.to_string()),
+    }
+}
+
+/// Runs `cargo test` and counts what its test binaries report.
+fn tests(command: &mut Command, tally: &mut Tally) {
+    let mut report = tally.reader();
+    let ended = process::watch(command, LAYER_LIMIT, |line| {
+        if report.read(line) {
+            println!("{line}");
+        }
+    });
+    let failed_tests = report.finish();
+    match ended {
+        Ok(Ended::Exit(status)) if status.success() || failed_tests > 0 => {}
+        Ok(Ended::Exit(status)) => {
+            let command = process::shown(command);
+            tally
+                .failures
+                .push(format!("{command}: {status} with no failed test: no build, or a test binary died"));
+        }
+        Ok(Ended::Deadline(limit)) => tally.failures.push(late(command, limit)),
+        Err(error) => tally.failures.push(error.to_string()),
+    }
+}
+
+fn late(command: &Command, limit: Duration) -> String {
+    format!("{}: killed after {} s", process::shown(command), limit.as_secs())
+}
+
+// === impl Scope ===
+
+impl Scope {
+    fn includes(&self, package: &str) -> bool {
+        self.packages.is_empty() || self.packages.iter().any(|name| name == package)
+    }
+
+    /// `cargo VERB` over `package`, or over the whole scope.
+    fn cargo(&self, verb: &str, package: Option<&str>) -> Command {
+        let mut cargo = artifacts::cargo();
+        cargo.arg(verb);
+        let packages =
+            package.map_or_else(|| self.packages.iter().map(String::as_str).collect(), |one| vec![one]);
+        if packages.is_empty() {
+            cargo.arg("--workspace");
+        }
+        packages.iter().for_each(|package| _ = cargo.args(["-p", package]));
+        cargo
+    }
+
+    /// `cargo test` over the scope without `excluded`; `None` when nothing remains.
+    fn cargo_without(&self, excluded: &str) -> Option<Command> {
+        if self.packages.is_empty() {
+            let mut cargo = self.cargo("test", None);
+            cargo.args(["--exclude", excluded]);
+            return Some(cargo);
+        }
+        let packages: Vec<String> = self.packages.iter().filter(|name| *name != excluded).cloned().collect();
+        (!packages.is_empty()).then(|| Self { packages }.cargo("test", None))
+    }
+}

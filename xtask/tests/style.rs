@@ -1,0 +1,195 @@
+//! The measurable part of the house's taste, over every Rust file of the workspace.
+
+#![allow(clippy::unwrap_used, reason = "this is a test, outside its #[test] functions, too")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Longer files hide things; split by noun.
+const FILE_MAX_LINES: usize = 800;
+/// Longer functions do more than one thing.
+const FN_MAX_LINES: usize = 70;
+/// Where unsafe code may live: the crates that talk to the kernel, and the tests' own way into namespaces.
+const MAY_HOLD_UNSAFE: [&str; 4] = ["crates/netlink/", "crates/nft/", "crates/linux/", "crates/testkit/"];
+/// Directories that hold no source of ours.
+const NOT_OURS: [&str; 4] = ["target", ".git", "generated", "vendor"];
+
+/// A Rust file: its path inside the workspace and its text.
+struct Source {
+    path: String,
+    text: String,
+}
+
+fn sources() -> Vec<Source> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut files = Vec::new();
+    collect(root, &mut files);
+    let source = |path: PathBuf| Source {
+        path: path.strip_prefix(root).unwrap().to_string_lossy().into_owned(),
+        text: fs::read_to_string(&path).unwrap(),
+    };
+    files.into_iter().map(source).collect()
+}
+
+fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            if !NOT_OURS.iter().any(|name| path.ends_with(name)) {
+                collect(&path, files);
+            }
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            files.push(path);
+        }
+    }
+}
+
+/// Where a function ends that is longer than allowed: (line, name, length). Formatting by rustfmt is assumed:
+/// the closing brace stands under the first letter of the head.
+fn long_functions(text: &str) -> Vec<(usize, String, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let long = |start: usize| {
+        let name = function_name(lines[start])?;
+        let indent = &lines[start][..lines[start].len() - lines[start].trim_start().len()];
+        let head = lines[start..].iter().position(|line| line.trim_end().ends_with(['{', ';', '}']))?;
+        if !lines[start + head].trim_end().ends_with('{') {
+            return None;
+        }
+        let closing = format!("{indent}}}");
+        let length = lines[start..].iter().position(|line| line.trim_end() == closing)? + 1;
+        (length > FN_MAX_LINES).then(|| (start + 1, name.to_owned(), length))
+    };
+    (0..lines.len()).filter_map(long).collect()
+}
+
+/// The function whose head begins on this line.
+fn function_name(line: &str) -> Option<&str> {
+    let (before, after) = line.trim_start().split_once("fn ")?;
+    let is_head = before.split_whitespace().all(|word| {
+        matches!(word, "pub" | "const" | "async" | "unsafe" | "extern" | "\"C\"") || word.starts_with("pub(")
+    });
+    let end = after.find(|c: char| !(c.is_alphanumeric() || c == '_'))?;
+    (is_head && end > 0).then(|| &after[..end])
+}
+
+/// The text with the insides of comments, strings and character literals gone; lines stay where they were.
+fn code_only(text: &str) -> String {
+    let mut code = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let skipped = comment(rest).or_else(|| raw_string(rest)).or_else(|| quoted(rest));
+        match skipped {
+            Some(bytes) => code.extend(rest[..bytes].chars().filter(|c| *c == '\n')),
+            None => code.push(first),
+        }
+        rest = &rest[skipped.unwrap_or(first.len_utf8())..];
+    }
+    code
+}
+
+fn comment(rest: &str) -> Option<usize> {
+    match rest.as_bytes() {
+        [b'/', b'/', ..] => Some(rest.find('\n').unwrap_or(rest.len())),
+        [b'/', b'*', ..] => Some(rest.find("*/").map_or(rest.len(), |end| end + 2)),
+        _ => None,
+    }
+}
+
+fn raw_string(rest: &str) -> Option<usize> {
+    let hashes = rest.strip_prefix('r')?.bytes().take_while(|byte| *byte == b'#').count();
+    let from = 1 + hashes + rest[1 + hashes..].starts_with('"').then_some(1)?;
+    let closing = format!("\"{}", "#".repeat(hashes));
+    Some(rest[from..].find(&closing).map_or(rest.len(), |end| from + end + closing.len()))
+}
+
+fn quoted(rest: &str) -> Option<usize> {
+    let quote = rest.bytes().next().filter(|byte| matches!(byte, b'"' | b'\''))?;
+    if quote == b'\'' && !is_character(rest) {
+        return None;
+    }
+    let mut escaped = false;
+    let closing = rest.bytes().enumerate().skip(1).find(|(_, byte)| {
+        let ends = *byte == quote && !escaped;
+        escaped = *byte == b'\\' && !escaped;
+        ends
+    });
+    Some(closing.map_or(rest.len(), |(at, _)| at + 1))
+}
+
+/// Tells `'a'` and `'\n'` from the lifetime `'a`.
+fn is_character(rest: &str) -> bool {
+    let mut chars = rest.chars().skip(1);
+    chars.next() == Some('\\') || chars.next() == Some('\'')
+}
+
+fn has_word(line: &str, word: &str) -> bool {
+    line.split(|c: char| !(c.is_alphanumeric() || c == '_')).any(|found| found == word)
+}
+
+/// Lines of code, comments and strings aside, for which `wrong` holds.
+fn lines_where(source: &Source, wrong: impl Fn(&str) -> bool) -> Vec<String> {
+    let code = code_only(&source.text);
+    let wrong = code.lines().enumerate().filter(|(_, line)| wrong(line));
+    wrong.map(|(at, _)| format!("{}:{}", source.path, at + 1)).collect()
+}
+
+#[test]
+fn no_file_is_longer_than_800_lines() {
+    let count = |source: &Source| source.text.lines().count();
+    let long = sources()
+        .iter()
+        .filter(|source| count(source) > FILE_MAX_LINES)
+        .map(|source| source.path.clone())
+        .collect::<Vec<_>>();
+    assert!(long.is_empty(), "split by noun: {long:?}");
+}
+
+#[test]
+fn no_function_is_longer_than_70_lines() {
+    let mut long = Vec::new();
+    for source in sources() {
+        for (line, name, length) in long_functions(&source.text) {
+            long.push(format!("{}:{line} {name}: {length} lines", source.path));
+        }
+    }
+    assert!(long.is_empty(), "\n{}", long.join("\n"));
+}
+
+#[test]
+fn every_ignored_test_says_why() {
+    let bare: Vec<String> =
+        sources().iter().flat_map(|source| lines_where(source, |line| line.trim() == "#[ignore]")).collect();
+    assert!(
+        bare.is_empty(),
+        "write #[ignore = \"kernel: ...\"], \"root: ...\" or \"tool NAME: ...\": {bare:?}"
+    );
+}
+
+#[test]
+fn unsafe_code_lives_where_the_kernel_is_touched() {
+    let elsewhere =
+        |source: &&Source| !MAY_HOLD_UNSAFE.iter().any(|directory| source.path.starts_with(directory));
+    let found: Vec<String> = sources()
+        .iter()
+        .filter(elsewhere)
+        .flat_map(|source| lines_where(source, |line| has_word(line, "unsafe")))
+        .collect();
+    assert!(found.is_empty(), "wrap it in crates/linux, netlink or nft: {found:?}");
+}
+
+#[test]
+fn the_scanner_sees_a_long_function_and_passes_a_declaration() {
+    let body = "        x();\n".repeat(FN_MAX_LINES);
+    let long = format!(
+        "trait T {{\n    fn declared(&self);\n    pub(crate) async fn big<T>(\n    ) {{\n{body}    }}\n}}\n"
+    );
+    assert_eq!(long_functions(&long), [(3, "big".to_owned(), FN_MAX_LINES + 3)]);
+}
+
+#[test]
+fn the_scanner_does_not_read_comments_strings_or_lifetimes() {
+    let hidden = "// unsafe\n/* unsafe */ let x = \"un\\\"unsafe\"; r#\"unsafe\"# 'u' '\\'' unsafe_op";
+    assert!(!code_only(hidden).lines().any(|line| has_word(line, "unsafe")));
+    let shown = "fn f<'a>(x: &'a str) -> &'a str { unsafe { g(x) } }";
+    assert!(has_word(&code_only(shown), "unsafe"));
+}
