@@ -4,8 +4,31 @@
 //! Go peers can share a datastore with us. The store, the allocator and the overlay read and write through these types only.
 //! All of it is pure: bytes in, values out.
 
+mod affinity;
+mod block;
+mod config;
+mod handle;
 mod handle_id;
+mod json;
 mod key;
+mod node;
+mod pool;
+mod reservation;
+mod resource;
+mod selector;
+pub mod time;
+mod workload;
 
+pub use affinity::{Affinity, AffinityState};
+pub use block::{Attribute, Block, BlockFault};
+pub use config::IpamConfig;
+pub use handle::Handle;
 pub use handle_id::HandleId;
+pub use json::{DecodeError, Extra};
 pub use key::{Key, KeyKind, Prefix, ResourceKind};
+pub use node::{Node, NodeBgp, NodeSpec};
+pub use pool::{AddressUse, AssignmentMode, EncapMode, IpPool, IpPoolSpec};
+pub use reservation::{IpReservation, IpReservationSpec};
+pub use resource::{API_VERSION, Metadata, Resource, Spec, SpecMembers};
+pub use selector::{Selector, SelectorError};
+pub use workload::{WorkloadEndpoint, WorkloadEndpointSpec, WorkloadNameError};

@@ -1,0 +1,223 @@
+//! The block: which of its addresses are taken, by whom, and which one is next (calico-ipam.md sections 1.3 and 1.4).
+//!
+//! This file is the data and its JSON; what may be done to a block is `russet-ipam`'s business.
+
+use std::collections::BTreeMap;
+
+use russet_addr::{BlockCidr, NodeName};
+use serde_json::Value;
+
+use crate::json::{self, DecodeError, Extra, Fields, Object};
+use crate::{HandleId, time};
+
+mod invariants;
+
+pub use invariants::BlockFault;
+
+/// A block of addresses and their owners. `decode` gives only blocks that keep the five invariants of section 1.3.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Block {
+    /// The prefix.
+    pub cidr: BlockCidr,
+    /// Whom the block serves: `host:<node>` or `virtual:<owner>`; none when its affinity was released.
+    pub affinity: Option<String>,
+    /// When the block was created, RFC 3339; goes away with the affinity.
+    pub affinity_claim_time: Option<String>,
+    /// One entry an address: the index of its attribute, or none when it is free.
+    pub allocations: Vec<Option<usize>>,
+    /// The free ordinals, the next one first.
+    pub unallocated: Vec<usize>,
+    /// The owners. None in a block that never had one, which is spelled `null`.
+    pub attributes: Option<Vec<Attribute>>,
+    /// Goes up by one with each update. Begins as the creation time in nanoseconds, so it exceeds what a float holds.
+    pub sequence_number: u64,
+    /// Ordinal (in decimal) to the sequence number under which it was taken. None, spelled `null`, in blocks of old peers.
+    pub sequence_numbers: Option<BTreeMap<String, u64>>,
+    /// Always false outside Kubernetes.
+    pub deleted: bool,
+    /// v1's affinity; kept, never interpreted.
+    pub host_affinity: Option<String>,
+    /// Enforced by peers up to 3.13 only; kept when true.
+    pub strict_affinity: bool,
+    /// Members that we do not know.
+    pub extra: Extra,
+}
+
+/// One owner of addresses of a block.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Attribute {
+    /// The handle, as stored: what follows a CR is garbage.
+    pub handle_id: Option<String>,
+    /// `node`, `pod`, `namespace`, `interface`, `timestamp`, `type`. A missing and an empty map are different owners, as in Go.
+    pub secondary: Option<BTreeMap<String, String>>,
+    /// KubeVirt's migration target.
+    pub alternate_owner: BTreeMap<String, String>,
+    /// Set while a released address cools down (3.33): it is not free, whatever the handle says.
+    pub released_at: Option<String>,
+    /// Members that we do not know.
+    pub extra: Extra,
+}
+
+// === impl Block ===
+
+impl Block {
+    /// Reads a block and checks its invariants.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut fields = Fields::parse("block", bytes)?;
+        let Some(cidr) = fields.text("cidr")? else { return Err(fields.error("cidr", "it is missing")) };
+        let block = Self {
+            cidr,
+            affinity: fields.string("affinity")?.filter(|owner| !owner.is_empty()),
+            affinity_claim_time: fields.string("affinity_claim_time")?,
+            allocations: allocations(&mut fields)?,
+            unallocated: unallocated(&mut fields)?,
+            attributes: attributes(&mut fields)?,
+            sequence_number: fields.unsigned("sequenceNumber")?.unwrap_or(0),
+            sequence_numbers: fields.number_map("sequenceNumberForAllocation")?,
+            deleted: fields.boolean("deleted")?.unwrap_or(false),
+            host_affinity: fields.string("hostAffinity")?,
+            strict_affinity: fields.boolean("strictAffinity")?.unwrap_or(false),
+            extra: fields.rest(),
+        };
+        block.validate().map_err(|fault| DecodeError {
+            what: "block",
+            at: fault.at(),
+            problem: fault.to_string(),
+        })?;
+        Ok(block)
+    }
+
+    /// Writes the block as Calico 3.32 does.
+    pub fn encode(&self) -> Vec<u8> {
+        let allocations: Vec<Value> = self.allocations.iter().map(|slot| Value::from(*slot)).collect();
+        let attributes =
+            self.attributes.as_ref().map(|list| list.iter().map(Attribute::to_value).collect::<Vec<_>>());
+        let value = Object::default()
+            .put("cidr", self.cidr.to_string())
+            .put("affinity", self.affinity.clone())
+            .put_some("affinity_claim_time", self.affinity_claim_time.clone())
+            .put("allocations", allocations)
+            .put("unallocated", self.unallocated.clone())
+            .put("attributes", attributes)
+            .put("sequenceNumber", self.sequence_number)
+            .put("sequenceNumberForAllocation", self.sequence_numbers.as_ref().map(json::number_map))
+            .put("deleted", self.deleted)
+            .put_some("hostAffinity", self.host_affinity.clone())
+            .put_true("strictAffinity", self.strict_affinity)
+            .finish(&self.extra);
+        json::encode(&value)
+    }
+
+    /// What stands in `affinity` for a node.
+    pub fn affinity_of(node: &NodeName) -> String {
+        format!("host:{node}")
+    }
+
+    /// Whether the block serves exactly this node.
+    pub fn serves(&self, node: &NodeName) -> bool {
+        self.affinity.as_deref().and_then(|owner| owner.strip_prefix("host:")) == Some(node.as_str())
+    }
+
+    /// The node that the block serves; none when it serves nobody or no node.
+    pub fn node(&self) -> Option<NodeName> {
+        NodeName::new(self.affinity.as_deref()?.strip_prefix("host:")?).ok()
+    }
+
+    /// The owners.
+    pub fn attributes(&self) -> &[Attribute] {
+        self.attributes.as_deref().unwrap_or_default()
+    }
+
+    /// The owner of an ordinal; none when it is free.
+    pub fn attribute(&self, ordinal: usize) -> Option<&Attribute> {
+        self.attributes().get((*self.allocations.get(ordinal)?)?)
+    }
+
+    /// The sequence number under which an ordinal was taken, 0 when unknown.
+    pub fn sequence_number_of(&self, ordinal: usize) -> u64 {
+        let numbers = self.sequence_numbers.as_ref();
+        numbers.and_then(|numbers| numbers.get(&ordinal.to_string()).copied()).unwrap_or(0)
+    }
+
+    /// The ordinals that a handle holds, ascending; those that cool down are nobody's.
+    pub fn ordinals_of<'a>(&'a self, handle: &'a HandleId) -> impl Iterator<Item = usize> + 'a {
+        (0..self.allocations.len())
+            .filter(move |ordinal| self.attribute(*ordinal).is_some_and(|owner| owner.is_of(handle)))
+    }
+
+    /// Whether nobody holds an address: reservations of Windows hosts do not count, addresses that cool down do.
+    pub fn is_empty(&self) -> bool {
+        let reserved = |owner: &Attribute| {
+            owner.handle_id.as_deref().is_some_and(|id| id.eq_ignore_ascii_case(HandleId::WINDOWS_RESERVED))
+        };
+        (0..self.allocations.len()).filter_map(|ordinal| self.attribute(ordinal)).all(reserved)
+    }
+
+    /// When the block was claimed, if that can be read.
+    pub fn claimed_at(&self) -> Option<std::time::SystemTime> {
+        time::parse_rfc3339(self.affinity_claim_time.as_deref()?)
+    }
+}
+
+fn allocations(fields: &mut Fields) -> Result<Vec<Option<usize>>, DecodeError> {
+    let items = fields.array("allocations")?.unwrap_or_default();
+    let one = |(index, item): (usize, Value)| match item {
+        Value::Null => Ok(None),
+        item => ordinal(fields, "allocations", index, &item).map(Some),
+    };
+    items.into_iter().enumerate().map(one).collect()
+}
+
+fn unallocated(fields: &mut Fields) -> Result<Vec<usize>, DecodeError> {
+    let items = fields.array("unallocated")?.unwrap_or_default();
+    items.into_iter().enumerate().map(|(index, item)| ordinal(fields, "unallocated", index, &item)).collect()
+}
+
+fn ordinal(fields: &Fields, name: &str, index: usize, item: &Value) -> Result<usize, DecodeError> {
+    let number = item.as_u64().and_then(|number| usize::try_from(number).ok());
+    number.ok_or_else(|| {
+        fields.error(&format!("{name}[{index}]"), format!("an unsigned integer is wanted, not {item:.60}"))
+    })
+}
+
+fn attributes(fields: &mut Fields) -> Result<Option<Vec<Attribute>>, DecodeError> {
+    let Some(items) = fields.objects("attributes")? else { return Ok(None) };
+    items.into_iter().map(Attribute::from_fields).collect::<Result<_, _>>().map(Some)
+}
+
+// === impl Attribute ===
+
+impl Attribute {
+    /// Whether the attribute is a living one of this handle.
+    pub fn is_of(&self, handle: &HandleId) -> bool {
+        self.released_at.is_none() && self.handle_id.as_deref().is_some_and(|stored| handle.is(stored))
+    }
+
+    /// A member of `secondary`.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.secondary.as_ref()?.get(name).map(String::as_str)
+    }
+
+    fn from_fields(mut fields: Fields) -> Result<Self, DecodeError> {
+        Ok(Self {
+            handle_id: fields.string("handle_id")?,
+            secondary: fields.string_map("secondary")?,
+            alternate_owner: fields.string_map("alternateOwnerAttrs")?.unwrap_or_default(),
+            released_at: fields.string("releasedAt")?,
+            extra: fields.rest(),
+        })
+    }
+
+    fn to_value(&self) -> Value {
+        let secondary = self.secondary.as_ref().filter(|map| !map.is_empty());
+        Object::default()
+            .put_some("handle_id", self.handle_id.clone())
+            .put_some("secondary", secondary.map(json::string_map))
+            .put_map("alternateOwnerAttrs", &self.alternate_owner)
+            .put_some("releasedAt", self.released_at.clone())
+            .finish(&self.extra)
+    }
+}
+
+#[cfg(test)]
+mod tests;

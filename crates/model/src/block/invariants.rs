@@ -1,0 +1,107 @@
+//! The five invariants of a block (calico-ipam.md section 1.3). Go programs panic on a block that breaks one, so we neither write nor trust it.
+
+use super::Block;
+
+/// How a block is broken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BlockFault {
+    /// Invariant 1.
+    #[error("{found} entries where the block has {wanted} addresses")]
+    Length {
+        /// How many there are.
+        found: usize,
+        /// How many there must be.
+        wanted: usize,
+    },
+    /// Invariant 2.
+    #[error("there is no attribute {index}")]
+    NoAttribute {
+        /// The address's ordinal.
+        ordinal: usize,
+        /// What its entry says.
+        index: usize,
+    },
+    /// Invariant 3.
+    #[error("no address refers to it")]
+    Unreferenced {
+        /// The attribute's index.
+        index: usize,
+    },
+    /// Invariant 4: an ordinal is out of range.
+    #[error("ordinal {ordinal} is outside the block")]
+    OutOfRange {
+        /// The ordinal.
+        ordinal: usize,
+    },
+    /// Invariant 4: an ordinal stands there twice.
+    #[error("ordinal {ordinal} is listed twice")]
+    Duplicate {
+        /// The ordinal.
+        ordinal: usize,
+    },
+    /// Invariant 4: an ordinal is both free and taken.
+    #[error("ordinal {ordinal} is taken")]
+    FreeAndTaken {
+        /// The ordinal.
+        ordinal: usize,
+    },
+    /// Invariant 5.
+    #[error("ordinal {ordinal} is neither free nor taken")]
+    Hidden {
+        /// The ordinal.
+        ordinal: usize,
+    },
+}
+
+// === impl BlockFault ===
+
+impl BlockFault {
+    /// The member that is wrong.
+    pub fn at(&self) -> String {
+        match self {
+            Self::Length { .. } => "allocations".into(),
+            Self::NoAttribute { ordinal, .. } => format!("allocations[{ordinal}]"),
+            Self::Unreferenced { index } => format!("attributes[{index}]"),
+            Self::OutOfRange { .. }
+            | Self::Duplicate { .. }
+            | Self::FreeAndTaken { .. }
+            | Self::Hidden { .. } => "unallocated".into(),
+        }
+    }
+}
+
+// === impl Block ===
+
+impl Block {
+    /// Checks the five invariants and names the first that is broken.
+    pub fn validate(&self) -> Result<(), BlockFault> {
+        let size = self.cidr.size();
+        if self.allocations.len() != size {
+            return Err(BlockFault::Length { found: self.allocations.len(), wanted: size });
+        }
+        let mut referenced = vec![false; self.attributes().len()];
+        for (ordinal, slot) in self.allocations.iter().enumerate() {
+            let Some(index) = *slot else { continue };
+            *referenced.get_mut(index).ok_or(BlockFault::NoAttribute { ordinal, index })? = true;
+        }
+        if let Some(index) = referenced.iter().position(|referenced| !referenced) {
+            return Err(BlockFault::Unreferenced { index });
+        }
+        let mut free = vec![false; size];
+        for &ordinal in &self.unallocated {
+            let seen = free.get_mut(ordinal).ok_or(BlockFault::OutOfRange { ordinal })?;
+            if *seen {
+                return Err(BlockFault::Duplicate { ordinal });
+            }
+            if self.allocations[ordinal].is_some() {
+                return Err(BlockFault::FreeAndTaken { ordinal });
+            }
+            *seen = true;
+        }
+        let hidden = |ordinal: &usize| !free[*ordinal] && self.allocations[*ordinal].is_none();
+        match (0..size).find(hidden) {
+            Some(ordinal) => Err(BlockFault::Hidden { ordinal }),
+            None => Ok(()),
+        }
+    }
+}
