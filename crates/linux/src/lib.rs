@@ -8,6 +8,7 @@ pub mod file;
 pub mod host;
 pub mod lock;
 pub mod netns;
+pub mod probe;
 pub mod process;
 pub mod sysctl;
 pub mod userns;

@@ -1,1 +1,14 @@
-//! (being written)
+//! What tests share: a network namespace each, tools as second opinions, the only sanctioned wait, and the rule for
+//! skipping (DESIGN section 9).
+//!
+//! Only tests depend on this crate. It panics where other crates return errors: a broken test bench fails the test.
+
+mod kernel;
+mod netns;
+mod tool;
+mod wait;
+
+pub use kernel::{Support, require_kernel};
+pub use netns::{in_netns_with_loopback, in_new_netns};
+pub use tool::{ip_json, nft_json, require_tool, run};
+pub use wait::{eventually, eventually_some};
