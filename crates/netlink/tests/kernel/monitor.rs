@@ -1,0 +1,120 @@
+//! Events: one for each change, and one that says when some were lost.
+
+use std::time::Duration;
+
+use russet_netlink::{
+    Address, Batch, Change, Event, FdbEntry, LinkAdd, LinkDel, LinkKind, LinkSet, Monitor, Neighbour, Route,
+    Rule, Socket, Topic, Vxlan,
+};
+
+use super::{dummy, in_new_netns, name, run};
+
+/// Long enough for a machine that does other things, too.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Reads events until one is as wanted.
+fn wait_for(monitor: &mut Monitor, what: &str, wanted: impl Fn(&Event) -> bool) -> Event {
+    loop {
+        let event = monitor.next(PATIENCE).unwrap().unwrap_or_else(|| panic!("no event: {what}"));
+        if wanted(&event) {
+            return event;
+        }
+    }
+}
+
+#[test]
+#[ignore = "kernel: events in a network namespace"]
+fn every_change_is_an_event() {
+    in_new_netns(|| {
+        let all = [Topic::Links, Topic::Addresses, Topic::Routes, Topic::Neighbours, Topic::Rules];
+        let mut monitor = Monitor::open(&all).unwrap();
+        let mut socket = Socket::route().unwrap();
+        let w0 = super::pair(&mut socket);
+        let vx = LinkAdd { up: true, ..LinkAdd::new(name("vx"), LinkKind::Vxlan(Vxlan::new(1, 4789))) };
+        run(&mut socket, |batch| batch.add_link(&vx)).unwrap();
+        let vx = socket.link_by_name(&name("vx")).unwrap().index;
+        wait_for(
+            &mut monitor,
+            "w0",
+            |event| matches!(event, Event::Set(Change::Link(link)) if link.name == "w0" && link.is_up()),
+        );
+
+        let address = Address::new(w0, "fd00::7/64".parse().unwrap());
+        let route = Route { metric: Some(9), ..Route::dev("fd00:1::/64".parse().unwrap(), w0) };
+        let neighbour = Neighbour::permanent(w0, "10.0.0.9".parse().unwrap(), russet_addr::Mac::GATEWAY);
+        let entry = FdbEntry::remote(vx, russet_addr::Mac([2; 6]), "10.0.0.8".parse().unwrap());
+        let rule = Rule::new(russet_addr::Family::V6, 77, 254);
+        run(&mut socket, |batch| {
+            batch.add_address(&address).add_route(&route).add_neighbour(&neighbour).add_fdb(&entry);
+            batch.add_rule(&rule);
+            batch.delete_rule(&rule).delete_fdb(&entry).delete_neighbour(&neighbour);
+            batch.delete_route(&route).delete_address(&address).delete_link(&LinkDel::Index(w0))
+        })
+        .unwrap();
+        let same = |change: &Change| match change {
+            Change::Address(changed) => changed.net == address.net,
+            Change::Route(changed) => *changed == route,
+            Change::Neighbour(changed) => changed.address == neighbour.address,
+            Change::Fdb(changed) => *changed == entry,
+            Change::Rule(changed) => *changed == rule,
+            Change::Link(changed) => changed.index == w0,
+        };
+        let kinds: [(&str, fn(&Change) -> bool); 5] = [
+            ("address", |change| matches!(change, Change::Address(_))),
+            ("route", |change| matches!(change, Change::Route(_))),
+            ("neighbour", |change| matches!(change, Change::Neighbour(_))),
+            ("forwarding entry", |change| matches!(change, Change::Fdb(_))),
+            ("rule", |change| matches!(change, Change::Rule(_))),
+        ];
+        for (what, kind) in kinds {
+            wait_for(&mut monitor, what, |event| matches!(event, Event::Set(c) if kind(c) && same(c)));
+        }
+        for (what, kind) in kinds.iter().rev() {
+            wait_for(&mut monitor, what, |event| matches!(event, Event::Gone(c) if kind(c) && same(c)));
+        }
+        wait_for(
+            &mut monitor,
+            "link",
+            |event| matches!(event, Event::Gone(Change::Link(link)) if link.index == w0),
+        );
+    });
+}
+
+#[test]
+#[ignore = "kernel: events in a network namespace"]
+fn silence_ends_with_the_timeout() {
+    in_new_netns(|| {
+        let mut monitor = Monitor::open(&[Topic::Links]).unwrap();
+        assert_eq!(monitor.next(Duration::ZERO).unwrap(), None);
+        assert_eq!(monitor.next(Duration::from_millis(20)).unwrap(), None);
+        // Other topics are not heard.
+        run(&mut Socket::route().unwrap(), |batch| {
+            batch.add_rule(&Rule::new(russet_addr::Family::V4, 9, 254))
+        })
+        .unwrap();
+        assert_eq!(monitor.next(Duration::ZERO).unwrap(), None);
+    });
+}
+
+#[test]
+#[ignore = "kernel: more events than a socket holds"]
+fn lost_events_are_reported_and_listening_goes_on() {
+    in_new_netns(|| {
+        let mut monitor = Monitor::open(&[Topic::Routes]).unwrap();
+        let mut socket = Socket::route().unwrap();
+        let w0 = dummy(&mut socket, "w0");
+        let mut batch = Batch::new();
+        for n in 0..5000u32 {
+            let dst = std::net::Ipv4Addr::from(0x0a00_0000 + n);
+            batch.add_route(&Route::dev(russet_addr::host_net(dst.into()), w0));
+        }
+        socket.execute(&batch).unwrap();
+        wait_for(&mut monitor, "overrun", |event| *event == Event::Overrun);
+        while monitor.next(Duration::ZERO).unwrap().is_some() {}
+        let last = Route::dev("10.200.0.0/24".parse().unwrap(), w0);
+        run(&mut socket, |batch| batch.add_route(&last)).unwrap();
+        let event = monitor.next(PATIENCE).unwrap();
+        assert_eq!(event, Some(Event::Set(Change::Route(last))));
+        run(&mut socket, |batch| batch.set_link(&LinkSet { up: Some(false), ..LinkSet::index(w0) })).unwrap();
+    });
+}
