@@ -14,6 +14,7 @@ mod error;
 mod field;
 mod list;
 pub mod plugin;
+pub mod relay;
 mod result;
 mod runtime_config;
 mod version;

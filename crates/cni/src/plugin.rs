@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use serde_json::{Map, Value};
 
 use crate::env::Vars;
-use crate::{CniError, CniResult, Env, NetworkConfig, Verb, Version};
+use crate::{CniError, CniResult, Env, NetworkConfig, Verb, Version, process_vars};
 
 /// The largest configuration that is read. The largest real ones, a GC with the attachments of 500 pods under both
 /// keys, take 100 KiB; the kernel would not pass more than 2 MiB of arguments either.
@@ -77,6 +77,16 @@ pub fn prepare(
     let env = vars.check(verb).map_err(|error| error.in_version(version))?;
     let missing = || CniError::internal("VERSION was not answered", "").in_version(version);
     Ok(Prepared::Request(Box::new(Request { env: env.ok_or_else(missing)?, config, stdin })))
+}
+
+/// [`prepare`] for an executable: the variables and stdin are the process's own. Somebody who runs the plugin by hand
+/// is not kept waiting for stdin.
+pub fn prepare_process(about: &str) -> Result<Prepared, CniError> {
+    let vars = process_vars()?;
+    let checked = Vars::new(vars.iter().cloned());
+    let wants_stdin = !checked.is_idle() && checked.verb().is_ok();
+    let stdin = if wants_stdin { read_stdin(std::io::stdin().lock())? } else { Vec::new() };
+    prepare(vars, stdin, about)
 }
 
 /// Reads the configuration, at most [`STDIN_MAX_BYTES`] of it.

@@ -1,0 +1,163 @@
+//! The small executable that container runtimes run: it hands the request to the agent and prints the answer.
+//!
+//! It touches no kernel interface and no datastore. With no agent it becomes `russet cni-direct`, which does the same
+//! work through the same code, except for STATUS: without an agent the node is not ready. `russet-cni` is nothing but
+//! a call of [`main`]; `russet` calls it too when it is run under that name.
+
+mod direct;
+mod http;
+mod message;
+
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+pub use message::{RelayRequest, RelayResponse};
+
+use crate::plugin::{self, Outcome, Prepared, Request};
+use crate::{CniError, NetworkConfig, Verb, Version, code};
+
+/// Where the agent listens, unless the configuration's `agent_socket` says otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/russet/cni.sock";
+
+/// The path of the agent's HTTP interface.
+pub const HTTP_PATH: &str = "/v1/cni";
+
+/// The argument under which `russet` does a request's work itself.
+pub const DIRECT_COMMAND: &str = "cni-direct";
+
+/// For ADD, CHECK and DEL: the shortest time that a runtime allows is CRI-O's minute for DEL; we answer before.
+const WORK_DEADLINE: Duration = Duration::from_secs(55);
+/// CRI-O allows GC 30 seconds.
+const GC_DEADLINE: Duration = Duration::from_secs(25);
+/// Runtimes poll STATUS every 5 seconds.
+const STATUS_DEADLINE: Duration = Duration::from_secs(4);
+/// How much longer than the agent we wait: its own "try again", with the reason, shall win.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// The whole program; `args` are the process's, the executable's own name first.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let mut args = args.into_iter();
+    let plugin = plugin_name(args.next().unwrap_or_default());
+    let outcome = if args.next().is_some_and(|argument| argument == DIRECT_COMMAND) {
+        Outcome::failure(&not_the_command())
+    } else {
+        run(&plugin).unwrap_or_else(|error| Outcome::failure(&error))
+    };
+    plugin::finish(&outcome)
+}
+
+fn run(plugin: &str) -> Result<Outcome, CniError> {
+    let about = format!("CNI {plugin} plugin (Russet {})", env!("CARGO_PKG_VERSION"));
+    match plugin::prepare_process(&about)? {
+        Prepared::Answer(outcome) => Ok(outcome),
+        Prepared::Request(request) => {
+            let version = request.config.cni_version;
+            relay(plugin, *request).map_err(|error| error.in_version(version))
+        }
+    }
+}
+
+fn relay(plugin: &str, request: Request) -> Result<Outcome, CniError> {
+    let verb = request.env.verb();
+    let socket = path_setting(&request.config, "agent_socket")?.unwrap_or_else(|| DEFAULT_SOCKET.into());
+    let deadline = deadline(verb);
+    let message = RelayRequest {
+        plugin: plugin.to_owned(),
+        env: request.env.vars.clone(),
+        config: request.stdin.clone(),
+        deadline,
+    };
+    match http::post(&socket, &message.encode(), deadline + GRACE) {
+        Ok(response) => response.into_outcome(verb),
+        Err(http::Failure::Connect(error)) if verb != Verb::Status && nobody_listens(error.kind()) => {
+            Err(direct::exec(&request))
+        }
+        Err(failure) => Err(unanswered(verb, &socket, failure)),
+    }
+}
+
+/// Only these two say for sure that there is no agent; anything else may be one that is busy, and that would then
+/// work on the same pod as we.
+fn nobody_listens(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+}
+
+fn unanswered(verb: Verb, socket: &Path, failure: http::Failure) -> CniError {
+    let details = format!("{}: {failure}", socket.display());
+    let (code, msg) = match &failure {
+        _ if verb == Verb::Status => (code::NOT_AVAILABLE, "the russet agent is not available"),
+        http::Failure::Connect(error) if error.kind() != ErrorKind::TimedOut => {
+            (code::IO, "cannot connect to the russet agent")
+        }
+        _ => (code::TRY_AGAIN_LATER, "the russet agent did not answer; try again"),
+    };
+    CniError::new(code, msg, details)
+}
+
+fn deadline(verb: Verb) -> Duration {
+    match verb {
+        Verb::Gc => GC_DEADLINE,
+        Verb::Status | Verb::Version => STATUS_DEADLINE,
+        Verb::Add | Verb::Check | Verb::Del => WORK_DEADLINE,
+    }
+}
+
+/// The plugin that the caller wants: the executable's base name, under which the runtime found it.
+fn plugin_name(argv0: OsString) -> String {
+    let path = PathBuf::from(argv0);
+    match path.file_name().and_then(|name| name.to_str()) {
+        None | Some("russet-cni") => "russet".into(),
+        Some(name) => name.into(),
+    }
+}
+
+/// A path in the configuration. Relative ones are refused: relative to what depends on the runtime.
+fn path_setting(config: &NetworkConfig, key: &str) -> Result<Option<PathBuf>, CniError> {
+    let Some(value) = config.settings.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
+    let path = value.as_str().map(PathBuf::from).filter(|path| path.is_absolute());
+    let wrong = || CniError::invalid_config(format!("{key} is not an absolute path"), value);
+    path.map(Some).ok_or_else(wrong)
+}
+
+/// Without this a copy of the small executable that is called `russet` would execute itself for ever.
+fn not_the_command() -> CniError {
+    let details = "install the russet command beside the plugin, or set russet_path in the configuration";
+    CniError::io(format!("{DIRECT_COMMAND}: this is the CNI plugin, not the russet command"), details)
+        .in_version(Version::LATEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_plugin_is_named_by_the_executable() {
+        for (argv0, name) in [("/opt/cni/bin/russet", "russet"), ("./russet-cni", "russet"), ("", "russet")] {
+            assert_eq!(plugin_name(argv0.into()), name);
+        }
+        assert_eq!(plugin_name("/opt/cni/bin/loopback".into()), "loopback");
+    }
+
+    #[test]
+    fn paths_in_the_configuration_are_absolute() {
+        let config = |value: &str| {
+            let text = format!(r#"{{"name":"n","agent_socket":{value}}}"#);
+            path_setting(&NetworkConfig::parse(text.as_bytes()).unwrap(), "agent_socket")
+        };
+        assert_eq!(config("\"/run/a.sock\"").unwrap(), Some("/run/a.sock".into()));
+        assert_eq!(config("null").unwrap(), None);
+        for bad in ["\"run/a.sock\"", "\"\"", "7"] {
+            assert_eq!(config(bad).unwrap_err().code, code::INVALID_CONFIG, "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_agents_deadline_ends_before_the_runtimes() {
+        // cni-runtime.md section 3.4: CRI-O gives DEL a minute and GC 30 s
+        assert!(deadline(Verb::Del) + GRACE < Duration::from_secs(60));
+        assert!(deadline(Verb::Gc) + GRACE < Duration::from_secs(30));
+    }
+}

@@ -1,0 +1,110 @@
+//! Without an agent: this process becomes `russet cni-direct`, which takes the node's lock and does the work.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Seek, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{DIRECT_COMMAND, path_setting};
+use crate::CniError;
+use crate::plugin::Request;
+
+/// Where the configuration waits, without a name, for the program that we become: a pipe holds only 64 KiB, and
+/// nobody would be left to fill it. In memory first.
+const SPOOL_DIRS: [&str; 3] = ["/run", "/dev/shm", "/tmp"];
+
+/// Replaces this process; returns only when that fails.
+pub(super) fn exec(request: &Request) -> CniError {
+    let prepared = command(request).and_then(|binary| {
+        let stdin =
+            spool(&request.stdin).map_err(|error| CniError::io("cannot keep the configuration", error))?;
+        Ok((binary, stdin))
+    });
+    match prepared {
+        Ok((binary, stdin)) => {
+            let error = Command::new(&binary).arg(DIRECT_COMMAND).stdin(stdin).exec();
+            let msg = format!("the russet agent is not running, and {} cannot be executed", binary.display());
+            match error.kind() {
+                ErrorKind::ExecutableFileBusy => CniError::try_again_later(msg, error),
+                _ => CniError::io(msg, error),
+            }
+        }
+        Err(error) => error,
+    }
+}
+
+/// The `russet` command: beside this executable, then where the configuration's `russet_path` points.
+fn command(request: &Request) -> Result<PathBuf, CniError> {
+    let own = std::env::current_exe().map_err(|error| CniError::io("cannot find this executable", error))?;
+    let beside = own.parent().map(|dir| dir.join("russet"));
+    let fixed = path_setting(&request.config, "russet_path")?;
+    let mut candidates = [beside, fixed].into_iter().flatten();
+    candidates.find(|candidate| is_command(candidate, &own)).ok_or_else(|| {
+        let details = format!("{} has no russet beside it, and russet_path names none", own.display());
+        CniError::io("the russet agent is not running, and the russet command was not found", details)
+    })
+}
+
+/// The plugin itself is installed as `russet`, too. It and its copies, which have its length, are not the command.
+fn is_command(candidate: &Path, own: &Path) -> bool {
+    let (Ok(candidate), Ok(own)) = (fs::metadata(candidate), fs::metadata(own)) else { return false };
+    let same_file = (candidate.dev(), candidate.ino()) == (own.dev(), own.ino());
+    candidate.is_file() && !same_file && candidate.len() != own.len()
+}
+
+fn spool(bytes: &[u8]) -> io::Result<File> {
+    let mut failure = io::Error::from(ErrorKind::NotFound);
+    for dir in SPOOL_DIRS {
+        match spool_in(Path::new(dir), bytes) {
+            Ok(file) => return Ok(file),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+/// The file has lost its name before anything secret is in it.
+fn spool_in(dir: &Path, bytes: &[u8]) -> io::Result<File> {
+    let path = dir.join(format!(".russet-cni.{}", std::process::id()));
+    // A predecessor with our process ID may have been killed between the next two lines.
+    let _ = fs::remove_file(&path);
+    let mut file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+    fs::remove_file(&path)?;
+    file.write_all(bytes)?;
+    file.rewind()?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn a_spooled_configuration_has_no_name_and_all_its_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let bytes = vec![7; 200_000];
+        let mut file = spool_in(dir.path(), &bytes).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        let mut read = Vec::new();
+        file.read_to_end(&mut read).unwrap();
+        assert_eq!(read, bytes);
+    }
+
+    #[test]
+    fn the_plugin_and_its_copies_are_not_the_command() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::write(path("russet-cni"), "small").unwrap();
+        fs::write(path("copy"), "small").unwrap();
+        fs::hard_link(path("russet-cni"), path("link")).unwrap();
+        fs::write(path("russet"), "much larger").unwrap();
+        fs::create_dir(path("dir")).unwrap();
+        for not in ["russet-cni", "copy", "link", "absent", "dir"] {
+            assert!(!is_command(&path(not), &path("russet-cni")), "{not}");
+        }
+        assert!(is_command(&path("russet"), &path("russet-cni")));
+    }
+}

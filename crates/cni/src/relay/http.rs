@@ -1,0 +1,239 @@
+//! One HTTP/1.1 exchange over a unix socket: as much of it as the agent's own server speaks.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use super::{HTTP_PATH, RelayResponse};
+
+/// Where an exchange broke, which decides whether the request may have been carried out.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    /// Before anything was sent.
+    #[error("connect: {0}")]
+    Connect(io::Error),
+    /// Later: the agent may have done the work.
+    #[error("connection lost: {0}")]
+    Lost(io::Error),
+}
+
+/// The agent's server sends about 120 bytes of headers.
+const HEAD_MAX_BYTES: usize = 16 * 1024;
+/// A result with 100 interfaces and 1,000 routes takes 100 KiB.
+const BODY_MAX_BYTES: usize = 1024 * 1024;
+
+/// Posts `body` to the agent and reads its answer, in `limit` altogether.
+pub(super) fn post(socket: &Path, body: &[u8], limit: Duration) -> Result<RelayResponse, Failure> {
+    let end = Instant::now() + limit;
+    let mut stream = connect(socket, limit).map_err(Failure::Connect)?;
+    let mut message = format!(
+        "POST {HTTP_PATH} HTTP/1.1\r\nHost: russet\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n",
+        body.len()
+    )
+    .into_bytes();
+    message.extend_from_slice(body);
+    // An agent that refuses early stops reading, but its answer is there all the same.
+    let sent =
+        stream.set_write_timeout(Some(left(end).map_err(Failure::Lost)?)).and(stream.write_all(&message));
+    read(&mut stream, end).map_err(|error| Failure::Lost(sent.err().unwrap_or(error)))
+}
+
+/// Connecting blocks for ever when the queue of a stopped agent is full, and `std` knows no time limit for it.
+fn connect(socket: &Path, limit: Duration) -> io::Result<UnixStream> {
+    let (sender, receiver) = mpsc::channel();
+    let path = socket.to_owned();
+    std::thread::Builder::new()
+        .stack_size(64 * 1024)
+        .spawn(move || sender.send(UnixStream::connect(path)))?;
+    receiver.recv_timeout(limit).map_err(|_| io::Error::from(ErrorKind::TimedOut))?
+}
+
+fn left(end: Instant) -> io::Result<Duration> {
+    let left = end.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+fn read(stream: &mut UnixStream, end: Instant) -> io::Result<RelayResponse> {
+    let mut received = Vec::with_capacity(4096);
+    loop {
+        if let Some(response) = parse(&received, false)? {
+            return Ok(response);
+        }
+        let mut chunk = [0; 4096];
+        stream.set_read_timeout(Some(left(end)?))?;
+        match stream.read(&mut chunk) {
+            Ok(0) => return parse(&received, true)?.ok_or_else(|| ErrorKind::UnexpectedEof.into()),
+            Ok(count) => received.extend_from_slice(&chunk[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(ErrorKind::TimedOut.into()),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The response, once `received` holds all of it; without a length it ends where the stream does.
+fn parse(received: &[u8], ended: bool) -> io::Result<Option<RelayResponse>> {
+    let bad = |text: &str| io::Error::new(ErrorKind::InvalidData, text);
+    let Some(end) = received.windows(4).take(HEAD_MAX_BYTES).position(|window| window == b"\r\n\r\n") else {
+        return if received.len() > HEAD_MAX_BYTES {
+            Err(bad("the answer's head is too long"))
+        } else {
+            Ok(None)
+        };
+    };
+    let head = std::str::from_utf8(&received[..end]).map_err(|_| bad("the answer's head is no text"))?;
+    let body = &received[end + 4..];
+    let mut lines = head.split("\r\n");
+    let mut words = lines.next().unwrap_or_default().split(' ');
+    let http = words.next().is_some_and(|word| word.starts_with("HTTP/1."));
+    let status = words.next().filter(|_| http).and_then(|word| word.parse().ok());
+    let status = status.ok_or_else(|| bad("the answer is no HTTP"))?;
+    let length = length(lines).ok_or_else(|| bad("the answer's length is not understood"))?;
+    if length.unwrap_or(body.len()) > BODY_MAX_BYTES {
+        return Err(bad("the answer is too long"));
+    }
+    let whole = match length {
+        Some(length) => body.get(..length),
+        None => ended.then_some(body),
+    };
+    Ok(whole.map(|body| RelayResponse { status, body: body.to_vec() }))
+}
+
+/// `Some(None)` when no length is given; none when it is wrong, or the body comes in chunks.
+fn length<'a>(headers: impl Iterator<Item = &'a str>) -> Option<Option<usize>> {
+    let mut length = None;
+    for header in headers {
+        let (name, value) = header.split_once(':')?;
+        if name.eq_ignore_ascii_case("transfer-encoding") {
+            return None;
+        }
+        if name.eq_ignore_ascii_case("content-length") {
+            length = Some(value.trim().parse().ok()?);
+        }
+    }
+    Some(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    fn answer(text: &str, ended: bool) -> io::Result<Option<RelayResponse>> {
+        parse(text.as_bytes(), ended)
+    }
+
+    /// An agent that reads `expect` bytes, answers `answer` and hangs up.
+    fn exchange(body: &[u8], expect: usize, answer: &'static [u8]) -> Result<RelayResponse, Failure> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let agent = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut vec![0; expect]).unwrap();
+            stream.write_all(answer).unwrap();
+        });
+        let response = post(&path, body, LIMIT);
+        agent.join().unwrap();
+        response
+    }
+
+    #[test]
+    fn an_answer_is_read_by_its_length() {
+        let text = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+        assert_eq!(answer(text, false).unwrap().unwrap().body, b"{}");
+        for end in 0..text.len() {
+            assert_eq!(answer(&text[..end], true).unwrap(), None, "{end}");
+        }
+    }
+
+    #[test]
+    fn an_answer_without_a_length_ends_with_the_stream() {
+        let text = "HTTP/1.0 503 x\r\n\r\n{\"code\":11}";
+        assert_eq!(answer(text, false).unwrap(), None);
+        let response = answer(text, true).unwrap().unwrap();
+        assert_eq!((response.status, response.body.len()), (503, 11));
+    }
+
+    #[test]
+    fn what_is_no_answer_is_refused() {
+        for bad in [
+            "SSH-2.0-x\r\n\r\n",
+            "HTTP/1.1 abc\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 1048577\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nnonsense\r\n\r\n",
+        ] {
+            assert!(answer(bad, true).is_err(), "{bad}");
+        }
+        assert!(parse(&vec![b'a'; HEAD_MAX_BYTES + 1], false).is_err());
+        assert!(parse(b"HTTP/1.1 200 \xff\r\n\r\n", false).is_err());
+    }
+
+    #[test]
+    fn a_request_reaches_the_agent() {
+        let response = exchange(b"{}", 100, b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnull").unwrap();
+        assert_eq!(response, RelayResponse { status: 200, body: b"null".to_vec() });
+    }
+
+    #[test]
+    fn an_early_refusal_is_read_though_sending_failed() {
+        let body = vec![b' '; 4 * 1024 * 1024];
+        let refusal = b"HTTP/1.1 413 Payload Too Large\r\nContent-Length: 0\r\n\r\n";
+        match exchange(&body, 1, refusal) {
+            Ok(response) => assert_eq!(response.status, 413),
+            // The kernel may drop what we have not read when the other side closes with data unread.
+            Err(Failure::Lost(_)) => {}
+            Err(Failure::Connect(error)) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn a_connection_lost_after_sending_is_told_from_one_never_made() {
+        // DESIGN.md section 4
+        assert!(matches!(exchange(b"{}", 10, b""), Err(Failure::Lost(_))));
+        assert!(matches!(
+            exchange(b"{}", 10, b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"),
+            Err(Failure::Lost(_))
+        ));
+        let dir = tempfile::tempdir().unwrap();
+        let absent = dir.path().join("s");
+        let Err(Failure::Connect(error)) = post(&absent, b"", LIMIT) else { panic!() };
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        drop(UnixListener::bind(&absent).unwrap());
+        let Err(Failure::Connect(error)) = post(&absent, b"", LIMIT) else { panic!() };
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn a_silent_agent_does_not_hold_us() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let Err(Failure::Lost(error)) = post(&path, b"{}", Duration::from_millis(20)) else { panic!() };
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn a_full_queue_does_not_hold_us() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let mut waiting = Vec::new();
+        let full = loop {
+            match connect(&path, Duration::from_millis(200)) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+            assert!(waiting.len() < 10_000);
+        };
+        assert!(matches!(full.kind(), ErrorKind::TimedOut), "{full}");
+    }
+}
