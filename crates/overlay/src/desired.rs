@@ -1,0 +1,170 @@
+//! The state that the kernel should be in: a pure function of the inputs. Called by `reconcile`, compared with what is
+//! by `plan`.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use russet_addr::{Family, IpNet, Mac, NodeName, host_net};
+
+use crate::inputs::{Borrowed, Encapsulation, Inputs};
+use crate::masquerade::Masquerade;
+use crate::refusal::{Reason, Refusal, Subject};
+use crate::routed;
+use crate::scene::Scene;
+use crate::vxlan::{Device, Vxlan, tunnel_addresses};
+
+/// Everything that should be in the kernel, and what of the inputs should not.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Desired {
+    /// The tunnel devices.
+    pub devices: BTreeMap<Family, Device>,
+    /// The nodes behind the devices' MACs: device and MAC to outer address.
+    pub fdb: BTreeMap<(Family, Mac), IpAddr>,
+    /// Permanent neighbours on the devices: tunnel address to MAC.
+    pub neighbours: BTreeMap<IpAddr, Mac>,
+    /// Routes in the main table.
+    pub routes: BTreeMap<IpNet, Hop>,
+    /// Address translation.
+    pub masquerade: Masquerade,
+    /// Families that are to be forwarded.
+    pub forwarding: Vec<Family>,
+    /// What is not programmed, and why; sorted.
+    pub refusals: Vec<Refusal>,
+}
+
+/// Where a route leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hop {
+    /// Through its family's tunnel device, by this tunnel address.
+    Tunnel(IpAddr),
+    /// To the tunnel device itself: the destination is an endpoint.
+    Connected,
+    /// To a node on our subnet.
+    Underlay {
+        /// Index of the underlay interface.
+        ifindex: u32,
+        /// The node's own address.
+        gateway: IpAddr,
+    },
+    /// Nowhere: an address of our own block that no pod has must not wander off through the default route.
+    Blackhole,
+}
+
+/// The ways that exist in one family.
+struct Ways<'a> {
+    family: Family,
+    vxlan: Option<Vxlan<'a>>,
+}
+
+/// What the kernel should hold for `inputs` (calico-cni.md sections 4.3, 4.4, 4.8).
+pub fn desired(inputs: &Inputs) -> Desired {
+    let mut scene = Scene::new(inputs);
+    let mut desired = Desired::default();
+    for family in Family::BOTH {
+        let vxlan = Vxlan::new(&mut scene, family);
+        let ways = Ways { family, vxlan };
+        ways.program_blocks(&mut scene, &mut desired);
+        if let Some(vxlan) = &ways.vxlan {
+            vxlan.program(family, &mut desired);
+            vxlan.connect(&scene, &mut desired);
+        }
+        ways.program_borrowed(&mut scene, &mut desired);
+        if scene.pools.iter().any(|(net, _)| Family::of_net(net) == family) {
+            desired.forwarding.push(family);
+        }
+    }
+    desired.masquerade = Masquerade::new(&scene, &desired);
+    desired.refusals = scene.refusals;
+    desired.refusals.sort();
+    desired.refusals.dedup();
+    desired
+}
+
+/// The route of our own block: nowhere, unless it is one address, which its pod's own route leads to, or its pool's
+/// routes are another program's (calico-cni.md section 4.3, first note).
+fn own_hop(scene: &Scene<'_>, net: &IpNet) -> Option<Hop> {
+    let ours = !matches!(scene.encapsulation(net), None | Some(Encapsulation::Ipip));
+    (ours && net.prefix_len() < net.max_prefix_len()).then_some(Hop::Blackhole)
+}
+
+// === impl Hop ===
+
+impl Hop {
+    /// Whether the route is gone once the tunnel device is.
+    pub(crate) const fn uses_device(self) -> bool {
+        matches!(self, Hop::Tunnel(_) | Hop::Connected)
+    }
+}
+
+// === impl Ways ===
+
+impl<'a> Ways<'a> {
+    fn program_blocks(&self, scene: &mut Scene<'a>, desired: &mut Desired) {
+        let mut refused = Vec::new();
+        for (net, node) in scene.blocks.iter().filter(|(net, _)| Family::of_net(net) == self.family) {
+            let hop = match *node == &scene.inputs.node {
+                true => Ok(own_hop(scene, net)),
+                false => self.hop(scene, net, node).map(Some),
+            };
+            match hop {
+                Ok(hop) => desired.routes.extend(hop.map(|hop| (*net, hop))),
+                Err(reason) => refused.push((*net, *node, reason)),
+            }
+        }
+        for (net, node, reason) in refused {
+            scene.refuse(Subject::Block(net), Some(node), reason);
+        }
+    }
+
+    /// The way to `net`, which is on `node`.
+    fn hop(&self, scene: &Scene<'a>, net: &IpNet, node: &NodeName) -> Result<Hop, Reason> {
+        let tunnel = || self.vxlan.as_ref().ok_or(Reason::NoTunnelEndpoint)?.hop(node);
+        match scene.encapsulation(net).ok_or(Reason::OutsidePools)? {
+            Encapsulation::None => routed::hop(scene, self.family, node),
+            Encapsulation::VxlanCrossSubnet if routed::is_near(scene, self.family, node) => {
+                routed::hop(scene, self.family, node)
+            }
+            Encapsulation::Vxlan | Encapsulation::VxlanCrossSubnet => tunnel(),
+            Encapsulation::Ipip => Err(Reason::Unsupported),
+        }
+    }
+
+    /// Host routes to pods that live away from their block; the longer prefix wins over the block's route, and over our
+    /// own blackhole.
+    fn program_borrowed(&self, scene: &mut Scene<'a>, desired: &mut Desired) {
+        let inputs = scene.inputs;
+        let tunnels = tunnel_addresses(desired);
+        let mut taken: BTreeMap<IpAddr, &NodeName> = BTreeMap::new();
+        let mut borrowed: Vec<_> =
+            inputs.borrowed.iter().filter(|entry| Family::of(entry.address) == self.family).collect();
+        borrowed.sort_by_key(|entry| (entry.address, entry.node != inputs.node, &entry.node));
+        for entry in borrowed {
+            let hop = match taken.get(&entry.address) {
+                Some(winner) if **winner == entry.node => continue,
+                Some(winner) => Err(Reason::TakenBy((*winner).clone())),
+                None if tunnels.contains(&entry.address) => Err(Reason::Covers(entry.address)),
+                None => self.borrowed_hop(scene, entry),
+            };
+            match hop {
+                Ok(hop) => {
+                    taken.insert(entry.address, &entry.node);
+                    desired.routes.extend(hop.map(|hop| (host_net(entry.address), hop)));
+                }
+                Err(reason) => scene.refuse(Subject::Borrowed(entry.address), Some(&entry.node), reason),
+            }
+        }
+    }
+
+    /// The way to one borrowed address; none where the pod is ours, with a route of its own, or its block's route will do.
+    fn borrowed_hop(&self, scene: &Scene<'a>, entry: &Borrowed) -> Result<Option<Hop>, Reason> {
+        let host = host_net(entry.address);
+        if entry.node == scene.inputs.node {
+            return Ok(None);
+        }
+        scene.check_host(entry.address)?;
+        match scene.blocks.covering(&host) {
+            Some((_, owner)) if **owner == entry.node => Ok(None),
+            _ => self.hop(scene, &host, &entry.node).map(Some),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! What the overlay is computed from: nodes, pools, affinities and the underlay. The agent fills it from the store
+//! (see `convert`) and from the host; every value is taken for hostile until `vet` has seen it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use russet_addr::{BlockCidr, Family, IpNet, Mac, NodeName};
+
+/// Everything that `desired` looks at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inputs {
+    /// Our own name.
+    pub node: NodeName,
+    /// The interface that leads to the other nodes.
+    pub underlay: Underlay,
+    /// All nodes, ourselves among them.
+    pub nodes: BTreeMap<NodeName, Node>,
+    /// All pools. Whether a pool is disabled makes no difference here: that stops allocation, and the pods that a
+    /// disabled pool still holds must stay reachable.
+    pub pools: Vec<Pool>,
+    /// Who owns which block.
+    pub affinities: Vec<Affinity>,
+    /// Pods' addresses that live on another node than their block's; may be empty.
+    pub borrowed: Vec<Borrowed>,
+    /// Addresses of our own pods, which no peer may claim; may be empty.
+    pub own_pods: BTreeSet<IpAddr>,
+    /// Further addresses that no peer's claim may cover: the default gateway, the store's endpoints; may be empty.
+    pub protected: BTreeSet<IpAddr>,
+}
+
+/// The local interface that leads to the other nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Underlay {
+    /// Its index.
+    pub ifindex: u32,
+    /// Its MTU in bytes.
+    pub mtu: u32,
+    /// Its addresses, each with its prefix.
+    pub addresses: Vec<IpNet>,
+}
+
+/// A node, as its node object describes it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Node {
+    /// Its IPv4 part.
+    pub v4: Addresses,
+    /// Its IPv6 part.
+    pub v6: Addresses,
+}
+
+/// One family's addresses of a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Addresses {
+    /// Where the node is reached, with the prefix of its subnet.
+    pub underlay: Option<IpNet>,
+    /// The address of its tunnel device.
+    pub tunnel: Option<IpAddr>,
+    /// The MAC of its tunnel device, where it is not the computed one.
+    pub mac: Option<Mac>,
+}
+
+/// A pool of pod addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pool {
+    /// Its prefix.
+    pub cidr: IpNet,
+    /// How its blocks are reached.
+    pub encapsulation: Encapsulation,
+    /// Whether traffic that leaves the pools takes the node's address.
+    pub nat_outgoing: bool,
+}
+
+/// How the blocks of a pool are reached from other nodes (calico-cni.md section 4.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Encapsulation {
+    /// Plain routes to nodes on our own subnet.
+    None,
+    /// Always through the tunnel.
+    Vxlan,
+    /// Plain routes to nodes on our own subnet, through the tunnel to all others.
+    VxlanCrossSubnet,
+    /// IP in IP, which Russet does not speak: such a pool is reported and gets no routes.
+    Ipip,
+}
+
+/// A node's claim of a block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Affinity {
+    /// What is claimed.
+    pub block: BlockCidr,
+    /// By whom.
+    pub node: NodeName,
+    /// How far the claim has come.
+    pub state: AffinityState,
+}
+
+/// How far a claim has come (calico-ipam.md section 1.4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AffinityState {
+    /// The block is the node's.
+    Confirmed,
+    /// The node is giving the block back; it is the node's until somebody else has it.
+    PendingDeletion,
+    /// The node tries to get the block, and does not own it yet.
+    Pending,
+}
+
+/// A pod's address on another node than the owner of its block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Borrowed {
+    /// The pod's address.
+    pub address: IpAddr,
+    /// Where the pod is.
+    pub node: NodeName,
+}
+
+// === impl Node ===
+
+impl Node {
+    /// The part of one family.
+    pub const fn of(&self, family: Family) -> &Addresses {
+        match family {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        }
+    }
+}
+
+// === impl Encapsulation ===
+
+impl Encapsulation {
+    /// Whether a pool of this kind needs a tunnel device.
+    pub const fn needs_tunnel(self) -> bool {
+        matches!(self, Encapsulation::Vxlan | Encapsulation::VxlanCrossSubnet)
+    }
+}

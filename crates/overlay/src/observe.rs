@@ -1,0 +1,121 @@
+//! What the kernel holds of ours, read from its tables. Called by `reconcile`; `plan` compares it with what should be.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use russet_addr::{Family, IfName, IpNet, Mac};
+use russet_netlink::{
+    FdbEntry, FdbTable, Link, Neighbour, NeighbourState, NetlinkError, Result, Route, RouteFilter, RouteKind,
+    Scope, Socket, Vxlan,
+};
+
+use crate::vxlan::device_name;
+
+/// The protocol of all routes that are ours.
+pub const ROUTE_PROTOCOL: u8 = 114;
+/// The alias of a device that is ours: without it, a device of our name is taken over when it is wanted, and left
+/// alone when it is not.
+pub const DEVICE_ALIAS: &str = "russet overlay";
+
+/// What the kernel holds of ours.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Observed {
+    /// Links with the names of our devices.
+    pub devices: BTreeMap<Family, FoundDevice>,
+    /// Permanent forwarding entries of our devices.
+    pub fdb: BTreeMap<(Family, Mac), Vec<FdbEntry>>,
+    /// Permanent neighbours of our devices.
+    pub neighbours: BTreeMap<IpAddr, Neighbour>,
+    /// Routes that are ours, by destination: there may be several with different metrics.
+    pub routes: BTreeMap<IpNet, Vec<Route>>,
+}
+
+/// A link with the name of one of our devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundDevice {
+    /// Its index.
+    pub ifindex: u32,
+    /// Its VXLAN options; none when it is of another kind, and so not ours at all.
+    pub vxlan: Option<Vxlan>,
+    /// Its MTU in bytes.
+    pub mtu: u32,
+    /// Its MAC.
+    pub mac: Option<Mac>,
+    /// Whether it is set up.
+    pub up: bool,
+    /// Whether it carries our alias.
+    pub marked: bool,
+    /// Its global addresses of the device's family.
+    pub addresses: BTreeSet<IpNet>,
+}
+
+/// Reads everything that is ours.
+pub fn observe(socket: &mut Socket) -> Result<Observed> {
+    let mut observed = Observed::default();
+    for family in Family::BOTH {
+        if let Some(device) = device(socket, family)? {
+            let ifindex = device.ifindex;
+            if device.vxlan.is_some() {
+                observed.read_entries(socket, family, ifindex)?;
+            }
+            observed.devices.insert(family, device);
+        }
+        let index = observed.devices.get(&family).map(|device| device.ifindex);
+        let filter = RouteFilter { table: Some(Route::MAIN), protocol: Some(ROUTE_PROTOCOL), oif: None };
+        for route in listed(socket.routes_where(family, filter))? {
+            if is_ours(&route, index) {
+                observed.routes.entry(route.dst).or_default().push(route);
+            }
+        }
+    }
+    Ok(observed)
+}
+
+/// Whether a route of our protocol is the overlay's: it leads to another node or nowhere. Direct routes to other links
+/// are pods' (`attach`).
+pub fn is_ours(route: &Route, device: Option<u32>) -> bool {
+    let elsewhere = route.gateway.is_some() || !route.multipath.is_empty();
+    let own = route.protocol == ROUTE_PROTOCOL && route.table == Route::MAIN;
+    own && (elsewhere || route.kind != RouteKind::Unicast || (route.oif.is_some() && route.oif == device))
+}
+
+fn device(socket: &mut Socket, family: Family) -> Result<Option<FoundDevice>> {
+    let Ok(name) = IfName::new(device_name(family)) else { return Ok(None) };
+    let link = match socket.link_by_name(&name) {
+        Err(error) if error.is_not_found() => return Ok(None),
+        result => result?,
+    };
+    let addresses = socket.addresses_of(link.index)?.into_iter();
+    let global = addresses.filter(|a| a.scope == Scope::Universe && Family::of_net(&a.net) == family);
+    let addresses = global.map(|address| address.net).collect();
+    let marked = link.alias.as_deref() == Some(DEVICE_ALIAS);
+    let up = link.is_up();
+    let Link { index, vxlan, mtu_bytes, mac, .. } = link;
+    Ok(Some(FoundDevice { ifindex: index, vxlan, mtu: mtu_bytes, mac, up, marked, addresses }))
+}
+
+/// A kernel without IPv6 has nothing of it.
+fn listed<T>(result: Result<Vec<T>>) -> Result<Vec<T>, NetlinkError> {
+    match result {
+        Err(error) if error.is_unsupported() => Ok(Vec::new()),
+        result => result,
+    }
+}
+
+// === impl Observed ===
+
+impl Observed {
+    fn read_entries(&mut self, socket: &mut Socket, family: Family, ifindex: u32) -> Result<()> {
+        for entry in socket.fdb(ifindex)? {
+            if entry.permanent && entry.table == FdbTable::Device {
+                self.fdb.entry((family, entry.mac)).or_default().push(entry);
+            }
+        }
+        for neighbour in listed(socket.neighbours_of(family, ifindex))? {
+            if neighbour.state == NeighbourState::Permanent && !neighbour.proxy {
+                self.neighbours.insert(neighbour.address, neighbour);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,285 @@
+//! From what should be and what is to what to do, in an order that never leads traffic to a place that is not ready.
+//! Pure; `apply` carries it out.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use russet_addr::{Family, IpNet, Mac};
+use russet_netlink::{FdbEntry, Neighbour, Route};
+
+use crate::desired::{Desired, Hop};
+use crate::observe::{FoundDevice, Observed, ROUTE_PROTOCOL};
+use crate::refusal::{Reason, Refusal, Subject};
+use crate::vxlan::{Device, PORT, VNI};
+
+/// The differences, in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Pieces after each of which urgent requests may have their turn.
+    pub batches: Vec<Vec<Op>>,
+    /// What stands in the way of the plan.
+    pub refusals: Vec<Refusal>,
+}
+
+/// One request to the kernel. A device is named by its family, because its index may not exist yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Op {
+    /// Removes a device and with it all that is on it.
+    DeleteDevice(Family, u32),
+    /// Creates a device, up.
+    CreateDevice(Family, Device),
+    /// Puts our alias on it.
+    MarkDevice(Family),
+    /// Sets its MTU in bytes.
+    SetMtu(Family, u32),
+    /// Sets it up.
+    RaiseDevice(Family),
+    /// Adds an address to it.
+    AddAddress(Family, IpNet),
+    /// Takes an address from it.
+    DeleteAddress(Family, IpNet),
+    /// Adds or changes a permanent neighbour on its family's device.
+    PutNeighbour(IpAddr, Mac),
+    /// Removes one.
+    DeleteNeighbour(Neighbour),
+    /// Adds or changes a forwarding entry.
+    PutFdb(Family, Mac, IpAddr),
+    /// Removes one.
+    DeleteFdb(FdbEntry),
+    /// Adds a route, unless anybody has one to the same place.
+    AddRoute(IpNet, Hop),
+    /// Puts a route in the place of one of ours.
+    ReplaceRoute(IpNet, Hop),
+    /// Removes a route.
+    DeleteRoute(Route),
+}
+
+/// Requests per batch: what an urgent request may have to wait for (DESIGN section 5).
+pub const BATCH_MAX_OPS: usize = 64;
+
+/// What becomes of a device; it decides what is left of the entries on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It is there, and stays.
+    Stays(u32),
+    /// It will be there, empty; the one that is there now, if any, goes before that.
+    Appears(Option<u32>),
+    /// It goes when all else is done.
+    Goes(u32),
+    /// There is none, and there will be none.
+    Absent,
+}
+
+struct Planner<'a> {
+    desired: &'a Desired,
+    observed: &'a Observed,
+    fates: BTreeMap<Family, Fate>,
+    refusals: Vec<Refusal>,
+}
+
+/// The route that `hop` stands for, exactly as a dump will show it.
+pub(crate) fn route(dst: IpNet, hop: Hop, device: Option<u32>) -> Route {
+    let mut route = match hop {
+        Hop::Tunnel(gateway) => Route { oif: device, onlink: true, ..Route::via(dst, gateway) },
+        Hop::Connected => Route { oif: device, ..Route::dev(dst, 0) },
+        Hop::Underlay { ifindex, gateway } => {
+            Route { oif: Some(ifindex), onlink: true, ..Route::via(dst, gateway) }
+        }
+        Hop::Blackhole => Route::blackhole(dst),
+    };
+    route.protocol = ROUTE_PROTOCOL;
+    route.metric = metric(dst);
+    route
+}
+
+/// The metric of our routes: the kernel's default.
+fn metric(dst: IpNet) -> Option<u32> {
+    match dst {
+        IpNet::V4(_) => None,
+        IpNet::V6(_) => Some(Route::METRIC_V6),
+    }
+}
+
+/// What to do to get from `observed` to `desired`: devices; then neighbours and forwarding entries before the routes
+/// that need them; then stale routes before the entries that they needed; then devices that nobody needs.
+pub fn plan(desired: &Desired, observed: &Observed) -> Plan {
+    let mut planner = Planner { desired, observed, fates: BTreeMap::new(), refusals: Vec::new() };
+    let mut stages = vec![Vec::new(), Vec::new()];
+    for family in Family::BOTH {
+        let [swaps, fixes] = planner.device(family);
+        stages[0].extend(swaps);
+        stages[1].extend(fixes);
+    }
+    let [put_entries, stale_entries] = planner.entries();
+    let [put_routes, stale_routes] = planner.routes();
+    let going = planner.fates.iter().filter_map(|(family, fate)| match fate {
+        Fate::Goes(ifindex) => Some(Op::DeleteDevice(*family, *ifindex)),
+        _ => None,
+    });
+    stages.extend([put_entries, put_routes, stale_routes, stale_entries, going.collect()]);
+    let batches = stages.iter().flat_map(|ops| ops.chunks(BATCH_MAX_OPS)).map(<[Op]>::to_vec).collect();
+    Plan { batches, refusals: planner.refusals }
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.batches.is_empty()
+    }
+}
+
+// === impl Planner ===
+
+impl Planner<'_> {
+    /// What to remove and create, and what to fix in place afterwards.
+    fn device(&mut self, family: Family) -> [Vec<Op>; 2] {
+        let (wanted, found) = (self.desired.devices.get(&family), self.observed.devices.get(&family));
+        let foreign = found.is_some_and(|found| found.vxlan.is_none());
+        let (fate, swaps) = match (wanted, found) {
+            (Some(_), Some(_)) if foreign => {
+                self.refusals.push(Refusal::new(Subject::Device(family), None, Reason::NameTaken));
+                (Fate::Absent, Vec::new())
+            }
+            (Some(wanted), Some(found)) if matches(wanted, found) => (Fate::Stays(found.ifindex), Vec::new()),
+            (Some(wanted), Some(found)) => {
+                let delete = Op::DeleteDevice(family, found.ifindex);
+                (Fate::Appears(Some(found.ifindex)), vec![delete, Op::CreateDevice(family, wanted.clone())])
+            }
+            (Some(wanted), None) => (Fate::Appears(None), vec![Op::CreateDevice(family, wanted.clone())]),
+            (None, Some(found)) if found.marked && !foreign => (Fate::Goes(found.ifindex), Vec::new()),
+            (None, _) => (Fate::Absent, Vec::new()),
+        };
+        self.fates.insert(family, fate);
+        let fixes = match (fate, wanted, found) {
+            (Fate::Stays(_), Some(wanted), Some(found)) => fixes(family, wanted, found),
+            (Fate::Appears(_), Some(wanted), _) => {
+                vec![Op::MarkDevice(family), Op::AddAddress(family, wanted.address)]
+            }
+            _ => Vec::new(),
+        };
+        [swaps, fixes]
+    }
+
+    /// Forwarding entries and the neighbours that need them to put; the other way round to remove.
+    fn entries(&self) -> [Vec<Op>; 2] {
+        let (mut put, mut stale) = (Vec::new(), Vec::new());
+        for (&(family, mac), dst) in &self.desired.fdb {
+            let found = self.observed.fdb.get(&(family, mac)).into_iter().flatten();
+            let mut right = found.filter(|entry| self.stays(entry.ifindex) && leads_to(entry, *dst));
+            if self.has_device(family) && right.next().is_none() {
+                put.push(Op::PutFdb(family, mac, *dst));
+            }
+        }
+        for (address, mac) in &self.desired.neighbours {
+            let found = self.observed.neighbours.get(address).filter(|n| self.stays(n.ifindex));
+            if self.has_device(Family::of(*address)) && found.is_none_or(|n| n.mac != Some(*mac)) {
+                put.push(Op::PutNeighbour(*address, *mac));
+            }
+        }
+        for (address, neighbour) in &self.observed.neighbours {
+            if self.stays(neighbour.ifindex) && !self.desired.neighbours.contains_key(address) {
+                stale.push(Op::DeleteNeighbour(neighbour.clone()));
+            }
+        }
+        for (key, entries) in &self.observed.fdb {
+            let unwanted =
+                |entry: &&FdbEntry| self.stays(entry.ifindex) && !self.desired.fdb.contains_key(key);
+            stale.extend(entries.iter().filter(unwanted).cloned().map(Op::DeleteFdb));
+        }
+        [put, stale]
+    }
+
+    /// Routes to put, and to remove.
+    fn routes(&self) -> [Vec<Op>; 2] {
+        let (mut put, mut stale) = (Vec::new(), Vec::new());
+        for (dst, hop) in &self.desired.routes {
+            let found = self.observed.routes.get(dst).map_or(&[][..], Vec::as_slice);
+            self.route(*dst, *hop, found, &mut put, &mut stale);
+        }
+        for (dst, routes) in &self.observed.routes {
+            if !self.desired.routes.contains_key(dst) {
+                stale
+                    .extend(routes.iter().filter(|route| self.survives(route)).cloned().map(Op::DeleteRoute));
+            }
+        }
+        [put, stale]
+    }
+
+    fn route(&self, dst: IpNet, hop: Hop, found: &[Route], put: &mut Vec<Op>, stale: &mut Vec<Op>) {
+        let family = Family::of_net(&dst);
+        let device = match self.fates.get(&family) {
+            Some(Fate::Stays(ifindex)) => Some(*ifindex),
+            _ => None,
+        };
+        let possible = !hop.uses_device() || self.has_device(family);
+        let wanted = route(dst, hop, device);
+        let known = |route: &Route| *route == wanted && (device.is_some() || !hop.uses_device());
+        let mut kept = found.iter().position(known);
+        if kept.is_none() && possible {
+            // The one with our metric is the one that the kernel replaces. One that leads to a device that goes later
+            // is still there now.
+            kept = found.iter().position(|route| route.metric == wanted.metric && !self.gone_before(route));
+            put.push(if kept.is_some() { Op::ReplaceRoute(dst, hop) } else { Op::AddRoute(dst, hop) });
+        }
+        let rest =
+            found.iter().enumerate().filter(|(index, route)| Some(*index) != kept && self.survives(route));
+        stale.extend(rest.map(|(_, route)| Op::DeleteRoute(route.clone())));
+    }
+
+    /// Whether the family's device is there when entries are put.
+    fn has_device(&self, family: Family) -> bool {
+        matches!(self.fates.get(&family), Some(Fate::Stays(_) | Fate::Appears(_)))
+    }
+
+    /// Whether the device with this index keeps its entries.
+    fn stays(&self, ifindex: u32) -> bool {
+        self.fates.values().any(|fate| *fate == Fate::Stays(ifindex))
+    }
+
+    /// Whether the route goes with its device before any route is put.
+    fn gone_before(&self, route: &Route) -> bool {
+        self.fates
+            .values()
+            .any(|fate| matches!(fate, Fate::Appears(Some(index)) if route.oif == Some(*index)))
+    }
+
+    /// Whether the route stays unless it is removed.
+    fn survives(&self, route: &Route) -> bool {
+        let going = |fate: &Fate| matches!(fate, Fate::Goes(index) if route.oif == Some(*index));
+        !self.gone_before(route) && !self.fates.values().any(going)
+    }
+}
+
+/// Whether the device can stay: everything else needs a new one (calico-cni.md section 4.4).
+fn matches(wanted: &Device, found: &FoundDevice) -> bool {
+    found.mac == Some(wanted.mac)
+        && found.vxlan.as_ref().is_some_and(|vxlan| {
+            let (local, parent) = (Some(wanted.local), Some(wanted.parent));
+            (vxlan.vni, vxlan.port, vxlan.local, vxlan.parent) == (VNI, PORT, local, parent)
+        })
+}
+
+fn fixes(family: Family, wanted: &Device, found: &FoundDevice) -> Vec<Op> {
+    let mut ops = Vec::new();
+    if !found.marked {
+        ops.push(Op::MarkDevice(family));
+    }
+    if found.mtu != wanted.mtu {
+        ops.push(Op::SetMtu(family, wanted.mtu));
+    }
+    if !found.up {
+        ops.push(Op::RaiseDevice(family));
+    }
+    if !found.addresses.contains(&wanted.address) {
+        ops.push(Op::AddAddress(family, wanted.address));
+    }
+    let stale = found.addresses.iter().filter(|address| **address != wanted.address);
+    ops.extend(stale.map(|address| Op::DeleteAddress(family, *address)));
+    ops
+}
+
+fn leads_to(entry: &FdbEntry, dst: IpAddr) -> bool {
+    entry.dst == Some(dst) && entry.vni.is_none() && entry.port.is_none()
+}

@@ -1,0 +1,166 @@
+//! What was asked for and not programmed, and why. Made by the pure part, shown by the agent in logs and metrics.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use russet_addr::{Family, IpNet, Mac, NodeName};
+
+/// One value that is not programmed.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Refusal {
+    /// What is not programmed.
+    pub subject: Subject,
+    /// Whose claim it was; none for pools and for our own device.
+    pub node: Option<NodeName>,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// What a refusal is about.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    /// A pool.
+    Pool(IpNet),
+    /// A node's claim of a block.
+    Block(IpNet),
+    /// A node's borrowed address.
+    Borrowed(IpAddr),
+    /// A node's tunnel address.
+    Tunnel(IpAddr),
+    /// A node's own address.
+    Node(IpNet),
+    /// The MAC of a node's tunnel device.
+    Mac(Mac),
+    /// Our own tunnel device.
+    Device(Family),
+}
+
+/// Why something is not programmed.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// It lies in no pool.
+    OutsidePools,
+    /// It covers addresses that can never be a pod's: loopback, link-local, multicast and the like.
+    Reserved,
+    /// It covers this address, which is a node's or must stay reachable.
+    Covers(IpAddr),
+    /// It lies in this block, which is ours.
+    InsideOurs(IpNet),
+    /// This node has it already.
+    TakenBy(NodeName),
+    /// An earlier pool has the same prefix.
+    Twice,
+    /// It is an address of the other family.
+    WrongFamily,
+    /// It is a group address or all zero.
+    NotUnicast,
+    /// The node has no usable address.
+    NodeUnreachable,
+    /// The node's address is not on our subnet, and the pool is not encapsulated.
+    OtherSubnet(IpAddr),
+    /// The node's tunnel address, or its own address, is missing or refused.
+    NoTunnelEndpoint,
+    /// Our own node has no usable address.
+    OwnAddressMissing,
+    /// Our own node object says this address, which the underlay interface does not have.
+    OwnAddressNotLocal(IpAddr),
+    /// Our own node has no usable tunnel address yet.
+    OwnTunnelAddressMissing,
+    /// The underlay's MTU leaves too little room for the tunnel.
+    MtuTooSmall(u32),
+    /// A link that is no VXLAN device has the name of ours.
+    NameTaken,
+    /// The pool's encapsulation is one that Russet does not speak.
+    Unsupported,
+}
+
+// === impl Refusal ===
+
+impl Refusal {
+    pub(crate) fn new(subject: Subject, node: Option<&NodeName>, reason: Reason) -> Self {
+        Self { subject, node: node.cloned(), reason }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.subject)?;
+        if let Some(node) = &self.node {
+            write!(f, " of node {node}")?;
+        }
+        write!(f, " is not programmed: {}", self.reason)
+    }
+}
+
+// === impl Subject ===
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Subject::Pool(net) => write!(f, "pool {net}"),
+            Subject::Block(block) => write!(f, "block {block}"),
+            Subject::Borrowed(address) => write!(f, "borrowed address {address}"),
+            Subject::Tunnel(address) => write!(f, "tunnel address {address}"),
+            Subject::Node(net) => write!(f, "address {net}"),
+            Subject::Mac(mac) => write!(f, "tunnel MAC {mac}"),
+            Subject::Device(family) => write!(f, "{family} tunnel device"),
+        }
+    }
+}
+
+// === impl Reason ===
+
+impl Reason {
+    /// The label of metrics.
+    pub const fn label(&self) -> &'static str {
+        match self {
+            Reason::OutsidePools => "outside_pools",
+            Reason::Reserved => "reserved",
+            Reason::Covers(_) => "covers",
+            Reason::InsideOurs(_) => "inside_ours",
+            Reason::TakenBy(_) => "taken",
+            Reason::Twice => "twice",
+            Reason::WrongFamily => "wrong_family",
+            Reason::NotUnicast => "not_unicast",
+            Reason::NodeUnreachable => "node_unreachable",
+            Reason::OtherSubnet(_) => "other_subnet",
+            Reason::NoTunnelEndpoint => "no_tunnel_endpoint",
+            Reason::OwnAddressMissing => "own_address_missing",
+            Reason::OwnAddressNotLocal(_) => "own_address_not_local",
+            Reason::OwnTunnelAddressMissing => "own_tunnel_address_missing",
+            Reason::MtuTooSmall(_) => "mtu_too_small",
+            Reason::NameTaken => "name_taken",
+            Reason::Unsupported => "unsupported",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::OutsidePools => f.write_str("it lies in no pool"),
+            Reason::Reserved => {
+                f.write_str("it covers reserved addresses (loopback, link-local, multicast, ...)")
+            }
+            Reason::Covers(address) => write!(f, "it covers {address}, which must stay reachable"),
+            Reason::InsideOurs(block) => write!(f, "it lies in our own block {block}"),
+            Reason::TakenBy(node) => write!(f, "node {node} has it"),
+            Reason::Twice => f.write_str("an earlier pool has the same prefix"),
+            Reason::WrongFamily => f.write_str("it is of the other address family"),
+            Reason::NotUnicast => f.write_str("it is no unicast address"),
+            Reason::NodeUnreachable => f.write_str("the node has no usable address"),
+            Reason::OtherSubnet(node) => {
+                write!(f, "node address {node} is not on our subnet and the pool is not encapsulated")
+            }
+            Reason::NoTunnelEndpoint => f.write_str("the node's tunnel endpoint is not known"),
+            Reason::OwnAddressMissing => f.write_str("our own node has no usable address"),
+            Reason::OwnAddressNotLocal(address) => {
+                write!(f, "the underlay interface does not have {address}")
+            }
+            Reason::OwnTunnelAddressMissing => f.write_str("our own node has no usable tunnel address"),
+            Reason::MtuTooSmall(mtu) => write!(f, "the underlay's MTU {mtu} leaves too little room"),
+            Reason::NameTaken => f.write_str("a link that is no VXLAN device has its name"),
+            Reason::Unsupported => f.write_str("its encapsulation is not supported"),
+        }
+    }
+}

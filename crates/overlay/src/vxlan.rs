@@ -1,0 +1,205 @@
+//! The VXLAN backend: our tunnel device, the endpoints of all other nodes, and routes through them
+//! (calico-cni.md sections 4.3 and 4.4). Called by `desired`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use russet_addr::{Family, IpNet, Mac, NodeName, host_net};
+
+use crate::desired::{Desired, Hop};
+use crate::inputs::Inputs;
+use crate::mac::tunnel_mac;
+use crate::refusal::{Reason, Subject};
+use crate::scene::Scene;
+
+/// VXLAN network identifier that every Calico node uses.
+pub const VNI: u32 = 4096;
+/// UDP port that every Calico node uses; also IANA's.
+pub const PORT: u16 = 4789;
+
+/// The device that a family's tunnel needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Source address of the outer packets.
+    pub local: IpAddr,
+    /// Index of the interface that carries the outer packets.
+    pub parent: u32,
+    /// MTU in bytes.
+    pub mtu: u32,
+    /// Its MAC, which peers compute or read from our node object.
+    pub mac: Mac,
+    /// Our tunnel address, full length.
+    pub address: IpNet,
+}
+
+/// Where another node's tunnel ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    pub(crate) tunnel: IpAddr,
+    pub(crate) mac: Mac,
+    pub(crate) underlay: IpAddr,
+}
+
+/// One family's tunnel: our device and the endpoints behind it.
+pub(crate) struct Vxlan<'a> {
+    pub(crate) device: Device,
+    endpoints: BTreeMap<&'a NodeName, Endpoint>,
+}
+
+/// The name of `family`'s device; peers and operators know it (calico-cni.md section 4.4).
+pub const fn device_name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "vxlan.calico",
+        Family::V6 => "vxlan-v6.calico",
+    }
+}
+
+/// Bytes that the outer headers take.
+const fn overhead(family: Family) -> u32 {
+    match family {
+        Family::V4 => 50,
+        Family::V6 => 70,
+    }
+}
+
+/// Below these the kernel turns the family off on the device (RFC 791, RFC 8200).
+const fn mtu_min(family: Family) -> u32 {
+    match family {
+        Family::V4 => 576,
+        Family::V6 => 1280,
+    }
+}
+
+// === impl Vxlan ===
+
+impl<'a> Vxlan<'a> {
+    /// The tunnel of `family`, if a pool wants one and our own node has what it takes.
+    pub(crate) fn new(scene: &mut Scene<'a>, family: Family) -> Option<Self> {
+        if !scene.needs_tunnel(family) {
+            return None;
+        }
+        match device(scene, family) {
+            Ok(device) => {
+                let endpoints = endpoints(scene, family, &device);
+                Some(Self { device, endpoints })
+            }
+            Err(reason) => {
+                scene.refuse(Subject::Device(family), None, reason);
+                None
+            }
+        }
+    }
+
+    /// The way to a block or address of `node`.
+    pub(crate) fn hop(&self, node: &NodeName) -> Result<Hop, Reason> {
+        self.endpoints.get(node).map(|end| Hop::Tunnel(end.tunnel)).ok_or(Reason::NoTunnelEndpoint)
+    }
+
+    /// Puts the device, its FDB and its neighbours into `desired`.
+    pub(crate) fn program(&self, family: Family, desired: &mut Desired) {
+        desired.devices.insert(family, self.device.clone());
+        for end in self.endpoints.values() {
+            desired.fdb.insert((family, end.mac), end.underlay);
+            desired.neighbours.insert(end.tunnel, end.mac);
+        }
+    }
+
+    /// Adds a directly connected route for each endpoint that its node's block route does not cover: the address is
+    /// borrowed, or its block is that one address, or it lies in no block (calico-cni.md section 4.3). Comes after the
+    /// block routes, over which it wins: a block of one address would otherwise be its own next hop.
+    pub(crate) fn connect(&self, scene: &Scene<'a>, desired: &mut Desired) {
+        for (node, end) in &self.endpoints {
+            let host = host_net(end.tunnel);
+            let covered = scene.blocks.covering(&host).is_some_and(|(block, owner)| {
+                owner == node && *block != host && desired.routes.contains_key(block)
+            });
+            if !covered {
+                desired.routes.insert(host, Hop::Connected);
+            }
+        }
+    }
+}
+
+fn device(scene: &mut Scene<'_>, family: Family) -> Result<Device, Reason> {
+    let inputs: &Inputs = scene.inputs;
+    let local = scene.own_underlay(family)?.addr();
+    let own = inputs.nodes.get(&inputs.node).map(|node| node.of(family)).ok_or(Reason::OwnAddressMissing)?;
+    let address = own.tunnel.ok_or(Reason::OwnTunnelAddressMissing)?;
+    if let Err(reason) = check_tunnel(scene, family, address) {
+        scene.refuse(Subject::Tunnel(address), Some(&inputs.node), reason);
+        return Err(Reason::OwnTunnelAddressMissing);
+    }
+    let mtu = inputs.underlay.mtu.saturating_sub(overhead(family));
+    if mtu < mtu_min(family) {
+        return Err(Reason::MtuTooSmall(inputs.underlay.mtu));
+    }
+    let mac = match own.mac {
+        Some(mac) if !is_unicast(mac) => {
+            scene.refuse(Subject::Mac(mac), Some(&inputs.node), Reason::NotUnicast);
+            tunnel_mac(&inputs.node, family)
+        }
+        Some(mac) => mac,
+        None => tunnel_mac(&inputs.node, family),
+    };
+    Ok(Device { local, parent: inputs.underlay.ifindex, mtu, mac, address: host_net(address) })
+}
+
+/// The endpoints of all other nodes. Tunnel addresses and MACs are unique: ours come first, then the nodes whose MAC is
+/// the computed one, then those that name their own, which could name anybody's.
+fn endpoints<'a>(scene: &mut Scene<'a>, family: Family, own: &Device) -> BTreeMap<&'a NodeName, Endpoint> {
+    let inputs = scene.inputs;
+    let mut tunnels = BTreeMap::from([(own.address.addr(), &inputs.node)]);
+    let mut macs = BTreeMap::from([(own.mac, &inputs.node)]);
+    let mut found = BTreeMap::new();
+    let mut names: Vec<&NodeName> = inputs.nodes.keys().filter(|name| **name != inputs.node).collect();
+    names.sort_by_key(|name| inputs.nodes[*name].of(family).mac.is_some());
+    for name in names {
+        let Some(end) = endpoint(scene, family, name) else { continue };
+        let owner = tunnels.get(&end.tunnel).map(|owner| (Subject::Tunnel(end.tunnel), *owner));
+        if let Some((subject, owner)) =
+            owner.or(macs.get(&end.mac).map(|owner| (Subject::Mac(end.mac), *owner)))
+        {
+            scene.refuse(subject, Some(name), Reason::TakenBy(owner.clone()));
+            continue;
+        }
+        tunnels.insert(end.tunnel, name);
+        macs.insert(end.mac, name);
+        found.insert(name, end);
+    }
+    found
+}
+
+/// What `node` says of itself, if it is complete and sound. A node that says less is not reported here: it has no
+/// tunnel (yet), and each of its blocks that would need one is.
+fn endpoint(scene: &mut Scene<'_>, family: Family, node: &NodeName) -> Option<Endpoint> {
+    let said = scene.inputs.nodes.get(node)?.of(family);
+    let tunnel = said.tunnel?;
+    let underlay = scene.underlay(node, family)?.addr();
+    if let Err(reason) = check_tunnel(scene, family, tunnel) {
+        scene.refuse(Subject::Tunnel(tunnel), Some(node), reason);
+        return None;
+    }
+    let mac = said.mac.unwrap_or_else(|| tunnel_mac(node, family));
+    if !is_unicast(mac) {
+        scene.refuse(Subject::Mac(mac), Some(node), Reason::NotUnicast);
+        return None;
+    }
+    Some(Endpoint { tunnel, mac, underlay })
+}
+
+fn check_tunnel(scene: &Scene<'_>, family: Family, address: IpAddr) -> Result<(), Reason> {
+    if Family::of(address) != family {
+        return Err(Reason::WrongFamily);
+    }
+    scene.check_host(address)
+}
+
+fn is_unicast(mac: Mac) -> bool {
+    !mac.is_multicast() && mac.octets() != [0; 6]
+}
+
+/// The tunnel addresses among `desired`'s next hops and neighbours, to which nobody may put a pod.
+pub(crate) fn tunnel_addresses(desired: &Desired) -> BTreeSet<IpAddr> {
+    let own = desired.devices.values().map(|device| device.address.addr());
+    desired.neighbours.keys().copied().chain(own).collect()
+}
