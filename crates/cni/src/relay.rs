@@ -37,30 +37,39 @@ const STATUS_DEADLINE: Duration = Duration::from_secs(4);
 /// How much longer than the agent we wait: its own "try again", with the reason, shall win.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// What the executable is that calls [`main`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Executable {
+    /// The small plugin: the command is another file.
+    Plugin,
+    /// The `russet` command itself, run by a runtime as a plugin.
+    Command,
+}
+
 /// The whole program; `args` are the process's, the executable's own name first.
-pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+pub fn main(args: impl IntoIterator<Item = OsString>, executable: Executable) -> ExitCode {
     let mut args = args.into_iter();
     let plugin = plugin_name(args.next().unwrap_or_default());
     let outcome = if args.next().is_some_and(|argument| argument == DIRECT_COMMAND) {
         Outcome::failure(&not_the_command())
     } else {
-        run(&plugin).unwrap_or_else(|error| Outcome::failure(&error))
+        run(&plugin, executable).unwrap_or_else(|error| Outcome::failure(&error))
     };
     plugin::finish(&outcome)
 }
 
-fn run(plugin: &str) -> Result<Outcome, CniError> {
+fn run(plugin: &str, executable: Executable) -> Result<Outcome, CniError> {
     let about = format!("CNI {plugin} plugin (Russet {})", env!("CARGO_PKG_VERSION"));
     match plugin::prepare_process(&about)? {
         Prepared::Answer(outcome) => Ok(outcome),
         Prepared::Request(request) => {
             let version = request.config.cni_version;
-            relay(plugin, *request).map_err(|error| error.in_version(version))
+            relay(plugin, *request, executable).map_err(|error| error.in_version(version))
         }
     }
 }
 
-fn relay(plugin: &str, request: Request) -> Result<Outcome, CniError> {
+fn relay(plugin: &str, request: Request, executable: Executable) -> Result<Outcome, CniError> {
     let verb = request.env.verb();
     let socket = path_setting(&request.config, "agent_socket")?.unwrap_or_else(|| DEFAULT_SOCKET.into());
     let deadline = deadline(verb);
@@ -73,7 +82,7 @@ fn relay(plugin: &str, request: Request) -> Result<Outcome, CniError> {
     match http::post(&socket, &message.encode(), deadline + GRACE) {
         Ok(response) => response.into_outcome(verb),
         Err(http::Failure::Connect(error)) if verb != Verb::Status && nobody_listens(error.kind()) => {
-            Err(direct::exec(&request))
+            Err(direct::exec(&request, executable))
         }
         Err(failure) => Err(unanswered(verb, &socket, failure)),
     }

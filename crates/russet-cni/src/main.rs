@@ -4,6 +4,8 @@
 
 use std::process::ExitCode;
 
+use russet_cni_spec::relay;
+
 fn main() -> ExitCode {
-    russet_cni_spec::relay::main(std::env::args_os())
+    relay::main(std::env::args_os(), relay::Executable::Plugin)
 }

@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{DIRECT_COMMAND, path_setting};
+use super::{DIRECT_COMMAND, Executable, path_setting};
 use crate::CniError;
 use crate::plugin::Request;
 
@@ -16,8 +16,8 @@ use crate::plugin::Request;
 const SPOOL_DIRS: [&str; 3] = ["/run", "/dev/shm", "/tmp"];
 
 /// Replaces this process; returns only when that fails.
-pub(super) fn exec(request: &Request) -> CniError {
-    let prepared = command(request).and_then(|binary| {
+pub(super) fn exec(request: &Request, executable: Executable) -> CniError {
+    let prepared = command(request, executable).and_then(|binary| {
         let stdin =
             spool(&request.stdin).map_err(|error| CniError::io("cannot keep the configuration", error))?;
         Ok((binary, stdin))
@@ -35,9 +35,12 @@ pub(super) fn exec(request: &Request) -> CniError {
     }
 }
 
-/// The `russet` command: beside this executable, then where the configuration's `russet_path` points.
-fn command(request: &Request) -> Result<PathBuf, CniError> {
+/// The `russet` command: this executable if it is the command, else beside it, then where the configuration's `russet_path` points.
+fn command(request: &Request, executable: Executable) -> Result<PathBuf, CniError> {
     let own = std::env::current_exe().map_err(|error| CniError::io("cannot find this executable", error))?;
+    if executable == Executable::Command {
+        return Ok(own);
+    }
     let beside = own.parent().map(|dir| dir.join("russet"));
     let fixed = path_setting(&request.config, "russet_path")?;
     let mut candidates = [beside, fixed].into_iter().flatten();
