@@ -3,6 +3,8 @@
 //! All state of Russet lives behind [`Store`] (DESIGN.md section 3). The allocator, the leases, the overlay and the policy
 //! read and write typed records through it and never know which engine answers.
 
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 pub mod embedded;
 mod error;
 mod follow;

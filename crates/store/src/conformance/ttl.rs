@@ -1,0 +1,104 @@
+//! The part about leases: records that live as long as somebody keeps them alive.
+
+use std::time::Duration;
+
+use russet_model::Prefix;
+
+use super::{Bench, Case, Mirror, PATIENCE, key, next, value};
+use crate::{Event, LeaseId, Step, StoreError, Watch};
+
+/// The shortest lease that every engine grants exactly: etcd counts whole seconds, and rounds small ones up to its election time.
+const TTL: Duration = Duration::from_secs(2);
+
+pub(super) const CASES: &[(&str, Case)] = &[
+    ("records_vanish_with_their_lease", |bench| Box::pin(expiry(bench))),
+    ("a_lease_that_is_kept_alive_stays", |bench| Box::pin(kept_alive(bench))),
+    ("revoking_removes_its_records_and_no_others", |bench| Box::pin(revoked(bench))),
+    ("a_write_without_a_lease_frees_the_record", |bench| Box::pin(freed(bench))),
+    ("an_unknown_lease_is_refused", |bench| Box::pin(unknown(bench))),
+];
+
+/// Takes events until `gone` holds, letting time pass meanwhile.
+async fn until(
+    bench: &Bench<'_>,
+    watch: &mut Box<dyn Watch>,
+    mirror: &mut Mirror,
+    gone: impl Fn(&Mirror) -> bool,
+) {
+    let step = Duration::from_millis(200);
+    let mut passed = Duration::ZERO;
+    while !gone(mirror) {
+        assert!(passed < PATIENCE, "the lease has not run out");
+        tokio::select! {
+            biased;
+            event = next(watch) => mirror.take(event),
+            () = bench.subject.pass(step) => passed += step,
+        }
+    }
+}
+
+async fn watch(bench: &Bench<'_>) -> (Box<dyn Watch>, Mirror) {
+    let mut watch = bench.store.watch(&Prefix::handles()).await.unwrap();
+    let mut mirror = Mirror::default();
+    mirror.take(next(&mut watch).await);
+    (watch, mirror)
+}
+
+async fn expiry(bench: &Bench<'_>) {
+    assert!(bench.store.claims().ttl);
+    bench.create(9, 9).await;
+    let lease = bench.store.grant(TTL).await.unwrap();
+    let steps =
+        vec![Step::create(key(1), value(1)).with_lease(lease), Step::put(key(2), value(2)).with_lease(lease)];
+    bench.store.commit(steps).await.unwrap();
+    let (mut watch, mut mirror) = watch(bench).await;
+    assert_eq!(mirror.records.len(), 3);
+    until(bench, &mut watch, &mut mirror, |mirror| mirror.records.len() == 1).await;
+    assert_eq!((bench.count(1).await, bench.count(2).await, bench.count(9).await), (None, None, Some(9)));
+    let error = bench.store.keep_alive(lease).await.unwrap_err();
+    assert!(matches!(error, StoreError::NoLease { lease: named } if named == lease), "{error}");
+}
+
+async fn kept_alive(bench: &Bench<'_>) {
+    let lease = bench.store.grant(TTL).await.unwrap();
+    bench.one(Step::create(key(1), value(1)).with_lease(lease)).await;
+    for _ in 0..4 {
+        bench.subject.pass(TTL / 2).await;
+        assert!(bench.store.keep_alive(lease).await.unwrap() >= TTL);
+    }
+    assert_eq!(bench.count(1).await, Some(1), "twice its time has passed, and it was kept alive");
+    bench.store.revoke(lease).await.unwrap();
+}
+
+async fn revoked(bench: &Bench<'_>) {
+    let (mine, other) =
+        (bench.store.grant(PATIENCE).await.unwrap(), bench.store.grant(PATIENCE).await.unwrap());
+    assert_ne!(mine, other);
+    bench.one(Step::create(key(1), value(1)).with_lease(mine)).await;
+    bench.one(Step::create(key(2), value(2)).with_lease(other)).await;
+    bench.create(3, 3).await;
+    let (mut watch, _) = watch(bench).await;
+    bench.store.revoke(mine).await.unwrap();
+    assert!(matches!(next(&mut watch).await, Event::Deleted { key: gone, .. } if gone == key(1)));
+    assert_eq!((bench.count(1).await, bench.count(2).await, bench.count(3).await), (None, Some(2), Some(3)));
+    assert!(matches!(bench.store.revoke(mine).await.unwrap_err(), StoreError::NoLease { .. }));
+}
+
+async fn freed(bench: &Bench<'_>) {
+    let lease = bench.store.grant(PATIENCE).await.unwrap();
+    let first = bench.one(Step::create(key(1), value(1)).with_lease(lease)).await;
+    bench.one(Step::put(key(2), value(1)).with_lease(lease)).await;
+    bench.one(Step::put(key(3), value(1)).with_lease(lease)).await;
+    bench.one(Step::update(key(1), value(2), first)).await;
+    bench.one(Step::delete(key(2), None)).await;
+    bench.create(2, 3).await;
+    bench.store.revoke(lease).await.unwrap();
+    assert_eq!((bench.count(1).await, bench.count(2).await, bench.count(3).await), (Some(2), Some(3), None));
+}
+
+async fn unknown(bench: &Bench<'_>) {
+    let lease = LeaseId(0x7fff_ffff);
+    let error = bench.store.commit(vec![Step::create(key(1), value(1)).with_lease(lease)]).await.unwrap_err();
+    assert!(matches!(error.error, StoreError::NoLease { .. }), "{error}");
+    assert_eq!(bench.count(1).await, None);
+}
