@@ -18,9 +18,7 @@ pub enum LinkKind {
     Bridge(Bridge),
     /// A VXLAN tunnel endpoint.
     Vxlan(Vxlan),
-    /// A link that swallows everything.
-    Dummy,
-    /// Any other kind with its `IFLA_INFO_DATA`, already encoded (it may be empty): macvlan, ipip, ...
+    /// Any other kind with its `IFLA_INFO_DATA`, already encoded (it may be empty): macvlan, ipip, dummy, ...
     Other {
         /// The kernel's name of the kind.
         kind: &'static str,
@@ -100,7 +98,6 @@ impl LinkKind {
             LinkKind::Veth(_) => "veth",
             LinkKind::Bridge(_) => "bridge",
             LinkKind::Vxlan(_) => "vxlan",
-            LinkKind::Dummy => "dummy",
             LinkKind::Other { kind, .. } => kind,
         }
     }
@@ -123,7 +120,6 @@ impl LinkKind {
                 LinkKind::Vxlan(vxlan) => {
                     info.nested(IFLA_INFO_DATA, |data| vxlan.encode(data));
                 }
-                LinkKind::Dummy => {}
                 LinkKind::Other { data, .. } if data.is_empty() => {}
                 LinkKind::Other { data, .. } => {
                     info.nested(IFLA_INFO_DATA, |info| {
@@ -167,7 +163,10 @@ impl Bridge {
     fn encode(&self, data: &mut MessageBuilder<'_>) {
         // Without STP a port needs no time to listen and to learn.
         data.attr_u32(IFLA_BR_FORWARD_DELAY, 0).attr_u32(IFLA_BR_STP_STATE, 0);
-        data.attr_u8(IFLA_BR_VLAN_FILTERING, u8::from(self.vlan_filtering));
+        if self.vlan_filtering {
+            // Off is the default, and to kernels without it even that is unknown.
+            data.attr_u8(IFLA_BR_VLAN_FILTERING, 1);
+        }
         data.attr_u8(IFLA_BR_MCAST_SNOOPING, u8::from(self.mcast_snooping));
     }
 }

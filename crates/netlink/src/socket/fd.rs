@@ -36,7 +36,21 @@ impl Fd {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: see above.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(raw) }))
+        let fd = Self(unsafe { OwnedFd::from_raw_fd(raw) });
+        fd.bind()?;
+        Ok(fd)
+    }
+
+    /// Takes a port of its own: a socket without one hears no events.
+    fn bind(&self) -> io::Result<()> {
+        let any = kernel_address();
+        let address: *const libc::sockaddr_nl = &any;
+        let len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+        // SAFETY: address is valid for reads of the length given with it.
+        match unsafe { libc::bind(self.0.as_raw_fd(), address.cast(), len) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Sets buffers, the deadline of each receive, and the options for short and telling answers.

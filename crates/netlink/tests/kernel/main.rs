@@ -11,7 +11,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::process::Command;
 
-use russet_netlink::{Batch, LinkAdd, LinkKind, LinkSet, NetlinkError, Peer, Socket};
+use russet_netlink::{Batch, LinkAdd, LinkSet, NetlinkError, Peer, Socket};
 use serde_json::Value;
 
 /// Runs `body` on a thread of its own in a network namespace of its own.
@@ -70,20 +70,14 @@ fn run(socket: &mut Socket, fill: impl FnOnce(&mut Batch) -> &mut Batch) -> Resu
     socket.execute(&batch).map_err(NetlinkError::from)
 }
 
-/// A veth pair called `w0` and `w1` in this namespace, both up; the index of `w0`.
-fn pair(socket: &mut Socket) -> u32 {
+/// One end of a veth pair, both ends up, the other called after it with a `p`; its index.
+fn wire(socket: &mut Socket, called: &str) -> u32 {
+    let other = name(&format!("{called}p"));
     run(socket, |batch| {
-        batch.add_link(&LinkAdd { up: true, ..LinkAdd::veth(name("w0"), Peer::new(name("w1"))) });
-        batch.set_link(&LinkSet { up: Some(true), ..LinkSet::named(name("w1")) })
+        batch.add_link(&LinkAdd { up: true, ..LinkAdd::veth(name(called), Peer::new(other.clone())) });
+        batch.set_link(&LinkSet { up: Some(true), ..LinkSet::named(other) })
     })
     .unwrap();
-    socket.link_by_name(&name("w0")).unwrap().index
-}
-
-/// A link of the kind dummy; its index.
-fn dummy(socket: &mut Socket, called: &str) -> u32 {
-    let link = LinkAdd { up: true, ..LinkAdd::new(name(called), LinkKind::Dummy) };
-    run(socket, |batch| batch.add_link(&link)).unwrap();
     socket.link_by_name(&name(called)).unwrap().index
 }
 

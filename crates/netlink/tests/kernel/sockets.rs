@@ -5,7 +5,7 @@ use std::time::Instant;
 use russet_addr::{Family, IpNet};
 use russet_netlink::{Address, Batch, LinkAdd, LinkSet, NetlinkError, Peer, Route, RouteFilter, Socket};
 
-use super::{dummy, in_new_netns, name, new_netns, pair, raw, run, tool, within};
+use super::{in_new_netns, name, new_netns, raw, run, tool, wire, within};
 
 fn net(text: &str) -> IpNet {
     text.parse().unwrap()
@@ -21,7 +21,7 @@ fn host(n: u32) -> IpNet {
 fn the_kernels_own_words_are_in_the_error() {
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
-        let w0 = dummy(&mut socket, "w0");
+        let w0 = wire(&mut socket, "w0");
         let gateway = "10.0.0.7".parse().unwrap();
         let route = Route { oif: Some(w0), ..Route::via(net("10.1.0.0/26"), gateway) };
         let error = run(&mut socket, |batch| batch.add_route(&route)).unwrap_err();
@@ -55,7 +55,7 @@ fn the_place_of_a_bad_attribute_is_in_the_error() {
 fn a_failing_request_in_the_middle_is_named() {
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
-        let w0 = dummy(&mut socket, "w0");
+        let w0 = wire(&mut socket, "w0");
         let mut batch = Batch::new();
         for n in 0..200 {
             batch.add_route(&Route::dev(host(if n == 100 { 7 } else { n }), w0));
@@ -80,7 +80,7 @@ fn five_thousand_routes_go_in_one_batch() {
     // dataplane.md section 3.3
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
-        let w0 = dummy(&mut socket, "w0");
+        let w0 = wire(&mut socket, "w0");
         let (mut add, mut delete) = (Batch::new(), Batch::new());
         let routes: Vec<_> = (0..5000).map(|n| Route { protocol: 114, ..Route::dev(host(n), w0) }).collect();
         for route in &routes {
@@ -105,7 +105,7 @@ fn five_thousand_routes_go_in_one_batch() {
 fn a_transaction_is_one_datagram_and_names_its_failure() {
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
-        let w0 = dummy(&mut socket, "w0");
+        let w0 = wire(&mut socket, "w0");
         let (mut batch, mut mixed) = (Batch::new(), Batch::new());
         for n in 0..100 {
             batch.add_route(&Route::dev(host(n), w0));
@@ -116,7 +116,7 @@ fn a_transaction_is_one_datagram_and_names_its_failure() {
         let error = socket.transact(&mixed).unwrap_err();
         assert_eq!((error.index, error.is_exists()), (1, true), "{error}");
         assert!(socket.transact(&Batch::new()).is_ok());
-        assert_eq!(socket.links().unwrap().len(), 2, "the socket is as good as new");
+        assert_eq!(socket.links().unwrap().len(), 3, "the socket is as good as new");
     });
 }
 
@@ -154,7 +154,7 @@ fn what_netlink_cannot_say_is_never_sent() {
 fn requests_without_privilege_are_refused_with_the_reason() {
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
-        let w0 = pair(&mut socket);
+        let w0 = wire(&mut socket, "w0");
         // SAFETY: plain integers; affects this thread only, which ends with the test.
         assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
         let error = run(&mut socket, |batch| batch.add_route(&Route::dev(host(1), w0))).unwrap_err();
