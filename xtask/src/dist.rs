@@ -35,6 +35,8 @@ const PRODUCTS: [Product; 2] = [
     Product { package: "russet", is_static: false, limit_bytes: 15_000_000 },
 ];
 
+const HEADING: [&str; 5] = ["file", "bytes", "limit", "linking", "verdict"];
+
 /// Goals for an agent process with a few pods.
 const RSS_GOAL_BYTES: u64 = 10_000_000;
 const RSS_ANON_GOAL_BYTES: u64 = 4_000_000;
@@ -48,9 +50,8 @@ struct Memory {
 
 /// Builds, copies, measures; true when every file keeps its limits.
 pub fn run(options: &Options) -> Result<bool> {
-    let directory = artifacts::target_dir().join("dist");
-    fs::create_dir_all(&directory).map_err(Error::io(format!("create {}", directory.display())))?;
-    let mut table = TextTable::new(1, ["file", "bytes", "limit", "linking", "verdict"]);
+    let directory = directory()?;
+    let mut table = TextTable::new(1, HEADING);
     let mut good = true;
     for product in &PRODUCTS {
         good &= product.measure(&product.build_into(&directory)?, &mut table)?;
@@ -62,6 +63,21 @@ pub fn run(options: &Options) -> Result<bool> {
         false => measure_memory(&directory.join("russet"))?,
     }
     Ok(good)
+}
+
+/// Builds the executable that is started for each pod as users get it; an error unless it keeps its limits.
+pub fn check_plugin() -> Result<()> {
+    let [plugin, _] = &PRODUCTS;
+    let mut table = TextTable::new(1, HEADING);
+    let good = plugin.measure(&plugin.build_into(&directory()?)?, &mut table)?;
+    println!("{table}");
+    if good { Ok(()) } else { Err(Error::Found(format!("{} does not keep its limits", plugin.package))) }
+}
+
+fn directory() -> Result<PathBuf> {
+    let directory = artifacts::target_dir().join("dist");
+    fs::create_dir_all(&directory).map_err(Error::io(format!("create {}", directory.display())))?;
+    Ok(directory)
 }
 
 fn write_sums(directory: &Path) -> Result<()> {

@@ -27,7 +27,7 @@ usage: cargo xtask COMMAND
   dist [--no-memory]                     release files in target/dist, their sizes and the agents' memory
   bench NAME [-o table|json] [--rounds N] [--impl NAME]... [--no-build]
 
-layers: format lint unit build kernel program
+layers: format lint unit budget kernel program
 benches: cni
 ";
 

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::artifacts::{self, Profile};
+use crate::artifacts;
+use crate::dist;
 use crate::process::{self, Ended};
 use crate::suite::report::Tally;
 
@@ -27,10 +28,10 @@ pub const LAYERS: &[Layer] = &[
     Layer { name: "lint", about: "clippy, every warning an error", needs_root: false, run: lint },
     Layer { name: "unit", about: "plain cargo test: no root, no tools", needs_root: false, run: unit },
     Layer {
-        name: "build",
-        about: "the executables that the program layer runs",
+        name: "budget",
+        about: "russet-cni as users get it: static and small",
         needs_root: false,
-        run: build,
+        run: budget,
     },
     Layer {
         name: "kernel",
@@ -73,16 +74,10 @@ fn unit(scope: &Scope, tally: &mut Tally) {
     tests(test.arg("--no-fail-fast").args(["--", "--show-output"]), tally);
 }
 
-fn build(scope: &Scope, tally: &mut Tally) {
-    let wanted =
-        |package: &str| scope.packages.is_empty() || scope.packages.iter().any(|name| name == package);
-    let built = [
-        wanted("russet").then(|| artifacts::dynamic("russet", Profile::Release)),
-        wanted("russet-cni").then(|| artifacts::statically("russet-cni", Profile::Release)),
-    ];
-    for built in built.into_iter().flatten() {
-        match built {
-            Ok(_) => tally.passed += 1,
+fn budget(scope: &Scope, tally: &mut Tally) {
+    if scope.includes("russet-cni") {
+        match dist::check_plugin() {
+            Ok(()) => tally.passed += 1,
             Err(error) => tally.failures.push(error.to_string()),
         }
     }
@@ -101,32 +96,24 @@ fn kernel(scope: &Scope, tally: &mut Tally) {
     }
 }
 
+/// The tests run the executable that cargo built beside them, in the dev profile: a release build of everything
+/// would take longer than all tests together.
 fn program(scope: &Scope, tally: &mut Tally) {
     if !scope.includes(PROGRAM_PACKAGE) || !has_integration_tests(PROGRAM_PACKAGE) {
         return;
     }
     let mut test = scope.cargo("test", Some(PROGRAM_PACKAGE));
-    test.env("RUST_TEST_THREADS", PROGRAM_TEST_THREADS);
-    test.env("RUSSET_BIN", artifacts::dynamic_path("russet", Profile::Release));
-    match artifacts::static_path("russet-cni", Profile::Release) {
-        Ok(path) => _ = test.env("RUSSET_CNI_BIN", path),
-        Err(error) => return tally.failures.push(error.to_string()),
-    }
-    test.args(["--test", "*", "--no-fail-fast"]);
+    test.env("RUST_TEST_THREADS", PROGRAM_TEST_THREADS).args(["--test", "*", "--no-fail-fast"]);
     tests(test.args(["--", "--ignored", "--show-output"]), tally);
 }
 
-/// Cargo finds `tests/*.rs` by itself; asked for `--test '*'` where there is none, it fails.
+/// Asked for `--test '*'` where there is none, cargo fails.
 fn has_integration_tests(package: &str) -> bool {
-    let manifest = artifacts::workspace().join("crates").join(package).join("Cargo.toml");
-    let listed = std::fs::read_to_string(&manifest).is_ok_and(|text| text.contains("[[test]]"));
-    let in_tests = manifest.parent().map(|dir| dir.join("tests")).is_some_and(|dir| holds_rust(&dir));
-    listed || in_tests
-}
-
-fn holds_rust(dir: &Path) -> bool {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).any(|path| path.extension().is_some_and(|end| end == "rs"))
+    let tests = artifacts::workspace().join("crates").join(package).join("tests");
+    let entries = std::fs::read_dir(tests).into_iter().flatten().flatten();
+    let is_test =
+        |path: &Path| path.extension().is_some_and(|end| end == "rs") || path.join("main.rs").exists();
+    entries.map(|entry| entry.path()).any(|path| is_test(&path))
 }
 
 /// Runs a command that is one check: it counts as 1.
