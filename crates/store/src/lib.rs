@@ -10,13 +10,18 @@ mod error;
 mod follow;
 mod guard;
 mod record;
+pub mod remote;
+mod service;
 pub mod sim;
 mod traits;
+mod wire;
 
 pub use embedded::Embedded;
 pub use error::{Cause, CommitError, StoreError};
 pub use follow::Known;
 pub use record::{Claims, Event, LeaseId, Record, Revision, Snapshot, Step};
+pub use remote::Remote;
+pub use service::serve;
 pub use sim::Sim;
 pub use traits::{BoxFuture, Store, Watch, check_steps};
 

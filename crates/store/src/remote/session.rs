@@ -1,0 +1,289 @@
+//! The task behind every `Remote`: one connection after another, calls out, answers in. It alone touches the socket, and it never waits for a caller.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+
+use super::{Command, Completed, PendingCall, Told};
+use crate::sim::Chance;
+use crate::wire::{self, Answer, Call, FrameError, HELLO_ID, Reply, Request, WireEvent, WireRecord};
+use crate::{CommitError, Event, Record, Revision, Snapshot};
+
+/// First and longest pause between two attempts to connect. An agent's restart takes about a second.
+const RETRY_MIN: Duration = Duration::from_millis(10);
+const RETRY_MAX: Duration = Duration::from_secs(1);
+/// Calls are put together up to this size before they are written.
+const BATCH_BYTES: usize = 64 << 10;
+/// One read from the socket.
+const READ_BYTES: usize = 64 << 10;
+
+pub(super) struct Session {
+    path: Arc<PathBuf>,
+    queue: mpsc::Receiver<Command>,
+    /// Sent and not answered.
+    pending: HashMap<u64, PendingCall>,
+    /// To be sent before the queue: what the last connection left, and what woke us.
+    backlog: VecDeque<Command>,
+    watches: HashMap<u64, mpsc::Sender<Told>>,
+    /// Listings that have come in part.
+    listings: HashMap<u64, Vec<Record>>,
+    retry: Duration,
+    chance: Chance,
+}
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error("the owner closed the connection")]
+    Closed,
+    #[error("the owner speaks version {0}, this program {own}; restart the older one", own = wire::VERSION)]
+    Version(u32),
+}
+
+// === impl Session ===
+
+impl Session {
+    pub(super) fn new(path: Arc<PathBuf>, queue: mpsc::Receiver<Command>) -> Self {
+        // Only for jitter: two clients shall not come back at the same moment.
+        let seed = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64)
+            ^ u64::from(std::process::id());
+        Self {
+            path,
+            queue,
+            pending: HashMap::new(),
+            backlog: VecDeque::new(),
+            watches: HashMap::new(),
+            listings: HashMap::new(),
+            retry: RETRY_MIN,
+            chance: Chance::new(seed),
+        }
+    }
+
+    /// Works until every `Remote` and every watch is gone.
+    pub(super) async fn run(mut self) {
+        loop {
+            if self.backlog.is_empty() {
+                match self.queue.recv().await {
+                    Some(command) => self.backlog.push_back(command),
+                    None => return,
+                }
+            }
+            let broken = match UnixStream::connect(self.path.as_path()).await {
+                Ok(stream) => match self.exchange(stream).await {
+                    Ok(()) => return,
+                    Err(broken) => broken,
+                },
+                Err(error) => Broken::Io(error),
+            };
+            tracing::debug!(path = %self.path.display(), error = %broken, "store connection");
+            self.after_loss();
+            if self.queue.is_closed() && self.queue.is_empty() {
+                return;
+            }
+            self.pause().await;
+        }
+    }
+
+    async fn pause(&mut self) {
+        let half = self.retry / 2;
+        let jitter = self.chance.below(u64::try_from(half.as_micros()).unwrap_or(0));
+        tokio::time::sleep(half + Duration::from_micros(jitter)).await;
+        self.retry = (self.retry * 2).min(RETRY_MAX);
+    }
+
+    /// Reads are asked again; commits have an unknown outcome, which their callers learn from the dropped reply; watches come back by themselves.
+    fn after_loss(&mut self) {
+        self.watches.clear();
+        self.listings.clear();
+        let mut again: Vec<PendingCall> =
+            self.pending.drain().map(|(_, call)| call).filter(PendingCall::repeatable).collect();
+        again.sort_by_key(|call| call.id);
+        self.backlog.extend(again.into_iter().map(Command::Call));
+        self.backlog.retain(|command| !matches!(command, Command::Call(call) if call.reply.is_closed()));
+    }
+
+    /// Uses one connection until it breaks; `Ok` when nobody needs it any more.
+    async fn exchange(&mut self, stream: UnixStream) -> Result<(), Broken> {
+        let mut outgoing = Vec::new();
+        let mut incoming = Vec::new();
+        let mut greeted = false;
+        wire::encode(
+            &Call { id: HELLO_ID, request: Request::Hello { version: wire::VERSION } },
+            &mut outgoing,
+        )?;
+        loop {
+            if greeted && outgoing.is_empty() {
+                self.submit_backlog(&mut outgoing)?;
+            }
+            tokio::select! {
+                biased;
+                ready = stream.readable() => {
+                    ready?;
+                    read_some(&stream, &mut incoming)?;
+                    self.take_answers(&mut incoming, &mut outgoing, &mut greeted)?;
+                }
+                ready = stream.writable(), if !outgoing.is_empty() => {
+                    ready?;
+                    write_some(&stream, &mut outgoing)?;
+                }
+                command = self.queue.recv(), if greeted && outgoing.is_empty() => match command {
+                    Some(command) => self.backlog.push_back(command),
+                    None => return Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Encodes what waits. From here on a call counts as sent.
+    fn submit_backlog(&mut self, outgoing: &mut Vec<u8>) -> Result<(), Broken> {
+        while outgoing.len() < BATCH_BYTES {
+            let Some(command) = self.backlog.pop_front().or_else(|| self.queue.try_recv().ok()) else {
+                break;
+            };
+            match command {
+                Command::Call(call) => {
+                    if call.ticket.send() {
+                        let message = Call { id: call.id, request: call.request.clone() };
+                        wire::encode(&message, outgoing)?;
+                        self.pending.insert(call.id, call);
+                    }
+                }
+                Command::Watch { id, prefix, since, told } => {
+                    let request = Request::Watch { prefix, since: since.map(|since| since.0) };
+                    wire::encode(&Call { id, request }, outgoing)?;
+                    self.watches.insert(id, told);
+                }
+                Command::Unwatch { id } => {
+                    if self.watches.remove(&id).is_some() {
+                        wire::encode(&Call { id, request: Request::Unwatch }, outgoing)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take_answers(
+        &mut self,
+        incoming: &mut Vec<u8>,
+        outgoing: &mut Vec<u8>,
+        greeted: &mut bool,
+    ) -> Result<(), Broken> {
+        let mut taken = 0;
+        while let Some((Answer { id, reply }, used)) = wire::decode(&incoming[taken..])? {
+            taken += used;
+            match reply {
+                Reply::Hello { version } if version != wire::VERSION => return Err(Broken::Version(version)),
+                Reply::Hello { .. } => {
+                    *greeted = true;
+                    self.retry = RETRY_MIN;
+                }
+                reply if self.watches.contains_key(&id) => self.tell_watch(id, reply, outgoing)?,
+                reply => self.complete(id, reply),
+            }
+        }
+        incoming.drain(..taken);
+        Ok(())
+    }
+
+    /// Adds a part of a listing; the whole when it was the last.
+    fn assemble(&mut self, id: u64, records: Vec<WireRecord>, revision: u64, last: bool) -> Option<Snapshot> {
+        let listing = self.listings.entry(id).or_default();
+        listing.extend(records.into_iter().map(Record::from));
+        let records = last.then(|| self.listings.remove(&id)).flatten()?;
+        Some(Snapshot { records, revision: Revision(revision) })
+    }
+
+    fn complete(&mut self, id: u64, reply: Reply) {
+        // An answer that nobody waits for: its caller gave up, or its watch was dropped.
+        if !self.pending.contains_key(&id) {
+            return;
+        }
+        let completed = match reply {
+            Reply::Part { records, revision, last } => match self.assemble(id, records, revision, last) {
+                Some(snapshot) => Completed::Listing(snapshot),
+                None => return,
+            },
+            reply => Completed::Reply(reply),
+        };
+        self.listings.remove(&id);
+        if let Some(call) = self.pending.remove(&id) {
+            let _ = call.reply.send(completed);
+        }
+    }
+
+    /// Passes on what a watch is told. One that does not keep up is cut off, and resumes from where it is when it has caught up.
+    fn tell_watch(&mut self, id: u64, reply: Reply, outgoing: &mut Vec<u8>) -> Result<(), Broken> {
+        let told = match reply {
+            Reply::Part { records, revision, last } => match self.assemble(id, records, revision, last) {
+                Some(snapshot) => Told::Snapshot(snapshot),
+                None => return Ok(()),
+            },
+            Reply::Events { events, at } => {
+                Told::Events { events: events.into_iter().map(event).collect(), at: Revision(at) }
+            }
+            Reply::Failed(error) => Told::Failed(CommitError::from(error).error),
+            _ => return Err(FrameError::Unexpected("for a watch").into()),
+        };
+        let failed = matches!(told, Told::Failed(_));
+        match self.watches.get(&id).map(|watch| watch.try_send(told)) {
+            Some(Err(TrySendError::Full(_) | TrySendError::Closed(_))) => {
+                self.watches.remove(&id);
+                wire::encode(&Call { id, request: Request::Unwatch }, outgoing)?;
+            }
+            _ if failed => {
+                self.watches.remove(&id);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+// === impl PendingCall ===
+
+impl PendingCall {
+    /// Whether it can be asked again without harm, and somebody still waits for it.
+    fn repeatable(&self) -> bool {
+        matches!(self.request, Request::Get(_) | Request::List(_) | Request::KeepAlive(_))
+            && !self.reply.is_closed()
+    }
+}
+
+fn event(event: WireEvent) -> Event {
+    match event {
+        WireEvent::Put(record) => Event::Put(record.into()),
+        WireEvent::Deleted { key, revision } => Event::Deleted { key, revision: Revision(revision) },
+    }
+}
+
+fn read_some(stream: &UnixStream, incoming: &mut Vec<u8>) -> Result<(), Broken> {
+    incoming.reserve(READ_BYTES);
+    match stream.try_read_buf(incoming) {
+        Ok(0) => Err(Broken::Closed),
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn write_some(stream: &UnixStream, outgoing: &mut Vec<u8>) -> Result<(), Broken> {
+    match stream.try_write(outgoing) {
+        Ok(written) => {
+            outgoing.drain(..written);
+            Ok(())
+        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

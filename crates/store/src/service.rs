@@ -1,0 +1,303 @@
+//! The owner's side of the unix socket: other processes on the same machine work on the embedded store through it. Run by the agent.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use russet_model::Prefix;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::{AbortHandle, JoinSet, LocalSet};
+
+use crate::follow::Followed;
+use crate::wire::{self, Answer, Call, FrameError, PART_BYTES, Reply, Request, WireEvent, WireRecord};
+use crate::{Embedded, Event, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError};
+
+/// Clients at a time: the agent's helpers and as many plugins as a node starts at once. More wait in the listen queue.
+const CONNECTIONS_MAX: usize = 64;
+/// Requests of one connection that are worked on at a time; the next one is read when one is answered.
+const IN_FLIGHT_MAX: usize = 64;
+/// Watches of one connection.
+const WATCHES_MAX: usize = 64;
+/// Frames that wait to be written to one client. Watches hold no queue beyond this: they read the change log when there is room again.
+const OUTGOING_MAX: usize = 8;
+/// A client that takes nothing for this long is cut off; it resumes by itself when it wakes up.
+const STALL: Duration = Duration::from_secs(30);
+/// Pause after a failed accept (out of descriptors), so that it does not spin.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Serves `store` until `shutdown`. Only root and our own user are answered. Needs a tokio runtime; runs its tasks on the calling thread.
+pub async fn serve(store: Embedded, listener: UnixListener, shutdown: impl Future<Output = ()>) {
+    let tasks = LocalSet::new();
+    let accepting = tasks.run_until(accept(store, listener));
+    tokio::select! {
+        () = accepting => {}
+        () = shutdown => {}
+    }
+}
+
+async fn accept(store: Embedded, listener: UnixListener) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut connections = JoinSet::new();
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        while connections.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, _)) if allowed(&stream) => {
+                let store = store.clone();
+                connections.spawn_local(async move {
+                    if let Err(error) = connection(store, stream).await {
+                        tracing::debug!(%error, "store client cut off");
+                    }
+                    drop(place);
+                });
+            }
+            Ok(_) => tracing::warn!("store client refused: neither root nor our own user"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept store clients");
+                tokio::time::sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+}
+
+/// Root and our own user only: whoever writes here can give away every address.
+fn allowed(stream: &UnixStream) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own)
+}
+
+/// Why a connection ended before its client did.
+#[derive(Debug, thiserror::Error)]
+enum Cut {
+    #[error("socket: {0}")]
+    Io(#[from] std::io::Error),
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error("it took nothing for {STALL:?}")]
+    Stalled,
+}
+
+async fn connection(store: Embedded, stream: UnixStream) -> Result<(), Cut> {
+    let (reader, writer) = stream.into_split();
+    let (outgoing, queue) = mpsc::channel(OUTGOING_MAX);
+    tokio::select! {
+        result = read_calls(store, reader, outgoing) => result,
+        result = write_frames(writer, queue) => result,
+    }
+}
+
+async fn write_frames(mut writer: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>) -> Result<(), Cut> {
+    while let Some(frame) = queue.recv().await {
+        tokio::time::timeout(STALL, writer.write_all(&frame)).await.map_err(|_| Cut::Stalled)??;
+    }
+    Ok(())
+}
+
+/// Reads calls and starts their work until the client goes. Work under way ends with the connection; a commit that reached the writer happens anyway.
+async fn read_calls(
+    store: Embedded,
+    mut reader: OwnedReadHalf,
+    outgoing: mpsc::Sender<Vec<u8>>,
+) -> Result<(), Cut> {
+    let client = Rc::new(Client { store, outgoing });
+    let places = Arc::new(Semaphore::new(IN_FLIGHT_MAX));
+    let mut work = JoinSet::new();
+    let mut watches: HashMap<u64, AbortHandle> = HashMap::new();
+    let mut bytes = Vec::new();
+    greet(&client, next_call(&mut reader, &mut bytes).await?).await?;
+    while let Some(Call { id, request }) = next_call(&mut reader, &mut bytes).await? {
+        while work.try_join_next().is_some() {}
+        watches.retain(|_, task| !task.is_finished());
+        match request {
+            Request::Unwatch => {
+                if let Some(task) = watches.remove(&id) {
+                    task.abort();
+                }
+            }
+            Request::Watch { prefix, since } if watches.len() < WATCHES_MAX => {
+                watches.insert(id, work.spawn_local(client.clone().watch(id, prefix, since.map(Revision))));
+            }
+            Request::Watch { .. } => {
+                let reason = format!("more than {WATCHES_MAX} watches on one connection");
+                client.fail(id, StoreError::Invalid { operation: "watch".into(), reason }).await;
+            }
+            request => {
+                let Ok(place) = places.clone().acquire_owned().await else { return Ok(()) };
+                let client = client.clone();
+                work.spawn_local(async move {
+                    client.answer(id, request).await;
+                    drop(place);
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn next_call(reader: &mut OwnedReadHalf, bytes: &mut Vec<u8>) -> Result<Option<Call>, Cut> {
+    loop {
+        if let Some((call, used)) = wire::decode(bytes)? {
+            bytes.drain(..used);
+            return Ok(Some(call));
+        }
+        if reader.read_buf(bytes).await? == 0 {
+            return Ok(None);
+        }
+    }
+}
+
+/// The first call must be a greeting of our version.
+async fn greet(client: &Client, call: Option<Call>) -> Result<(), Cut> {
+    match call {
+        None => Ok(()),
+        Some(Call { id, request: Request::Hello { version } }) => {
+            client.send(id, Reply::Hello { version: wire::VERSION }).await;
+            if version == wire::VERSION {
+                Ok(())
+            } else {
+                Err(FrameError::Unexpected("of another version").into())
+            }
+        }
+        Some(_) => Err(FrameError::Unexpected("before a greeting").into()),
+    }
+}
+
+/// One connection, as its tasks see it.
+struct Client {
+    store: Embedded,
+    outgoing: mpsc::Sender<Vec<u8>>,
+}
+
+// === impl Client ===
+
+impl Client {
+    /// Queues a frame. When the connection is gone there is nobody left to tell.
+    async fn send(&self, id: u64, reply: Reply) {
+        let mut frame = Vec::new();
+        match wire::encode(&Answer { id, reply }, &mut frame) {
+            Ok(()) => {
+                let _ = self.outgoing.send(frame).await;
+            }
+            Err(error) => tracing::error!(%error, "a store answer cannot be written"),
+        }
+    }
+
+    async fn fail(&self, id: u64, error: StoreError) {
+        self.send(id, Reply::Failed(crate::CommitError::from(error).into())).await;
+    }
+
+    async fn answer(&self, id: u64, request: Request) {
+        let reply = match request {
+            Request::Get(key) => {
+                self.store.get(&key).await.map(|record| Reply::Record(record.map(Into::into)))
+            }
+            Request::List(prefix) => match self.store.list(&prefix).await {
+                Ok(snapshot) => return self.send_snapshot(id, snapshot).await,
+                Err(error) => Err(error),
+            },
+            Request::Commit(steps) => {
+                match self.store.commit(steps.into_iter().map(Step::from).collect()).await {
+                    Ok(revisions) => Ok(Reply::Committed(revisions.first().map_or(0, |revision| revision.0))),
+                    Err(error) => Ok(Reply::Failed(error.into())),
+                }
+            }
+            Request::Grant { ttl_ms } => {
+                self.store.grant(Duration::from_millis(ttl_ms)).await.map(|lease| Reply::Lease(lease.0))
+            }
+            Request::KeepAlive(lease) => {
+                let ttl = self.store.keep_alive(LeaseId(lease)).await;
+                ttl.map(|ttl| Reply::TtlMs(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)))
+            }
+            Request::Revoke(lease) => self.store.revoke(LeaseId(lease)).await.map(|()| Reply::Done),
+            Request::Hello { .. } | Request::Watch { .. } | Request::Unwatch => {
+                Err(StoreError::Unsupported { operation: "a second greeting".into() })
+            }
+        };
+        match reply {
+            Ok(reply) => self.send(id, reply).await,
+            Err(error) => self.fail(id, error).await,
+        }
+    }
+
+    async fn send_snapshot(&self, id: u64, Snapshot { records, revision }: Snapshot) {
+        let revision = revision.0;
+        let mut part: Vec<WireRecord> = Vec::new();
+        let mut bytes = 0;
+        for record in records {
+            let size = record_bytes(&record);
+            if bytes + size > PART_BYTES && !part.is_empty() {
+                self.send(id, Reply::Part { records: std::mem::take(&mut part), revision, last: false })
+                    .await;
+                bytes = 0;
+            }
+            bytes += size;
+            part.push(record.into());
+        }
+        self.send(id, Reply::Part { records: part, revision, last: true }).await;
+    }
+
+    /// Tells what changes after `since` until the client takes no more.
+    async fn watch(self: Rc<Self>, id: u64, prefix: Prefix, since: Option<Revision>) {
+        let mut signal = self.store.revisions();
+        let mut at = since;
+        while !self.outgoing.is_closed() {
+            let last = *signal.borrow_and_update();
+            // Not "behind", but "elsewhere": a client may come from a store that was since replaced by an older copy.
+            if at == Some(last) {
+                if signal.changed().await.is_err() {
+                    return;
+                }
+                continue;
+            }
+            match self.store.follow(&prefix, at).await {
+                Ok((followed, now)) => {
+                    at = Some(now);
+                    self.tell(id, followed, now).await;
+                }
+                Err(error) => return self.fail(id, error).await,
+            }
+        }
+    }
+
+    async fn tell(&self, id: u64, followed: Followed, now: Revision) {
+        let events = match followed {
+            Followed::Snapshot(snapshot) => return self.send_snapshot(id, snapshot).await,
+            Followed::Events(events) => events,
+        };
+        let mut part = Vec::new();
+        let mut bytes = 0;
+        for event in events {
+            let (size, revision, event) = match event {
+                Event::Put(record) => (record_bytes(&record), record.revision, WireEvent::Put(record.into())),
+                Event::Deleted { key, revision } => {
+                    (key.as_str().len(), revision, WireEvent::Deleted { key, revision: revision.0 })
+                }
+                Event::Snapshot(_) => continue,
+            };
+            if bytes + size > PART_BYTES && !part.is_empty() {
+                // Complete only up to the revision before the one that goes on.
+                self.send(
+                    id,
+                    Reply::Events { events: std::mem::take(&mut part), at: revision.0.saturating_sub(1) },
+                )
+                .await;
+                bytes = 0;
+            }
+            bytes += size;
+            part.push(event);
+        }
+        if !part.is_empty() {
+            self.send(id, Reply::Events { events: part, at: now.0 }).await;
+        }
+    }
+}
+
+/// About what a record takes in a frame.
+fn record_bytes(record: &Record) -> usize {
+    record.key.as_str().len() + record.value.len() + 16
+}
