@@ -1,0 +1,203 @@
+//! Chains: lists of rules, and the hooks where packets enter them.
+
+use russet_addr::IfName;
+
+use crate::table::{Table, TableFamily};
+
+/// A chain as it should be, or as the kernel has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    /// Where it is.
+    pub table: Table,
+    /// Its name.
+    pub name: String,
+    /// Where packets enter; none for a chain that is only jumped to.
+    pub base: Option<Base>,
+    /// Shown by `nft list`.
+    pub comment: Option<String>,
+}
+
+/// How a base chain is attached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Base {
+    /// What its rules may do.
+    pub kind: ChainKind,
+    /// Where in a packet's way.
+    pub hook: Hook,
+    /// Lower ones come first; see [`priority`].
+    pub priority: i32,
+    /// What happens to packets that no rule decides.
+    pub policy: Policy,
+    /// The devices of an ingress or egress chain.
+    pub devices: Vec<IfName>,
+}
+
+/// What the rules of a base chain may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ChainKind {
+    /// Anything but translate addresses.
+    Filter,
+    /// Translate addresses: sees only the first packet of each connection.
+    Nat,
+    /// As filter; packets whose mark or addresses changed are routed again.
+    Route,
+}
+
+/// Where in a packet's way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Hook {
+    /// Before the routing decision.
+    Prerouting,
+    /// To the machine itself.
+    Input,
+    /// Through the machine.
+    Forward,
+    /// From the machine itself.
+    Output,
+    /// On the way out.
+    Postrouting,
+    /// At a device, before everything.
+    Ingress,
+    /// At a device, after everything (netdev tables only).
+    Egress,
+}
+
+/// What happens to packets that no rule decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Policy {
+    /// They go on.
+    #[default]
+    Accept,
+    /// They are dropped.
+    Drop,
+}
+
+/// A chain as the kernel has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChainInfo {
+    /// What it is.
+    pub chain: Chain,
+    /// The kernel's number for it.
+    pub handle: u64,
+}
+
+/// The usual priorities (`NF_IP_PRI_*` of linux/netfilter_ipv4.h), by nft's names.
+pub mod priority {
+    /// `raw`: before connection tracking; the place of `notrack`.
+    pub const RAW: i32 = -300;
+    /// `mangle`
+    pub const MANGLE: i32 = -150;
+    /// `dstnat`
+    pub const DSTNAT: i32 = -100;
+    /// `filter`
+    pub const FILTER: i32 = 0;
+    /// `security`
+    pub const SECURITY: i32 = 50;
+    /// `srcnat`
+    pub const SRCNAT: i32 = 100;
+}
+
+// === impl Chain ===
+
+impl Chain {
+    /// A chain that is only jumped to.
+    pub fn new(table: &Table, name: impl Into<String>) -> Self {
+        Self { table: table.clone(), name: name.into(), base: None, comment: None }
+    }
+
+    /// A chain that packets enter at `hook`; its policy is accept.
+    pub fn base(table: &Table, name: impl Into<String>, kind: ChainKind, hook: Hook, priority: i32) -> Self {
+        let base = Base { kind, hook, priority, policy: Policy::Accept, devices: Vec::new() };
+        Self { base: Some(base), ..Self::new(table, name) }
+    }
+
+    /// Sets the policy of a base chain.
+    pub fn policy(mut self, policy: Policy) -> Self {
+        if let Some(base) = &mut self.base {
+            base.policy = policy;
+        }
+        self
+    }
+
+    /// Adds a device to an ingress or egress chain.
+    pub fn device(mut self, device: IfName) -> Self {
+        if let Some(base) = &mut self.base {
+            base.devices.push(device);
+        }
+        self
+    }
+
+    /// Sets the comment, of at most 127 bytes.
+    pub fn comment(mut self, text: impl Into<String>) -> Self {
+        self.comment = Some(text.into());
+        self
+    }
+}
+
+// === impl ChainKind ===
+
+impl ChainKind {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Filter => "filter",
+            Self::Nat => "nat",
+            Self::Route => "route",
+        }
+    }
+
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        [Self::Filter, Self::Nat, Self::Route].into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+// === impl Hook ===
+
+impl Hook {
+    /// The number that the hook has in a family; families count differently.
+    pub(crate) const fn number(self, family: TableFamily) -> Option<u32> {
+        use TableFamily::{Arp, Inet, Netdev};
+        Some(match (family, self) {
+            (Netdev, Self::Ingress) | (Arp, Self::Input) => 0,
+            (Netdev, Self::Egress) | (Arp, Self::Output) => 1,
+            (Netdev | Arp, _) => return None,
+            (_, Self::Prerouting) => 0,
+            (_, Self::Input) => 1,
+            (_, Self::Forward) => 2,
+            (_, Self::Output) => 3,
+            (_, Self::Postrouting) => 4,
+            (Inet, Self::Ingress) => 5,
+            (_, Self::Ingress | Self::Egress) => return None,
+        })
+    }
+
+    pub(crate) fn from_number(number: u32, family: TableFamily) -> Option<Self> {
+        let all = [
+            Self::Prerouting,
+            Self::Input,
+            Self::Forward,
+            Self::Output,
+            Self::Postrouting,
+            Self::Ingress,
+            Self::Egress,
+        ];
+        all.into_iter().find(|hook| hook.number(family) == Some(number))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_hook_is_read_back_in_its_family() {
+        for family in [TableFamily::Inet, TableFamily::Ip, TableFamily::Netdev, TableFamily::Arp] {
+            for number in 0..8 {
+                if let Some(hook) = Hook::from_number(number, family) {
+                    assert_eq!(hook.number(family), Some(number));
+                }
+            }
+        }
+        assert_eq!(Hook::Forward.number(TableFamily::Netdev), None);
+        assert_eq!(Hook::Egress.number(TableFamily::Inet), None);
+    }
+}

@@ -1,0 +1,226 @@
+//! Expressions: the instructions that a rule is made of. They load packet fields into registers, compare, look up, act.
+//!
+//! [`Rule`](crate::Rule) writes them for the usual matches; the variants are public for what it has no word for.
+
+mod digest;
+mod encode;
+
+use russet_addr::Family;
+
+use crate::verdict::Verdict;
+
+pub(crate) use digest::{digest, names};
+pub(crate) use encode::nfproto;
+
+/// A register of 4 bytes, 0 to 15; longer values take the following ones as well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Register(pub u8);
+
+/// One instruction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(
+    missing_docs,
+    reason = "the fields are those of the kernel's header, and each variant says what it does"
+)]
+pub enum Expr {
+    /// Loads a property of the packet.
+    Meta { key: MetaKey, to: Register },
+    /// Sets a property of the packet.
+    SetMeta { key: MetaKey, from: Register },
+    /// Loads bytes of a header.
+    Payload { base: PayloadBase, offset: u32, len: u32, to: Register },
+    /// Loads a property of the connection.
+    Ct { key: CtKey, to: Register },
+    /// Looks the packet's addresses up in the routing tables.
+    Fib { result: FibResult, flags: u32, to: Register },
+    /// Masks and flips bits: `to = from & mask ^ xor`.
+    Bitwise { from: Register, to: Register, mask: Vec<u8>, xor: Vec<u8> },
+    /// Goes on when the comparison with the register holds.
+    Cmp { op: CmpOp, register: Register, value: Vec<u8> },
+    /// Goes on when the register is within, or with `not` outside of, the range.
+    Range { not: bool, register: Register, first: Vec<u8>, last: Vec<u8> },
+    /// Goes on when the register is, or with `not` is not, in the set.
+    Lookup { set: String, key: Register, not: bool },
+    /// Loads the value that the map has for the register; goes no further where it has none.
+    LookupMap { map: String, key: Register, to: Register },
+    /// Takes the verdict that the map has for the register; goes no further where it has none.
+    LookupVerdict { map: String, key: Register },
+    /// Loads a constant.
+    Immediate { to: Register, value: Vec<u8> },
+    /// Decides.
+    Verdict(Verdict),
+    /// Leaves the packet out of connection tracking; raw priority only.
+    Notrack,
+    /// Replaces the source by the outgoing interface's address.
+    Masquerade { flags: u32, ports: Option<(Register, Register)> },
+    /// Replaces source or destination.
+    Nat {
+        kind: NatKind,
+        family: Family,
+        address: Option<Register>,
+        ports: Option<(Register, Register)>,
+        flags: u32,
+    },
+    /// Replaces the destination by the incoming interface's address.
+    Redirect { ports: Option<(Register, Register)>, flags: u32 },
+    /// Counts packets and bytes.
+    Counter,
+    /// Drops, and tells the sender.
+    Reject(Reject),
+    /// Goes on while the rate is below, or with `over` above, the limit.
+    Limit { rate: u64, per_s: u64, burst: u32, over: bool },
+    /// Writes a line to the kernel's log, or to a netlink group.
+    Log { prefix: String, group: Option<u16> },
+}
+
+/// `NFT_META_*`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum MetaKey {
+    /// Ether type.
+    Protocol = 1,
+    /// Mark.
+    Mark = 3,
+    /// Index of the incoming interface.
+    Iif = 4,
+    /// Index of the outgoing interface.
+    Oif = 5,
+    /// Name of the incoming interface.
+    IifName = 6,
+    /// Name of the outgoing interface.
+    OifName = 7,
+    /// Netfilter's protocol family.
+    Nfproto = 15,
+    /// Transport protocol.
+    L4Proto = 16,
+    /// Group of the incoming interface.
+    IifGroup = 21,
+    /// Group of the outgoing interface.
+    OifGroup = 22,
+}
+
+/// `NFT_PAYLOAD_*_HEADER`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum PayloadBase {
+    /// Link layer.
+    Link = 0,
+    /// Network layer.
+    Network = 1,
+    /// Transport layer.
+    Transport = 2,
+}
+
+/// `NFT_CT_*`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum CtKey {
+    /// State bits, see [`ct_state`].
+    State = 0,
+    /// Status bits.
+    Status = 2,
+    /// The connection's mark.
+    Mark = 3,
+}
+
+/// The bits of a connection's state.
+pub mod ct_state {
+    /// Belongs to no connection and cannot.
+    pub const INVALID: u32 = 1;
+    /// Both sides have spoken.
+    pub const ESTABLISHED: u32 = 2;
+    /// A new connection that another one announced.
+    pub const RELATED: u32 = 4;
+    /// The first packet.
+    pub const NEW: u32 = 8;
+    /// Left out of tracking.
+    pub const UNTRACKED: u32 = 64;
+}
+
+/// `NFT_FIB_RESULT_*`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum FibResult {
+    /// Index of the interface.
+    Oif = 1,
+    /// Name of the interface.
+    OifName = 2,
+    /// Type of the address (`RTN_*`).
+    AddressType = 3,
+}
+
+/// What [`Expr::Fib`] looks up (`NFTA_FIB_F_*`).
+pub mod fib {
+    /// The source.
+    pub const SADDR: u32 = 1;
+    /// The destination.
+    pub const DADDR: u32 = 2;
+    /// With the packet's mark.
+    pub const MARK: u32 = 4;
+    /// As seen from the incoming interface.
+    pub const IIF: u32 = 8;
+    /// As seen from the outgoing interface.
+    pub const OIF: u32 = 16;
+}
+
+/// `NFT_CMP_*`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum CmpOp {
+    /// Equal.
+    Eq = 0,
+    /// Not equal.
+    Neq = 1,
+    /// Less, in network order.
+    Lt = 2,
+    /// Less or equal.
+    Lte = 3,
+    /// Greater.
+    Gt = 4,
+    /// Greater or equal.
+    Gte = 5,
+}
+
+/// Which end of the connection is replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum NatKind {
+    /// The source.
+    Source = 0,
+    /// The destination.
+    Destination = 1,
+}
+
+/// What a refused sender is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reject {
+    /// A TCP reset.
+    TcpReset,
+    /// ICMP or ICMPv6: port unreachable.
+    PortUnreachable,
+    /// ICMP or ICMPv6: administratively prohibited.
+    AdminProhibited,
+    /// ICMP or ICMPv6: no route.
+    NoRoute,
+    /// ICMP or ICMPv6: host unreachable.
+    HostUnreachable,
+}
+
+// === impl Register ===
+
+impl Register {
+    /// The first one, with which most rules make do.
+    pub const FIRST: Register = Register(0);
+    /// The first one behind an address of either family.
+    pub const SECOND: Register = Register(4);
+    /// How many there are.
+    pub const COUNT: u8 = 16;
+
+    /// As the kernel itself writes it: whole 16-byte registers have numbers of their own.
+    pub(crate) const fn number(self) -> u32 {
+        const NFT_REG_1: u32 = 1;
+        const NFT_REG32_00: u32 = 8;
+        let slot = self.0 as u32;
+        if slot.is_multiple_of(4) { NFT_REG_1 + slot / 4 } else { NFT_REG32_00 + slot }
+    }
+}

@@ -1,0 +1,153 @@
+//! Rules, written as `nft` writes them: matches in order, then what to do.
+//!
+//! ```
+//! # use russet_addr::Family;
+//! # use russet_nft::{Chain, ChainKind, Hook, Masquerade, Rule, Table, priority};
+//! let table = Table::inet("russet");
+//! let chain = Chain::base(&table, "postrouting", ChainKind::Nat, Hook::Postrouting, priority::SRCNAT);
+//! // ip saddr @pools4 ip daddr != @pools4 masquerade fully-random
+//! Rule::new(&chain)
+//!     .saddr_in(Family::V4, "pools4")
+//!     .daddr_not_in(Family::V4, "pools4")
+//!     .masquerade(Masquerade::fully_random());
+//! ```
+
+mod action;
+mod matches;
+
+use russet_addr::Family;
+use russet_netlink::wire::{Attributes, Message, MessageBuilder};
+
+use crate::chain::Chain;
+use crate::expr::{Expr, digest, names};
+use crate::kernel::*;
+use crate::table::{Table, TableFamily};
+use crate::userdata;
+
+pub use action::Masquerade;
+pub use matches::{Field, L4};
+
+/// A rule as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    pub(crate) table: Table,
+    pub(crate) chain: String,
+    pub(crate) expressions: Vec<Expr>,
+    pub(crate) comment: Option<String>,
+    /// The address family that the matches so far imply.
+    network: Option<Family>,
+}
+
+/// A rule as the kernel has it: enough to recognise it, not to write it again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleInfo {
+    /// Where it is.
+    pub table: Table,
+    /// The chain that it is in.
+    pub chain: String,
+    /// The kernel's number for it, by which it is replaced and deleted.
+    pub handle: u64,
+    /// Its comment.
+    pub comment: Option<String>,
+    /// The kernel's names of its expressions, in order.
+    pub expressions: Vec<String>,
+    /// Equal to [`Rule::digest`] of a rule that does the same in the same words.
+    pub digest: u64,
+}
+
+// === impl Rule ===
+
+impl Rule {
+    /// A rule that matches everything and does nothing, at the end of `chain`.
+    pub fn new(chain: &Chain) -> Self {
+        Self::of(&chain.table, chain.name.clone())
+    }
+
+    /// [`new`](Self::new) by name.
+    pub fn of(table: &Table, chain: impl Into<String>) -> Self {
+        Self {
+            table: table.clone(),
+            chain: chain.into(),
+            expressions: Vec::new(),
+            comment: None,
+            network: match table.family {
+                TableFamily::Ip => Some(Family::V4),
+                TableFamily::Ip6 => Some(Family::V6),
+                _ => None,
+            },
+        }
+    }
+
+    /// Appends any expression.
+    pub fn expr(mut self, expression: Expr) -> Self {
+        self.expressions.push(expression);
+        self
+    }
+
+    /// Sets the comment, of at most 127 bytes.
+    pub fn comment(mut self, text: impl Into<String>) -> Self {
+        self.comment = Some(text.into());
+        self
+    }
+
+    /// The table that it is in.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// The name of the chain that it is in.
+    pub fn chain(&self) -> &str {
+        &self.chain
+    }
+
+    /// What it consists of.
+    pub fn expressions(&self) -> &[Expr] {
+        &self.expressions
+    }
+
+    /// Tells rules apart by what they do, whatever their handle, comment and counters; stable over releases.
+    pub fn digest(&self) -> u64 {
+        let mut buffer = Vec::new();
+        let mut message = MessageBuilder::new(&mut buffer, 0, 0);
+        self.encode_expressions(&mut message);
+        message.finish();
+        let list = buffer.get(russet_netlink::wire::HEADER_BYTES..).unwrap_or_default();
+        digest(&Attributes::new(list))
+    }
+
+    /// Appends what `NFT_MSG_NEWRULE` wants besides a handle or position.
+    pub(crate) fn encode(&self, message: &mut MessageBuilder<'_>) {
+        message.attr_str(NFTA_RULE_TABLE, &self.table.name).attr_str(NFTA_RULE_CHAIN, &self.chain);
+        message.nested(NFTA_RULE_EXPRESSIONS, |list| self.encode_expressions(list));
+        if let Some(text) = &self.comment {
+            message.attr(NFTA_RULE_USERDATA, &userdata::comment(text));
+        }
+    }
+
+    fn encode_expressions(&self, list: &mut MessageBuilder<'_>) {
+        for expression in &self.expressions {
+            expression.encode(list);
+        }
+    }
+}
+
+// === impl RuleInfo ===
+
+impl RuleInfo {
+    /// Reads `NFT_MSG_NEWRULE`.
+    pub(crate) fn decode(message: &Message<'_>) -> Option<Self> {
+        let family = TableFamily::from_number(*message.payload.first()?)?;
+        let attributes = message.attributes(NFGENMSG_BYTES);
+        let list = attributes.find(NFTA_RULE_EXPRESSIONS);
+        let list = list.map_or(Attributes::new(&[]), |list| list.nested());
+        let userdata = attributes.find(NFTA_RULE_USERDATA);
+        Some(Self {
+            table: Table::new(family, attributes.find(NFTA_RULE_TABLE)?.text()),
+            chain: attributes.find(NFTA_RULE_CHAIN)?.text(),
+            handle: attributes.find(NFTA_RULE_HANDLE)?.be64()?,
+            comment: userdata.and_then(|data| userdata::comment_of(data.payload)),
+            expressions: names(&list),
+            digest: digest(&list),
+        })
+    }
+}

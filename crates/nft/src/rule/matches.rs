@@ -1,0 +1,325 @@
+//! The matches of a rule.
+
+use std::ops::RangeInclusive;
+
+use ipnet::IpNet;
+use russet_addr::{Family, IfName};
+
+use super::Rule;
+use crate::expr::{CmpOp, CtKey, Expr, FibResult, MetaKey, PayloadBase, Register, fib};
+use crate::set::KeyType;
+use crate::table::TableFamily;
+
+/// What can be looked up in a set, alone or with others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Field {
+    /// `ip saddr` or `ip6 saddr`
+    Saddr(Family),
+    /// `ip daddr` or `ip6 daddr`
+    Daddr(Family),
+    /// `meta l4proto`
+    L4Proto,
+    /// `th sport`; match the protocol first.
+    Sport,
+    /// `th dport`; match the protocol first.
+    Dport,
+    /// `iifname`
+    IifName,
+    /// `oifname`
+    OifName,
+    /// `meta mark`
+    Mark,
+}
+
+/// Transport protocols.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum L4 {
+    /// ICMP for IPv4.
+    Icmp = 1,
+    /// TCP.
+    Tcp = 6,
+    /// UDP.
+    Udp = 17,
+    /// ICMP for IPv6.
+    IcmpV6 = 58,
+    /// SCTP.
+    Sctp = 132,
+}
+
+/// `RTN_LOCAL`: an address of the machine itself.
+const RTN_LOCAL: u32 = 2;
+
+// === impl Rule ===
+
+impl Rule {
+    /// Only packets of one IP family.
+    pub fn family(mut self, family: Family) -> Self {
+        self.need_network(family);
+        self
+    }
+
+    /// `saddr 10.1.0.0/16`
+    pub fn saddr(self, net: IpNet) -> Self {
+        self.address(Field::Saddr(Family::of_net(&net)), net, CmpOp::Eq)
+    }
+
+    /// `saddr != 10.1.0.0/16`
+    pub fn saddr_not(self, net: IpNet) -> Self {
+        self.address(Field::Saddr(Family::of_net(&net)), net, CmpOp::Neq)
+    }
+
+    /// `daddr 10.1.0.0/16`
+    pub fn daddr(self, net: IpNet) -> Self {
+        self.address(Field::Daddr(Family::of_net(&net)), net, CmpOp::Eq)
+    }
+
+    /// `daddr != 10.1.0.0/16`
+    pub fn daddr_not(self, net: IpNet) -> Self {
+        self.address(Field::Daddr(Family::of_net(&net)), net, CmpOp::Neq)
+    }
+
+    /// `saddr @set`
+    pub fn saddr_in(self, family: Family, set: impl Into<String>) -> Self {
+        self.is_in(&[Field::Saddr(family)], set)
+    }
+
+    /// `saddr != @set`
+    pub fn saddr_not_in(self, family: Family, set: impl Into<String>) -> Self {
+        self.is_not_in(&[Field::Saddr(family)], set)
+    }
+
+    /// `daddr @set`
+    pub fn daddr_in(self, family: Family, set: impl Into<String>) -> Self {
+        self.is_in(&[Field::Daddr(family)], set)
+    }
+
+    /// `daddr != @set`
+    pub fn daddr_not_in(self, family: Family, set: impl Into<String>) -> Self {
+        self.is_not_in(&[Field::Daddr(family)], set)
+    }
+
+    /// `FIELD . FIELD @set`
+    pub fn is_in(mut self, fields: &[Field], set: impl Into<String>) -> Self {
+        let key = self.load_all(fields);
+        self.expr(Expr::Lookup { set: set.into(), key, not: false })
+    }
+
+    /// `FIELD . FIELD != @set`
+    pub fn is_not_in(mut self, fields: &[Field], set: impl Into<String>) -> Self {
+        let key = self.load_all(fields);
+        self.expr(Expr::Lookup { set: set.into(), key, not: true })
+    }
+
+    /// `FIELD . FIELD vmap @map`: the map's verdict, or the next rule where the map has none.
+    pub fn vmap(mut self, fields: &[Field], map: impl Into<String>) -> Self {
+        let key = self.load_all(fields);
+        self.expr(Expr::LookupVerdict { map: map.into(), key })
+    }
+
+    /// `meta l4proto tcp`
+    pub fn protocol(self, protocol: L4) -> Self {
+        self.equals(Field::L4Proto, vec![protocol as u8])
+    }
+
+    /// `th sport 53`
+    pub fn sport(self, port: u16) -> Self {
+        self.equals(Field::Sport, port.to_be_bytes().to_vec())
+    }
+
+    /// `th dport 53`
+    pub fn dport(self, port: u16) -> Self {
+        self.equals(Field::Dport, port.to_be_bytes().to_vec())
+    }
+
+    /// `th dport 30000-32767`
+    pub fn dports(mut self, ports: RangeInclusive<u16>) -> Self {
+        let register = self.load_all(&[Field::Dport]);
+        let [first, last] = [ports.start(), ports.end()].map(|port| port.to_be_bytes().to_vec());
+        self.expr(Expr::Range { not: false, register, first, last })
+    }
+
+    /// `iifname "eth0"`
+    pub fn iif(self, name: &IfName) -> Self {
+        self.name(Field::IifName, name.as_str(), CmpOp::Eq)
+    }
+
+    /// `iifname != "eth0"`
+    pub fn iif_not(self, name: &IfName) -> Self {
+        self.name(Field::IifName, name.as_str(), CmpOp::Neq)
+    }
+
+    /// `oifname "eth0"`
+    pub fn oif(self, name: &IfName) -> Self {
+        self.name(Field::OifName, name.as_str(), CmpOp::Eq)
+    }
+
+    /// `oifname != "eth0"`
+    pub fn oif_not(self, name: &IfName) -> Self {
+        self.name(Field::OifName, name.as_str(), CmpOp::Neq)
+    }
+
+    /// `iifname "cali*"`
+    pub fn iif_prefix(self, prefix: &str) -> Self {
+        self.name_prefix(Field::IifName, prefix)
+    }
+
+    /// `oifname "cali*"`
+    pub fn oif_prefix(self, prefix: &str) -> Self {
+        self.name_prefix(Field::OifName, prefix)
+    }
+
+    /// `meta mark & mask == value`
+    pub fn mark(self, value: u32, mask: u32) -> Self {
+        self.masked_mark(value, mask, CmpOp::Eq)
+    }
+
+    /// `meta mark & mask != value`
+    pub fn mark_not(self, value: u32, mask: u32) -> Self {
+        self.masked_mark(value, mask, CmpOp::Neq)
+    }
+
+    /// `ct state established,related`: any of the bits of [`ct_state`](crate::ct_state).
+    pub fn ct_state(self, any_of: u32) -> Self {
+        let register = Register::FIRST;
+        self.expr(Expr::Ct { key: CtKey::State, to: register })
+            .expr(masked(register, any_of.to_ne_bytes().to_vec()))
+            .expr(Expr::Cmp { op: CmpOp::Neq, register, value: vec![0; 4] })
+    }
+
+    /// `fib daddr type local`: to an address of this machine.
+    pub fn to_this_machine(self) -> Self {
+        self.address_type(fib::DADDR, CmpOp::Eq)
+    }
+
+    /// `fib daddr type != local`
+    pub fn not_to_this_machine(self) -> Self {
+        self.address_type(fib::DADDR, CmpOp::Neq)
+    }
+
+    /// `fib saddr type local`: from an address of this machine.
+    pub fn from_this_machine(self) -> Self {
+        self.address_type(fib::SADDR, CmpOp::Eq)
+    }
+
+    fn address_type(self, flags: u32, op: CmpOp) -> Self {
+        let register = Register::FIRST;
+        self.expr(Expr::Fib { result: FibResult::AddressType, flags, to: register }).expr(Expr::Cmp {
+            op,
+            register,
+            value: RTN_LOCAL.to_ne_bytes().to_vec(),
+        })
+    }
+
+    fn address(mut self, field: Field, net: IpNet, op: CmpOp) -> Self {
+        let register = Register::FIRST;
+        if net.prefix_len() == 0 && op == CmpOp::Eq {
+            return self.family(Family::of_net(&net));
+        }
+        self = self.loading(field);
+        if net.prefix_len() != net.max_prefix_len() {
+            self = self.expr(masked(register, crate::set::octets(net.netmask())));
+        }
+        self.expr(Expr::Cmp { op, register, value: crate::set::octets(net.network()) })
+    }
+
+    fn masked_mark(self, value: u32, mask: u32, op: CmpOp) -> Self {
+        let register = Register::FIRST;
+        let loaded = self.loading(Field::Mark);
+        let kept = match mask {
+            u32::MAX => loaded,
+            mask => loaded.expr(masked(register, mask.to_ne_bytes().to_vec())),
+        };
+        kept.expr(Expr::Cmp { op, register, value: value.to_ne_bytes().to_vec() })
+    }
+
+    fn name(self, field: Field, name: &str, op: CmpOp) -> Self {
+        let value = crate::set::padded_name(name).to_vec();
+        self.loading(field).expr(Expr::Cmp { op, register: Register::FIRST, value })
+    }
+
+    fn name_prefix(self, field: Field, prefix: &str) -> Self {
+        let value = prefix.as_bytes().to_vec();
+        self.loading(field).expr(Expr::Cmp { op: CmpOp::Eq, register: Register::FIRST, value })
+    }
+
+    fn equals(self, field: Field, value: Vec<u8>) -> Self {
+        self.loading(field).expr(Expr::Cmp { op: CmpOp::Eq, register: Register::FIRST, value })
+    }
+
+    fn loading(mut self, field: Field) -> Self {
+        self.load_all(&[field]);
+        self
+    }
+
+    /// Loads the fields into consecutive registers; the first of them.
+    fn load_all(&mut self, fields: &[Field]) -> Register {
+        for field in fields {
+            if let Field::Saddr(family) | Field::Daddr(family) = field {
+                self.need_network(*family);
+            }
+        }
+        let mut slot = Register::FIRST.0;
+        for field in fields {
+            self.expressions.push(field.load(Register(slot)));
+            slot += field.key_type().len_bytes().div_ceil(4) as u8;
+        }
+        Register::FIRST
+    }
+
+    /// Header offsets mean something only within a family, so it has to be matched once.
+    fn need_network(&mut self, family: Family) {
+        if self.network == Some(family) {
+            return;
+        }
+        self.network = Some(family);
+        let (key, value) = match (self.table.family, family) {
+            (TableFamily::Netdev | TableFamily::Bridge | TableFamily::Arp, Family::V4) => {
+                (MetaKey::Protocol, vec![0x08, 0x00])
+            }
+            (TableFamily::Netdev | TableFamily::Bridge | TableFamily::Arp, Family::V6) => {
+                (MetaKey::Protocol, vec![0x86, 0xdd])
+            }
+            _ => (MetaKey::Nfproto, vec![crate::expr::nfproto(family)]),
+        };
+        let register = Register::FIRST;
+        self.expressions.push(Expr::Meta { key, to: register });
+        self.expressions.push(Expr::Cmp { op: CmpOp::Eq, register, value });
+    }
+}
+
+// === impl Field ===
+
+impl Field {
+    /// The type that a set must have for it.
+    pub const fn key_type(self) -> KeyType {
+        match self {
+            Self::Saddr(family) | Self::Daddr(family) => KeyType::address(family),
+            Self::L4Proto => KeyType::InetProto,
+            Self::Sport | Self::Dport => KeyType::InetService,
+            Self::IifName | Self::OifName => KeyType::IfName,
+            Self::Mark => KeyType::Mark,
+        }
+    }
+
+    fn load(self, to: Register) -> Expr {
+        let payload = |base, offset, len| Expr::Payload { base, offset, len, to };
+        match self {
+            Self::Saddr(Family::V4) => payload(PayloadBase::Network, 12, 4),
+            Self::Daddr(Family::V4) => payload(PayloadBase::Network, 16, 4),
+            Self::Saddr(Family::V6) => payload(PayloadBase::Network, 8, 16),
+            Self::Daddr(Family::V6) => payload(PayloadBase::Network, 24, 16),
+            Self::Sport => payload(PayloadBase::Transport, 0, 2),
+            Self::Dport => payload(PayloadBase::Transport, 2, 2),
+            Self::L4Proto => Expr::Meta { key: MetaKey::L4Proto, to },
+            Self::IifName => Expr::Meta { key: MetaKey::IifName, to },
+            Self::OifName => Expr::Meta { key: MetaKey::OifName, to },
+            Self::Mark => Expr::Meta { key: MetaKey::Mark, to },
+        }
+    }
+}
+
+fn masked(register: Register, mask: Vec<u8>) -> Expr {
+    let xor = vec![0; mask.len()];
+    Expr::Bitwise { from: register, to: register, mask, xor }
+}
