@@ -3,7 +3,11 @@
 //! It connects when first needed and again whenever the connection breaks, each call within its deadline. A read is sent again by itself; a commit whose
 //! answer did not come is `Unknown`, one that was surely not sent is `Unavailable`.
 
+#[cfg(test)]
+pub(crate) mod owner;
 mod session;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use std::path::{Path, PathBuf};
@@ -79,6 +83,11 @@ impl Ticket {
     fn send(&self) -> bool {
         self.0.compare_exchange(QUEUED, SENT, Ordering::AcqRel, Ordering::Acquire).is_ok()
             || self.0.load(Ordering::Acquire) == SENT
+    }
+
+    /// The connection broke before a byte of it had left.
+    fn unsend(&self) {
+        let _ = self.0.compare_exchange(SENT, QUEUED, Ordering::AcqRel, Ordering::Acquire);
     }
 
     /// The caller gives up; true when it is certain that the call is not sent.

@@ -25,6 +25,8 @@ const IN_FLIGHT_MAX: usize = 64;
 const WATCHES_MAX: usize = 64;
 /// Frames that wait to be written to one client. Watches hold no queue beyond this: they read the change log when there is room again.
 const OUTGOING_MAX: usize = 8;
+/// One read from a socket.
+const READ_BYTES: usize = 16 << 10;
 /// A client that takes nothing for this long is cut off; it resumes by itself when it wakes up.
 const STALL: Duration = Duration::from_secs(30);
 /// Pause after a failed accept (out of descriptors), so that it does not spin.
@@ -145,6 +147,7 @@ async fn next_call(reader: &mut OwnedReadHalf, bytes: &mut Vec<u8>) -> Result<Op
             bytes.drain(..used);
             return Ok(Some(call));
         }
+        bytes.reserve(READ_BYTES);
         if reader.read_buf(bytes).await? == 0 {
             return Ok(None);
         }

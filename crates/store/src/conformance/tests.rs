@@ -1,17 +1,26 @@
 //! The suite over the engines of this crate.
 
+use std::cell::RefCell;
+
 use super::*;
 use crate::embedded::Options;
+use crate::remote::owner::Owner;
 use crate::sim::Faults;
-use crate::{Embedded, Sim};
+use crate::{Embedded, Remote, Sim};
 
 /// An embedded store in a directory of its own.
 struct OnDisk {
     store: Embedded,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 struct Simulated(Sim);
+
+/// An embedded store behind its owner's socket; each client has a connection of its own, and an interruption is a restart of the owner.
+struct Served {
+    disk: OnDisk,
+    owner: RefCell<Owner>,
+}
 
 // === impl OnDisk ===
 
@@ -19,7 +28,11 @@ impl OnDisk {
     fn open(options: Options) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let store = Embedded::open_with(directory.path().join("store.redb"), options).unwrap();
-        Self { store, _directory: directory }
+        Self { store, directory }
+    }
+
+    fn socket(&self) -> std::path::PathBuf {
+        self.directory.path().join("store.sock")
     }
 }
 
@@ -43,6 +56,27 @@ impl Subject for Simulated {
 
     fn interrupt(&self) -> BoxFuture<'_, ()> {
         self.0.compact();
+        Box::pin(async {})
+    }
+}
+
+// === impl Served ===
+
+impl Served {
+    fn start(options: Options) -> Self {
+        let disk = OnDisk::open(options);
+        let owner = Owner::start(disk.store.clone(), &disk.socket());
+        Self { disk, owner: RefCell::new(owner) }
+    }
+}
+
+impl Subject for Served {
+    fn store(&self) -> Rc<dyn Store> {
+        Rc::new(Remote::connect_with(self.disk.socket(), PATIENCE))
+    }
+
+    fn interrupt(&self) -> BoxFuture<'_, ()> {
+        self.owner.borrow_mut().restart(self.disk.store.clone());
         Box::pin(async {})
     }
 }
@@ -83,4 +117,20 @@ async fn atomic_simulation_passes_core_atomic_and_ttl() {
 async fn non_atomic_simulation_passes_core_and_ttl() {
     core(async || simulated(Sim::non_atomic(1))).await;
     ttl(async || simulated(Sim::non_atomic(2))).await;
+}
+
+#[tokio::test]
+async fn remote_passes_core() {
+    core(async || Served::start(Options::default())).await;
+}
+
+#[tokio::test]
+async fn remote_with_a_tiny_change_log_passes_core() {
+    core(async || Served::start(Options { log_commits: 3, ..Options::default() })).await;
+}
+
+#[tokio::test]
+async fn remote_passes_atomic_and_ttl() {
+    atomic(async || Served::start(Options::default())).await;
+    ttl(async || Served::start(Options::default())).await;
 }

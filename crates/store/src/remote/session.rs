@@ -28,6 +28,8 @@ pub(super) struct Session {
     queue: mpsc::Receiver<Command>,
     /// Sent and not answered.
     pending: HashMap<u64, PendingCall>,
+    /// Those of `pending` of which not one byte has left.
+    unwritten: Vec<u64>,
     /// To be sent before the queue: what the last connection left, and what woke us.
     backlog: VecDeque<Command>,
     watches: HashMap<u64, mpsc::Sender<Told>>,
@@ -61,6 +63,7 @@ impl Session {
             path,
             queue,
             pending: HashMap::new(),
+            unwritten: Vec::new(),
             backlog: VecDeque::new(),
             watches: HashMap::new(),
             listings: HashMap::new(),
@@ -101,13 +104,16 @@ impl Session {
         self.retry = (self.retry * 2).min(RETRY_MAX);
     }
 
-    /// Reads are asked again; commits have an unknown outcome, which their callers learn from the dropped reply; watches come back by themselves.
+    /// What did not leave and what only reads is asked again; other commits have an unknown outcome, which their callers learn from the dropped reply;
+    /// watches come back by themselves.
     fn after_loss(&mut self) {
         self.watches.clear();
         self.listings.clear();
-        let mut again: Vec<PendingCall> =
-            self.pending.drain().map(|(_, call)| call).filter(PendingCall::repeatable).collect();
+        let unwritten = std::mem::take(&mut self.unwritten);
+        let mut again: Vec<PendingCall> = self.pending.drain().map(|(_, call)| call).collect();
+        again.retain(|call| unwritten.contains(&call.id) || call.only_reads());
         again.sort_by_key(|call| call.id);
+        again.iter().filter(|call| unwritten.contains(&call.id)).for_each(|call| call.ticket.unsend());
         self.backlog.extend(again.into_iter().map(Command::Call));
         self.backlog.retain(|command| !matches!(command, Command::Call(call) if call.reply.is_closed()));
     }
@@ -134,7 +140,9 @@ impl Session {
                 }
                 ready = stream.writable(), if !outgoing.is_empty() => {
                     ready?;
-                    write_some(&stream, &mut outgoing)?;
+                    if write_some(&stream, &mut outgoing)? {
+                        self.unwritten.clear();
+                    }
                 }
                 command = self.queue.recv(), if greeted && outgoing.is_empty() => match command {
                     Some(command) => self.backlog.push_back(command),
@@ -155,6 +163,7 @@ impl Session {
                     if call.ticket.send() {
                         let message = Call { id: call.id, request: call.request.clone() };
                         wire::encode(&message, outgoing)?;
+                        self.unwritten.push(call.id);
                         self.pending.insert(call.id, call);
                     }
                 }
@@ -164,6 +173,7 @@ impl Session {
                     self.watches.insert(id, told);
                 }
                 Command::Unwatch { id } => {
+                    self.listings.remove(&id);
                     if self.watches.remove(&id).is_some() {
                         wire::encode(&Call { id, request: Request::Unwatch }, outgoing)?;
                     }
@@ -253,10 +263,9 @@ impl Session {
 // === impl PendingCall ===
 
 impl PendingCall {
-    /// Whether it can be asked again without harm, and somebody still waits for it.
-    fn repeatable(&self) -> bool {
+    /// Whether asking it twice is as good as once.
+    fn only_reads(&self) -> bool {
         matches!(self.request, Request::Get(_) | Request::List(_) | Request::KeepAlive(_))
-            && !self.reply.is_closed()
     }
 }
 
@@ -277,13 +286,14 @@ fn read_some(stream: &UnixStream, incoming: &mut Vec<u8>) -> Result<(), Broken> 
     }
 }
 
-fn write_some(stream: &UnixStream, outgoing: &mut Vec<u8>) -> Result<(), Broken> {
+/// Writes what the socket takes; whether any of it left.
+fn write_some(stream: &UnixStream, outgoing: &mut Vec<u8>) -> Result<bool, Broken> {
     match stream.try_write(outgoing) {
         Ok(written) => {
             outgoing.drain(..written);
-            Ok(())
+            Ok(written > 0)
         }
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
         Err(error) => Err(error.into()),
     }
 }

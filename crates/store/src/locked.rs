@@ -1,0 +1,217 @@
+//! Who may open the embedded store of a directory: the owner, for its life, or for a moment a plugin that finds no owner. Both hold `store.lock`.
+//!
+//! The lock is an flock, so a process that dies gives it back. It says who holds it, for the one who waits in vain.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use russet_model::{Key, Prefix};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::Instant;
+
+use crate::{
+    BoxFuture, Cause, Claims, CommitError, Embedded, LeaseId, Record, Remote, Revision, Snapshot, Step,
+    Store, StoreError, Watch,
+};
+
+/// The store's file in its directory.
+pub const STORE_FILE: &str = "store.redb";
+/// The lock of whoever has it open.
+pub const LOCK_FILE: &str = "store.lock";
+/// The socket on which its owner answers others.
+pub const SOCKET_FILE: &str = "store.sock";
+
+/// First and longest pause between two tries for the lock: a plugin holds it for a few milliseconds.
+const RETRY_MIN: Duration = Duration::from_millis(2);
+const RETRY_MAX: Duration = Duration::from_millis(50);
+/// What is read of the holder's note.
+const NOTE_MAX_BYTES: u64 = 200;
+
+/// The embedded store of a directory, opened by the holder of its lock. Dropping it closes the store and gives the lock back.
+pub struct Locked {
+    // The order matters: the store is closed before the lock is given back.
+    store: Embedded,
+    _lock: File,
+}
+
+/// A way to the embedded store of a directory, whoever owns it.
+pub enum Access {
+    /// Through the process that owns it.
+    Remote(Remote),
+    /// There is no owner: we have it.
+    Locked(Locked),
+}
+
+/// Reaches the store in `dir`: through its owner's socket when somebody answers there, else by taking the lock, for which it waits at most `deadline`.
+/// The deadline is also that of each later call through the socket.
+pub async fn open_or_connect(dir: &Path, deadline: Duration) -> Result<Access, StoreError> {
+    let end = Instant::now() + deadline;
+    let lock = open_lock(dir).map_err(|error| lock_error(dir, error))?;
+    let mut pause = RETRY_MIN;
+    loop {
+        if owner_answers(&dir.join(SOCKET_FILE)).await {
+            return Ok(Access::Remote(Remote::connect_with(dir.join(SOCKET_FILE), deadline)));
+        }
+        if try_lock(&lock).map_err(|error| lock_error(dir, error))? {
+            return Locked::open(dir, lock).map(Access::Locked);
+        }
+        wait(&mut pause, end).await.map_err(|()| held_by_another(dir, deadline))?;
+    }
+}
+
+/// The socket of the owner of `dir`: only its own user may connect. What a dead owner left there is replaced, which holding the lock makes safe.
+pub fn listen(dir: &Path, _owner: &Locked) -> io::Result<UnixListener> {
+    let path = dir.join(SOCKET_FILE);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&path)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+async fn owner_answers(socket: &Path) -> bool {
+    match UnixStream::connect(socket).await {
+        Ok(_) => true,
+        // A full listen queue is an owner, too: a stopped or a busy one.
+        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+    }
+}
+
+// === impl Locked ===
+
+impl Locked {
+    /// Takes the lock of `dir`, waiting at most `deadline`, and opens the store. This is how an owner starts.
+    pub async fn acquire(dir: &Path, deadline: Duration) -> Result<Self, StoreError> {
+        let end = Instant::now() + deadline;
+        let lock = open_lock(dir).map_err(|error| lock_error(dir, error))?;
+        let mut pause = RETRY_MIN;
+        while !try_lock(&lock).map_err(|error| lock_error(dir, error))? {
+            wait(&mut pause, end).await.map_err(|()| held_by_another(dir, deadline))?;
+        }
+        Self::open(dir, lock)
+    }
+
+    fn open(dir: &Path, mut lock: File) -> Result<Self, StoreError> {
+        // Only a hint for whoever waits: without room for it the lock is as good.
+        let _ = sign(&mut lock);
+        Ok(Self { store: Embedded::open(dir.join(STORE_FILE))?, _lock: lock })
+    }
+
+    /// The store. Clones must not outlive the lock.
+    pub fn store(&self) -> &Embedded {
+        &self.store
+    }
+}
+
+async fn wait(pause: &mut Duration, end: Instant) -> Result<(), ()> {
+    let now = Instant::now();
+    if now >= end {
+        return Err(());
+    }
+    tokio::time::sleep_until(end.min(now + *pause)).await;
+    *pause = (*pause * 2).min(RETRY_MAX);
+    Ok(())
+}
+
+fn open_lock(dir: &Path) -> io::Result<File> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(dir.join(LOCK_FILE))
+}
+
+fn try_lock(file: &File) -> io::Result<bool> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Leaves our name for those who wait.
+fn sign(lock: &mut File) -> io::Result<()> {
+    let name = std::env::args_os().next().map(PathBuf::from);
+    let name = name.as_deref().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
+    lock.set_len(0)?;
+    lock.rewind()?;
+    write!(lock, "{name} (pid {})", std::process::id())
+}
+
+fn holder(dir: &Path) -> Option<String> {
+    let mut note = String::new();
+    File::open(dir.join(LOCK_FILE)).ok()?.take(NOTE_MAX_BYTES).read_to_string(&mut note).ok()?;
+    let note: String = note.trim().chars().flat_map(char::escape_debug).collect();
+    (!note.is_empty()).then_some(note)
+}
+
+fn held_by_another(dir: &Path, deadline: Duration) -> StoreError {
+    let holder = holder(dir).unwrap_or_else(|| "another process".into());
+    let reason = format!("still held by {holder} after {deadline:?}, and nobody answers on {SOCKET_FILE}");
+    StoreError::Unavailable {
+        operation: format!("lock {}", dir.join(LOCK_FILE).display()),
+        source: Cause::text(reason),
+    }
+}
+
+fn lock_error(dir: &Path, error: io::Error) -> StoreError {
+    StoreError::Unavailable {
+        operation: format!("lock {}", dir.join(LOCK_FILE).display()),
+        source: Cause::new(error),
+    }
+}
+
+// === impl Access ===
+
+impl Access {
+    fn store(&self) -> &dyn Store {
+        match self {
+            Self::Remote(remote) => remote,
+            Self::Locked(locked) => &locked.store,
+        }
+    }
+}
+
+impl Store for Access {
+    fn claims(&self) -> Claims {
+        self.store().claims()
+    }
+
+    fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<Record>, StoreError>> {
+        self.store().get(key)
+    }
+
+    fn list<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        self.store().list(prefix)
+    }
+
+    fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
+        self.store().commit(steps)
+    }
+
+    fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
+        self.store().watch(prefix)
+    }
+
+    fn grant(&self, ttl: Duration) -> BoxFuture<'_, Result<LeaseId, StoreError>> {
+        self.store().grant(ttl)
+    }
+
+    fn keep_alive(&self, lease: LeaseId) -> BoxFuture<'_, Result<Duration, StoreError>> {
+        self.store().keep_alive(lease)
+    }
+
+    fn revoke(&self, lease: LeaseId) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store().revoke(lease)
+    }
+}
