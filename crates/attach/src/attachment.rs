@@ -127,8 +127,7 @@ impl Attachment {
         pod: Option<Pod>,
     ) -> Self {
         let host_name = naming::host_end(dialect, &container, &ifname, pod.as_ref());
-        let secondary = dialect == Dialect::Native && ifname.as_str() != PRIMARY_IFNAME;
-        Self {
+        let new = Self {
             network,
             container,
             ifname,
@@ -140,9 +139,16 @@ impl Attachment {
             mac: None,
             allow_ip_forwarding: false,
             routes: PodRoutes::Default,
-            route_metric: secondary.then_some(SECONDARY_METRIC),
+            route_metric: None,
             sync_delete: false,
-        }
+        };
+        Self { route_metric: new.is_secondary().then_some(SECONDARY_METRIC), ..new }
+    }
+
+    /// Whether the pod has `eth0` for its main routes, and this interface only answers for itself. Calico knows no
+    /// such interfaces.
+    pub fn is_secondary(&self) -> bool {
+        self.dialect == Dialect::Native && self.ifname.as_str() != PRIMARY_IFNAME
     }
 
     /// What the host end's alias says.

@@ -7,12 +7,15 @@ use std::fmt;
 use russet_addr::{Family, IfName, Mac, host_net};
 use russet_linux::sysctl::{self, SysctlError};
 use russet_linux::{NetNs, NetNsError};
-use russet_netlink::{Address, Link, Neighbour, NeighbourState, NetlinkError, Route, RouteFilter, Socket};
+use russet_netlink::{
+    Address, Link, Neighbour, NeighbourState, NetlinkError, Route, RouteFilter, Rule, Socket,
+};
 
 use crate::attachment::{Attachment, AttachmentError};
 use crate::executor::wire_route;
 use crate::inspect;
 use crate::plan::{Op, Plan, Setting, Side, Step, When, plan};
+use crate::rules::wire_rule;
 
 /// One thing that is not as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +52,7 @@ struct Tables {
     addresses: Vec<Address>,
     neighbours: Vec<Neighbour>,
     routes: Vec<Route>,
+    rules: Vec<Rule>,
 }
 
 /// A side and the differences found so far.
@@ -90,13 +94,14 @@ pub fn check(attachment: &Attachment, host: &mut Socket, netns: &NetNs) -> Resul
 
 impl Tables {
     fn read(socket: &mut Socket, ifindex: u32) -> Result<Self, NetlinkError> {
-        let filter = RouteFilter { table: Some(Route::MAIN), oif: Some(ifindex), ..RouteFilter::default() };
-        let (mut neighbours, mut routes) = (Vec::new(), Vec::new());
+        let filter = RouteFilter { oif: Some(ifindex), ..RouteFilter::default() };
+        let (mut neighbours, mut routes, mut rules) = (Vec::new(), Vec::new(), Vec::new());
         for family in Family::BOTH {
             neighbours.extend(socket.neighbours_of(family, ifindex)?);
             routes.extend(socket.routes_where(family, filter)?);
+            rules.extend(socket.rules(family)?);
         }
-        Ok(Self { addresses: socket.addresses_of(ifindex)?, neighbours, routes })
+        Ok(Self { addresses: socket.addresses_of(ifindex)?, neighbours, routes, rules })
     }
 
     fn has(&self, op: &Op, ifindex: u32, protocol: u8) -> bool {
@@ -108,11 +113,13 @@ impl Tables {
                     && n.mac == Some(wanted.mac)
                     && n.state == NeighbourState::Permanent
             }),
+            Op::Rule(rule) => self.rules.contains(&wire_rule(rule)),
             Op::Route(route) => {
                 let wanted = wire_route(route, ifindex, protocol);
                 // The kernel shows IPv6 routes with the metric that it chose; whoever made the route is good.
                 self.routes.iter().any(|route| {
                     route.dst == wanted.dst
+                        && route.table == wanted.table
                         && route.gateway == wanted.gateway
                         && wanted.metric.is_none_or(|metric| route.metric == Some(metric))
                 })

@@ -11,8 +11,8 @@ use russet_addr::{ContainerId, IfName};
 use russet_linux::NetNs;
 use russet_netlink::{Batch, Link, LinkDel, LinkSet, NetlinkError, Socket};
 
-use crate::attachment::Dialect;
-use crate::{DOOMED_GROUP, inspect, naming};
+use crate::attachment::{Dialect, PRIMARY_IFNAME};
+use crate::{DOOMED_GROUP, inspect, naming, rules};
 
 /// What to take down.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,6 +88,9 @@ pub fn detach(host: &mut Socket, what: &Detachment, netns: Option<&NetNs>) -> Re
         };
         errors.note(removed);
     }
+    if let Some(pod) = pod.as_mut().filter(|_| what.may_have_rules()) {
+        errors.note(rules::remove(&mut pod.socket, &what.ifname));
+    }
     if links.is_empty() && what.dialect == Dialect::Calico {
         errors.note(delete_calicos(host, pod.as_mut()));
     }
@@ -159,6 +162,15 @@ fn delete_calicos(host: &mut Socket, pod: Option<&mut PodSide>) -> Result<(), Ne
     match inspect::by_index(host, index)?.filter(calicos) {
         Some(link) => delete(host, link.index),
         None => Ok(()),
+    }
+}
+
+// === impl Detachment ===
+
+impl Detachment {
+    /// Only what is neither Calico's nor the pod's first interface has rules of its own.
+    fn may_have_rules(&self) -> bool {
+        self.dialect == Dialect::Native && self.ifname.as_str() != PRIMARY_IFNAME
     }
 }
 

@@ -18,13 +18,16 @@ pub mod naming;
 mod owner;
 mod plan;
 mod reap;
+mod rules;
 
 pub use attachment::{Attachment, AttachmentError, Dialect, Pod, PodRoutes};
 pub use check::{CheckError, Mismatch, check};
 pub use detach::{DetachError, Detached, Detachment, Removal, detach};
 pub use executor::{AttachCause, AttachError, Attached, Executor, Hooks, NoHooks, Pending, Refusal};
 pub use owner::{Owner, OwnerError};
-pub use plan::{Op, PermanentNeighbour, Plan, PlannedRoute, Setting, Side, Step, Via, When, plan};
+pub use plan::{
+    Op, PermanentNeighbour, Plan, PlannedRoute, Setting, Side, SourceRule, Step, Via, When, plan,
+};
 pub use reap::{OwnedLink, Reaped, list, reap};
 
 /// The group that links which wait for their deletion are in (DESIGN section 10).

@@ -10,11 +10,12 @@ use std::fmt;
 use std::net::IpAddr;
 
 use russet_addr::{Family, IfName, IpNet, Mac, host_net};
+use russet_netlink::Route;
 
-use crate::ROUTE_PROTOCOL;
 use crate::attachment::{Attachment, AttachmentError, Dialect};
 use crate::naming::{GATEWAY_V4, GATEWAY_V6};
 use crate::owner::Owner;
+use crate::{ROUTE_PROTOCOL, rules};
 
 /// What an [`Executor`](crate::Executor) does, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,7 +61,7 @@ pub enum Step {
     },
     /// Ask the caller whether packets may flow.
     Gate,
-    /// Look at the pod's end once more: the kernel then finishes raising it before ADD answers.
+    /// Look at both ends once more: the kernel then finishes raising them before ADD answers.
     Settle,
 }
 
@@ -104,8 +105,10 @@ pub enum Op {
     Address(IpAddr),
     /// A neighbour that never expires.
     Neighbour(PermanentNeighbour),
-    /// A route in the main table.
+    /// A route.
     Route(PlannedRoute),
+    /// A rule for packets with one of the pod's addresses.
+    Rule(SourceRule),
 }
 
 /// A neighbour that never expires.
@@ -117,7 +120,16 @@ pub struct PermanentNeighbour {
     pub mac: Mac,
 }
 
-/// A route in the main table out of one end of the veth.
+/// A table for packets that come from an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SourceRule {
+    /// The address.
+    pub from: IpAddr,
+    /// The table.
+    pub table: u32,
+}
+
+/// A route out of one end of the veth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlannedRoute {
     /// The destination.
@@ -126,6 +138,8 @@ pub struct PlannedRoute {
     pub via: Via,
     /// The metric; none is the kernel's default (0 for IPv4, 1024 for IPv6).
     pub metric: Option<u32>,
+    /// The table.
+    pub table: u32,
 }
 
 /// The next hop of a [`PlannedRoute`].
@@ -222,14 +236,20 @@ fn pod_ops(attachment: &Attachment) -> Vec<Op> {
     for family in Family::BOTH.into_iter().filter(|family| attachment.has(*family)) {
         ops.push(Op::Neighbour(PermanentNeighbour { address: gateway(family), mac: Mac::GATEWAY }));
     }
-    let route = |net, via| Op::Route(PlannedRoute { net, via, metric: attachment.route_metric });
-    if attachment.has(Family::V4) {
-        ops.push(route(host_net(GATEWAY_V4.into()), Via::Link));
-    }
-    for net in attachment.destinations() {
-        ops.push(route(net, Via::Gateway(gateway(Family::of_net(&net)))));
+    ops.extend(pod_routes(attachment, Route::MAIN, attachment.route_metric));
+    if attachment.is_secondary() {
+        let table = rules::table(&attachment.ifname);
+        ops.extend(pod_routes(attachment, table, None));
+        ops.extend(attachment.addresses.iter().map(|from| Op::Rule(SourceRule { from: *from, table })));
     }
     ops
+}
+
+fn pod_routes(attachment: &Attachment, table: u32, metric: Option<u32>) -> Vec<Op> {
+    let route = |net, via| Op::Route(PlannedRoute { net, via, metric, table });
+    let link = attachment.has(Family::V4).then(|| route(host_net(GATEWAY_V4.into()), Via::Link));
+    let far = |net: IpNet| route(net, Via::Gateway(gateway(Family::of_net(&net))));
+    link.into_iter().chain(attachment.destinations().into_iter().map(far)).collect()
 }
 
 /// calico-cni.md section 3.5. The kernel refuses routes out of a link that is down, so they follow it; until the
@@ -237,8 +257,10 @@ fn pod_ops(attachment: &Attachment) -> Vec<Op> {
 fn host_ops(attachment: &Attachment) -> Vec<Op> {
     let mac = attachment.pod_mac();
     let neighbour = |address: &IpAddr| Op::Neighbour(PermanentNeighbour { address: *address, mac });
-    let route =
-        |address: &IpAddr| Op::Route(PlannedRoute { net: host_net(*address), via: Via::Link, metric: None });
+    let route = |address: &IpAddr| {
+        let (net, via) = (host_net(*address), Via::Link);
+        Op::Route(PlannedRoute { net, via, metric: None, table: Route::MAIN })
+    };
     let addresses = &attachment.addresses;
     let neighbours = addresses.iter().map(neighbour);
     neighbours.chain([Op::LinkUp]).chain(addresses.iter().map(route)).collect()
@@ -280,6 +302,13 @@ impl fmt::Display for Setting {
 
 // === impl Op ===
 
+impl Op {
+    /// Whether deleting the veth leaves it behind.
+    pub const fn outlives_link(&self) -> bool {
+        matches!(self, Op::Rule(_))
+    }
+}
+
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -288,12 +317,14 @@ impl fmt::Display for Op {
             Op::Neighbour(PermanentNeighbour { address, mac }) => {
                 write!(f, "neighbour {address} at {mac}, permanent")
             }
-            Op::Route(PlannedRoute { net, via, metric }) => {
+            Op::Rule(SourceRule { from, table }) => write!(f, "rule from {from} to table {table}"),
+            Op::Route(PlannedRoute { net, via, metric, table }) => {
                 match via {
                     Via::Link => write!(f, "route {net} on the link")?,
                     Via::Gateway(gateway) => write!(f, "route {net} via {gateway}")?,
                 }
-                metric.map_or(Ok(()), |metric| write!(f, " metric {metric}"))
+                metric.map_or(Ok(()), |metric| write!(f, " metric {metric}"))?;
+                if *table == Route::MAIN { Ok(()) } else { write!(f, " table {table}") }
             }
         }
     }

@@ -12,6 +12,7 @@ use super::run::{Ends, Run, open_in};
 use crate::detach;
 use crate::inspect;
 use crate::plan::Side;
+use crate::rules;
 
 /// Tries at creating the veth: each removes one link that is in the way, and there are two names.
 const CREATE_MAX_TRIES: usize = 4;
@@ -78,7 +79,7 @@ impl Run<'_> {
         match obstacle::judge(self.plan, InTheWay { host, pod, peer }, self.netns.path()) {
             Verdict::Retry => Ok(false),
             Verdict::Refuse(cause) => Err(cause),
-            Verdict::Reuse { host, pod } if self.has_strange_addresses(&pod)? => {
+            Verdict::Reuse { host, pod } if self.is_another(&host, &pod)? => {
                 self.remove(&host, Some(&pod)).map(|()| false)
             }
             Verdict::Reuse { host, pod } => self.reuse(host, pod).map(|()| true),
@@ -86,44 +87,51 @@ impl Run<'_> {
         }
     }
 
-    /// Whether the pod's end carries an address that this attachment does not have: then it is another one.
-    fn has_strange_addresses(&mut self, pod: &Link) -> Result<bool, AttachCause> {
+    /// Whether the veth has a MAC or an address that this attachment has not: then it is another one. (Correcting a
+    /// MAC would flush the link's neighbours, and could not be undone without remembering them.)
+    fn is_another(&mut self, host: &Link, pod: &Link) -> Result<bool, AttachCause> {
+        if host.mac != Some(Mac::GATEWAY) || pod.mac != Some(self.plan.pod_mac) {
+            return Ok(true);
+        }
         let wanted: Vec<IpNet> = self.plan.addresses().collect();
         let found = open_in(&mut self.pod, self.netns)?.addresses_of(pod.index)?;
         Ok(found.iter().any(|a| a.scope == Scope::Universe && !wanted.contains(&a.net)))
     }
 
-    /// Keeps a veth that is there, with MTU, MACs and owner as they should be.
+    /// Keeps a veth that is there, with MTU and owner as they should be.
     fn reuse(&mut self, host: Link, pod: Link) -> Result<(), AttachCause> {
-        let alias = self.plan.owner.to_string();
+        let (alias, mtu) = (self.plan.owner.to_string(), self.plan.mtu);
         if host.alias.as_ref() != Some(&alias) {
-            let mut batch = Batch::new();
-            batch.set_link(&LinkSet { alias: Some(alias), ..LinkSet::index(host.index) });
-            self.host.execute(&batch).map_err(NetlinkError::from)?;
+            let old = LinkSet { alias: host.alias.clone(), ..LinkSet::index(host.index) };
+            let new = LinkSet { alias: Some(alias), ..LinkSet::index(host.index) };
+            self.change(Side::Host, &new, old)?;
         }
-        self.repair(Side::Host, &host, Mac::GATEWAY)?;
-        self.repair(Side::Pod, &pod, self.plan.pod_mac)?;
+        for (side, link) in [(Side::Host, &host), (Side::Pod, &pod)] {
+            if link.mtu_bytes != mtu {
+                let with = |mtu_bytes| LinkSet { mtu_bytes: Some(mtu_bytes), ..LinkSet::index(link.index) };
+                self.change(side, &with(mtu), with(link.mtu_bytes))?;
+            }
+        }
         self.ends = Some(Ends { host, pod_ifindex: pod.index, reused: Some(pod) });
         Ok(())
     }
 
-    fn repair(&mut self, side: Side, link: &Link, mac: Mac) -> Result<(), AttachCause> {
-        let mtu = self.plan.mtu;
-        if link.mtu_bytes == mtu && link.mac == Some(mac) {
-            return Ok(());
-        }
+    fn change(&mut self, side: Side, new: &LinkSet, old: LinkSet) -> Result<(), AttachCause> {
         let mut batch = Batch::new();
-        batch.set_link(&LinkSet { mtu_bytes: Some(mtu), mac: Some(mac), ..LinkSet::index(link.index) });
+        batch.set_link(new);
         self.socket(side)?.execute(&batch).map_err(NetlinkError::from)?;
-        let Link { index: ifindex, mtu_bytes, mac, .. } = *link;
-        self.record.push(Reversal::Attributes { side, ifindex, mtu_bytes, mac });
+        self.record.push(Reversal::Link { side, old });
         Ok(())
     }
 
     /// Removes what is in the way. This alone is not reversed: it belonged to a sandbox that is gone.
     fn remove(&mut self, host: &Link, pod: Option<&Link>) -> Result<(), AttachCause> {
         let pod = match pod {
-            Some(pod) => Some((open_in(&mut self.pod, self.netns)?, pod.index)),
+            Some(pod) => {
+                let socket = open_in(&mut self.pod, self.netns)?;
+                rules::remove(socket, &self.plan.ifname)?;
+                Some((socket, pod.index))
+            }
             None => None,
         };
         // Without an alias of ours `reap` would never delete it.

@@ -1,6 +1,5 @@
 //! The reversals of what has been done, in order; run backwards when a step fails.
 
-use russet_addr::Mac;
 use russet_linux::{NetNs, sysctl};
 use russet_netlink::{Batch, LinkDel, LinkSet, NetlinkError, Socket};
 
@@ -15,7 +14,7 @@ pub(super) enum Reversal {
     /// Reverse a message.
     Op { side: Side, ifindex: u32, op: Op },
     /// Give a link back what it had.
-    Attributes { side: Side, ifindex: u32, mtu_bytes: u32, mac: Option<Mac> },
+    Link { side: Side, old: LinkSet },
     /// Write the old value.
     Sysctl { side: Side, path: String, value: String },
 }
@@ -68,9 +67,8 @@ impl World<'_> {
                 request::push_reversal(&mut batch, op, *ifindex, self.protocol);
                 *side
             }
-            Reversal::Attributes { side, ifindex, mtu_bytes, mac } => {
-                let old = LinkSet { mtu_bytes: Some(*mtu_bytes), mac: *mac, ..LinkSet::index(*ifindex) };
-                batch.set_link(&old);
+            Reversal::Link { side, old } => {
+                batch.set_link(old);
                 *side
             }
             Reversal::Sysctl { side, path, value } => return self.write_back(*side, path, value),

@@ -4,6 +4,7 @@ use russet_addr::{Family, IpNet, host_net};
 use russet_netlink::{Address, Batch, LinkSet, Neighbour, NetlinkError, Route, RouteFilter, Socket};
 
 use crate::plan::{Op, PermanentNeighbour, PlannedRoute, Via};
+use crate::rules::wire_rule;
 
 /// Appends the request that does `op` to the link `ifindex`.
 pub(super) fn push(batch: &mut Batch, op: &Op, ifindex: u32, protocol: u8) {
@@ -14,6 +15,7 @@ pub(super) fn push(batch: &mut Batch, op: &Op, ifindex: u32, protocol: u8) {
             batch.replace_neighbour(&Neighbour::permanent(ifindex, *address, *mac))
         }
         Op::Route(route) => batch.add_route(&wire_route(route, ifindex, protocol)),
+        Op::Rule(rule) => batch.add_rule(&wire_rule(rule)),
     };
 }
 
@@ -24,30 +26,27 @@ pub(super) fn push_reversal(batch: &mut Batch, op: &Op, ifindex: u32, protocol: 
         Op::Address(address) => batch.delete_address(&Address::new(ifindex, host_net(*address))),
         Op::Neighbour(_) => return,
         Op::Route(route) => batch.delete_route(&wire_route(route, ifindex, protocol)),
+        Op::Rule(rule) => batch.delete_rule(&wire_rule(rule)),
     };
 }
 
 /// The route as the kernel is to have it.
 pub(crate) fn wire_route(route: &PlannedRoute, ifindex: u32, protocol: u8) -> Route {
-    let PlannedRoute { net, via, metric } = *route;
+    let PlannedRoute { net, via, metric, table } = *route;
     let route = match via {
         Via::Link => Route::dev(net, ifindex),
         Via::Gateway(gateway) => Route { oif: Some(ifindex), ..Route::via(net, gateway) },
     };
-    Route { metric, protocol, ..route }
+    Route { metric, protocol, table, ..route }
 }
 
-/// The routes of the main table that have this destination and metric: those that keep another one out.
-pub(super) fn routes_to(
-    socket: &mut Socket,
-    net: IpNet,
-    metric: Option<u32>,
-) -> Result<Vec<Route>, NetlinkError> {
-    let filter = RouteFilter { table: Some(Route::MAIN), ..RouteFilter::default() };
+/// The routes that keep this one out: those of its table with its destination and metric.
+pub(super) fn rivals(socket: &mut Socket, planned: &PlannedRoute) -> Result<Vec<Route>, NetlinkError> {
+    let PlannedRoute { net, metric, table, .. } = *planned;
+    let filter = RouteFilter { table: Some(table), ..RouteFilter::default() };
     let mut routes = socket.routes_where(Family::of_net(&net), filter)?;
-    routes.retain(|route| {
-        route.dst == net && effective_metric(route.dst, route.metric) == effective_metric(net, metric)
-    });
+    let same_metric = |route: &Route| effective_metric(net, route.metric) == effective_metric(net, metric);
+    routes.retain(|route| route.dst == net && same_metric(route));
     Ok(routes)
 }
 

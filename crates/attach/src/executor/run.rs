@@ -2,7 +2,7 @@
 
 use russet_addr::Mac;
 use russet_linux::{NetNs, sysctl};
-use russet_netlink::{Batch, BatchError, Link, NetlinkError, Route, Socket};
+use russet_netlink::{Batch, Link, NetlinkError, Route, Socket};
 
 use super::record::{Record, Reversal, World};
 use super::{AttachCause, Attached, Hooks, Pending, request};
@@ -113,17 +113,10 @@ impl<'r> Run<'r> {
         };
         let mut batch = Batch::new();
         ops.iter().for_each(|op| request::push(&mut batch, op, ifindex, self.plan.protocol));
-        let results = match old {
-            None => match self.socket(side)?.execute(&batch) {
-                Ok(()) => return Ok(()),
-                Err(BatchError { index, error }) => vec![(index, Err(error))],
-            },
-            Some(_) => self.socket(side)?.execute_all(&batch).into_iter().enumerate().collect(),
-        };
         let mut outcome = Ok(());
-        for (op, result) in results.into_iter().filter_map(|(index, result)| Some((ops.get(index)?, result)))
-        {
+        for (op, result) in ops.iter().zip(self.socket(side)?.execute_all(&batch)) {
             let noted = match result {
+                Ok(()) if old.is_none() && !op.outlives_link() => Ok(()),
                 Ok(()) if *op == Op::LinkUp && old == Some(true) => Ok(()),
                 Ok(()) => {
                     self.record.push(Reversal::Op { side, ifindex, op: *op });
@@ -145,10 +138,10 @@ impl<'r> Run<'r> {
         ifindex: u32,
         error: NetlinkError,
     ) -> Result<(), AttachCause> {
-        let Op::Route(PlannedRoute { net, metric, .. }) = op else {
-            return if matches!(op, Op::Address(_)) { Ok(()) } else { Err(error.into()) };
+        let Op::Route(route @ PlannedRoute { net, .. }) = op else {
+            return if matches!(op, Op::Address(_) | Op::Rule(_)) { Ok(()) } else { Err(error.into()) };
         };
-        let holders = request::routes_to(self.socket(side)?, *net, *metric)?;
+        let holders = request::rivals(self.socket(side)?, route)?;
         match holders.first() {
             Some(holder) if holder.oif == Some(ifindex) => Ok(()),
             Some(holder) => {
@@ -167,12 +160,17 @@ impl<'r> Run<'r> {
         format!("it leads to {name} (index {index}, scope {:?}, protocol {})", route.scope, route.protocol)
     }
 
-    /// Reads the pod's end once more. Carrier changes are finished asynchronously, and until then the pod's packets
-    /// are dropped; reading the link makes the kernel finish them now (since 6.8).
+    /// Reads both ends once more. Carrier changes are finished asynchronously, and until then the pod's packets are
+    /// dropped and the host end has no link-local address; reading a link makes the kernel finish now (since 6.8).
     fn settle(&mut self) -> Result<(), AttachCause> {
-        let pod_ifindex = self.ends()?.pod_ifindex;
-        let link = self.socket(Side::Pod)?.link_by_index(pod_ifindex)?;
-        if link.is_up() { Ok(()) } else { Err(AttachCause::Vanished(link.name)) }
+        let Ends { host, pod_ifindex, .. } = self.ends()?;
+        for (side, ifindex) in [(Side::Pod, *pod_ifindex), (Side::Host, host.index)] {
+            let link = self.socket(side)?.link_by_index(ifindex)?;
+            if !link.is_up() {
+                return Err(AttachCause::Vanished(link.name));
+            }
+        }
+        Ok(())
     }
 
     fn pending(&self) -> Result<Pending<'_>, AttachCause> {

@@ -98,6 +98,11 @@ fn routes_of_a_second_interface_stand_behind_those_of_the_first() {
     assert!(text.contains("  route 0.0.0.0/0 via 169.254.1.1 metric 2048\n"), "{text}");
     assert!(text.contains("  route 169.254.1.1/32 on the link metric 2048\n"), "{text}");
     assert!(text.contains("  route 10.1.0.6/32 on the link\n"), "{text}");
+    // Its own address answers through it.
+    let table = rules::table(&"net1".parse().unwrap());
+    assert!((727_300_000..727_365_536).contains(&table));
+    assert!(text.contains(&format!("  route 0.0.0.0/0 via 169.254.1.1 table {table}\n")), "{text}");
+    assert!(text.contains(&format!("  rule from 10.1.0.6 to table {table}\n")), "{text}");
 }
 
 #[test]

@@ -1,0 +1,201 @@
+//! DEL from every state, the reaper, and what belongs to whom.
+
+use russet_attach::{DOOMED_GROUP, Detachment, Removal, Step, check, detach, list, reap};
+use russet_linux::NetNs;
+use russet_testkit::{eventually, run};
+
+use crate::bench::{
+    Node, attachment, detachment, ip, links, namespace, on_a_node, ping, pings, routes, text,
+};
+
+#[test]
+#[ignore = "kernel: root and ping"]
+fn a_deferred_del_cuts_the_pod_off_and_frees_its_names() {
+    // DESIGN section 7; calico-cni.md section 5.1, oracle 5
+    on_a_node(|node| {
+        let (a, b) = (namespace("a"), namespace("b"));
+        let wanted = attachment("c1", "a", &["10.1.0.1", "fd00::1"]);
+        let attached = node.attach(&wanted, &a);
+        node.attach(&attachment("c2", "b", &["10.1.0.2", "fd00::2"]), &b);
+        let what = detachment(&wanted, Removal::Deferred);
+        let detached = detach(&mut node.socket, &what, Some(&a)).unwrap();
+        assert_eq!(detached.host_ifindexes, [attached.host_ifindex]);
+        let (host, inside) = (attached.host_ifindex, attached.pod_ifindex);
+        assert_eq!(links(Some("a")), ["lo".to_owned(), format!("rsx{inside}")]);
+        let doomed = &ip(None, &["link", "show", &format!("rsx{host}")])[0];
+        assert_eq!((text(&doomed["operstate"]), text(&doomed["group"])), ("DOWN".into(), "7273".into()));
+        let name = format!("rsx{host}");
+        let left = |table: &str| run("ip", &[table, "show", "dev", &name]);
+        assert_eq!((left("route"), left("neigh")), (String::new(), String::new()));
+        assert_eq!(run("ip", &["-6", "route", "show", "dev", &name]), "");
+        assert!(!pings("b", &["10.1.0.1"]));
+        assert_ne!(check(&wanted, &mut node.socket, &a).unwrap(), []);
+        // The same pod again, at once; then the reaper takes only what is doomed.
+        node.attach(&wanted, &a);
+        ping("b", "10.1.0.1");
+        let reaped = reap(&mut node.socket).unwrap();
+        assert_eq!((reaped.count, reaped.foreign.len()), (1, 0));
+        assert_eq!(links(Some("a")), ["eth0", "lo"]);
+        ping("b", "fd00::1");
+    });
+}
+
+#[test]
+#[ignore = "kernel: root"]
+fn del_succeeds_any_number_of_times_and_from_any_state() {
+    // calico-cni.md sections 3.6 and 5.1, oracles 17 and 18
+    for removal in [Removal::Deferred, Removal::Synchronous] {
+        on_a_node(|node| {
+            let wanted = attachment("c1", "web-0", &["10.1.0.1"]);
+            let what = detachment(&wanted, removal);
+            let gone = |node: &mut Node, netns: Option<&NetNs>| {
+                for _ in 0..3 {
+                    detach(&mut node.socket, &what, netns).unwrap();
+                    assert!(list(&mut node.socket).unwrap().iter().all(|link| link.doomed));
+                    assert_eq!(routes(None, "-4"), [""; 0]);
+                }
+            };
+            // Never added, with and without a namespace.
+            let pod = namespace("p");
+            gone(node, None);
+            gone(node, Some(&pod));
+            // Whole; whole, without the namespace; without the name.
+            node.attach(&wanted, &pod);
+            gone(node, Some(&pod));
+            node.attach(&wanted, &pod);
+            gone(node, None);
+            // The pod's end was renamed, or put down, by the pod.
+            reap(&mut node.socket).unwrap();
+            node.attach(&wanted, &pod);
+            run("ip", &["-n", "p", "link", "set", "eth0", "down"]);
+            run("ip", &["-n", "p", "link", "set", "eth0", "name", "other"]);
+            gone(node, Some(&pod));
+            // The pod's end was deleted by the pod, and the host's end with it.
+            reap(&mut node.socket).unwrap();
+            let pod2 = namespace("p2");
+            node.attach(&wanted, &pod2);
+            run("ip", &["-n", "p2", "link", "del", "eth0"]);
+            gone(node, Some(&pod2));
+            // The namespace is gone, and with it the veth.
+            let pod3 = namespace("p3");
+            node.attach(&wanted, &pod3);
+            drop(pod3);
+            NetNs::delete_named("p3").unwrap();
+            let host = wanted.host_name.to_string();
+            eventually(std::time::Duration::from_secs(10), || !links(None).contains(&host));
+            gone(node, None);
+            reap(&mut node.socket).unwrap();
+            assert_eq!(links(None), ["lo"]);
+        });
+    }
+}
+
+#[test]
+#[ignore = "kernel: root"]
+fn del_works_from_every_half_built_state() {
+    on_a_node(|node| {
+        let wanted = attachment("c1", "web-0", &["10.1.0.1", "fd00::1"]);
+        let plan = russet_attach::plan(&wanted).unwrap();
+        for (index, step) in plan.steps.iter().enumerate() {
+            for removal in [Removal::Deferred, Removal::Synchronous] {
+                let pod = namespace("p");
+                let mut part = plan.clone();
+                part.steps.truncate(index + 1);
+                assert_eq!(part.steps[0], Step::CreateVeth);
+                russet_attach::Executor::new(&mut node.socket).attach(&part, &pod).unwrap();
+                // A Go runtime that lost its state has no name to offer.
+                let what = Detachment { host_name: None, ..detachment(&wanted, removal) };
+                detach(&mut node.socket, &what, Some(&pod)).unwrap();
+                assert!(!links(Some("p")).contains(&"eth0".to_owned()), "{step} {removal:?}");
+                assert!(list(&mut node.socket).unwrap().iter().all(|link| link.doomed));
+                reap(&mut node.socket).unwrap();
+                assert_eq!((links(None), links(Some("p"))), (vec!["lo".into()], vec!["lo".into()]));
+                NetNs::delete_named("p").unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "kernel: root"]
+fn del_touches_only_its_own_container_and_interface() {
+    on_a_node(|node| {
+        let pod = namespace("p");
+        let wanted = attachment("c1", "web-0", &["10.1.0.1"]);
+        node.attach(&wanted, &pod);
+        let other_container =
+            Detachment { container: "c2".parse().unwrap(), ..detachment(&wanted, Removal::Synchronous) };
+        let other_interface =
+            Detachment { ifname: "eth1".parse().unwrap(), ..detachment(&wanted, Removal::Synchronous) };
+        for what in [other_container, other_interface] {
+            assert_eq!(detach(&mut node.socket, &what, Some(&pod)).unwrap().host_ifindexes, [0; 0]);
+        }
+        assert_eq!(check(&wanted, &mut node.socket, &pod).unwrap(), []);
+        // Nor an interface that another network wired, even with our host name.
+        let foreign = namespace("f");
+        run("ip", &["link", "add", "veth9", "type", "veth", "peer", "name", "eth0", "netns", "f"]);
+        let what = Detachment { container: "c7".parse().unwrap(), ..detachment(&wanted, Removal::Deferred) };
+        detach(&mut node.socket, &what, Some(&foreign)).unwrap();
+        assert_eq!(links(Some("f")), ["eth0", "lo"]);
+    });
+}
+
+#[test]
+#[ignore = "kernel: root"]
+fn thirty_deferred_deletions_are_reaped_at_once() {
+    on_a_node(|node| {
+        let mut pods = Vec::new();
+        for n in 0..30 {
+            let pod = namespace(&format!("p{n}"));
+            let wanted = attachment(&format!("c{n}"), &format!("web-{n}"), &[&format!("10.1.0.{n}")]);
+            node.attach(&wanted, &pod);
+            detach(&mut node.socket, &detachment(&wanted, Removal::Deferred), Some(&pod)).unwrap();
+            pods.push(pod);
+        }
+        let owned = list(&mut node.socket).unwrap();
+        assert!(owned.len() == 30 && owned.iter().all(|link| link.doomed));
+        let began = std::time::Instant::now();
+        assert_eq!(reap(&mut node.socket).unwrap().count, 30);
+        println!("reaped 30 links in {:?}", began.elapsed());
+        assert_eq!(reap(&mut node.socket).unwrap().count, 0);
+        assert_eq!(links(None), ["lo"]);
+    });
+}
+
+#[test]
+#[ignore = "kernel: root"]
+fn a_foreign_link_in_the_group_of_the_doomed_survives() {
+    on_a_node(|node| {
+        let pod = namespace("p");
+        let wanted = attachment("c1", "web-0", &["10.1.0.1"]);
+        node.attach(&wanted, &pod);
+        detach(&mut node.socket, &detachment(&wanted, Removal::Deferred), Some(&pod)).unwrap();
+        let group = DOOMED_GROUP.to_string();
+        run("ip", &["link", "add", "precious", "group", &group, "type", "bridge"]);
+        run("ip", &["link", "add", "rsx99", "group", &group, "type", "bridge"]);
+        let reaped = reap(&mut node.socket).unwrap();
+        assert_eq!((reaped.count, reaped.foreign), (1, vec!["precious".to_owned(), "rsx99".to_owned()]));
+        assert_eq!(links(None), ["lo", "precious", "rsx99"]);
+    });
+}
+
+#[test]
+#[ignore = "kernel: root"]
+fn the_list_says_whose_each_link_is() {
+    on_a_node(|node| {
+        let (a, b) = (namespace("a"), namespace("b"));
+        run("ip", &["link", "add", "russ0", "type", "bridge"]);
+        run("ip", &["link", "set", "russ0", "alias", "russet:not/ours"]);
+        node.attach(&attachment("c1", "a", &["10.1.0.1"]), &a);
+        let long = attachment(&"c".repeat(200), "b", &["10.1.0.2"]);
+        let long = russet_attach::Attachment { network: "n".repeat(200).parse().unwrap(), ..long };
+        node.attach(&long, &b);
+        let owned = list(&mut node.socket).unwrap();
+        assert_eq!(owned.len(), 2);
+        assert_eq!(owned[0].owner.to_string(), "russet:net1/c1/eth0");
+        assert!(!owned[0].doomed && owned[1].owner.is(&long.container, &long.ifname));
+        assert_eq!(check(&long, &mut node.socket, &b).unwrap(), []);
+        detach(&mut node.socket, &detachment(&long, Removal::Synchronous), Some(&b)).unwrap();
+        assert_eq!(list(&mut node.socket).unwrap().len(), 1);
+    });
+}
