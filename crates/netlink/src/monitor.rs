@@ -85,7 +85,8 @@ impl Monitor {
     /// The next event; none when `timeout` passed first. A timeout of zero never waits, which suits callers that
     /// poll the descriptor themselves.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Event>> {
-        let deadline = Instant::now() + timeout;
+        // Without one when it lies beyond what the clock can say.
+        let deadline = Instant::now().checked_add(timeout);
         loop {
             if let Some(event) = self.waiting.pop_front() {
                 return Ok(Some(event));
@@ -98,7 +99,8 @@ impl Monitor {
                     self.waiting.push_back(Event::Overrun);
                 }
                 Received::Nothing => {
-                    let left = deadline.saturating_duration_since(Instant::now());
+                    let left =
+                        deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
                     if left.is_zero() {
                         return Ok(None);
                     }

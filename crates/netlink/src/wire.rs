@@ -8,6 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use russet_addr::Mac;
 
+#[cfg(test)]
+mod tests;
+
 /// Writes one message at the end of a buffer.
 #[derive(Debug)]
 pub struct MessageBuilder<'a> {

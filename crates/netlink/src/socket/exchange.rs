@@ -1,4 +1,9 @@
 //! One exchange at a time with the kernel: a chunk of a batch, a transaction, a dump, a single object.
+//!
+//! The other half of [`Socket`], whose public calls are all thin covers of what is here.
+
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::ops::Range;
@@ -31,11 +36,11 @@ enum Broken {
 /// What the answers to a chunk say, by position in the chunk.
 type Verdicts = Vec<Option<Verdict>>;
 
-/// The most bytes of answers' worth of requests in a chunk; single larger requests go alone.
+/// The most bytes in a chunk, half of what a send buffer takes without asking; larger requests go alone.
 const CHUNK_MAX_BYTES: usize = 64 << 10;
-/// Length of the sequence number's offset in `struct nlmsghdr`.
+/// Where the sequence number lies in `struct nlmsghdr`.
 const SEQUENCE_OFFSET: usize = 8;
-/// The system's usual limit on a datagram; larger ones need a larger send buffer.
+/// What a send buffer takes without asking: the system's default is 208 KiB.
 const SEND_BUFFER_DEFAULT_BYTES: usize = 128 << 10;
 
 // === impl Socket ===
@@ -196,16 +201,21 @@ impl Socket {
     }
 
     /// Collects `expected` answers to the last `requests` sequence numbers. A transaction that fails may answer
-    /// less often than it was asked to; then what is there after the first failure is all.
+    /// less often than it was asked to; then what is there after the first failure is all. So it is after answers
+    /// were lost: the kernel answers before `sendmsg` returns.
     fn collect(&mut self, requests: usize, expected: usize, transaction: bool) -> (Verdicts, Option<Broken>) {
         let mut verdicts = vec![None; requests];
-        let (mut missing, mut failed) = (expected, false);
+        let (mut missing, mut failed, mut lost) = (expected, false, false);
         while missing > 0 || transaction {
-            let wait = missing > 0 && !(failed && transaction);
+            let wait = missing > 0 && !(failed && transaction) && !lost;
             let received = self.fd.receive(&mut self.inbox, wait);
             let len = match received {
                 Ok(Received::Datagram(len)) => len,
                 Ok(Received::Nothing) if !wait => break,
+                Ok(Received::Overrun) => {
+                    lost = true;
+                    continue;
+                }
                 other => return (verdicts, Some(self.broken(other))),
             };
             for message in Messages::new(&self.inbox[..len]) {
@@ -222,7 +232,7 @@ impl Socket {
                 }
             }
         }
-        (verdicts, None)
+        (verdicts, (lost && missing > 0).then_some(Broken::Overrun))
     }
 
     /// Sends a single request; its sequence number.

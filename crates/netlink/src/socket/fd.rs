@@ -131,14 +131,17 @@ impl Fd {
         }
     }
 
-    /// Waits until something is there to receive; false when `timeout` passed first.
+    /// Waits until something is there to receive; false when `timeout` passed first or a signal came.
     pub(crate) fn wait_readable(&self, timeout: std::time::Duration) -> io::Result<bool> {
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // Rounded up, so that a wait for less than a millisecond is one.
         let timeout_ms = timeout.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX);
         // SAFETY: one valid pollfd.
         match unsafe { libc::poll(&mut poll, 1, timeout_ms) } {
-            -1 => Err(io::Error::last_os_error()),
+            -1 => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+                error => Err(error),
+            },
             ready => Ok(ready > 0),
         }
     }

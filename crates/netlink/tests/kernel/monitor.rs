@@ -39,7 +39,7 @@ fn every_change_is_an_event() {
             |event| matches!(event, Event::Set(Change::Link(link)) if link.name == "w0" && link.is_up()),
         );
 
-        let address = Address::new(w0, "fd00::7/64".parse().unwrap());
+        let address = Address::new(w0, "10.77.0.7/24".parse().unwrap());
         let route = Route { metric: Some(9), ..Route::dev("fd00:1::/64".parse().unwrap(), w0) };
         let neighbour = Neighbour::permanent(w0, "10.0.0.9".parse().unwrap(), russet_addr::Mac::GATEWAY);
         let entry = FdbEntry::remote(vx, russet_addr::Mac([2; 6]), "10.0.0.8".parse().unwrap());
@@ -51,7 +51,6 @@ fn every_change_is_an_event() {
             batch.delete_route(&route).delete_address(&address)
         })
         .unwrap();
-        // IPv6 addresses are announced late, from a work queue.
         let mut missing = vec!["address", "route", "neighbour", "forwarding entry", "rule"];
         let mut staying = missing.clone();
         while !(missing.is_empty() && staying.is_empty()) {

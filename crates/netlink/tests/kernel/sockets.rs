@@ -1,9 +1,14 @@
 //! Batches: which request failed and why, and sizes at which buffers matter.
 
-use std::time::Instant;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use russet_addr::{Family, IpNet};
-use russet_netlink::{Address, Batch, LinkAdd, LinkSet, NetlinkError, Peer, Route, RouteFilter, Socket};
+use russet_netlink::{
+    Address, Batch, Change, Event, LinkAdd, LinkDel, LinkKind, LinkSet, Monitor, NetlinkError, Peer, Route,
+    RouteFilter, Socket, Topic,
+};
 
 use super::{in_new_netns, name, new_netns, raw, run, tool, wire, within};
 
@@ -204,4 +209,155 @@ fn the_requests_of_an_add_take_half_a_millisecond() {
         // Far above the goal: other work shares the machine, and this only has to catch a move between namespaces.
         assert!(times_us[6] < 10_000, "{times_us:?}");
     });
+}
+
+/// An nf_tables transaction that makes the tables; all but the end of it unanswered.
+fn transaction(tables: &[&str]) -> Batch {
+    const SUBSYSTEM: u16 = 10 << 8;
+    let mut batch = Batch::describing(|message| format!("nf_tables message {:#x}", message.kind));
+    // NFNL_MSG_BATCH_BEGIN and _END name the subsystem in `struct nfgenmsg`
+    batch.push_exactly(16, 0x1, |message| {
+        message.raw(&[0, 0, 0, 10]);
+    });
+    for table in tables {
+        // NFT_MSG_NEWTABLE, NLM_F_EXCL | NLM_F_CREATE, family inet, NFTA_TABLE_NAME
+        batch.push(SUBSYSTEM, 0x600, |message| {
+            message.raw(&[1, 0, 0, 0]).attr_str(1, table);
+        });
+    }
+    batch.push_exactly(17, 0x1, |message| {
+        message.raw(&[0, 0, 0, 10]);
+    });
+    batch
+}
+
+#[test]
+#[ignore = "kernel: nf_tables in a network namespace"]
+fn an_nf_tables_transaction_happens_as_a_whole_or_not_at_all() {
+    in_new_netns(|| {
+        let mut socket = Socket::netfilter().unwrap();
+        socket.transact(&transaction(&["one", "two"])).unwrap();
+        let error = socket.transact(&transaction(&["three", "two"])).unwrap_err();
+        assert_eq!((error.index, error.is_exists()), (2, true), "{error}");
+        assert_eq!(error.to_string(), "nf_tables message 0xa00: EEXIST: File exists");
+        // NFT_MSG_GETTABLE
+        let fill = |message: &mut russet_netlink::wire::MessageBuilder<'_>| {
+            message.raw(&[1, 0, 0, 0]);
+        };
+        let decode =
+            |message: &russet_netlink::wire::Message<'_>| Some(message.attributes(4).find(1)?.text());
+        assert_eq!(socket.dump("list tables", 0xa01, fill, decode).unwrap(), ["one", "two"]);
+    });
+}
+
+#[test]
+#[ignore = "kernel: EPERM needs another user"]
+fn a_transaction_that_is_refused_at_its_beginning_fails_at_once() {
+    in_new_netns(|| {
+        let mut socket = Socket::netfilter().unwrap();
+        // SAFETY: plain integers; affects this thread only, which ends with the test.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
+        let start = Instant::now();
+        let error = socket.transact(&transaction(&["one"])).unwrap_err();
+        assert_eq!(error.errno(), Some(libc::EPERM), "{error}");
+        assert!(start.elapsed().as_secs() < 5);
+    });
+}
+
+/// The port that a socket has in its namespace.
+fn port_of(socket: &impl AsFd) -> u32 {
+    // SAFETY: plain integers, for which zero is valid.
+    let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+    let pointer: *mut libc::sockaddr_nl = &mut address;
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the address is valid for writes of the length given with it.
+    assert_eq!(unsafe { libc::getsockname(fd, pointer.cast(), &mut len) }, 0);
+    address.nl_pid
+}
+
+/// Sends bytes to a netlink socket of this namespace as another process would.
+fn forge(port: u32, bytes: &[u8]) {
+    // SAFETY: plain integers, for which zero is valid.
+    let mut to: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    to.nl_family = libc::AF_NETLINK as u16;
+    to.nl_pid = port;
+    let sender = Socket::route().unwrap();
+    let pointer: *const libc::sockaddr_nl = &to;
+    let len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+    let fd = sender.as_fd().as_raw_fd();
+    // SAFETY: both pointers are valid for reads of the lengths given with them.
+    let sent = unsafe { libc::sendto(fd, bytes.as_ptr().cast(), bytes.len(), 0, pointer.cast(), len) };
+    assert_eq!(sent, bytes.len() as isize);
+}
+
+#[test]
+#[ignore = "kernel: forged messages in a network namespace"]
+fn what_other_processes_send_is_ignored() {
+    in_new_netns(|| {
+        let mut monitor = Monitor::open(&[Topic::Links]).unwrap();
+        let mut socket = Socket::route().unwrap();
+        // An RTM_NEWLINK about link 1 for the monitor; for the socket, a refusal of each request to come.
+        let link =
+            [&32u32.to_ne_bytes()[..], &16u16.to_ne_bytes(), &[0; 10], &[0; 4], &[1, 0, 0, 0], &[0; 8]]
+                .concat();
+        forge(port_of(&monitor), &link);
+        for sequence in 1..20u32 {
+            let head =
+                [&36u32.to_ne_bytes()[..], &2u16.to_ne_bytes(), &[0; 2], &sequence.to_ne_bytes(), &[0; 4]];
+            let refusal = [head.concat(), (-libc::EPERM).to_ne_bytes().to_vec(), vec![0; 16]].concat();
+            forge(port_of(&socket), &refusal);
+        }
+        assert_eq!(monitor.next(Duration::ZERO).unwrap(), None);
+        assert_eq!(socket.links().unwrap().len(), 1);
+        run(&mut socket, |batch| batch.set_link(&LinkSet { up: Some(true), ..LinkSet::named(name("lo")) }))
+            .unwrap();
+        assert!(matches!(monitor.next(Duration::ZERO).unwrap(), Some(Event::Set(Change::Link(_)))));
+    });
+}
+
+#[test]
+#[ignore = "kernel: lists that change while they are read"]
+fn a_list_that_changes_while_it_is_read_is_complete() {
+    in_new_netns(|| {
+        let netns = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
+        let mut socket = Socket::route().unwrap();
+        let fixed: Vec<_> = (0..300).map(|n| name(&format!("f{n}"))).collect();
+        run(&mut socket, |batch| {
+            fixed.iter().fold(batch, |batch, name| batch.add_link(&LinkAdd::new(name.clone(), ifb())))
+        })
+        .unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let churn = scope.spawn(|| within(&netns, || churn(&stop)));
+            for _ in 0..40 {
+                let links = socket.links().unwrap();
+                let mut seen: Vec<_> =
+                    links.iter().filter(|l| l.name.starts_with('f')).map(|l| l.index).collect();
+                seen.sort_unstable();
+                seen.dedup();
+                assert_eq!(seen.len(), fixed.len());
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(churn.join().unwrap() > 0);
+        });
+    });
+}
+
+fn ifb() -> LinkKind {
+    LinkKind::Other { kind: "ifb", data: Vec::new() }
+}
+
+/// Adds and deletes links until told to stop; how many.
+fn churn(stop: &AtomicBool) -> usize {
+    let mut socket = Socket::route().unwrap();
+    let mut rounds = 0;
+    while !stop.load(Ordering::Relaxed) {
+        run(&mut socket, |batch| {
+            batch.add_link(&LinkAdd::new(name("x0"), ifb())).delete_link(&LinkDel::Name(name("x0")))
+        })
+        .unwrap();
+        rounds += 1;
+    }
+    rounds
 }
