@@ -1,6 +1,7 @@
 //! How nodes reach each other's pods: from nodes, pools and block affinities to devices, FDB, neighbours, routes and
 //! address translation.
 
+mod apply;
 mod desired;
 mod inputs;
 mod mac;
@@ -8,7 +9,9 @@ mod masquerade;
 mod observe;
 mod plan;
 mod prefix;
+mod reconcile;
 mod refusal;
+mod report;
 mod routed;
 mod scene;
 mod vxlan;
@@ -19,5 +22,7 @@ pub use mac::tunnel_mac;
 pub use masquerade::Masquerade;
 pub use observe::{DEVICE_ALIAS, FoundDevice, Observed, ROUTE_PROTOCOL, is_ours, observe};
 pub use plan::{BATCH_MAX_OPS, Op, Plan, plan};
+pub use reconcile::{Reconciler, Run};
 pub use refusal::{Reason, Refusal, Subject};
+pub use report::{ERRORS_MAX, Kind, OverlayError, Report};
 pub use vxlan::{Device, PORT, VNI, device_name};

@@ -191,10 +191,12 @@ impl Planner<'_> {
         [put, stale]
     }
 
-    /// Routes to put, and to remove.
+    /// Routes to put, and to remove: those to endpoints come before those through them, see `Vxlan::connect`.
     fn routes(&self) -> [Vec<Op>; 2] {
         let (mut put, mut stale) = (Vec::new(), Vec::new());
-        for (dst, hop) in &self.desired.routes {
+        let (first, then): (Vec<_>, Vec<_>) =
+            self.desired.routes.iter().partition(|(_, hop)| **hop == Hop::Connected);
+        for (dst, hop) in first.into_iter().chain(then) {
             let found = self.observed.routes.get(dst).map_or(&[][..], Vec::as_slice);
             self.route(*dst, *hop, found, &mut put, &mut stale);
         }

@@ -107,12 +107,17 @@ impl<'a> Vxlan<'a> {
     /// Adds a directly connected route for each endpoint that its node's block route does not cover: the address is
     /// borrowed, or its block is that one address, or it lies in no block (calico-cni.md section 4.3). Comes after the
     /// block routes, over which it wins: a block of one address would otherwise be its own next hop.
+    ///
+    /// In IPv6 every endpoint gets one. The kernel refuses an on-link next hop to which any but the default route leads
+    /// through another link ("invalid gateway or device mismatch"), and the block's route before a change of
+    /// encapsulation, or an operator's to the whole pool, is one.
     pub(crate) fn connect(&self, scene: &Scene<'a>, desired: &mut Desired) {
         for (node, end) in &self.endpoints {
             let host = host_net(end.tunnel);
-            let covered = scene.blocks.covering(&host).is_some_and(|(block, owner)| {
+            let leads = |(block, owner): (&IpNet, &&NodeName)| {
                 owner == node && *block != host && desired.routes.contains_key(block)
-            });
+            };
+            let covered = end.tunnel.is_ipv4() && scene.blocks.covering(&host).is_some_and(leads);
             if !covered {
                 desired.routes.insert(host, Hop::Connected);
             }

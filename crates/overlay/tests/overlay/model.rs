@@ -1,7 +1,7 @@
 //! A kernel in miniature that carries out plans and insists on their order.
 
 use russet_addr::{Family, IpNet, Mac};
-use russet_netlink::{FdbEntry, Neighbour, Route, Vxlan};
+use russet_netlink::{FdbEntry, Neighbour, Route, RouteKind, Vxlan};
 use russet_overlay::{
     DEVICE_ALIAS, Desired, FoundDevice, Hop, Observed, Op, PORT, ROUTE_PROTOCOL, VNI, is_ours,
 };
@@ -147,6 +147,16 @@ impl Kernel {
             let mac =
                 self.all.neighbours.get(&gateway).and_then(|n| n.mac).ok_or("the neighbour is not ready")?;
             self.all.fdb.get(&(Family::of(gateway), mac)).ok_or("the forwarding entry is not ready")?;
+            let device = self.index(Family::of(gateway));
+            let away = |route: &Route| route.kind == RouteKind::Unicast && route.oif != device;
+            // The longest match decides; IPv4 does not care.
+            let covering =
+                self.all.routes.iter().filter(|(net, routes)| net.contains(&gateway) && !routes.is_empty());
+            if gateway.is_ipv6()
+                && covering.max_by_key(|(net, _)| net.prefix_len()).is_some_and(|(_, r)| away(&r[0]))
+            {
+                return Err(format!("{gateway}: invalid gateway or device mismatch"));
+            }
         }
         let route = self.route(dst, hop);
         let routes = self.all.routes.entry(dst).or_default();

@@ -1,0 +1,168 @@
+//! Carries out one batch of a plan over netlink. Called by `reconcile`; it decides nothing, collects every error and goes
+//! on: one refused route must not keep the others from being programmed.
+
+use std::collections::BTreeMap;
+
+use russet_addr::{Family, IfName, IpNet};
+use russet_netlink::{
+    Address, Batch, FdbEntry, LinkAdd, LinkDel, LinkKind, LinkSet, Neighbour, NetlinkError, Socket, Vxlan,
+};
+
+use crate::observe::{DEVICE_ALIAS, Observed};
+use crate::plan::{Op, route};
+use crate::report::{Kind, Report};
+use crate::vxlan::{Device, PORT, VNI, device_name};
+
+/// Where the devices are, as far as known.
+#[derive(Debug, Default)]
+pub(crate) struct Executor {
+    devices: BTreeMap<Family, u32>,
+}
+
+// === impl Executor ===
+
+impl Executor {
+    pub(crate) fn new(observed: &Observed) -> Self {
+        let vxlan = observed.devices.iter().filter(|(_, device)| device.vxlan.is_some());
+        Self { devices: vxlan.map(|(family, device)| (*family, device.ifindex)).collect() }
+    }
+
+    /// Sends one batch; false when the conversation itself broke, so that going on makes no sense. Requests for a device
+    /// that could not be created are left out: that failure is reported already.
+    pub(crate) fn run(&mut self, socket: &mut Socket, ops: &[Op], report: &mut Report) -> bool {
+        let mut batch = Batch::new();
+        let sent: Vec<&Op> = ops.iter().filter(|op| self.encode(op, &mut batch)).collect();
+        for (op, result) in sent.into_iter().zip(socket.execute_all(&batch)) {
+            match result {
+                Ok(()) => {
+                    report.count(kind(op));
+                    self.follow(socket, op, report);
+                }
+                Err(error) if removes(op) && error.is_not_found() => {}
+                Err(error @ (NetlinkError::Refused { .. } | NetlinkError::Invalid { .. })) => {
+                    report.fail(error)
+                }
+                Err(error) => {
+                    report.fail(error);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Keeps the devices' indexes current.
+    fn follow(&mut self, socket: &mut Socket, op: &Op, report: &mut Report) {
+        match op {
+            Op::DeleteDevice(family, _) => _ = self.devices.remove(family),
+            Op::CreateDevice(family, _) => match name(*family).map(|name| socket.link_by_name(&name)) {
+                Some(Ok(link)) => _ = self.devices.insert(*family, link.index),
+                Some(Err(error)) => report.fail(error),
+                None => {}
+            },
+            _ => {}
+        }
+    }
+
+    /// Appends the request; false when its device does not exist.
+    fn encode(&self, op: &Op, batch: &mut Batch) -> bool {
+        self.try_encode(op, batch).is_some()
+    }
+
+    fn try_encode(&self, op: &Op, batch: &mut Batch) -> Option<()> {
+        match op {
+            Op::DeleteDevice(_, ifindex) => batch.delete_link(&LinkDel::Index(*ifindex)),
+            Op::CreateDevice(family, device) => batch.add_link(&link(name(*family)?, device)),
+            Op::MarkDevice(family) => {
+                let alias = Some(DEVICE_ALIAS.to_owned());
+                batch.set_link(&LinkSet { alias, ..LinkSet::index(self.device(*family)?) })
+            }
+            Op::SetMtu(family, mtu) => {
+                batch.set_link(&LinkSet { mtu_bytes: Some(*mtu), ..LinkSet::index(self.device(*family)?) })
+            }
+            Op::RaiseDevice(family) => {
+                batch.set_link(&LinkSet { up: Some(true), ..LinkSet::index(self.device(*family)?) })
+            }
+            Op::AddAddress(family, net) => batch.replace_address(&self.address(*family, *net)?),
+            Op::DeleteAddress(family, net) => batch.delete_address(&self.address(*family, *net)?),
+            Op::PutNeighbour(address, mac) => {
+                let ifindex = self.device(Family::of(*address))?;
+                batch.replace_neighbour(&Neighbour::permanent(ifindex, *address, *mac))
+            }
+            Op::DeleteNeighbour(neighbour) => batch.delete_neighbour(neighbour),
+            Op::PutFdb(family, mac, dst) => {
+                batch.replace_fdb(&FdbEntry::remote(self.device(*family)?, *mac, *dst))
+            }
+            Op::DeleteFdb(entry) => batch.delete_fdb(entry),
+            Op::AddRoute(dst, hop) | Op::ReplaceRoute(dst, hop) => {
+                let device = self.devices.get(&Family::of_net(dst)).copied();
+                if hop.uses_device() && device.is_none() {
+                    return None;
+                }
+                let route = route(*dst, *hop, device);
+                // Anybody else's route to the same place makes an addition fail, and stays.
+                if matches!(op, Op::AddRoute(..)) {
+                    batch.add_route(&route)
+                } else {
+                    batch.replace_route(&route)
+                }
+            }
+            Op::DeleteRoute(route) => batch.delete_route(route),
+        };
+        Some(())
+    }
+
+    fn device(&self, family: Family) -> Option<u32> {
+        self.devices.get(&family).copied()
+    }
+
+    fn address(&self, family: Family, net: IpNet) -> Option<Address> {
+        Some(Address::new(self.device(family)?, net))
+    }
+}
+
+fn name(family: Family) -> Option<IfName> {
+    IfName::new(device_name(family)).ok()
+}
+
+/// The device learns nothing from what it receives: all its entries are ours. Outer checksums are the kernel's default.
+fn link(name: IfName, device: &Device) -> LinkAdd {
+    let vxlan = Vxlan {
+        local: Some(device.local),
+        parent: Some(device.parent),
+        learning: false,
+        udp_csum: true,
+        ..Vxlan::new(VNI, PORT)
+    };
+    LinkAdd {
+        up: true,
+        mtu_bytes: Some(device.mtu),
+        mac: Some(device.mac),
+        ..LinkAdd::new(name, LinkKind::Vxlan(vxlan))
+    }
+}
+
+fn removes(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::DeleteDevice(..)
+            | Op::DeleteAddress(..)
+            | Op::DeleteNeighbour(_)
+            | Op::DeleteFdb(_)
+            | Op::DeleteRoute(_)
+    )
+}
+
+fn kind(op: &Op) -> Kind {
+    match op {
+        Op::DeleteDevice(..)
+        | Op::CreateDevice(..)
+        | Op::MarkDevice(_)
+        | Op::SetMtu(..)
+        | Op::RaiseDevice(_) => Kind::Device,
+        Op::AddAddress(..) | Op::DeleteAddress(..) => Kind::Address,
+        Op::PutNeighbour(..) | Op::DeleteNeighbour(_) => Kind::Neighbour,
+        Op::PutFdb(..) | Op::DeleteFdb(_) => Kind::Fdb,
+        Op::AddRoute(..) | Op::ReplaceRoute(..) | Op::DeleteRoute(_) => Kind::Route,
+    }
+}

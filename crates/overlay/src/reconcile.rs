@@ -1,0 +1,142 @@
+//! The loop's body: what should be, what is, and the difference carried out piece by piece. The agent calls it whenever
+//! something is dirty, and lets urgent requests in between the pieces (DESIGN section 5).
+
+use std::collections::VecDeque;
+
+use russet_addr::{Family, IfName};
+use russet_linux::sysctl;
+use russet_netlink::{NetlinkError, Socket};
+
+use crate::apply::Executor;
+use crate::desired::{Desired, desired};
+use crate::inputs::Inputs;
+use crate::observe::observe;
+use crate::plan::{Op, plan};
+use crate::report::{Kind, Report};
+
+/// Holds the sockets. It works in the network namespace of the thread that made it, and must be used on threads in that
+/// namespace (sysctls follow the thread).
+#[derive(Debug)]
+pub struct Reconciler {
+    route: Socket,
+}
+
+/// A run that has been planned, and waits to be carried out step by step.
+///
+/// Nothing is kept between runs: each begins with what the kernel holds then, so what somebody else deleted comes back,
+/// and a run that was dropped half-way is finished by the next.
+#[derive(Debug)]
+pub struct Run<'a> {
+    reconciler: &'a mut Reconciler,
+    executor: Executor,
+    steps: VecDeque<Step>,
+    report: Report,
+}
+
+/// One piece of work between two yields.
+#[derive(Debug)]
+enum Step {
+    Forwarding(Family, u32),
+    Ops(Vec<Op>),
+}
+
+// === impl Reconciler ===
+
+impl Reconciler {
+    /// Opens the sockets in the calling thread's network namespace.
+    pub fn new() -> Result<Self, NetlinkError> {
+        Ok(Self { route: Socket::route()? })
+    }
+
+    /// Brings the kernel to what `inputs` ask for.
+    pub fn reconcile(&mut self, inputs: &Inputs) -> Report {
+        let mut run = self.start(inputs);
+        while run.step() {}
+        run.finish()
+    }
+
+    /// Reads the kernel and plans; changes nothing yet.
+    pub fn start(&mut self, inputs: &Inputs) -> Run<'_> {
+        let mut desired = desired(inputs);
+        let mut report = Report { refusals: std::mem::take(&mut desired.refusals), ..Report::default() };
+        let mut steps = VecDeque::new();
+        let executor = match observe(&mut self.route) {
+            Ok(observed) => {
+                let plan = plan(&desired, &observed);
+                report.refusals.extend(plan.refusals);
+                steps.extend(forwarding(&desired, inputs));
+                steps.extend(plan.batches.into_iter().map(Step::Ops));
+                Executor::new(&observed)
+            }
+            Err(error) => {
+                // Who does not know what is there must not change it.
+                report.fail(error);
+                Executor::default()
+            }
+        };
+        Run { reconciler: self, executor, steps, report }
+    }
+}
+
+// === impl Run ===
+
+impl Run<'_> {
+    /// Carries out the next piece, at most [`BATCH_MAX_OPS`](crate::BATCH_MAX_OPS) requests; false when there was none.
+    pub fn step(&mut self) -> bool {
+        let Some(step) = self.steps.pop_front() else { return false };
+        let socket = &mut self.reconciler.route;
+        match step {
+            Step::Forwarding(family, underlay) => forward(socket, family, underlay, &mut self.report),
+            Step::Ops(ops) => {
+                if !self.executor.run(socket, &ops, &mut self.report) {
+                    self.steps.clear();
+                }
+            }
+        }
+        true
+    }
+
+    /// How many pieces are left.
+    pub fn remaining(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// What came of it.
+    pub fn finish(self) -> Report {
+        self.report
+    }
+}
+
+fn forwarding(desired: &Desired, inputs: &Inputs) -> impl Iterator<Item = Step> {
+    let underlay = inputs.underlay.ifindex;
+    desired.forwarding.iter().map(move |family| Step::Forwarding(*family, underlay))
+}
+
+fn forward(socket: &mut Socket, family: Family, underlay: u32, report: &mut Report) {
+    match family {
+        Family::V4 => set("net/ipv4/ip_forward", "1", report),
+        Family::V6 => {
+            keep_router_advertisements(socket, underlay, report);
+            set("net/ipv6/conf/all/forwarding", "1", report);
+        }
+    }
+}
+
+/// A machine that forwards ignores router advertisements unless told otherwise (accept_ra 2), and would lose the default
+/// route that it has from one.
+fn keep_router_advertisements(socket: &mut Socket, underlay: u32, report: &mut Report) {
+    let Ok(link) = socket.link_by_index(underlay) else { return };
+    let Ok(name) = IfName::new(link.name) else { return };
+    let accept_ra = format!("net/ipv6/conf/{name}/accept_ra");
+    if sysctl::read(&accept_ra).is_ok_and(|value| value == "1") {
+        set(&accept_ra, "2", report);
+    }
+}
+
+fn set(name: &str, value: &str, report: &mut Report) {
+    match sysctl::write_if_different(name, value) {
+        Ok(true) => report.count(Kind::Sysctl),
+        Ok(false) => {}
+        Err(error) => report.fail(error),
+    }
+}

@@ -1,0 +1,96 @@
+//! How a run went: what was changed, what was refused, what failed. Made by `reconcile`, shown by the agent.
+
+use std::collections::BTreeMap;
+
+use russet_linux::sysctl::SysctlError;
+use russet_netlink::NetlinkError;
+
+use crate::refusal::Refusal;
+
+/// How a run went.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Requests that took effect, by kind.
+    pub changed: BTreeMap<Kind, usize>,
+    /// Inputs that are not programmed, and why.
+    pub refusals: Vec<Refusal>,
+    /// What failed, the first [`ERRORS_MAX`]; the next run tries again.
+    pub errors: Vec<OverlayError>,
+    /// How much failed, also beyond `errors`.
+    pub failed: usize,
+}
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// Tunnel devices.
+    Device,
+    /// Addresses of tunnel devices.
+    Address,
+    /// Permanent neighbours.
+    Neighbour,
+    /// Forwarding entries.
+    Fdb,
+    /// Routes.
+    Route,
+    /// Sysctls.
+    Sysctl,
+    /// Sets, chains and rules of address translation: one transaction counts as one.
+    Nat,
+}
+
+/// What can go wrong; each names the operation and its subject.
+#[derive(Debug, thiserror::Error)]
+pub enum OverlayError {
+    /// A link, address, neighbour, forwarding entry or route.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// A sysctl.
+    #[error(transparent)]
+    Sysctl(#[from] SysctlError),
+}
+
+/// Errors kept of one run: the rest of thousands would say the same.
+pub const ERRORS_MAX: usize = 64;
+
+// === impl Report ===
+
+impl Report {
+    /// How many requests of a kind took effect.
+    pub fn changed(&self, kind: Kind) -> usize {
+        self.changed.get(&kind).copied().unwrap_or(0)
+    }
+
+    /// Whether the kernel was, and is, as it should be.
+    pub fn is_quiet(&self) -> bool {
+        self.changed.is_empty() && self.failed == 0
+    }
+
+    pub(crate) fn count(&mut self, kind: Kind) {
+        *self.changed.entry(kind).or_default() += 1;
+    }
+
+    pub(crate) fn fail(&mut self, error: impl Into<OverlayError>) {
+        self.failed += 1;
+        if self.errors.len() < ERRORS_MAX {
+            self.errors.push(error.into());
+        }
+    }
+}
+
+// === impl Kind ===
+
+impl Kind {
+    /// The label of metrics.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Kind::Device => "device",
+            Kind::Address => "address",
+            Kind::Neighbour => "neighbour",
+            Kind::Fdb => "fdb",
+            Kind::Route => "route",
+            Kind::Sysctl => "sysctl",
+            Kind::Nat => "nat",
+        }
+    }
+}
