@@ -12,6 +12,7 @@ use russet_linux::NetNs;
 use russet_netlink::{Batch, Link, LinkDel, LinkSet, NetlinkError, Socket};
 
 use crate::attachment::{Dialect, PRIMARY_IFNAME};
+use crate::reap::OwnedLink;
 use crate::{DOOMED_GROUP, inspect, naming, rules};
 
 /// What to take down.
@@ -76,7 +77,7 @@ fn joined(errors: &[String]) -> String {
 /// Takes the interface down. Nothing being there is success, as often as it is asked.
 pub fn detach(host: &mut Socket, what: &Detachment, netns: Option<&NetNs>) -> Result<Detached, DetachError> {
     let mut errors = Errors::default();
-    let mut pod = netns.and_then(|netns| errors.note(PodSide::open(netns, &what.ifname)));
+    let mut pod = netns.and_then(|netns| errors.note(PodSide::open(netns, &what.ifname))).flatten();
     let pod_link = pod.as_ref().and_then(|pod| pod.link.clone());
     let links = errors.note(find(host, what, pod_link.as_ref())).unwrap_or_default();
     for link in &links {
@@ -100,6 +101,19 @@ pub fn detach(host: &mut Socket, what: &Detachment, netns: Option<&NetNs>) -> Re
     }
     let Detachment { container, ifname, .. } = what.clone();
     Err(DetachError { container, ifname, detached, errors: errors.0 })
+}
+
+/// Takes down a link that [`list`](crate::list) found, when it is still there and still that owner's: for GC and for
+/// what an earlier life of the agent left. The pod's end stays as it is until the host end is deleted.
+pub fn detach_owned(host: &mut Socket, owned: &OwnedLink, removal: Removal) -> Result<bool, NetlinkError> {
+    let same = |link: &Link| inspect::owner(link).as_ref() == Some(&owned.owner);
+    let Some(link) = inspect::by_index(host, owned.ifindex)?.filter(same) else { return Ok(false) };
+    match removal {
+        Removal::Deferred if inspect::is_doomed(&link) => {}
+        Removal::Deferred => doom(host, link.index, None)?,
+        Removal::Synchronous => delete(host, link.index)?,
+    }
+    Ok(true)
 }
 
 /// Takes a veth down and marks it: its host end by index and, where it can be reached, the pod's end.
@@ -177,10 +191,14 @@ impl Detachment {
 // === impl PodSide ===
 
 impl PodSide {
-    fn open(netns: &NetNs, ifname: &IfName) -> Result<Self, Box<dyn std::error::Error>> {
+    /// None where the path leads to the node's own namespace by now: the pod's is gone.
+    fn open(netns: &NetNs, ifname: &IfName) -> Result<Option<Self>, Box<dyn std::error::Error>> {
+        if inspect::is_own(netns)? {
+            return Ok(None);
+        }
         let mut socket = netns.with(Socket::route)??;
         let link = inspect::by_name(&mut socket, ifname)?;
-        Ok(Self { socket, link })
+        Ok(Some(Self { socket, link }))
     }
 
     /// The pod's end of the veth whose other end is `host`, where it has the interface's name.

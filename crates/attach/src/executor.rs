@@ -107,6 +107,9 @@ pub enum AttachCause {
     /// The pod's namespace cannot be entered.
     #[error(transparent)]
     NetNs(#[from] NetNsError),
+    /// The namespace is the node's own: a runtime's path was given to another process meanwhile.
+    #[error("{} is the node's own network namespace", .0.display())]
+    OwnNamespace(PathBuf),
     /// A sysctl cannot be written.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
@@ -199,7 +202,10 @@ impl AttachCause {
     /// Whether the same request may succeed later without anybody changing it.
     pub fn is_retryable(&self) -> bool {
         match self {
-            AttachCause::Netlink(error) => !matches!(error, NetlinkError::Invalid { .. }),
+            AttachCause::Netlink(error) => {
+                let never = [libc::EPERM, libc::EACCES, libc::EINVAL].map(Some).contains(&error.errno());
+                !(never || error.is_unsupported() || matches!(error, NetlinkError::Invalid { .. }))
+            }
             AttachCause::Vanished(_) | AttachCause::Refused(_) => true,
             _ => false,
         }

@@ -1,6 +1,7 @@
 //! Reading links: absence is an answer, and an alias is an owner.
 
 use russet_addr::IfName;
+use russet_linux::{NetNs, NetNsError};
 use russet_netlink::{Link, NetlinkError, Socket};
 
 use crate::owner::Owner;
@@ -34,6 +35,12 @@ pub(crate) fn owner(link: &Link) -> Option<Owner> {
 pub(crate) fn is_pair(host: &Link, pod: &Link) -> bool {
     let veth = |link: &Link| link.kind.as_deref() == Some("veth") && link.link_netnsid.is_some();
     veth(host) && veth(pod) && host.link == Some(pod.index) && pod.link == Some(host.index)
+}
+
+/// Whether `netns` is the calling thread's namespace, the node's. Runtimes name a pod's namespace by paths such as
+/// `/proc/PID/ns/net`, and a PID may belong to another process by now (cni-runtime.md, plugins#714).
+pub(crate) fn is_own(netns: &NetNs) -> Result<bool, NetNsError> {
+    Ok(NetNs::current()?.same_as(netns))
 }
 
 /// Whether the link only waits for its deletion.

@@ -22,7 +22,7 @@ mod rules;
 
 pub use attachment::{Attachment, AttachmentError, Dialect, Pod, PodRoutes};
 pub use check::{CheckError, Mismatch, check};
-pub use detach::{DetachError, Detached, Detachment, Removal, detach};
+pub use detach::{DetachError, Detached, Detachment, Removal, detach, detach_owned};
 pub use executor::{AttachCause, AttachError, Attached, Executor, Hooks, NoHooks, Pending, Refusal};
 pub use owner::{Owner, OwnerError};
 pub use plan::{

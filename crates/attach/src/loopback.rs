@@ -1,7 +1,11 @@
 //! The loopback of a pod's namespace: the whole of the `loopback` plugin's work (cni-runtime.md section 5).
 
+use std::path::PathBuf;
+
 use russet_linux::{NetNs, NetNsError};
 use russet_netlink::{Batch, LinkSet, NetlinkError, Socket};
+
+use crate::inspect;
 
 /// Why a loopback could not be changed or read.
 #[derive(Debug, thiserror::Error)]
@@ -9,6 +13,9 @@ pub enum LoopbackError {
     /// The namespace cannot be entered.
     #[error(transparent)]
     NetNs(#[from] NetNsError),
+    /// The namespace is the node's own: a runtime's path was given to another process meanwhile.
+    #[error("{} is the node's own network namespace: its loopback is not a pod's", .0.display())]
+    OwnNamespace(PathBuf),
     /// The kernel refused.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
@@ -34,6 +41,9 @@ pub fn is_up(netns: &NetNs) -> Result<bool, LoopbackError> {
 }
 
 fn set(netns: &NetNs, up: bool) -> Result<(), LoopbackError> {
+    if inspect::is_own(netns)? {
+        return Err(LoopbackError::OwnNamespace(netns.path().to_owned()));
+    }
     let mut socket = netns.with(Socket::route)??;
     let mut batch = Batch::new();
     batch.set_link(&LinkSet { up: Some(up), ..LinkSet::index(LOOPBACK_IFINDEX) });

@@ -6,7 +6,8 @@
 //! whose proxy ARP stays silent, works as well; and the host end, which opens the path, comes up last, behind a
 //! gate where the caller makes sure that the pod's verdicts are in force.
 
-use std::fmt;
+mod text;
+
 use std::net::IpAddr;
 
 use russet_addr::{Family, IfName, IpNet, Mac, host_net};
@@ -290,54 +291,12 @@ impl Setting {
     }
 }
 
-impl fmt::Display for Setting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} = {}", self.path, self.value)?;
-        match self.when {
-            When::Required => Ok(()),
-            When::Present => f.write_str(" if present"),
-        }
-    }
-}
-
 // === impl Op ===
 
 impl Op {
     /// Whether deleting the veth leaves it behind.
     pub const fn outlives_link(&self) -> bool {
         matches!(self, Op::Rule(_))
-    }
-}
-
-impl fmt::Display for Op {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Op::LinkUp => f.write_str("link up"),
-            Op::Address(address) => write!(f, "address {}", host_net(*address)),
-            Op::Neighbour(PermanentNeighbour { address, mac }) => {
-                write!(f, "neighbour {address} at {mac}, permanent")
-            }
-            Op::Rule(SourceRule { from, table }) => write!(f, "rule from {from} to table {table}"),
-            Op::Route(PlannedRoute { net, via, metric, table }) => {
-                match via {
-                    Via::Link => write!(f, "route {net} on the link")?,
-                    Via::Gateway(gateway) => write!(f, "route {net} via {gateway}")?,
-                }
-                metric.map_or(Ok(()), |metric| write!(f, " metric {metric}"))?;
-                if *table == Route::MAIN { Ok(()) } else { write!(f, " table {table}") }
-            }
-        }
-    }
-}
-
-// === impl Side ===
-
-impl fmt::Display for Side {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Side::Host => "node",
-            Side::Pod => "pod",
-        })
     }
 }
 
@@ -358,12 +317,6 @@ impl Step {
     }
 }
 
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 // === impl Plan ===
 
 impl Plan {
@@ -377,28 +330,6 @@ impl Plan {
             Op::Address(address) => Some(host_net(*address)),
             _ => None,
         })
-    }
-
-    /// The one-line description of a step, as it stands in errors and in the plan's text.
-    fn describe(&self, f: &mut fmt::Formatter<'_>, step: &Step) -> fmt::Result {
-        writeln!(f, "{step}")?;
-        match step {
-            Step::CreateVeth => {
-                let Self { host_name, ifname, mtu, pod_mac, owner, .. } = self;
-                writeln!(f, "  node: {host_name} mac {} mtu {mtu} alias {owner}", Mac::GATEWAY)?;
-                writeln!(f, "  pod: {ifname} mac {pod_mac} mtu {mtu}")
-            }
-            Step::Sysctls { settings, .. } => settings.iter().try_for_each(|s| writeln!(f, "  {s}")),
-            Step::Batch { ops, .. } => ops.iter().try_for_each(|op| writeln!(f, "  {op}")),
-            Step::Gate | Step::Settle => Ok(()),
-        }
-    }
-}
-
-impl fmt::Display for Plan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}, routes of protocol {}", self.owner, self.protocol)?;
-        self.steps.iter().try_for_each(|step| self.describe(f, step))
     }
 }
 

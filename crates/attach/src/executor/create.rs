@@ -22,6 +22,9 @@ const CREATE_MAX_TRIES: usize = 4;
 impl Run<'_> {
     /// Creates the veth, or finds that it is there; makes room first where that is right.
     pub(super) fn create(&mut self) -> Result<(), AttachCause> {
+        if inspect::is_own(self.netns)? {
+            return Err(AttachCause::OwnNamespace(self.netns.path().to_owned()));
+        }
         let mut batch = Batch::new();
         batch.add_link(&self.veth());
         for _ in 0..CREATE_MAX_TRIES {
@@ -141,6 +144,9 @@ impl Run<'_> {
         } else {
             detach::delete(self.host, host.index)
         };
-        removed.map_err(AttachCause::from)
+        removed?;
+        let alias = host.alias.as_deref().unwrap_or_default();
+        tracing::info!(link = %host.name, alias = ?alias, wanted = %self.plan.owner, deferred, "link made room");
+        Ok(())
     }
 }

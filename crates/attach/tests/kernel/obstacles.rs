@@ -3,6 +3,7 @@
 use russet_attach::{
     Attachment, Dialect, Executor, Hooks, Refusal, Removal, Step, check, detach, list, plan,
 };
+use russet_linux::NetNs;
 use russet_testkit::run;
 
 use crate::bench::{
@@ -139,6 +140,20 @@ fn a_route_that_leads_elsewhere_is_an_error_that_names_its_holder() {
             assert_eq!(snapshot("p"), before);
         });
     }
+}
+
+#[test]
+#[ignore = "kernel: root"]
+fn a_pods_path_that_leads_to_the_node_by_now_is_refused() {
+    // cni-runtime.md, plugins#714: a PID was reused
+    on_a_node(|node| {
+        let own = NetNs::current().unwrap();
+        let wanted = attachment("c1", "web-0", &["10.1.0.1"]);
+        let error = node.attach_error(&wanted, &own);
+        assert!(error.ends_with("is the node's own network namespace"), "{error}");
+        detach(&mut node.socket, &detachment(&wanted, Removal::Synchronous), Some(&own)).unwrap();
+        assert_eq!(links(None), ["lo"]);
+    });
 }
 
 #[test]

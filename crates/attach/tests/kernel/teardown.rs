@@ -1,6 +1,6 @@
 //! DEL from every state, the reaper, and what belongs to whom.
 
-use russet_attach::{DOOMED_GROUP, Detachment, Removal, Step, check, detach, list, reap};
+use russet_attach::{DOOMED_GROUP, Detachment, Removal, Step, check, detach, detach_owned, list, reap};
 use russet_linux::NetNs;
 use russet_testkit::{eventually, run};
 
@@ -197,5 +197,11 @@ fn the_list_says_whose_each_link_is() {
         assert_eq!(check(&long, &mut node.socket, &b).unwrap(), []);
         detach(&mut node.socket, &detachment(&long, Removal::Synchronous), Some(&b)).unwrap();
         assert_eq!(list(&mut node.socket).unwrap().len(), 1);
+        // GC goes by the list alone, and a second time in vain.
+        assert!(detach_owned(&mut node.socket, &owned[0], Removal::Deferred).unwrap());
+        assert!(list(&mut node.socket).unwrap()[0].doomed);
+        assert!(detach_owned(&mut node.socket, &owned[0], Removal::Synchronous).unwrap());
+        assert!(!detach_owned(&mut node.socket, &owned[0], Removal::Synchronous).unwrap());
+        assert_eq!(links(None), ["lo", "russ0"]);
     });
 }

@@ -3,7 +3,7 @@
 use russet_attach::{
     Attachment, Dialect, Executor, Hooks, Pending, PodRoutes, Refusal, Removal, check, detach, loopback, plan,
 };
-use russet_linux::sysctl;
+use russet_linux::{NetNs, sysctl};
 use russet_testkit::run;
 
 use crate::bench::{
@@ -259,5 +259,9 @@ fn loopback_goes_up_and_down() {
         ping("p", "::1");
         loopback::down(&pod).unwrap();
         assert!(!loopback::is_up(&pod).unwrap());
+        let own = NetNs::current().unwrap();
+        let error = loopback::down(&own).unwrap_err();
+        assert!(error.to_string().contains("the node's own"), "{error}");
+        assert!(loopback::is_up(&own).unwrap());
     });
 }
