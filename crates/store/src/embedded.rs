@@ -12,7 +12,7 @@ use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::JoinHandle;
@@ -82,8 +82,19 @@ struct Shared {
     counters: Arc<Counters>,
     commits: AtomicU64,
     transactions: AtomicU64,
+    /// Commits handed to the writer and not answered yet.
+    waiting: AtomicUsize,
+    /// Those of them whose callers gave up: a read that decides what became of them must come after them.
+    abandoned: AtomicUsize,
     /// The last revision, for watches to wait on.
     revision: signal::Sender<Revision>,
+}
+
+/// A commit that the writer has and has not answered.
+pub(crate) struct Waiting {
+    answer: oneshot::Receiver<Result<Revision, CommitError>>,
+    answered: bool,
+    shared: Arc<Shared>,
 }
 
 // === impl Options ===
@@ -120,6 +131,8 @@ impl Embedded {
             counters,
             commits: AtomicU64::new(0),
             transactions: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+            abandoned: AtomicUsize::new(0),
             revision: signal::Sender::new(revision),
         });
         let (jobs, queue) = sync_channel(QUEUE_MAX);
@@ -180,6 +193,9 @@ impl Embedded {
         operation: impl Fn() -> String,
         query: impl Fn(&ReadTransaction) -> Result<T, redb::Error>,
     ) -> Result<T, StoreError> {
+        if self.inner.shared.abandoned.load(Ordering::Acquire) > 0 {
+            self.settle().await?;
+        }
         match self.inner.shared.read(&query) {
             Ok(value) => return Ok(value),
             Err(error) if !latches(&error) => return Err(classify(error, &operation())),
@@ -189,6 +205,29 @@ impl Embedded {
         self.inner.shared.read(&query).map_err(|error| classify(error, &operation()))
     }
 
+    /// Hands a commit to the writer, in the order of the calls.
+    pub(crate) fn submit(&self, steps: Vec<Step>) -> Result<Waiting, CommitError> {
+        check_steps(&steps)?;
+        let count = steps.len();
+        let (reply, answer) = oneshot::channel();
+        let shared = self.inner.shared.clone();
+        shared.waiting.fetch_add(1, Ordering::AcqRel);
+        self.enqueue(&|| format!("commit {count} steps"), Job::Commit { steps, reply }).inspect_err(
+            |_| {
+                shared.waiting.fetch_sub(1, Ordering::AcqRel);
+            },
+        )?;
+        Ok(Waiting { answer, answered: false, shared })
+    }
+
+    /// Returns when every commit that was handed over before is decided; at once when there is none.
+    pub(crate) async fn settle(&self) -> Result<(), StoreError> {
+        match self.inner.shared.waiting.load(Ordering::Acquire) {
+            0 => Ok(()),
+            _ => self.ask(|| "wait for earlier commits".into(), |reply| Job::Fence { reply }).await,
+        }
+    }
+
     /// Hands a job to the writer and waits for its answer.
     async fn ask<T>(
         &self,
@@ -196,17 +235,47 @@ impl Embedded {
         job: impl FnOnce(oneshot::Sender<T>) -> Job,
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
+        self.enqueue(&operation, job(reply))?;
+        answer.await.map_err(|_| writer_ended(operation()))
+    }
+
+    fn enqueue(&self, operation: &impl Fn() -> String, job: Job) -> Result<(), StoreError> {
         let unavailable =
             |reason: &str| StoreError::Unavailable { operation: operation(), source: Cause::text(reason) };
         let jobs = self.inner.jobs.as_ref().ok_or_else(|| unavailable("the store is closed"))?;
-        jobs.try_send(job(reply)).map_err(|error| match error {
+        jobs.try_send(job).map_err(|error| match error {
             TrySendError::Full(_) => unavailable("too many requests wait for the disk"),
             TrySendError::Disconnected(_) => unavailable("the writer thread is gone"),
-        })?;
-        answer.await.map_err(|_| StoreError::Unknown {
-            operation: operation(),
-            source: Cause::text("the writer thread ended before it answered"),
         })
+    }
+}
+
+fn writer_ended(operation: String) -> StoreError {
+    StoreError::Unknown { operation, source: Cause::text("the writer thread ended before it answered") }
+}
+
+// === impl Waiting ===
+
+impl Waiting {
+    /// The outcome.
+    pub(crate) async fn outcome(mut self) -> Result<Revision, CommitError> {
+        let answer = (&mut self.answer).await;
+        self.answered = true;
+        answer.unwrap_or_else(|_| Err(writer_ended("commit".into()).into()))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if self.answered {
+            return;
+        }
+        // Counted before the channel closes: the writer takes it off again when it finds the channel closed.
+        self.shared.abandoned.fetch_add(1, Ordering::AcqRel);
+        self.answer.close();
+        if self.answer.try_recv().is_ok() {
+            self.shared.abandoned.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 
@@ -227,13 +296,11 @@ impl Store for Embedded {
 
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
         Box::pin(async move {
-            check_steps(&steps)?;
-            if steps.is_empty() {
+            let count = steps.len();
+            if count == 0 {
                 return Ok(Vec::new());
             }
-            let count = steps.len();
-            let revision =
-                self.ask(|| format!("commit {count} steps"), |reply| Job::Commit { steps, reply }).await??;
+            let revision = self.submit(steps)?.outcome().await?;
             Ok(vec![revision; count])
         })
     }

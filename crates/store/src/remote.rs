@@ -1,7 +1,8 @@
 //! The client's side of the unix socket: a store that another process owns. Used by plugins and commands while the agent runs.
 //!
 //! It connects when first needed and again whenever the connection breaks, each call within its deadline. A read is sent again by itself; a commit whose
-//! answer did not come is `Unknown`, one that was surely not sent is `Unavailable`.
+//! answer did not come is `Unknown`, one that was surely not sent is `Unavailable`. The owner does not begin a commit after its caller's deadline, and
+//! reads come after the commits under way, so a read after an `Unknown` tells for good.
 
 #[cfg(test)]
 pub(crate) mod owner;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use russet_model::{Key, Prefix};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::wire::{Reply, Request};
+use crate::wire::{self, Reply, Request};
 use crate::{
     BoxFuture, Cause, Claims, CommitError, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError,
     Watch, check_steps,
@@ -151,7 +152,8 @@ impl Remote {
         }
         let count = steps.len();
         let first = steps[0].key().clone();
-        let request = Request::Commit(steps.into_iter().map(Into::into).collect());
+        let expires_ms = wire::monotonic_ms() + u64::try_from(self.deadline.as_millis()).unwrap_or(0);
+        let request = Request::Commit { steps: steps.into_iter().map(Into::into).collect(), expires_ms };
         match self.call(|| format!("commit {count} steps from {first}"), request, true).await? {
             Completed::Reply(Reply::Committed(revision)) => Ok(vec![Revision(revision); count]),
             Completed::Reply(Reply::Failed(error)) => Err(error.into()),

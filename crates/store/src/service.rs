@@ -10,12 +10,17 @@ use russet_model::Prefix;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::{AbortHandle, JoinSet, LocalSet};
 
+use crate::embedded::Waiting;
 use crate::follow::Followed;
-use crate::wire::{self, Answer, Call, FrameError, PART_BYTES, Reply, Request, WireEvent, WireRecord};
-use crate::{Embedded, Event, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError};
+use crate::wire::{
+    self, Answer, Call, FrameError, PART_BYTES, Reply, Request, WireEvent, WireRecord, WireStep,
+};
+use crate::{
+    Cause, CommitError, Embedded, Event, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError,
+};
 
 /// Clients at a time: the agent's helpers and as many plugins as a node starts at once. More wait in the listen queue.
 const CONNECTIONS_MAX: usize = 64;
@@ -130,11 +135,7 @@ async fn read_calls(
             }
             request => {
                 let Ok(place) = places.clone().acquire_owned().await else { return Ok(()) };
-                let client = client.clone();
-                work.spawn_local(async move {
-                    client.answer(id, request).await;
-                    drop(place);
-                });
+                work.spawn_local(client.clone().work(id, request, place));
             }
         }
     }
@@ -191,10 +192,46 @@ impl Client {
     }
 
     async fn fail(&self, id: u64, error: StoreError) {
-        self.send(id, Reply::Failed(crate::CommitError::from(error).into())).await;
+        self.send(id, Reply::Failed(CommitError::from(error).into())).await;
+    }
+
+    /// One request, from start to answer. Not an `async fn`: a commit is handed over before the next request is read.
+    fn work(
+        self: Rc<Self>,
+        id: u64,
+        request: Request,
+        place: OwnedSemaphorePermit,
+    ) -> impl Future<Output = ()> {
+        let started = match request {
+            Request::Commit { steps, expires_ms } => Ok(self.commit(steps, expires_ms)),
+            request => Err(request),
+        };
+        async move {
+            match started {
+                Err(request) => self.answer(id, request).await,
+                Ok(Err(refused)) => self.send(id, Reply::Failed(refused.into())).await,
+                Ok(Ok(waiting)) => match waiting.outcome().await {
+                    Ok(revision) => self.send(id, Reply::Committed(revision.0)).await,
+                    Err(error) => self.send(id, Reply::Failed(error.into())).await,
+                },
+            }
+            drop(place);
+        }
+    }
+
+    fn commit(&self, steps: Vec<WireStep>, expires_ms: u64) -> Result<Waiting, CommitError> {
+        if wire::monotonic_ms() >= expires_ms {
+            let source = Cause::text("it came after its deadline");
+            return Err(StoreError::Unavailable { operation: "commit".into(), source }.into());
+        }
+        self.store.submit(steps.into_iter().map(Step::from).collect())
     }
 
     async fn answer(&self, id: u64, request: Request) {
+        // Somebody may be asking what became of a commit that is still under way.
+        if let Err(error) = self.store.settle().await {
+            return self.fail(id, error).await;
+        }
         let reply = match request {
             Request::Get(key) => {
                 self.store.get(&key).await.map(|record| Reply::Record(record.map(Into::into)))
@@ -203,12 +240,6 @@ impl Client {
                 Ok(snapshot) => return self.send_snapshot(id, snapshot).await,
                 Err(error) => Err(error),
             },
-            Request::Commit(steps) => {
-                match self.store.commit(steps.into_iter().map(Step::from).collect()).await {
-                    Ok(revisions) => Ok(Reply::Committed(revisions.first().map_or(0, |revision| revision.0))),
-                    Err(error) => Ok(Reply::Failed(error.into())),
-                }
-            }
             Request::Grant { ttl_ms } => {
                 self.store.grant(Duration::from_millis(ttl_ms)).await.map(|lease| Reply::Lease(lease.0))
             }
@@ -217,7 +248,7 @@ impl Client {
                 ttl.map(|ttl| Reply::TtlMs(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)))
             }
             Request::Revoke(lease) => self.store.revoke(LeaseId(lease)).await.map(|()| Reply::Done),
-            Request::Hello { .. } | Request::Watch { .. } | Request::Unwatch => {
+            Request::Hello { .. } | Request::Commit { .. } | Request::Watch { .. } | Request::Unwatch => {
                 Err(StoreError::Unsupported { operation: "a second greeting".into() })
             }
         };

@@ -30,13 +30,24 @@ pub(crate) struct Call {
 /// What a client asks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Request {
-    Hello { version: u32 },
+    Hello {
+        version: u32,
+    },
     Get(Key),
     List(Prefix),
-    Commit(Vec<WireStep>),
-    Watch { prefix: Prefix, since: Option<u64> },
+    /// Refused when it comes after `expires_ms` on this machine's monotonic clock: by then its caller has given up, and may have looked.
+    Commit {
+        steps: Vec<WireStep>,
+        expires_ms: u64,
+    },
+    Watch {
+        prefix: Prefix,
+        since: Option<u64>,
+    },
     Unwatch,
-    Grant { ttl_ms: u64 },
+    Grant {
+        ttl_ms: u64,
+    },
     KeepAlive(u64),
     Revoke(u64),
 }
@@ -130,6 +141,12 @@ pub(crate) enum FrameError {
     Malformed(#[from] postcard::Error),
     #[error("frame {0} has no meaning here")]
     Unexpected(&'static str),
+}
+
+/// The clock of deadlines, the same in every process of this machine.
+pub(crate) fn monotonic_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1000 + u64::try_from(now.tv_nsec / 1_000_000).unwrap_or(0)
 }
 
 // === frames ===
@@ -300,7 +317,8 @@ mod tests {
         let mut bytes = Vec::new();
         let value = Bytes(vec![9; 1000]);
         let step = WireStep::Put { key: Key::from_stored("/a"), value, lease: Some(3) };
-        encode(&Call { id: 7, request: Request::Commit(vec![step]) }, &mut bytes).unwrap();
+        encode(&Call { id: 7, request: Request::Commit { steps: vec![step], expires_ms: 9 } }, &mut bytes)
+            .unwrap();
         encode(&Call { id: 8, request: Request::Unwatch }, &mut bytes).unwrap();
         let (call, used) = decode::<Call>(&bytes).unwrap().unwrap();
         assert_eq!(call.id, 7);

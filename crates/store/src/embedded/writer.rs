@@ -29,6 +29,7 @@ pub(super) enum Job {
     Grant { ttl: Duration, reply: oneshot::Sender<Result<LeaseId, StoreError>> },
     KeepAlive { lease: LeaseId, reply: oneshot::Sender<Result<Duration, StoreError>> },
     Revoke { lease: LeaseId, reply: oneshot::Sender<Result<(), StoreError>> },
+    Fence { reply: oneshot::Sender<()> },
     Reopen { reply: oneshot::Sender<Result<(), StoreError>> },
 }
 
@@ -118,8 +119,10 @@ impl Writer {
         let (steps, replies): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
         let outcomes = self.commit_together(&steps);
         for (reply, outcome) in replies.into_iter().zip(outcomes) {
-            // A caller that no longer waits has its answer in the store.
-            let _ = reply.send(outcome);
+            self.shared.waiting.fetch_sub(1, Ordering::AcqRel);
+            if reply.send(outcome).is_err() {
+                self.shared.abandoned.fetch_sub(1, Ordering::AcqRel);
+            }
         }
         other
     }
@@ -160,6 +163,9 @@ impl Writer {
             }
             Job::Revoke { lease, reply } => {
                 let _ = reply.send(self.revoke(lease));
+            }
+            Job::Fence { reply } => {
+                let _ = reply.send(());
             }
             Job::Reopen { reply } => {
                 let _ = reply.send(self.reopen());
