@@ -162,7 +162,8 @@ fn undone(errors: &[String]) -> String {
 // === impl Executor ===
 
 impl<'s> Executor<'s> {
-    /// An executor that works through `host`, a route socket of the node's namespace.
+    /// An executor that works through `host`, a route socket of the node's namespace. The thread that calls
+    /// [`attach`](Self::attach) must be in that namespace, too: sysctls follow the thread.
     pub fn new(host: &'s mut Socket) -> Self {
         Self { host }
     }
