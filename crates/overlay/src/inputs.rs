@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use russet_addr::{BlockCidr, Family, IpNet, Mac, NodeName};
+use russet_model::AffinityState;
 
 /// Everything that `desired` looks at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,19 +91,8 @@ pub struct Affinity {
     pub block: BlockCidr,
     /// By whom.
     pub node: NodeName,
-    /// How far the claim has come.
+    /// How far the claim has come: a pending one owns nothing, one that is given back owns until somebody else does.
     pub state: AffinityState,
-}
-
-/// How far a claim has come (calico-ipam.md section 1.4).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum AffinityState {
-    /// The block is the node's.
-    Confirmed,
-    /// The node is giving the block back; it is the node's until somebody else has it.
-    PendingDeletion,
-    /// The node tries to get the block, and does not own it yet.
-    Pending,
 }
 
 /// A pod's address on another node than the owner of its block.

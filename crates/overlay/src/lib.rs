@@ -2,10 +2,12 @@
 //! address translation.
 
 mod apply;
+mod convert;
 mod desired;
 mod inputs;
 mod mac;
 mod masquerade;
+mod nat;
 mod observe;
 mod plan;
 mod prefix;
@@ -17,12 +19,13 @@ mod scene;
 mod vxlan;
 
 pub use desired::{Desired, Hop, desired};
-pub use inputs::{Addresses, Affinity, AffinityState, Borrowed, Encapsulation, Inputs, Node, Pool, Underlay};
+pub use inputs::{Addresses, Affinity, Borrowed, Encapsulation, Inputs, Node, Pool, Underlay};
 pub use mac::tunnel_mac;
-pub use masquerade::Masquerade;
+pub use masquerade::{Masquerade, TunnelEnds};
 pub use observe::{DEVICE_ALIAS, FoundDevice, Observed, ROUTE_PROTOCOL, is_ours, observe};
 pub use plan::{BATCH_MAX_OPS, Op, Plan, plan};
 pub use reconcile::{Reconciler, Run};
 pub use refusal::{Reason, Refusal, Subject};
 pub use report::{ERRORS_MAX, Kind, OverlayError, Report};
+pub use russet_model::AffinityState;
 pub use vxlan::{Device, PORT, VNI, device_name};

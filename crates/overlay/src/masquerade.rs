@@ -1,20 +1,76 @@
-//! Which traffic takes the node's address on its way out (calico-cni.md section 4.8). The sets are made here; the rules
-//! around them are in `nat`.
+//! Which traffic takes the node's address on its way out, and which is not tracked (calico-cni.md sections 4.4 and 4.8).
+//! Pure; `nat` brings it into nf_tables.
 
-use russet_addr::{Family, IpNet};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use russet_addr::{Family, IfName, IpNet};
+use russet_nft::{self as nft, Chain, ChainKind, Element, Hook, L4, Rule, Set, Table, priority};
 
 use crate::desired::Desired;
 use crate::scene::Scene;
+use crate::vxlan::{PORT, device_name};
 
-/// The contents of nft table `inet russet` as far as it is the overlay's.
+/// What the overlay's part of table `inet russet` is made from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Masquerade {
     /// All pools, disjoint and sorted: traffic to these keeps its source.
     pub pools: Vec<IpNet>,
     /// The pools whose traffic to anywhere else takes the node's address, disjoint and sorted.
     pub nat: Vec<IpNet>,
-    /// Whether a tunnel exists: then its port must stay free, and its packets need no connection tracking.
-    pub tunnel: bool,
+    /// The tunnels: their port must stay free, and their outer packets need no tracking.
+    pub tunnels: BTreeMap<Family, TunnelEnds>,
+}
+
+/// The two addresses of one of our own devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TunnelEnds {
+    /// The outer source address.
+    pub local: IpAddr,
+    /// The tunnel address.
+    pub tunnel: IpAddr,
+}
+
+/// Chains, sets and rules, in the order in which they must be made.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ruleset {
+    pub(crate) chains: Vec<Chain>,
+    pub(crate) sets: Vec<(Set, Vec<Element>)>,
+    pub(crate) rules: Vec<Rule>,
+}
+
+/// The chain that masquerades, behind the other nat chains of its hook: kube-proxy's rules come first.
+const POSTROUTING: &str = "overlay-postrouting";
+/// The chain for packets that arrive through the underlay.
+const PREROUTING: &str = "overlay-prerouting";
+/// The chain for packets that leave through it.
+const OUTPUT: &str = "overlay-output";
+/// How far behind `srcnat` ours is.
+const BEHIND_SRCNAT: i32 = 10;
+/// Ports that masqueraded UDP may take where there is a tunnel: those above its own (calico-cni.md section 4.8). A flow
+/// from the tunnel's port to another node would look like a tunnel packet to whoever filters or tracks by port.
+const UDP_PORTS: RangeInclusive<u16> = PORT + 1..=u16::MAX;
+/// Begins the name of every chain and set that is the overlay's; the table has other users.
+pub(crate) const PREFIX: &str = "overlay-";
+
+/// Our table.
+pub(crate) fn table() -> Table {
+    Table::inet("russet")
+}
+
+fn pools_set(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "overlay-pools4",
+        Family::V6 => "overlay-pools6",
+    }
+}
+
+fn nat_set(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "overlay-nat4",
+        Family::V6 => "overlay-nat6",
+    }
 }
 
 // === impl Masquerade ===
@@ -23,25 +79,80 @@ impl Masquerade {
     /// The sets for the pools of `scene`.
     pub(crate) fn new(scene: &Scene<'_>, desired: &Desired) -> Self {
         let nat = scene.pools.iter().filter(|(_, pool)| pool.nat_outgoing);
+        let ends = desired.devices.iter().map(|(family, device)| {
+            (*family, TunnelEnds { local: device.local, tunnel: device.address.addr() })
+        });
         Self {
             pools: disjoint(scene.pools.iter().map(|(net, _)| *net)),
             nat: disjoint(nat.map(|(net, _)| *net)),
-            tunnel: !desired.devices.is_empty(),
+            tunnels: ends.collect(),
         }
     }
 
-    /// Whether the table is needed at all.
+    /// Whether no rule is needed at all.
     pub fn is_empty(&self) -> bool {
-        self.nat.is_empty() && !self.tunnel
+        self.nat.is_empty() && self.tunnels.is_empty()
     }
 
-    /// The members of one family.
-    pub fn of(nets: &[IpNet], family: Family) -> impl Iterator<Item = IpNet> {
-        nets.iter().copied().filter(move |net| Family::of_net(net) == family)
+    /// The rules. Nothing here leaves traffic between pods untracked, which would be cheaper: replies of a connection
+    /// whose destination was translated (services, host ports) would keep the translated source, and the client would
+    /// not know them.
+    pub(crate) fn ruleset(&self) -> Ruleset {
+        let mut ruleset = Ruleset::default();
+        if self.is_empty() {
+            return ruleset;
+        }
+        let table = table();
+        let postrouting = priority::SRCNAT + BEHIND_SRCNAT;
+        let postrouting = Chain::base(&table, POSTROUTING, ChainKind::Nat, Hook::Postrouting, postrouting);
+        for family in Family::BOTH {
+            self.masquerade(family, &postrouting, &mut ruleset);
+        }
+        ruleset.chains.push(postrouting);
+        if !self.tunnels.is_empty() {
+            let raw = |name, hook| Chain::base(&table, name, ChainKind::Filter, hook, priority::RAW);
+            let (prerouting, output) = (raw(PREROUTING, Hook::Prerouting), raw(OUTPUT, Hook::Output));
+            for ends in self.tunnels.values() {
+                // Only our own packets: a pod may have a tunnel of its own, whose packets are to be masqueraded.
+                let outer = |chain| Rule::new(chain).protocol(L4::Udp).dport(PORT);
+                ruleset.rules.push(outer(&prerouting).daddr(ends.local.into()).notrack());
+                ruleset.rules.push(outer(&output).saddr(ends.local.into()).notrack());
+            }
+            ruleset.chains.extend([prerouting, output]);
+        }
+        ruleset
+    }
+
+    fn masquerade(&self, family: Family, chain: &Chain, ruleset: &mut Ruleset) {
+        let how = nft::Masquerade::fully_random;
+        let tunnel = self.tunnels.get(&family);
+        if let (Some(ends), Ok(device)) = (tunnel, IfName::new(device_name(family))) {
+            // What the node itself sends to a pod with another of its addresses as source would be answered past the
+            // tunnel.
+            let host = Rule::new(chain).oif(&device).saddr_not(ends.tunnel.into()).from_this_machine();
+            ruleset.rules.push(host.masquerade(how()));
+        }
+        let of_family = |nets: &[IpNet]| -> Vec<IpNet> {
+            nets.iter().copied().filter(|net| Family::of_net(net) == family).collect()
+        };
+        let nat = of_family(&self.nat);
+        if nat.is_empty() {
+            return;
+        }
+        for (name, nets) in [(pools_set(family), of_family(&self.pools)), (nat_set(family), nat)] {
+            ruleset.sets.push((Set::prefixes(&table(), name, family), Element::cover(nets)));
+        }
+        let leaving =
+            |rule: Rule| rule.saddr_in(family, nat_set(family)).daddr_not_in(family, pools_set(family));
+        if !self.tunnels.is_empty() {
+            let udp = leaving(Rule::new(chain)).protocol(L4::Udp);
+            ruleset.rules.push(udp.masquerade(how().ports(UDP_PORTS)));
+        }
+        ruleset.rules.push(leaving(Rule::new(chain)).masquerade(how()));
     }
 }
 
-/// An interval set takes no overlapping members, and pools may lie in each other.
+/// Pools may lie in each other.
 fn disjoint(nets: impl Iterator<Item = IpNet>) -> Vec<IpNet> {
     let mut nets = IpNet::aggregate(&nets.collect());
     nets.sort();

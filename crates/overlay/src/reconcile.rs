@@ -6,10 +6,12 @@ use std::collections::VecDeque;
 use russet_addr::{Family, IfName};
 use russet_linux::sysctl;
 use russet_netlink::{NetlinkError, Socket};
+use russet_nft::{Nft, Transaction};
 
 use crate::apply::Executor;
 use crate::desired::{Desired, desired};
 use crate::inputs::Inputs;
+use crate::nat;
 use crate::observe::observe;
 use crate::plan::{Op, plan};
 use crate::report::{Kind, Report};
@@ -19,6 +21,7 @@ use crate::report::{Kind, Report};
 #[derive(Debug)]
 pub struct Reconciler {
     route: Socket,
+    nft: Nft,
 }
 
 /// A run that has been planned, and waits to be carried out step by step.
@@ -37,6 +40,7 @@ pub struct Run<'a> {
 #[derive(Debug)]
 enum Step {
     Forwarding(Family, u32),
+    Nat(Transaction),
     Ops(Vec<Op>),
 }
 
@@ -45,7 +49,7 @@ enum Step {
 impl Reconciler {
     /// Opens the sockets in the calling thread's network namespace.
     pub fn new() -> Result<Self, NetlinkError> {
-        Ok(Self { route: Socket::route()? })
+        Ok(Self { route: Socket::route()?, nft: Nft::open()? })
     }
 
     /// Brings the kernel to what `inputs` ask for.
@@ -65,6 +69,7 @@ impl Reconciler {
                 let plan = plan(&desired, &observed);
                 report.refusals.extend(plan.refusals);
                 steps.extend(forwarding(&desired, inputs));
+                steps.extend(self.nat(&desired, &mut report));
                 steps.extend(plan.batches.into_iter().map(Step::Ops));
                 Executor::new(&observed)
             }
@@ -75,6 +80,17 @@ impl Reconciler {
             }
         };
         Run { reconciler: self, executor, steps, report }
+    }
+
+    /// The change to address translation, if there is one.
+    fn nat(&mut self, desired: &Desired, report: &mut Report) -> Option<Step> {
+        match nat::difference(&mut self.nft, &desired.masquerade) {
+            Ok(transaction) => (!transaction.is_empty()).then_some(Step::Nat(transaction)),
+            Err(error) => {
+                report.fail(error);
+                None
+            }
+        }
     }
 }
 
@@ -87,6 +103,10 @@ impl Run<'_> {
         let socket = &mut self.reconciler.route;
         match step {
             Step::Forwarding(family, underlay) => forward(socket, family, underlay, &mut self.report),
+            Step::Nat(transaction) => match self.reconciler.nft.commit(&transaction) {
+                Ok(()) => self.report.count(Kind::Nat),
+                Err(error) => self.report.fail(error),
+            },
             Step::Ops(ops) => {
                 if !self.executor.run(socket, &ops, &mut self.report) {
                     self.steps.clear();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use russet_linux::sysctl::SysctlError;
 use russet_netlink::NetlinkError;
+use russet_nft::CommitError;
 
 use crate::refusal::Refusal;
 
@@ -45,6 +46,9 @@ pub enum OverlayError {
     /// A link, address, neighbour, forwarding entry or route.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
+    /// The transaction of address translation.
+    #[error(transparent)]
+    Nft(#[from] CommitError),
     /// A sysctl.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use russet_addr::{Family, IpNet, NodeName};
+use russet_model::AffinityState;
 
-use crate::inputs::{Affinity, AffinityState, Encapsulation, Inputs, Pool};
+use crate::inputs::{Affinity, Encapsulation, Inputs, Pool};
 use crate::prefix::{Guarded, PrefixMap, is_reserved, is_usable};
 use crate::refusal::{Reason, Refusal, Subject};
 

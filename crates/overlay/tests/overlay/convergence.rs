@@ -53,9 +53,9 @@ prop_compose! {
             }
         }
         for (number, place, len, state) in claims {
-            let block: ipnet::IpNet = format!("10.1.{}.{}/{len}", place % 5, place * 12).parse().unwrap();
+            let block: russet_addr::IpNet = format!("10.1.{}.{}/{len}", place % 5, place * 12).parse().unwrap();
             inputs = inputs.claim_in(&node(number), &block.trunc().to_string(), state);
-            let block: ipnet::IpNet = format!("fd10::{:x}00/{}", place % 5, 96 + len).parse().unwrap();
+            let block: russet_addr::IpNet = format!("fd10::{:x}00/{}", place % 5, 96 + len).parse().unwrap();
             inputs = inputs.claim_in(&node(number), &block.trunc().to_string(), state);
         }
         for (number, last) in borrowed {

@@ -292,7 +292,8 @@ fn the_translated_pools_are_disjoint_and_all_pools_are_spared() {
     let masquerade = desired(&inputs).masquerade;
     assert_eq!(masquerade.pools, [net("10.1.0.0/16"), net("10.3.0.0/16"), net("fd10::/48")]);
     assert_eq!(masquerade.nat, [net("10.1.0.0/16"), net("fd10::/48")]);
-    assert!(masquerade.tunnel);
+    assert_eq!(masquerade.tunnels[&Family::V4].local, ip("192.168.77.1"));
+    assert_eq!(masquerade.tunnels[&Family::V4].tunnel, ip("10.1.0.1"));
     assert!(desired(&alone()).masquerade.is_empty());
 }
 

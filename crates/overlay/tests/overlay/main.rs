@@ -7,4 +7,5 @@ mod convergence;
 mod desired;
 mod kernel;
 mod model;
+mod nat;
 mod scene;

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use russet_addr::{IpNet, NodeName};
 use russet_overlay::{
-    Addresses, Affinity, AffinityState, Borrowed, Encapsulation, Inputs, Node, Pool, Reason, Subject,
-    Underlay, desired,
+    Addresses, Affinity, AffinityState, Borrowed, Encapsulation, Inputs, Pool, Reason, Subject, Underlay,
+    desired,
 };
 
 pub fn net(text: &str) -> IpNet {
@@ -63,12 +63,12 @@ impl Build for Inputs {
     }
 
     fn v4(mut self, node: &str, underlay: &str, tunnel: &str) -> Self {
-        self.nodes.entry(name(node)).or_insert_with(Node::default).v4 = addresses(underlay, tunnel);
+        self.nodes.entry(name(node)).or_default().v4 = addresses(underlay, tunnel);
         self
     }
 
     fn v6(mut self, node: &str, underlay: &str, tunnel: &str) -> Self {
-        self.nodes.entry(name(node)).or_insert_with(Node::default).v6 = addresses(underlay, tunnel);
+        self.nodes.entry(name(node)).or_default().v6 = addresses(underlay, tunnel);
         self
     }
 
