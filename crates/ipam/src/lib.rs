@@ -1,1 +1,19 @@
-//! (being written)
+//! The address allocator: Calico's blocks, affinities and handles over any store (calico-ipam.md section 3).
+//!
+//! Decisions are pure and have files of their own (`block_ops`, `pools`, `search`, `finder`); `allocator` reads, decides and writes guarded steps.
+
+mod allocator;
+pub mod block_ops;
+mod clock;
+mod error;
+mod finder;
+pub mod pools;
+mod request;
+pub mod search;
+
+pub use allocator::{Allocator, DefaultPool, Held};
+pub use block_ops::ReleaseOptions;
+pub use clock::{Backoff, Clock, NoBackoff, SystemClock, delay};
+pub use error::IpamError;
+pub use request::{Assigned, Released, Request};
+pub use russet_model::AddressUse as Use;

@@ -1,0 +1,222 @@
+//! The allocator: which address goes to whom, kept in the store so that Go peers and we never give one twice (calico-ipam.md section 3).
+//!
+//! **The block record is the only lock.** An address is owned if and only if a guarded write of its block says so; affinities and handles are indexes that
+//! may lag. Hence the order of all writes: handle, then block when taking; block, then handle when giving back. Engines that claim atomic commits get
+//! both in one; on the others a crash between them leaves a handle that counts too many, never an address that no handle reaches.
+//!
+//! Called by the CNI plugins (in the agent, or alone under the store's lock), by the agent's start and clean-up, and by `russet ipam`.
+
+use std::rc::Rc;
+
+use russet_addr::{BlockCidr, Family, NodeName};
+use russet_model::{
+    Affinity, Attribute, Block, DecodeError, Handle, HandleId, IpPool, IpReservation, IpamConfig, Key,
+    KeyKind, Node, Prefix, time,
+};
+use russet_store::{Record, Revision, Store, StoreError};
+
+use crate::block_ops::Reserved;
+use crate::{Backoff, Clock, IpamError, NoBackoff, Request};
+
+mod affinity;
+mod assign_ip;
+mod auto;
+mod borrow;
+mod claim;
+mod cleanup;
+mod existing;
+mod handles;
+mod pool;
+mod release;
+mod release_ips;
+mod take;
+mod tunnel;
+
+pub use existing::Held;
+pub use pool::DefaultPool;
+
+/// How often a contended record is tried before giving up; peers use the same number.
+pub(crate) const TRIES_MAX: u32 = 100;
+
+/// Gives and takes back addresses. Cheap to make; holds nothing but its store.
+pub struct Allocator {
+    store: Rc<dyn Store>,
+    clock: Rc<dyn Clock>,
+    backoff: Rc<dyn Backoff>,
+}
+
+/// A record and the revision that guards it.
+#[derive(Debug, Clone)]
+pub(crate) struct Stored<T> {
+    pub(crate) value: T,
+    pub(crate) revision: Revision,
+}
+
+/// What a failed commit means for the one who sent it.
+pub(crate) enum Failure {
+    /// Somebody else wrote one of the records first.
+    Lost,
+    /// It may have happened.
+    Unknown(StoreError),
+    /// It did not happen, and trying at once will not help.
+    Fatal(StoreError),
+}
+
+// === impl Allocator ===
+
+impl Allocator {
+    /// An allocator that tries contended records again at once.
+    pub fn new(store: Rc<dyn Store>, clock: Rc<dyn Clock>) -> Self {
+        Self { store, clock, backoff: Rc::new(NoBackoff) }
+    }
+
+    /// The same, waiting between attempts.
+    #[must_use]
+    pub fn with_backoff(self, backoff: Rc<dyn Backoff>) -> Self {
+        Self { backoff, ..self }
+    }
+
+    /// The cluster's settings, or what holds where nobody stored any.
+    pub async fn config(&self) -> Result<IpamConfig, IpamError> {
+        let config = self.read(&Key::ipam_config(), IpamConfig::decode).await?;
+        Ok(config.map(|stored| stored.value).unwrap_or_default())
+    }
+
+    /// All pools in order of their names. One that cannot be read is passed over, as peers do.
+    pub async fn pools(&self) -> Result<Vec<IpPool>, IpamError> {
+        self.list(&Prefix::pools(), IpPool::decode).await
+    }
+
+    pub(crate) async fn reserved(&self, family: Family) -> Result<Reserved, IpamError> {
+        let reservations = self.list(&Prefix::reservations(), IpReservation::decode).await?;
+        let nets = reservations.iter().flat_map(|reservation| reservation.spec.nets().collect::<Vec<_>>());
+        Ok(Reserved(nets.filter(|net| Family::of_net(net) == family).collect()))
+    }
+
+    pub(crate) async fn node(&self, node: &NodeName) -> Result<Option<Node>, IpamError> {
+        Ok(self.read(&Key::node(node), Node::decode).await?.map(|stored| stored.value))
+    }
+
+    /// One block.
+    pub(crate) async fn block(&self, block: BlockCidr) -> Result<Option<Stored<Block>>, IpamError> {
+        self.read(&Key::block(block), |bytes| {
+            let decoded = Block::decode(bytes)?;
+            if decoded.cidr == block {
+                return Ok(decoded);
+            }
+            let problem = format!("{} is stored there", decoded.cidr);
+            Err(DecodeError { what: "block", at: "cidr".into(), problem })
+        })
+        .await
+    }
+
+    pub(crate) async fn handle(&self, handle: &HandleId) -> Result<Option<Stored<Handle>>, IpamError> {
+        self.read(&Key::handle(handle), Handle::decode).await
+    }
+
+    pub(crate) async fn affinity(
+        &self,
+        node: &NodeName,
+        block: BlockCidr,
+    ) -> Result<Option<Stored<Affinity>>, IpamError> {
+        self.read(&Key::affinity(node, block), Affinity::decode).await
+    }
+
+    /// A node's affinities of one family, in key order; unreadable ones are passed over.
+    pub(crate) async fn affinities(
+        &self,
+        node: &NodeName,
+        family: Family,
+    ) -> Result<Vec<(BlockCidr, Stored<Affinity>)>, IpamError> {
+        let prefix = Prefix::affinities_of(node, family);
+        let records = self.records(&prefix).await?;
+        let readable = records.into_iter().filter_map(|record| {
+            let KeyKind::Affinity { block, .. } = record.key.kind() else { return None };
+            let value = readable(&record, Affinity::decode)?;
+            Some((block, Stored { value, revision: record.revision }))
+        });
+        Ok(readable.collect())
+    }
+
+    pub(crate) async fn records(&self, prefix: &Prefix) -> Result<Vec<Record>, IpamError> {
+        let listed = self.store.list(prefix).await;
+        Ok(listed.map_err(|error| IpamError::store(format!("list {prefix}"), error))?.records)
+    }
+
+    async fn list<T>(
+        &self,
+        prefix: &Prefix,
+        decode: fn(&[u8]) -> Result<T, DecodeError>,
+    ) -> Result<Vec<T>, IpamError> {
+        Ok(self.records(prefix).await?.iter().filter_map(|record| readable(record, decode)).collect())
+    }
+
+    async fn read<T>(
+        &self,
+        key: &Key,
+        decode: impl FnOnce(&[u8]) -> Result<T, DecodeError>,
+    ) -> Result<Option<Stored<T>>, IpamError> {
+        let record = self.store.get(key).await;
+        let Some(record) = record.map_err(|error| IpamError::store(format!("read {key}"), error))? else {
+            return Ok(None);
+        };
+        let value =
+            decode(&record.value).map_err(|source| IpamError::Corrupt { key: key.clone(), source })?;
+        Ok(Some(Stored { value, revision: record.revision }))
+    }
+
+    /// What is stored beside the addresses of one request: the mark by which a call finds again what it wrote.
+    pub(crate) fn owner(&self, request: &Request) -> Attribute {
+        let mut secondary = request.attributes.clone();
+        secondary.insert("node".into(), request.node.to_string());
+        if request.use_ != russet_model::AddressUse::Tunnel {
+            secondary.entry("timestamp".into()).or_insert_with(|| time::go_timestamp(self.clock.now()));
+        }
+        Attribute {
+            handle_id: Some(request.handle.to_string()),
+            secondary: Some(secondary),
+            ..Attribute::default()
+        }
+    }
+
+    /// Waits before attempt `tries`, or gives up.
+    pub(crate) async fn again(
+        &self,
+        tries: &mut u32,
+        operation: &'static str,
+        key: &Key,
+    ) -> Result<(), IpamError> {
+        *tries += 1;
+        if *tries >= TRIES_MAX {
+            return Err(IpamError::Contended { operation, key: key.clone(), tries: *tries });
+        }
+        self.backoff.wait(*tries - 1).await;
+        Ok(())
+    }
+}
+
+/// Decodes a listed record; what cannot be read is as good as absent, as it is for peers.
+pub(crate) fn readable<T>(record: &Record, decode: fn(&[u8]) -> Result<T, DecodeError>) -> Option<T> {
+    match decode(&record.value) {
+        Ok(value) => Some(value),
+        Err(error) => {
+            tracing::warn!(key = %record.key, %error, "unreadable record passed over");
+            None
+        }
+    }
+}
+
+// === impl Failure ===
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        match error {
+            error if error.lost_race() => Self::Lost,
+            error if error.outcome_unknown() => Self::Unknown(error),
+            error => Self::Fatal(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+//! AutoAssign (calico-ipam.md sections 3.4 and 3.5): from the node's own blocks, then from a block that it claims, then from anybody's.
+
+use std::collections::BTreeSet;
+
+use russet_addr::{BlockCidr, Family, IpNet};
+use russet_model::{AddressUse, Affinity, Block, IpPool, IpamConfig};
+
+use super::claim::Claimed;
+use super::existing::with_block_prefix;
+use super::take::Owner;
+use super::{Allocator, Stored};
+use crate::block_ops::{self, Freed, Reserved};
+use crate::finder::Finder;
+use crate::pools::{self, Asker};
+use crate::{Assigned, IpamError, Request};
+
+/// More addresses than one call has use for; a limit on what a wrong request can take.
+const ADDRESSES_MAX: u32 = 1024;
+
+/// One family of one request.
+pub(super) struct FamilyRun<'a> {
+    pub(super) request: &'a Request,
+    pub(super) owner: &'a Owner,
+    pub(super) family: Family,
+    pub(super) config: IpamConfig,
+    pub(super) reserved: Reserved,
+    pub(super) pools: Vec<IpPool>,
+    wanted: usize,
+    taken: Vec<IpNet>,
+}
+
+/// Blocks that a call wrote to, so that a failure can give everything back.
+type Touched = BTreeSet<BlockCidr>;
+
+// === impl Allocator ===
+
+impl Allocator {
+    /// Gives the request's addresses: those that its handle and interface hold already, and new ones for the rest. All or nothing over both families.
+    pub async fn auto_assign(&self, request: &Request) -> Result<Assigned, IpamError> {
+        check(request)?;
+        let existing = self.existing(request).await?;
+        let mut addresses = existing.clone();
+        let owner = Owner { handle: request.handle.clone(), attribute: self.owner(request) };
+        let mut touched = Touched::new();
+        for family in Family::BOTH {
+            let held = existing.iter().filter(|net| Family::of_net(net) == family).count();
+            let wanted = (request.wanted(family) as usize).saturating_sub(held);
+            if wanted == 0 {
+                continue;
+            }
+            match self.assign_family(request, &owner, family, wanted, &mut touched).await {
+                Ok(taken) => addresses.extend(taken),
+                Err(error) => {
+                    self.give_back(&owner, &touched).await;
+                    return Err(error);
+                }
+            }
+        }
+        addresses.sort_by_key(Family::of_net);
+        let existing = existing.len() == addresses.len();
+        Ok(Assigned { addresses, existing })
+    }
+
+    async fn assign_family(
+        &self,
+        request: &Request,
+        owner: &Owner,
+        family: Family,
+        wanted: usize,
+        touched: &mut Touched,
+    ) -> Result<Vec<IpNet>, IpamError> {
+        let config = self.config().await?;
+        let reserved = self.reserved(family).await?;
+        let all_pools = self.pools().await?;
+        let node = self.node(&request.node).await?;
+        let asker = Asker {
+            node: &request.node,
+            node_labels: node.as_ref().map(|node| &node.metadata.labels),
+            namespace_labels: &request.namespace_labels,
+            use_: request.use_,
+        };
+        let pools = pools::choose(&all_pools, family, request.pools(family), &asker)?;
+        let affinities = self.affinities(&request.node, family).await?;
+        let (own, others): (Vec<_>, Vec<_>) = affinities
+            .into_iter()
+            .partition(|(block, _)| pools.iter().any(|pool| pool.spec.cidr.contains(&block.net())));
+        self.drop_strays(request, &all_pools, asker.node_labels, &others).await;
+        let mut run =
+            FamilyRun { request, owner, family, config, reserved, pools, wanted, taken: Vec::new() };
+        let owned = self.from_own_blocks(&mut run, own, touched).await?;
+        if run.missing() > 0 {
+            self.from_new_blocks(&mut run, owned, touched).await?;
+        }
+        if run.missing() > 0 && !run.config.strict_affinity {
+            self.borrow(&mut run, touched).await?;
+        }
+        if run.missing() > 0 { Err(run.short()) } else { Ok(run.taken) }
+    }
+
+    /// Answers with how many blocks of the chosen pools the node has.
+    async fn from_own_blocks(
+        &self,
+        run: &mut FamilyRun<'_>,
+        own: Vec<(BlockCidr, Stored<Affinity>)>,
+        touched: &mut Touched,
+    ) -> Result<u64, IpamError> {
+        let mut owned = own.len() as u64;
+        for (cidr, affinity) in own {
+            if run.missing() == 0 {
+                break;
+            }
+            if run.reserved.covering(cidr).is_some() {
+                continue;
+            }
+            match self.affine_block(&run.request.node, cidr, affinity).await {
+                Ok(Claimed::Ours(block)) => self.take_own(run, cidr, Some(block), touched).await?,
+                Ok(Claimed::Foreign) => owned -= 1,
+                Err(error @ (IpamError::Corrupt { .. } | IpamError::Contended { .. })) => {
+                    tracing::warn!(block = %cidr, %error, "own block passed over");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(owned)
+    }
+
+    async fn from_new_blocks(
+        &self,
+        run: &mut FamilyRun<'_>,
+        mut owned: u64,
+        touched: &mut Touched,
+    ) -> Result<(), IpamError> {
+        let limit = run.config.block_limit(run.request.max_blocks);
+        let node = &run.request.node;
+        let mut finder: Option<Finder> = None;
+        while run.missing() > 0 {
+            if owned >= limit {
+                return Err(IpamError::BlockLimit { node: node.clone(), family: run.family, limit });
+            }
+            if !run.config.auto_allocate_blocks {
+                return Err(IpamError::AutoAllocateOff { node: node.clone(), family: run.family });
+            }
+            let finder = match &mut finder {
+                Some(finder) => finder,
+                None => finder.insert(self.finder(run).await?),
+            };
+            let cidr = match finder.next(&run.reserved) {
+                Some(cidr) => Some(cidr),
+                None => self.reclaim(finder).await?,
+            };
+            let Some(cidr) = cidr else { break };
+            if let Claimed::Ours(block) = self.claim(node, cidr).await? {
+                owned += 1;
+                self.take_own(run, cidr, Some(block), touched).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn finder(&self, run: &FamilyRun<'_>) -> Result<Finder, IpamError> {
+        let prefix = russet_model::Prefix::blocks(Some(run.family));
+        let records = self.records(&prefix).await?;
+        Ok(Finder::new(&run.request.node, &run.pools, &run.reserved, &records, self.clock.now()))
+    }
+
+    /// Takes what is missing from a block, provided that it still serves the node when it is written.
+    async fn take_own(
+        &self,
+        run: &mut FamilyRun<'_>,
+        cidr: BlockCidr,
+        block: Option<Stored<Block>>,
+        touched: &mut Touched,
+    ) -> Result<(), IpamError> {
+        let node = run.request.node.clone();
+        self.take_some(run, cidr, block, touched, |block| block.serves(&node)).await
+    }
+
+    /// Takes what is missing from a block as long as `allowed` says so.
+    pub(super) async fn take_some(
+        &self,
+        run: &mut FamilyRun<'_>,
+        cidr: BlockCidr,
+        block: Option<Stored<Block>>,
+        touched: &mut Touched,
+        allowed: impl Fn(&Block) -> bool,
+    ) -> Result<(), IpamError> {
+        let missing = run.missing();
+        let (owner, reserved) = (run.owner, &run.reserved);
+        touched.insert(cidr);
+        let change = |block: &mut Block| {
+            if !allowed(block) {
+                return Ok(Vec::new());
+            }
+            Ok(block_ops::auto_assign(block, missing, &owner.attribute, reserved))
+        };
+        let ordinals = self.take(cidr, block, owner, change).await?.unwrap_or_default();
+        for ordinal in ordinals {
+            let net = cidr.address(ordinal).and_then(|address| with_block_prefix(cidr, address));
+            run.taken.extend(net.filter(|net| !run.taken.contains(net)));
+        }
+        Ok(())
+    }
+
+    /// Gives back what a failed call took. Whatever cannot be given back now stays reachable by its handle.
+    pub(super) async fn give_back(&self, owner: &Owner, touched: &BTreeSet<BlockCidr>) {
+        for cidr in touched {
+            let change = |block: &mut Block| {
+                let ordinals = block_ops::release_attribute(block, &owner.attribute);
+                let handle = owner.handle.to_string();
+                let freed = ordinals.into_iter().map(|ordinal| (ordinal, Some(handle.clone()))).collect();
+                Ok(Freed { freed, unallocated: Vec::new() })
+            };
+            if let Err(error) = self.free(*cidr, change).await {
+                tracing::warn!(handle = %owner.handle, block = %cidr, %error, "address of a failed request not given back");
+            }
+        }
+    }
+}
+
+// === impl FamilyRun ===
+
+impl FamilyRun<'_> {
+    /// How many addresses are still wanted.
+    pub(super) fn missing(&self) -> usize {
+        self.wanted.saturating_sub(self.taken.len())
+    }
+
+    fn short(&self) -> IpamError {
+        let pools: Vec<IpNet> = self.pools.iter().map(|pool| pool.spec.cidr).collect();
+        if self.config.strict_affinity {
+            return IpamError::StrictAffinity { node: self.request.node.clone(), family: self.family, pools };
+        }
+        let blocks = self.pools.iter().fold(0_u64, |sum, pool| sum.saturating_add(pool.spec.block_count()));
+        IpamError::PoolExhausted {
+            family: self.family,
+            pools,
+            blocks,
+            assigned: u32::try_from(self.taken.len()).unwrap_or(u32::MAX),
+            wanted: u32::try_from(self.wanted).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+fn check(request: &Request) -> Result<(), IpamError> {
+    if request.use_ == AddressUse::LoadBalancer {
+        return Err(IpamError::Invalid("addresses of load balancers are not given to nodes".into()));
+    }
+    let wanted = u64::from(request.v4) + u64::from(request.v6);
+    if wanted == 0 || wanted > u64::from(ADDRESSES_MAX) {
+        return Err(IpamError::Invalid(format!(
+            "{wanted} addresses were requested; 1 to {ADDRESSES_MAX} are possible"
+        )));
+    }
+    Ok(())
+}

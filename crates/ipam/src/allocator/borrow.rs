@@ -1,0 +1,44 @@
+//! Borrowing: an address of another node's block, when no block can be claimed and strict affinity is off (calico-ipam.md section 3.4 step 8).
+//! The block stays its owner's.
+
+use std::collections::BTreeSet;
+
+use russet_addr::BlockCidr;
+use russet_model::{Block, Prefix};
+
+use super::auto::FamilyRun;
+use super::{Allocator, readable};
+use crate::search::fnv1;
+use crate::{IpamError, block_ops};
+
+// === impl Allocator ===
+
+impl Allocator {
+    pub(super) async fn borrow(
+        &self,
+        run: &mut FamilyRun<'_>,
+        touched: &mut BTreeSet<BlockCidr>,
+    ) -> Result<(), IpamError> {
+        let records = self.records(&Prefix::blocks(Some(run.family))).await?;
+        let blocks: Vec<Block> =
+            records.iter().filter_map(|record| readable(record, Block::decode)).collect();
+        for index in 0..run.pools.len() {
+            let pool = run.pools[index].spec.cidr;
+            let mut lenders: Vec<BlockCidr> = blocks
+                .iter()
+                .filter(|block| pool.contains(&block.cidr.net()) && block_ops::has_free(block, &run.reserved))
+                .map(|block| block.cidr)
+                .collect();
+            // Each node begins elsewhere, so that two that run dry do not fight over one block.
+            let start = fnv1(run.request.node.as_str()) as usize % lenders.len().max(1);
+            lenders.rotate_left(start);
+            for cidr in lenders {
+                if run.missing() == 0 {
+                    return Ok(());
+                }
+                self.take_some(run, cidr, None, touched, |_| true).await?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,74 @@
+//! What a handle holds (calico-ipam.md section 3.9), and so what an ADD that is repeated may simply have again.
+
+use std::net::IpAddr;
+
+use russet_addr::{BlockCidr, Family, IpNet};
+use russet_model::{Attribute, HandleId};
+
+use super::Allocator;
+use crate::{IpamError, Request};
+
+/// One address that a handle holds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Held {
+    /// The address.
+    pub address: IpAddr,
+    /// Its block.
+    pub block: BlockCidr,
+    /// What is stored beside it.
+    pub attribute: Attribute,
+    /// The number under which it was taken: what a guarded release names.
+    pub sequence_number: u64,
+}
+
+// === impl Allocator ===
+
+impl Allocator {
+    /// The addresses that a handle holds, block by block. Blocks that cannot be read are passed over.
+    pub async fn ips_by_handle(&self, handle: &HandleId) -> Result<Vec<Held>, IpamError> {
+        let Some(stored) = self.handle(handle).await? else { return Ok(Vec::new()) };
+        let mut held = Vec::new();
+        for cidr in stored.value.blocks() {
+            let block = match self.block(cidr).await {
+                Ok(Some(block)) => block.value,
+                Ok(None) => continue,
+                Err(error @ IpamError::Corrupt { .. }) => {
+                    tracing::warn!(%handle, block = %cidr, %error, "block passed over");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let found = block.ordinals_of(handle).filter_map(|ordinal| {
+                let attribute = block.attribute(ordinal)?.clone();
+                let sequence_number = block.sequence_number_of(ordinal);
+                Some(Held { address: cidr.address(ordinal)?, block: cidr, attribute, sequence_number })
+            });
+            held.extend(found);
+        }
+        Ok(held)
+    }
+
+    /// What the request's handle and interface hold already, at most as many of each family as are wanted.
+    pub(super) async fn existing(&self, request: &Request) -> Result<Vec<IpNet>, IpamError> {
+        let held = self.ips_by_handle(&request.handle).await?;
+        let mut found = Vec::new();
+        for family in Family::BOTH {
+            let ours = held.iter().filter(|held| held.block.family() == family && is_same(held, request));
+            let nets = ours.filter_map(|held| with_block_prefix(held.block, held.address));
+            found.extend(nets.take(request.wanted(family) as usize));
+        }
+        Ok(found)
+    }
+}
+
+/// Whether an address was taken for the same interface of the same container on the same node.
+fn is_same(held: &Held, request: &Request) -> bool {
+    let same = |name: &str| held.attribute.get(name) == request.attributes.get(name).map(String::as_str);
+    let same_node = held.attribute.get("node").is_none_or(|node| node == request.node.as_str());
+    same("interface") && same("pod") && same("namespace") && same_node
+}
+
+/// The address with its block's prefix length, as peers print it.
+pub(super) fn with_block_prefix(block: BlockCidr, address: IpAddr) -> Option<IpNet> {
+    IpNet::new(address, block.net().prefix_len()).ok()
+}

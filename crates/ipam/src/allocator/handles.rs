@@ -1,0 +1,126 @@
+//! Handle records: raised before a block is written, lowered after (calico-ipam.md section 3.9).
+
+use russet_addr::BlockCidr;
+use russet_model::{Handle, HandleId, Key};
+use russet_store::Step;
+
+use super::{Allocator, Failure, Stored};
+use crate::IpamError;
+
+/// The step that counts `addresses` more of `block`.
+pub(super) fn raised(
+    id: &HandleId,
+    stored: Option<Stored<Handle>>,
+    block: BlockCidr,
+    addresses: usize,
+) -> Step {
+    let (mut handle, revision) = match stored {
+        Some(stored) => (stored.value, Some(stored.revision)),
+        None => (Handle::default(), None),
+    };
+    handle.add(block, addresses as u64);
+    match revision {
+        Some(revision) => Step::update(Key::handle(id), handle.encode(), revision),
+        None => Step::create(Key::handle(id), handle.encode()),
+    }
+}
+
+/// The step after which `freed` addresses fewer of `block` are counted, given that the block still holds `left`. The count never goes below
+/// that; and where nothing is left, neither is a residue of lost races. None when nothing changes.
+pub(super) fn lowered(
+    id: &HandleId,
+    stored: &Stored<Handle>,
+    block: BlockCidr,
+    freed: usize,
+    left: usize,
+) -> Option<Step> {
+    let mut handle = stored.value.clone();
+    let count = match left {
+        0 => 0,
+        left => handle.count(block).saturating_sub(freed as u64).max(left as u64),
+    };
+    handle.set(block, count);
+    if handle == stored.value {
+        return None;
+    }
+    Some(if handle.block.is_empty() {
+        Step::delete(Key::handle(id), Some(stored.revision))
+    } else {
+        Step::update(Key::handle(id), handle.encode(), stored.revision)
+    })
+}
+
+// === impl Allocator ===
+
+impl Allocator {
+    /// Counts `addresses` more of `block`, as a commit of its own.
+    pub(super) async fn raise(
+        &self,
+        id: &HandleId,
+        block: BlockCidr,
+        addresses: usize,
+    ) -> Result<(), IpamError> {
+        let key = Key::handle(id);
+        let mut sent: Option<Vec<u8>> = None;
+        let mut tries = 0;
+        loop {
+            let stored = self.handle(id).await?;
+            // A lost answer: what stands there is what we sent, so it arrived.
+            if sent.is_some() && stored.as_ref().map(|stored| stored.value.encode()) == sent {
+                return Ok(());
+            }
+            let step = raised(id, stored, block, addresses);
+            let value = step.value().map(<[u8]>::to_vec);
+            match self.store.commit(vec![step]).await.map_err(|error| Failure::from(error.error)) {
+                Ok(_) => return Ok(()),
+                Err(Failure::Fatal(error)) => return Err(IpamError::store(format!("write {key}"), error)),
+                Err(Failure::Unknown(_)) => sent = value,
+                Err(Failure::Lost) => sent = None,
+            }
+            self.again(&mut tries, "raise handle", &key).await?;
+        }
+    }
+
+    /// Counts `freed` addresses fewer of `block`, as a commit of its own. `known` is the handle as it was before the block was written, and what the
+    /// block held after that: as long as the handle is still the same, the count becomes exactly that. Otherwise, and without it, `freed` is
+    /// subtracted. Where the outcome stays unknown the count may stay too high, which is safe.
+    pub(super) async fn lower(
+        &self,
+        id: &HandleId,
+        block: BlockCidr,
+        freed: usize,
+        known: Option<(Stored<Handle>, usize)>,
+    ) -> Result<(), IpamError> {
+        let key = Key::handle(id);
+        let mut next = known;
+        let mut doubt = false;
+        let mut tries = 0;
+        loop {
+            let (stored, left) = match next.take() {
+                Some(known) => known,
+                None => match self.handle(id).await? {
+                    None => return Ok(()),
+                    Some(stored) => {
+                        let left = usize::try_from(stored.value.count(block)).unwrap_or(usize::MAX);
+                        (stored, left.saturating_sub(freed))
+                    }
+                },
+            };
+            let Some(step) = lowered(id, &stored, block, freed, left) else { return Ok(()) };
+            match self.store.commit(vec![step]).await.map_err(|error| Failure::from(error.error)) {
+                Ok(_) => return Ok(()),
+                Err(Failure::Fatal(error)) => return Err(IpamError::store(format!("write {key}"), error)),
+                Err(Failure::Lost) if doubt => return Ok(()),
+                Err(Failure::Lost) => {}
+                Err(Failure::Unknown(_)) => match self.handle(id).await? {
+                    Some(now) if now.revision == stored.revision => {
+                        doubt = true;
+                        next = Some((stored, left));
+                    }
+                    _ => return Ok(()),
+                },
+            }
+            self.again(&mut tries, "lower handle", &key).await?;
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Creating and deleting pools (calico-ipam.md section 1.8), and the pools of a store that has none yet.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::UNIX_EPOCH;
+
+use russet_addr::{Family, IpNet};
+use russet_model::{EncapMode, IpPool, IpPoolSpec, Key, KeyKind, Prefix, time};
+use russet_store::Step;
+
+use super::Allocator;
+use crate::IpamError;
+
+/// A pool to be created where a family has none.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DefaultPool {
+    /// Its name.
+    pub name: String,
+    /// Its addresses.
+    pub cidr: IpNet,
+    /// When its traffic is put into VXLAN.
+    pub vxlan_mode: EncapMode,
+    /// Whether traffic that leaves the pools is masqueraded.
+    pub nat_outgoing: bool,
+}
+
+// === impl Allocator ===
+
+impl Allocator {
+    /// Creates each of these pools whose family has no pool at all, not even a disabled one. Answers with the names of those created.
+    pub async fn ensure_pools(&self, defaults: &[DefaultPool]) -> Result<Vec<String>, IpamError> {
+        let mut created = Vec::new();
+        for default in defaults {
+            let family = Family::of_net(&default.cidr);
+            if self.pools().await?.iter().any(|pool| pool.spec.family() == family) {
+                continue;
+            }
+            let mut spec = IpPoolSpec::new(default.cidr);
+            spec.vxlan_mode = default.vxlan_mode;
+            spec.nat_outgoing = default.nat_outgoing;
+            match self.create_pool(IpPool::new(default.name.clone(), spec)).await {
+                Ok(()) => created.push(default.name.clone()),
+                // Another node starts at the same time, with the same defaults.
+                Err(IpamError::Store { source, .. }) if source.lost_race() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(created)
+    }
+
+    /// Creates a pool, unless it overlaps another one or blocks of another size are left in its range.
+    pub async fn create_pool(&self, mut pool: IpPool) -> Result<(), IpamError> {
+        let name = pool.metadata.name.clone();
+        let key = Key::pool(&name).map_err(|error| IpamError::Invalid(error.to_string()))?;
+        self.refuse_pool(&pool).await?;
+        let now = self.clock.now();
+        pool.metadata.creation_timestamp.get_or_insert_with(|| time::rfc3339(now));
+        let nanos = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        pool.metadata.uid.get_or_insert_with(|| uuid(&name, nanos));
+        let create = Step::create(key.clone(), pool.encode());
+        let failed = match self.store.commit(vec![create]).await {
+            Ok(_) => return Ok(()),
+            Err(error) => error.error,
+        };
+        if failed.outcome_unknown()
+            && let Some(stored) = self.read(&key, IpPool::decode).await?
+            && stored.value == pool
+        {
+            return Ok(());
+        }
+        Err(IpamError::store(format!("create {key}"), failed))
+    }
+
+    /// Deletes a pool: disables it, gives up its blocks, and removes it. Blocks with addresses stay until those are released.
+    pub async fn delete_pool(&self, name: &str) -> Result<(), IpamError> {
+        let key = Key::pool(name).map_err(|error| IpamError::Invalid(error.to_string()))?;
+        let mut tries = 0;
+        loop {
+            let Some(mut stored) = self.read(&key, IpPool::decode).await? else {
+                return if tries > 0 {
+                    Ok(())
+                } else {
+                    Err(IpamError::Invalid(format!("there is no pool {name:.80}")))
+                };
+            };
+            let cidr = stored.value.spec.cidr;
+            stored.value.spec.disabled = true;
+            let disable = Step::update(key.clone(), stored.value.encode(), stored.revision);
+            if let Some(revisions) = self.try_commit("disable pool", vec![disable]).await? {
+                self.release_pool_affinities(cidr).await?;
+                let delete = Step::delete(key.clone(), revisions.first().copied());
+                if self.try_commit("delete pool", vec![delete]).await?.is_some() {
+                    return Ok(());
+                }
+            }
+            self.again(&mut tries, "delete pool", &key).await?;
+        }
+    }
+
+    async fn refuse_pool(&self, pool: &IpPool) -> Result<(), IpamError> {
+        let cidr = pool.spec.cidr;
+        let overlaps = |other: IpNet| other.contains(&cidr) || cidr.contains(&other);
+        for other in self.pools().await? {
+            if overlaps(other.spec.cidr) && other.metadata.name != pool.metadata.name {
+                let name = other.metadata.name;
+                return Err(IpamError::PoolOverlap { pool: cidr, other: other.spec.cidr, name });
+            }
+        }
+        let wanted = pool.spec.block_prefix_len();
+        for record in self.records(&Prefix::blocks(Some(pool.spec.family()))).await? {
+            let KeyKind::Block(block) = record.key.kind() else { continue };
+            if overlaps(block.net()) && block.net().prefix_len() != wanted {
+                return Err(IpamError::Invalid(format!(
+                    "pool {cidr}: block {block} is still there and is no /{wanted}; release its addresses or use its size"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A UUID of version 4 in form. It only has to differ from others, and to be the same in a run that is replayed.
+fn uuid(name: &str, nanos: u128) -> String {
+    let half = |salt: u8| {
+        let mut hasher = DefaultHasher::new();
+        (salt, name, nanos).hash(&mut hasher);
+        hasher.finish()
+    };
+    let bits = (u128::from(half(0)) << 64) | u128::from(half(1));
+    let bits = bits & !(0xf << 76) | (4 << 76);
+    let bits = bits & !(0b11 << 62) | (0b10 << 62);
+    let hex = format!("{bits:032x}");
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}

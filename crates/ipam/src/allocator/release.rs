@@ -1,0 +1,197 @@
+//! Giving addresses back: block first, then handle (calico-ipam.md section 3.9).
+
+use std::collections::BTreeMap;
+
+use russet_addr::{BlockCidr, IfName};
+use russet_model::{Block, Handle, HandleId, Key};
+use russet_store::{Revision, Step};
+
+use super::{Allocator, Failure, Stored, handles};
+use crate::block_ops::{self, Freed};
+use crate::{IpamError, Released};
+
+/// Handles whose records change together with a block; more are written one by one, to stay below a commit's limit.
+const FUSED_MAX: usize = 100;
+
+/// A handle that held addresses of the block being written.
+struct Holder {
+    id: HandleId,
+    stored: Stored<Handle>,
+    freed: usize,
+    left: usize,
+}
+
+/// A write of which nobody knows whether it happened.
+struct Doubt {
+    before: Block,
+    base: Revision,
+    freed: Freed,
+}
+
+// === impl Allocator ===
+
+impl Allocator {
+    /// Gives back what a handle holds, or what one interface of it holds: entries without an `interface` member go with any. A handle that is not there is no error.
+    pub async fn release_by_handle(
+        &self,
+        handle: &HandleId,
+        interface: Option<&IfName>,
+    ) -> Result<Released, IpamError> {
+        let mut released = Released::default();
+        let mut failed = None;
+        let Some(stored) = self.handle(handle).await? else { return Ok(released) };
+        for cidr in stored.value.blocks() {
+            let change = |block: &mut Block| {
+                let ordinals = block_ops::release_by_handle(block, handle, interface);
+                let name = handle.to_string();
+                let freed = ordinals.into_iter().map(|ordinal| (ordinal, Some(name.clone()))).collect();
+                Ok(Freed { freed, unallocated: Vec::new() })
+            };
+            let result = match self.free(cidr, change).await {
+                Ok(freed) if freed.freed.is_empty() => self.settle(handle, cidr).await,
+                Ok(freed) => {
+                    released
+                        .addresses
+                        .extend(freed.freed.iter().filter_map(|(ordinal, _)| cidr.address(*ordinal)));
+                    self.tidy_affinity(cidr).await;
+                    Ok(())
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = result {
+                tracing::warn!(%handle, block = %cidr, %error, "release failed");
+                failed.get_or_insert(error);
+            }
+        }
+        failed.map_or(Ok(released), Err)
+    }
+
+    /// Writes a block as `change` leaves it, and lowers the handles of what it freed. `change` may run many times.
+    pub(super) async fn free(
+        &self,
+        cidr: BlockCidr,
+        mut change: impl FnMut(&mut Block) -> Result<Freed, IpamError>,
+    ) -> Result<Freed, IpamError> {
+        let key = Key::block(cidr);
+        let mut doubt: Option<Doubt> = None;
+        let mut tries = 0;
+        loop {
+            let current = self.block(cidr).await?;
+            if let Some(doubt) = doubt.take()
+                && doubt.happened(current.as_ref())
+            {
+                return Ok(doubt.freed);
+            }
+            let Some(current) = current else {
+                // Nothing of a missing block is allocated.
+                return change(&mut block_ops::vacant(cidr));
+            };
+            let mut block = current.value.clone();
+            let freed = change(&mut block)?;
+            if freed.freed.is_empty() {
+                return Ok(freed);
+            }
+            let holders = self.holders(&block, &freed).await?;
+            let step = if block.is_empty() && block.affinity.is_none() {
+                Step::delete(key.clone(), Some(current.revision))
+            } else {
+                Step::update(key.clone(), block.encode(), current.revision)
+            };
+            match self.write_freed(cidr, step, holders).await? {
+                None => return Ok(freed),
+                Some(Failure::Unknown(_)) => {
+                    doubt = Some(Doubt { before: current.value, base: current.revision, freed });
+                }
+                Some(_) => {}
+            }
+            self.again(&mut tries, "release", &key).await?;
+        }
+    }
+
+    /// The records of the handles that lose addresses, as far as they exist.
+    async fn holders(&self, block: &Block, freed: &Freed) -> Result<Vec<Holder>, IpamError> {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for name in freed.freed.iter().filter_map(|(_, handle)| handle.as_deref()) {
+            *counts.entry(name).or_default() += 1;
+        }
+        let mut holders = Vec::new();
+        for (name, freed) in counts {
+            let Ok(id) = HandleId::new(name) else { continue };
+            if let Some(stored) = self.handle(&id).await? {
+                let left = block.ordinals_of(&id).count();
+                holders.push(Holder { id, stored, freed, left });
+            }
+        }
+        Ok(holders)
+    }
+
+    /// Writes block and handles. None when it is done.
+    async fn write_freed(
+        &self,
+        cidr: BlockCidr,
+        block: Step,
+        holders: Vec<Holder>,
+    ) -> Result<Option<Failure>, IpamError> {
+        let fused = self.store.claims().atomic && holders.len() <= FUSED_MAX;
+        let mut steps = vec![block];
+        if fused {
+            let lowered =
+                holders.iter().filter_map(|h| handles::lowered(&h.id, &h.stored, cidr, h.freed, h.left));
+            steps.extend(lowered);
+        }
+        match self.store.commit(steps).await.map_err(|error| Failure::from(error.error)) {
+            Ok(_) => {}
+            Err(Failure::Fatal(error)) => {
+                return Err(IpamError::store(format!("write {}", Key::block(cidr)), error));
+            }
+            Err(failure) => return Ok(Some(failure)),
+        }
+        if !fused {
+            for holder in holders {
+                let known = Some((holder.stored, holder.left));
+                self.lower(&holder.id, cidr, holder.freed, known).await?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Removes a count that a handle has of a block although the block holds nothing of it. The block is written, too, so that somebody who has
+    /// raised the handle and is about to write the block must begin again.
+    pub(super) async fn settle(&self, handle: &HandleId, cidr: BlockCidr) -> Result<(), IpamError> {
+        let mut tries = 0;
+        loop {
+            let Some(stored) = self.handle(handle).await? else { return Ok(()) };
+            let block = self.block(cidr).await?;
+            let left = block.as_ref().map_or(0, |block| block.value.ordinals_of(handle).count());
+            if left > 0 {
+                return Ok(());
+            }
+            let Some(lower) = handles::lowered(handle, &stored, cidr, 0, 0) else { return Ok(()) };
+            let touch = block.map(|block| {
+                let mut touched = block.value;
+                block_ops::touch(&mut touched);
+                Step::update(Key::block(cidr), touched.encode(), block.revision)
+            });
+            // In this order also where the steps are executed one by one: the handle's guard is older than the touch.
+            let steps: Vec<Step> = touch.into_iter().chain([lower]).collect();
+            if self.try_commit("settle", steps).await?.is_some() {
+                return Ok(());
+            }
+            self.again(&mut tries, "settle", &Key::handle(handle)).await?;
+        }
+    }
+}
+
+// === impl Doubt ===
+
+impl Doubt {
+    /// Whether the write in doubt happened, judged by the block as it stands: what it freed is free, or was taken anew.
+    fn happened(&self, current: Option<&Stored<Block>>) -> bool {
+        let Some(current) = current else { return true };
+        let differs = |ordinal: usize| {
+            current.value.attribute(ordinal).is_none()
+                || current.value.sequence_number_of(ordinal) != self.before.sequence_number_of(ordinal)
+        };
+        current.revision != self.base && self.freed.freed.iter().all(|(ordinal, _)| differs(*ordinal))
+    }
+}

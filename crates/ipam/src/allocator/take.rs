@@ -1,0 +1,133 @@
+//! Taking addresses from one block that exists: handle first, then block, and the block alone decides (calico-ipam.md section 3.7).
+
+use russet_addr::BlockCidr;
+use russet_model::{Attribute, Block, HandleId, Key};
+use russet_store::Step;
+
+use super::{Allocator, Failure, Stored, handles};
+use crate::{IpamError, block_ops};
+
+/// Whose addresses are taken.
+pub(super) struct Owner {
+    pub(super) handle: HandleId,
+    pub(super) attribute: Attribute,
+}
+
+/// How one attempt to write a block ended.
+enum Attempt {
+    Done,
+    /// Somebody else wrote the block or the handle.
+    Lost,
+    /// Nobody knows; the next read of the block tells.
+    Unknown(russet_store::StoreError),
+}
+
+/// What this call has counted in the handle for a block, as far as the block does not hold it yet. Always 0 on atomic engines.
+#[derive(Default)]
+struct Counted(usize);
+
+// === impl Allocator ===
+
+impl Allocator {
+    /// Takes addresses from `cidr` as `change` decides, and answers with their ordinals. `change` sees the block as it stands now and takes nothing
+    /// when it finds nothing; it may run many times. None when the block is gone.
+    pub(super) async fn take(
+        &self,
+        cidr: BlockCidr,
+        first: Option<Stored<Block>>,
+        owner: &Owner,
+        mut change: impl FnMut(&mut Block) -> Result<Vec<usize>, IpamError>,
+    ) -> Result<Option<Vec<usize>>, IpamError> {
+        let mut counted = Counted::default();
+        let result = self.take_counting(cidr, first, owner, &mut counted, &mut change).await;
+        // What is still counted now never reached the block. After an unknown outcome it stays: too many is safe, too few is a leak.
+        let unknown = matches!(&result, Err(IpamError::Store { source, .. }) if source.outcome_unknown());
+        if counted.0 > 0 && !unknown {
+            self.lower(&owner.handle, cidr, counted.0, None).await?;
+        }
+        result
+    }
+
+    async fn take_counting(
+        &self,
+        cidr: BlockCidr,
+        first: Option<Stored<Block>>,
+        owner: &Owner,
+        counted: &mut Counted,
+        change: &mut impl FnMut(&mut Block) -> Result<Vec<usize>, IpamError>,
+    ) -> Result<Option<Vec<usize>>, IpamError> {
+        let key = Key::block(cidr);
+        let mut next = first;
+        let mut doubt: Option<russet_store::StoreError> = None;
+        let mut tries = 0;
+        loop {
+            let current = match next.take() {
+                Some(block) => Some(block),
+                None => self.read_after(cidr, doubt.as_ref()).await?,
+            };
+            let Some(current) = current else { return Ok(None) };
+            if doubt.is_some() {
+                let ours = block_ops::ordinals_with(&current.value, &owner.attribute);
+                if !ours.is_empty() {
+                    counted.0 = counted.0.saturating_sub(ours.len());
+                    return Ok(Some(ours));
+                }
+            }
+            let mut block = current.value.clone();
+            let taken = change(&mut block)?;
+            if taken.is_empty() {
+                return Ok(Some(taken));
+            }
+            let step = Step::update(key.clone(), block.encode(), current.revision);
+            match self.attempt(cidr, owner, counted, taken.len(), step).await? {
+                Attempt::Done => return Ok(Some(taken)),
+                Attempt::Lost => {}
+                Attempt::Unknown(error) => doubt = Some(error),
+            }
+            self.again(&mut tries, "write", &key).await?;
+        }
+    }
+
+    /// Reads the block again. If a write is in doubt and the read fails, the doubt is what the caller must know.
+    async fn read_after(
+        &self,
+        cidr: BlockCidr,
+        doubt: Option<&russet_store::StoreError>,
+    ) -> Result<Option<Stored<Block>>, IpamError> {
+        match (self.block(cidr).await, doubt) {
+            (Err(IpamError::Store { .. }), Some(doubt)) => {
+                Err(IpamError::store(format!("write {}", Key::block(cidr)), doubt.clone()))
+            }
+            (result, _) => result,
+        }
+    }
+
+    async fn attempt(
+        &self,
+        cidr: BlockCidr,
+        owner: &Owner,
+        counted: &mut Counted,
+        addresses: usize,
+        block: Step,
+    ) -> Result<Attempt, IpamError> {
+        let steps = if self.store.claims().atomic {
+            let handle = self.handle(&owner.handle).await?;
+            vec![handles::raised(&owner.handle, handle, cidr, addresses), block]
+        } else {
+            if counted.0 < addresses {
+                self.raise(&owner.handle, cidr, addresses - counted.0).await?;
+                counted.0 = addresses;
+            }
+            vec![block]
+        };
+        match self.store.commit(steps).await.map_err(|error| Failure::from(error.error)) {
+            Ok(_) => {
+                counted.0 = counted.0.saturating_sub(addresses);
+                Ok(Attempt::Done)
+            }
+            Err(Failure::Lost) => Ok(Attempt::Lost),
+            Err(Failure::Unknown(error)) => Ok(Attempt::Unknown(error)),
+            Err(Failure::Fatal(error)) => Err(IpamError::store(format!("write {}", Key::block(cidr)), error)),
+        }
+    }
+}

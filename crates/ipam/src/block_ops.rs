@@ -1,0 +1,242 @@
+//! What can be done to a block (calico-ipam.md sections 3.1 and 3.2). Pure: a block in, a block out, nothing stored.
+//!
+//! Every operation that changes a block raises its sequence number by one, as peers do when they write it; what is taken is
+//! recorded under the number before that. Where releases of Calico differ, these are 3.33's correct ones.
+
+use std::net::IpAddr;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use russet_addr::{BlockCidr, IfName, IpNet, NodeName};
+use russet_model::{Attribute, Block, Extra, HandleId, time};
+
+use crate::IpamError;
+
+/// Prefixes that are not handed out unasked.
+#[derive(Debug, Clone, Default)]
+pub struct Reserved(pub Vec<IpNet>);
+
+/// One address to give back, and what the caller believes of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReleaseOptions {
+    /// The address.
+    pub address: IpAddr,
+    /// Whose it must be.
+    pub handle: Option<HandleId>,
+    /// Under which sequence number it must have been taken.
+    pub sequence_number: Option<u64>,
+}
+
+/// What a release of addresses found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Freed {
+    /// The ordinals that are free now, ascending, with the handle each had.
+    pub freed: Vec<(usize, Option<String>)>,
+    /// Addresses that were free already.
+    pub unallocated: Vec<IpAddr>,
+}
+
+/// A new block of `node`. Its sequence number is the time, so that a block created anew never repeats an old number.
+pub fn new_block(cidr: BlockCidr, node: &NodeName, now: SystemTime) -> Block {
+    let nanos = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    Block {
+        affinity: Some(Block::affinity_of(node)),
+        affinity_claim_time: Some(time::rfc3339(now)),
+        sequence_number: u64::try_from(nanos).unwrap_or(u64::MAX / 2),
+        ..vacant(cidr)
+    }
+}
+
+/// A block that serves nobody and has nobody: what a missing record amounts to.
+pub fn vacant(cidr: BlockCidr) -> Block {
+    Block {
+        cidr,
+        affinity: None,
+        affinity_claim_time: None,
+        allocations: vec![None; cidr.size()],
+        unallocated: (0..cidr.size()).collect(),
+        attributes: None,
+        sequence_number: 0,
+        sequence_numbers: Some(Default::default()),
+        deleted: false,
+        host_affinity: None,
+        strict_affinity: false,
+        extra: Extra::new(),
+    }
+}
+
+/// Takes up to `count` free addresses from the head of the queue, passing over reserved ones; all share one attribute.
+pub fn auto_assign(block: &mut Block, count: usize, owner: &Attribute, reserved: &Reserved) -> Vec<usize> {
+    let cidr = block.cidr;
+    let mut taken = Vec::new();
+    block.unallocated.retain(|&ordinal| {
+        let take = taken.len() < count && !reserved.holds(cidr, ordinal);
+        if take {
+            taken.push(ordinal);
+        }
+        !take
+    });
+    if !taken.is_empty() {
+        give(block, &taken, owner);
+    }
+    taken
+}
+
+/// Takes one address, reserved or not.
+pub fn assign(block: &mut Block, address: IpAddr, owner: &Attribute) -> Result<usize, IpamError> {
+    let ordinal = block.cidr.ordinal(address).ok_or(IpamError::NotInPool { address })?;
+    if block.allocations[ordinal].is_some() {
+        let holder = block.attribute(ordinal).and_then(|attribute| attribute.handle_id.clone());
+        return Err(IpamError::AlreadyAssigned { address, holder });
+    }
+    block.unallocated.retain(|free| *free != ordinal);
+    give(block, &[ordinal], owner);
+    Ok(ordinal)
+}
+
+/// Frees addresses. A sequence number or a handle that does not fit fails the whole call and leaves the block as it is; the sequence number
+/// is looked at first, so giving an address back twice under its old number is an error, not a no-op.
+pub fn release(block: &mut Block, addresses: &[ReleaseOptions]) -> Result<Freed, IpamError> {
+    let mut result = Freed::default();
+    let mut wanted: Vec<(usize, &ReleaseOptions)> = Vec::new();
+    for options in addresses {
+        let address = options.address;
+        let ordinal = block.cidr.ordinal(address).ok_or(IpamError::NotInPool { address })?;
+        wanted.retain(|(other, _)| *other != ordinal); // named twice: the last one counts
+        wanted.push((ordinal, options));
+    }
+    wanted.sort_by_key(|(ordinal, _)| *ordinal);
+    for (ordinal, options) in wanted {
+        let address = options.address;
+        let found = block.sequence_number_of(ordinal);
+        if let Some(expected) = options.sequence_number.filter(|expected| *expected != found) {
+            return Err(IpamError::BadSequence { address, expected, found });
+        }
+        let Some(owner) = block.attribute(ordinal).filter(|owner| owner.released_at.is_none()) else {
+            result.unallocated.push(address);
+            continue;
+        };
+        let stored = owner.handle_id.as_deref().map(HandleId::sanitized);
+        if let Some(expected) = options.handle.as_ref().filter(|expected| Some(expected.as_str()) != stored) {
+            let found = stored.map(str::to_owned);
+            return Err(IpamError::BadHandle { address, expected: expected.clone(), found });
+        }
+        result.freed.push((ordinal, stored.map(str::to_owned)));
+    }
+    let ordinals: Vec<usize> = result.freed.iter().map(|(ordinal, _)| *ordinal).collect();
+    take_back(block, &ordinals);
+    Ok(result)
+}
+
+/// Frees what a handle holds, or, given an interface, what that interface of it holds: entries that name another one stay.
+pub fn release_by_handle(block: &mut Block, handle: &HandleId, interface: Option<&IfName>) -> Vec<usize> {
+    let ordinals: Vec<usize> = block
+        .ordinals_of(handle)
+        .filter(|ordinal| {
+            let named = block.attribute(*ordinal).and_then(|owner| owner.get("interface"));
+            interface.is_none_or(|interface| named.is_none_or(|named| named == interface.as_str()))
+        })
+        .collect();
+    take_back(block, &ordinals);
+    ordinals
+}
+
+/// Frees ordinals that hold exactly this attribute: what one call took, whoever else shares its handle.
+pub fn release_attribute(block: &mut Block, owner: &Attribute) -> Vec<usize> {
+    let ordinals = ordinals_with(block, owner);
+    take_back(block, &ordinals);
+    ordinals
+}
+
+/// The ordinals that hold exactly this attribute.
+pub fn ordinals_with(block: &Block, owner: &Attribute) -> Vec<usize> {
+    (0..block.allocations.len()).filter(|ordinal| block.attribute(*ordinal) == Some(owner)).collect()
+}
+
+/// Writes nothing new, but makes a revision that others hold worthless.
+pub fn touch(block: &mut Block) {
+    block.sequence_number = block.sequence_number.wrapping_add(1);
+}
+
+/// Ends the block's affinity; its addresses stay with their owners.
+pub fn drop_affinity(block: &mut Block) {
+    block.affinity = None;
+    block.affinity_claim_time = None;
+    touch(block);
+}
+
+/// Whether `auto_assign` would find an address.
+pub fn has_free(block: &Block, reserved: &Reserved) -> bool {
+    block.unallocated.iter().any(|ordinal| !reserved.holds(block.cidr, *ordinal))
+}
+
+fn give(block: &mut Block, ordinals: &[usize], owner: &Attribute) {
+    let attributes = block.attributes.get_or_insert_default();
+    let index = attributes.iter().position(|known| known == owner).unwrap_or_else(|| {
+        attributes.push(owner.clone());
+        attributes.len() - 1
+    });
+    let numbers = block.sequence_numbers.get_or_insert_default();
+    for &ordinal in ordinals {
+        block.allocations[ordinal] = Some(index);
+        numbers.insert(ordinal.to_string(), block.sequence_number);
+    }
+    touch(block);
+}
+
+fn take_back(block: &mut Block, ordinals: &[usize]) {
+    if ordinals.is_empty() {
+        return;
+    }
+    for &ordinal in ordinals {
+        block.allocations[ordinal] = None;
+        block.unallocated.push(ordinal);
+        if let Some(numbers) = &mut block.sequence_numbers {
+            numbers.remove(&ordinal.to_string());
+        }
+    }
+    compact(block);
+    touch(block);
+}
+
+/// Drops attributes that nobody refers to; those above them move down.
+fn compact(block: &mut Block) {
+    let Some(attributes) = &mut block.attributes else { return };
+    let mut used = vec![false; attributes.len()];
+    for index in block.allocations.iter().flatten() {
+        used[*index] = true;
+    }
+    let mut next = 0;
+    let moved: Vec<usize> = used
+        .iter()
+        .map(|used| {
+            let index = next;
+            next += usize::from(*used);
+            index
+        })
+        .collect();
+    let mut index = 0;
+    attributes.retain(|_| {
+        index += 1;
+        used[index - 1]
+    });
+    for slot in block.allocations.iter_mut().flatten() {
+        *slot = moved[*slot];
+    }
+}
+
+// === impl Reserved ===
+
+impl Reserved {
+    /// Whether an address of a block is reserved.
+    pub fn holds(&self, block: BlockCidr, ordinal: usize) -> bool {
+        block.address(ordinal).is_some_and(|address| self.0.iter().any(|net| net.contains(&address)))
+    }
+
+    /// The reservation that holds all of a block, if there is one.
+    pub fn covering(&self, block: BlockCidr) -> Option<IpNet> {
+        self.0.iter().copied().find(|net| net.contains(&block.net()))
+    }
+}
+
+#[cfg(test)]
+mod tests;
