@@ -65,7 +65,7 @@ fn run_layer(layer: &Layer, scope: &Scope, allowed: &Allowed) -> Outcome {
 fn conclude(outcomes: &[Outcome]) -> bool {
     let mut table = TextTable::new(1, ["layer", "passed", "failed", "skipped", "seconds"]);
     for Outcome { layer, tally, seconds } in outcomes {
-        let counts = [tally.passed, tally.failed(), tally.skips.len()].map(|count| count.to_string());
+        let counts = [tally.passed, tally.failed(), tally.skipped].map(|count| count.to_string());
         let [passed, failed, skipped] = counts;
         table.row([(*layer).to_owned(), passed, failed, skipped, format!("{seconds:.1}")]);
     }

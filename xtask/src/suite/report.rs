@@ -1,5 +1,7 @@
 //! Reads what Rust's test harness prints, line by line, and counts.
 
+use std::collections::BTreeSet;
+
 use crate::suite::skips::Allowed;
 
 /// What a layer's tests came to.
@@ -8,6 +10,9 @@ pub struct Tally {
     pub passed: usize,
     /// One line for each failure.
     pub failures: Vec<String>,
+    /// Tests that were skipped, whole or in part.
+    pub skipped: usize,
+    /// What was missing; one test may miss several things.
     pub skips: Vec<Skip>,
 }
 
@@ -25,6 +30,8 @@ pub struct Reader<'a> {
     failed: usize,
     named: usize,
     in_successes: bool,
+    /// Tests of the present binary that were skipped; names are unique only inside one.
+    skipped: BTreeSet<String>,
 }
 
 // === impl Tally ===
@@ -35,12 +42,12 @@ impl Tally {
     }
 
     pub fn reader(&mut self) -> Reader<'_> {
-        Reader { tally: self, failed: 0, named: 0, in_successes: false }
+        Reader { tally: self, failed: 0, named: 0, in_successes: false, skipped: BTreeSet::new() }
     }
 
-    /// Takes the skipped tests out of the passed ones, and fails those that nobody has listed.
+    /// Takes skipped tests out of the passed ones, and fails those that nobody has listed.
     pub fn judge_skips(&mut self, allowed: &Allowed) {
-        self.passed = self.passed.saturating_sub(self.skips.len());
+        self.passed = self.passed.saturating_sub(self.skipped);
         let (listed, unlisted) =
             std::mem::take(&mut self.skips).into_iter().partition(|skip| allowed.lists(skip));
         self.skips = listed;
@@ -56,12 +63,14 @@ impl Reader<'_> {
     /// Takes in a line; false when it is what a passing test printed, which nobody wants to see.
     pub fn read(&mut self, line: &str) -> bool {
         if let Some(skip) = Skip::parse(line) {
+            self.skipped.insert(skip.test.clone());
             self.tally.skips.push(skip);
             return true;
         }
         if let Some((passed, failed)) = result(line) {
             self.tally.passed += passed;
             self.failed += failed;
+            self.tally.skipped += std::mem::take(&mut self.skipped).len();
             self.in_successes = false;
         } else if let Some(test) = failed_test(line) {
             self.named += 1;
@@ -127,6 +136,7 @@ successes:
 ---- links::ipip_tunnel stdout ----
 chatter
 skipped: links::ipip_tunnel: ipip
+skipped: links::ipip_tunnel: vlan
 
 
 failures:
@@ -146,8 +156,9 @@ test result: FAILED. 2 passed; 1 failed; 4 ignored; 0 measured; 0 filtered out; 
     #[test]
     fn a_listed_skip_is_neither_passed_nor_failed() {
         let (mut tally, failed, shown) = tally_of(OUTPUT);
-        tally.judge_skips(&Allowed::parse("# why\nipip: not in this kernel\n").unwrap());
-        assert_eq!((tally.passed, tally.failed(), tally.skips.len(), failed), (1, 1, 1, 1));
+        tally.judge_skips(&Allowed::parse("# why\nipip: not in this kernel\nvlan: neither\n").unwrap());
+        assert_eq!((tally.passed, tally.failed(), tally.skipped, failed), (1, 1, 1, 1));
+        assert_eq!(tally.skips.len(), 2);
         assert_eq!(tally.failures, ["routes::blackhole"]);
         assert!(shown.contains(&"assertion failed") && !shown.contains(&"chatter"));
     }
@@ -156,7 +167,7 @@ test result: FAILED. 2 passed; 1 failed; 4 ignored; 0 measured; 0 filtered out; 
     fn a_skip_that_nobody_listed_fails() {
         let (mut tally, ..) = tally_of(OUTPUT);
         tally.judge_skips(&Allowed::parse("").unwrap());
-        assert_eq!((tally.passed, tally.failed(), tally.skips.len()), (1, 2, 0));
+        assert_eq!((tally.passed, tally.failed(), tally.skips.len()), (1, 3, 0));
         assert!(tally.failures[1].contains("links::ipip_tunnel"), "{:?}", tally.failures);
     }
 
