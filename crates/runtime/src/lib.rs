@@ -1,1 +1,75 @@
-//! (being written)
+//! The runtime's side of CNI: what containerd, CRI-O and podman do through libcni.
+//!
+//! Read a [`ConfigList`](russet_cni_spec::ConfigList) with [`load_conflist`] or a [`ConfigDir`], then call
+//! [`Runtime`]. Everything here blocks. Nothing here locks: whoever calls keeps the operations of one container apart
+//! from each other, and GC apart from everything (cni-runtime.md section 1.13). Every ADD, even a failed one, is to be
+//! followed by a DEL some time.
+//!
+//! Where we differ from Go's libcni, on purpose: DEL goes on past a plugin that fails or is missing, so that the
+//! address is given back; a plugin is killed with everything it started at its deadline; the cache is written
+//! atomically, and an unwritable cache undoes the ADD.
+
+mod cache;
+mod error;
+mod exec;
+mod load;
+mod operations;
+mod request;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use russet_addr::{ContainerId, IfName};
+use serde_json::{Map, Value};
+
+pub use cache::CacheEntry;
+pub use error::{PluginError, RuntimeError};
+pub use load::{ConfigDir, LoadError, load_conflist};
+
+/// Executes plugins and remembers their results.
+#[derive(Debug, Clone)]
+pub struct Runtime {
+    /// Where plugins are looked for, in this order; also their `CNI_PATH`.
+    pub plugin_dirs: Vec<PathBuf>,
+    /// Where results are kept; libcni's default is `/var/lib/cni`.
+    pub cache_dir: PathBuf,
+    /// How long one plugin may take.
+    pub plugin_deadline: Duration,
+}
+
+/// One interface of one container, and what the runtime says about it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attachment {
+    /// The container or sandbox.
+    pub container_id: ContainerId,
+    /// Path of its network namespace; empty when that is gone, which only DEL may see.
+    pub netns: PathBuf,
+    /// The interface inside it.
+    pub ifname: IfName,
+    /// `CNI_ARGS`, pair by pair.
+    pub args: Vec<(String, String)>,
+    /// Values for capabilities; each plugin gets those that it declared.
+    pub capability_args: Map<String, Value>,
+}
+
+/// dockershim gave a chain 220 s, CRI-O gives an ADD 5 minutes and a DEL one; a plugin of ours answers within 55 s.
+const PLUGIN_DEADLINE: Duration = Duration::from_secs(60);
+
+// === impl Runtime ===
+
+impl Runtime {
+    /// A runtime with the default deadline.
+    pub fn new(plugin_dirs: Vec<PathBuf>, cache_dir: impl Into<PathBuf>) -> Self {
+        Self { plugin_dirs, cache_dir: cache_dir.into(), plugin_deadline: PLUGIN_DEADLINE }
+    }
+}
+
+// === impl Attachment ===
+
+impl Attachment {
+    /// An attachment without arguments.
+    pub fn new(container_id: ContainerId, netns: impl Into<PathBuf>, ifname: IfName) -> Self {
+        let netns = netns.into();
+        Self { container_id, netns, ifname, args: Vec::new(), capability_args: Map::new() }
+    }
+}

@@ -1,0 +1,202 @@
+//! What can go wrong between a runtime and its plugins, in the words that people search for.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use russet_cni_spec::{CniError, ResultError, UnsupportedVersion, Verb, Version, code};
+
+use crate::exec::Finished;
+
+/// A plugin did not do what it was asked for (cni-runtime.md section 2.2).
+#[derive(Debug, thiserror::Error)]
+pub enum PluginError {
+    /// No directory holds the executable.
+    #[error("failed to find plugin {kind:?} in path {dirs:?}")]
+    NotFound {
+        /// The plugin's type.
+        kind: String,
+        /// Where it was looked for.
+        dirs: Vec<PathBuf>,
+    },
+    /// The kernel refused to execute it.
+    #[error("execute {}: {source}", binary.display())]
+    Spawn {
+        /// The executable.
+        binary: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It took too long, and was killed with everything it had started.
+    #[error("killed: no answer within {} s", .0.as_secs_f32())]
+    Deadline(Duration),
+    /// It printed too much, and was killed.
+    #[error("killed: more than {limit_bytes} bytes on stdout")]
+    TooMuchOutput {
+        /// The most that is read.
+        limit_bytes: usize,
+    },
+    /// Talking to it failed.
+    #[error("talk to the plugin: {0}")]
+    Io(io::Error),
+    /// It failed and said why.
+    #[error(transparent)]
+    Cni(CniError),
+    /// It failed without a word.
+    #[error("netplugin failed with no error message: {0}")]
+    Silent(ExitStatus),
+    /// It failed with words for people only.
+    #[error("netplugin failed: {stderr:?}: {status}")]
+    Stderr {
+        /// The words.
+        stderr: String,
+        /// The end.
+        status: ExitStatus,
+    },
+    /// It failed, and what it printed is no error object.
+    #[error("netplugin failed but error parsing its diagnostic message {stdout:?}: {problem}")]
+    Garbage {
+        /// What it printed.
+        stdout: String,
+        /// What is wrong with that.
+        problem: String,
+    },
+    /// It succeeded, and what it printed is no result.
+    #[error(transparent)]
+    Result(#[from] ResultError),
+}
+
+/// An operation on a network failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// One plugin of an ADD or DEL.
+    #[error("plugin {plugin} failed ({}): {source}", if *verb == Verb::Del { "delete" } else { "add" })]
+    Plugin {
+        /// `type="bridge"`, and its name if its object has one.
+        plugin: String,
+        /// ADD or DEL.
+        verb: Verb,
+        /// Why.
+        source: PluginError,
+    },
+    /// One plugin of a CHECK, STATUS or VERSION; its own words, so that the code survives.
+    #[error(transparent)]
+    Bare(#[from] PluginError),
+    /// One plugin of a GC.
+    #[error("failed to GC plugin {kind}: {source}")]
+    Gc {
+        /// The plugin's type.
+        kind: String,
+        /// Why.
+        source: PluginError,
+    },
+    /// An attachment that GC found stale could not be detached.
+    #[error("failed to delete stale attachment {container_id} {ifname}: {source}")]
+    Stale {
+        /// Container.
+        container_id: String,
+        /// Interface.
+        ifname: String,
+        /// Why.
+        source: Box<RuntimeError>,
+    },
+    /// The list's version is none of ours.
+    #[error(transparent)]
+    Version(#[from] UnsupportedVersion),
+    /// The list's version does not know the verb.
+    #[error("configuration version {:?} does not support the {verb} command", version.as_str())]
+    Unsupported {
+        /// The list's version.
+        version: Version,
+        /// The verb.
+        verb: Verb,
+    },
+    /// A plugin does not speak the list's version.
+    #[error("plugin {kind} does not support config version {version:?}")]
+    PluginVersion {
+        /// The plugin's type.
+        kind: String,
+        /// The list's version.
+        version: String,
+    },
+    /// The cache entry is there and cannot be used.
+    #[error("failed to get network {network:?} cached result: {problem}")]
+    Cached {
+        /// The network.
+        network: String,
+        /// Why.
+        problem: String,
+    },
+    /// The cache could not be written.
+    #[error("cache the result in {}: {source}", path.display())]
+    CacheWrite {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Several things failed; each is here.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    Several(Vec<RuntimeError>),
+}
+
+// === impl PluginError ===
+
+impl PluginError {
+    /// What a plugin with a bad exit status meant to say (the table of section 2.2).
+    pub(crate) fn of(finished: Finished) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let Finished { status, stdout, stderr } = finished;
+        match (stdout.is_empty(), stderr.is_empty()) {
+            (true, true) => Self::Silent(status),
+            (true, false) => Self::Stderr { stderr: text(&stderr), status },
+            (false, _) => match CniError::decode(&stdout) {
+                Ok(error) => Self::Cni(error),
+                Err(problem) => Self::Garbage { stdout: text(&stdout), problem },
+            },
+        }
+    }
+
+    /// The error object to report for this failure.
+    pub fn to_cni(&self) -> CniError {
+        let text = self.to_string();
+        match self {
+            Self::Cni(error) => error.clone(),
+            Self::Deadline(_) => CniError::try_again_later(text, ""),
+            Self::Spawn { .. } | Self::Io(_) | Self::TooMuchOutput { .. } => CniError::io(text, ""),
+            Self::Result(_) => CniError::decoding(text, ""),
+            Self::NotFound { .. } => CniError::invalid_config(text, ""),
+            Self::Silent(_) | Self::Stderr { .. } | Self::Garbage { .. } => CniError::internal(text, ""),
+        }
+    }
+}
+
+// === impl RuntimeError ===
+
+impl RuntimeError {
+    /// One error for all of `errors`; none when there are none.
+    pub(crate) fn collect(mut errors: Vec<RuntimeError>) -> Result<(), RuntimeError> {
+        match errors.len() {
+            0 => Ok(()),
+            1 => Err(errors.remove(0)),
+            _ => Err(RuntimeError::Several(errors)),
+        }
+    }
+
+    /// The error object to report for this failure: the plugin's own code, our own words around its message.
+    pub fn to_cni(&self) -> CniError {
+        let code = match self {
+            Self::Plugin { source, .. } | Self::Gc { source, .. } => source.to_cni().code,
+            Self::Bare(source) => return source.to_cni(),
+            Self::Stale { source, .. } => source.to_cni().code,
+            Self::Version(_) | Self::Unsupported { .. } | Self::PluginVersion { .. } => {
+                code::INCOMPATIBLE_VERSION
+            }
+            Self::Cached { .. } => code::DECODING,
+            Self::CacheWrite { .. } => code::IO,
+            Self::Several(errors) => errors.first().map_or(code::INTERNAL, |error| error.to_cni().code),
+        };
+        CniError::new(code, self.to_string(), "")
+    }
+}

@@ -1,0 +1,253 @@
+//! One execution of a plugin: its own process group, a deadline, a limit on what it may print.
+//!
+//! libcni waits until every process that holds the plugin's stdout is gone, so a forgotten `sleep` in a shell plugin
+//! holds up the node. Here the plugin's own end counts, and at the deadline its whole group is killed.
+
+use std::ffi::OsString;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::ioctl_fionbio;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+
+use crate::PluginError;
+
+/// What to execute.
+pub(crate) struct Execution<'a> {
+    pub(crate) binary: &'a Path,
+    pub(crate) env: &'a [(&'static str, OsString)],
+    pub(crate) stdin: &'a [u8],
+    pub(crate) deadline: Duration,
+}
+
+/// What came out.
+pub(crate) struct Finished {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: Vec<u8>,
+}
+
+/// A plugin while it runs.
+struct Running<'a> {
+    child: Child,
+    pidfd: OwnedFd,
+    stdin: Option<ChildStdin>,
+    unsent: &'a [u8],
+    stdout: Capture<ChildStdout>,
+    stderr: Capture<ChildStderr>,
+}
+
+/// A stream that is kept up to a limit.
+struct Capture<R> {
+    stream: Option<R>,
+    bytes: Vec<u8>,
+    max_bytes: usize,
+    cut: bool,
+}
+
+/// A result with 100 interfaces and 1,000 routes takes 100 KiB.
+const STDOUT_MAX_BYTES: usize = 1024 * 1024;
+/// What fits into an error that somebody reads.
+const STDERR_MAX_BYTES: usize = 64 * 1024;
+/// How long an executable may be "busy" while an installer writes it.
+const BUSY_LIMIT: Duration = Duration::from_secs(5);
+/// Between two tries at a busy executable.
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
+/// After SIGKILL only a system call that cannot be interrupted keeps a process.
+const KILL_LIMIT: Duration = Duration::from_secs(2);
+
+/// The first of `dirs` that holds a regular file called `kind` (cni-runtime.md section 2.2).
+pub(crate) fn find(kind: &str, dirs: &[PathBuf]) -> Result<PathBuf, PluginError> {
+    let found = dirs.iter().map(|dir| dir.join(kind)).find(|path| path.is_file());
+    found.ok_or_else(|| PluginError::NotFound { kind: kind.to_owned(), dirs: dirs.to_vec() })
+}
+
+// === impl Execution ===
+
+impl Execution<'_> {
+    /// Runs the plugin to its end, or to its deadline's.
+    pub(crate) fn run(&self) -> Result<Finished, PluginError> {
+        let end = Instant::now() + self.deadline;
+        let mut running = Running::start(self.spawn()?, self.stdin)?;
+        match running.attend(end) {
+            Ok(()) => running.finish(),
+            Err(error) => {
+                running.kill();
+                Err(match error.kind() {
+                    ErrorKind::TimedOut => PluginError::Deadline(self.deadline),
+                    ErrorKind::FileTooLarge => PluginError::TooMuchOutput { limit_bytes: STDOUT_MAX_BYTES },
+                    _ => PluginError::Io(error),
+                })
+            }
+        }
+    }
+
+    /// A fresh try each time: libcni re-runs the same object, which fails (cni-runtime.md section 0 item 13).
+    fn spawn(&self) -> Result<Child, PluginError> {
+        let end = Instant::now() + BUSY_LIMIT.min(self.deadline);
+        loop {
+            match self.command().spawn() {
+                Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < end => {
+                    pause()
+                }
+                spawned => {
+                    let binary = self.binary.to_owned();
+                    return spawned.map_err(|source| PluginError::Spawn { binary, source });
+                }
+            }
+        }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(self.binary);
+        command.envs(self.env.iter().map(|(key, value)| (key, value))).process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the kernel tells nobody that an executable is no longer busy")]
+fn pause() {
+    std::thread::sleep(BUSY_PAUSE);
+}
+
+// === impl Running ===
+
+impl<'a> Running<'a> {
+    fn start(mut child: Child, unsent: &'a [u8]) -> Result<Self, PluginError> {
+        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let prepare = || -> io::Result<OwnedFd> {
+            let fds = [
+                stdin.as_ref().map(AsFd::as_fd),
+                stdout.as_ref().map(AsFd::as_fd),
+                stderr.as_ref().map(AsFd::as_fd),
+            ];
+            for fd in fds.into_iter().flatten() {
+                ioctl_fionbio(fd, true)?;
+            }
+            Ok(pidfd_open(pid(&child)?, PidfdFlags::empty())?)
+        };
+        match prepare() {
+            Ok(pidfd) => Ok(Self {
+                child,
+                pidfd,
+                stdin,
+                unsent,
+                stdout: Capture::new(stdout, STDOUT_MAX_BYTES),
+                stderr: Capture::new(stderr, STDERR_MAX_BYTES),
+            }),
+            Err(error) => {
+                let _ = child.kill().and_then(|()| child.wait());
+                Err(PluginError::Io(error))
+            }
+        }
+    }
+
+    /// Feeds and reads the plugin until it ends.
+    fn attend(&mut self, end: Instant) -> io::Result<()> {
+        loop {
+            let ended = self.wait(end)?;
+            self.feed()?;
+            self.stdout.drain()?;
+            self.stderr.drain()?;
+            if self.stdout.cut {
+                return Err(ErrorKind::FileTooLarge.into());
+            }
+            if ended {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits for anything to do; true when the plugin has ended.
+    fn wait(&self, end: Instant) -> io::Result<bool> {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            // A plugin that never stops talking is never waited for.
+            return Err(ErrorKind::TimedOut.into());
+        }
+        let timeout = Timespec::try_from(left).map_err(|_| io::Error::from(ErrorKind::InvalidInput))?;
+        let mut fds = vec![PollFd::new(&self.pidfd, PollFlags::IN)];
+        fds.extend(self.stdin.as_ref().map(|stdin| PollFd::new(stdin, PollFlags::OUT)));
+        fds.extend(self.stdout.stream.as_ref().map(|stdout| PollFd::new(stdout, PollFlags::IN)));
+        fds.extend(self.stderr.stream.as_ref().map(|stderr| PollFd::new(stderr, PollFlags::IN)));
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(0) => Err(ErrorKind::TimedOut.into()),
+            Ok(_) => Ok(!fds[0].revents().is_empty()),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// A plugin need not read its configuration; that is not our failure.
+    fn feed(&mut self) -> io::Result<()> {
+        let Some(stdin) = &mut self.stdin else { return Ok(()) };
+        match stdin.write(self.unsent) {
+            Ok(count) => self.unsent = &self.unsent[count..],
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => self.unsent = &[],
+            Err(error) => return Err(error),
+        }
+        if self.unsent.is_empty() {
+            self.stdin = None;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Finished, PluginError> {
+        let status = self.child.wait().map_err(PluginError::Io)?;
+        Ok(Finished { status, stdout: self.stdout.bytes, stderr: self.stderr.bytes })
+    }
+
+    /// Kills the group, not only the plugin: what it started may hold locks and pipes.
+    fn kill(&mut self) {
+        if let Ok(pid) = pid(&self.child) {
+            let _ = kill_process_group(pid, Signal::KILL);
+        }
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        if let Ok(timeout) = Timespec::try_from(KILL_LIMIT) {
+            let _ = poll(&mut fds, Some(&timeout));
+        }
+        let _ = self.child.try_wait();
+    }
+}
+
+fn pid(child: &Child) -> io::Result<Pid> {
+    let raw = i32::try_from(child.id()).map_err(io::Error::other)?;
+    Pid::from_raw(raw).ok_or_else(|| ErrorKind::InvalidInput.into())
+}
+
+// === impl Capture ===
+
+impl<R: Read> Capture<R> {
+    fn new(stream: Option<R>, max_bytes: usize) -> Self {
+        Self { stream, bytes: Vec::new(), max_bytes, cut: false }
+    }
+
+    /// Takes what is there, without waiting; what is over the limit is read and forgotten.
+    fn drain(&mut self) -> io::Result<()> {
+        let mut chunk = [0; 8192];
+        while let Some(stream) = &mut self.stream {
+            match stream.read(&mut chunk) {
+                Ok(0) => self.stream = None,
+                Ok(count) => {
+                    let room = self.max_bytes - self.bytes.len();
+                    self.bytes.extend_from_slice(&chunk[..count.min(room)]);
+                    self.cut |= count > room;
+                    if self.cut {
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
