@@ -7,20 +7,27 @@
 //! `overlay` keeps its masquerading here, `policy` its verdict maps, `plugins` its port mappings. Nothing here decides.
 
 mod chain;
+pub mod conntrack;
 mod expr;
+#[cfg(test)]
+mod hostile;
 mod kernel;
+pub mod monitor;
 mod nft;
 mod rule;
 mod set;
+mod sys;
 mod table;
 mod transaction;
 mod userdata;
 mod verdict;
 
 pub use chain::{Base, Chain, ChainInfo, ChainKind, Hook, Policy, priority};
+pub use conntrack::Conntrack;
 pub use expr::{
     CmpOp, CtKey, Expr, FibResult, MetaKey, NatKind, PayloadBase, Register, Reject, ct_state, fib,
 };
+pub use monitor::Monitor;
 pub use nft::Nft;
 pub use rule::{Field, L4, Masquerade, Rule, RuleInfo};
 pub use russet_netlink::NetlinkError;

@@ -1,5 +1,7 @@
 //! The conversation with nf_tables: transactions out, lists in.
 
+use std::os::fd::AsFd as _;
+
 use russet_addr::IfName;
 use russet_netlink::wire::{Attribute, Message};
 use russet_netlink::{NetlinkError, Socket};
@@ -36,6 +38,11 @@ impl Nft {
             return Ok(());
         }
         self.socket.transact(&batch).map_err(CommitError::new)
+    }
+
+    /// The netlink port of this connection: our name in what a [`Monitor`](crate::Monitor) hears.
+    pub fn port(&self) -> std::io::Result<u32> {
+        crate::sys::port(self.socket.as_fd())
     }
 
     /// The ruleset's generation: a number that every commit, of anybody, changes.

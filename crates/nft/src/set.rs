@@ -221,8 +221,9 @@ impl Set {
         if let Some(timeout) = self.default_timeout {
             message.attr_be64(NFTA_SET_TIMEOUT, millis(timeout));
         }
-        let host_order = self.key.first().is_some_and(|key| key.is_host_order());
-        let data = userdata::set(host_order && !self.is_concatenation(), self.comment.as_deref());
+        let host_order_key = !self.is_concatenation() && self.key.iter().any(|key| key.is_host_order());
+        let host_order_data = matches!(self.value, Some(ValueType::Data(kind)) if kind.is_host_order());
+        let data = userdata::set(host_order_key, host_order_data, self.comment.as_deref());
         if !data.is_empty() {
             message.attr(NFTA_SET_USERDATA, &data);
         }

@@ -1,7 +1,7 @@
 //! User data: what `nft` keeps beside an object for itself, as type, length and value of one byte, one byte and the
 //! rest. We write comments there, which `nft list` shows.
 
-use crate::kernel::{UDATA_COMMENT, UDATA_SET_COMMENT, UDATA_SET_KEY_BYTE_ORDER};
+use crate::kernel::{UDATA_COMMENT, UDATA_SET_COMMENT, UDATA_SET_DATA_BYTE_ORDER, UDATA_SET_KEY_BYTE_ORDER};
 
 /// Longest comment that `nft` accepts, without its NUL.
 pub(crate) const COMMENT_MAX_BYTES: usize = 127;
@@ -15,11 +15,12 @@ pub(crate) fn comment(text: &str) -> Vec<u8> {
     data
 }
 
-/// The user data of a set.
-pub(crate) fn set(host_order: bool, text: Option<&str>) -> Vec<u8> {
+/// The user data of a set whose keys, or whose values, stand in host byte order.
+pub(crate) fn set(host_order_key: bool, host_order_data: bool, text: Option<&str>) -> Vec<u8> {
     let mut data = Vec::new();
-    if host_order {
-        data.extend_from_slice(&[UDATA_SET_KEY_BYTE_ORDER, 4]);
+    let orders = [(host_order_key, UDATA_SET_KEY_BYTE_ORDER), (host_order_data, UDATA_SET_DATA_BYTE_ORDER)];
+    for (_, kind) in orders.into_iter().filter(|(host_order, _)| *host_order) {
+        data.extend_from_slice(&[kind, 4]);
         data.extend_from_slice(&HOST_ENDIAN.to_ne_bytes());
     }
     if let Some(text) = text {
@@ -72,10 +73,10 @@ mod tests {
 
     #[test]
     fn a_sets_comment_stands_behind_its_byte_order() {
-        let data = set(true, Some("x"));
+        let data = set(true, false, Some("x"));
         assert_eq!(data[..2], [0, 4]);
         assert_eq!(set_comment_of(&data).as_deref(), Some("x"));
-        assert_eq!(set(false, None), Vec::<u8>::new());
+        assert_eq!(set(false, false, None), Vec::<u8>::new());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What `overlay` keeps in the kernel: pools in interval sets, no tracking between pods, masquerading towards the world.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use russet_addr::{Family, IpNet};
 use russet_nft::{
     Chain, ChainKind, Element, Hook, L4, Masquerade, Nft, Rule, Set, Table, Transaction, priority,
@@ -86,7 +88,7 @@ const LISTED: &str = r#"table inet russet {
 #[test]
 #[ignore = "tool: nft, root"]
 fn nft_reads_the_masquerading_table_as_it_was_meant() {
-    // calico-cni.md section 4.6: masquerade what leaves the pools, and never from the VXLAN port
+    // calico-cni.md section 4.8: masquerade what leaves the pools, and never from the VXLAN port
     in_new_netns(|| {
         let table = Table::inet("russet");
         let mut nft = Nft::open().unwrap();

@@ -11,6 +11,8 @@ use crate::verdict::encode_value;
 const NFT_REG_VERDICT: u32 = 0;
 /// `NFT_LOOKUP_F_INV` and `NFT_LIMIT_F_INV`
 const INVERTED: u32 = 1;
+/// The kernel's and nft's default level.
+const LOG_WARNING: u32 = 4;
 
 // === impl Expr ===
 
@@ -98,9 +100,10 @@ impl Expr {
             }
             Self::Log { prefix, group } => {
                 data.attr_str(NFTA_LOG_PREFIX, prefix);
-                if let Some(group) = group {
-                    data.attr_be16(NFTA_LOG_GROUP, *group);
-                }
+                match group {
+                    Some(group) => data.attr_be16(NFTA_LOG_GROUP, *group),
+                    None => data.attr_be32(NFTA_LOG_LEVEL, LOG_WARNING),
+                };
             }
         }
     }

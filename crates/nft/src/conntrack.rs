@@ -1,0 +1,181 @@
+//! Connections that the kernel tracks, as far as they have to be forgotten.
+//!
+//! An address that goes to another pod, or a port mapping that goes away, leaves tracked connections behind that would
+//! send the next client's packets to nowhere: UDP has no end, so they live as long as somebody keeps sending.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use russet_addr::Family;
+use russet_netlink::wire::{Attribute, Attributes, Message};
+use russet_netlink::{Batch, NetlinkError, Socket};
+
+use crate::kernel::NFGENMSG_BYTES;
+use crate::transaction::nfgenmsg;
+
+/// Connection tracking of the network namespace in which this was opened.
+#[derive(Debug)]
+pub struct Conntrack {
+    socket: Socket,
+}
+
+/// One tracked connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Connection {
+    /// Source and destination of its first packet, before any translation.
+    pub original: (IpAddr, IpAddr),
+    /// Source and destination of the answers, as they arrive here.
+    pub reply: (IpAddr, IpAddr),
+    /// Transport protocol.
+    pub protocol: u8,
+    /// What a request to delete it has to repeat.
+    key: Key,
+}
+
+/// Raw attributes by which the kernel finds a connection again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Key {
+    family: u8,
+    original: Vec<u8>,
+    id: Option<Vec<u8>>,
+    zone: Option<Vec<u8>>,
+}
+
+// linux/netfilter/nfnetlink_conntrack.h
+const CT_GET: u16 = 1 << 8 | 1;
+const CT_DELETE: u16 = 1 << 8 | 2;
+const CTA_TUPLE_ORIG: u16 = 1;
+const CTA_TUPLE_REPLY: u16 = 2;
+const CTA_ID: u16 = 12;
+const CTA_ZONE: u16 = 18;
+const CTA_TUPLE_IP: u16 = 1;
+const CTA_TUPLE_PROTO: u16 = 2;
+const CTA_IP_V4_SRC: u16 = 1;
+const CTA_IP_V4_DST: u16 = 2;
+const CTA_IP_V6_SRC: u16 = 3;
+const CTA_IP_V6_DST: u16 = 4;
+const CTA_PROTO_NUM: u16 = 1;
+/// `NLA_F_NESTED`
+const NESTED: u16 = 1 << 15;
+
+// === impl Conntrack ===
+
+impl Conntrack {
+    /// Opens connection tracking in the calling thread's network namespace.
+    pub fn open() -> Result<Self, NetlinkError> {
+        Ok(Self { socket: Socket::netfilter()? })
+    }
+
+    /// All connections of a family.
+    pub fn connections(&mut self, family: Family) -> Result<Vec<Connection>, NetlinkError> {
+        self.select(family, |_| true)
+    }
+
+    /// Forgets all connections from or to one of the addresses, before or after translation; how many there were. One
+    /// that ended by itself meanwhile is no error.
+    pub fn forget(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<usize, NetlinkError> {
+        let mut forgotten = 0;
+        for family in Family::BOTH {
+            if addresses.iter().any(|address| Family::of(*address) == family) {
+                let doomed = self.select(family, |connection| connection.involves(addresses))?;
+                forgotten += self.delete(&doomed)?;
+            }
+        }
+        Ok(forgotten)
+    }
+
+    fn select(
+        &mut self,
+        family: Family,
+        wanted: impl Fn(&Connection) -> bool,
+    ) -> Result<Vec<Connection>, NetlinkError> {
+        self.socket.dump(
+            &format!("list {family} connections"),
+            CT_GET,
+            |message| {
+                message.raw(&nfgenmsg(address_family(family), 0));
+            },
+            |message| Connection::decode(message).filter(&wanted),
+        )
+    }
+
+    fn delete(&mut self, connections: &[Connection]) -> Result<usize, NetlinkError> {
+        let mut batch = Batch::describing(describe);
+        for Connection { key, .. } in connections {
+            batch.push(CT_DELETE, 0, |message| {
+                message.raw(&nfgenmsg(key.family, 0)).attr(CTA_TUPLE_ORIG | NESTED, &key.original);
+                // The identity keeps us from forgetting a newer connection with the same addresses and ports.
+                for (kind, value) in [(CTA_ID, &key.id), (CTA_ZONE, &key.zone)] {
+                    if let Some(value) = value {
+                        message.attr(kind, value);
+                    }
+                }
+            });
+        }
+        let mut deleted = 0;
+        for result in self.socket.execute_all(&batch) {
+            match result {
+                Ok(()) => deleted += 1,
+                Err(error) if error.is_not_found() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(deleted)
+    }
+}
+
+// === impl Connection ===
+
+impl Connection {
+    /// Whether one of its four addresses is among `addresses`.
+    pub fn involves(&self, addresses: &BTreeSet<IpAddr>) -> bool {
+        let all = [self.original.0, self.original.1, self.reply.0, self.reply.1];
+        all.iter().any(|address| addresses.contains(address))
+    }
+
+    fn decode(message: &Message<'_>) -> Option<Self> {
+        let attributes = message.attributes(NFGENMSG_BYTES);
+        let original = attributes.find(CTA_TUPLE_ORIG)?;
+        let raw = |kind| attributes.find(kind).map(|attribute| attribute.payload.to_vec());
+        let protocol = original.nested().find(CTA_TUPLE_PROTO)?.nested().find(CTA_PROTO_NUM)?.u8()?;
+        Some(Self {
+            original: addresses(&original.nested())?,
+            reply: addresses(&attributes.find(CTA_TUPLE_REPLY)?.nested())?,
+            protocol,
+            key: Key {
+                family: *message.payload.first()?,
+                original: original.payload.to_vec(),
+                id: raw(CTA_ID),
+                zone: raw(CTA_ZONE),
+            },
+        })
+    }
+}
+
+/// Source and destination in a tuple.
+fn addresses(tuple: &Attributes<'_>) -> Option<(IpAddr, IpAddr)> {
+    let ip = tuple.find(CTA_TUPLE_IP)?.nested();
+    let either = |v4, v6| ip.find(v4).or_else(|| ip.find(v6)).and_then(|address: Attribute<'_>| address.ip());
+    Some((either(CTA_IP_V4_SRC, CTA_IP_V6_SRC)?, either(CTA_IP_V4_DST, CTA_IP_V6_DST)?))
+}
+
+fn describe(message: &Message<'_>) -> String {
+    let tuple = message.attributes(NFGENMSG_BYTES).find(CTA_TUPLE_ORIG);
+    match tuple.and_then(|tuple| addresses(&tuple.nested())) {
+        Some((source, destination)) => format!("forget connection {source} to {destination}"),
+        None => "forget connection".to_owned(),
+    }
+}
+
+const fn address_family(family: Family) -> u8 {
+    match family {
+        Family::V4 => libc::AF_INET as u8,
+        Family::V6 => libc::AF_INET6 as u8,
+    }
+}
+
+/// Lets `hostile` try the decoders.
+#[cfg(test)]
+pub(crate) fn decode_for_test(message: &Message<'_>) -> (Option<Connection>, String) {
+    (Connection::decode(message), describe(message))
+}

@@ -1,0 +1,120 @@
+//! What others do to the ruleset is heard, with who did it; and connections of addresses that are gone are forgotten.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, UdpSocket};
+use std::time::Duration;
+
+use russet_addr::Family;
+use russet_nft::monitor::{Change, Commit, Event, Object};
+use russet_nft::{
+    Chain, ChainKind, Conntrack, Element, Hook, KeyType, Monitor, Nft, Rule, Set, Table, Transaction,
+    ct_state,
+};
+use russet_testkit::{in_netns_with_loopback, in_new_netns, run};
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn next_commit(monitor: &mut Monitor) -> Commit {
+    match monitor.next(SOON).unwrap() {
+        Some(Event::Committed(commit)) => commit,
+        other => panic!("expected a commit, got {other:?}"),
+    }
+}
+
+#[test]
+#[ignore = "tool: nft, root"]
+fn a_commit_is_heard_once_with_its_changes_and_its_author() {
+    in_new_netns(|| {
+        let mut monitor = Monitor::open().unwrap();
+        assert_eq!(monitor.next(Duration::ZERO).unwrap(), None);
+        let table = Table::inet("t");
+        let chain = Chain::new(&table, "c");
+        let set = Set::new(&table, "s", [KeyType::Ipv4Addr]);
+        let elements: Vec<_> =
+            (0..1000_u32).map(|index| Element::new(IpAddr::from(index.to_be_bytes()))).collect();
+        let mut change = Transaction::new();
+        change.add_table(&table).add_chain(&chain).add_set(&set).add_elements(&set, &elements);
+        change.add_rule(&Rule::new(&chain).accept());
+        let mut nft = Nft::open().unwrap();
+        nft.commit(&change).unwrap();
+
+        let commit = next_commit(&mut monitor);
+        let objects: Vec<_> =
+            commit.changes.iter().map(|change| (change.object, change.name.as_str())).collect();
+        let expected = [
+            (Object::Table, "t"),
+            (Object::Chain, "c"),
+            (Object::Set, "s"),
+            (Object::Elements, "s"),
+            (Object::Rule, "c"),
+        ];
+        assert_eq!(objects, expected);
+        assert_eq!(commit.port, nft.port().unwrap());
+        assert_eq!(commit.generation, nft.generation().unwrap());
+        assert!(commit.complete && commit.touches(&table) && !commit.touches(&Table::inet("u")));
+
+        run("nft", &["flush", "chain", "inet", "t", "c"]);
+        let commit = next_commit(&mut monitor);
+        let gone = Change { object: Object::Rule, table: table.clone(), name: "c".into(), gone: true };
+        assert_eq!((commit.changes, commit.process.as_str()), (vec![gone], "nft"));
+        assert_ne!(commit.port, nft.port().unwrap());
+        assert_eq!(monitor.next(Duration::ZERO).unwrap(), None);
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, root"]
+fn events_that_did_not_fit_are_an_overrun() {
+    in_new_netns(|| {
+        let mut monitor = Monitor::open().unwrap();
+        let mut nft = Nft::open().unwrap();
+        // Some 60 MB as the kernel counts them, several times the receive buffer.
+        let mut change = Transaction::new();
+        change.destroy_table(&Table::inet("t"));
+        (0..40_000).for_each(|_| nft.commit(&change).unwrap());
+        assert_eq!(monitor.next(Duration::ZERO).unwrap(), Some(Event::Overrun));
+        // What did fit is told behind it, and the next commit is heard again.
+        while monitor.next(Duration::ZERO).unwrap().is_some() {}
+        nft.commit(&change).unwrap();
+        assert_eq!(next_commit(&mut monitor).port, nft.port().unwrap());
+    });
+}
+
+#[test]
+#[ignore = "kernel: conntrack, root"]
+fn connections_of_an_address_are_forgotten_and_no_others() {
+    in_netns_with_loopback(|| {
+        let table = Table::inet("t");
+        let chain = Chain::base(&table, "c", ChainKind::Filter, Hook::Output, 0);
+        // Looking at the state is what turns tracking on.
+        let mut change = Transaction::new();
+        change.add_table(&table).add_chain(&chain);
+        change.add_rule(&Rule::new(&chain).ct_state(ct_state::NEW).accept());
+        Nft::open().unwrap().commit(&change).unwrap();
+
+        for (source, destination) in [
+            ("127.0.0.2", "127.0.0.3"),
+            ("127.0.0.4", "127.0.0.2"),
+            ("127.0.0.4", "127.0.0.5"),
+            ("::1", "::1"),
+        ] {
+            let receiver = UdpSocket::bind((destination, 0)).unwrap();
+            let sender = UdpSocket::bind((source, 0)).unwrap();
+            sender.send_to(b"x", receiver.local_addr().unwrap()).unwrap();
+        }
+        let mut conntrack = Conntrack::open().unwrap();
+        assert_eq!(conntrack.connections(Family::V4).unwrap().len(), 3);
+        assert_eq!(conntrack.connections(Family::V6).unwrap().len(), 1);
+        let gone = BTreeSet::from(["127.0.0.2".parse().unwrap()]);
+        assert_eq!(conntrack.forget(&gone).unwrap(), 2);
+        assert_eq!(conntrack.forget(&gone).unwrap(), 0);
+        let left = conntrack.connections(Family::V4).unwrap();
+        assert_eq!(left.len(), 1);
+        let addresses = ("127.0.0.4".parse().unwrap(), "127.0.0.5".parse().unwrap());
+        assert_eq!((left[0].original, left[0].protocol), (addresses, 17));
+        assert_eq!(conntrack.forget(&BTreeSet::from(["::1".parse().unwrap()])).unwrap(), 1);
+        assert_eq!(conntrack.connections(Family::V4).unwrap().len(), 1);
+    });
+}
