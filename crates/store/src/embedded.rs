@@ -52,6 +52,8 @@ pub struct Options {
     pub sync_delay: Duration,
     /// The file may not grow beyond this many bytes; more is answered as a full disk is.
     pub max_bytes: Option<u64>,
+    /// Whether every page's checksum is verified when opening: an altered file is then refused, and not found out later. Costs three more syncs.
+    pub verify: bool,
     /// How many commits a watch may be behind and still resume without a full listing.
     pub log_commits: u64,
 }
@@ -101,7 +103,7 @@ pub(crate) struct Waiting {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { sync_delay: Duration::ZERO, max_bytes: None, log_commits: LOG_COMMITS }
+        Self { sync_delay: Duration::ZERO, max_bytes: None, verify: true, log_commits: LOG_COMMITS }
     }
 }
 
@@ -118,7 +120,7 @@ impl Embedded {
         let path = path.as_ref().to_owned();
         let counters = Arc::new(Counters::default());
         counters.max_bytes.store(options.max_bytes.unwrap_or(0), Ordering::Relaxed);
-        let database = open_database(&path, &options, &counters, true)?;
+        let database = open_database(&path, &options, &counters, options.verify)?;
         let in_file = |error| classify(error, &format!("read store {}", path.display()));
         let transaction = database.begin_read().map_err(redb::Error::from).map_err(in_file)?;
         let revision = tables::revision(&transaction).map_err(in_file)?;
@@ -385,6 +387,11 @@ fn open_file(path: &Path) -> io::Result<File> {
     }
     let file =
         OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    if file.metadata()?.len() == 0 {
+        // A new name survives a power cut only when its directory is synced, too.
+        let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+        File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
+    }
     if file.metadata()?.permissions().mode() & 0o077 != 0 {
         file.set_permissions(Permissions::from_mode(0o600))?;
     }

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::Instant;
 
+use crate::embedded::Options;
 use crate::{
     BoxFuture, Cause, Claims, CommitError, Embedded, LeaseId, Record, Remote, Revision, Snapshot, Step,
     Store, StoreError, Watch,
@@ -58,7 +59,9 @@ pub async fn open_or_connect(dir: &Path, deadline: Duration) -> Result<Access, S
             return Ok(Access::Remote(Remote::connect_with(dir.join(SOCKET_FILE), deadline)));
         }
         if try_lock(&lock).map_err(|error| lock_error(dir, error))? {
-            return Locked::open(dir, lock).map(Access::Locked);
+            // For a moment only: the owner verifies the whole file when it starts.
+            return Locked::open(dir, lock, Options { verify: false, ..Options::default() })
+                .map(Access::Locked);
         }
         wait(&mut pause, end).await.map_err(|()| held_by_another(dir, deadline))?;
     }
@@ -95,13 +98,13 @@ impl Locked {
         while !try_lock(&lock).map_err(|error| lock_error(dir, error))? {
             wait(&mut pause, end).await.map_err(|()| held_by_another(dir, deadline))?;
         }
-        Self::open(dir, lock)
+        Self::open(dir, lock, Options::default())
     }
 
-    fn open(dir: &Path, mut lock: File) -> Result<Self, StoreError> {
+    fn open(dir: &Path, mut lock: File, options: Options) -> Result<Self, StoreError> {
         // Only a hint for whoever waits: without room for it the lock is as good.
         let _ = sign(&mut lock);
-        Ok(Self { store: Embedded::open(dir.join(STORE_FILE))?, _lock: lock })
+        Ok(Self { store: Embedded::open_with(dir.join(STORE_FILE), options)?, _lock: lock })
     }
 
     /// The store. Clones must not outlive the lock.

@@ -74,6 +74,7 @@ fn child_process() {
         match role.as_str() {
             "writer" => write_for_ever(&directory).await,
             "owner" => own(&directory).await,
+            "filler" => fill_the_disk(&directory).await,
             other => panic!("no role {other}"),
         }
     });
@@ -101,6 +102,48 @@ async fn own(directory: &Path) {
     let listener = listen(directory, &owner).unwrap();
     println!("serving now");
     serve(owner.store().clone(), listener, std::future::pending()).await;
+}
+
+/// Runs on a disk of 3 MB: fills it, reads, makes room, writes again.
+async fn fill_the_disk(directory: &Path) {
+    let store = Embedded::open(directory.join("store.redb")).unwrap();
+    store.commit(vec![Step::create(key(0), vec![0; 50_000])]).await.unwrap();
+    std::fs::write(directory.join("ballast"), vec![0; 1 << 20]).unwrap();
+    let mut written = 1;
+    let error = loop {
+        match store.commit(vec![Step::create(key(written), vec![0; 50_000])]).await {
+            Ok(_) => written += 1,
+            Err(error) => break error.error,
+        }
+    };
+    assert!(matches!(error, StoreError::Full { .. }), "{error:?}");
+    assert_eq!(store.list(&Prefix::handles()).await.unwrap().records.len(), written);
+    std::fs::remove_file(directory.join("ballast")).unwrap();
+    store.commit(vec![Step::create(key(written), vec![0; 50_000])]).await.unwrap();
+    drop(store);
+    let store = Embedded::open(directory.join("store.redb")).unwrap();
+    assert_eq!(store.list(&Prefix::handles()).await.unwrap().records.len(), written + 1);
+    println!("healed after {written}");
+}
+
+#[test]
+#[ignore = "root: mounts a small tmpfs in a mount namespace of its own (tool: unshare, mount)"]
+fn a_really_full_disk_refuses_writes_keeps_reads_and_heals() {
+    let directory = tempfile::tempdir().unwrap();
+    let script = r#"mount -t tmpfs -o size=3m none "$RUSSET_STORE_TEST_DIRECTORY" && exec "$0" --exact child_process --nocapture --include-ignored"#;
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .env(ROLE, "filler")
+        .env(DIRECTORY, directory.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("healed after"),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 #[tokio::test]

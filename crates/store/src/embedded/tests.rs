@@ -181,3 +181,33 @@ async fn a_read_after_a_commit_that_was_given_up_tells_for_good() {
     assert_eq!(store.inner.shared.abandoned.load(Ordering::Acquire), 0);
     assert_eq!(store.inner.shared.waiting.load(Ordering::Acquire), 0);
 }
+
+#[tokio::test]
+async fn a_flipped_bit_is_refused_or_harmless_and_never_a_panic() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(&directory, Options::default());
+    store.commit((0..100).map(|n| Step::create(key(n), vec![1; 2000])).collect()).await.unwrap();
+    let expected = store.list(&Prefix::handles()).await.unwrap();
+    let path = store.path().to_owned();
+    drop(store);
+    let whole = std::fs::read(&path).unwrap();
+    let seed = 5;
+    eprintln!("seed {seed}");
+    let mut chance = crate::sim::Chance::new(seed);
+    let mut refused = 0;
+    for round in 0..80 {
+        let mut bytes = whole.clone();
+        // Every other one in the header, which is what everything hangs on.
+        let bound = if round % 2 == 0 { 4096 } else { whole.len() as u64 };
+        bytes[usize::try_from(chance.below(bound)).unwrap()] ^= 1 << chance.below(8);
+        std::fs::write(&path, &bytes).unwrap();
+        match Embedded::open(&path) {
+            Ok(store) => assert_eq!(store.list(&Prefix::handles()).await.unwrap(), expected),
+            Err(error) => {
+                assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 0);
+}
