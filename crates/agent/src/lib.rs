@@ -1,1 +1,176 @@
-//! (being written)
+//! The node daemon. It serves CNI on a socket, keeps routes and tunnels as the datastore wants them, removes what
+//! deleted pods left, and says how it is. Stopping it leaves the data path as it is.
+
+pub mod bootstrap;
+mod cluster;
+mod config;
+mod direct;
+mod health;
+mod metrics;
+mod operations;
+mod reaper;
+mod reconcile;
+mod server;
+mod stores;
+mod underlay;
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use russet_linux::{FileLock, LockError, sysctl};
+use russet_overlay::Reconciler;
+use russet_plugins::{Node, SystemClock, Teardown};
+use russet_store::Store;
+use tokio::sync::{Notify, watch};
+use tokio::task::{JoinSet, LocalSet};
+
+pub use config::{Config, DEFAULT_HEALTH, DefaultPools, Encapsulation, Paths, SettingError, StoreLocation};
+pub use direct::direct;
+pub use health::{Condition, Readiness};
+pub use stores::{Opened, open_local, own as own_store};
+
+use health::serve as serve_health;
+use metrics::Metrics;
+use operations::Operations;
+use reconcile::Loop;
+
+/// What keeps an agent from running.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// Another agent of this node runs, or a plugin never lets go.
+    #[error("another agent of this node is running: {0}")]
+    Lock(#[from] LockError),
+    /// The store cannot be opened.
+    #[error("open the store: {0}")]
+    Store(#[from] russet_store::StoreError),
+    /// A socket or file.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// The kernel's netlink.
+    #[error("open a netlink socket: {0}")]
+    Netlink(#[from] russet_netlink::NetlinkError),
+    /// A setting of the kernel.
+    #[error("let this node forward packets: {0}")]
+    Sysctl(#[from] sysctl::SysctlError),
+}
+
+/// A plugin that works without an agent holds the node lock for one request; longer means another agent.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+/// How long requests under way may take when the agent is told to stop. Then they are cut off, and DEL cleans up.
+const STOP_PATIENCE: Duration = Duration::from_secs(15);
+/// The MTU until the underlay is known.
+const MTU_UNTIL_KNOWN_BYTES: u32 = 1450;
+
+/// Runs the agent until `stop` resolves.
+pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
+    let io = |what: &str| {
+        let what = what.to_owned();
+        move |source| AgentError::Io { what, source }
+    };
+    std::fs::create_dir_all(config.paths.run_dir()).map_err(io("make the run directory"))?;
+    let _lock = FileLock::exclusive(config.paths.node_lock(), Instant::now() + LOCK_PATIENCE)?;
+    forward_packets()?;
+    let store = stores::open_and_serve(&config).await?;
+    let (metrics, registry) = Metrics::new();
+    let readiness = Readiness::new();
+    let doomed = Rc::new(Notify::new());
+    let node = node(&config, Rc::clone(&store.store), teardown(&config, &doomed), &readiness);
+    let reconciler = Arc::new(Mutex::new(Reconciler::new()?));
+    let listener = server::bind(&config.paths.cni_socket()).map_err(io("make the CNI socket"))?;
+    let (stopping, stopped) = watch::channel(false);
+    let (jobs, mut requests) = server::queue();
+    let operations = Rc::new(Operations::new(node.clone(), metrics.clone()));
+
+    let local = LocalSet::new();
+    local
+        .run_until(async {
+            let mut background = JoinSet::new();
+            background.spawn_local(reaper::run(node.clone(), doomed, metrics.clone()));
+            let keep = Loop { config: config.clone(), node, readiness: readiness.clone(), metrics, reconciler };
+            background.spawn_local(keep.run());
+            if let Some(service) = store.service {
+                background.spawn_local(service);
+            }
+            background.spawn_local(async move {
+                while let Some(job) = requests.recv().await {
+                    let operations = Rc::clone(&operations);
+                    // Not tied to the connection: a request whose caller went away is still carried out to its end.
+                    tokio::task::spawn_local(async move {
+                        let server::Job { request, answer } = job;
+                        let outcome = operations.execute(&request.plugin, request.env, request.config).await;
+                        // The caller may be gone; the runtime will ask for DEL.
+                        let _ = answer.send(outcome);
+                    });
+                }
+            });
+            let health = tokio::spawn(serve_health(config.health, readiness, registry, told(stopped.clone())));
+            let cni = tokio::spawn(server::serve(listener, jobs, told(stopped)));
+            tracing::info!(node = %config.node_name, store = %config.store, socket = %config.paths.cni_socket().display(), "agent started");
+            let early = tokio::select! {
+                () = stop => None,
+                died = health => Some((died, "serve health")),
+            };
+            if let Some((Ok(Err(source)), what)) = early {
+                return Err(AgentError::Io { what: format!("{what} on {}", config.health), source });
+            }
+            // Nobody may be listening any more; that is the aim.
+            let _ = stopping.send(true);
+            finish(cni).await;
+            tracing::info!("agent stopped; the data path stays as it is");
+            Ok(())
+        })
+        .await
+}
+
+/// Waits for the requests under way, but not for ever.
+async fn finish(cni: tokio::task::JoinHandle<std::io::Result<()>>) {
+    match tokio::time::timeout(STOP_PATIENCE, cni).await {
+        Ok(Ok(Ok(()))) => {}
+        Ok(Ok(Err(error))) => tracing::warn!(%error, "the CNI server ended with an error"),
+        Ok(Err(error)) => tracing::warn!(%error, "the CNI server stopped half-way"),
+        Err(_elapsed) => tracing::warn!("requests under way were cut off"),
+    }
+}
+
+/// Resolves when the agent is told to stop.
+async fn told(mut stopped: watch::Receiver<bool>) {
+    // An error means that the agent is gone already.
+    let _ = stopped.wait_for(|stop| *stop).await;
+}
+
+fn teardown(config: &Config, doomed: &Rc<Notify>) -> Teardown {
+    if config.sync_delete { Teardown::Synchronous } else { Teardown::Deferred(Rc::clone(doomed)) }
+}
+
+/// This node, as plugins see it.
+fn node(config: &Config, store: Rc<dyn Store>, teardown: Teardown, readiness: &Readiness) -> Node {
+    let readiness = readiness.clone();
+    Node {
+        name: config.node_name.clone(),
+        allocator: Rc::new(russet_ipam::Allocator::new(Rc::clone(&store), Rc::new(SystemClock))),
+        store,
+        wiring: Default::default(),
+        mtu_bytes: Rc::new(Cell::new(config.mtu_bytes.unwrap_or(MTU_UNTIL_KNOWN_BYTES))),
+        teardown,
+        not_ready: Rc::new(move || readiness.reason()),
+    }
+}
+
+/// Without these a node drops what its pods send.
+fn forward_packets() -> Result<(), sysctl::SysctlError> {
+    sysctl::write_if_different("net/ipv4/ip_forward", "1")?;
+    match sysctl::write_if_different("net/ipv6/conf/all/forwarding", "1") {
+        Err(error) if error.is_missing() => {
+            tracing::warn!("this kernel has no IPv6");
+            Ok(())
+        }
+        other => other.map(drop),
+    }
+}

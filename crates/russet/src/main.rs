@@ -1,1 +1,31 @@
-fn main() {}
+//! `russet`: the command. It parses arguments and hands over; what happens is in the other crates.
+
+mod cli;
+mod command;
+mod demo;
+mod output;
+mod settings;
+
+use std::process::ExitCode;
+
+use russet_cni_spec::relay;
+
+/// Exit code for a command line that makes no sense (DESIGN section 10).
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    // A runtime starts plugins without arguments and with CNI_COMMAND set; nobody types that.
+    if std::env::args_os().len() == 1 && std::env::var_os("CNI_COMMAND").is_some() {
+        return relay::main(std::env::args_os(), relay::Executable::Command);
+    }
+    match cli::parse() {
+        Ok(arguments) => command::run(arguments),
+        Err(error) => {
+            // clap prints help and version this way, too, with code 0.
+            let code = if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+            // Nobody is left to tell if the terminal is gone.
+            let _ = error.print();
+            code
+        }
+    }
+}

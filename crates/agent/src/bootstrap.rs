@@ -1,0 +1,150 @@
+//! What a node writes into the store before it can work: the first pools, and itself.
+
+use std::net::IpAddr;
+
+use russet_addr::{Family, IpNet, NodeName};
+use russet_ipam::{Allocator, DefaultPool, IpamError};
+use russet_model::{DecodeError, EncapMode, IpPool, Key, Node, NodeBgp, NodeSpec, Resource};
+use russet_store::{Record, Step, Store, StoreError};
+
+use crate::config::{DefaultPools, Encapsulation};
+use crate::underlay::Choice;
+
+/// Why a node could not be set up in the store.
+#[derive(Debug, thiserror::Error)]
+pub enum BootstrapError {
+    /// The store refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A record that is there cannot be understood; it was left alone.
+    #[error("{key} cannot be understood and was left alone: {source}")]
+    Corrupt {
+        /// Which.
+        key: Key,
+        /// Why.
+        source: DecodeError,
+    },
+    /// The underlay cannot be looked at.
+    #[error(transparent)]
+    Underlay(#[from] crate::underlay::UnderlayError),
+    /// The default pools could not be created.
+    #[error("create the default pools: {0}")]
+    Pools(#[source] IpamError),
+    /// The tunnel's address could not be allocated.
+    #[error("allocate the tunnel's address: {0}")]
+    Tunnel(#[from] IpamError),
+}
+
+/// Names of the pools that a fresh store gets (DESIGN section 10).
+const DEFAULT_POOLS: [&str; 2] = ["default-ipv4", "default-ipv6"];
+/// How often a lost race for this node's own record is run again; only an operator's edit competes.
+const TRIES: usize = 10;
+
+/// Creates the default pools of families that have none. A store with pools is left as it is.
+pub async fn ensure_pools(allocator: &Allocator, defaults: &DefaultPools) -> Result<(), BootstrapError> {
+    let vxlan_mode = match defaults.encapsulation {
+        Encapsulation::Vxlan => EncapMode::Always,
+        Encapsulation::CrossSubnet => EncapMode::CrossSubnet,
+        Encapsulation::None => EncapMode::Never,
+    };
+    let wanted = DEFAULT_POOLS.into_iter().zip([defaults.ipv4, defaults.ipv6]);
+    let pool = |(name, cidr): (&str, Option<IpNet>)| {
+        Some(DefaultPool { name: name.to_owned(), cidr: cidr?, vxlan_mode, nat_outgoing: true })
+    };
+    let pools: Vec<DefaultPool> = wanted.filter_map(pool).collect();
+    let created = allocator.ensure_pools(&pools).await.map_err(BootstrapError::Pools)?;
+    if !created.is_empty() {
+        tracing::info!(pools = ?created, "default pools created");
+    }
+    Ok(())
+}
+
+/// Fills what every v3 resource must have when it is created (calico-ipam.md section 1.8).
+fn stamp<S>(resource: &mut Resource<S>) {
+    let metadata = &mut resource.metadata;
+    metadata.uid.get_or_insert_with(random_uid);
+    metadata
+        .creation_timestamp
+        .get_or_insert_with(|| russet_model::time::rfc3339(std::time::SystemTime::now()));
+}
+
+/// A random UUID (RFC 9562 version 4). Without randomness it is all zeros but for the version, which no reader minds.
+fn random_uid() -> String {
+    let mut bytes = [0; 16];
+    // The kernel's generator does not fail once it is seeded, which is long before any network.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// Registers this node with its addresses, keeping whatever else its record says.
+pub async fn register(store: &dyn Store, name: &NodeName, choice: &Choice) -> Result<(), BootstrapError> {
+    let bgp = |family| choice.address(family);
+    update_node(store, name, |spec| {
+        let entry = spec.bgp.get_or_insert_with(NodeBgp::default);
+        entry.ipv4_address = bgp(Family::V4).or(entry.ipv4_address);
+        entry.ipv6_address = bgp(Family::V6).or(entry.ipv6_address);
+    })
+    .await
+}
+
+/// Allocates the addresses of this node's tunnel devices where pools need one, and publishes them.
+pub async fn ensure_tunnels(
+    store: &dyn Store,
+    allocator: &Allocator,
+    name: &NodeName,
+    pools: &[IpPool],
+) -> Result<(), BootstrapError> {
+    let mut tunnels: Vec<IpAddr> = Vec::new();
+    for family in Family::BOTH {
+        let tunnelled = |pool: &&IpPool| {
+            pool.spec.family() == family && pool.is_enabled() && pool.spec.vxlan_mode != EncapMode::Never
+        };
+        let cidrs: Vec<IpNet> = pools.iter().filter(tunnelled).map(|pool| pool.spec.cidr).collect();
+        if !cidrs.is_empty() {
+            tunnels.push(allocator.ensure_tunnel_address(name, family, &cidrs).await?);
+        }
+    }
+    update_node(store, name, |spec| tunnels.iter().for_each(|address| spec.set_vxlan_tunnel(*address))).await
+}
+
+/// Reads this node's record, changes it, and writes it if that made a difference.
+async fn update_node(
+    store: &dyn Store,
+    name: &NodeName,
+    change: impl Fn(&mut NodeSpec),
+) -> Result<(), BootstrapError> {
+    let key = Key::node(name);
+    let mut last = None;
+    for _ in 0..TRIES {
+        let found = store.get(&key).await?;
+        let Some(step) = node_step(&key, name, found, &change)? else { return Ok(()) };
+        match store.commit(vec![step]).await {
+            Ok(_) => return Ok(()),
+            Err(error) if error.error.lost_race() => last = Some(error.error),
+            Err(error) => return Err(error.error.into()),
+        }
+    }
+    Err(last.unwrap_or(StoreError::Conflict { key }).into())
+}
+
+fn node_step(
+    key: &Key,
+    name: &NodeName,
+    found: Option<Record>,
+    change: &impl Fn(&mut NodeSpec),
+) -> Result<Option<Step>, BootstrapError> {
+    let Some(record) = found else {
+        let mut node: Node = Resource::new(name.as_str(), NodeSpec::default());
+        stamp(&mut node);
+        change(&mut node.spec);
+        return Ok(Some(Step::create(key.clone(), node.encode())));
+    };
+    let decoded = Node::decode(&record.value);
+    let mut node = decoded.map_err(|source| BootstrapError::Corrupt { key: key.clone(), source })?;
+    let before = node.clone();
+    change(&mut node.spec);
+    Ok((node != before).then(|| Step::update(key.clone(), node.encode(), record.revision)))
+}

@@ -1,0 +1,218 @@
+//! What an agent needs to know, and where it keeps its things (DESIGN section 10).
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use ipnet::IpNet;
+use russet_addr::{IfName, NodeName};
+
+/// Everything that can be set for an agent.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where files and sockets live.
+    pub paths: Paths,
+    /// This node's name, as every peer spells it.
+    pub node_name: NodeName,
+    /// The datastore.
+    pub store: StoreLocation,
+    /// The interface whose addresses other nodes use; by default the one with the default route.
+    pub interface: Option<IfName>,
+    /// Pools to create in a store that has none.
+    pub pools: DefaultPools,
+    /// MTU of pods; by default the underlay's less the encapsulation's overhead.
+    pub mtu_bytes: Option<u32>,
+    /// Where `/healthz`, `/readyz` and `/metrics` are served.
+    pub health: SocketAddr,
+    /// DEL removes the pod's interface before it answers, instead of leaving that to the reaper.
+    pub sync_delete: bool,
+}
+
+/// Which datastore to use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreLocation {
+    /// The store file of this machine, owned by the agent.
+    Embedded,
+    /// A store that another process of this machine owns, by its socket.
+    Unix(PathBuf),
+}
+
+/// The pools that a fresh store gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DefaultPools {
+    /// IPv4 pool; none: no IPv4.
+    pub ipv4: Option<IpNet>,
+    /// IPv6 pool; none: no IPv6.
+    pub ipv6: Option<IpNet>,
+    /// How packets between nodes are carried.
+    pub encapsulation: Encapsulation,
+}
+
+/// How packets between nodes are carried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Encapsulation {
+    /// VXLAN between all nodes.
+    Vxlan,
+    /// VXLAN between subnets, plain routes inside one.
+    CrossSubnet,
+    /// Plain routes; the underlay must let pods' addresses pass.
+    None,
+}
+
+/// A value that a setting does not take.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("invalid {setting} {value:?}: {allowed} is wanted")]
+pub struct SettingError {
+    setting: &'static str,
+    value: String,
+    allowed: &'static str,
+}
+
+/// Places below a root directory; the root is `/` except in tests, demos and several nodes on one machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Paths {
+    root: PathBuf,
+}
+
+/// Where health and metrics are served unless told otherwise.
+pub const DEFAULT_HEALTH: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9471);
+
+// === impl StoreLocation ===
+
+impl FromStr for StoreLocation {
+    type Err = SettingError;
+
+    fn from_str(text: &str) -> Result<Self, SettingError> {
+        let error = || SettingError {
+            setting: "store",
+            value: text.to_owned(),
+            allowed: "`embedded` or `unix:` and the absolute path of a store's socket",
+        };
+        match text.strip_prefix("unix:") {
+            None if text == "embedded" => Ok(Self::Embedded),
+            Some(path) if path.starts_with('/') => Ok(Self::Unix(path.into())),
+            _ => Err(error()),
+        }
+    }
+}
+
+impl fmt::Display for StoreLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Embedded => f.write_str("embedded"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+// === impl Encapsulation ===
+
+impl FromStr for Encapsulation {
+    type Err = SettingError;
+
+    fn from_str(text: &str) -> Result<Self, SettingError> {
+        match text {
+            "vxlan" => Ok(Self::Vxlan),
+            "cross-subnet" => Ok(Self::CrossSubnet),
+            "none" => Ok(Self::None),
+            _ => Err(SettingError {
+                setting: "encapsulation",
+                value: text.to_owned(),
+                allowed: "`vxlan`, `cross-subnet` or `none`",
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Encapsulation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Vxlan => "vxlan",
+            Self::CrossSubnet => "cross-subnet",
+            Self::None => "none",
+        })
+    }
+}
+
+// === impl DefaultPools ===
+
+impl Default for DefaultPools {
+    fn default() -> Self {
+        let net = |text: &str| text.parse().ok();
+        Self {
+            ipv4: net("10.244.0.0/16"),
+            ipv6: net("fd72:7573:7365::/48"),
+            encapsulation: Encapsulation::Vxlan,
+        }
+    }
+}
+
+// === impl Paths ===
+
+impl Paths {
+    /// Places below `root`.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The root itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Sockets and locks, gone after a reboot; mode 0700.
+    pub fn run_dir(&self) -> PathBuf {
+        self.root.join("run/russet")
+    }
+
+    /// What survives a reboot.
+    pub fn state_dir(&self) -> PathBuf {
+        self.root.join("var/lib/russet")
+    }
+
+    /// The agent's CNI socket.
+    pub fn cni_socket(&self) -> PathBuf {
+        self.run_dir().join("cni.sock")
+    }
+
+    /// Held by the agent for its life, or by a plugin that works without one.
+    pub fn node_lock(&self) -> PathBuf {
+        self.run_dir().join("node.lock")
+    }
+
+    /// The pod MTU that the agent last computed, for plugins that work without it.
+    pub fn mtu_file(&self) -> PathBuf {
+        self.run_dir().join("mtu")
+    }
+
+    /// The socket at which the embedded store's owner serves it.
+    pub fn store_socket(&self) -> PathBuf {
+        self.state_dir().join("store.sock")
+    }
+
+    /// Where CNI configurations are looked up.
+    pub fn conflist_dir(&self) -> PathBuf {
+        self.root.join("etc/cni/net.d")
+    }
+
+    /// The settings file.
+    pub fn settings_file(&self) -> PathBuf {
+        self.root.join("etc/russet/russet.toml")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_location_reads_back_as_written() {
+        for text in ["embedded", "unix:/run/russet/store.sock"] {
+            assert_eq!(text.parse::<StoreLocation>().unwrap().to_string(), text);
+        }
+        let error = "etcd".parse::<StoreLocation>().unwrap_err().to_string();
+        assert!(error.contains("`embedded` or `unix:`"), "{error}");
+    }
+}

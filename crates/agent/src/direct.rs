@@ -1,0 +1,69 @@
+//! A request on a node without an agent: the same plugins, on a store that is opened for this one request.
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use russet_cni_spec::{Call, CniError, CniResult, Request};
+use russet_linux::FileLock;
+use russet_plugins::Teardown;
+
+use crate::bootstrap::{self, BootstrapError};
+use crate::config::Config;
+use crate::health::{Condition, Readiness};
+use crate::{stores, underlay};
+
+/// How long a request may wait for others that work without an agent; runtimes give up after one to four minutes.
+const LOCK_PATIENCE: Duration = Duration::from_secs(45);
+
+/// Carries out `request`. The plugin is the one that the configuration names.
+pub async fn direct(config: &Config, request: &Request) -> Result<Option<CniResult>, CniError> {
+    if matches!(request.env.call, Call::Status) {
+        return Err(CniError::not_available("no agent is running on this node", "start `russet agent`"));
+    }
+    let busy = |error: russet_linux::LockError| {
+        CniError::try_again_later(
+            "the node is busy with another request, or an agent has just started",
+            error,
+        )
+    };
+    std::fs::create_dir_all(config.paths.run_dir()).map_err(|e| CniError::io("make the run directory", e))?;
+    let _lock =
+        FileLock::exclusive(config.paths.node_lock(), Instant::now() + LOCK_PATIENCE).map_err(busy)?;
+    crate::forward_packets().map_err(|error| CniError::internal("let this node forward packets", error))?;
+    let opened = stores::open(config)
+        .await
+        .map_err(|error| CniError::try_again_later("the store cannot be opened", error))?;
+    let readiness = Readiness::new();
+    for condition in [Condition::Store, Condition::Node, Condition::Programmed] {
+        readiness.met(condition);
+    }
+    let node = crate::node(config, Rc::clone(&opened.store), Teardown::Synchronous, &readiness);
+    if let Some(mtu) = published_mtu(config) {
+        node.mtu_bytes.set(mtu);
+    }
+    if matches!(request.env.call, Call::Add(_)) {
+        prepare(config, &node)
+            .await
+            .map_err(|e| CniError::try_again_later("the node cannot be registered", e))?;
+    }
+    russet_plugins::run(&node, &request.config.kind, request).await
+}
+
+/// The MTU that an agent of this boot computed.
+fn published_mtu(config: &Config) -> Option<u32> {
+    if config.mtu_bytes.is_some() {
+        return config.mtu_bytes;
+    }
+    std::fs::read_to_string(config.paths.mtu_file()).ok()?.trim().parse().ok()
+}
+
+/// What an agent would have done at its start; on a node that had one it is there already.
+async fn prepare(config: &Config, node: &russet_plugins::Node) -> Result<(), BootstrapError> {
+    let key = russet_model::Key::node(&node.name);
+    if node.store.get(&key).await?.is_some() {
+        return Ok(());
+    }
+    bootstrap::ensure_pools(&node.allocator, &config.pools).await?;
+    let choice = underlay::choose(config.interface.as_ref())?;
+    bootstrap::register(&*node.store, &node.name, &choice).await
+}

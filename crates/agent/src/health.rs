@@ -1,0 +1,146 @@
+//! `/healthz`, `/readyz` and `/metrics` over HTTP.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::Router;
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use axum::routing::get;
+use prometheus_client::registry::Registry;
+
+/// What has to be true before pods can be attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Condition {
+    /// The datastore answered.
+    Store,
+    /// This node is registered with its addresses.
+    Node,
+    /// Routes and tunnels were programmed completely at least once.
+    Programmed,
+}
+
+/// The state of every condition; clones share it.
+#[derive(Debug, Clone)]
+pub struct Readiness {
+    reasons: Arc<Mutex<BTreeMap<Condition, Option<String>>>>,
+}
+
+// === impl Condition ===
+
+impl Condition {
+    const ALL: [Condition; 3] = [Condition::Store, Condition::Node, Condition::Programmed];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::Node => "node",
+            Self::Programmed => "programmed",
+        }
+    }
+}
+
+// === impl Readiness ===
+
+impl Readiness {
+    /// Nothing is ready yet.
+    pub fn new() -> Self {
+        let pending = |condition| (condition, Some("not yet".to_owned()));
+        Self { reasons: Arc::new(Mutex::new(Condition::ALL.map(pending).into())) }
+    }
+
+    /// Marks a condition as met. True if it was not before.
+    pub fn met(&self, condition: Condition) -> bool {
+        self.lock().insert(condition, None).flatten().is_some()
+    }
+
+    /// Marks a condition as not met. True if it was before.
+    pub fn unmet(&self, condition: Condition, reason: impl ToString) -> bool {
+        self.lock().insert(condition, Some(reason.to_string())).flatten().is_none()
+    }
+
+    /// Why pods cannot be attached now; none: they can.
+    pub fn reason(&self) -> Option<String> {
+        let unmet = |(condition, reason): (&Condition, &Option<String>)| {
+            reason.as_ref().map(|reason| format!("{}: {reason}", condition.name()))
+        };
+        self.lock().iter().find_map(unmet)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Condition, Option<String>>> {
+        self.reasons.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn verbose(&self) -> String {
+        let mut text = String::new();
+        for (condition, reason) in self.lock().iter() {
+            let line = match reason {
+                None => format!("[+] {}\n", condition.name()),
+                Some(reason) => format!("[-] {}: {reason}\n", condition.name()),
+            };
+            text.push_str(&line);
+        }
+        text
+    }
+}
+
+/// Serves until `stop` resolves. An address that is taken is an error, not a reason to go on unseen.
+pub async fn serve(
+    address: SocketAddr,
+    readiness: Readiness,
+    registry: Registry,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
+    let listener = tokio::net::TcpListener::bind(address).await?;
+    let router = Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz).with_state(readiness))
+        .route("/metrics", get(metrics).with_state(Arc::new(registry)));
+    axum::serve(listener, router).with_graceful_shutdown(stop).await
+}
+
+async fn readyz(State(readiness): State<Readiness>, RawQuery(query): RawQuery) -> (StatusCode, String) {
+    let reason = readiness.reason();
+    let status = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let verbose = query
+        .is_some_and(|query| query.split('&').any(|part| part == "verbose" || part.starts_with("verbose=")));
+    let text = match reason {
+        _ if verbose => readiness.verbose(),
+        None => "ok\n".to_owned(),
+        Some(reason) => format!("{reason}\n"),
+    };
+    (status, text)
+}
+
+async fn metrics(State(registry): State<Arc<Registry>>) -> (StatusCode, String) {
+    let mut text = String::new();
+    match prometheus_client::encoding::text::encode(&mut text, &registry) {
+        Ok(()) => (StatusCode::OK, text),
+        Err(error) => {
+            let mut reason = String::new();
+            // Writing to a string cannot fail.
+            let _ = writeln!(reason, "encode metrics: {error}");
+            (StatusCode::INTERNAL_SERVER_ERROR, reason)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ready_only_when_every_condition_is_met() {
+        let readiness = Readiness::new();
+        assert_eq!(readiness.reason().unwrap(), "store: not yet");
+        for condition in Condition::ALL {
+            assert!(readiness.met(condition));
+        }
+        assert_eq!(readiness.reason(), None);
+        assert!(readiness.unmet(Condition::Store, "no answer"));
+        assert!(!readiness.unmet(Condition::Store, "no answer"));
+        assert_eq!(readiness.verbose(), "[-] store: no answer\n[+] node\n[+] programmed\n");
+    }
+}

@@ -1,0 +1,103 @@
+//! What the agent counts; names are `russet_<subsystem>_<noun>_<unit>`.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+/// Upper bounds of the buckets for what takes milliseconds, in seconds.
+const LATENCY_BUCKETS_S: [f64; 12] =
+    [0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
+
+/// Every metric; clones share the same numbers.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    /// CNI requests by verb and outcome.
+    pub requests: Family<Request, Counter>,
+    /// How long CNI requests took.
+    pub request_seconds: Family<Verb, Histogram>,
+    /// Kernel objects that a reconciliation had to change, by kind.
+    pub changes: Family<Kind, Counter>,
+    /// What other nodes publish and this one refuses to program.
+    pub refusals: Gauge,
+    /// Reconciliations that met an error.
+    pub reconcile_errors: Counter,
+    /// How long reconciliations took.
+    pub reconcile_seconds: Histogram,
+    /// Interfaces of deleted pods that were removed.
+    pub reaped: Counter,
+    /// Nodes known, with this one.
+    pub nodes: Gauge,
+}
+
+/// A CNI verb.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Verb {
+    /// `ADD`, `DEL`, ...
+    pub verb: String,
+}
+
+/// A CNI verb and how it ended.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Request {
+    /// `ADD`, `DEL`, ...
+    pub verb: String,
+    /// `0`, or the CNI error code.
+    pub code: u32,
+}
+
+/// A kind of kernel object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Kind {
+    /// `route`, `neighbour`, ...
+    pub kind: String,
+}
+
+// === impl Metrics ===
+
+impl Metrics {
+    /// Metrics, and the registry that prints them.
+    pub fn new() -> (Self, Registry) {
+        let metrics = Self {
+            requests: Family::default(),
+            request_seconds: Family::new_with_constructor(latency),
+            changes: Family::default(),
+            refusals: Gauge::default(),
+            reconcile_errors: Counter::default(),
+            reconcile_seconds: latency(),
+            reaped: Counter::default(),
+            nodes: Gauge::default(),
+        };
+        let mut registry = Registry::with_prefix("russet");
+        let it = &metrics;
+        registry.register("cni_requests", "CNI requests by verb and error code", it.requests.clone());
+        registry.register("cni_request_seconds", "Time from request to answer", it.request_seconds.clone());
+        registry.register("overlay_changes", "Kernel objects changed, by kind", it.changes.clone());
+        registry.register("overlay_refusals", "Published facts that are not programmed", it.refusals.clone());
+        registry.register(
+            "overlay_reconcile_errors",
+            "Reconciliations that met an error",
+            it.reconcile_errors.clone(),
+        );
+        registry.register(
+            "overlay_reconcile_seconds",
+            "Time of a reconciliation",
+            it.reconcile_seconds.clone(),
+        );
+        registry.register("attach_reaped_links", "Interfaces of deleted pods removed", it.reaped.clone());
+        registry.register("overlay_nodes", "Nodes known, with this one", it.nodes.clone());
+        (metrics, registry)
+    }
+
+    /// Counts one request.
+    pub fn request(&self, verb: &str, code: u32, seconds: f64) {
+        self.requests.get_or_create(&Request { verb: verb.to_owned(), code }).inc();
+        self.request_seconds.get_or_create(&Verb { verb: verb.to_owned() }).observe(seconds);
+    }
+}
+
+fn latency() -> Histogram {
+    Histogram::new(LATENCY_BUCKETS_S)
+}

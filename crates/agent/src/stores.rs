@@ -1,0 +1,89 @@
+//! Opens the store that the settings name, and serves it to other processes of this machine when it is ours.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use russet_store::{Access, Cause, Locked, Remote, Store, StoreError, open_or_connect};
+
+use crate::config::{Config, Paths, StoreLocation};
+
+/// A store, and what has to run so that others can use it.
+pub struct Opened {
+    /// The store.
+    pub store: Rc<dyn Store>,
+    /// Serves it at its socket; none when it is not ours.
+    pub service: Option<Service>,
+    /// Gives the file up when it is dropped.
+    _owner: Option<Rc<Locked>>,
+}
+
+/// Runs until it is dropped.
+pub type Service = Pin<Box<dyn Future<Output = ()>>>;
+
+/// How long to wait for a process that has the store's file open; plugins have it for one request.
+const OWNER_PATIENCE: Duration = Duration::from_secs(30);
+
+// === impl Opened ===
+
+impl Opened {
+    fn remote(remote: Remote) -> Self {
+        Self { store: Rc::new(remote), service: None, _owner: None }
+    }
+
+    fn owned(locked: Locked) -> Self {
+        Self { store: Rc::new(locked.store().clone()), service: None, _owner: Some(Rc::new(locked)) }
+    }
+}
+
+/// The store of a plugin without an agent, or of somebody who wants to look: whoever owns it.
+pub async fn open(config: &Config) -> Result<Opened, StoreError> {
+    match &config.store {
+        StoreLocation::Unix(path) => Ok(Opened::remote(Remote::connect(path))),
+        StoreLocation::Embedded => open_local(&config.paths).await,
+    }
+}
+
+/// The store of an agent, which serves it if it is the embedded one.
+pub async fn open_and_serve(config: &Config) -> Result<Opened, StoreError> {
+    match &config.store {
+        StoreLocation::Unix(path) => Ok(Opened::remote(Remote::connect(path))),
+        StoreLocation::Embedded => own(&config.paths).await,
+    }
+}
+
+/// The embedded store of this machine, whoever owns it.
+pub async fn open_local(paths: &Paths) -> Result<Opened, StoreError> {
+    match open_or_connect(&store_dir(paths)?, OWNER_PATIENCE).await? {
+        Access::Remote(remote) => Ok(Opened::remote(remote)),
+        Access::Locked(locked) => Ok(Opened::owned(locked)),
+    }
+}
+
+/// Owns the embedded store of this machine; the service has to be run.
+pub async fn own(paths: &Paths) -> Result<Opened, StoreError> {
+    let dir = store_dir(paths)?;
+    let mut opened = Opened::owned(Locked::acquire(&dir, OWNER_PATIENCE).await?);
+    if let Some(owner) = opened._owner.clone() {
+        let listener =
+            russet_store::listen(&dir, &owner).map_err(|error| failed("make the store's socket", error))?;
+        let service =
+            async move { russet_store::serve(owner.store().clone(), listener, std::future::pending()).await };
+        opened.service = Some(Box::pin(service));
+    }
+    Ok(opened)
+}
+
+fn store_dir(paths: &Paths) -> Result<PathBuf, StoreError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let dir = paths.state_dir();
+    let made = std::fs::DirBuilder::new().mode(0o700).recursive(true).create(&dir);
+    made.map_err(|error| failed(&format!("make {}", dir.display()), error))?;
+    Ok(dir)
+}
+
+fn failed(operation: &str, error: std::io::Error) -> StoreError {
+    StoreError::Unavailable { operation: operation.to_owned(), source: Cause::new(error) }
+}

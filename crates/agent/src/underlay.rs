@@ -1,0 +1,99 @@
+//! Which interface leads to the other nodes, and why that one.
+
+use std::net::IpAddr;
+
+use russet_addr::{Family, IfName, IpNet};
+use russet_netlink::{Address, Link, NetlinkError, Route, RouteFilter, RouteKind, Scope, Socket};
+use russet_overlay::Underlay;
+
+/// The interface, and how it was chosen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// What the overlay needs of it.
+    pub underlay: Underlay,
+    /// Its name; none on a node that has no network.
+    pub name: Option<String>,
+    /// Why this one, for the log.
+    pub why: &'static str,
+    /// The next hops of the default routes.
+    pub gateways: Vec<IpAddr>,
+}
+
+/// An underlay that cannot be found.
+#[derive(Debug, thiserror::Error)]
+pub enum UnderlayError {
+    /// The kernel did not answer.
+    #[error("look for the underlay: {0}")]
+    Netlink(#[from] NetlinkError),
+    /// The interface that was asked for is not there.
+    #[error("interface {0} does not exist; see `ip link`, and --interface")]
+    Missing(IfName),
+}
+
+/// MTU assumed where there is no interface to ask.
+const MTU_WITHOUT_UNDERLAY_BYTES: u32 = 1500;
+
+/// Finds the interface: the one that was named, else the one with the default route, IPv4 before IPv6.
+pub fn choose(wanted: Option<&IfName>) -> Result<Choice, UnderlayError> {
+    let mut socket = Socket::route()?;
+    let defaults = default_routes(&mut socket)?;
+    let gateways = defaults.iter().filter_map(|route| route.gateway).collect();
+    let (link, why) = match wanted {
+        Some(name) => {
+            let found = socket.link_by_name(name);
+            if found.as_ref().is_err_and(NetlinkError::is_not_found) {
+                return Err(UnderlayError::Missing(name.clone()));
+            }
+            (Some(found?), "it was asked for")
+        }
+        None => (with_default_route(&mut socket, &defaults)?, "it has the default route"),
+    };
+    let Some(link) = link else { return Ok(Choice::nothing(gateways)) };
+    let addresses = usable(socket.addresses()?, link.index);
+    let underlay = Underlay { ifindex: link.index, mtu: link.mtu_bytes, addresses };
+    Ok(Choice { underlay, name: Some(link.name), why, gateways })
+}
+
+/// Default routes, best first.
+fn default_routes(socket: &mut Socket) -> Result<Vec<Route>, NetlinkError> {
+    let filter = RouteFilter { table: Some(Route::MAIN), ..RouteFilter::default() };
+    let mut found = Vec::new();
+    for family in Family::BOTH {
+        let mut routes = socket.routes_where(family, filter)?;
+        routes.retain(|route| route.dst.prefix_len() == 0 && route.kind == RouteKind::Unicast);
+        routes.sort_by_key(|route| route.metric.unwrap_or(0));
+        found.append(&mut routes);
+    }
+    Ok(found)
+}
+
+fn with_default_route(socket: &mut Socket, defaults: &[Route]) -> Result<Option<Link>, NetlinkError> {
+    match defaults.iter().find_map(|route| route.oif) {
+        Some(index) => socket.link_by_index(index).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// The addresses that other nodes can use, IPv4 first.
+fn usable(addresses: Vec<Address>, index: u32) -> Vec<IpNet> {
+    let on_link =
+        addresses.into_iter().filter(|address| address.ifindex == index && address.scope == Scope::Universe);
+    let mut nets: Vec<IpNet> = on_link.map(|address| address.net).collect();
+    nets.sort_by_key(|net| Family::of_net(net));
+    nets
+}
+
+// === impl Choice ===
+
+impl Choice {
+    /// A node without a network: its pods reach each other, and nobody else.
+    fn nothing(gateways: Vec<IpAddr>) -> Self {
+        let underlay = Underlay { ifindex: 0, mtu: MTU_WITHOUT_UNDERLAY_BYTES, addresses: Vec::new() };
+        Self { underlay, name: None, why: "there is no default route; give one with --interface", gateways }
+    }
+
+    /// The address that stands for this node on `family`: the first one.
+    pub fn address(&self, family: Family) -> Option<IpNet> {
+        self.underlay.addresses.iter().copied().find(|net| Family::of_net(net) == family)
+    }
+}

@@ -1,0 +1,54 @@
+//! From the errors of the parts below to CNI error codes (docs/errors.md).
+
+use russet_attach::{AttachCause, AttachError};
+use russet_cni_spec::CniError;
+use russet_ipam::IpamError;
+use russet_store::StoreError;
+
+/// Every block that this node may use is full, and no new one can be claimed.
+pub const NO_ADDRESS: u32 = 100;
+/// This node has as many blocks as it may have.
+pub const BLOCK_LIMIT: u32 = 101;
+/// A record in the store cannot be understood.
+pub const CORRUPT_RECORD: u32 = 102;
+/// The kernel refused a step.
+pub const WIRING: u32 = 103;
+/// The store's disk is full.
+pub const STORE_FULL: u32 = 104;
+
+/// The interface could not be wired; what had been done was undone.
+pub fn attach(error: AttachError) -> CniError {
+    let msg = "the interface could not be set up";
+    match &*error.cause {
+        AttachCause::Vanished(_) => CniError::try_again_later(msg, error),
+        _ => CniError::new(WIRING, msg, error),
+    }
+}
+
+/// No address, or it could not be given back.
+pub fn ipam(msg: &str, error: IpamError) -> CniError {
+    match &error {
+        IpamError::Store { source, .. } => self::store(msg, source, &error),
+        IpamError::BlockLimit { .. } => CniError::new(BLOCK_LIMIT, msg, error),
+        IpamError::Corrupt { .. } => CniError::new(CORRUPT_RECORD, msg, error),
+        IpamError::PoolMissing { .. } | IpamError::PoolFamily { .. } => CniError::invalid_config(msg, error),
+        error if error.exhausted() => CniError::new(NO_ADDRESS, msg, error),
+        IpamError::NoPool { .. } | IpamError::NodeMissing { .. } | IpamError::Selector { .. } => {
+            CniError::new(NO_ADDRESS, msg, error)
+        }
+        error if error.retryable() => CniError::try_again_later(msg, error),
+        error => CniError::internal(msg, error),
+    }
+}
+
+/// The store did not do as asked; `error` is what is told.
+pub fn store(msg: &str, source: &StoreError, error: &impl ToString) -> CniError {
+    match source {
+        StoreError::Full { .. } => CniError::new(STORE_FULL, msg, error.to_string()),
+        StoreError::Corrupt { .. } => CniError::new(CORRUPT_RECORD, msg, error.to_string()),
+        StoreError::Invalid { .. } | StoreError::Unsupported { .. } => {
+            CniError::internal(msg, error.to_string())
+        }
+        _ => CniError::try_again_later(msg, error.to_string()),
+    }
+}

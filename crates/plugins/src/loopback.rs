@@ -1,0 +1,57 @@
+//! The `loopback` plugin: raises `lo` (cni-runtime.md section 5).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use russet_addr::IpNet;
+use russet_cni_spec::plugin::Request;
+use russet_cni_spec::{Call, CniError, CniResult, Interface, IpConfig};
+
+use crate::failure;
+use crate::node::Node;
+use crate::target::Target;
+
+/// Carries out one request.
+pub async fn run(node: &Node, request: &Request) -> Result<Option<CniResult>, CniError> {
+    match &request.env.call {
+        Call::Add(target) => {
+            let target = Target::of(request, target)?;
+            node.wiring.loopback_up(target.open_netns()?).await?;
+            match request.config.prev_result()? {
+                Some(previous) => Ok(Some(previous)),
+                None => Ok(Some(result(request, &target))),
+            }
+        }
+        Call::Check(target) => {
+            let netns = Target::of(request, target)?.open_netns()?;
+            if node.wiring.loopback_is_up(netns).await? {
+                Ok(None)
+            } else {
+                Err(CniError::new(
+                    failure::WIRING,
+                    "lo is down",
+                    "it was raised by ADD; somebody took it down",
+                ))
+            }
+        }
+        // lo goes with its namespace; taking it down before would only break what still runs there.
+        Call::Del(_) | Call::Gc | Call::Status => Ok(None),
+    }
+}
+
+fn result(request: &Request, target: &Target) -> CniResult {
+    let address = |ip: IpAddr, prefix_len| IpNet::new(ip, prefix_len).ok();
+    let addresses = [address(Ipv4Addr::LOCALHOST.into(), 8), address(Ipv6Addr::LOCALHOST.into(), 128)];
+    let mut result = CniResult::empty(request.config.cni_version);
+    result.interfaces.push(Interface {
+        name: "lo".to_owned(),
+        mac: "00:00:00:00:00:00".to_owned(),
+        sandbox: target.netns_path().to_owned(),
+        ..Interface::default()
+    });
+    result.ips = addresses
+        .into_iter()
+        .flatten()
+        .map(|net| IpConfig { interface: Some(0), ..IpConfig::new(net) })
+        .collect();
+    result
+}

@@ -1,0 +1,60 @@
+//! What plugins work with: this node's name, its store, and its way to the kernel.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use russet_addr::NodeName;
+use russet_attach::Removal;
+use russet_ipam::Allocator;
+use russet_store::Store;
+
+pub use russet_ipam::{Clock, SystemClock};
+
+use crate::wiring::Wiring;
+
+/// Where interfaces of deleted pods go.
+#[derive(Debug, Clone)]
+pub enum Teardown {
+    /// They are deleted before DEL answers.
+    Synchronous,
+    /// They are doomed, and the reaper is told.
+    Deferred(Rc<tokio::sync::Notify>),
+}
+
+/// A node, as plugins see it. Clones share everything.
+#[derive(Clone)]
+pub struct Node {
+    /// Its name.
+    pub name: NodeName,
+    /// The datastore.
+    pub store: Rc<dyn Store>,
+    /// The allocator over it.
+    pub allocator: Rc<Allocator>,
+    /// The way to the kernel.
+    pub wiring: Wiring,
+    /// MTU of pods, in bytes; the agent keeps it up to date.
+    pub mtu_bytes: Rc<Cell<u32>>,
+    /// What DEL does with interfaces.
+    pub teardown: Teardown,
+    /// Why ADD cannot be served, if it cannot.
+    pub not_ready: Rc<dyn Fn() -> Option<String>>,
+}
+
+// === impl Teardown ===
+
+impl Teardown {
+    /// When links go.
+    pub(crate) fn removal(&self) -> Removal {
+        match self {
+            Self::Synchronous => Removal::Synchronous,
+            Self::Deferred(_) => Removal::Deferred,
+        }
+    }
+
+    /// Tells the reaper that there may be something to do.
+    pub(crate) fn doomed(&self) {
+        if let Self::Deferred(reaper) = self {
+            reaper.notify_one();
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The `russet` plugin: an address from this node's blocks, and a routed veth.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use russet_addr::{ContainerId, Family, IfName, IpNet, host_net};
+use russet_attach::{Attached, Attachment, Detachment, Dialect};
+use russet_cni_spec::plugin::Request;
+use russet_cni_spec::{Call, CniError, CniResult, Interface, IpConfig};
+use russet_ipam::{Assigned, Request as AddressRequest};
+use russet_model::{Attribute, HandleId};
+
+use crate::failure;
+use crate::node::Node;
+use crate::settings::Settings;
+use crate::target::Target;
+
+/// Carries out one request.
+pub async fn run(node: &Node, request: &Request) -> Result<Option<CniResult>, CniError> {
+    match &request.env.call {
+        Call::Add(target) => add(node, request, &Target::of(request, target)?).await.map(Some),
+        Call::Del(target) => del(node, &Target::of(request, target)?).await.map(|()| None),
+        Call::Check(target) => check(node, request, &Target::of(request, target)?).await.map(|()| None),
+        Call::Gc => crate::gc::run(node, request).await.map(|()| None),
+        Call::Status => status(node).map(|()| None),
+    }
+}
+
+async fn add(node: &Node, request: &Request, target: &Target) -> Result<CniResult, CniError> {
+    let settings = Settings::read(request)?;
+    let netns = target.open_netns()?;
+    let handle = handle(target);
+    let assigned = allocate(node, &settings, target, &handle).await?;
+    let attachment = attachment(node, &settings, target, &assigned.addresses);
+    match node.wiring.attach(attachment, netns).await {
+        Ok(attached) => Ok(result(request, target, &attached, &assigned.addresses)),
+        Err(error) => Err(give_back(node, target, &handle, &assigned, error).await),
+    }
+}
+
+/// The name under which the addresses are held.
+fn handle(target: &Target) -> HandleId {
+    HandleId::pod(&target.network, &target.container)
+}
+
+async fn allocate(
+    node: &Node,
+    settings: &Settings,
+    target: &Target,
+    handle: &HandleId,
+) -> Result<Assigned, CniError> {
+    let families = families(node, settings).await?;
+    let count = |family| u32::from(families.contains(&family));
+    let request = AddressRequest {
+        v4: count(Family::V4),
+        v6: count(Family::V6),
+        pools4: settings.ipv4_pools.clone(),
+        pools6: settings.ipv6_pools.clone(),
+        attributes: attributes(target),
+        ..AddressRequest::pod(node.name.clone(), handle.clone())
+    };
+    let assigned = node.allocator.auto_assign(&request).await;
+    assigned.map_err(|error| failure::ipam("no address could be allocated", error))
+}
+
+/// The families that this network gives its pods: those that were asked for, else those that have a pool.
+async fn families(node: &Node, settings: &Settings) -> Result<Vec<Family>, CniError> {
+    let asked = [(Family::V4, &settings.ipv4_pools), (Family::V6, &settings.ipv6_pools)];
+    if asked.iter().any(|(_, pools)| pools.is_some()) {
+        return Ok(asked.iter().filter(|(_, pools)| pools.is_some()).map(|(family, _)| *family).collect());
+    }
+    let pools = node.allocator.pools().await.map_err(|e| failure::ipam("the pools could not be read", e))?;
+    let has = |family: &Family| pools.iter().any(|pool| pool.spec.family() == *family && pool.is_enabled());
+    let families: Vec<Family> = Family::BOTH.into_iter().filter(has).collect();
+    if families.is_empty() {
+        let details =
+            "every pool is disabled, or there is none; an agent creates the default pools in a fresh store";
+        return Err(CniError::new(failure::NO_ADDRESS, "there is no pool to take an address from", details));
+    }
+    Ok(families)
+}
+
+/// What the block remembers of the pod, apart from what the allocator adds itself (calico-ipam.md section 1.4).
+fn attributes(target: &Target) -> BTreeMap<String, String> {
+    let mut attributes = BTreeMap::from([("interface".to_owned(), target.ifname.to_string())]);
+    if let Some(pod) = &target.pod {
+        attributes.insert("namespace".to_owned(), pod.namespace.clone());
+        attributes.insert("pod".to_owned(), pod.name.clone());
+    }
+    attributes
+}
+
+fn attachment(node: &Node, settings: &Settings, target: &Target, addresses: &[IpNet]) -> Attachment {
+    let Target { network, container, ifname, pod, .. } = target.clone();
+    let mut attachment = Attachment::new(Dialect::Native, network, container, ifname, pod);
+    attachment.addresses = addresses.iter().map(IpNet::addr).collect();
+    attachment.mtu = settings.mtu_bytes.unwrap_or_else(|| node.mtu_bytes.get());
+    attachment.sync_delete = matches!(node.teardown, crate::Teardown::Synchronous);
+    attachment
+}
+
+fn result(request: &Request, target: &Target, attached: &Attached, addresses: &[IpNet]) -> CniResult {
+    let mut result = CniResult::empty(request.config.cni_version);
+    let host = Interface {
+        name: attached.host_name.to_string(),
+        mac: attached.host_mac.to_string(),
+        ..Interface::default()
+    };
+    let pod = Interface {
+        name: target.ifname.to_string(),
+        mac: attached.pod_mac.to_string(),
+        sandbox: target.netns_path().to_owned(),
+        mtu: Some(attached.mtu),
+        ..Interface::default()
+    };
+    result.interfaces = vec![host, pod];
+    let ip = |net: &IpNet| IpConfig { interface: Some(1), ..IpConfig::new(host_net(net.addr())) };
+    result.ips = addresses.iter().map(ip).collect();
+    result
+}
+
+/// After a failed ADD: what this very request took is given back; what an earlier one holds stays.
+async fn give_back(
+    node: &Node,
+    target: &Target,
+    handle: &HandleId,
+    assigned: &Assigned,
+    mut error: CniError,
+) -> CniError {
+    if assigned.existing {
+        return error;
+    }
+    if let Err(also) = node.allocator.release_by_handle(handle, Some(&target.ifname)).await {
+        error.details = format!("{}; its addresses are still held until DEL: {also}", error.details);
+    }
+    error
+}
+
+/// Everything is tried, whatever fails; errors are told together.
+async fn del(node: &Node, target: &Target) -> Result<(), CniError> {
+    let netns = target.netns_if_any();
+    let host_name = Attachment::new(
+        Dialect::Native,
+        target.network.clone(),
+        target.container.clone(),
+        target.ifname.clone(),
+        target.pod.clone(),
+    )
+    .host_name;
+    let what = detachment(node, &target.container, &target.ifname, Some(host_name));
+    let detached = node.wiring.detach(what, netns).await;
+    node.teardown.doomed();
+    // An address is only free again when nothing on this node answers for it any more.
+    detached?;
+    let released = node.allocator.release_by_handle(&handle(target), Some(&target.ifname)).await;
+    released.map(drop).map_err(|error| failure::ipam("the pod's addresses could not be released", error))
+}
+
+fn detachment(
+    node: &Node,
+    container: &ContainerId,
+    ifname: &IfName,
+    host_name: Option<IfName>,
+) -> Detachment {
+    Detachment {
+        container: container.clone(),
+        ifname: ifname.clone(),
+        host_name,
+        dialect: Dialect::Native,
+        removal: node.teardown.removal(),
+    }
+}
+
+async fn check(node: &Node, request: &Request, target: &Target) -> Result<(), CniError> {
+    let settings = Settings::read(request)?;
+    let netns = target.open_netns()?;
+    let held = node.allocator.ips_by_handle(&handle(target)).await;
+    let held = held.map_err(|error| failure::ipam("the pod's addresses could not be read", error))?;
+    let held: Vec<IpAddr> =
+        held.iter().filter(|held| is_of(&held.attribute, &target.ifname)).map(|held| held.address).collect();
+    let addresses = expected(request, target)?.unwrap_or_else(|| held.clone());
+    if let Some(lost) = addresses.iter().find(|address| !held.contains(address)) {
+        let msg = format!("{lost} is no longer held by {}", target.container);
+        return Err(CniError::new(
+            failure::NO_ADDRESS,
+            msg,
+            "somebody released it while the pod was running",
+        ));
+    }
+    let nets: Vec<IpNet> = addresses.into_iter().map(host_net).collect();
+    let mut attachment = attachment(node, &settings, target, &nets);
+    attachment.mtu = recorded_mtu(request, target)?.unwrap_or(attachment.mtu);
+    let mismatches = node.wiring.check(attachment, netns).await?;
+    if mismatches.is_empty() {
+        return Ok(());
+    }
+    let details: Vec<String> = mismatches.iter().map(ToString::to_string).collect();
+    Err(CniError::new(failure::WIRING, "the interface is not as ADD left it", details.join("; ")))
+}
+
+/// Whether an entry is of this interface; those of Go peers name none.
+fn is_of(attribute: &Attribute, ifname: &IfName) -> bool {
+    attribute.get("interface").is_none_or(|name| name == ifname.as_str())
+}
+
+/// The addresses that ADD reported for this interface.
+fn expected(request: &Request, target: &Target) -> Result<Option<Vec<IpAddr>>, CniError> {
+    let Some(previous) = request.config.prev_result()? else { return Ok(None) };
+    let ours = |ip: &&IpConfig| previous.interface_of(ip).is_none_or(|it| it.name == target.ifname.as_str());
+    Ok(Some(previous.ips.iter().filter(ours).map(|ip| ip.address.addr()).collect()))
+}
+
+/// The MTU that ADD reported: the node's may have changed since.
+fn recorded_mtu(request: &Request, target: &Target) -> Result<Option<u32>, CniError> {
+    let Some(previous) = request.config.prev_result()? else { return Ok(None) };
+    let ours =
+        previous.interfaces.iter().find(|it| it.name == target.ifname.as_str() && !it.sandbox.is_empty());
+    Ok(ours.and_then(|interface| interface.mtu))
+}
+
+fn status(node: &Node) -> Result<(), CniError> {
+    match (node.not_ready)() {
+        None => Ok(()),
+        Some(reason) => Err(CniError::not_available("pods cannot be attached on this node yet", reason)),
+    }
+}

@@ -1,0 +1,91 @@
+//! What a request is about: one interface of one container, in a namespace that is neither missing nor our own.
+
+use russet_addr::{ContainerId, IfName, NetworkName};
+use russet_attach::Pod;
+use russet_cni_spec::plugin::Request;
+use russet_cni_spec::{CniError, Env};
+use russet_linux::NetNs;
+
+/// One interface of one container on one network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// The network.
+    pub network: NetworkName,
+    /// The container.
+    pub container: ContainerId,
+    /// The interface inside it.
+    pub ifname: IfName,
+    /// The pod, where Kubernetes named one.
+    pub pod: Option<Pod>,
+    netns: String,
+    netns_override: bool,
+}
+
+/// Kubernetes' limit of names of pods and namespaces.
+const POD_NAME_MAX_BYTES: usize = 253;
+
+// === impl Target ===
+
+impl Target {
+    /// Takes the target of a verb that has one.
+    pub fn of(request: &Request, target: &russet_cni_spec::Target) -> Result<Self, CniError> {
+        Ok(Self {
+            network: request.config.name.clone(),
+            container: target.container_id.clone(),
+            ifname: target.ifname.clone(),
+            pod: pod(&request.env)?,
+            netns: target.netns.clone(),
+            netns_override: request.env.netns_override,
+        })
+    }
+
+    /// The namespace's path, exactly as the runtime gave it.
+    pub fn netns_path(&self) -> &str {
+        &self.netns
+    }
+
+    /// Opens the namespace, which has to be there and to be another than ours.
+    pub fn open_netns(&self) -> Result<NetNs, CniError> {
+        let netns = NetNs::open(&self.netns).map_err(|error| {
+            CniError::environment(format!("CNI_NETNS {:?} cannot be used", self.netns), error)
+        })?;
+        self.refuse_own(&netns)?;
+        Ok(netns)
+    }
+
+    /// The namespace if it is still there: DEL does not need one.
+    pub fn netns_if_any(&self) -> Option<NetNs> {
+        if self.netns.is_empty() {
+            return None;
+        }
+        NetNs::open(&self.netns).ok().filter(|netns| self.refuse_own(netns).is_ok())
+    }
+
+    /// The path of a container's namespace may by now be the host's: a recycled `/proc/PID/ns/net` (cni-runtime.md section 7).
+    fn refuse_own(&self, netns: &NetNs) -> Result<(), CniError> {
+        let own = NetNs::current()
+            .map_err(|error| CniError::internal("look at the agent's own namespace", error))?;
+        if netns.same_as(&own) && !self.netns_override {
+            let msg =
+                format!("CNI_NETNS {:?} is the node's own network namespace, not a container's", self.netns);
+            return Err(CniError::invalid_netns(msg, "CNI_NETNS_OVERRIDE=1 would allow it"));
+        }
+        Ok(())
+    }
+}
+
+fn pod(env: &Env) -> Result<Option<Pod>, CniError> {
+    let Some(pod) = env.args.pod() else { return Ok(None) };
+    for (key, value) in [("K8S_POD_NAMESPACE", pod.namespace), ("K8S_POD_NAME", pod.name)] {
+        let well_formed = value.len() <= POD_NAME_MAX_BYTES
+            && value.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_'));
+        if !well_formed {
+            let details = "letters, digits, '-', '.' and '_', at most 253 bytes";
+            return Err(CniError::environment(
+                format!("CNI_ARGS: {key}={value:?} is no Kubernetes name"),
+                details,
+            ));
+        }
+    }
+    Ok(Some(Pod { namespace: pod.namespace.to_owned(), name: pod.name.to_owned() }))
+}

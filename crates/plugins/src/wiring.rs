@@ -1,0 +1,106 @@
+//! Blocking work on the kernel, away from the thread that serves requests.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use russet_attach::{
+    Attached, Attachment, CheckError, DetachError, Detachment, Executor, Mismatch, OwnedLink, Reaped,
+    Removal, loopback,
+};
+use russet_cni_spec::CniError;
+use russet_linux::NetNs;
+use russet_netlink::{NetlinkError, Socket};
+
+use crate::failure;
+
+/// Sockets that stay open between requests; opening one costs as much as creating a link's address.
+const IDLE_SOCKETS_MAX: usize = 4;
+
+/// Route sockets of the node's namespace, used by one request at a time each.
+#[derive(Debug, Clone, Default)]
+pub struct Wiring {
+    idle: Arc<Mutex<Vec<Socket>>>,
+}
+
+// === impl Wiring ===
+
+impl Wiring {
+    /// Wires an interface.
+    pub async fn attach(&self, attachment: Attachment, netns: NetNs) -> Result<Attached, CniError> {
+        self.run(move |socket| {
+            let plan = russet_attach::plan(&attachment)
+                .map_err(|e| CniError::invalid_config("the interface cannot be", e))?;
+            Executor::new(socket).attach(&plan, &netns).map_err(failure::attach)
+        })
+        .await
+    }
+
+    /// Takes an interface down, from whatever state.
+    pub async fn detach(&self, what: Detachment, netns: Option<NetNs>) -> Result<(), CniError> {
+        let failed =
+            |error: DetachError| CniError::new(failure::WIRING, "the interface could not be removed", error);
+        self.run(move |socket| russet_attach::detach(socket, &what, netns.as_ref()).map(drop).map_err(failed))
+            .await
+    }
+
+    /// Takes an interface down that [`list`](Self::list) found.
+    pub async fn detach_owned(&self, link: OwnedLink, removal: Removal) -> Result<(), CniError> {
+        self.run(move |socket| russet_attach::detach_owned(socket, &link, removal).map(drop).map_err(listing))
+            .await
+    }
+
+    /// How an interface differs from what it should be.
+    pub async fn check(&self, attachment: Attachment, netns: NetNs) -> Result<Vec<Mismatch>, CniError> {
+        let failed =
+            |error: CheckError| CniError::new(failure::WIRING, "the interface cannot be looked at", error);
+        self.run(move |socket| russet_attach::check(&attachment, socket, &netns).map_err(failed)).await
+    }
+
+    /// Every interface of the node that is ours.
+    pub async fn list(&self) -> Result<Vec<OwnedLink>, CniError> {
+        self.run(|socket| russet_attach::list(socket).map_err(listing)).await
+    }
+
+    /// Deletes what deferred removals left.
+    pub async fn reap(&self) -> Result<Reaped, CniError> {
+        self.run(|socket| russet_attach::reap(socket).map_err(listing)).await
+    }
+
+    /// Raises a pod's loopback.
+    pub async fn loopback_up(&self, netns: NetNs) -> Result<(), CniError> {
+        let failed = |error| CniError::new(failure::WIRING, "lo cannot be raised", error);
+        self.run(move |_| loopback::up(&netns).map_err(failed)).await
+    }
+
+    /// Whether a pod's loopback is up.
+    pub async fn loopback_is_up(&self, netns: NetNs) -> Result<bool, CniError> {
+        let failed = |error| CniError::new(failure::WIRING, "lo cannot be looked at", error);
+        self.run(move |_| loopback::is_up(&netns).map_err(failed)).await
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Socket) -> Result<T, CniError> + Send + 'static,
+    ) -> Result<T, CniError> {
+        let idle = Arc::clone(&self.idle);
+        let done = tokio::task::spawn_blocking(move || {
+            let taken = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let mut socket = match taken {
+                Some(socket) => socket,
+                None => {
+                    Socket::route().map_err(|e| CniError::new(failure::WIRING, "open a netlink socket", e))?
+                }
+            };
+            let done = work(&mut socket);
+            let mut idle = idle.lock().unwrap_or_else(PoisonError::into_inner);
+            if idle.len() < IDLE_SOCKETS_MAX {
+                idle.push(socket);
+            }
+            done
+        });
+        done.await.unwrap_or_else(|error| Err(CniError::internal("the wiring stopped half-way", error)))
+    }
+}
+
+fn listing(error: NetlinkError) -> CniError {
+    CniError::new(failure::WIRING, "the node's interfaces cannot be listed", error)
+}

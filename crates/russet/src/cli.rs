@@ -1,0 +1,261 @@
+//! The command line: every verb, flag and help text.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use ipnet::IpNet;
+use russet_addr::{IfName, NodeName};
+use russet_agent::{Encapsulation, StoreLocation};
+
+/// Container networking for Linux.
+///
+/// Gives pods addresses from Calico-format blocks, wires them to their node and carries their traffic between nodes.
+#[derive(Debug, Parser)]
+#[command(name = "russet", version, arg_required_else_help = true, after_help = EXAMPLES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+const EXAMPLES: &str = "Examples:
+  russet demo                       three nodes, six pods, a matrix of pings; leaves nothing behind
+  russet demo --nodes 8 --pods 4 --mode routed
+  russet agent --node-name worker-1 --interface eth0
+  russet version -o json
+
+Exit codes: 0 good; 1 failed; 2 usage; 3 ran well and found problems. CNI error codes: docs/errors.md.";
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Run the node daemon: serves CNI, keeps routes and tunnels as the datastore wants them.
+    #[command(after_help = AGENT_EXAMPLES)]
+    Agent(AgentArgs),
+    /// Show pods on several nodes of this machine reaching each other.
+    #[command(after_help = DEMO_EXAMPLES)]
+    Demo(DemoArgs),
+    /// Own the embedded store and serve it to other processes of this machine.
+    Store(StoreArgs),
+    /// Carry out one CNI request without an agent. The plugin calls this by itself when no agent runs.
+    #[command(name = "cni-direct")]
+    CniDirect(NodeArgs),
+    /// Print the version, and what it speaks.
+    Version(OutputArgs),
+}
+
+const AGENT_EXAMPLES: &str = "Examples:
+  russet agent                                       one machine, everything by default
+  russet agent --interface eth1 --encapsulation none plain routes over eth1
+  RUSSET_LOG_LEVEL=debug russet agent
+
+Settings come from flags, then RUSSET_* variables, then /etc/russet/russet.toml, then defaults.
+Health: GET /healthz, /readyz?verbose and /metrics on --health-address.";
+
+const DEMO_EXAMPLES: &str = "Examples:
+  russet demo                        as root, or as a user where user namespaces are allowed
+  russet demo --mode routed --nodes 5 --pods 3
+  russet demo --keep                 leaves the nodes running and prints how to enter a pod
+  russet demo --clean                removes what --keep or a killed demo left";
+
+/// Where a node's files live, and how it is called.
+#[derive(Debug, Args)]
+pub struct NodeArgs {
+    /// Put every file and socket below this directory.
+    #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
+    pub root: PathBuf,
+    /// This node's name; by default the host name in lower case.
+    #[arg(long, env = "RUSSET_NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<NodeName>,
+    /// The datastore: `embedded`, or `unix:PATH` for a store that another process owns.
+    #[arg(long, env = "RUSSET_STORE", value_name = "STORE")]
+    pub store: Option<StoreLocation>,
+    /// The interface whose addresses other nodes use; by default the one with the default route.
+    #[arg(long, env = "RUSSET_INTERFACE", value_name = "NAME")]
+    pub interface: Option<IfName>,
+    /// IPv4 pool of a fresh store, or `none` [default: 10.244.0.0/16].
+    #[arg(long, env = "RUSSET_IPV4_POOL", value_name = "CIDR|none", value_parser = pool)]
+    pub ipv4_pool: Option<PoolArg>,
+    /// IPv6 pool of a fresh store, or `none` [default: fd72:7573:7365::/48].
+    #[arg(long, env = "RUSSET_IPV6_POOL", value_name = "CIDR|none", value_parser = pool)]
+    pub ipv6_pool: Option<PoolArg>,
+    /// How a fresh store's pools are carried between nodes: `vxlan`, `cross-subnet` or `none` [default: vxlan].
+    #[arg(long, env = "RUSSET_ENCAPSULATION", value_name = "HOW")]
+    pub encapsulation: Option<Encapsulation>,
+    /// MTU of pods; by default the underlay's less the encapsulation's overhead.
+    #[arg(long, env = "RUSSET_MTU", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1280..=65535))]
+    pub mtu: Option<u32>,
+    /// How much to log: error, warn, info, debug or trace [default: info].
+    #[arg(long, env = "RUSSET_LOG_LEVEL", value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// Log as text or as JSON [default: text].
+    #[arg(long, env = "RUSSET_LOG_FORMAT", value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+}
+
+/// `russet agent`.
+#[derive(Debug, Args)]
+pub struct AgentArgs {
+    /// The node.
+    #[command(flatten)]
+    pub node: NodeArgs,
+    /// Where /healthz, /readyz and /metrics are served [default: 127.0.0.1:9471].
+    #[arg(long, env = "RUSSET_HEALTH_ADDRESS", value_name = "IP:PORT")]
+    pub health_address: Option<SocketAddr>,
+    /// DEL removes the interface before it answers (about 20 ms), instead of leaving that to the agent.
+    #[arg(long, env = "RUSSET_SYNC_DELETE")]
+    pub sync_delete: bool,
+}
+
+/// `russet store`.
+#[derive(Debug, Args)]
+pub struct StoreArgs {
+    /// What to do with the store.
+    #[command(subcommand)]
+    pub verb: StoreVerb,
+}
+
+/// The verbs of `russet store`.
+#[derive(Debug, Subcommand)]
+pub enum StoreVerb {
+    /// Open the embedded store and serve it at its socket until stopped.
+    Serve {
+        /// The store.
+        #[command(flatten)]
+        place: StorePlace,
+    },
+    /// Print records as JSON.
+    Dump {
+        /// The store.
+        #[command(flatten)]
+        place: StorePlace,
+        /// Only records whose keys begin with this.
+        #[arg(long, default_value = "/", value_name = "PREFIX")]
+        prefix: String,
+    },
+    /// Write a record, whatever is there. Nothing checks the value.
+    Put {
+        /// The store.
+        #[command(flatten)]
+        place: StorePlace,
+        /// Where.
+        key: String,
+        /// What.
+        value: String,
+    },
+}
+
+/// Which embedded store.
+#[derive(Debug, Args)]
+pub struct StorePlace {
+    /// The root directory of the node whose store it is.
+    #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
+    pub root: PathBuf,
+}
+
+/// `russet demo`.
+#[derive(Debug, Clone, Args)]
+pub struct DemoArgs {
+    /// How many nodes.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=32))]
+    pub nodes: u8,
+    /// How many pods on each node.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
+    pub pods: u8,
+    /// How nodes carry pods' packets.
+    #[arg(long, default_value = "vxlan", value_name = "MODE")]
+    pub mode: DemoMode,
+    /// Leave everything running, and print how to enter a pod.
+    #[arg(long, conflicts_with = "clean")]
+    pub keep: bool,
+    /// Remove what an earlier demo left, and do nothing else.
+    #[arg(long)]
+    pub clean: bool,
+    /// Output.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// How the demo's nodes carry pods' packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DemoMode {
+    /// In VXLAN.
+    Vxlan,
+    /// By plain routes.
+    Routed,
+}
+
+/// How to print data.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct OutputArgs {
+    /// Print as a table for people or as JSON for programs.
+    #[arg(short = 'o', long = "output", default_value = "table", value_name = "FORMAT")]
+    pub format: Format,
+}
+
+/// An output format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+}
+
+/// A log format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// One line an event.
+    Text,
+    /// One JSON object an event.
+    Json,
+}
+
+/// A pool, or deliberately none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolArg(pub Option<IpNet>);
+
+fn pool(text: &str) -> Result<PoolArg, String> {
+    if text == "none" {
+        return Ok(PoolArg(None));
+    }
+    let net: IpNet = text
+        .parse()
+        .map_err(|_| "an address prefix such as 10.244.0.0/16, or `none`, is wanted".to_owned())?;
+    if net.trunc() == net {
+        Ok(PoolArg(Some(net)))
+    } else {
+        Err(format!("bits are set behind the prefix; did you mean {}?", net.trunc()))
+    }
+}
+
+impl std::str::FromStr for PoolArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        pool(text)
+    }
+}
+
+/// Reads the process's command line.
+pub fn parse() -> Result<Cli, clap::Error> {
+    Cli::try_parse()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_pool_with_host_bits_names_the_prefix_that_was_meant() {
+        let error = pool("10.244.7.0/16").unwrap_err();
+        assert!(error.contains("10.244.0.0/16"), "{error}");
+    }
+}

@@ -1,0 +1,60 @@
+//! One module a verb; each takes its arguments and answers with an exit code.
+
+mod agent;
+mod cni_direct;
+mod logging;
+mod store;
+mod version;
+
+use std::process::ExitCode;
+
+use crate::cli::{Cli, Verb};
+
+/// Exit code for "failed".
+const FAILED: u8 = 1;
+
+/// Runs one verb.
+pub fn run(cli: Cli) -> ExitCode {
+    let result = match cli.verb {
+        Verb::Agent(args) => agent::run(args),
+        Verb::Demo(args) => crate::demo::run(args),
+        Verb::Store(args) => store::run(args),
+        Verb::CniDirect(args) => return cni_direct::run(args),
+        Verb::Version(args) => version::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            crate::output::error(error.as_ref());
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+/// Errors end here: they are printed once and become an exit code.
+pub type Failure = Box<dyn std::error::Error>;
+
+/// The runtime of a daemon: one thread for the loops, and a few for the kernel's slow answers.
+pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    /// Blocking work is netlink and file access; more threads would only queue at the kernel's RTNL mutex.
+    const BLOCKING_THREADS_MAX: usize = 4;
+    /// Blocking work has no deep stacks; small ones keep the agent small.
+    const STACK_BYTES: usize = 512 * 1024;
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .thread_stack_size(STACK_BYTES)
+        .build()
+}
+
+/// Resolves when the process is asked to stop, by SIGTERM or SIGINT.
+pub async fn stop_signal() -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}

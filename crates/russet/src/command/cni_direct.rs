@@ -1,0 +1,38 @@
+//! `russet cni-direct`: one CNI request on a node without an agent, by the same code and under the node's lock.
+
+use std::process::ExitCode;
+
+use russet_cni_spec::plugin::{Outcome, finish, prepare_process};
+use russet_cni_spec::{CniError, Prepared, Request};
+
+use super::runtime;
+use crate::cli::NodeArgs;
+use crate::settings;
+
+/// Carries out the request of this process's environment and standard input.
+pub fn run(args: NodeArgs) -> ExitCode {
+    let outcome = answer(args).unwrap_or_else(|error| Outcome::failure(&error));
+    finish(&outcome)
+}
+
+fn answer(args: NodeArgs) -> Result<Outcome, CniError> {
+    match prepare_process("CNI russet plugin, without an agent")? {
+        Prepared::Answer(outcome) => Ok(outcome),
+        Prepared::Request(request) => {
+            let version = request.config.cni_version;
+            Ok(work(args, &request).map_err(|error| error.in_version(version)).into())
+        }
+    }
+}
+
+fn work(mut args: NodeArgs, request: &Request) -> Result<Option<russet_cni_spec::CniResult>, CniError> {
+    // Several nodes on one machine are told apart by their root, and a runtime sets no flags.
+    if let Some(root) = request.config.settings.get("root").and_then(|root| root.as_str()) {
+        args.root = root.into();
+    }
+    let (config, _) = settings::direct(args)
+        .map_err(|e| CniError::invalid_config("the node's settings cannot be used", e))?;
+    let runtime = runtime().map_err(|error| CniError::internal("start the runtime", error))?;
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, russet_agent::direct(&config, request))
+}

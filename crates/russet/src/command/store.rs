@@ -1,0 +1,81 @@
+//! `russet store`: the embedded store, for whoever wants to own it or look at it.
+
+use russet_agent::Paths;
+use russet_model::{Key, Prefix};
+use russet_store::{Record, Step};
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::{Failure, logging, runtime, stop_signal};
+use crate::cli::{LogFormat, StoreArgs, StoreVerb};
+use crate::output;
+use crate::settings::Logging;
+
+/// Records of a store; `schema` grows when a member changes its meaning.
+#[derive(Serialize)]
+struct Dump {
+    schema: u32,
+    revision: u64,
+    records: Vec<Entry>,
+}
+
+/// One record.
+#[derive(Serialize)]
+struct Entry {
+    key: String,
+    revision: u64,
+    /// The value as it stands, or as a string when it is no JSON.
+    value: Box<RawValue>,
+}
+
+/// Runs one verb.
+pub fn run(args: StoreArgs) -> Result<(), Failure> {
+    match args.verb {
+        StoreVerb::Serve { place } => {
+            logging::start(&Logging { level: "info".to_owned(), format: LogFormat::Text })?;
+            runtime()?.block_on(serve(Paths::new(place.root)))
+        }
+        StoreVerb::Dump { place, prefix } => runtime()?.block_on(dump(Paths::new(place.root), &prefix)),
+        StoreVerb::Put { place, key, value } => runtime()?.block_on(put(Paths::new(place.root), key, value)),
+    }
+}
+
+async fn serve(paths: Paths) -> Result<(), Failure> {
+    let opened = russet_agent::own_store(&paths).await?;
+    let Some(service) = opened.service else { return Ok(()) };
+    tracing::info!(dir = %paths.state_dir().display(), socket = %paths.store_socket().display(), "store served");
+    let local = tokio::task::LocalSet::new();
+    local
+        .run_until(async {
+            tokio::select! {
+                () = service => {}
+                stopped = stop_signal() => stopped?,
+            }
+            Ok(())
+        })
+        .await
+}
+
+async fn dump(paths: Paths, prefix: &str) -> Result<(), Failure> {
+    let opened = russet_agent::open_local(&paths).await?;
+    let snapshot = opened.store.list(&Prefix::from_stored(prefix)).await?;
+    let records = snapshot.records.into_iter().map(entry).collect();
+    output::print(&output::json(&Dump { schema: 1, revision: snapshot.revision.0, records }));
+    Ok(())
+}
+
+async fn put(paths: Paths, key: String, value: String) -> Result<(), Failure> {
+    let opened = russet_agent::open_local(&paths).await?;
+    opened.store.commit(vec![Step::put(Key::from_stored(key), value)]).await.map_err(|error| error.error)?;
+    Ok(())
+}
+
+fn entry(record: Record) -> Entry {
+    let text = String::from_utf8_lossy(&record.value).into_owned();
+    let value = match RawValue::from_string(text.clone()) {
+        Ok(value) => value,
+        Err(_) => RawValue::from_string(serde_json::Value::from(text).to_string())
+            .unwrap_or_else(|_| RawValue::NULL.to_owned()),
+    };
+    Entry { key: record.key.as_str().to_owned(), revision: record.revision.0, value }
+}

@@ -1,0 +1,170 @@
+//! `russet demo`: nodes as namespaces, an agent process in each, pods attached through the real CNI path, and a matrix
+//! of who reaches whom. Everything happens in namespaces that it makes and removes.
+//!
+//! The demo itself is one thread: children die with it (`PR_SET_PDEATHSIG` counts threads), and a user namespace can
+//! only be entered by a process without threads.
+
+mod fleet;
+mod interrupt;
+mod lab;
+mod leftovers;
+mod matrix;
+mod ping;
+mod pods;
+mod report;
+mod rootless;
+mod topology;
+
+use std::time::Instant;
+
+use crate::cli::{DemoArgs, DemoMode, Format};
+use crate::command::Failure;
+use crate::output;
+use fleet::Fleet;
+use interrupt::Interrupt;
+use lab::Lab;
+use report::Report;
+
+/// What can stop a demo.
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    /// Ctrl-C or SIGTERM.
+    #[error("interrupted; everything was removed")]
+    Interrupted,
+    /// A file or process.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// A part below.
+    #[error("{what}: {source}")]
+    Step {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// It cannot go on, for a reason that needs no source.
+    #[error("{0}")]
+    Refused(String),
+    /// Some pings had no answer.
+    #[error("{failed} of {all} pings had no answer")]
+    Unreachable {
+        /// How many.
+        failed: usize,
+        /// Of how many.
+        all: usize,
+    },
+}
+
+// === impl DemoError ===
+
+impl DemoError {
+    fn io(what: impl Into<String>, source: std::io::Error) -> Self {
+        Self::Io { what: what.into(), source }
+    }
+
+    fn namespace(source: russet_linux::NetNsError) -> Self {
+        Self::step("enter a namespace", source)
+    }
+
+    fn step(what: impl Into<String>, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Step { what: what.into(), source: source.into() }
+    }
+}
+
+/// Runs the demo, or cleans up after one.
+pub fn run(args: DemoArgs) -> Result<(), Failure> {
+    rootless::become_root()?;
+    let _lock = leftovers::lock()?;
+    if args.clean {
+        let removed = leftovers::remove()?;
+        output::progress(if removed { "removed what an earlier demo left" } else { "nothing to remove" });
+        return Ok(());
+    }
+    leftovers::refuse_if_kept()?;
+    if leftovers::remove()? {
+        output::progress("removed what a killed demo left");
+    }
+    let interrupt = Interrupt::listen()?;
+    let lab = Lab::new(&args);
+    let mut fleet = Fleet::new(args.keep);
+    let outcome = show(&args, &lab, &mut fleet, &interrupt);
+    if let Ok(report) = &outcome {
+        output::print(&match args.output.format {
+            Format::Json => output::json(report),
+            Format::Table => report.text(),
+        });
+    }
+    let kept = args.keep && outcome.is_ok();
+    if kept && !rootless::is_inside() {
+        fleet.keep()?;
+        explain_keep(&lab, "russet demo --clean");
+    } else {
+        if kept {
+            explain_keep(&lab, "Ctrl-C");
+            interrupt.wait_for_ever();
+        }
+        take_down(&lab, fleet)?;
+    }
+    let report = outcome?;
+    match report.failures() {
+        0 => Ok(()),
+        failed => Err(DemoError::Unreachable { failed, all: report.pings.len() }.into()),
+    }
+}
+
+/// Builds everything and measures.
+fn show(args: &DemoArgs, lab: &Lab, fleet: &mut Fleet, interrupt: &Interrupt) -> Result<Report, DemoError> {
+    let started = Instant::now();
+    let say = |line: &str| output::progress(&format!("[{:6.2} s] {line}", started.elapsed().as_secs_f64()));
+    let (nodes, pods) = (lab.nodes.len(), lab.pods().count());
+    say(&format!("{nodes} node namespaces and an outside host, joined by a switch"));
+    topology::build(lab)?;
+    interrupt.check()?;
+    say(&format!("the store's owner, and {nodes} agents ({})", mode_name(args.mode)));
+    fleet.start(lab, args.mode, interrupt)?;
+    say(&format!("{pods} pods, attached through CNI"));
+    let attached = pods::attach_all(lab, interrupt)?;
+    say("pings between all pods, and to the outside host");
+    let pings = matrix::measure(&attached, interrupt)?;
+    let blocks = fleet.blocks()?;
+    say("done");
+    Ok(Report {
+        schema: 1,
+        mode: mode_name(args.mode),
+        nodes: fleet.reports(lab),
+        pods: attached,
+        pings,
+        blocks,
+        elapsed_ms: started.elapsed().as_millis() as u64,
+    })
+}
+
+fn take_down(lab: &Lab, fleet: Fleet) -> Result<(), DemoError> {
+    let detached = pods::detach_all(lab);
+    fleet.stop();
+    leftovers::remove()?;
+    detached
+}
+
+fn explain_keep(lab: &Lab, removal: &str) {
+    let Some((node, pod)) = lab.pods().next() else { return };
+    output::progress(&format!(
+        "kept. Enter a pod:   {enter} {}\n      enter a node:  {enter} {}\n      an agent's log: {}\n      remove it all: {removal}",
+        pod.namespace,
+        node.namespace,
+        fleet::log_path(&node.name).display(),
+        enter = rootless::enter_command(),
+    ));
+}
+
+fn mode_name(mode: DemoMode) -> &'static str {
+    match mode {
+        DemoMode::Vxlan => "vxlan",
+        DemoMode::Routed => "routed",
+    }
+}

@@ -1,0 +1,216 @@
+//! The demo's processes: the store's owner and an agent in each node's namespace.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use russet_linux::{NetNs, process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+use super::lab::{self, DIR, Lab, Node};
+use super::report::{BlockReport, NodeReport};
+use super::{DemoError, Interrupt, leftovers};
+use crate::cli::DemoMode;
+
+/// How long the store and the agents may take until they are ready.
+const READY_DEADLINE: Duration = Duration::from_secs(30);
+/// How often readiness is asked for.
+const READY_INTERVAL: Duration = Duration::from_millis(10);
+/// How long a process may take to end by itself.
+const STOP_DEADLINE: Duration = Duration::from_secs(5);
+/// How much of a dead agent's log an error repeats.
+const LOG_TAIL_LINES: usize = 5;
+
+/// Processes that this demo started.
+pub struct Fleet {
+    members: Vec<Member>,
+    /// The processes are meant to outlive the demo.
+    keep: bool,
+}
+
+struct Member {
+    name: String,
+    process: Child,
+}
+
+/// Where the output of a node's agent goes.
+pub fn log_path(name: &str) -> PathBuf {
+    Path::new(DIR).join(format!("{name}.log"))
+}
+
+// === impl Fleet ===
+
+impl Fleet {
+    /// Nothing started yet.
+    pub fn new(keep: bool) -> Self {
+        Self { members: Vec::new(), keep }
+    }
+
+    /// Starts everything and waits until each node says that it is ready.
+    pub fn start(&mut self, lab: &Lab, mode: DemoMode, interrupt: &Interrupt) -> Result<(), DemoError> {
+        leftovers::create_dir()?;
+        let mut store = self.russet()?;
+        store.args(["store", "serve", "--root"]).arg(lab::store_paths().root());
+        self.spawn("store", store)?;
+        self.until(interrupt, "the store's socket", || lab::store_paths().store_socket().exists())?;
+        for node in &lab.nodes {
+            self.start_agent(node, mode)?;
+        }
+        super::pods::configure(lab)?;
+        for node in &lab.nodes {
+            self.until(interrupt, &format!("the agent of {}", node.name), || super::pods::ready(node))?;
+        }
+        Ok(())
+    }
+
+    fn start_agent(&mut self, node: &Node, mode: DemoMode) -> Result<(), DemoError> {
+        let netns = NetNs::open(lab::namespace_path(&node.namespace));
+        let netns = netns.map_err(|e| DemoError::step(format!("open namespace {}", node.namespace), e))?;
+        let mut agent = self.russet()?;
+        let encapsulation = match mode {
+            DemoMode::Vxlan => "vxlan",
+            DemoMode::Routed => "none",
+        };
+        agent.arg("agent").arg("--root").arg(node.paths().root());
+        agent.args([
+            "--node-name",
+            &node.name,
+            "--interface",
+            lab::UNDERLAY,
+            "--encapsulation",
+            encapsulation,
+        ]);
+        agent.arg("--store").arg(format!("unix:{}", lab::store_paths().store_socket().display()));
+        process::in_netns(&mut agent, &netns)
+            .map_err(|e| DemoError::step(format!("start in {}", node.namespace), e))?;
+        self.spawn(&node.name, agent)
+    }
+
+    /// This very program, with an environment that holds nothing of the caller's settings.
+    fn russet(&self) -> Result<Command, DemoError> {
+        let program =
+            std::env::current_exe().map_err(|source| DemoError::io("find the running program", source))?;
+        let mut command = Command::new(program);
+        command.env_clear();
+        if let Some(level) = std::env::var_os("RUSSET_LOG_LEVEL") {
+            command.env("RUSSET_LOG_LEVEL", level);
+        }
+        Ok(command)
+    }
+
+    fn spawn(&mut self, name: &str, mut command: Command) -> Result<(), DemoError> {
+        let failed = |source| DemoError::io(format!("start {name}"), source);
+        let log = File::create(log_path(name)).map_err(failed)?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        // A terminal's Ctrl-C goes to a whole process group; these end when the demo says so.
+        command.process_group(0);
+        if !self.keep {
+            process::die_with_parent(&mut command);
+        }
+        let process = command.spawn().map_err(failed)?;
+        leftovers::record_process(process.id())?;
+        self.members.push(Member { name: name.to_owned(), process });
+        Ok(())
+    }
+
+    /// Waits for `condition`, but not if a process ended meanwhile.
+    fn until(
+        &mut self,
+        interrupt: &Interrupt,
+        what: &str,
+        condition: impl Fn() -> bool,
+    ) -> Result<(), DemoError> {
+        let started = Instant::now();
+        while !condition() {
+            self.check_alive()?;
+            if started.elapsed() > READY_DEADLINE {
+                let logs =
+                    self.members.iter().map(|member| log_tail(&member.name)).collect::<Vec<_>>().join("\n");
+                return Err(DemoError::Refused(format!(
+                    "{what} is not ready after {READY_DEADLINE:?}; the logs end with:\n{logs}"
+                )));
+            }
+            interrupt.wait(READY_INTERVAL)?;
+        }
+        Ok(())
+    }
+
+    fn check_alive(&mut self) -> Result<(), DemoError> {
+        for member in &mut self.members {
+            if let Ok(Some(status)) = member.process.try_wait() {
+                let tail = log_tail(&member.name);
+                return Err(DemoError::Refused(format!(
+                    "{} ended with {status}; its log ends with:\n{tail}",
+                    member.name
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The nodes, with their agents' processes.
+    pub fn reports(&self, lab: &Lab) -> Vec<NodeReport> {
+        let pid =
+            |name: &str| self.members.iter().find(|member| member.name == name).map_or(0, |m| m.process.id());
+        let report = |node: &Node| NodeReport {
+            name: node.name.clone(),
+            netns: lab::namespace_path(&node.namespace).display().to_string(),
+            agent_pid: pid(&node.name),
+            ips: node.underlay().iter().map(|net| net.addr().to_string()).collect(),
+        };
+        lab.nodes.iter().map(report).collect()
+    }
+
+    /// The blocks that are in the store now.
+    pub fn blocks(&self) -> Result<Vec<BlockReport>, DemoError> {
+        super::pods::blocks(&lab::store_paths().store_socket())
+    }
+
+    /// Lets the processes live on after this one.
+    pub fn keep(self) -> Result<(), DemoError> {
+        leftovers::mark_kept()
+    }
+
+    /// Ends every process: asked first, and killed if that does not help.
+    pub fn stop(mut self) {
+        for member in self.members.iter().rev() {
+            member.signal(Signal::TERM);
+        }
+        let started = Instant::now();
+        for member in &mut self.members {
+            if !member.ended_within(STOP_DEADLINE.saturating_sub(started.elapsed())) {
+                member.signal(Signal::KILL);
+            }
+            // Reaps; a process that was killed cannot refuse.
+            let _ = member.process.wait();
+        }
+    }
+}
+
+// === impl Member ===
+
+impl Member {
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw) {
+            // The process is our child and not reaped: the pid is its own, and at worst it has ended already.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// Whether the process ended by itself within `time`.
+    fn ended_within(&self, time: Duration) -> bool {
+        let pid = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw);
+        let Some(pidfd) = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else { return true };
+        let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+        poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout)).is_ok_and(|ready| ready > 0)
+    }
+}
+
+fn log_tail(name: &str) -> String {
+    let log = fs::read_to_string(log_path(name)).unwrap_or_default();
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join("\n")
+}

@@ -1,0 +1,55 @@
+//! Ctrl-C: heard on a thread of its own, seen by the demo between and during waits.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::DemoError;
+use crate::command::{runtime, stop_signal};
+
+/// Whether somebody asked the demo to stop.
+#[derive(Clone)]
+pub struct Interrupt {
+    state: Arc<(Mutex<bool>, Condvar)>,
+}
+
+// === impl Interrupt ===
+
+impl Interrupt {
+    /// From now on SIGINT and SIGTERM no longer end the process, but are told by [`check`](Self::check).
+    pub fn listen() -> Result<Self, DemoError> {
+        let failed = |source| DemoError::io("listen for Ctrl-C", source);
+        let interrupt = Self { state: Arc::default() };
+        let heard = interrupt.clone();
+        let runtime = runtime().map_err(failed)?;
+        std::thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || {
+                // If signals cannot be heard they act as ever: they end the process, and the next run cleans up.
+                if runtime.block_on(stop_signal()).is_ok() {
+                    *heard.state.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+                    heard.state.1.notify_all();
+                }
+            })
+            .map_err(failed)?;
+        Ok(interrupt)
+    }
+
+    /// An error once somebody asked to stop.
+    pub fn check(&self) -> Result<(), DemoError> {
+        self.wait(Duration::ZERO)
+    }
+
+    /// Waits until somebody asks to stop.
+    pub fn wait_for_ever(&self) {
+        let state = self.state.0.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.state.1.wait_while(state, |interrupted| !*interrupted));
+    }
+
+    /// Waits for `time`, or for less if somebody asks to stop.
+    pub fn wait(&self, time: Duration) -> Result<(), DemoError> {
+        let state = self.state.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.state.1.wait_timeout_while(state, time, |interrupted| !*interrupted);
+        let interrupted = *waited.unwrap_or_else(PoisonError::into_inner).0;
+        if interrupted { Err(DemoError::Interrupted) } else { Ok(()) }
+    }
+}

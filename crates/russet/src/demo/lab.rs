@@ -1,0 +1,134 @@
+//! The demo's layout: which nodes and pods there are, and every name and address in it.
+//!
+//! All addresses of the underlay are from the documentation ranges (RFC 5737, RFC 3849), so that nothing of it can be
+//! mistaken for, or reach, a real network.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+
+use ipnet::IpNet;
+use russet_agent::Paths;
+
+use crate::cli::DemoArgs;
+
+/// Every namespace of a demo begins with this; what does so belongs to a demo.
+pub const NAMESPACE_PREFIX: &str = "rsdemo-";
+/// The switch between the nodes.
+pub const WIRE: &str = "rsdemo-wire";
+/// A host beyond the nodes' network.
+pub const OUTSIDE: &str = "rsdemo-outside";
+/// The demo's files.
+pub const DIR: &str = "/run/russet-demo";
+/// The interface of nodes and of the outside host on the underlay.
+pub const UNDERLAY: &str = "eth0";
+
+/// What to build.
+#[derive(Debug, Clone)]
+pub struct Lab {
+    /// The nodes.
+    pub nodes: Vec<Node>,
+}
+
+/// A node: a namespace with an agent in it.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its place among the nodes, from 1.
+    pub number: u8,
+    /// Its pods.
+    pub pods: Vec<Pod>,
+}
+
+/// A pod: a namespace without anything in it yet.
+#[derive(Debug, Clone)]
+pub struct Pod {
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// The ID that the runtime gives it.
+    pub container: String,
+}
+
+/// The Kubernetes namespace that the pods are said to be in.
+pub const POD_NAMESPACE: &str = "demo";
+
+/// The outside host's addresses on the underlay, which are everybody's default gateways.
+pub const GATEWAYS: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
+/// Addresses that only the outside host has, and no node has a route of its own to.
+pub const OUTSIDE_SERVICES: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 1)),
+];
+
+/// An underlay address with its prefix.
+fn underlay(host: u8) -> [IpNet; 2] {
+    let v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, u16::from(host));
+    let v4 = Ipv4Addr::new(192, 0, 2, host);
+    [IpNet::new_assert(IpAddr::V4(v4), 24), IpNet::new_assert(IpAddr::V6(v6), 64)]
+}
+
+/// The outside host's addresses on the underlay, with their prefixes.
+pub fn outside_underlay() -> [IpNet; 2] {
+    underlay(1)
+}
+
+/// The directory of executables that stands for `/opt/cni/bin`.
+pub fn plugin_dir() -> PathBuf {
+    Path::new(DIR).join("bin")
+}
+
+/// The files of the store's owner.
+pub fn store_paths() -> Paths {
+    Paths::new(Path::new(DIR).join("store"))
+}
+
+// === impl Lab ===
+
+impl Lab {
+    /// The layout that the arguments ask for.
+    pub fn new(args: &DemoArgs) -> Self {
+        let pod = |node: u8, pod: u8| Pod {
+            name: format!("n{node}-p{pod}"),
+            namespace: format!("{NAMESPACE_PREFIX}n{node}-p{pod}"),
+            container: format!("demo-n{node}-p{pod}"),
+        };
+        let node = |number: u8| Node {
+            name: format!("n{number}"),
+            namespace: format!("{NAMESPACE_PREFIX}n{number}"),
+            number,
+            pods: (1..=args.pods).map(|p| pod(number, p)).collect(),
+        };
+        Self { nodes: (1..=args.nodes).map(node).collect() }
+    }
+
+    /// Every pod with its node.
+    pub fn pods(&self) -> impl Iterator<Item = (&Node, &Pod)> {
+        self.nodes.iter().flat_map(|node| node.pods.iter().map(move |pod| (node, pod)))
+    }
+}
+
+// === impl Node ===
+
+impl Node {
+    /// Where the node's files are.
+    pub fn paths(&self) -> Paths {
+        Paths::new(Path::new(DIR).join(&self.name))
+    }
+
+    /// The node's addresses on the underlay.
+    pub fn underlay(&self) -> [IpNet; 2] {
+        /// Hosts 1 to 10 of the underlay are not nodes.
+        const FIRST_HOST: u8 = 10;
+        underlay(FIRST_HOST + self.number)
+    }
+}
+
+/// The path of a named namespace.
+pub fn namespace_path(name: &str) -> PathBuf {
+    Path::new("/run/netns").join(name)
+}

@@ -1,0 +1,128 @@
+//! What a demo leaves: recorded while it runs, so that the next one can remove what a killed one could not.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::DemoError;
+use super::lab::{DIR, NAMESPACE_PREFIX};
+
+/// Held by a demo while it runs; beside the directory, because the directory comes and goes.
+const LOCK: &str = "/run/russet-demo.lock";
+
+/// One demo at a time: the names of its namespaces are fixed.
+pub fn lock() -> Result<fs::File, DemoError> {
+    let failed = |source| DemoError::io(format!("lock {LOCK}"), source);
+    let file = fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(LOCK)
+        .map_err(failed)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(DemoError::Refused(format!(
+            "another demo is running (it holds {LOCK}); wait for it, or end it with Ctrl-C"
+        ))),
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
+fn kept_marker() -> PathBuf {
+    Path::new(DIR).join("kept")
+}
+
+fn processes_file() -> PathBuf {
+    Path::new(DIR).join("processes")
+}
+
+/// The demo's directory, for root only.
+pub fn create_dir() -> Result<(), DemoError> {
+    let create = fs::DirBuilder::new().mode(0o700).recursive(true).create(DIR);
+    create.map_err(|source| DemoError::io(format!("create {DIR}"), source))
+}
+
+/// Notes that the demo is meant to stay.
+pub fn mark_kept() -> Result<(), DemoError> {
+    let marker = kept_marker();
+    fs::write(&marker, "").map_err(|source| DemoError::io(format!("write {}", marker.display()), source))
+}
+
+/// A demo that was kept is not leftover; only `--clean` removes it.
+pub fn refuse_if_kept() -> Result<(), DemoError> {
+    if kept_marker().exists() {
+        return Err(DemoError::Refused(
+            "a kept demo is there; remove it first with `russet demo --clean`".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+/// Writes down a child, so that it can be found again without this process.
+pub fn record_process(pid: u32) -> Result<(), DemoError> {
+    let path = processes_file();
+    let failed = |source| DemoError::io(format!("write {}", path.display()), source);
+    let mut file = fs::OpenOptions::new().create(true).append(true).open(&path).map_err(failed)?;
+    let started = start_time(pid).unwrap_or_default();
+    writeln!(file, "{pid} {started}").map_err(failed)
+}
+
+/// Removes processes, namespaces and files of an earlier demo. True if there were any.
+pub fn remove() -> Result<bool, DemoError> {
+    let processes = end_processes();
+    let namespaces = delete_namespaces()?;
+    let files = match fs::remove_dir_all(DIR) {
+        Ok(()) => true,
+        Err(error) if error.kind() == ErrorKind::NotFound => false,
+        Err(source) => return Err(DemoError::io(format!("remove {DIR}"), source)),
+    };
+    Ok(processes || namespaces || files)
+}
+
+/// Ends what was recorded and is still the same process: a pid alone may by now be somebody else's.
+fn end_processes() -> bool {
+    let recorded = fs::read_to_string(processes_file()).unwrap_or_default();
+    let mut any = false;
+    for line in recorded.lines() {
+        let Some((pid, started)) = line.split_once(' ') else { continue };
+        let Ok(pid) = pid.parse::<i32>() else { continue };
+        if start_time(pid as u32).is_none_or(|now| now != started) {
+            continue;
+        }
+        if let Some(pid) = Pid::from_raw(pid) {
+            any |= kill_process(pid, Signal::KILL).is_ok();
+        }
+    }
+    any
+}
+
+/// Field 22 of `/proc/PID/stat`: when the process started, in clock ticks since boot.
+fn start_time(pid: u32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the program's name in parentheses and may hold anything.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(19).map(str::to_owned)
+}
+
+fn delete_namespaces() -> Result<bool, DemoError> {
+    let entries = match fs::read_dir("/run/netns") {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        Err(source) => return Err(DemoError::io("read /run/netns", source)),
+    };
+    let mut any = false;
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with(NAMESPACE_PREFIX) {
+            russet_linux::NetNs::delete_named(&name)
+                .map_err(|e| DemoError::step(format!("delete namespace {name}"), e))?;
+            any = true;
+        }
+    }
+    Ok(any)
+}

@@ -1,0 +1,65 @@
+//! Who reaches whom: every ordered pair of pods, and the outside host from each, on both families.
+
+use std::net::IpAddr;
+
+use russet_addr::Family;
+use russet_linux::NetNs;
+
+use super::lab::{OUTSIDE_SERVICES, namespace_path};
+use super::ping::Pinger;
+use super::report::{Ping, PodReport};
+use super::{DemoError, Interrupt};
+
+/// A pod's two sockets, opened inside it.
+struct Asker<'a> {
+    pod: &'a PodReport,
+    pingers: Vec<(Family, Pinger)>,
+}
+
+/// Pings everything from everywhere.
+pub fn measure(pods: &[PodReport], interrupt: &Interrupt) -> Result<Vec<Ping>, DemoError> {
+    let mut pings = Vec::new();
+    for (index, pod) in pods.iter().enumerate() {
+        interrupt.check()?;
+        let mut asker = Asker::open(pod, index as u16)?;
+        for target in pods.iter().filter(|target| target.name != pod.name) {
+            asker.ask(&target.name, &target.ips, &mut pings);
+        }
+        asker.ask("outside", &OUTSIDE_SERVICES, &mut pings);
+    }
+    Ok(pings)
+}
+
+// === impl Asker ===
+
+impl<'a> Asker<'a> {
+    fn open(pod: &'a PodReport, ident: u16) -> Result<Self, DemoError> {
+        let failed =
+            |source: std::io::Error| DemoError::io(format!("open ping sockets in pod {}", pod.name), source);
+        let name = pod.netns.rsplit('/').next().unwrap_or_default();
+        let netns = NetNs::open(namespace_path(name)).map_err(DemoError::namespace)?;
+        let _inside = netns.enter().map_err(DemoError::namespace)?;
+        let mut pingers = Vec::new();
+        for family in Family::BOTH {
+            if pod.ips.iter().any(|ip| Family::of(*ip) == family) {
+                pingers.push((family, Pinger::open(family, ident).map_err(failed)?));
+            }
+        }
+        Ok(Self { pod, pingers })
+    }
+
+    fn ask(&mut self, to: &str, addresses: &[IpAddr], pings: &mut Vec<Ping>) {
+        for (family, pinger) in &mut self.pingers {
+            let Some(address) = addresses.iter().find(|ip| Family::of(**ip) == *family) else { continue };
+            let result = pinger.ping(*address);
+            pings.push(Ping {
+                from: self.pod.name.clone(),
+                to: to.to_owned(),
+                family: if *family == Family::V4 { 4 } else { 6 },
+                ok: result.is_ok(),
+                rtt_us: result.as_ref().ok().map(|rtt| rtt.as_micros() as u64),
+                error: result.err().map(|error| error.to_string()),
+            });
+        }
+    }
+}

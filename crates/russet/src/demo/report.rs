@@ -1,0 +1,159 @@
+//! What the demo saw, for people and for programs.
+
+use serde::Serialize;
+
+use crate::output;
+
+/// The demo's result; `schema` grows when a member changes its meaning.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Version of this form.
+    pub schema: u32,
+    /// How nodes carried the packets.
+    pub mode: &'static str,
+    /// The nodes.
+    pub nodes: Vec<NodeReport>,
+    /// The pods.
+    pub pods: Vec<PodReport>,
+    /// Every ping.
+    pub pings: Vec<Ping>,
+    /// The blocks and who has them.
+    pub blocks: Vec<BlockReport>,
+    /// How long everything took.
+    pub elapsed_ms: u64,
+}
+
+/// A node.
+#[derive(Debug, Serialize)]
+pub struct NodeReport {
+    /// Its name.
+    pub name: String,
+    /// Its namespace's path.
+    pub netns: String,
+    /// The agent's process.
+    pub agent_pid: u32,
+    /// Its addresses on the underlay.
+    pub ips: Vec<String>,
+}
+
+/// A pod.
+#[derive(Debug, Clone, Serialize)]
+pub struct PodReport {
+    /// Its name.
+    pub name: String,
+    /// Its node.
+    pub node: String,
+    /// Its namespace's path.
+    pub netns: String,
+    /// Its addresses.
+    pub ips: Vec<std::net::IpAddr>,
+    /// How long its ADD took, as its runtime saw it.
+    pub add_us: u64,
+}
+
+/// One direction of one pair on one family.
+#[derive(Debug, Serialize)]
+pub struct Ping {
+    /// The pod that asks.
+    pub from: String,
+    /// The pod that answers, or `outside`.
+    pub to: String,
+    /// `4` or `6`.
+    pub family: u8,
+    /// Whether it answered.
+    pub ok: bool,
+    /// The round trip.
+    pub rtt_us: Option<u64>,
+    /// Why there was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// A block.
+#[derive(Debug, Serialize)]
+pub struct BlockReport {
+    /// Its prefix.
+    pub cidr: String,
+    /// The node that it belongs to.
+    pub node: Option<String>,
+    /// Addresses in use.
+    pub used: usize,
+    /// Addresses in all.
+    pub size: usize,
+}
+
+// === impl Report ===
+
+impl Report {
+    /// How many pings had no answer.
+    pub fn failures(&self) -> usize {
+        self.pings.iter().filter(|ping| !ping.ok).count()
+    }
+
+    /// The report for people.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        text.push_str(&self.pods_table());
+        text.push('\n');
+        text.push_str(&self.blocks_table());
+        for family in [4, 6] {
+            if self.pings.iter().any(|ping| ping.family == family) {
+                text.push_str(&format!("\nIPv{family} round-trip times in us (row asks, column answers)\n"));
+                text.push_str(&self.matrix(family));
+            }
+        }
+        text.push_str(&self.verdict());
+        text
+    }
+
+    fn pods_table(&self) -> String {
+        let row = |pod: &PodReport| {
+            let ips: Vec<String> = pod.ips.iter().map(ToString::to_string).collect();
+            vec![
+                pod.name.clone(),
+                pod.node.clone(),
+                ips.join(", "),
+                format!("{:.1} ms", pod.add_us as f64 / 1000.0),
+            ]
+        };
+        output::table(&["POD", "NODE", "ADDRESSES", "ADD"], &self.pods.iter().map(row).collect::<Vec<_>>())
+    }
+
+    fn blocks_table(&self) -> String {
+        let row = |block: &BlockReport| {
+            let node = block.node.clone().unwrap_or_else(|| "-".to_owned());
+            vec![block.cidr.clone(), node, format!("{} of {}", block.used, block.size)]
+        };
+        output::table(&["BLOCK", "NODE", "IN USE"], &self.blocks.iter().map(row).collect::<Vec<_>>())
+    }
+
+    fn matrix(&self, family: u8) -> String {
+        let mut targets: Vec<&str> = self.pods.iter().map(|pod| pod.name.as_str()).collect();
+        targets.push("outside");
+        let cell = |from: &str, to: &str| {
+            let ping = self.pings.iter().find(|p| p.family == family && p.from == from && p.to == to);
+            match ping {
+                None => "-".to_owned(),
+                Some(Ping { rtt_us: Some(rtt), .. }) => rtt.to_string(),
+                Some(_) => "LOST".to_owned(),
+            }
+        };
+        let row = |pod: &PodReport| {
+            let cells = targets.iter().map(|to| cell(&pod.name, to));
+            std::iter::once(pod.name.clone()).chain(cells).collect()
+        };
+        let heading: Vec<&str> = std::iter::once("").chain(targets.iter().copied()).collect();
+        output::table(&heading, &self.pods.iter().map(row).collect::<Vec<_>>())
+    }
+
+    fn verdict(&self) -> String {
+        let seconds = self.elapsed_ms as f64 / 1000.0;
+        let (all, failed) = (self.pings.len(), self.failures());
+        let mut text = format!("\n{} of {all} pings answered; {seconds:.1} s in all.\n", all - failed);
+        for ping in self.pings.iter().filter(|ping| !ping.ok) {
+            let why = ping.error.as_deref().unwrap_or("no answer");
+            text.push_str(&format!("LOST: {} to {} over IPv{}: {why}\n", ping.from, ping.to, ping.family));
+        }
+        text
+    }
+}

@@ -1,0 +1,73 @@
+//! Printing for people and for programs. A closed pipe ends the output, not the program.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+/// Prints `text` to standard output; whoever closed the pipe has seen enough.
+pub fn print(text: &str) {
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Prints a progress line to standard error.
+pub fn progress(line: &str) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+/// Prints an error and everything that caused it, in one line.
+pub fn error(error: &dyn std::error::Error) {
+    let mut text = format!("error: {error}");
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Errors that name their source in their own text need not be repeated.
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    progress(&text);
+}
+
+/// `value` as JSON over several lines, with the newline at its end.
+pub fn json(value: &impl Serialize) -> String {
+    let mut text =
+        serde_json::to_string_pretty(value).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"));
+    text.push('\n');
+    text
+}
+
+/// Rows under a heading, in columns as wide as they need to be.
+pub fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
+    let mut widths: Vec<usize> = heading.iter().map(|cell| cell.chars().count()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    let heading = heading.iter().map(|cell| (*cell).to_owned()).collect();
+    for row in std::iter::once(&heading).chain(rows) {
+        let cells: Vec<String> =
+            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let rows = vec![
+            vec!["n1".to_owned(), "10.244.0.0/26".to_owned()],
+            vec!["node-2".to_owned(), "-".to_owned()],
+        ];
+        assert_eq!(table(&["NODE", "BLOCK"], &rows), "NODE    BLOCK\nn1      10.244.0.0/26\nnode-2  -\n");
+    }
+}

@@ -1,0 +1,282 @@
+//! Settings: flag, then `RUSSET_*` variable, then the settings file, then the default (DESIGN section 10).
+
+use std::path::Path;
+
+use russet_addr::{NameError, NodeName};
+use russet_agent::{Config, DEFAULT_HEALTH, DefaultPools, Paths, StoreLocation};
+
+use crate::cli::{AgentArgs, LogFormat, NodeArgs, PoolArg};
+
+/// Settings that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// The file is there and cannot be read.
+    #[error("read {path}: {source}")]
+    Read {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is no TOML.
+    #[error("parse {path}: {source}")]
+    Syntax {
+        /// The file.
+        path: String,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// A key that means nothing.
+    #[error("{path}: unknown key `{key}`; did you mean `{nearest}`?")]
+    UnknownKey {
+        /// The file.
+        path: String,
+        /// The key.
+        key: String,
+        /// The known key that looks most like it.
+        nearest: &'static str,
+    },
+    /// A value of the wrong kind.
+    #[error("{path}: key `{key}`: {reason}")]
+    Value {
+        /// The file.
+        path: String,
+        /// The key.
+        key: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The host has a name that cannot be a node's.
+    #[error("this host's name cannot be a node name: {0}; give one with --node-name")]
+    HostName(#[from] NameError),
+}
+
+/// How and how much to log.
+#[derive(Debug, Clone)]
+pub struct Logging {
+    /// A level, or a filter as `tracing` has it.
+    pub level: String,
+    /// The form.
+    pub format: LogFormat,
+}
+
+/// Every key of the settings file; the names are those of the flags.
+const KEYS: [&str; 11] = [
+    "encapsulation",
+    "health_address",
+    "interface",
+    "ipv4_pool",
+    "ipv6_pool",
+    "log_format",
+    "log_level",
+    "mtu",
+    "node_name",
+    "store",
+    "sync_delete",
+];
+
+/// The settings file's contents, its keys known to be good.
+struct File {
+    path: String,
+    table: toml::Table,
+}
+
+/// Settings of an agent.
+pub fn agent(args: AgentArgs) -> Result<(Config, Logging), SettingsError> {
+    let file = File::read(&Paths::new(&args.node.root).settings_file())?;
+    let health =
+        args.health_address.map_or_else(|| file.parsed("health_address"), |given| Ok(Some(given)))?;
+    let sync_delete = args.sync_delete || file.flag("sync_delete")?;
+    let (mut config, logging) = node_with(args.node, &file)?;
+    config.health = health.unwrap_or(DEFAULT_HEALTH);
+    config.sync_delete = sync_delete;
+    Ok((config, logging))
+}
+
+/// Settings of a plugin that works without an agent.
+pub fn direct(args: NodeArgs) -> Result<(Config, Logging), SettingsError> {
+    let file = File::read(&Paths::new(&args.root).settings_file())?;
+    let (mut config, logging) = node_with(args, &file)?;
+    config.sync_delete = true;
+    Ok((config, logging))
+}
+
+fn node_with(args: NodeArgs, file: &File) -> Result<(Config, Logging), SettingsError> {
+    let defaults = DefaultPools::default();
+    let pool = |given: Option<PoolArg>, key, default| -> Result<_, SettingsError> {
+        match given {
+            Some(given) => Ok(given.0),
+            None => Ok(file.parsed::<PoolArg>(key)?.map_or(default, |pool| pool.0)),
+        }
+    };
+    let pools = DefaultPools {
+        ipv4: pool(args.ipv4_pool, "ipv4_pool", defaults.ipv4)?,
+        ipv6: pool(args.ipv6_pool, "ipv6_pool", defaults.ipv6)?,
+        encapsulation: or_file(args.encapsulation, file, "encapsulation")?.unwrap_or(defaults.encapsulation),
+    };
+    let node_name = match or_file(args.node_name, file, "node_name")? {
+        Some(name) => name,
+        None => host_name()?,
+    };
+    let mtu = match args.mtu {
+        Some(mtu) => Some(mtu),
+        None => file.integer("mtu", 1280..=65535)?,
+    };
+    let log_format = match args.log_format {
+        Some(format) => format,
+        None => file
+            .choice("log_format", &[("text", LogFormat::Text), ("json", LogFormat::Json)])?
+            .unwrap_or(LogFormat::Text),
+    };
+    let logging = Logging {
+        level: or_file(args.log_level, file, "log_level")?.unwrap_or_else(|| "info".to_owned()),
+        format: log_format,
+    };
+    let config = Config {
+        paths: Paths::new(args.root),
+        node_name,
+        store: or_file(args.store, file, "store")?.unwrap_or(StoreLocation::Embedded),
+        interface: or_file(args.interface, file, "interface")?,
+        pools,
+        mtu_bytes: mtu,
+        health: DEFAULT_HEALTH,
+        sync_delete: false,
+    };
+    Ok((config, logging))
+}
+
+fn or_file<T>(given: Option<T>, file: &File, key: &'static str) -> Result<Option<T>, SettingsError>
+where
+    T: std::str::FromStr,
+    T::Err: std::fmt::Display,
+{
+    given.map_or_else(|| file.parsed(key), |given| Ok(Some(given)))
+}
+
+/// The host's name, trimmed and in lower case, as Calico takes it (calico-cni.md section 1.6).
+fn host_name() -> Result<NodeName, NameError> {
+    let name = rustix::system::uname();
+    NodeName::new(name.nodename().to_string_lossy().trim().to_lowercase())
+}
+
+// === impl File ===
+
+impl File {
+    fn read(path: &Path) -> Result<Self, SettingsError> {
+        let shown = path.display().to_string();
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(source) => return Err(SettingsError::Read { path: shown, source }),
+        };
+        Self::parse(shown, &text)
+    }
+
+    fn parse(path: String, text: &str) -> Result<Self, SettingsError> {
+        let table: toml::Table = match text.parse() {
+            Ok(table) => table,
+            Err(source) => return Err(SettingsError::Syntax { path, source: Box::new(source) }),
+        };
+        match table.keys().find(|key| !KEYS.contains(&key.as_str())) {
+            Some(key) => Err(SettingsError::UnknownKey { path, key: key.clone(), nearest: nearest(key) }),
+            None => Ok(Self { path, table }),
+        }
+    }
+
+    fn parsed<T>(&self, key: &'static str) -> Result<Option<T>, SettingsError>
+    where
+        T: std::str::FromStr,
+        T::Err: std::fmt::Display,
+    {
+        match self.table.get(key) {
+            None => Ok(None),
+            Some(toml::Value::String(text)) => {
+                text.parse().map(Some).map_err(|e: T::Err| self.bad(key, e.to_string()))
+            }
+            Some(other) => Err(self.bad(key, format!("a string is wanted, not a {}", other.type_str()))),
+        }
+    }
+
+    fn flag(&self, key: &'static str) -> Result<bool, SettingsError> {
+        match self.table.get(key) {
+            None => Ok(false),
+            Some(toml::Value::Boolean(value)) => Ok(*value),
+            Some(other) => Err(self.bad(key, format!("true or false is wanted, not a {}", other.type_str()))),
+        }
+    }
+
+    fn integer(
+        &self,
+        key: &'static str,
+        range: std::ops::RangeInclusive<u32>,
+    ) -> Result<Option<u32>, SettingsError> {
+        let wanted =
+            || self.bad(key, format!("a number from {} to {} is wanted", range.start(), range.end()));
+        match self.table.get(key) {
+            None => Ok(None),
+            Some(value) => {
+                let value = value.as_integer().and_then(|value| u32::try_from(value).ok());
+                value.filter(|value| range.contains(value)).map(Some).ok_or_else(wanted)
+            }
+        }
+    }
+
+    fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<Option<T>, SettingsError> {
+        let Some(text) = self.parsed::<String>(key)? else { return Ok(None) };
+        let found = choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
+        let names = || choices.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
+        found.map(Some).ok_or_else(|| self.bad(key, format!("{} is wanted, not {text:?}", names())))
+    }
+
+    fn bad(&self, key: &'static str, reason: String) -> SettingsError {
+        SettingsError::Value { path: self.path.clone(), key, reason }
+    }
+}
+
+/// The known key with the smallest edit distance to `key`.
+fn nearest(key: &str) -> &'static str {
+    KEYS.into_iter().min_by_key(|known| distance(known, key)).unwrap_or(KEYS[0])
+}
+
+/// Levenshtein distance, one row at a time.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let substituted = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str) -> Result<File, SettingsError> {
+        File::parse("russet.toml".to_owned(), text)
+    }
+
+    #[test]
+    fn an_unknown_key_names_the_nearest_known_one() {
+        let error = file("interfaces = 'eth0'").err().unwrap().to_string();
+        assert_eq!(error, "russet.toml: unknown key `interfaces`; did you mean `interface`?");
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_kind_names_the_key() {
+        let file = file("mtu = 70000\nstore = 3\nlog_format = 'xml'").unwrap();
+        let errors = [
+            file.integer("mtu", 1280..=65535).unwrap_err().to_string(),
+            file.parsed::<StoreLocation>("store").unwrap_err().to_string(),
+            file.choice("log_format", &[("text", 1), ("json", 2)]).unwrap_err().to_string(),
+        ];
+        assert_eq!(errors[0], "russet.toml: key `mtu`: a number from 1280 to 65535 is wanted");
+        assert_eq!(errors[1], "russet.toml: key `store`: a string is wanted, not a integer");
+        assert_eq!(errors[2], "russet.toml: key `log_format`: `text` or `json` is wanted, not \"xml\"");
+    }
+}

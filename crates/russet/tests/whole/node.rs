@@ -1,0 +1,298 @@
+//! One node for tests: a namespace, an agent process in it on an embedded store, and pods attached as a runtime would.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use russet_linux::{NetNs, process};
+use russet_testkit::eventually;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// How long an agent may take until it serves, or a process until it ends.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A node and its agent; dropping it removes everything.
+pub struct TestNode {
+    root: TempDir,
+    name: String,
+    netns: NetNs,
+    agent: Option<Child>,
+    agent_args: Vec<String>,
+    pods: Vec<TestPod>,
+}
+
+/// A pod's empty namespace.
+#[derive(Clone)]
+pub struct TestPod {
+    pub container: String,
+    pub netns_name: String,
+}
+
+/// A plugin's answer.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+static COUNTER: AtomicU32 = AtomicU32::new(0);
+
+fn unique(what: &str) -> String {
+    format!("rstest-{}-{what}{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
+}
+
+// === impl TestNode ===
+
+impl TestNode {
+    /// A node whose agent is started with these arguments besides its root and name.
+    pub fn start(agent_args: &[&str]) -> Self {
+        let mut node = Self::without_agent(agent_args);
+        node.start_agent();
+        node
+    }
+
+    /// A node on which no agent runs.
+    pub fn without_agent(agent_args: &[&str]) -> Self {
+        let name = unique("n");
+        let netns = NetNs::create_named(&name).unwrap();
+        netns.with(|| Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap()).unwrap();
+        let agent_args = agent_args.iter().map(ToString::to_string).collect();
+        Self { root: tempfile::tempdir().unwrap(), name, netns, agent: None, agent_args, pods: Vec::new() }
+    }
+
+    pub fn root(&self) -> &Path {
+        self.root.path()
+    }
+
+    pub fn netns(&self) -> &NetNs {
+        &self.netns
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.root().join("agent.log")).unwrap_or_default()
+    }
+
+    pub fn start_agent(&mut self) {
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.root().join("agent.log"))
+            .unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command
+            .arg("agent")
+            .arg("--root")
+            .arg(self.root())
+            .args(["--node-name", "node-a"])
+            .args(&self.agent_args);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        process::in_netns(&mut command, &self.netns).unwrap();
+        self.agent = Some(command.spawn().unwrap());
+        eventually(PATIENCE, || {
+            let exited = self.agent.as_mut().unwrap().try_wait().unwrap();
+            assert!(exited.is_none(), "the agent ended:\n{}", self.log());
+            self.status().status == 0
+        });
+    }
+
+    /// The agent's process.
+    pub fn agent_pid(&self) -> u32 {
+        self.agent.as_ref().unwrap().id()
+    }
+
+    pub fn kill_agent(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            agent.kill().unwrap();
+            agent.wait().unwrap();
+        }
+    }
+
+    /// Asks the agent to stop, and waits until it has.
+    pub fn stop_agent(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            rustix::process::kill_process(
+                rustix::process::Pid::from_child(&agent),
+                rustix::process::Signal::TERM,
+            )
+            .unwrap();
+            let status = agent.wait().unwrap();
+            assert!(status.success(), "{status}:\n{}", self.log());
+        }
+    }
+
+    /// A new pod's namespace.
+    pub fn pod(&mut self) -> TestPod {
+        let netns_name = unique("p");
+        NetNs::create_named(&netns_name).unwrap();
+        let pod = TestPod { container: netns_name.replace("rstest", "c"), netns_name };
+        self.pods.push(pod.clone());
+        pod
+    }
+
+    /// The plugin's configuration; members of `extra` are added to it.
+    pub fn config(&self, extra: Value) -> Value {
+        let mut config = json!({
+            "cniVersion": "1.1.0", "name": "testnet", "type": "russet",
+            "agent_socket": self.root().join("run/russet/cni.sock"),
+            "russet_path": env!("CARGO_BIN_EXE_russet"),
+            "root": self.root(),
+        });
+        config.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        config
+    }
+
+    pub fn status(&self) -> Answer {
+        self.run(&[("CNI_COMMAND", "STATUS")], self.config(json!({})).to_string().as_bytes())
+    }
+
+    pub fn add(&self, pod: &TestPod) -> Answer {
+        self.verb("ADD", pod, "eth0", json!({}))
+    }
+
+    pub fn del(&self, pod: &TestPod) -> Answer {
+        self.verb("DEL", pod, "eth0", json!({}))
+    }
+
+    pub fn verb(&self, verb: &str, pod: &TestPod, ifname: &str, extra: Value) -> Answer {
+        let netns = pod.path();
+        let env = [
+            ("CNI_COMMAND", verb),
+            ("CNI_CONTAINERID", pod.container.as_str()),
+            ("CNI_NETNS", netns.to_str().unwrap()),
+            ("CNI_IFNAME", ifname),
+        ];
+        self.run(&env, self.config(extra).to_string().as_bytes())
+    }
+
+    /// Runs the plugin as a runtime in the node's namespace does.
+    pub fn run(&self, env: &[(&str, &str)], stdin: &[u8]) -> Answer {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.env_clear().env("CNI_PATH", "/opt/cni/bin").envs(env.iter().copied());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        process::in_netns(&mut command, &self.netns).unwrap();
+        let mut child = command.spawn().unwrap();
+        // A plugin that refuses early closes its end; that is its answer, not a fault of the test.
+        let _ = child.stdin.take().unwrap().write_all(stdin);
+        child.wait_with_output().unwrap().into()
+    }
+
+    /// Names of links in the node's namespace, without `lo`.
+    pub fn links(&self) -> Vec<String> {
+        let text = self.netns.with(|| Command::new("ip").args(["-j", "link"]).output().unwrap()).unwrap();
+        let links: Value = serde_json::from_slice(&text.stdout).unwrap();
+        let names = links.as_array().unwrap().iter().map(|link| link["ifname"].as_str().unwrap().to_owned());
+        names.filter(|name| name != "lo" && !name.starts_with("vxlan")).collect()
+    }
+
+    /// Runs a program in the node's namespace.
+    pub fn ip(&self, args: &[&str]) -> Output {
+        self.netns.with(|| Command::new("ip").args(args).output().unwrap()).unwrap()
+    }
+
+    /// Runs `russet store ...` on this node's store. The agent must be stopped, or serve it.
+    fn store(&self, verb: &str, args: &[&str]) -> String {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.args(["store", verb, "--root"]).arg(self.root()).args(args);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Writes a record, whatever is there.
+    pub fn store_put(&self, key: &str, value: &str) {
+        self.store("put", &[key, value]);
+    }
+
+    /// The records under a prefix, as JSON.
+    pub fn store_get(&self, prefix: &str) -> String {
+        self.store("dump", &["--prefix", prefix])
+    }
+
+    /// How many entries of pods the store's blocks have.
+    pub fn allocated(&self) -> usize {
+        let records: Value = serde_json::from_str(&self.store_get("/calico/ipam/v2/assignment/")).unwrap();
+        let is_pod =
+            |attribute: &&Value| attribute["handle_id"].as_str().is_some_and(|h| h.starts_with("testnet."));
+        let used = |record: &Value| {
+            record["value"]["attributes"].as_array().map_or(0, |all| all.iter().filter(is_pod).count())
+        };
+        records["records"].as_array().unwrap().iter().map(used).sum()
+    }
+
+    /// A file below the node's root.
+    pub fn path(&self, relative: &str) -> PathBuf {
+        self.root().join(relative)
+    }
+}
+
+impl Drop for TestNode {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- agent log\n{}", self.log());
+        }
+        if let Some(agent) = &mut self.agent {
+            let _ = agent.kill();
+            let _ = agent.wait();
+        }
+        for pod in &self.pods {
+            let _ = NetNs::delete_named(&pod.netns_name);
+        }
+        let _ = NetNs::delete_named(&self.name);
+    }
+}
+
+// === impl TestPod ===
+
+impl TestPod {
+    pub fn path(&self) -> PathBuf {
+        Path::new("/run/netns").join(&self.netns_name)
+    }
+
+    pub fn netns(&self) -> NetNs {
+        NetNs::open(self.path()).unwrap()
+    }
+}
+
+// === impl Answer ===
+
+impl Answer {
+    /// The result of a request that has to succeed.
+    pub fn result(&self) -> Value {
+        assert_eq!(self.status, 0, "{self:?}");
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The error object of a request that has to fail: one JSON document, nothing else.
+    pub fn error(&self) -> Value {
+        assert_eq!(self.status, 1, "{self:?}");
+        let error: Value =
+            serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"));
+        assert!(error["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{self:?}");
+        error
+    }
+
+    /// Code and text of the error.
+    pub fn code(&self) -> u64 {
+        self.error()["code"].as_u64().unwrap()
+    }
+
+    pub fn addresses(&self) -> Vec<String> {
+        let result = self.result();
+        let ips = result["ips"].as_array().unwrap().iter();
+        ips.map(|ip| ip["address"].as_str().unwrap().split('/').next().unwrap().to_owned()).collect()
+    }
+}
+
+impl From<Output> for Answer {
+    fn from(output: Output) -> Self {
+        Self {
+            status: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What survives a restart: connections live on while agents are killed and the store's owner stands still.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use russet_linux::{NetNs, process};
+use russet_testkit::eventually;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::host::{HostState, Russet, demo_turn};
+use crate::node::{Answer, PATIENCE};
+
+/// How long the store's owner stands still.
+const STORE_STOPPED: Duration = Duration::from_secs(30);
+/// A connection that carries nothing for this long counts as broken.
+const STALL: Duration = Duration::from_secs(3);
+const PORT: u16 = 7000;
+
+/// A TCP connection between two pods that carries one byte there and back as fast as it can.
+struct Conversation {
+    echoes: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn netns_of(pod: &Value) -> NetNs {
+    NetNs::open(pod["netns"].as_str().unwrap()).unwrap()
+}
+
+impl Conversation {
+    fn start(from: &Value, to: &Value, family: usize) -> Self {
+        let address: IpAddr = to["ips"][family].as_str().unwrap().parse().unwrap();
+        let listener =
+            netns_of(to).with(|| TcpListener::bind(SocketAddr::new(address, PORT)).unwrap()).unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut byte = [0];
+            while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
+        });
+        let connect = || TcpStream::connect_timeout(&SocketAddr::new(address, PORT), STALL).unwrap();
+        let mut stream = netns_of(from).with(connect).unwrap();
+        stream.set_read_timeout(Some(STALL)).unwrap();
+        let (echoes, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let thread = {
+            let (echoes, stop) = (Arc::clone(&echoes), Arc::clone(&stop));
+            std::thread::spawn(move || {
+                let mut byte = [7];
+                while !stop.load(Ordering::Relaxed) {
+                    stream.write_all(&byte).unwrap();
+                    stream.read_exact(&mut byte).expect("the connection stalled or broke");
+                    echoes.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        };
+        Self { echoes, stop, thread: Some(thread) }
+    }
+
+    /// The connection has carried something since the last call.
+    fn assert_alive(&self) {
+        let before = self.echoes.load(Ordering::Relaxed);
+        eventually(STALL, || self.echoes.load(Ordering::Relaxed) > before);
+    }
+
+    fn finish(mut self) {
+        self.assert_alive();
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// A process of the demo, started again as it was.
+struct Agent {
+    pid: u32,
+    node: NetNs,
+    command: Vec<String>,
+}
+
+impl Agent {
+    fn of(node: &Value) -> Self {
+        let pid = u32::try_from(node["agent_pid"].as_u64().unwrap()).unwrap();
+        let cmdline = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
+        let command = cmdline.split_terminator('\0').map(str::to_owned).collect();
+        Self { pid, node: NetNs::open(node["netns"].as_str().unwrap()).unwrap(), command }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_raw(i32::try_from(self.pid).unwrap()).unwrap(), signal).unwrap();
+    }
+
+    fn restart(&self) -> std::process::Child {
+        let mut command = Command::new(&self.command[0]);
+        command
+            .args(&self.command[1..])
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        process::in_netns(&mut command, &self.node).unwrap();
+        command.spawn().unwrap()
+    }
+}
+
+/// Runs the plugin for `node` of the demo.
+fn plugin(node: &str, verb: &str, container: &str, netns: &str) -> Answer {
+    let config = json!({
+        "cniVersion": "1.1.0", "name": "russet", "type": "russet",
+        "agent_socket": format!("/run/russet-demo/{node}/run/russet/cni.sock"),
+    });
+    let env = [
+        ("CNI_COMMAND", verb),
+        ("CNI_CONTAINERID", container),
+        ("CNI_NETNS", netns),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", "/opt/cni/bin"),
+    ];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+    command.env_clear().envs(env).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
+    child.wait_with_output().unwrap().into()
+}
+
+fn store_pid() -> u32 {
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let cmdline = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if String::from_utf8_lossy(&cmdline).contains("store\0serve\0--root\0/run/russet-demo/") {
+            return entry.file_name().to_str().unwrap().parse().unwrap();
+        }
+    }
+    panic!("the demo has no store");
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; takes 40 s"]
+fn connections_outlive_every_agent_and_a_store_that_stands_still() {
+    let _turn = demo_turn();
+    let before = HostState::now();
+    let report = Russet::demo(&["--keep"]).json();
+    let pods = report["pods"].as_array().unwrap();
+    let on = |node: &str| pods.iter().find(|pod| pod["node"] == node).unwrap();
+    let conversations =
+        [Conversation::start(on("n1"), on("n2"), 0), Conversation::start(on("n3"), on("n1"), 1)];
+
+    let agents: Vec<Agent> = report["nodes"].as_array().unwrap().iter().map(Agent::of).collect();
+    agents.iter().for_each(|agent| agent.signal(Signal::KILL));
+    conversations.iter().for_each(Conversation::assert_alive);
+    let mut restarted: Vec<_> = agents.iter().map(Agent::restart).collect();
+    for node in ["n1", "n2", "n3"] {
+        eventually(PATIENCE, || plugin(node, "STATUS", "", "").status == 0);
+    }
+    conversations.iter().for_each(Conversation::assert_alive);
+
+    let store = Pid::from_raw(i32::try_from(store_pid()).unwrap()).unwrap();
+    kill_process(store, Signal::STOP).unwrap();
+    let stopped = Instant::now();
+    NetNs::create_named("rsdemo-late").unwrap();
+    // An ADD meanwhile is told to try again, and leaves nothing.
+    assert_eq!(plugin("n1", "ADD", "late", "/run/netns/rsdemo-late").code(), 11);
+    while stopped.elapsed() < STORE_STOPPED {
+        conversations.iter().for_each(Conversation::assert_alive);
+    }
+    kill_process(store, Signal::CONT).unwrap();
+    eventually(PATIENCE, || plugin("n1", "ADD", "late", "/run/netns/rsdemo-late").status == 0);
+    let late = plugin("n1", "ADD", "late", "/run/netns/rsdemo-late").addresses();
+    let target: IpAddr = late[0].parse().unwrap();
+    let ping = ["netns", "exec", "rsdemo-n3-p1", "ping", "-c", "1", "-W", "2", &target.to_string()];
+    assert!(Command::new("ip").args(ping).stdout(Stdio::null()).status().unwrap().success());
+    assert_eq!(plugin("n1", "DEL", "late", "/run/netns/rsdemo-late").status, 0);
+
+    conversations.into_iter().for_each(Conversation::finish);
+    for agent in &mut restarted {
+        agent.kill().unwrap();
+        agent.wait().unwrap();
+    }
+    assert!(Russet::demo(&["--clean"]).output().status.success());
+    assert_eq!(HostState::now(), before);
+}

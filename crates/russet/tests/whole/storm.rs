@@ -1,0 +1,67 @@
+//! Many requests at once, and what is left afterwards (issue 2, "Must show").
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use russet_testkit::eventually;
+
+use crate::node::{PATIENCE, TestNode};
+
+const ROUNDS: usize = 20;
+const PODS: usize = 50;
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn fifty_adds_and_dels_at_once_leave_nothing_twenty_times() {
+    let mut node = TestNode::start(&[]);
+    let pods: Vec<_> = (0..PODS).map(|_| node.pod()).collect();
+    for round in 0..ROUNDS {
+        let answers: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = pods.iter().map(|pod| scope.spawn(|| node.add(pod))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let addresses: BTreeSet<String> = answers.iter().flat_map(|answer| answer.addresses()).collect();
+        assert_eq!(addresses.len(), 2 * PODS, "round {round}: an address was given twice, or is missing");
+        std::thread::scope(|scope| {
+            for pod in &pods {
+                scope.spawn(|| assert_eq!(node.del(pod).status, 0));
+            }
+        });
+        eventually(Duration::from_secs(5), || node.links().is_empty());
+        assert_eq!(node.links(), Vec::<String>::new(), "round {round}");
+    }
+    node.stop_agent();
+    assert_eq!(node.allocated(), 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn an_add_repeated_gives_the_same_address_and_a_del_may_be_repeated() {
+    let mut node = TestNode::start(&[]);
+    let pod = node.pod();
+    let first = node.add(&pod).addresses();
+    assert_eq!(node.add(&pod).addresses(), first);
+    for _ in 0..3 {
+        assert_eq!(node.del(&pod).status, 0);
+    }
+    eventually(PATIENCE, || node.links().is_empty());
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn pods_come_and_go_without_an_agent() {
+    let mut node = TestNode::without_agent(&[]);
+    let pods: Vec<_> = (0..8).map(|_| node.pod()).collect();
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = pods.iter().map(|pod| scope.spawn(|| node.add(pod))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let addresses: BTreeSet<String> = answers.iter().flat_map(|answer| answer.addresses()).collect();
+    assert_eq!(addresses.len(), 2 * pods.len());
+    assert_eq!(node.status().code(), 50);
+    for pod in &pods {
+        assert_eq!(node.del(pod).status, 0);
+    }
+    assert_eq!(node.links(), Vec::<String>::new());
+    assert_eq!(node.allocated(), 0);
+}
