@@ -2,6 +2,7 @@
 //! by `plan`.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 
 use russet_addr::{Family, IpNet, Mac, NodeName, host_net};
@@ -93,6 +94,17 @@ impl Hop {
     /// Whether the route is gone once the tunnel device is.
     pub(crate) const fn uses_device(self) -> bool {
         matches!(self, Hop::Tunnel(_) | Hop::Connected)
+    }
+}
+
+impl fmt::Display for Hop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Hop::Tunnel(gateway) => write!(f, "through the tunnel by {gateway}"),
+            Hop::Connected => f.write_str("on the tunnel device"),
+            Hop::Underlay { gateway, .. } => write!(f, "via {gateway}"),
+            Hop::Blackhole => f.write_str("into the blackhole"),
+        }
     }
 }
 

@@ -7,7 +7,8 @@ use std::net::IpAddr;
 use russet_addr::{BlockCidr, Family, IpNet, Mac, NodeName};
 use russet_model::AffinityState;
 
-/// Everything that `desired` looks at.
+/// Everything that `desired` looks at. It must be complete: what is not in here is taken out of the kernel, so nobody may run
+/// the overlay before the store's first full answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inputs {
     /// Our own name.

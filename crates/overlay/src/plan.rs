@@ -2,6 +2,7 @@
 //! Pure; `apply` carries it out.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 
 use russet_addr::{Family, IpNet, Mac};
@@ -10,7 +11,7 @@ use russet_netlink::{FdbEntry, Neighbour, Route};
 use crate::desired::{Desired, Hop};
 use crate::observe::{FoundDevice, Observed, ROUTE_PROTOCOL};
 use crate::refusal::{Reason, Refusal, Subject};
-use crate::vxlan::{Device, PORT, VNI};
+use crate::vxlan::{Device, PORT, VNI, device_name};
 
 /// The differences, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -127,6 +128,32 @@ impl Plan {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.batches.is_empty()
+    }
+}
+
+// === impl Op ===
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dev = device_name;
+        match self {
+            Op::DeleteDevice(family, _) => write!(f, "delete device {}", dev(*family)),
+            Op::CreateDevice(family, device) => {
+                write!(f, "create device {} mac {}", dev(*family), device.mac)
+            }
+            Op::MarkDevice(family) => write!(f, "mark device {} as ours", dev(*family)),
+            Op::SetMtu(family, mtu) => write!(f, "set mtu of device {} to {mtu}", dev(*family)),
+            Op::RaiseDevice(family) => write!(f, "set device {} up", dev(*family)),
+            Op::AddAddress(family, net) => write!(f, "add address {net} to device {}", dev(*family)),
+            Op::DeleteAddress(family, net) => write!(f, "delete address {net} from device {}", dev(*family)),
+            Op::PutNeighbour(address, mac) => write!(f, "put neighbour {address} at {mac}"),
+            Op::DeleteNeighbour(neighbour) => write!(f, "delete neighbour {}", neighbour.address),
+            Op::PutFdb(_, mac, dst) => write!(f, "put forwarding entry {mac} to {dst}"),
+            Op::DeleteFdb(entry) => write!(f, "delete forwarding entry {}", entry.mac),
+            Op::AddRoute(dst, hop) => write!(f, "add route {dst} {hop}"),
+            Op::ReplaceRoute(dst, hop) => write!(f, "replace route {dst} {hop}"),
+            Op::DeleteRoute(route) => write!(f, "delete route {}", route.dst),
+        }
     }
 }
 

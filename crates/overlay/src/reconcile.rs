@@ -59,16 +59,26 @@ impl Reconciler {
         run.finish()
     }
 
+    /// Takes everything out that is the overlay's; forwarding stays on, which others may need.
+    pub fn withdraw(&mut self) -> Report {
+        let mut run = self.begin(Desired::default(), 0);
+        while run.step() {}
+        run.finish()
+    }
+
     /// Reads the kernel and plans; changes nothing yet.
     pub fn start(&mut self, inputs: &Inputs) -> Run<'_> {
-        let mut desired = desired(inputs);
+        self.begin(desired(inputs), inputs.underlay.ifindex)
+    }
+
+    fn begin(&mut self, mut desired: Desired, underlay: u32) -> Run<'_> {
         let mut report = Report { refusals: std::mem::take(&mut desired.refusals), ..Report::default() };
         let mut steps = VecDeque::new();
         let executor = match observe(&mut self.route) {
             Ok(observed) => {
                 let plan = plan(&desired, &observed);
                 report.refusals.extend(plan.refusals);
-                steps.extend(forwarding(&desired, inputs));
+                steps.extend(desired.forwarding.iter().map(|family| Step::Forwarding(*family, underlay)));
                 steps.extend(self.nat(&desired, &mut report));
                 steps.extend(plan.batches.into_iter().map(Step::Ops));
                 Executor::new(&observed)
@@ -116,20 +126,24 @@ impl Run<'_> {
         true
     }
 
-    /// How many pieces are left.
-    pub fn remaining(&self) -> usize {
-        self.steps.len()
+    /// What is left to do, in words: the drift, as long as no step was taken. Sysctls that may be right already are left
+    /// out.
+    pub fn pending(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for step in &self.steps {
+            match step {
+                Step::Forwarding(..) => {}
+                Step::Nat(_) => lines.push("replace the overlay's part of table inet russet".to_owned()),
+                Step::Ops(ops) => lines.extend(ops.iter().map(Op::to_string)),
+            }
+        }
+        lines
     }
 
     /// What came of it.
     pub fn finish(self) -> Report {
         self.report
     }
-}
-
-fn forwarding(desired: &Desired, inputs: &Inputs) -> impl Iterator<Item = Step> {
-    let underlay = inputs.underlay.ifindex;
-    desired.forwarding.iter().map(move |family| Step::Forwarding(*family, underlay))
 }
 
 fn forward(socket: &mut Socket, family: Family, underlay: u32, report: &mut Report) {

@@ -89,6 +89,28 @@ impl Node {
         let Node { ns, reconciler, inputs } = self;
         ns.with(|| reconciler.reconcile(inputs)).unwrap()
     }
+
+    /// What a run would do.
+    pub fn drift(&mut self) -> Vec<String> {
+        let Node { ns, reconciler, inputs } = self;
+        ns.with(|| reconciler.start(inputs).pending()).unwrap()
+    }
+
+    /// A run that ends after some steps.
+    pub fn break_off_after(&mut self, steps: usize) {
+        let Node { ns, reconciler, inputs } = self;
+        ns.with(|| {
+            let mut run = reconciler.start(inputs);
+            (0..steps).for_each(|_| assert!(run.step()));
+        })
+        .unwrap();
+    }
+
+    /// Everything out.
+    pub fn withdraw(&mut self) -> Report {
+        let Node { ns, reconciler, .. } = self;
+        ns.with(|| reconciler.withdraw()).unwrap()
+    }
 }
 
 /// Every node's pod reaches every other node's, in both families.

@@ -279,6 +279,51 @@ fn a_node_that_forwards_keeps_listening_to_its_router() {
 }
 
 #[test]
+#[ignore = "kernel: network namespaces, vxlan, nf_tables, root; tool: ip, ping"]
+fn a_run_that_broke_off_anywhere_is_finished_by_the_next() {
+    with_nodes(Encapsulation::Vxlan, |nodes| {
+        nodes[1].reconcile();
+        nodes[2].reconcile();
+        for steps in 0..6 {
+            nodes[0].break_off_after(steps);
+            nodes[0].reconcile();
+            assert!(nodes[0].reconcile().is_quiet(), "after {steps} steps");
+            assert_reachable();
+            nodes[0].withdraw();
+        }
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, vxlan, nf_tables, root; tool: ip, nft"]
+fn drift_is_told_and_withdrawal_leaves_nothing() {
+    with_nodes(Encapsulation::Vxlan, |nodes| {
+        let look = || {
+            sh("ip -n n1 link")
+                + &sh("ip -n n1 route show proto 114")
+                + &sh("ip -n n1 -6 route show proto 114")
+        };
+        let before = look();
+        nodes[0].reconcile();
+        assert_eq!(nodes[0].drift(), [""; 0]);
+        sh("ip -n n1 route del 10.1.2.0/26");
+        sh("ip -n n1 link set vxlan-v6.calico mtu 1300");
+        assert_eq!(
+            nodes[0].drift(),
+            [
+                "set mtu of device vxlan-v6.calico to 1430",
+                "add route 10.1.2.0/26 through the tunnel by 10.1.2.1"
+            ]
+        );
+        let report = nodes[0].withdraw();
+        assert_eq!(report.failed, 0, "{:?}", report.errors);
+        assert_eq!(look(), before);
+        assert!(!sh("ip netns exec n1 nft list ruleset").contains("overlay"));
+        assert!(nodes[0].withdraw().is_quiet());
+    });
+}
+
+#[test]
 #[ignore = "kernel: network namespaces, vxlan, root"]
 fn five_thousand_peers_are_programmed_and_one_more_costs_one_more() {
     with_nodes(Encapsulation::Vxlan, |nodes| {
