@@ -4,6 +4,7 @@
 
 mod chain;
 mod execution;
+mod reference;
 mod upkeep;
 
 use std::fs;
