@@ -36,7 +36,9 @@ pub struct Desired {
 /// Where a route leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hop {
-    /// Through its family's tunnel device, by this tunnel address.
+    /// Through its family's tunnel device, by this tunnel address. The IPv4 kernel compares a new next hop with all others of
+    /// its device (its hash knows the device only): 5,000 such routes take 0.2 s once, 10,000 take 1.6 s (6.18). Next
+    /// hop objects would avoid that, and are what to reach for beyond that size.
     Tunnel(IpAddr),
     /// To the tunnel device itself: the destination is an endpoint.
     Connected,

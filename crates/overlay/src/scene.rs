@@ -1,7 +1,7 @@
 //! The inputs after vetting: usable pools, settled claims, our own addresses. Built once per run by `desired`, read by
 //! the backends. Whatever does not pass is reported and goes no further.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use russet_addr::{Family, IpNet, NodeName};
@@ -19,7 +19,7 @@ pub(crate) struct Scene<'a> {
     /// Blocks by prefix, each with the one node that has it.
     pub(crate) blocks: PrefixMap<&'a NodeName>,
     /// Every node's own address that passed.
-    underlays: BTreeMap<(&'a NodeName, Family), IpNet>,
+    underlays: HashMap<(&'a NodeName, Family), IpNet>,
     /// What no claim may cover.
     guarded: Guarded,
     pub(crate) refusals: Vec<Refusal>,
@@ -34,7 +34,7 @@ impl<'a> Scene<'a> {
             inputs,
             pools: PrefixMap::default(),
             blocks: PrefixMap::default(),
-            underlays: BTreeMap::new(),
+            underlays: HashMap::new(),
             guarded: Guarded::default(),
             refusals: Vec::new(),
         };

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use russet_addr::{Family, IpNet, Mac, NodeName, host_net};
 
 use crate::desired::{Desired, Hop};
-use crate::inputs::Inputs;
+use crate::inputs::{Addresses, Inputs};
 use crate::mac::tunnel_mac;
 use crate::refusal::{Reason, Subject};
 use crate::scene::Scene;
@@ -43,6 +43,7 @@ pub(crate) struct Endpoint {
 /// One family's tunnel: our device and the endpoints behind it.
 pub(crate) struct Vxlan<'a> {
     pub(crate) device: Device,
+    /// By node; looked up once per block.
     endpoints: BTreeMap<&'a NodeName, Endpoint>,
 }
 
@@ -156,10 +157,10 @@ fn endpoints<'a>(scene: &mut Scene<'a>, family: Family, own: &Device) -> BTreeMa
     let mut tunnels = BTreeMap::from([(own.address.addr(), &inputs.node)]);
     let mut macs = BTreeMap::from([(own.mac, &inputs.node)]);
     let mut found = BTreeMap::new();
-    let mut names: Vec<&NodeName> = inputs.nodes.keys().filter(|name| **name != inputs.node).collect();
-    names.sort_by_key(|name| inputs.nodes[*name].of(family).mac.is_some());
-    for name in names {
-        let Some(end) = endpoint(scene, family, name) else { continue };
+    let others = || inputs.nodes.iter().filter(|(name, _)| **name != inputs.node);
+    let computed = others().filter(|(_, node)| node.of(family).mac.is_none());
+    for (name, node) in computed.chain(others().filter(|(_, node)| node.of(family).mac.is_some())) {
+        let Some(end) = endpoint(scene, family, name, node.of(family)) else { continue };
         let owner = tunnels.get(&end.tunnel).map(|owner| (Subject::Tunnel(end.tunnel), *owner));
         if let Some((subject, owner)) =
             owner.or(macs.get(&end.mac).map(|owner| (Subject::Mac(end.mac), *owner)))
@@ -176,8 +177,7 @@ fn endpoints<'a>(scene: &mut Scene<'a>, family: Family, own: &Device) -> BTreeMa
 
 /// What `node` says of itself, if it is complete and sound. A node that says less is not reported here: it has no
 /// tunnel (yet), and each of its blocks that would need one is.
-fn endpoint(scene: &mut Scene<'_>, family: Family, node: &NodeName) -> Option<Endpoint> {
-    let said = scene.inputs.nodes.get(node)?.of(family);
+fn endpoint(scene: &mut Scene<'_>, family: Family, node: &NodeName, said: &Addresses) -> Option<Endpoint> {
     let tunnel = said.tunnel?;
     let underlay = scene.underlay(node, family)?.addr();
     if let Err(reason) = check_tunnel(scene, family, tunnel) {
