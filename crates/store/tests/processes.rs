@@ -50,10 +50,26 @@ impl Role {
             .find_map(|line| line.split_once(word).map(|(_, rest)| rest.trim().to_owned()))
     }
 
+    /// Stops the process and returns when none of its threads runs any more: the signal alone does not wait for that.
+    fn stop(&self) {
+        self.signal("-STOP");
+        let begun = Instant::now();
+        while !self.threads_are_stopped() {
+            assert!(begun.elapsed() < PATIENCE, "the child does not stop");
+            std::thread::yield_now();
+        }
+    }
+
+    fn threads_are_stopped(&self) -> bool {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        tasks
+            .map(|task| std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap())
+            .all(|stat| stat.contains(") T "))
+    }
+
     fn signal(&self, signal: &str) {
-        assert!(
-            Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap().success()
-        );
+        let status = Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success());
     }
 }
 
@@ -181,13 +197,13 @@ async fn calls_to_a_stopped_owner_time_out_and_work_again_by_themselves() {
     let directory = tempfile::tempdir().unwrap();
     let mut owner = Role::start("owner", directory.path());
     owner.said("serving").unwrap();
-    let deadline = Duration::from_millis(300);
+    let deadline = Duration::from_secs(1);
     let remote = Remote::connect_with(directory.path().join("store.sock"), deadline);
     remote.commit(vec![Step::create(key(1), "before")]).await.unwrap();
     let mut watch = remote.watch(&Prefix::handles()).await.unwrap();
     assert!(matches!(watch.next().await.unwrap(), Event::Snapshot(snapshot) if snapshot.records.len() == 1));
 
-    owner.signal("-STOP");
+    owner.stop();
     let begun = Instant::now();
     assert!(matches!(remote.get(&key(1)).await, Err(StoreError::Unavailable { .. })));
     let error = remote.commit(vec![Step::create(key(2), "while stopped")]).await.unwrap_err();

@@ -4,7 +4,7 @@ use super::owner::Owner;
 use super::*;
 use crate::{Embedded, Event};
 
-const SHORT: Duration = Duration::from_millis(200);
+const SHORT: Duration = Duration::from_secs(1);
 
 fn key(n: usize) -> Key {
     Key::from_stored(format!("/calico/ipam/v2/handle/h-{n:05}"))
@@ -23,7 +23,7 @@ async fn with_no_owner_every_call_is_unavailable_within_its_deadline() {
     let error = remote.commit(vec![Step::create(key(1), "x")]).await.unwrap_err();
     assert!(matches!(error.error, StoreError::Unavailable { .. }), "{error}");
     assert!(matches!(remote.watch(&Prefix::handles()).await, Err(StoreError::Unavailable { .. })));
-    assert!(begun.elapsed() < SHORT * 10);
+    assert!(begun.elapsed() < SHORT * 10, "three calls, with room for a busy machine");
 }
 
 #[tokio::test]
