@@ -40,7 +40,7 @@ impl Allocator {
             if first.is_none() {
                 self.refuse_overlap(cidr, address).await?;
                 if let Claimed::Ours(block) = self.claim(node, cidr).await? {
-                    first = Some(block);
+                    first = Some(*block);
                 }
             }
             if self.take(cidr, first, &owner, change).await?.is_some() {

@@ -87,9 +87,9 @@ impl Allocator {
         self.drop_strays(request, &all_pools, asker.node_labels, &others).await;
         let mut run =
             FamilyRun { request, owner, family, config, reserved, pools, wanted, taken: Vec::new() };
-        let owned = self.from_own_blocks(&mut run, own, touched).await?;
+        let owned = self.use_own_blocks(&mut run, own, touched).await?;
         if run.missing() > 0 {
-            self.from_new_blocks(&mut run, owned, touched).await?;
+            self.use_new_blocks(&mut run, owned, touched).await?;
         }
         if run.missing() > 0 && !run.config.strict_affinity {
             self.borrow(&mut run, touched).await?;
@@ -98,7 +98,7 @@ impl Allocator {
     }
 
     /// Answers with how many blocks of the chosen pools the node has.
-    async fn from_own_blocks(
+    async fn use_own_blocks(
         &self,
         run: &mut FamilyRun<'_>,
         own: Vec<(BlockCidr, Stored<Affinity>)>,
@@ -113,7 +113,7 @@ impl Allocator {
                 continue;
             }
             match self.affine_block(&run.request.node, cidr, affinity).await {
-                Ok(Claimed::Ours(block)) => self.take_own(run, cidr, Some(block), touched).await?,
+                Ok(Claimed::Ours(block)) => self.take_own(run, cidr, Some(*block), touched).await?,
                 Ok(Claimed::Foreign) => owned -= 1,
                 Err(error @ (IpamError::Corrupt { .. } | IpamError::Contended { .. })) => {
                     tracing::warn!(block = %cidr, %error, "own block passed over");
@@ -124,7 +124,7 @@ impl Allocator {
         Ok(owned)
     }
 
-    async fn from_new_blocks(
+    async fn use_new_blocks(
         &self,
         run: &mut FamilyRun<'_>,
         mut owned: u64,
@@ -151,7 +151,7 @@ impl Allocator {
             let Some(cidr) = cidr else { break };
             if let Claimed::Ours(block) = self.claim(node, cidr).await? {
                 owned += 1;
-                self.take_own(run, cidr, Some(block), touched).await?;
+                self.take_own(run, cidr, Some(*block), touched).await?;
             }
         }
         Ok(())

@@ -13,7 +13,7 @@ use crate::{IpamError, block_ops};
 /// How an attempt to get a block for a node ended.
 pub(super) enum Claimed {
     /// The block is the node's.
-    Ours(Stored<Block>),
+    Ours(Box<Stored<Block>>),
     /// It serves somebody else; our affinity to it is gone.
     Foreign,
 }
@@ -48,7 +48,7 @@ impl Allocator {
     ) -> Result<Claimed, IpamError> {
         match self.block(cidr).await? {
             Some(block) if block.value.serves(node) && listed.value.state == AffinityState::Confirmed => {
-                Ok(Claimed::Ours(block))
+                Ok(Claimed::Ours(Box::new(block)))
             }
             _ => self.claim(node, cidr).await,
         }
@@ -66,7 +66,9 @@ impl Allocator {
         if self.store.claims().atomic {
             let confirmed = write_affinity(node, cidr, affinity.as_ref(), AffinityState::Confirmed);
             let revisions = self.try_commit("claim", vec![confirmed, create]).await?;
-            return Ok(last(revisions).map(|revision| Claimed::Ours(Stored { value: block, revision })));
+            return Ok(
+                last(revisions).map(|revision| Claimed::Ours(Box::new(Stored { value: block, revision })))
+            );
         }
         let pending = write_affinity(node, cidr, affinity.as_ref(), AffinityState::Pending);
         let Some(revision) = last(self.try_commit("claim", vec![pending]).await?) else { return Ok(None) };
@@ -75,7 +77,7 @@ impl Allocator {
         let confirmed =
             write_affinity(node, cidr, Some(&Stored { value: before, revision }), AffinityState::Confirmed);
         match last(self.try_commit("claim", vec![confirmed]).await?) {
-            Some(_) => Ok(Some(Claimed::Ours(Stored { value: block, revision: created }))),
+            Some(_) => Ok(Some(Claimed::Ours(Box::new(Stored { value: block, revision: created })))),
             None => Ok(None),
         }
     }
@@ -89,7 +91,7 @@ impl Allocator {
         affinity: Option<Stored<Affinity>>,
     ) -> Result<Option<Claimed>, IpamError> {
         if affinity.as_ref().is_some_and(|stored| stored.value.state == AffinityState::Confirmed) {
-            return Ok(Some(Claimed::Ours(block)));
+            return Ok(Some(Claimed::Ours(Box::new(block))));
         }
         let cidr = block.value.cidr;
         let mut touched = block.value;
@@ -112,7 +114,7 @@ impl Allocator {
             let confirmed = write(Some(&before), AffinityState::Confirmed);
             last(self.try_commit("confirm", vec![confirmed]).await?).map(|_| revision)
         };
-        Ok(revision.map(|revision| Claimed::Ours(Stored { value: touched, revision })))
+        Ok(revision.map(|revision| Claimed::Ours(Box::new(Stored { value: touched, revision }))))
     }
 
     /// The block serves somebody else: our affinity goes, the block stays as it is.

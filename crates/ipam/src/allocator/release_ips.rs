@@ -1,6 +1,7 @@
 //! ReleaseIPs: addresses by themselves, each optionally guarded by its handle and its sequence number (calico-ipam.md section 3.8).
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::IpAddr;
 
 use russet_addr::{BlockCidr, Family, IpNet};
@@ -59,17 +60,18 @@ impl Allocator {
         {
             return Ok(Some(cidr));
         }
-        let family = Family::of(address);
-        if !blocks.contains_key(&family) {
-            let records = self.records(&Prefix::blocks(Some(family))).await?;
-            let cidrs = records.iter().filter_map(|record| match record.key.kind() {
-                KeyKind::Block(cidr) => Some(cidr),
-                _ => None,
-            });
-            blocks.insert(family, cidrs.collect());
-        }
-        let holding = blocks.get(&family).into_iter().flatten().find(|cidr| cidr.net().contains(&host));
-        Ok(holding.copied())
+        let listed = match blocks.entry(Family::of(address)) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let records = self.records(&Prefix::blocks(Some(*entry.key()))).await?;
+                let cidrs = records.iter().filter_map(|record| match record.key.kind() {
+                    KeyKind::Block(cidr) => Some(cidr),
+                    _ => None,
+                });
+                entry.insert(cidrs.collect())
+            }
+        };
+        Ok(listed.iter().find(|cidr| cidr.net().contains(&host)).copied())
     }
 
     async fn store_has(&self, cidr: BlockCidr) -> Result<bool, IpamError> {
