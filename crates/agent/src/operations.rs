@@ -67,11 +67,15 @@ impl Operations {
         };
         let container = target.map_or("", |target| target.container_id.as_str());
         let ifname = target.map_or("", |target| target.ifname.as_str());
+        let verb = verb_of(&request.env.vars);
         match &done {
-            Ok(_) => tracing::debug!(verb = verb_of(&request.env.vars), container, ifname, "request done"),
+            Ok(_) => tracing::debug!(verb, container, ifname, "request done"),
+            // Asked every few seconds by every runtime; readiness logs its changes itself.
+            Err(error) if matches!(request.env.call, Call::Status) => {
+                tracing::debug!(verb, %error, "not ready")
+            }
             Err(error) => {
-                let (verb, code) = (verb_of(&request.env.vars), error.code);
-                tracing::warn!(verb, container, ifname, code, error = %error, "request failed");
+                tracing::warn!(verb, container, ifname, code = error.code, %error, "request failed");
             }
         }
         done.into()

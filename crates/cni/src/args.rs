@@ -35,6 +35,11 @@ impl CniArgs {
         if text.is_empty() {
             return Ok(args);
         }
+        // They would reach logs, records and file names; no runtime has a reason to send them.
+        if text.chars().any(char::is_control) {
+            let details = "control characters are not allowed";
+            return Err(CniError::environment(format!("CNI_ARGS {text:?} cannot be used"), details));
+        }
         for pair in text.split(';') {
             let mut parts = pair.split('=');
             let (Some(key), Some(value), None) = (parts.next(), parts.next(), parts.next()) else {

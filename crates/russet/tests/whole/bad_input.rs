@@ -46,12 +46,12 @@ fn hostile_requests_are_refused_with_a_reason() {
     let whole = config(json!({}));
     refused(env(), &whole[..whole.len() / 2], 6, &[]);
     let huge = config(json!({ "padding": "x".repeat(10 << 20) }));
-    refused(env(), &huge, 5, &["MiB"]);
+    refused(env(), &huge, 5, &["1048576"]);
     refused(with("CNI_ARGS", "K8S_POD_NAME=a\u{1b}[2Jb\n;IgnoreUnknown=1"), &whole, 4, &["CNI_ARGS"]);
-    refused(with("CNI_CONTAINERID", "../../etc"), &whole, 4, &["CNI_CONTAINERID"]);
+    refused(with("CNI_CONTAINERID", "../../etc"), &whole, 4, &["../../etc"]);
     refused(env(), &config(json!({ "name": "../x" })), 7, &["network name"]);
     refused(with("CNI_IFNAME", "a234567890123456"), &whole, 4, &["15"]);
-    refused(with("CNI_IFNAME", "../eth0"), &whole, 4, &["CNI_IFNAME"]);
+    refused(with("CNI_IFNAME", "../eth0"), &whole, 4, &["../eth0"]);
     refused(with("CNI_NETNS", "/run/netns/rstest-no-such"), &whole, 4, &["CNI_NETNS"]);
     refused(with("CNI_NETNS", "/etc/passwd"), &whole, 4, &["CNI_NETNS"]);
     refused(with("CNI_NETNS", "/proc/self/ns/mnt"), &whole, 4, &["CNI_NETNS"]);
@@ -140,18 +140,17 @@ fn a_full_disk_is_an_error_that_passes_when_there_is_room() {
     let pod = node.pod();
     let filler = state.join("filler");
     crate::host::fill_disk(&filler);
-    let mut refused = 0;
-    // The store may have room left inside its file for a few commits.
-    for _ in 0..200 {
-        let other = node.pod();
-        let answer = node.add(&other);
-        if answer.status != 0 {
-            assert_eq!(answer.code(), 104, "{answer:?}");
-            refused += 1;
-            break;
+    // The store's file has room inside; records of shrinking size take it all.
+    for bytes in [64 << 10, 16 << 10, 4 << 10, 1 << 10, 64] {
+        let value = format!("\"{}\"", "x".repeat(bytes));
+        let mut number = 0;
+        while node.try_store_put(&format!("/filler/{bytes}/{number}"), &value) {
+            number += 1;
+            assert!(number < 1000, "the disk never was full");
         }
     }
-    assert!(refused > 0, "the disk never was full");
+    let answer = node.add(&pod);
+    assert_eq!(answer.code(), 104, "{answer:?}");
     std::fs::remove_file(&filler).unwrap();
     assert_eq!(node.add(&pod).addresses().len(), 2);
 }

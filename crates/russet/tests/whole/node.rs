@@ -68,10 +68,6 @@ impl TestNode {
         self.root.path()
     }
 
-    pub fn netns(&self) -> &NetNs {
-        &self.netns
-    }
-
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.root().join("agent.log")).unwrap_or_default()
     }
@@ -188,16 +184,14 @@ impl TestNode {
         names.filter(|name| name != "lo" && !name.starts_with("vxlan")).collect()
     }
 
-    /// Runs a program in the node's namespace.
-    pub fn ip(&self, args: &[&str]) -> Output {
-        self.netns.with(|| Command::new("ip").args(args).output().unwrap()).unwrap()
+    /// Runs `russet store ...` on this node's store. The agent must be stopped, or serve it.
+    fn run_store(&self, verb: &str, args: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.args(["store", verb, "--root"]).arg(self.root()).args(args).output().unwrap()
     }
 
-    /// Runs `russet store ...` on this node's store. The agent must be stopped, or serve it.
     fn store(&self, verb: &str, args: &[&str]) -> String {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
-        command.args(["store", verb, "--root"]).arg(self.root()).args(args);
-        let output = command.output().unwrap();
+        let output = self.run_store(verb, args);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     }
@@ -205,6 +199,11 @@ impl TestNode {
     /// Writes a record, whatever is there.
     pub fn store_put(&self, key: &str, value: &str) {
         self.store("put", &[key, value]);
+    }
+
+    /// The same, when it may be refused.
+    pub fn try_store_put(&self, key: &str, value: &str) -> bool {
+        self.run_store("put", &[key, value]).status.success()
     }
 
     /// The records under a prefix, as JSON.
@@ -250,10 +249,6 @@ impl Drop for TestNode {
 impl TestPod {
     pub fn path(&self) -> PathBuf {
         Path::new("/run/netns").join(&self.netns_name)
-    }
-
-    pub fn netns(&self) -> NetNs {
-        NetNs::open(self.path()).unwrap()
     }
 }
 
