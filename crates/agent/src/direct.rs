@@ -33,7 +33,7 @@ pub async fn direct(config: &Config, request: &Request) -> Result<Option<CniResu
     let opened = stores::open(config)
         .await
         .map_err(|error| CniError::try_again_later("the store cannot be opened", error))?;
-    let readiness = Readiness::new();
+    let readiness = Readiness::pending();
     for condition in [Condition::Store, Condition::Node, Condition::Programmed] {
         readiness.met(condition);
     }

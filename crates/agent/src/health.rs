@@ -46,7 +46,7 @@ impl Condition {
 
 impl Readiness {
     /// Nothing is ready yet.
-    pub fn new() -> Self {
+    pub fn pending() -> Self {
         let pending = |condition| (condition, Some("not yet".to_owned()));
         Self { reasons: Arc::new(Mutex::new(Condition::ALL.map(pending).into())) }
     }
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn ready_only_when_every_condition_is_met() {
-        let readiness = Readiness::new();
+        let readiness = Readiness::pending();
         assert_eq!(readiness.reason().unwrap(), "store: not yet");
         for condition in Condition::ALL {
             assert!(readiness.met(condition));

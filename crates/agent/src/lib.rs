@@ -79,7 +79,7 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
     forward_packets()?;
     let store = stores::open_and_serve(&config).await?;
     let (metrics, registry) = Metrics::new();
-    let readiness = Readiness::new();
+    let readiness = Readiness::pending();
     let doomed = Rc::new(Notify::new());
     let node = node(&config, Rc::clone(&store.store), teardown(&config, &doomed), &readiness);
     let reconciler = Arc::new(Mutex::new(Reconciler::new()?));

@@ -79,7 +79,7 @@ fn usable(addresses: Vec<Address>, index: u32) -> Vec<IpNet> {
     let on_link =
         addresses.into_iter().filter(|address| address.ifindex == index && address.scope == Scope::Universe);
     let mut nets: Vec<IpNet> = on_link.map(|address| address.net).collect();
-    nets.sort_by_key(|net| Family::of_net(net));
+    nets.sort_by_key(Family::of_net);
     nets
 }
 

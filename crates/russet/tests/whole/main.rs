@@ -1,5 +1,7 @@
 //! Whole-program tests: real executables in real namespaces, one topology a file.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends where it stands")]
+
 mod bad_input;
 mod demo;
 mod host;

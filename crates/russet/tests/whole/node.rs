@@ -36,6 +36,8 @@ pub struct TestPod {
 pub struct Answer {
     pub status: i32,
     pub stdout: String,
+    /// Only ever printed, with the rest, when an assertion fails.
+    #[expect(dead_code, reason = "read through Debug")]
     pub stderr: String,
 }
 
@@ -98,13 +100,6 @@ impl TestNode {
     /// The agent's process.
     pub fn agent_pid(&self) -> u32 {
         self.agent.as_ref().unwrap().id()
-    }
-
-    pub fn kill_agent(&mut self) {
-        if let Some(mut agent) = self.agent.take() {
-            agent.kill().unwrap();
-            agent.wait().unwrap();
-        }
     }
 
     /// Asks the agent to stop, and waits until it has.
