@@ -7,6 +7,7 @@
 //! Called by the CNI plugins (in the agent, or alone under the store's lock), by the agent's start and clean-up, and by `russet ipam`.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use russet_addr::{BlockCidr, Family, NodeName};
 use russet_model::{
@@ -22,9 +23,11 @@ mod affinity;
 mod assign_ip;
 mod auto;
 mod borrow;
+mod cache;
 mod claim;
 mod cleanup;
 mod existing;
+mod fast;
 mod handles;
 mod pool;
 mod release;
@@ -38,11 +41,12 @@ pub use pool::DefaultPool;
 /// How often a contended record is tried before giving up; peers use the same number.
 pub(crate) const TRIES_MAX: u32 = 100;
 
-/// Gives and takes back addresses. Cheap to make; holds nothing but its store.
+/// Gives and takes back addresses. Cheap to make; what it remembers is never trusted without a guard.
 pub struct Allocator {
     store: Rc<dyn Store>,
     clock: Rc<dyn Clock>,
     backoff: Rc<dyn Backoff>,
+    cache: cache::Cache,
 }
 
 /// A record and the revision that guards it.
@@ -67,13 +71,25 @@ pub(crate) enum Failure {
 impl Allocator {
     /// An allocator that tries contended records again at once.
     pub fn new(store: Rc<dyn Store>, clock: Rc<dyn Clock>) -> Self {
-        Self { store, clock, backoff: Rc::new(NoBackoff) }
+        Self { store, clock, backoff: Rc::new(NoBackoff), cache: cache::Cache::default() }
     }
 
     /// The same, waiting between attempts.
     #[must_use]
     pub fn with_backoff(self, backoff: Rc<dyn Backoff>) -> Self {
         Self { backoff, ..self }
+    }
+
+    /// The same, remembering: for the agent, whose ADDs then cost one commit and no read. What pools, reservations, settings and labels say is
+    /// believed for `max_age`; [`forget`](Self::forget) ends that at once.
+    #[must_use]
+    pub fn with_cache(self, max_age: Duration) -> Self {
+        Self { cache: cache::Cache::new(max_age), ..self }
+    }
+
+    /// Forgets what was remembered; for an agent that sees a pool, a reservation, the settings or its node change.
+    pub fn forget(&self) {
+        self.cache.clear();
     }
 
     /// The cluster's settings, or what holds where nobody stored any.

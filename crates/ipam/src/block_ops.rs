@@ -33,6 +33,8 @@ pub struct Freed {
     pub freed: Vec<(usize, Option<String>)>,
     /// Addresses that were free already.
     pub unallocated: Vec<IpAddr>,
+    /// Nobody holds an address of the block any more.
+    pub emptied: bool,
 }
 
 /// A new block of `node`. Its sequence number is the time, so that a block created anew never repeats an old number.
@@ -221,6 +223,16 @@ fn compact(block: &mut Block) {
     });
     for slot in block.allocations.iter_mut().flatten() {
         *slot = moved[*slot];
+    }
+}
+
+// === impl Freed ===
+
+impl Freed {
+    /// Ordinals that one handle had.
+    pub fn of_handle(ordinals: Vec<usize>, handle: &HandleId) -> Self {
+        let freed = ordinals.into_iter().map(|ordinal| (ordinal, Some(handle.to_string()))).collect();
+        Self { freed, ..Self::default() }
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use russet_addr::{BlockCidr, Family, IpNet};
 use russet_model::{AddressUse, Affinity, Block, IpPool, IpamConfig};
 
+use super::cache::Asked;
 use super::claim::Claimed;
 use super::existing::with_block_prefix;
 use super::take::Owner;
@@ -27,6 +28,8 @@ pub(super) struct FamilyRun<'a> {
     pub(super) pools: Vec<IpPool>,
     wanted: usize,
     taken: Vec<IpNet>,
+    /// Blocks that turned out to be the node's.
+    own: Vec<BlockCidr>,
 }
 
 /// Blocks that a call wrote to, so that a failure can give everything back.
@@ -38,9 +41,12 @@ impl Allocator {
     /// Gives the request's addresses: those that its handle and interface hold already, and new ones for the rest. All or nothing over both families.
     pub async fn auto_assign(&self, request: &Request) -> Result<Assigned, IpamError> {
         check(request)?;
+        let owner = Owner { handle: request.handle.clone(), attribute: self.owner(request) };
+        if let Some(addresses) = self.assign_fast(request, &owner).await {
+            return Ok(Assigned { addresses, existing: false });
+        }
         let existing = self.existing(request).await?;
         let mut addresses = existing.clone();
-        let owner = Owner { handle: request.handle.clone(), attribute: self.owner(request) };
         let mut touched = Touched::new();
         for family in Family::BOTH {
             let held = existing.iter().filter(|net| Family::of_net(net) == family).count();
@@ -85,8 +91,17 @@ impl Allocator {
             .into_iter()
             .partition(|(block, _)| pools.iter().any(|pool| pool.spec.cidr.contains(&block.net())));
         self.drop_strays(request, &all_pools, asker.node_labels, &others).await;
-        let mut run =
-            FamilyRun { request, owner, family, config, reserved, pools, wanted, taken: Vec::new() };
+        let mut run = FamilyRun {
+            request,
+            owner,
+            family,
+            config,
+            reserved,
+            pools,
+            wanted,
+            taken: Vec::new(),
+            own: Vec::new(),
+        };
         let owned = self.use_own_blocks(&mut run, own, touched).await?;
         if run.missing() > 0 {
             self.use_new_blocks(&mut run, owned, touched).await?;
@@ -94,7 +109,12 @@ impl Allocator {
         if run.missing() > 0 && !run.config.strict_affinity {
             self.borrow(&mut run, touched).await?;
         }
-        if run.missing() > 0 { Err(run.short()) } else { Ok(run.taken) }
+        if run.missing() > 0 {
+            return Err(run.short());
+        }
+        let asked = Asked::of(request, family);
+        self.cache.keep_plan(asked, run.own, run.reserved, self.clock.now());
+        Ok(run.taken)
     }
 
     /// Answers with how many blocks of the chosen pools the node has.
@@ -172,6 +192,7 @@ impl Allocator {
         touched: &mut Touched,
     ) -> Result<(), IpamError> {
         let node = run.request.node.clone();
+        run.own.push(cidr);
         self.take_some(run, cidr, block, touched, |block| block.serves(&node)).await
     }
 
@@ -206,11 +227,9 @@ impl Allocator {
         for cidr in touched {
             let change = |block: &mut Block| {
                 let ordinals = block_ops::release_attribute(block, &owner.attribute);
-                let handle = owner.handle.to_string();
-                let freed = ordinals.into_iter().map(|ordinal| (ordinal, Some(handle.clone()))).collect();
-                Ok(Freed { freed, unallocated: Vec::new() })
+                Ok(Freed::of_handle(ordinals, &owner.handle))
             };
-            if let Err(error) = self.free(*cidr, change).await {
+            if let Err(error) = self.free(*cidr, None, change).await {
                 tracing::warn!(handle = %owner.handle, block = %cidr, %error, "address of a failed request not given back");
             }
         }

@@ -1,6 +1,7 @@
 //! Giving addresses back: block first, then handle (calico-ipam.md section 3.9).
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use russet_addr::{BlockCidr, IfName};
 use russet_model::{Block, Handle, HandleId, Key};
@@ -40,64 +41,75 @@ impl Allocator {
         let mut released = Released::default();
         let mut failed = None;
         let Some(stored) = self.handle(handle).await? else { return Ok(released) };
-        for cidr in stored.value.blocks() {
-            let change = |block: &mut Block| {
-                let ordinals = block_ops::release_by_handle(block, handle, interface);
-                let name = handle.to_string();
-                let freed = ordinals.into_iter().map(|ordinal| (ordinal, Some(name.clone()))).collect();
-                Ok(Freed { freed, unallocated: Vec::new() })
-            };
-            let result = match self.free(cidr, change).await {
-                Ok(freed) if freed.freed.is_empty() => self.settle(handle, cidr).await,
-                Ok(freed) => {
-                    released
-                        .addresses
-                        .extend(freed.freed.iter().filter_map(|(ordinal, _)| cidr.address(*ordinal)));
-                    self.tidy_affinity(cidr).await;
-                    Ok(())
+        let blocks: Vec<BlockCidr> = stored.value.blocks().collect();
+        let mut known = Some(stored);
+        for cidr in blocks {
+            match self.release_in(handle, cidr, interface, known.take()).await {
+                Ok(addresses) => released.addresses.extend(addresses),
+                Err(error) => {
+                    tracing::warn!(%handle, block = %cidr, %error, "release failed");
+                    failed.get_or_insert(error);
                 }
-                Err(error) => Err(error),
-            };
-            if let Err(error) = result {
-                tracing::warn!(%handle, block = %cidr, %error, "release failed");
-                failed.get_or_insert(error);
             }
         }
         failed.map_or(Ok(released), Err)
     }
 
-    /// Writes a block as `change` leaves it, and lowers the handles of what it freed. `change` may run many times.
+    /// `known` is the handle if it was just read: after the first block it has changed.
+    async fn release_in(
+        &self,
+        handle: &HandleId,
+        cidr: BlockCidr,
+        interface: Option<&IfName>,
+        known: Option<Stored<Handle>>,
+    ) -> Result<Vec<IpAddr>, IpamError> {
+        let known = match known {
+            Some(known) => Some(known),
+            None => self.handle(handle).await?,
+        };
+        let known = known.as_ref().map(|known| (handle, known));
+        let change = |block: &mut Block| {
+            let ordinals = block_ops::release_by_handle(block, handle, interface);
+            Ok(Freed::of_handle(ordinals, handle))
+        };
+        let freed = self.free(cidr, known, change).await?;
+        if freed.freed.is_empty() {
+            self.settle(handle, cidr).await?;
+        } else if freed.emptied {
+            self.tidy_affinity(cidr).await;
+        }
+        Ok(freed.freed.iter().filter_map(|(ordinal, _)| cidr.address(*ordinal)).collect())
+    }
+
+    /// Writes a block as `change` leaves it, and lowers the handles of what it freed. `change` may run many times. `known` is a handle that was just read.
     pub(super) async fn free(
         &self,
         cidr: BlockCidr,
+        known: Option<(&HandleId, &Stored<Handle>)>,
         mut change: impl FnMut(&mut Block) -> Result<Freed, IpamError>,
     ) -> Result<Freed, IpamError> {
+        let _turn = if self.cache.is_on() { Some(self.cache.turn().await) } else { None };
+        if let Some(freed) = self.free_remembered(cidr, known, &mut change).await {
+            return Ok(freed);
+        }
         let key = Key::block(cidr);
         let mut doubt: Option<Doubt> = None;
         let mut tries = 0;
         loop {
             let current = self.block(cidr).await?;
-            if let Some(doubt) = doubt.take()
-                && doubt.happened(current.as_ref())
-            {
-                return Ok(doubt.freed);
+            if let Some(doubt) = doubt.as_ref().filter(|doubt| doubt.happened(current.as_ref())) {
+                return Ok(doubt.freed.clone());
             }
-            let Some(current) = current else {
-                // Nothing of a missing block is allocated.
-                return change(&mut block_ops::vacant(cidr));
-            };
+            // Nothing of a missing block is allocated.
+            let Some(current) = current else { return change(&mut block_ops::vacant(cidr)) };
             let mut block = current.value.clone();
-            let freed = change(&mut block)?;
+            let mut freed = change(&mut block)?;
             if freed.freed.is_empty() {
                 return Ok(freed);
             }
-            let holders = self.holders(&block, &freed).await?;
-            let step = if block.is_empty() && block.affinity.is_none() {
-                Step::delete(key.clone(), Some(current.revision))
-            } else {
-                Step::update(key.clone(), block.encode(), current.revision)
-            };
-            match self.write_freed(cidr, step, holders).await? {
+            freed.emptied = block.is_empty();
+            let known = known.filter(|_| tries == 0);
+            match self.write_freed(block, current.revision, &freed, known).await? {
                 None => return Ok(freed),
                 Some(Failure::Unknown(_)) => {
                     doubt = Some(Doubt { before: current.value, base: current.revision, freed });
@@ -108,8 +120,31 @@ impl Allocator {
         }
     }
 
+    /// One attempt with the block as it was last written. None says nothing: the block may have moved on. An unknown outcome cannot be told from a lost race
+    /// here, so guarded releases, which must tell, do not come this way: they name no handle that was read.
+    async fn free_remembered(
+        &self,
+        cidr: BlockCidr,
+        known: Option<(&HandleId, &Stored<Handle>)>,
+        change: &mut impl FnMut(&mut Block) -> Result<Freed, IpamError>,
+    ) -> Option<Freed> {
+        known?;
+        let Stored { value: mut block, revision } = self.cache.block(cidr)?;
+        let mut freed = change(&mut block).ok().filter(|freed| !freed.freed.is_empty())?;
+        freed.emptied = block.is_empty();
+        match self.write_freed(block, revision, &freed, known).await {
+            Ok(None) => Some(freed),
+            _ => None,
+        }
+    }
+
     /// The records of the handles that lose addresses, as far as they exist.
-    async fn holders(&self, block: &Block, freed: &Freed) -> Result<Vec<Holder>, IpamError> {
+    async fn holders(
+        &self,
+        block: &Block,
+        freed: &Freed,
+        known: Option<(&HandleId, &Stored<Handle>)>,
+    ) -> Result<Vec<Holder>, IpamError> {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for name in freed.freed.iter().filter_map(|(_, handle)| handle.as_deref()) {
             *counts.entry(name).or_default() += 1;
@@ -117,7 +152,11 @@ impl Allocator {
         let mut holders = Vec::new();
         for (name, freed) in counts {
             let Ok(id) = HandleId::new(name) else { continue };
-            if let Some(stored) = self.handle(&id).await? {
+            let stored = match known.filter(|(known, _)| **known == id) {
+                Some((_, stored)) => Some(stored.clone()),
+                None => self.handle(&id).await?,
+            };
+            if let Some(stored) = stored {
                 let left = block.ordinals_of(&id).count();
                 holders.push(Holder { id, stored, freed, left });
             }
@@ -125,22 +164,36 @@ impl Allocator {
         Ok(holders)
     }
 
-    /// Writes block and handles. None when it is done.
+    /// Writes a block, guarded by `revision`, and the handles of what was freed. None when it is done.
     async fn write_freed(
         &self,
-        cidr: BlockCidr,
-        block: Step,
-        holders: Vec<Holder>,
+        block: Block,
+        revision: Revision,
+        freed: &Freed,
+        known: Option<(&HandleId, &Stored<Handle>)>,
     ) -> Result<Option<Failure>, IpamError> {
+        let cidr = block.cidr;
+        let holders = self.holders(&block, freed, known).await?;
+        let gone = block.is_empty() && block.affinity.is_none();
+        let step = if gone {
+            Step::delete(Key::block(cidr), Some(revision))
+        } else {
+            Step::update(Key::block(cidr), block.encode(), revision)
+        };
         let fused = self.store.claims().atomic && holders.len() <= FUSED_MAX;
-        let mut steps = vec![block];
+        let mut steps = vec![step];
         if fused {
             let lowered =
                 holders.iter().filter_map(|h| handles::lowered(&h.id, &h.stored, cidr, h.freed, h.left));
             steps.extend(lowered);
         }
+        self.cache.drop_block(cidr);
         match self.store.commit(steps).await.map_err(|error| Failure::from(error.error)) {
-            Ok(_) => {}
+            Ok(revisions) => {
+                if let Some(revision) = revisions.first().copied().filter(|_| !gone) {
+                    self.cache.keep_block(Stored { value: block, revision });
+                }
+            }
             Err(Failure::Fatal(error)) => {
                 return Err(IpamError::store(format!("write {}", Key::block(cidr)), error));
             }

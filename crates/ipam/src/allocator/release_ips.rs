@@ -27,13 +27,13 @@ impl Allocator {
         }
         let mut failed = None;
         for (cidr, options) in by_block {
-            match self.free(cidr, |block| block_ops::release(block, &options)).await {
+            match self.free(cidr, None, |block| block_ops::release(block, &options)).await {
                 Ok(freed) => {
-                    let changed = !freed.freed.is_empty();
+                    let emptied = freed.emptied;
                     let ordinals = freed.freed.iter().filter_map(|(ordinal, _)| cidr.address(*ordinal));
                     released.addresses.extend(ordinals);
                     released.unallocated.extend(freed.unallocated);
-                    if changed {
+                    if emptied {
                         self.tidy_affinity(cidr).await;
                     }
                 }

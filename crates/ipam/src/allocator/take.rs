@@ -2,7 +2,7 @@
 
 use russet_addr::BlockCidr;
 use russet_model::{Attribute, Block, HandleId, Key};
-use russet_store::Step;
+use russet_store::{Revision, Step};
 
 use super::{Allocator, Failure, Stored, handles};
 use crate::{IpamError, block_ops};
@@ -15,7 +15,7 @@ pub(super) struct Owner {
 
 /// How one attempt to write a block ended.
 enum Attempt {
-    Done,
+    Done(Revision),
     /// Somebody else wrote the block or the handle.
     Lost,
     /// Nobody knows; the next read of the block tells.
@@ -80,7 +80,10 @@ impl Allocator {
             }
             let step = Step::update(key.clone(), block.encode(), current.revision);
             match self.attempt(cidr, owner, counted, taken.len(), step).await? {
-                Attempt::Done => return Ok(Some(taken)),
+                Attempt::Done(revision) => {
+                    self.cache.keep_block(Stored { value: block, revision });
+                    return Ok(Some(taken));
+                }
                 Attempt::Lost => {}
                 Attempt::Unknown(error) => doubt = Some(error),
             }
@@ -121,9 +124,9 @@ impl Allocator {
             vec![block]
         };
         match self.store.commit(steps).await.map_err(|error| Failure::from(error.error)) {
-            Ok(_) => {
+            Ok(revisions) => {
                 counted.0 = counted.0.saturating_sub(addresses);
-                Ok(Attempt::Done)
+                Ok(Attempt::Done(revisions.last().copied().unwrap_or_default()))
             }
             Err(Failure::Lost) => Ok(Attempt::Lost),
             Err(Failure::Unknown(error)) => Ok(Attempt::Unknown(error)),

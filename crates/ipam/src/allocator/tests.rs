@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use russet_model::IpPoolSpec;
 use russet_store::sim::Fault;
@@ -15,6 +15,7 @@ use crate::Assigned;
 
 mod faults;
 mod limits;
+mod memory;
 mod races;
 mod vectors;
 mod vectors_release;
