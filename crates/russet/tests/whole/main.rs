@@ -8,3 +8,4 @@ mod host;
 mod node;
 mod restart;
 mod storm;
+mod verbs;

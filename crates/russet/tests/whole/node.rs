@@ -70,6 +70,10 @@ impl TestNode {
         self.root.path()
     }
 
+    pub fn netns(&self) -> &NetNs {
+        &self.netns
+    }
+
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.root().join("agent.log")).unwrap_or_default()
     }

@@ -1,0 +1,118 @@
+//! CHECK, GC and STATUS against the kernel, and what the agent tells about itself.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+
+use russet_testkit::eventually;
+use serde_json::{Value, json};
+
+use crate::node::{PATIENCE, TestNode, TestPod};
+
+fn ping(from: &TestPod, to: &str) -> bool {
+    let args = ["netns", "exec", &from.netns_name, "ping", "-c", "1", "-W", "2", to];
+    Command::new("ip").args(args).stdout(Stdio::null()).status().unwrap().success()
+}
+
+/// A GET on the agent's health address, from inside the node.
+fn get(node: &TestNode, path: &str) -> String {
+    let request = || {
+        let mut stream = TcpStream::connect("127.0.0.1:9471").unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    node.netns().with(request).unwrap()
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: ip"]
+fn check_sees_what_somebody_changed() {
+    let mut node = TestNode::start(&[]);
+    let pod = node.pod();
+    let result = node.add(&pod).result();
+    let check = || node.verb("CHECK", &pod, "eth0", json!({ "prevResult": result }));
+    assert_eq!(check().status, 0, "{:?}", check());
+    let inside = |args: &[&str]| {
+        let all = ["-n", pod.netns_name.as_str()].iter().chain(args).copied().collect::<Vec<_>>();
+        assert!(Command::new("ip").args(all).status().unwrap().success());
+    };
+    inside(&["link", "set", "eth0", "mtu", "1300"]);
+    let error = check().error();
+    assert!(error["details"].as_str().unwrap().contains("1300"), "{error}");
+    inside(&["link", "set", "eth0", "mtu", &result["interfaces"][1]["mtu"].to_string()]);
+    inside(&["-4", "route", "del", "default"]);
+    assert!(check().error()["details"].as_str().unwrap().contains("0.0.0.0/0"));
+    // An ADD repeated repairs it.
+    assert_eq!(node.add(&pod).status, 0);
+    assert_eq!(check().status, 0);
+    assert_eq!(node.del(&pod).status, 0);
+    assert_ne!(check().status, 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn gc_takes_what_nobody_lists_and_keeps_the_rest() {
+    let mut node = TestNode::start(&[]);
+    let pods: Vec<_> = (0..3).map(|_| node.pod()).collect();
+    for pod in &pods {
+        assert_eq!(node.add(pod).status, 0);
+    }
+    let kept = json!([{ "containerID": pods[1].container, "ifname": "eth0" }]);
+    let gc = |valid: Value| {
+        let config = node.config(json!({ "cni.dev/valid-attachments": valid }));
+        node.run(&[("CNI_COMMAND", "GC")], config.to_string().as_bytes())
+    };
+    for _ in 0..2 {
+        assert_eq!(gc(kept.clone()).status, 0);
+        eventually(PATIENCE, || node.links().len() == 1);
+    }
+    // Without a list nothing is known to be stale.
+    assert_eq!(node.run(&[("CNI_COMMAND", "GC")], node.config(json!({})).to_string().as_bytes()).status, 0);
+    assert_eq!(node.links().len(), 1);
+    assert_eq!(node.verb("CHECK", &pods[1], "eth0", json!({})).status, 0);
+    assert_eq!(gc(json!([])).status, 0);
+    eventually(PATIENCE, || node.links().is_empty());
+    node.stop_agent();
+    assert_eq!(node.allocated(), 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: ping"]
+fn pods_reach_each_other_while_the_agent_is_stopped_and_it_says_how_it_is() {
+    let mut node = TestNode::start(&[]);
+    let (one, two) = (node.pod(), node.pod());
+    assert_eq!(node.add(&one).status, 0);
+    let addresses = node.add(&two).addresses();
+    assert!(get(&node, "/healthz").starts_with("HTTP/1.1 200"));
+    let ready = get(&node, "/readyz?verbose");
+    assert!(ready.starts_with("HTTP/1.1 200") && ready.contains("[+] programmed"), "{ready}");
+    let metrics = get(&node, "/metrics");
+    assert!(metrics.contains("russet_cni_requests_total{verb=\"ADD\",code=\"0\"} 2"), "{metrics}");
+    node.stop_agent();
+    assert!(addresses.iter().all(|address| ping(&one, address)));
+    // A pod can go while there is no agent, and the agent comes back to what is there.
+    assert_eq!(node.del(&two).status, 0);
+    node.start_agent();
+    assert_eq!(node.verb("CHECK", &one, "eth0", json!({})).status, 0);
+    assert_eq!(node.del(&one).status, 0);
+    eventually(PATIENCE, || node.links().is_empty());
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn a_second_interface_of_a_pod_has_addresses_of_its_own() {
+    // calico-ipam.md section 9: the handle does not name the interface, the attribute does
+    let mut node = TestNode::start(&[]);
+    let pod = node.pod();
+    let first = node.add(&pod).addresses();
+    let second = node.verb("ADD", &pod, "eth1", json!({})).addresses();
+    assert!(first.iter().all(|address| !second.contains(address)), "{first:?} {second:?}");
+    assert_eq!(node.verb("DEL", &pod, "eth1", json!({})).status, 0);
+    assert_eq!(node.verb("CHECK", &pod, "eth0", json!({})).status, 0);
+    assert_eq!(node.add(&pod).addresses(), first);
+    assert_eq!(node.del(&pod).status, 0);
+    node.stop_agent();
+    assert_eq!(node.allocated(), 0);
+}
