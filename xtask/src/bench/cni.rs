@@ -177,8 +177,10 @@ impl Run<'_> {
             self.burst("burst30-add", Verb::Add, which, &pods.bursts[which])?;
             self.burst("burst30-del", Verb::Del, which, &pods.bursts[which])?;
             self.subjects[which].settle()?;
+            self.node.drain()?;
         }
-        self.node.remove(&pods.all())
+        self.node.remove(&pods.all())?;
+        self.node.drain()
     }
 
     fn pods(&self, round: u32) -> Result<Pods> {
@@ -204,6 +206,7 @@ impl Run<'_> {
                 if verb == Verb::Del {
                     // Deferred work is this subject's own: the next one must not pay for it.
                     subject.settle()?;
+                    self.node.drain()?;
                 }
             }
         }
