@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use russet_addr::{BlockCidr, Family, IpNet};
-use russet_model::{Attribute, HandleId};
+use russet_addr::{BlockCidr, Family, IpNet, NodeName};
+use russet_model::{Attribute, Block, HandleId, Prefix};
 
-use super::Allocator;
+use super::{Allocator, readable};
 use crate::{IpamError, Request};
 
 /// One address that a handle holds.
@@ -38,12 +38,19 @@ impl Allocator {
                 }
                 Err(error) => return Err(error),
             };
-            let found = block.ordinals_of(handle).filter_map(|ordinal| {
-                let attribute = block.attribute(ordinal)?.clone();
-                let sequence_number = block.sequence_number_of(ordinal);
-                Some(Held { address: cidr.address(ordinal)?, block: cidr, attribute, sequence_number })
-            });
-            held.extend(found);
+            held.extend(block.ordinals_of(handle).filter_map(|ordinal| held_at(&block, ordinal)));
+        }
+        Ok(held)
+    }
+
+    /// Every address that was taken for a node, borrowed ones too, whether its handle has a record or not. For GC: [`release_ips`](Self::release_ips), guarded by handle and
+    /// sequence number, gives back also what no handle reaches.
+    pub async fn held_by_node(&self, node: &NodeName) -> Result<Vec<Held>, IpamError> {
+        let records = self.records(&Prefix::blocks(None)).await?;
+        let mut held = Vec::new();
+        for block in records.iter().filter_map(|record| readable(record, Block::decode)) {
+            let ours = (0..block.cidr.size()).filter_map(|ordinal| held_at(&block, ordinal));
+            held.extend(ours.filter(|held| held.attribute.get("node") == Some(node.as_str())));
         }
         Ok(held)
     }
@@ -59,6 +66,15 @@ impl Allocator {
         }
         Ok(found)
     }
+}
+
+fn held_at(block: &Block, ordinal: usize) -> Option<Held> {
+    Some(Held {
+        address: block.cidr.address(ordinal)?,
+        block: block.cidr,
+        attribute: block.attribute(ordinal)?.clone(),
+        sequence_number: block.sequence_number_of(ordinal),
+    })
 }
 
 /// Whether an address was taken for the same interface of the same container on the same node.

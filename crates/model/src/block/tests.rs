@@ -117,3 +117,20 @@ fn cut_bytes_are_an_error_and_no_crash() {
         assert!(Block::decode(&TV2.as_bytes()[..end]).is_err(), "{end}");
     }
 }
+
+#[test]
+fn damaged_bytes_never_crash_and_what_is_read_is_written_the_same_again() {
+    // DESIGN.md section 6, item 3
+    let damage = [b'0', b'9', b'-', b'.', b'"', b'{', b'}', b'[', b']', b',', b':', b'\\', b' ', 0, 0xff];
+    for text in [TV2, TV10, TV14, UNKNOWN] {
+        for at in 0..text.len() {
+            for byte in damage {
+                let mut bytes = text.as_bytes().to_vec();
+                bytes[at] = byte;
+                let Ok(block) = Block::decode(&bytes) else { continue };
+                assert_eq!(block.validate(), Ok(()));
+                assert_eq!(Block::decode(&block.encode()).unwrap(), block);
+            }
+        }
+    }
+}

@@ -217,3 +217,26 @@ fn pools_are_created_once_and_never_over_each_other() {
         assert!(error.to_string().contains("is still there and is no /28"), "{error}");
     }
 }
+
+#[test]
+fn an_address_that_no_handle_reaches_is_found_by_its_node_and_given_back() {
+    // calico-ipam.md section 3.9: a missing handle with a live allocation makes DEL a silent no-op
+    for bench in Bench::both() {
+        let bench = bench.with_pool();
+        let got = bench.assign(&pod("node-a", "aaaa", "p", "03:04:05")).unwrap();
+        bench.assign(&pod("node-b", "bbbb", "q", "03:04:06")).unwrap();
+        run(bench.sim.commit(vec![Step::delete(Key::handle(&handle("aaaa")), None)])).unwrap();
+        assert!(bench.release("aaaa").addresses.is_empty());
+        let held = run(bench.ipam.held_by_node(&node("node-a"))).unwrap();
+        assert_eq!(held.len(), 1);
+        assert!(got[0].starts_with(&held[0].address.to_string()));
+        let guarded = crate::ReleaseOptions {
+            address: held[0].address,
+            handle: Some(handle("aaaa")),
+            sequence_number: Some(held[0].sequence_number),
+        };
+        assert_eq!(run(bench.ipam.release_ips(&[guarded])).unwrap().addresses.len(), 1);
+        assert!(run(bench.ipam.held_by_node(&node("node-a"))).unwrap().is_empty());
+        bench.check_consistent();
+    }
+}
