@@ -30,7 +30,7 @@ pub enum BootstrapError {
     /// The default pools could not be created.
     #[error("create the default pools: {0}")]
     Pools(#[source] IpamError),
-    /// The tunnel's address could not be allocated.
+    /// A tunnel's address could not be allocated. Pods of that family reach nobody on other nodes; everything else works.
     #[error("allocate the tunnel's address: {0}")]
     Tunnel(#[from] IpamError),
 }
@@ -90,24 +90,39 @@ pub async fn register(store: &dyn Store, name: &NodeName, choice: &Choice) -> Re
     .await
 }
 
-/// Allocates the addresses of this node's tunnel devices where pools need one, and publishes them.
+/// Allocates the addresses of this node's tunnel devices where pools need one, and publishes them. `published` is this node's record:
+/// an address that stands there and cannot be confirmed, because its block cannot be read, stays in use.
 pub async fn ensure_tunnels(
     store: &dyn Store,
     allocator: &Allocator,
     name: &NodeName,
     pools: &[IpPool],
+    published: Option<&Node>,
 ) -> Result<(), BootstrapError> {
     let mut tunnels: Vec<IpAddr> = Vec::new();
+    let mut failed = None;
     for family in Family::BOTH {
         let tunnelled = |pool: &&IpPool| {
             pool.spec.family() == family && pool.is_enabled() && pool.spec.vxlan_mode != EncapMode::Never
         };
         let cidrs: Vec<IpNet> = pools.iter().filter(tunnelled).map(|pool| pool.spec.cidr).collect();
-        if !cidrs.is_empty() {
-            tunnels.push(allocator.ensure_tunnel_address(name, family, &cidrs).await?);
+        if cidrs.is_empty() {
+            continue;
+        }
+        match allocator.ensure_tunnel_address(name, family, &cidrs).await {
+            Ok(address) => tunnels.push(address),
+            Err(error)
+                if !error.retryable()
+                    && published.is_some_and(|node| node.spec.vxlan_tunnel(family).is_some()) =>
+            {
+                tracing::warn!(%family, %error, "the tunnel keeps its address, which could not be confirmed");
+            }
+            Err(error) => failed = failed.or(Some(error)),
         }
     }
-    update_node(store, name, |spec| tunnels.iter().for_each(|address| spec.set_vxlan_tunnel(*address))).await
+    update_node(store, name, |spec| tunnels.iter().for_each(|address| spec.set_vxlan_tunnel(*address)))
+        .await?;
+    failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// Reads this node's record, changes it, and writes it if that made a difference.

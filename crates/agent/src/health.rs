@@ -56,9 +56,10 @@ impl Readiness {
         self.lock().insert(condition, None).flatten().is_some()
     }
 
-    /// Marks a condition as not met. True if it was before.
+    /// Marks a condition as not met. True if that, or the reason, is news.
     pub fn unmet(&self, condition: Condition, reason: impl ToString) -> bool {
-        self.lock().insert(condition, Some(reason.to_string())).flatten().is_none()
+        let reason = Some(reason.to_string());
+        self.lock().insert(condition, reason.clone()).flatten() != reason
     }
 
     /// Why pods cannot be attached now; none: they can.

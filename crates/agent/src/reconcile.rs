@@ -97,8 +97,7 @@ impl Loop {
         self.met(Condition::Store);
         loop {
             let pools: Vec<IpPool> = cluster.pools.values().cloned().collect();
-            bootstrap::ensure_tunnels(store, &self.node.allocator, &self.node.name, &pools).await?;
-            self.met(Condition::Node);
+            self.ensure_tunnels(&pools, &cluster).await?;
             watches.drain(&mut cluster).await?;
             if self.reconcile(&cluster, &choice).await? {
                 self.met(Condition::Programmed);
@@ -111,12 +110,28 @@ impl Loop {
                     Err(_elapsed) => {
                         choice = self.choose().await?;
                         bootstrap::register(store, &self.node.name, &choice).await?;
+                        self.ensure_tunnels(&pools, &cluster).await?;
                     }
                 }
                 watches.drain(&mut cluster).await?;
                 self.reconcile(&cluster, &choice).await?;
             }
         }
+    }
+
+    /// A tunnel without an address makes the node unready, but what can be programmed still is.
+    async fn ensure_tunnels(&self, pools: &[IpPool], cluster: &Cluster) -> Result<(), LoopError> {
+        let Node { store, allocator, name, .. } = &self.node;
+        match bootstrap::ensure_tunnels(&**store, allocator, name, pools, cluster.nodes.get(name)).await {
+            Ok(()) => self.met(Condition::Node),
+            Err(error @ BootstrapError::Tunnel(_)) => {
+                if self.readiness.unmet(Condition::Node, &error) {
+                    tracing::warn!(%error, "not ready");
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
     }
 
     fn met(&self, condition: Condition) {

@@ -30,6 +30,8 @@ pub(super) struct FamilyRun<'a> {
     taken: Vec<IpNet>,
     /// Blocks that turned out to be the node's.
     own: Vec<BlockCidr>,
+    /// Why a block of our own could not be used: when nothing else has room, this is the reason to tell.
+    passed_over: Option<IpamError>,
 }
 
 /// Blocks that a call wrote to, so that a failure can give everything back.
@@ -101,6 +103,7 @@ impl Allocator {
             wanted,
             taken: Vec::new(),
             own: Vec::new(),
+            passed_over: None,
         };
         let owned = self.use_own_blocks(&mut run, own, touched).await?;
         if run.missing() > 0 {
@@ -137,6 +140,7 @@ impl Allocator {
                 Ok(Claimed::Foreign) => owned -= 1,
                 Err(error @ (IpamError::Corrupt { .. } | IpamError::Contended { .. })) => {
                     tracing::warn!(block = %cidr, %error, "own block passed over");
+                    run.passed_over.get_or_insert(error);
                 }
                 Err(error) => return Err(error),
             }
@@ -244,7 +248,10 @@ impl FamilyRun<'_> {
         self.wanted.saturating_sub(self.taken.len())
     }
 
-    fn short(&self) -> IpamError {
+    fn short(&mut self) -> IpamError {
+        if let Some(error) = self.passed_over.take() {
+            return error;
+        }
         let pools: Vec<IpNet> = self.pools.iter().map(|pool| pool.spec.cidr).collect();
         if self.config.strict_affinity {
             return IpamError::StrictAffinity { node: self.request.node.clone(), family: self.family, pools };
