@@ -8,6 +8,7 @@ mod direct;
 mod health;
 mod metrics;
 mod operations;
+mod pause;
 mod reaper;
 mod reconcile;
 mod server;
@@ -19,6 +20,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use russet_ipam::Allocator;
 use russet_linux::{FileLock, LockError, sysctl};
 use russet_overlay::Reconciler;
 use russet_plugins::{Node, SystemClock, Teardown};
@@ -34,6 +36,7 @@ pub use stores::{Opened, open_local, own as own_store};
 use health::serve as serve_health;
 use metrics::Metrics;
 use operations::Operations;
+use pause::Pause;
 use reconcile::Loop;
 
 /// What keeps an agent from running.
@@ -65,6 +68,8 @@ pub enum AgentError {
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// How long requests under way may take when the agent is told to stop. Then they are cut off, and DEL cleans up.
 const STOP_PATIENCE: Duration = Duration::from_secs(15);
+/// How long an edit of a pool may take to be seen by the next ADD. Blocks are not trusted that way: each commit is guarded by the block's revision.
+const CACHE_MAX_AGE: Duration = Duration::from_secs(1);
 /// The MTU until the underlay is known.
 const MTU_UNTIL_KNOWN_BYTES: u32 = 1450;
 
@@ -152,9 +157,10 @@ fn teardown(config: &Config, doomed: &Rc<Notify>) -> Teardown {
 /// This node, as plugins see it.
 fn node(config: &Config, store: Rc<dyn Store>, teardown: Teardown, readiness: &Readiness) -> Node {
     let readiness = readiness.clone();
+    let allocator = Allocator::new(Rc::clone(&store), Rc::new(SystemClock));
     Node {
         name: config.node_name.clone(),
-        allocator: Rc::new(russet_ipam::Allocator::new(Rc::clone(&store), Rc::new(SystemClock))),
+        allocator: Rc::new(allocator.with_backoff(Rc::new(Pause)).with_cache(CACHE_MAX_AGE)),
         store,
         wiring: Default::default(),
         mtu_bytes: Rc::new(Cell::new(config.mtu_bytes.unwrap_or(MTU_UNTIL_KNOWN_BYTES))),

@@ -28,6 +28,9 @@ pub struct Request {
     pub namespace_labels: BTreeMap<String, String>,
     /// A limit on the node's blocks that this request sets; 0 sets none.
     pub max_blocks: u64,
+    /// Whether addresses of other nodes' blocks will do, where the cluster's settings allow it. Whoever borrows must have the address
+    /// routed by itself: the block's route leads to its owner.
+    pub borrow: bool,
 }
 
 /// Addresses given, in the order v4, v6.
@@ -64,6 +67,7 @@ impl Request {
             use_: AddressUse::Workload,
             namespace_labels: BTreeMap::new(),
             max_blocks: 0,
+            borrow: true,
         }
     }
 

@@ -57,6 +57,8 @@ async fn allocate(
         pools4: settings.ipv4_pools.clone(),
         pools6: settings.ipv6_pools.clone(),
         attributes: attributes(target),
+        // The agent routes blocks, not yet single addresses: a borrowed one would be reached by nobody on other nodes.
+        borrow: false,
         ..AddressRequest::pod(node.name.clone(), handle.clone())
     };
     let assigned = node.allocator.auto_assign(&request).await;

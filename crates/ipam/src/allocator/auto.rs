@@ -109,7 +109,7 @@ impl Allocator {
         if run.missing() > 0 {
             self.use_new_blocks(&mut run, owned, touched).await?;
         }
-        if run.missing() > 0 && !run.config.strict_affinity {
+        if run.missing() > 0 && request.borrow && !run.config.strict_affinity {
             self.borrow(&mut run, touched).await?;
         }
         if run.missing() > 0 {
