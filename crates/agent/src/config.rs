@@ -203,6 +203,13 @@ impl Paths {
     }
 }
 
+/// Makes a directory that only its owner may look into, or makes an existing one so.
+pub(crate) fn private_dir(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+    std::fs::DirBuilder::new().mode(0o700).recursive(true).create(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -26,7 +26,8 @@ pub async fn direct(config: &Config, request: &Request) -> Result<Option<CniResu
             error,
         )
     };
-    std::fs::create_dir_all(config.paths.run_dir()).map_err(|e| CniError::io("make the run directory", e))?;
+    crate::config::private_dir(&config.paths.run_dir())
+        .map_err(|e| CniError::io("make the run directory", e))?;
     let _lock =
         FileLock::exclusive(config.paths.node_lock(), Instant::now() + LOCK_PATIENCE).map_err(busy)?;
     crate::forward_packets().map_err(|error| CniError::internal("let this node forward packets", error))?;

@@ -79,7 +79,7 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
         let what = what.to_owned();
         move |source| AgentError::Io { what, source }
     };
-    std::fs::create_dir_all(config.paths.run_dir()).map_err(io("make the run directory"))?;
+    config::private_dir(&config.paths.run_dir()).map_err(io("make the run directory"))?;
     let _lock = FileLock::exclusive(config.paths.node_lock(), Instant::now() + LOCK_PATIENCE)?;
     forward_packets()?;
     let store = stores::open_and_serve(&config).await?;

@@ -1,7 +1,7 @@
 //! The CNI socket: `POST /v1/cni`, for root only.
 
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -35,11 +35,8 @@ struct RootOnly {
     own_uid: u32,
 }
 
-/// Makes the socket, replacing what a dead agent left. The caller holds the node lock.
+/// Makes the socket in a directory that only root may enter, replacing what a dead agent left. The caller holds the node lock.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
-    if let Some(dir) = path.parent() {
-        std::fs::DirBuilder::new().mode(0o700).recursive(true).create(dir)?;
-    }
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use russet_store::{Access, Cause, Locked, Remote, Store, StoreError, open_or_connect};
 
-use crate::config::{Config, Paths, StoreLocation};
+use crate::config::{Config, Paths, StoreLocation, private_dir};
 
 /// A store, and what has to run so that others can use it.
 pub struct Opened {
@@ -77,10 +77,8 @@ pub async fn own(paths: &Paths) -> Result<Opened, StoreError> {
 }
 
 fn store_dir(paths: &Paths) -> Result<PathBuf, StoreError> {
-    use std::os::unix::fs::DirBuilderExt;
     let dir = paths.state_dir();
-    let made = std::fs::DirBuilder::new().mode(0o700).recursive(true).create(&dir);
-    made.map_err(|error| failed(&format!("make {}", dir.display()), error))?;
+    private_dir(&dir).map_err(|error| failed(&format!("make {}", dir.display()), error))?;
     Ok(dir)
 }
 
