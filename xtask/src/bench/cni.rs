@@ -3,7 +3,7 @@
 //! The caller is the same for all: spawn with `CNI_*` and the configuration on stdin, read stdout to its end, wait.
 //! Every sample has a fresh named namespace. Within a round the implementations take turns in shuffled order; the
 //! namespaces go all at once at the round's end, so that no sample runs beside the teardown of another. Everything
-//! happens in network and mount namespaces made for the benchmark.
+//! happens in network and mount namespaces made for the benchmark, each implementation on a node of its own.
 
 mod agent;
 mod caller;
@@ -16,12 +16,12 @@ mod subject;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use crate::artifacts::{self, Profile};
 use crate::bench::Options;
 use crate::bench::cni::caller::Verb;
-use crate::bench::cni::scratch::{Node, Sandbox};
+use crate::bench::cni::scratch::{Node, Sandbox, World};
 use crate::bench::cni::subject::{Binaries, Subject};
 use crate::bench::quiet::Quiet;
 use crate::bench::report::{Goal, Report};
@@ -52,8 +52,8 @@ const GOALS: &[Goal] = &[
 
 /// One run of the benchmark, inside its namespaces.
 struct Run<'a> {
-    node: &'a Node,
-    subjects: Vec<Box<dyn Subject>>,
+    world: &'a World,
+    subjects: Vec<(Node, Box<dyn Subject>)>,
     shuffler: Shuffler,
     quiet: Quiet,
     report: Report,
@@ -114,13 +114,13 @@ fn build(options: &Options) -> Result<()> {
 }
 
 fn measure(options: &Options, directory: &Path) -> Result<Report> {
-    let node = Node::set_up()?;
+    let world = World::set_up()?;
     let binaries = Binaries::built()?;
-    let subjects = start(options, &binaries, directory)?;
+    let subjects = start(options, &world, &binaries, directory)?;
     let seed = SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
     let report = Report::new("cni", GOALS);
     let mut run =
-        Run { node: &node, subjects, shuffler: Shuffler::new(seed), quiet: Quiet::default(), report };
+        Run { world: &world, subjects, shuffler: Shuffler::new(seed), quiet: Quiet::default(), report };
     eprintln!("cni: {} rounds, seed {seed}", options.rounds);
     run.warm_up()?;
     for round in 1..=options.rounds {
@@ -135,21 +135,33 @@ fn measure(options: &Options, directory: &Path) -> Result<Report> {
     Ok(report)
 }
 
-fn start(options: &Options, binaries: &Binaries, directory: &Path) -> Result<Vec<Box<dyn Subject>>> {
+/// Every implementation on a node of its own.
+fn start(
+    options: &Options,
+    world: &World,
+    binaries: &Binaries,
+    directory: &Path,
+) -> Result<Vec<(Node, Box<dyn Subject>)>> {
     let mut subjects = Vec::new();
-    for name in SUBJECTS.into_iter().filter(|name| options.wants(name)) {
+    for (number, name) in SUBJECTS.into_iter().enumerate().filter(|(_, name)| options.wants(name)) {
         let own = directory.join(name);
         fs::create_dir_all(&own).map_err(Error::io(format!("create {}", own.display())))?;
-        let subject: Box<dyn Subject> = match name {
-            AGENT => Box::new(agent::Agent::start(binaries, &own)?),
-            DIRECT => Box::new(direct::Direct::new(binaries, &own)?),
-            GO_BRIDGE => Box::new(go::Go::bridge(&own)),
-            GO_PTP => Box::new(go::Go::ptp(&own)),
-            _ => Box::new(floor::Floor::new(binaries)),
-        };
-        subjects.push(subject);
+        let node = world.node(&format!("node{number}"))?;
+        let subject = node.inside(|| subject(name, binaries, &own))?;
+        world.enter()?;
+        subjects.push((node, subject));
     }
     Ok(subjects)
+}
+
+fn subject(name: &str, binaries: &Binaries, directory: &Path) -> Result<Box<dyn Subject>> {
+    Ok(match name {
+        AGENT => Box::new(agent::Agent::start(binaries, directory)?),
+        DIRECT => Box::new(direct::Direct::new(binaries, directory)?),
+        GO_BRIDGE => Box::new(go::Go::bridge(directory)),
+        GO_PTP => Box::new(go::Go::ptp(directory)),
+        _ => Box::new(floor::Floor::new(binaries)),
+    })
 }
 
 // === impl Run ===
@@ -157,13 +169,15 @@ fn start(options: &Options, binaries: &Binaries, directory: &Path) -> Result<Vec
 impl Run<'_> {
     /// One pod each, not counted: files come into memory, bridges and blocks come into being.
     fn warm_up(&mut self) -> Result<()> {
-        let pods = self.node.sandboxes("warm", self.subjects.len(), 0)?;
-        for (subject, pod) in self.subjects.iter().zip(&pods) {
-            caller::call(subject.as_ref(), Verb::Add, pod)?;
-            caller::call(subject.as_ref(), Verb::Del, pod)?;
-            subject.settle()?;
+        let pods = self.world.sandboxes("warm", self.subjects.len(), 0)?;
+        for ((node, subject), pod) in self.subjects.iter().zip(&pods) {
+            node.inside(|| {
+                caller::call(subject.as_ref(), Verb::Add, pod)?;
+                caller::call(subject.as_ref(), Verb::Del, pod)?;
+                subject.settle()
+            })?;
         }
-        self.node.remove(&pods)
+        self.world.remove(&pods)
     }
 
     fn round(&mut self, round: u32) -> Result<()> {
@@ -176,11 +190,10 @@ impl Run<'_> {
             self.quiet.wait();
             self.burst("burst30-add", Verb::Add, which, &pods.bursts[which])?;
             self.burst("burst30-del", Verb::Del, which, &pods.bursts[which])?;
-            self.subjects[which].settle()?;
-            self.node.drain()?;
+            self.settle(which)?;
         }
-        self.node.remove(&pods.all())?;
-        self.node.drain()
+        self.world.remove(&pods.all())?;
+        self.world.drain()
     }
 
     fn pods(&self, round: u32) -> Result<Pods> {
@@ -188,7 +201,7 @@ impl Run<'_> {
         let mut take = |kind: &str, count: usize| {
             let first = next;
             next += count as u32;
-            self.node.sandboxes(&format!("r{round}{kind}"), count, first)
+            self.world.sandboxes(&format!("r{round}{kind}"), count, first)
         };
         let subjects = self.subjects.len();
         let singles = (0..SINGLES).map(|_| take("s", subjects)).collect::<Result<_>>()?;
@@ -200,13 +213,11 @@ impl Run<'_> {
     fn singles(&mut self, op: &'static str, verb: Verb, pods: &[Vec<Sandbox>]) -> Result<()> {
         for turn in pods {
             for which in self.shuffler.order(self.subjects.len()) {
-                let subject = self.subjects[which].as_ref();
-                let took = caller::call(subject, verb, &turn[which])?;
+                let (node, subject) = &self.subjects[which];
+                let took = node.inside(|| caller::call(subject.as_ref(), verb, &turn[which]))?;
                 self.report.add(op, subject.name(), took);
                 if verb == Verb::Del {
-                    // Deferred work is this subject's own: the next one must not pay for it.
-                    subject.settle()?;
-                    self.node.drain()?;
+                    self.settle(which)?;
                 }
             }
         }
@@ -214,10 +225,17 @@ impl Run<'_> {
     }
 
     fn burst(&mut self, op: &'static str, verb: Verb, which: usize, pods: &[Sandbox]) -> Result<()> {
-        let subject = self.subjects[which].as_ref();
-        let took: Duration = caller::call_at_once(subject, verb, pods)?;
+        let (node, subject) = &self.subjects[which];
+        let took = node.inside(|| caller::call_at_once(subject.as_ref(), verb, pods))?;
         self.report.add(op, subject.name(), took);
         Ok(())
+    }
+
+    /// What a DEL leaves for later is its subject's own affair: the next one must not pay for it.
+    fn settle(&self, which: usize) -> Result<()> {
+        let (node, subject) = &self.subjects[which];
+        node.inside(|| subject.settle())?;
+        self.world.drain()
     }
 }
 

@@ -1,18 +1,27 @@
-//! The benchmark's own node: a network and a mount namespace (made by `unshare`, before we were started), an uplink
-//! with a default route, and named namespaces that no other process of the machine sees.
+//! The benchmark's own world: a network and a mount namespace (made by `unshare`, before we were started), in it a
+//! node for each implementation, and pods' namespaces that no other process of the machine sees.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write;
-use std::path::PathBuf;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::error::{Error, Result};
 use crate::process;
 
-/// The node in whose namespaces we run.
+/// The namespaces in which we were started; the outside of every node.
+pub struct World {
+    netns: File,
+}
+
+/// A node's network namespace. Each implementation has its own, because what one sets there (IPv6 forwarding, say,
+/// which doubles what any deletion of a link costs) the others would pay for.
 pub struct Node {
-    _private: (),
+    netns: File,
 }
 
 /// A pod's network namespace, before a plugin has seen it.
@@ -25,21 +34,26 @@ pub struct Sandbox {
     pub number: u32,
 }
 
-const SET_UP: &[&[&str]] = &[
+const SET_UP: &[&str] = &[
     // A /run of our own, so that `ip netns` keeps its names where nobody else looks; and a /sys of this namespace.
-    &["mount", "-t", "tmpfs", "-o", "mode=0755", "russet-bench", "/run"],
-    &["mount", "-t", "sysfs", "russet-bench", "/sys"],
-    &["ip", "link", "set", "lo", "up"],
-    &["ip", "netns", "add", OUTSIDE],
-    &["ip", "link", "add", "uplink0", "type", "veth", "peer", "name", "uplink0", "netns", OUTSIDE],
-    &["ip", "address", "add", "192.0.2.1/24", "dev", "uplink0"],
-    &["ip", "link", "set", "uplink0", "up"],
-    &["ip", "-n", OUTSIDE, "link", "set", "uplink0", "up"],
-    &["ip", "route", "add", "default", "via", "192.0.2.254"],
+    "mount -t tmpfs -o mode=0755 russet-bench /run",
+    "mount -t sysfs russet-bench /sys",
+    "ip link set lo up",
 ];
 
-/// The other end of the node's uplink.
-const OUTSIDE: &str = "outside";
+/// Run in the world's namespace; `N` is the node's name.
+const SET_UP_NODE: &[&str] = &[
+    "ip netns add N",
+    "ip link add N type veth peer name uplink0 netns N",
+    "ip link set N up",
+    "ip -n N link set lo up",
+    "ip -n N address add 192.0.2.1/24 dev uplink0",
+    "ip -n N link set uplink0 up",
+    "ip -n N route add default via 192.0.2.254",
+];
+
+/// Where `ip netns` keeps names.
+const NETNS_DIR: &str = "/run/netns";
 /// A namespace that is removed last, with a link into ours: when that link is gone, so are the others' devices.
 const SENTINEL: &str = "sentinel";
 const SENTINEL_LINK: &str = "sentinel0";
@@ -49,24 +63,37 @@ const REMOVAL_LIMIT: Duration = Duration::from_secs(30);
 /// How often [`until`] looks: often enough to cost a benchmark nothing, seldom enough to leave it the cores.
 const LOOK: Duration = Duration::from_millis(5);
 
-// === impl Node ===
+// === impl World ===
 
-impl Node {
-    /// Turns the fresh namespaces into a node.
+impl World {
+    /// Turns the fresh namespaces into a world.
     pub fn set_up() -> Result<Self> {
-        for words in SET_UP {
-            process::output(Command::new(words[0]).args(&words[1..]))?;
-        }
-        let forwarding = "/proc/sys/net/ipv4/ip_forward";
-        fs::write(forwarding, "1").map_err(Error::io(format!("write {forwarding}")))?;
-        Ok(Self { _private: () })
+        run_all(SET_UP, "")?;
+        Ok(Self { netns: open(Path::new("/proc/thread-self/ns/net"))? })
+    }
+
+    /// Adds a node.
+    pub fn node(&self, name: &str) -> Result<Node> {
+        run_all(SET_UP_NODE, name)?;
+        let node = Node { netns: open(&Path::new(NETNS_DIR).join(name))? };
+        node.inside(|| {
+            let forwarding = "/proc/sys/net/ipv4/ip_forward";
+            fs::write(forwarding, "1").map_err(Error::io(format!("write {forwarding}")))
+        })?;
+        self.enter()?;
+        Ok(node)
+    }
+
+    /// Takes the calling thread out of any node.
+    pub fn enter(&self) -> Result<()> {
+        enter(&self.netns)
     }
 
     /// Makes `count` namespaces, all by one `ip`.
     pub fn sandboxes(&self, label: &str, count: usize, first: u32) -> Result<Vec<Sandbox>> {
         let sandbox = |number: u32| {
             let container = format!("bench-{label}-{number}");
-            Sandbox { netns: PathBuf::from("/run/netns").join(&container), container, number }
+            Sandbox { netns: Path::new(NETNS_DIR).join(&container), container, number }
         };
         let sandboxes: Vec<Sandbox> = (first..).take(count).map(sandbox).collect();
         ip_batch(sandboxes.iter().map(|sandbox| format!("netns add {}", sandbox.container)))?;
@@ -85,6 +112,7 @@ impl Node {
 
     /// Removes them, and waits until the kernel has done so.
     pub fn remove(&self, sandboxes: &[Sandbox]) -> Result<()> {
+        self.enter()?;
         let sentinel = [
             format!("netns add {SENTINEL}"),
             format!("link add {SENTINEL_LINK} type veth peer name eth0 netns {SENTINEL}"),
@@ -98,6 +126,38 @@ impl Node {
             false => Err(Error::Found("the kernel does not get done removing namespaces".to_owned())),
         }
     }
+}
+
+// === impl Node ===
+
+impl Node {
+    /// Does something in the node's namespace; the calling thread, and what it starts later, stays there.
+    pub fn inside<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        enter(&self.netns)?;
+        body()
+    }
+}
+
+fn open(path: &Path) -> Result<File> {
+    File::open(path).map_err(Error::io(format!("open {}", path.display())))
+}
+
+fn enter(netns: &File) -> Result<()> {
+    let entered = move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network));
+    entered.map_err(|errno| Error::Io {
+        operation: "enter a network namespace".to_owned(),
+        source: errno.into(),
+    })
+}
+
+/// Runs programs; their words are parted by spaces, and `N` stands for `name`.
+fn run_all(commands: &[&str], name: &str) -> Result<()> {
+    for command in commands {
+        let mut words = command.split(' ').map(|word| if word == "N" { name } else { word });
+        let program = words.next().unwrap_or_default();
+        process::output(Command::new(program).args(words))?;
+    }
+    Ok(())
 }
 
 fn ip_batch(lines: impl Iterator<Item = String>) -> Result<()> {
