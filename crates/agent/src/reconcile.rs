@@ -2,6 +2,7 @@
 //!
 //! An event only changes the copy of the inputs; then everything is compared with the kernel. Start, resync and change are one path.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,8 +23,8 @@ use crate::underlay::{self, Choice, UnderlayError};
 const RESYNC: Duration = Duration::from_secs(60);
 /// After the first event of a burst this long is waited for the next one.
 const QUIET: Duration = Duration::from_millis(5);
-/// A burst is cut off after so many events: an endless one must not keep the kernel waiting.
-const BURST_MAX: usize = 10_000;
+/// A burst is cut off after this long: an endless one must not keep the kernel waiting.
+const BURST_MAX: Duration = Duration::from_millis(200);
 /// The first pause after a failure; doubled up to the limit.
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
@@ -66,6 +67,22 @@ struct Watches {
     affinities: Box<dyn Watch>,
 }
 
+// === impl LoopError ===
+
+impl LoopError {
+    /// What is not as it should be.
+    fn condition(&self) -> Condition {
+        match self {
+            Self::Underlay(_)
+            | Self::Bootstrap(BootstrapError::Underlay(_) | BootstrapError::Corrupt { .. }) => {
+                Condition::Node
+            }
+            Self::Store(_) | Self::Bootstrap(_) => Condition::Store,
+            Self::Task(_) => Condition::Programmed,
+        }
+    }
+}
+
 // === impl Loop ===
 
 impl Loop {
@@ -78,7 +95,7 @@ impl Loop {
             if started.elapsed() > BACKOFF_MAX {
                 backoff = BACKOFF_FIRST;
             }
-            if self.readiness.unmet(Condition::Store, &error) || backoff >= BACKOFF_MAX {
+            if self.readiness.unmet(error.condition(), &error) || backoff >= BACKOFF_MAX {
                 tracing::warn!(%error, retry_ms = backoff.as_millis() as u64, "the loop starts again");
             }
             tokio::time::sleep(backoff).await;
@@ -89,40 +106,63 @@ impl Loop {
     async fn follow(&self) -> Result<std::convert::Infallible, LoopError> {
         let store = &*self.node.store;
         bootstrap::ensure_pools(&self.node.allocator, &self.config.pools).await?;
+        self.met(Condition::Store);
         let mut choice = self.choose().await?;
         tracing::info!(interface = choice.name.as_deref().unwrap_or("none"), why = choice.why, addresses = ?choice.underlay.addresses, "underlay");
         bootstrap::register(store, &self.node.name, &choice).await?;
         let mut cluster = Cluster::default();
         let mut watches = Watches::open(store, &mut cluster).await?;
-        self.met(Condition::Store);
         loop {
-            let pools: Vec<IpPool> = cluster.pools.values().cloned().collect();
-            self.ensure_tunnels(&pools, &cluster).await?;
-            watches.drain(&mut cluster).await?;
-            if self.reconcile(&cluster, &choice).await? {
-                self.met(Condition::Programmed);
+            let pools = cluster.pools.clone();
+            self.ensure_tunnels(&cluster).await?;
+            self.keep(&mut cluster, &mut watches, &choice, &pools).await?;
+            choice = self.choose().await?;
+            bootstrap::register(store, &self.node.name, &choice).await?;
+        }
+    }
+
+    /// Compares and corrects whenever something changes. Ends when the node itself has to be looked at again: after [`RESYNC`], when
+    /// pools are others than `pools`, for which there are tunnels, and when somebody deleted this node's record.
+    async fn keep(
+        &self,
+        cluster: &mut Cluster,
+        watches: &mut Watches,
+        choice: &Choice,
+        pools: &BTreeMap<String, IpPool>,
+    ) -> Result<(), LoopError> {
+        let resync = tokio::time::Instant::now() + RESYNC;
+        let mut retry = BACKOFF_FIRST;
+        let mut registered = cluster.nodes.contains_key(&self.node.name);
+        loop {
+            watches.drain(cluster).await?;
+            let was_registered = registered;
+            registered = cluster.nodes.contains_key(&self.node.name);
+            if was_registered && !registered {
+                tracing::warn!("somebody deleted this node's record");
+                return Ok(());
             }
-            let pools_before = cluster.pools.clone();
-            // Until something that concerns the tunnels changes, the short way is enough.
-            while cluster.pools == pools_before {
-                match tokio::time::timeout(RESYNC, watches.next()).await {
-                    Ok(event) => cluster.apply(event?),
-                    Err(_elapsed) => {
-                        choice = self.choose().await?;
-                        bootstrap::register(store, &self.node.name, &choice).await?;
-                        self.ensure_tunnels(&pools, &cluster).await?;
-                    }
-                }
-                watches.drain(&mut cluster).await?;
-                self.reconcile(&cluster, &choice).await?;
+            let mut until = resync;
+            if self.reconcile(cluster, choice).await? {
+                self.met(Condition::Programmed);
+                retry = BACKOFF_FIRST;
+            } else {
+                until = resync.min(tokio::time::Instant::now() + retry);
+                retry = (retry * 2).min(RESYNC);
+            }
+            if cluster.pools != *pools || tokio::time::Instant::now() >= resync {
+                return Ok(());
+            }
+            if let Ok(event) = tokio::time::timeout_at(until, watches.next()).await {
+                cluster.apply(event?);
             }
         }
     }
 
     /// A tunnel without an address makes the node unready, but what can be programmed still is.
-    async fn ensure_tunnels(&self, pools: &[IpPool], cluster: &Cluster) -> Result<(), LoopError> {
+    async fn ensure_tunnels(&self, cluster: &Cluster) -> Result<(), LoopError> {
         let Node { store, allocator, name, .. } = &self.node;
-        match bootstrap::ensure_tunnels(&**store, allocator, name, pools, cluster.nodes.get(name)).await {
+        let pools: Vec<IpPool> = cluster.pools.values().cloned().collect();
+        match bootstrap::ensure_tunnels(&**store, allocator, name, &pools, cluster.nodes.get(name)).await {
             Ok(()) => self.met(Condition::Node),
             Err(error @ BootstrapError::Tunnel(_)) => {
                 if self.readiness.unmet(Condition::Node, &error) {
@@ -252,7 +292,8 @@ impl Watches {
 
     /// Takes over what follows at once.
     async fn drain(&mut self, cluster: &mut Cluster) -> Result<(), StoreError> {
-        for _ in 0..BURST_MAX {
+        let end = Instant::now() + BURST_MAX;
+        while Instant::now() < end {
             match tokio::time::timeout(QUIET, self.next()).await {
                 Ok(event) => cluster.apply(event?),
                 Err(_quiet) => break,

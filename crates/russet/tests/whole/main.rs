@@ -6,6 +6,7 @@ mod bad_input;
 mod demo;
 mod host;
 mod node;
+mod races;
 mod restart;
 mod storm;
 mod verbs;

@@ -1,0 +1,102 @@
+//! What happens while something else happens: a kernel that refuses for a while, records deleted under a running agent, networks whose names resemble
+//! each other.
+
+use std::process::Command;
+use std::time::Duration;
+
+use russet_store::{Remote, Step, Store};
+use russet_testkit::eventually;
+use serde_json::{Value, json};
+
+use crate::node::{PATIENCE, TestNode};
+
+const NODE_KEY: &str = "/calico/resources/v3/projectcalico.org/nodes/node-a";
+
+fn ip(node: &TestNode, args: &[&str]) {
+    let run = || assert!(Command::new("ip").args(args).status().unwrap().success(), "{args:?}");
+    node.netns().with(run).unwrap();
+}
+
+/// An underlay for agents that are started with `--interface up0`.
+fn underlay(node: &TestNode) {
+    ip(node, &["link", "add", "up0", "type", "veth", "peer", "name", "down0"]);
+    ip(node, &["address", "add", "192.0.2.1/24", "dev", "up0"]);
+    ip(node, &["address", "add", "2001:db8::1/64", "dev", "up0", "nodad"]);
+    ip(node, &["link", "set", "down0", "up"]);
+    ip(node, &["link", "set", "up0", "up"]);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn a_kernel_that_refused_at_first_does_not_keep_the_node_unready() {
+    let mut node = TestNode::without_agent(&["--ipv6-pool", "none", "--interface", "up0"]);
+    underlay(&node);
+    // It has the port and VNI that the tunnel wants.
+    ip(&node, &["link", "add", "vxlan-rival", "type", "vxlan", "id", "4096", "dstport", "4789"]);
+    ip(&node, &["link", "set", "vxlan-rival", "up"]);
+    let netns = russet_linux::NetNs::open(node.netns().path()).unwrap();
+    let rival = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(2));
+        let delete = || Command::new("ip").args(["link", "del", "vxlan-rival"]).status().unwrap();
+        assert!(netns.with(delete).unwrap().success());
+    });
+    node.start_agent();
+    rival.join().unwrap();
+    assert!(node.log().contains("the kernel refused a change"), "{}", node.log());
+}
+
+/// The node's record as the store has it; none when there is none.
+fn record(node: &TestNode) -> Option<Value> {
+    let dump: Value = serde_json::from_str(&node.store_get(NODE_KEY)).unwrap();
+    dump["records"].as_array().unwrap().first().map(|record| record["value"].clone())
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn a_node_whose_record_is_deleted_registers_with_its_tunnel_again() {
+    let mut node = TestNode::without_agent(&["--ipv6-pool", "none", "--interface", "up0"]);
+    underlay(&node);
+    node.start_agent();
+    let before = record(&node).unwrap();
+    let spec = |record: &Value| record["spec"].clone();
+    assert!(before.to_string().contains("ipv4VXLANTunnelAddr"), "{before}");
+    delete_record(&node, NODE_KEY);
+    eventually(PATIENCE, || record(&node).is_some_and(|now| spec(&now) == spec(&before)));
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn pools_made_one_right_after_another_all_get_their_tunnel() {
+    let mut node = TestNode::without_agent(&["--ipv6-pool", "none", "--interface", "up0"]);
+    underlay(&node);
+    node.start_agent();
+    let key = |name: &str| format!("/calico/resources/v3/projectcalico.org/ippools/{name}");
+    let pool = |name: &str, cidr: &str, size: u8, mode: &str| {
+        json!({
+            "kind": "IPPool", "apiVersion": "projectcalico.org/v3", "metadata": {"name": name},
+            "spec": {"cidr": cidr, "blockSize": size, "vxlanMode": mode, "ipipMode": "Never", "nodeSelector": "all()"},
+        })
+        .to_string()
+    };
+    for round in 0..20 {
+        node.store_put(&key("other"), &pool("other", &format!("10.{round}.0.0/16"), 26, "Never"));
+        node.store_put(&key("six"), &pool("six", "fd00:1::/48", 122, "Always"));
+        eventually(Duration::from_secs(5), || {
+            record(&node).is_some_and(|now| now["spec"]["ipv6VXLANTunnelAddr"].is_string())
+        });
+        delete_record(&node, &key("six"));
+        delete_record(&node, NODE_KEY);
+    }
+}
+
+/// Deletes a record behind the agent's back, through the store's socket.
+fn delete_record(node: &TestNode, key: &str) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let socket = node.path("var/lib/russet/store.sock");
+    runtime
+        .block_on(async {
+            let key = russet_model::Key::from_stored(key);
+            Remote::connect(socket).commit(vec![Step::delete(key, None)]).await
+        })
+        .unwrap();
+}
