@@ -130,7 +130,9 @@ impl BlockCidr {
             return None;
         }
         Some(match self.0 {
-            IpNet::V4(net) => IpAddr::V4(Ipv4Addr::from(u32::from(net.network()) + u32::try_from(ordinal).ok()?)),
+            IpNet::V4(net) => {
+                IpAddr::V4(Ipv4Addr::from(u32::from(net.network()) + u32::try_from(ordinal).ok()?))
+            }
             IpNet::V6(net) => IpAddr::V6(Ipv6Addr::from(u128::from(net.network()) + ordinal as u128)),
         })
     }

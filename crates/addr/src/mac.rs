@@ -9,7 +9,9 @@ pub struct Mac(pub [u8; 6]);
 
 /// The text is not six two-digit hexadecimal octets joined by `:`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("invalid MAC address {0:?}: six hexadecimal octets joined by ':' are wanted, as in 0a:58:0a:80:00:0b")]
+#[error(
+    "invalid MAC address {0:?}: six hexadecimal octets joined by ':' are wanted, as in 0a:58:0a:80:00:0b"
+)]
 pub struct MacError(String);
 
 // === impl Mac ===

@@ -51,7 +51,7 @@ fn pods_reach_each_other_over_plain_routes() {
 fn an_ordinary_user_can_run_the_demo() {
     let _turn = demo_turn();
     let before = HostState::now();
-    let report = Russet::demo(&[]).as_ordinary_user().json();
+    let report = Russet::demo(&[]).by_ordinary_user().json();
     assert_all_reached(&report, 3, 2);
     assert_eq!(HostState::now(), before);
 }

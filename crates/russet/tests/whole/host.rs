@@ -89,7 +89,7 @@ impl Russet {
     }
 
     /// As uid 65534, from a directory and executable that everybody may read.
-    pub fn as_ordinary_user(self) -> Self {
+    pub fn by_ordinary_user(self) -> Self {
         let copy = std::env::temp_dir().join(format!("russet-under-test-{}", std::process::id()));
         std::fs::copy(env!("CARGO_BIN_EXE_russet"), &copy).unwrap();
         let mut command = Command::new(copy);
