@@ -1,0 +1,181 @@
+//! Calls to the cluster: one after another member, within a deadline, and never twice what must not be done twice.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tonic::metadata::MetadataValue;
+use tonic::{Request, Status};
+
+use crate::auth::{Auth, Token};
+use crate::backoff::Backoff;
+use crate::failure::{Class, Effect, Failure};
+use crate::members::{Connection, Members};
+use crate::proto::kv_client::KvClient;
+use crate::proto::lease_client::LeaseClient;
+use crate::proto::watch_client::WatchClient;
+use crate::{Settings, SettingsError};
+
+/// A call that may be repeated gives up on a silent member after this part of its deadline, so that another can still answer in time.
+const PATIENCE_PARTS: u32 = 3;
+/// Refused tokens in one call before it is the user that is wrong.
+const MAX_RENEWALS: u32 = 3;
+
+/// What all clones of one engine share.
+pub(crate) struct Client {
+    pub(crate) settings: Settings,
+    pub(crate) members: Members,
+    pub(crate) auth: Auth,
+}
+
+/// A connection to one member with what each request on it carries.
+#[derive(Clone)]
+pub(crate) struct Line {
+    pub(crate) connection: Connection,
+    pub(crate) token: Token,
+}
+
+// === impl Line ===
+
+impl Line {
+    /// Ranges. A block list of a cluster is far above gRPC's usual 4 MiB, and a page may hold one record of any size.
+    pub(crate) fn kv(&self) -> KvClient<tonic::transport::Channel> {
+        KvClient::new(self.connection.channel.clone()).max_decoding_message_size(usize::MAX)
+    }
+
+    pub(crate) fn lease(&self) -> LeaseClient<tonic::transport::Channel> {
+        LeaseClient::new(self.connection.channel.clone())
+    }
+
+    pub(crate) fn watch(&self) -> WatchClient<tonic::transport::Channel> {
+        WatchClient::new(self.connection.channel.clone()).max_decoding_message_size(usize::MAX)
+    }
+
+    /// A request with the token, which a member without a leader refuses at once (and ends, if it is a watch) instead of keeping it.
+    pub(crate) fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        let metadata = request.metadata_mut();
+        metadata.insert("hasleader", MetadataValue::from_static("true"));
+        if let Some(token) = &self.token.value {
+            metadata.insert("token", token.clone());
+        }
+        request
+    }
+}
+
+// === impl Client ===
+
+impl Client {
+    pub(crate) fn new(settings: Settings) -> Result<Arc<Self>, SettingsError> {
+        settings.check()?;
+        let members = Members::new(&settings)?;
+        let auth = Auth::new(&settings);
+        Ok(Arc::new(Self { settings, members, auth }))
+    }
+
+    /// Connects and authenticates where that is not done already. Failing here, nothing was asked yet.
+    pub(crate) async fn line(&self) -> Result<Line, Failure> {
+        let connection = self.members.connection(&self.settings).await?;
+        let patience = self.patience();
+        let mut failure = match tokio::time::timeout(patience, self.auth.token(&connection.channel)).await {
+            Ok(Ok(token)) => return Ok(Line { connection, token }),
+            Ok(Err(status)) => self.failure(&connection, &status),
+            Err(_) => Failure::silence(self.members.endpoint(&connection), patience),
+        };
+        if failure.class == Class::Ambiguous {
+            failure.class = Class::NotDone;
+        }
+        self.members.leave(&connection, &failure).await;
+        Err(failure)
+    }
+
+    pub(crate) fn failure(&self, connection: &Connection, status: &Status) -> Failure {
+        Failure::of(self.members.endpoint(connection), status)
+    }
+
+    /// Draws the consequences of a failure for the calls to come.
+    pub(crate) async fn learn(&self, line: &Line, failure: &Failure) {
+        match failure.class {
+            Class::Token => self.auth.refused(&line.token).await,
+            Class::NotDone | Class::Ambiguous | Class::Corrupt => {
+                self.members.leave(&line.connection, failure).await;
+            }
+            _ => {}
+        }
+    }
+
+    /// How long a member may be silent before a repeatable request goes to another.
+    pub(crate) fn patience(&self) -> Duration {
+        self.settings.deadline / PATIENCE_PARTS
+    }
+
+    /// Asks one member after another until one answers, the deadline passes, or asking again is out of the question.
+    pub(crate) async fn call<T, Answer>(
+        &self,
+        effect: Effect,
+        ask: impl Fn(Line) -> Answer + Send,
+    ) -> Result<T, Failure>
+    where
+        T: Send,
+        Answer: Future<Output = Result<T, Status>> + Send,
+    {
+        let deadline = Instant::now() + self.settings.deadline;
+        let mut backoff = Backoff::new();
+        let mut tries = 0;
+        let mut renewals = 0;
+        let mut unknown = false;
+        loop {
+            tries += 1;
+            let mut failure = match self.attempt(effect, deadline, &ask).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            renewals += u32::from(failure.class == Class::Token);
+            failure.after_unknown = unknown;
+            unknown |= failure.class == Class::Ambiguous;
+            let hopeless =
+                failure.class == Class::Token && (!self.auth.can_renew() || renewals > MAX_RENEWALS);
+            if hopeless || !failure.class.worth_another_try(effect) {
+                return Err(failure);
+            }
+            // Another member is asked at once; only after a full round is there a reason to wait.
+            let pause = if tries % self.members.count() == 0 { backoff.pause() } else { Duration::ZERO };
+            if Instant::now() + pause >= deadline {
+                return Err(failure);
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn attempt<T, Answer>(
+        &self,
+        effect: Effect,
+        deadline: Instant,
+        ask: &(impl Fn(Line) -> Answer + Send),
+    ) -> Result<T, Failure>
+    where
+        Answer: Future<Output = Result<T, Status>> + Send,
+    {
+        let line = match tokio::time::timeout_at(deadline, self.line()).await {
+            Ok(line) => line?,
+            Err(_) => {
+                let reason = format!("no connection within {:?}", self.settings.deadline);
+                return Err(Failure::unreachable("etcd", reason));
+            }
+        };
+        // Giving up early on what cannot be asked twice would only turn an answer into a doubt.
+        let until = match effect {
+            Effect::Once => deadline,
+            Effect::Read | Effect::Idempotent => deadline.min(Instant::now() + self.patience()),
+        };
+        let begun = Instant::now();
+        let failure = match tokio::time::timeout_at(until, ask(line.clone())).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(status)) => self.failure(&line.connection, &status),
+            Err(_) => Failure::silence(self.members.endpoint(&line.connection), begun.elapsed()),
+        };
+        self.learn(&line, &failure).await;
+        Err(failure)
+    }
+}

@@ -1,0 +1,282 @@
+//! What a failed exchange with a member means: whether it surely was not done, whether another member may do better, and what the
+//! caller is told. Decided here and nowhere else, from the gRPC status alone.
+
+use std::error::Error;
+
+use russet_store::{Cause, LeaseId, StoreError};
+use tonic::{Code, ConnectError, Status};
+
+/// What a member, or the way to it, said.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{endpoint}: {said}")]
+pub struct EtcdError {
+    endpoint: String,
+    said: String,
+}
+
+/// What a failure means for what was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Surely not done, and a later try or another member may do it.
+    NotDone,
+    /// Nobody knows whether it was done.
+    Ambiguous,
+    /// Not done: the token, or the lack of one, was refused.
+    Token,
+    /// Not done: the revision is no longer in the log.
+    Compacted,
+    /// Not done: there is no such lease.
+    NoLease,
+    /// Not done: there is such a lease already.
+    LeaseExists,
+    /// Not done: the server's space quota is used up.
+    Full,
+    /// The cluster found its own data corrupt.
+    Corrupt,
+    /// Not done, and it never will be.
+    Refused,
+}
+
+/// One failed exchange.
+#[derive(Debug, Clone)]
+pub(crate) struct Failure {
+    pub(crate) class: Class,
+    pub(crate) error: EtcdError,
+    /// The connection itself is suspect, and must not be used again.
+    pub(crate) transport: bool,
+    /// An earlier try of the same call may have taken effect.
+    pub(crate) after_unknown: bool,
+}
+
+/// What a call does to the store, which decides whether it may be sent twice and how it fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Changes nothing: may be sent again and again.
+    Read,
+    /// Twice is as good as once.
+    Idempotent,
+    /// Must not be sent again once it may have arrived.
+    Once,
+}
+
+// === impl Class ===
+
+impl Class {
+    /// Whether the same request may succeed at once on another member, or here later. An ambiguous one only where twice does no harm.
+    pub(crate) fn worth_another_try(self, effect: Effect) -> bool {
+        match self {
+            Self::NotDone | Self::Token => true,
+            Self::Ambiguous => effect != Effect::Once,
+            _ => false,
+        }
+    }
+
+    /// Reads a status that came from a member. The texts are etcd's (api/v3rpc/rpctypes/error.go), because its codes say too little.
+    fn of_answer(code: Code, message: &str) -> Self {
+        let says = |text: &str| message.contains(text);
+        match code {
+            Code::Unauthenticated => Self::Token,
+            // The interceptors that ask these come before the handler, so nothing was proposed.
+            Code::Unavailable if says("no leader") || says("not capable") || says("for learner") => {
+                Self::NotDone
+            }
+            Code::ResourceExhausted if says("database space exceeded") => Self::Full,
+            Code::ResourceExhausted if says("too many requests") => Self::NotDone,
+            // Raft refuses before the entry is appended.
+            Code::Unknown if says("proposal dropped") => Self::NotDone,
+            Code::Unknown | Code::InvalidArgument
+                if says("revision of auth store is old")
+                    || says("revision in header is old")
+                    || says("user name is empty") =>
+            {
+                Self::Token
+            }
+            Code::OutOfRange if says("has been compacted") => Self::Compacted,
+            Code::NotFound if says("lease not found") => Self::NoLease,
+            Code::FailedPrecondition if says("lease already exists") => Self::LeaseExists,
+            Code::DataLoss => Self::Corrupt,
+            Code::InvalidArgument
+            | Code::PermissionDenied
+            | Code::FailedPrecondition
+            | Code::OutOfRange
+            | Code::NotFound
+            | Code::ResourceExhausted
+            | Code::Unimplemented => Self::Refused,
+            _ => Self::Ambiguous,
+        }
+    }
+}
+
+// === impl Failure ===
+
+impl Failure {
+    /// Reads the status of a failed call to `endpoint`.
+    pub(crate) fn of(endpoint: &str, status: &Status) -> Self {
+        let unready = status.message().starts_with("Service was not ready");
+        let transport = unready || status.source().is_some();
+        let class = match transport {
+            false => Class::of_answer(status.code(), status.message()),
+            true if unready || never_connected(status) => Class::NotDone,
+            true => Class::Ambiguous,
+        };
+        Self::new(class, endpoint, sentence(status), transport)
+    }
+
+    /// No answer in time.
+    pub(crate) fn silence(endpoint: &str, waited: std::time::Duration) -> Self {
+        Self::new(Class::Ambiguous, endpoint, format!("no answer within {waited:?}"), true)
+    }
+
+    /// Could not even connect.
+    pub(crate) fn unreachable(endpoint: &str, reason: impl Into<String>) -> Self {
+        Self::new(Class::NotDone, endpoint, reason.into(), true)
+    }
+
+    /// An answer that does not fit the question.
+    pub(crate) fn nonsense(endpoint: &str, reason: &str) -> Self {
+        Self::new(Class::Corrupt, endpoint, reason.to_owned(), false)
+    }
+
+    pub(crate) fn new(class: Class, endpoint: &str, said: String, transport: bool) -> Self {
+        let error = EtcdError { endpoint: endpoint.to_owned(), said };
+        Self { class, error, transport, after_unknown: false }
+    }
+
+    /// What the caller of the store is told.
+    pub(crate) fn told(self, operation: String, effect: Effect) -> StoreError {
+        let unknown = effect != Effect::Read && (self.after_unknown || self.class == Class::Ambiguous);
+        let reason = self.error.to_string();
+        let source = Cause::new(self.error);
+        match self.class {
+            Class::Full => StoreError::Full { operation, source },
+            Class::Corrupt if effect == Effect::Read => StoreError::Corrupt { operation, source },
+            Class::Corrupt => StoreError::Unknown { operation, source },
+            _ if unknown => StoreError::Unknown { operation, source },
+            Class::NotDone | Class::Ambiguous | Class::Compacted => {
+                StoreError::Unavailable { operation, source }
+            }
+            Class::Token | Class::NoLease | Class::LeaseExists | Class::Refused => {
+                StoreError::Invalid { operation, reason }
+            }
+        }
+    }
+
+    /// The same for a call that is about a lease.
+    pub(crate) fn told_of_lease(self, lease: LeaseId, operation: String, effect: Effect) -> StoreError {
+        match self.class {
+            Class::NoLease => StoreError::NoLease { lease },
+            _ => self.told(operation, effect),
+        }
+    }
+}
+
+/// Whether the request found no connection to leave by.
+fn never_connected(status: &Status) -> bool {
+    causes(status).any(|cause| cause.downcast_ref::<ConnectError>().is_some())
+}
+
+fn causes(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {
+    chain(status.source())
+}
+
+/// An error and all that lies beneath it.
+pub(crate) fn chain<'a>(
+    mut next: Option<&'a (dyn Error + 'static)>,
+) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::from_fn(move || {
+        let error = next?;
+        next = error.source();
+        Some(error)
+    })
+}
+
+/// One line: the status and what lies beneath it, without control bytes.
+fn sentence(status: &Status) -> String {
+    let mut parts = vec![match status.message() {
+        "" => status.code().to_string(),
+        message => message.to_owned(),
+    }];
+    for cause in causes(status).map(ToString::to_string) {
+        if !parts.iter().any(|part| part.contains(&cause)) {
+            parts.push(cause);
+        }
+    }
+    printable(&parts.join(": "))
+}
+
+/// Somebody else's words as they may stand in a log.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn class(code: Code, message: &str) -> Class {
+        Failure::of("http://a:2379", &Status::new(code, message)).class
+    }
+
+    #[test]
+    fn only_what_was_surely_not_done_may_be_sent_again() {
+        for (code, message) in [
+            (Code::Unavailable, "etcdserver: leader changed"),
+            (Code::Unavailable, "etcdserver: request timed out"),
+            (Code::Unavailable, "etcdserver: request timed out, possibly due to previous leader failure"),
+            (Code::Unavailable, "etcdserver: server stopped"),
+            (Code::DeadlineExceeded, "context deadline exceeded"),
+            (Code::Cancelled, "context canceled"),
+            (Code::Internal, "anything"),
+            (Code::Unknown, "anything"),
+        ] {
+            let class = class(code, message);
+            assert!(!class.worth_another_try(Effect::Once), "{message}");
+            assert!(class.worth_another_try(Effect::Read), "{message}");
+        }
+        for (code, message) in [
+            (Code::Unavailable, "etcdserver: no leader"),
+            (Code::ResourceExhausted, "etcdserver: too many requests"),
+            (Code::Unknown, "raft proposal dropped"),
+            (Code::Unauthenticated, "etcdserver: invalid auth token"),
+        ] {
+            assert!(class(code, message).worth_another_try(Effect::Once), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_class_decides_what_the_caller_is_told() {
+        let told = |code, message, effect| {
+            Failure::of("http://a:2379", &Status::new(code, message)).told("commit".to_owned(), effect)
+        };
+        let timed_out = "etcdserver: request timed out";
+        assert!(matches!(told(Code::Unavailable, timed_out, Effect::Once), StoreError::Unknown { .. }));
+        assert!(matches!(told(Code::Unavailable, timed_out, Effect::Read), StoreError::Unavailable { .. }));
+        let full = told(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", Effect::Once);
+        assert!(matches!(full, StoreError::Full { .. }));
+        let denied = told(Code::PermissionDenied, "etcdserver: permission denied", Effect::Once);
+        assert_eq!(denied.to_string(), "commit: http://a:2379: etcdserver: permission denied");
+        assert!(matches!(denied, StoreError::Invalid { .. }));
+        assert_eq!(
+            class(Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted"),
+            Class::Compacted
+        );
+        assert_eq!(class(Code::NotFound, "etcdserver: requested lease not found"), Class::NoLease);
+    }
+
+    #[test]
+    fn a_retried_call_that_was_unknown_once_stays_unknown() {
+        let mut failure = Failure::unreachable("http://a:2379", "connection refused");
+        failure.after_unknown = true;
+        assert!(matches!(
+            failure.clone().told("grant".to_owned(), Effect::Idempotent),
+            StoreError::Unknown { .. }
+        ));
+        assert!(matches!(failure.told("get".to_owned(), Effect::Read), StoreError::Unavailable { .. }));
+    }
+
+    #[test]
+    fn a_servers_words_cannot_draw_on_the_terminal() {
+        let failure = Failure::of("http://a:2379", &Status::new(Code::Unknown, "\u{1b}[2Jgone\n"));
+        assert!(!failure.error.to_string().chars().any(char::is_control));
+    }
+}

@@ -1,0 +1,23 @@
+//! The etcd v3 engine of the store (DESIGN.md section 3): what `russet agent` and `russet ipam` hold when the location is `etcd:...`.
+//!
+//! One commit is one guarded transaction, one watch survives whatever happens to members and connections, and a transaction whose
+//! outcome nobody knows is never repeated. Records are what Calico writes (calico-ipam.md 1.1 and 2.1), so Go peers share them.
+
+mod auth;
+mod backoff;
+mod client;
+mod engine;
+mod failure;
+mod guard;
+mod lease;
+mod members;
+mod proto;
+mod range;
+mod secret;
+mod settings;
+mod watch;
+
+pub use engine::Etcd;
+pub use failure::EtcdError;
+pub use secret::Secret;
+pub use settings::{CALL_DEADLINE, LOCATION_SCHEME, Settings, SettingsError};

@@ -1,0 +1,152 @@
+//! Reads: one record, or all under a prefix, page by page at one revision, so that no answer is larger than a page.
+
+use russet_model::{Key, Prefix};
+use russet_store::{Record, Revision, Snapshot, StoreError};
+use tonic::Code;
+
+use crate::backoff::Backoff;
+use crate::client::Client;
+use crate::failure::{Class, Effect, Failure};
+use crate::proto::mvccpb::KeyValue;
+use crate::proto::{RangeRequest, RangeResponse};
+
+/// What a page should weigh: far above the cost of a round trip, far below what a node would notice in memory.
+const PAGE_BYTES: usize = 4 << 20;
+/// Records in the first page, when nothing is known of their size; at 1.4 MB each it is the largest page there is.
+const FIRST_PAGE: usize = 64;
+/// Most records in a page. Also what a page grows by, at most, is fourfold: small records may be followed by large ones.
+const MAX_PAGE: usize = 10_000;
+const MAX_GROWTH: usize = 4;
+/// Listings begun anew because the log was compacted under them. Compactions are minutes apart, pages milliseconds.
+const MAX_RESTARTS: usize = 5;
+
+/// Reads one record, as a majority has it.
+pub(crate) async fn get(client: &Client, key: &Key) -> Result<Option<Record>, StoreError> {
+    let request = RangeRequest { key: key.as_str().into(), ..RangeRequest::default() };
+    let answer = page(client, &request).await;
+    let answer = answer.map_err(|failure| failure.told(format!("get {key}"), Effect::Read))?;
+    Ok(answer.kvs.into_iter().next().and_then(record))
+}
+
+/// Reads all records under a prefix, as they were at one moment.
+pub(crate) async fn list(client: &Client, prefix: &Prefix) -> Result<Snapshot, StoreError> {
+    let mut backoff = Backoff::new();
+    let mut restarts = 0;
+    loop {
+        match pages(client, prefix).await {
+            Ok(snapshot) => return Ok(snapshot),
+            Err(failure) if failure.class == Class::Compacted && restarts < MAX_RESTARTS => restarts += 1,
+            Err(failure) => return Err(failure.told(format!("list {prefix}"), Effect::Read)),
+        }
+        tokio::time::sleep(backoff.pause()).await;
+    }
+}
+
+async fn pages(client: &Client, prefix: &Prefix) -> Result<Snapshot, Failure> {
+    let (key, range_end) = range_of(prefix);
+    let limit = i64::try_from(FIRST_PAGE).unwrap_or(1);
+    let mut request = RangeRequest { key, range_end, limit, ..RangeRequest::default() };
+    let mut records = Vec::new();
+    loop {
+        let answer = page(client, &request).await?;
+        if request.revision == 0 {
+            request.revision = answer.header.map_or(0, |header| header.revision);
+        }
+        let last = answer.kvs.last().map(|kv| kv.key.clone());
+        request.limit = next_limit(request.limit, &answer.kvs);
+        let more = answer.more;
+        records.extend(answer.kvs.into_iter().filter_map(record));
+        if !more {
+            return Ok(Snapshot { records, revision: revision(request.revision) });
+        }
+        // The smallest key above the last one.
+        request.key = last.ok_or_else(|| Failure::nonsense("etcd", "an empty page with more to follow"))?;
+        request.key.push(0);
+    }
+}
+
+async fn page(client: &Client, request: &RangeRequest) -> Result<RangeResponse, Failure> {
+    let ask = |line: crate::client::Line| {
+        let request = line.request(request.clone());
+        async move { Ok(line.kv().range(request).await?.into_inner()) }
+    };
+    let answer = client.call(Effect::Read, ask).await?;
+    match &answer.header {
+        Some(header) if header.revision > 0 => Ok(answer),
+        _ => {
+            let status = tonic::Status::new(Code::DataLoss, "an answer without a revision");
+            Err(Failure::of("etcd", &status))
+        }
+    }
+}
+
+/// How many records the next page should ask for, going by those of the last.
+fn next_limit(limit: i64, kvs: &[KeyValue]) -> i64 {
+    let bytes: usize = kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
+    let fitting = (PAGE_BYTES * kvs.len()).checked_div(bytes).unwrap_or(FIRST_PAGE);
+    let most = usize::try_from(limit).unwrap_or(1).saturating_mul(MAX_GROWTH).min(MAX_PAGE);
+    i64::try_from(fitting.clamp(1, most.max(1))).unwrap_or(1)
+}
+
+/// The range of all keys that begin with the prefix: from the prefix to the same with its last byte one higher.
+pub(crate) fn range_of(prefix: &Prefix) -> (Vec<u8>, Vec<u8>) {
+    let start = prefix.as_str().as_bytes().to_vec();
+    if start.is_empty() {
+        return (vec![0], vec![0]);
+    }
+    let mut end = start.clone();
+    // Prefixes are UTF-8, so that no byte is 255 and adding one cannot overflow.
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    (start, end)
+}
+
+/// A record of ours. Keys that are no text cannot be anybody's whose data we share, and are passed over.
+pub(crate) fn record(kv: KeyValue) -> Option<Record> {
+    let key = key(kv.key)?;
+    Some(Record { key, value: kv.value, revision: revision(kv.mod_revision) })
+}
+
+pub(crate) fn key(bytes: Vec<u8>) -> Option<Key> {
+    String::from_utf8(bytes).ok().map(Key::from_stored)
+}
+
+/// etcd counts with a sign and begins at 1.
+pub(crate) fn revision(of_etcd: i64) -> Revision {
+    Revision(u64::try_from(of_etcd).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_a_range_of_keys() {
+        let (start, end) = range_of(&Prefix::from_stored("/calico/ipam/v2/host/node1/"));
+        assert_eq!(
+            (&start[..], &end[..]),
+            (&b"/calico/ipam/v2/host/node1/"[..], &b"/calico/ipam/v2/host/node10"[..])
+        );
+        assert_eq!(range_of(&Prefix::from_stored("")), (vec![0], vec![0]));
+    }
+
+    #[test]
+    fn pages_follow_the_size_of_what_they_hold() {
+        let kvs = |count: usize, bytes: usize| {
+            let kv = KeyValue { key: Vec::new(), mod_revision: 1, value: vec![0; bytes] };
+            vec![kv; count]
+        };
+        assert_eq!(next_limit(64, &kvs(64, 20_000)), 209);
+        assert_eq!(next_limit(64, &kvs(64, 100)), 256);
+        assert_eq!(next_limit(9_000, &kvs(9_000, 10)), 10_000);
+        assert_eq!(next_limit(64, &kvs(3, 1_400_000)), 2);
+        assert_eq!(next_limit(64, &kvs(1, 8 << 20)), 1);
+        assert_eq!(next_limit(64, &[]), 64);
+    }
+
+    #[test]
+    fn a_key_that_is_no_text_is_passed_over() {
+        assert_eq!(record(KeyValue { key: vec![0xff], mod_revision: 1, value: Vec::new() }), None);
+    }
+}

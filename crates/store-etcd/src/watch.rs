@@ -1,0 +1,276 @@
+//! A watch: a snapshot, then the log from there. A task follows the log; when a connection, a member or the leader is lost it goes on
+//! from where it was, when the log is gone it lists and tells only what differs, and when nobody takes its events it lets go of the
+//! stream, so that one slow watcher neither fills memory nor blocks the connection that others share.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use russet_model::Prefix;
+use russet_store::{BoxFuture, Cause, Event, Known, StoreError, Watch};
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::task::AbortHandle;
+use tokio_stream::StreamExt;
+use tonic::{Status, Streaming};
+
+use crate::backoff::Backoff;
+use crate::client::{Client, Line};
+use crate::failure::{Class, Effect, Failure, printable};
+use crate::proto::mvccpb::event::EventType;
+use crate::proto::watch_request::RequestUnion;
+use crate::proto::{WatchCreateRequest, WatchRequest, WatchResponse, mvccpb};
+use crate::range;
+
+/// Batches that may wait for the watcher. The server splits them at its request limit, 2 MiB by default.
+const TOLD_MAX: usize = 16;
+/// Refusals for lack of permission before the watcher hears of it: 3.4 answers so to a token that has run out, too.
+const MAX_REFUSALS: u32 = 2;
+
+type Told = Result<VecDeque<Event>, StoreError>;
+
+/// The watcher's end. Dropping it ends the task.
+pub(crate) struct EtcdWatch {
+    ready: VecDeque<Event>,
+    told: mpsc::Receiver<Told>,
+    task: AbortHandle,
+}
+
+/// The task's end.
+struct Follower {
+    client: Arc<Client>,
+    prefix: Prefix,
+    known: Known,
+    /// Everything up to this revision has been taken in.
+    at: i64,
+    told: mpsc::Sender<Told>,
+    backoff: Backoff,
+    refusals: u32,
+}
+
+/// Why a stream came to its end.
+enum Ended {
+    /// Nobody watches any more.
+    Unwatched,
+    /// The watcher did not keep up; this could not be told.
+    Slow(VecDeque<Event>),
+    /// The log does not reach back to where we are.
+    Compacted,
+    Failed(Failure),
+}
+
+// === impl EtcdWatch ===
+
+impl EtcdWatch {
+    /// Lists, and follows from there.
+    pub(crate) async fn begin(client: Arc<Client>, prefix: Prefix) -> Result<Self, StoreError> {
+        let snapshot = range::list(&client, &prefix).await?;
+        let at = position(&snapshot);
+        let mut known = Known::new();
+        let ready = known.absorb(snapshot);
+        let (teller, told) = mpsc::channel(TOLD_MAX);
+        let follower =
+            Follower { client, prefix, known, at, told: teller, backoff: Backoff::new(), refusals: 0 };
+        let task = tokio::spawn(follower.run()).abort_handle();
+        Ok(Self { ready, told, task })
+    }
+
+    async fn advance(&mut self) -> Result<Event, StoreError> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Ok(event);
+            }
+            match self.told.recv().await {
+                Some(told) => self.ready = told?,
+                None => {
+                    let source = Cause::text("the runtime is shutting down");
+                    return Err(StoreError::Unavailable { operation: "watch".to_owned(), source });
+                }
+            }
+        }
+    }
+}
+
+impl Watch for EtcdWatch {
+    fn next<'a>(&'a mut self) -> BoxFuture<'a, Result<Event, StoreError>> {
+        Box::pin(self.advance())
+    }
+}
+
+impl Drop for EtcdWatch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+// === impl Follower ===
+
+impl Follower {
+    async fn run(mut self) {
+        while !self.told.is_closed() {
+            let told = match self.follow().await {
+                Ended::Unwatched => return,
+                Ended::Slow(batch) => Ok(batch),
+                Ended::Compacted => match self.relist().await {
+                    Some(told) => told,
+                    None => continue,
+                },
+                Ended::Failed(failure) => match self.after(failure).await {
+                    Some(error) => Err(error),
+                    None => continue,
+                },
+            };
+            if self.told.send(told).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// What follows from a broken stream: nothing but a pause, unless no later try can succeed.
+    async fn after(&mut self, failure: Failure) -> Option<StoreError> {
+        tracing::debug!(prefix = %self.prefix, at = self.at, error = %failure.error, "etcd watch");
+        tokio::time::sleep(self.backoff.pause()).await;
+        self.refusals += u32::from(matches!(failure.class, Class::Token | Class::Refused));
+        if self.refusals > MAX_REFUSALS || failure.class == Class::Corrupt {
+            self.refusals = 0;
+            return Some(failure.told(format!("watch {}", self.prefix), Effect::Read));
+        }
+        None
+    }
+
+    /// The log is gone: what differs from what was told. `None` when that has to be tried again.
+    async fn relist(&mut self) -> Option<Told> {
+        match range::list(&self.client, &self.prefix).await {
+            Ok(snapshot) => {
+                self.at = position(&snapshot);
+                Some(Ok(self.known.absorb(snapshot)))
+            }
+            Err(error @ StoreError::Unavailable { .. }) => {
+                tracing::debug!(prefix = %self.prefix, error = %error, "etcd watch: list again");
+                tokio::time::sleep(self.backoff.pause()).await;
+                None
+            }
+            Err(error) => {
+                tokio::time::sleep(self.backoff.pause()).await;
+                Some(Err(error))
+            }
+        }
+    }
+
+    /// Uses one stream until it ends.
+    async fn follow(&mut self) -> Ended {
+        let line = match self.client.line().await {
+            Ok(line) => line,
+            Err(failure) => return Ended::Failed(failure),
+        };
+        let ended = match self.subscribe(&line).await {
+            Ok(stream) => self.take(&line, stream).await,
+            Err(failure) => Ended::Failed(failure),
+        };
+        if let Ended::Failed(failure) = &ended {
+            self.client.learn(&line, failure).await;
+        }
+        ended
+    }
+
+    async fn subscribe(&self, line: &Line) -> Result<Streaming<WatchResponse>, Failure> {
+        let (key, range_end) = range::range_of(&self.prefix);
+        let create = WatchCreateRequest {
+            key,
+            range_end,
+            start_revision: self.at + 1,
+            progress_notify: true,
+            fragment: true,
+        };
+        let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+        // The stream stays open on our side: its end would be ours.
+        let requests = tokio_stream::once(create).chain(tokio_stream::pending());
+        let mut client = line.watch();
+        let patience = self.client.patience();
+        match tokio::time::timeout(patience, client.watch(line.request(requests))).await {
+            Ok(Ok(stream)) => Ok(stream.into_inner()),
+            Ok(Err(status)) => Err(self.client.failure(&line.connection, &status)),
+            Err(_) => Err(Failure::silence(self.client.members.endpoint(&line.connection), patience)),
+        }
+    }
+
+    async fn take(&mut self, line: &Line, mut stream: Streaming<WatchResponse>) -> Ended {
+        loop {
+            let message = tokio::select! {
+                message = stream.message() => message,
+                () = self.told.closed() => return Ended::Unwatched,
+            };
+            let response = match message {
+                Ok(Some(response)) => response,
+                Ok(None) => {
+                    let status = Status::unavailable("the member ended the watch");
+                    return Ended::Failed(self.client.failure(&line.connection, &status));
+                }
+                Err(status) => return Ended::Failed(self.client.failure(&line.connection, &status)),
+            };
+            if response.compact_revision > 0 {
+                return Ended::Compacted;
+            }
+            if response.canceled {
+                return Ended::Failed(self.canceled(line, &response));
+            }
+            self.backoff.reset();
+            self.refusals = 0;
+            let batch = self.admit(response);
+            if batch.is_empty() {
+                continue;
+            }
+            match self.told.try_send(Ok(batch)) {
+                Ok(()) => {}
+                Err(TrySendError::Full(Ok(batch))) => return Ended::Slow(batch),
+                Err(_) => return Ended::Unwatched,
+            }
+        }
+    }
+
+    /// Reads why a member ended a watch. With credentials a lack of permission may be a token that has run out.
+    fn canceled(&self, line: &Line, response: &WatchResponse) -> Failure {
+        let reason = printable(&response.cancel_reason);
+        let says = |text: &str| reason.contains(text);
+        let denied = says("permission denied") || says("auth") || says("user name is empty");
+        let class = match denied {
+            true if self.client.auth.can_renew() => Class::Token,
+            true => Class::Refused,
+            false => Class::NotDone,
+        };
+        Failure::new(class, self.client.members.endpoint(&line.connection), reason, false)
+    }
+
+    /// Takes in a response: what is new of it, in order. The position moves only past whole revisions.
+    fn admit(&mut self, response: WatchResponse) -> VecDeque<Event> {
+        let reached = match response.events.last().and_then(|event| event.kv.as_ref()) {
+            Some(last) => last.mod_revision,
+            // Told unasked: nothing below this revision is on its way any more. The answer to the creation says no such thing.
+            None if !response.created => response.header.map_or(0, |header| header.revision),
+            None => 0,
+        };
+        let at = self.at;
+        let events = response.events.into_iter().filter_map(|event| translate(event, at));
+        let batch = events.filter_map(|event| self.known.admit(event)).collect();
+        if !response.fragment {
+            self.at = self.at.max(reached);
+        }
+        batch
+    }
+}
+
+fn position(snapshot: &russet_store::Snapshot) -> i64 {
+    i64::try_from(snapshot.revision.0).unwrap_or(i64::MAX)
+}
+
+/// An event of ours, unless it lies before `at`: a member that was behind may tell old ones.
+fn translate(event: mvccpb::Event, at: i64) -> Option<Event> {
+    let kind = event.r#type();
+    let kv = event.kv.filter(|kv| kv.mod_revision > at)?;
+    match kind {
+        EventType::Put => range::record(kv).map(Event::Put),
+        EventType::Delete => {
+            let revision = range::revision(kv.mod_revision);
+            range::key(kv.key).map(|key| Event::Deleted { key, revision })
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! The engine against real etcd servers. All of it needs the `etcd` and `etcdctl` programs: run with `--include-ignored`.
+
+mod auth;
+mod cluster;
+mod conformance;
+mod proxy;
+mod server;
+mod silence;
+mod tls;
+mod volume;
+mod watch;
+
+use russet_model::{HandleId, Key};
+
+/// The key of the nth handle.
+fn key(n: usize) -> Key {
+    Key::handle(&HandleId::new(format!("k8s-pod-network.{n:06}")).unwrap())
+}
