@@ -14,11 +14,13 @@ use crate::node::Node;
 pub async fn run(node: &Node, request: &Request) -> Result<(), CniError> {
     let Some(valid) = request.config.valid_attachments()? else { return Ok(()) };
     let network = &request.config.name;
-    let mut errors = detach_stale(node, network, &valid).await?;
+    let errors = detach_stale(node, network, &valid).await?;
     if errors.is_empty() {
         // Not before: an interface that could not be taken down may still answer for its address.
         let stale = stale_addresses(node, network, &valid).await?;
-        errors.extend(node.allocator.release_ips(&stale).await.err().map(|error| error.to_string()));
+        let released = node.allocator.release_ips(&stale).await;
+        released
+            .map_err(|error| failure::ipam("addresses that are no longer valid are still held", error))?;
     }
     if errors.is_empty() {
         return Ok(());
@@ -63,12 +65,35 @@ async fn stale_addresses(
     let stale = |held: Held| {
         let handle = HandleId::new(held.attribute.handle_id.as_deref()?).ok()?;
         // Blocks are shared with peers: only handles of this network are ours to judge (calico-cni.md section 3.7).
-        let container = handle.as_str().strip_prefix(network.as_str())?.strip_prefix('.')?;
-        let container = ContainerId::new(container).ok()?;
+        let container = container_of(&handle, network)?;
         let ifname = held.attribute.get("interface").and_then(|name| IfName::new(name).ok());
         let (address, sequence_number) = (held.address, Some(held.sequence_number));
         let options = ReleaseOptions { address, handle: Some(handle), sequence_number };
         (!is_valid(valid, &container, ifname.as_ref())).then_some(options)
     };
     Ok(held.into_iter().filter_map(stale).collect())
+}
+
+/// The container that a handle of `network` is for. With a dot in it, `a.b.c` may as well be container `c` of network `a.b`, whose list of what is
+/// valid is another: it is left to its own DEL.
+fn container_of(handle: &HandleId, network: &NetworkName) -> Option<ContainerId> {
+    let container = handle.as_str().strip_prefix(network.as_str())?.strip_prefix('.')?;
+    ContainerId::new(container).ok().filter(|container| !container.as_str().contains('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_of_a_network_with_a_longer_name_are_not_ours() {
+        let container = |handle: &str| {
+            let found = container_of(&HandleId::new(handle).unwrap(), &"net".parse().unwrap());
+            found.map(|container| container.to_string())
+        };
+        assert_eq!(container("net.abc"), Some("abc".to_owned()));
+        for other in ["net.v2.abc", "net-v2.abc", "other.abc", "net."] {
+            assert_eq!(container(other), None, "{other}");
+        }
+    }
 }

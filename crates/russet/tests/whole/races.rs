@@ -35,14 +35,16 @@ fn a_kernel_that_refused_at_first_does_not_keep_the_node_unready() {
     ip(&node, &["link", "add", "vxlan-rival", "type", "vxlan", "id", "4096", "dstport", "4789"]);
     ip(&node, &["link", "set", "vxlan-rival", "up"]);
     let netns = russet_linux::NetNs::open(node.netns().path()).unwrap();
+    let log = node.path("agent.log");
     let rival = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_secs(2));
+        let refused =
+            || std::fs::read_to_string(&log).is_ok_and(|log| log.contains("the kernel refused a change"));
+        eventually(PATIENCE, refused);
         let delete = || Command::new("ip").args(["link", "del", "vxlan-rival"]).status().unwrap();
         assert!(netns.with(delete).unwrap().success());
     });
     node.start_agent();
     rival.join().unwrap();
-    assert!(node.log().contains("the kernel refused a change"), "{}", node.log());
 }
 
 /// The node's record as the store has it; none when there is none.
@@ -99,4 +101,16 @@ fn delete_record(node: &TestNode, key: &str) {
             Remote::connect(socket).commit(vec![Step::delete(key, None)]).await
         })
         .unwrap();
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn gc_of_a_network_spares_networks_whose_names_begin_alike() {
+    let mut node = TestNode::start(&[]);
+    let pod = node.pod();
+    let other = json!({ "name": "testnet.v2" });
+    let addresses = node.verb("ADD", &pod, "eth0", other).addresses();
+    let gc = node.config(json!({ "cni.dev/valid-attachments": [] }));
+    assert_eq!(node.run(&[("CNI_COMMAND", "GC")], gc.to_string().as_bytes()).status, 0);
+    assert_eq!(node.allocated(), addresses.len());
 }
