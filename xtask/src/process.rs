@@ -110,6 +110,8 @@ fn descendants(root: u32, parents: &BTreeMap<u32, u32>) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
@@ -131,7 +133,12 @@ mod tests {
         let mut lines = Vec::new();
         let ended = watch(&mut command, Duration::from_millis(300), |line| lines.push(line.to_owned()));
         assert!(matches!(ended, Ok(Ended::Deadline(_))));
-        let stat = fs::read_to_string(format!("/proc/{}/stat", lines[0])).unwrap_or_default();
-        assert!(stat.is_empty() || stat.contains(") Z "), "still there: {stat}");
+        // It was killed; the kernel may need a moment to take it away.
+        let stat = || fs::read_to_string(format!("/proc/{}/stat", lines[0])).unwrap_or_default();
+        let started = Instant::now();
+        while !(stat().is_empty() || stat().contains(") Z ")) {
+            assert!(started.elapsed() < Duration::from_secs(5), "still there: {}", stat());
+            std::thread::yield_now();
+        }
     }
 }

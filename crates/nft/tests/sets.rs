@@ -38,9 +38,6 @@ fn listed(table: &str, name: &str, kind: &str) -> Value {
 fn cases(table: &Table) -> Vec<(Set, Vec<Element>, &'static str)> {
     use KeyType::{IfName, InetProto, InetService, Ipv4Addr, Ipv6Addr, Mark};
     let set = |name: &str, key: &[KeyType]| Set::new(table, name, key);
-    let endpoint = |address: &str, protocol, ports| {
-        Element::concatenation([net(address).into(), KeyPart::protocol(protocol), ports])
-    };
     vec![
         (
             set("v4", &[Ipv4Addr]),
@@ -99,6 +96,17 @@ fn cases(table: &Table) -> Vec<(Set, Vec<Element>, &'static str)> {
             vec![Element::new(ip("10.0.0.1"))],
             "set fixed { type ipv4_addr; flags constant; elements = { 10.0.0.1 }; }",
         ),
+    ]
+}
+
+/// Concatenated keys, and maps.
+fn compound_cases(table: &Table) -> Vec<(Set, Vec<Element>, &'static str)> {
+    use KeyType::{IfName, InetProto, InetService, Ipv4Addr, Mark};
+    let set = |name: &str, key: &[KeyType]| Set::new(table, name, key);
+    let endpoint = |address: &str, protocol, ports| {
+        Element::concatenation([net(address).into(), KeyPart::protocol(protocol), ports])
+    };
+    vec![
         (
             set("eps", &[Ipv4Addr, InetProto, InetService]),
             vec![
@@ -144,7 +152,7 @@ fn nft_reads_every_set_and_element_and_we_read_nfts() {
         run("nft", &["table inet theirs { chain c { }\n}"]);
         let mut nft = Nft::open().unwrap();
         nft.commit(Transaction::new().add_table(&table).add_chain(&Chain::new(&table, "c"))).unwrap();
-        for (set, elements, words) in cases(&table) {
+        for (set, elements, words) in cases(&table).into_iter().chain(compound_cases(&table)) {
             let mut change = Transaction::new();
             change.add_set(&set).add_elements(&set, &elements);
             nft.commit(&change).unwrap_or_else(|error| panic!("{words}: {error}"));

@@ -133,8 +133,14 @@ fn play(seed: u64, mode: Mode) {
     }
     drop(work);
     bench.sim.set_faults(Faults::default());
+    assert_owned_once(&bench, &held, seed, mode);
+    assert_nothing_leaks(&bench, &ids, seed, mode);
+}
+
+/// What was given out is stored, and nobody else has it.
+fn assert_owned_once(bench: &Bench, held: &BTreeMap<String, Vec<IpAddr>>, seed: u64, mode: Mode) {
     let mut owners: BTreeMap<IpAddr, &String> = BTreeMap::new();
-    for (id, addresses) in &held {
+    for (id, addresses) in held {
         let stored: Vec<IpAddr> =
             run(bench.ipam.ips_by_handle(&handle(id))).unwrap().iter().map(|held| held.address).collect();
         for address in addresses {
@@ -147,7 +153,11 @@ fn play(seed: u64, mode: Mode) {
             assert!(other.is_none(), "seed {seed} {mode:?}: {address} is given to {id} and {other:?}");
         }
     }
-    for id in &ids {
+}
+
+/// After the runtime has asked for every DEL, nothing is left.
+fn assert_nothing_leaks(bench: &Bench, ids: &BTreeSet<String>, seed: u64, mode: Mode) {
+    for id in ids {
         bench.release(id);
     }
     for record in bench.sim.records().values() {
