@@ -7,13 +7,17 @@ use russet_addr::{ContainerId, Family, IfName, IpNet, host_net};
 use russet_attach::{Attached, Attachment, Detachment, Dialect};
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{Call, CniError, CniResult, Interface, IpConfig};
-use russet_ipam::{Assigned, Request as AddressRequest};
-use russet_model::{Attribute, HandleId};
+use russet_ipam::{Assigned, Clock, Held, IpamError, ReleaseOptions, Request as AddressRequest, SystemClock};
+use russet_model::{Attribute, HandleId, time};
 
 use crate::failure;
 use crate::node::Node;
 use crate::settings::Settings;
 use crate::target::Target;
+use crate::wiring::Unattached;
+
+/// The attribute with the time of a request, as peers write it.
+const MARK: &str = "timestamp";
 
 /// Carries out one request.
 pub async fn run(node: &Node, request: &Request) -> Result<Option<CniResult>, CniError> {
@@ -30,11 +34,12 @@ async fn add(node: &Node, request: &Request, target: &Target) -> Result<CniResul
     let settings = Settings::read(request)?;
     let netns = target.open_netns()?;
     let handle = handle(target);
-    let assigned = allocate(node, &settings, target, &handle).await?;
+    let mark = time::go_timestamp(SystemClock.now());
+    let assigned = allocate(node, &settings, target, &handle, &mark).await?;
     let attachment = attachment(node, &settings, target, &assigned.addresses);
     match node.wiring.attach(attachment, netns).await {
         Ok(attached) => Ok(result(request, target, &attached, &assigned.addresses)),
-        Err(error) => Err(give_back(node, target, &handle, &assigned, error).await),
+        Err(failed) => Err(give_back(node, &handle, &mark, failed).await),
     }
 }
 
@@ -48,6 +53,7 @@ async fn allocate(
     settings: &Settings,
     target: &Target,
     handle: &HandleId,
+    mark: &str,
 ) -> Result<Assigned, CniError> {
     let families = families(node, settings).await?;
     let count = |family| u32::from(families.contains(&family));
@@ -56,7 +62,7 @@ async fn allocate(
         v6: count(Family::V6),
         pools4: settings.ipv4_pools.clone(),
         pools6: settings.ipv6_pools.clone(),
-        attributes: attributes(target),
+        attributes: attributes(target, mark),
         // The agent routes blocks, not yet single addresses: a borrowed one would be reached by nobody on other nodes.
         borrow: false,
         ..AddressRequest::pod(node.name.clone(), handle.clone())
@@ -82,9 +88,13 @@ async fn families(node: &Node, settings: &Settings) -> Result<Vec<Family>, CniEr
     Ok(families)
 }
 
-/// What the block remembers of the pod, apart from what the allocator adds itself (calico-ipam.md section 1.4).
-fn attributes(target: &Target) -> BTreeMap<String, String> {
-    let mut attributes = BTreeMap::from([("interface".to_owned(), target.ifname.to_string())]);
+/// What the block remembers of the pod, apart from what the allocator adds itself (calico-ipam.md section 1.4). The time tells this request's addresses
+/// from those that an earlier one took.
+fn attributes(target: &Target, mark: &str) -> BTreeMap<String, String> {
+    let mut attributes = BTreeMap::from([
+        ("interface".to_owned(), target.ifname.to_string()),
+        (MARK.to_owned(), mark.to_owned()),
+    ]);
     if let Some(pod) = &target.pod {
         attributes.insert("namespace".to_owned(), pod.namespace.clone());
         attributes.insert("pod".to_owned(), pod.name.clone());
@@ -122,20 +132,28 @@ fn result(request: &Request, target: &Target, attached: &Attached, addresses: &[
 }
 
 /// After a failed ADD: what this very request took is given back; what an earlier one holds stays.
-async fn give_back(
-    node: &Node,
-    target: &Target,
-    handle: &HandleId,
-    assigned: &Assigned,
-    mut error: CniError,
-) -> CniError {
-    if assigned.existing {
-        return error;
-    }
-    if let Err(also) = node.allocator.release_by_handle(handle, Some(&target.ifname)).await {
-        error.details = format!("{}; its addresses are still held until DEL: {also}", error.details);
+async fn give_back(node: &Node, handle: &HandleId, mark: &str, failed: Unattached) -> CniError {
+    let mut error = failed.error;
+    let held = if failed.undone {
+        release_marked(node, handle, mark).await.err().map(|also| also.to_string())
+    } else {
+        Some("something may still answer for them".to_owned())
+    };
+    if let Some(reason) = held {
+        error.details = format!("{}; its addresses are still held until DEL: {reason}", error.details);
     }
     error
+}
+
+async fn release_marked(node: &Node, handle: &HandleId, mark: &str) -> Result<(), IpamError> {
+    let held = node.allocator.ips_by_handle(handle).await?;
+    let ours = held.into_iter().filter(|held| held.attribute.get(MARK) == Some(mark));
+    let options = |held: Held| ReleaseOptions {
+        address: held.address,
+        handle: Some(handle.clone()),
+        sequence_number: Some(held.sequence_number),
+    };
+    node.allocator.release_ips(&ours.map(options).collect::<Vec<_>>()).await.map(drop)
 }
 
 /// Everything is tried, whatever fails; errors are told together.
@@ -226,3 +244,6 @@ fn status(node: &Node) -> Result<(), CniError> {
         Some(reason) => Err(CniError::not_available("pods cannot be attached on this node yet", reason)),
     }
 }
+
+#[cfg(test)]
+mod tests;

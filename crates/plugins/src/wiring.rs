@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use russet_attach::{
-    Attached, Attachment, CheckError, DetachError, Detachment, Executor, Mismatch, OwnedLink, Reaped,
-    Removal, loopback,
+    AttachError, Attached, Attachment, CheckError, DetachError, Detachment, Executor, Mismatch, OwnedLink,
+    Reaped, Removal, loopback,
 };
 use russet_cni_spec::CniError;
 use russet_linux::NetNs;
@@ -21,15 +21,36 @@ pub struct Wiring {
     idle: Arc<Mutex<Vec<Socket>>>,
 }
 
+/// An interface that could not be wired.
+#[derive(Debug)]
+pub struct Unattached {
+    /// Why.
+    pub error: CniError,
+    /// Nothing of it is left; otherwise something may still answer for its addresses.
+    pub undone: bool,
+}
+
+// === impl Unattached ===
+
+impl From<CniError> for Unattached {
+    fn from(error: CniError) -> Self {
+        Self { error, undone: true }
+    }
+}
+
 // === impl Wiring ===
 
 impl Wiring {
     /// Wires an interface.
-    pub async fn attach(&self, attachment: Attachment, netns: NetNs) -> Result<Attached, CniError> {
+    pub async fn attach(&self, attachment: Attachment, netns: NetNs) -> Result<Attached, Unattached> {
+        let failed = |error: AttachError| {
+            let undone = error.undo.is_empty();
+            Unattached { error: failure::attach(error), undone }
+        };
         self.run(move |socket| {
             let plan = russet_attach::plan(&attachment)
                 .map_err(|e| CniError::invalid_config("the interface cannot be", e))?;
-            Executor::new(socket).attach(&plan, &netns).map_err(failure::attach)
+            Executor::new(socket).attach(&plan, &netns).map_err(failed)
         })
         .await
     }
@@ -77,10 +98,10 @@ impl Wiring {
         self.run(move |_| loopback::is_up(&netns).map_err(failed)).await
     }
 
-    async fn run<T: Send + 'static>(
+    async fn run<T: Send + 'static, E: From<CniError> + Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Socket) -> Result<T, CniError> + Send + 'static,
-    ) -> Result<T, CniError> {
+        work: impl FnOnce(&mut Socket) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E> {
         let idle = Arc::clone(&self.idle);
         let done = tokio::task::spawn_blocking(move || {
             let taken = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -97,7 +118,8 @@ impl Wiring {
             }
             done
         });
-        done.await.unwrap_or_else(|error| Err(CniError::internal("the wiring stopped half-way", error)))
+        done.await
+            .unwrap_or_else(|error| Err(CniError::internal("the wiring stopped half-way", error).into()))
     }
 }
 
