@@ -1,1 +1,228 @@
-//! Later.
+//! Three members, of which one is killed, one stands still and the leader moves, while writers count and a watch listens.
+
+use std::time::{Duration, Instant};
+
+use russet_model::Prefix;
+use russet_store::{Event, Revision, Step, Store, StoreError};
+use russet_store_etcd::Etcd;
+use russet_testkit::eventually_some;
+
+use crate::key;
+use crate::server::{Cluster, Member, PATIENCE};
+
+/// Writers, and how often each adds one at least; they go on until the disturbances are over.
+const WRITERS: usize = 8;
+const ADDITIONS: usize = 50;
+
+/// What one writer knows: the additions that took effect, and how often it had to look because nobody could say.
+#[derive(Default, Debug)]
+struct Tally {
+    added: usize,
+    unknown: usize,
+    conflicts: usize,
+    unavailable: usize,
+}
+
+fn number(value: &[u8]) -> usize {
+    let text = std::str::from_utf8(value).unwrap();
+    text.split(' ').next().unwrap().parse().unwrap()
+}
+
+/// Adds one to the shared counter and one to the writer's own record in one commit, so that a lost answer can be looked up.
+async fn add(store: &Etcd, writer: usize, tally: &mut Tally) {
+    let (counter, own) = (key(0), key(writer + 1));
+    let read = async {
+        let counter = store.get(&counter).await?.unwrap();
+        Ok::<_, StoreError>((counter, store.get(&own).await?.unwrap()))
+    };
+    let (shared, mine) = match read.await {
+        Ok(both) => both,
+        Err(error) => {
+            assert!(error.retryable(), "{error}");
+            tally.unavailable += 1;
+            return;
+        }
+    };
+    // What a lost answer turned out to be.
+    tally.added = number(&mine.value);
+    let steps = vec![
+        Step::update(counter, (number(&shared.value) + 1).to_string(), shared.revision),
+        Step::update(own, (tally.added + 1).to_string(), mine.revision),
+    ];
+    match store.commit(steps).await.map_err(|error| error.error) {
+        Ok(_) => tally.added += 1,
+        Err(StoreError::Conflict { .. }) => tally.conflicts += 1,
+        Err(error) if error.outcome_unknown() => tally.unknown += 1,
+        Err(error) => {
+            assert!(error.retryable(), "{error}");
+            tally.unavailable += 1;
+        }
+    }
+}
+
+/// The member that leads now.
+fn leader(cluster: &Cluster) -> usize {
+    let leads = |member: &Member| {
+        let status = member.etcdctl(&["endpoint", "status", "--write-out=json"]);
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        status[0]["Status"]["leader"] == status[0]["Status"]["header"]["member_id"]
+    };
+    eventually_some(PATIENCE, || cluster.members.iter().position(leads))
+}
+
+/// Kills the leader, brings it back, lets another leader stand still for longer than an election, and lets it go on.
+fn disturb(mut cluster: Cluster) -> Cluster {
+    for round in 0..2 {
+        let first = leader(&cluster);
+        eprintln!("round {round}: kill the leader m{first}");
+        cluster.members[first].kill();
+        settle(&cluster, first);
+        cluster.members[first].start();
+        cluster.wait();
+        let second = leader(&cluster);
+        eprintln!("round {round}: the leader m{second} stands still");
+        cluster.members[second].stop();
+        settle(&cluster, second);
+        cluster.members[second].resume();
+        cluster.wait();
+        let third = (leader(&cluster) + 1) % cluster.members.len();
+        eprintln!("round {round}: the follower m{third} is killed");
+        cluster.members[third].kill();
+        settle(&cluster, third);
+        cluster.members[third].start();
+        cluster.wait();
+    }
+    cluster
+}
+
+/// Waits until the others agree on something again.
+fn settle(cluster: &Cluster, without: usize) {
+    (0..cluster.members.len()).filter(|index| *index != without).for_each(|index| cluster.wait_for(index));
+}
+
+/// Follows the counter and insists that it never goes back and no addition is told twice.
+async fn follow(store: Etcd, mut over: tokio::sync::watch::Receiver<Option<usize>>) -> usize {
+    let mut watch = store.watch(&Prefix::handles()).await.unwrap();
+    let mut seen = 0;
+    let mut last = Revision(0);
+    loop {
+        if over.borrow().is_some_and(|total| total == seen) {
+            return seen;
+        }
+        tokio::select! {
+            event = watch.next() => match event.unwrap() {
+                Event::Snapshot(snapshot) => last = snapshot.revision,
+                Event::Put(record) => {
+                    assert!(record.revision >= last, "{record:?} after {last:?}");
+                    last = record.revision;
+                    if record.key == key(0) {
+                        assert_eq!(number(&record.value), seen + 1, "each addition is told, once");
+                        seen += 1;
+                    }
+                }
+                Event::Deleted { key, .. } => panic!("nobody deletes {key}"),
+            },
+            changed = over.changed() => changed.unwrap(),
+        }
+    }
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn the_sum_is_exact_although_members_are_killed_and_stand_still() {
+    let cluster = Cluster::start(3, "http", |_| Vec::new(), Vec::new());
+    let store = cluster.client();
+    let zeros = (0..=WRITERS).map(|n| Step::create(key(n), "0")).collect();
+    store.commit(zeros).await.unwrap();
+    let settings = cluster.settings();
+    let (tell, over) = tokio::sync::watch::channel(None);
+    let local = tokio::task::LocalSet::new();
+    let follower = local.spawn_local(follow(cluster.client(), over));
+    let disturbed = tokio::task::spawn_blocking(move || disturb(cluster));
+    let quiet = std::rc::Rc::new(std::cell::Cell::new(false));
+    let writers: Vec<_> = (0..WRITERS)
+        .map(|writer| {
+            let store = Etcd::connect(settings.clone()).unwrap();
+            let quiet = quiet.clone();
+            local.spawn_local(async move {
+                let mut tally = Tally::default();
+                while tally.added < ADDITIONS || !quiet.get() {
+                    add(&store, writer, &mut tally).await;
+                }
+                tally
+            })
+        })
+        .collect();
+    let begun = Instant::now();
+    local
+        .run_until(async move {
+            let cluster = disturbed.await.unwrap();
+            quiet.set(true);
+            let mut sum = 0;
+            for writer in writers {
+                let tally = writer.await.unwrap();
+                eprintln!("{tally:?}");
+                sum += tally.added;
+            }
+            // A member that stood still may still carry out what it was sent: the sum is what the records say, and they must agree.
+            let records = cluster.client().list(&Prefix::handles()).await.unwrap().records;
+            let own: usize = records[1..].iter().map(|record| number(&record.value)).sum();
+            assert_eq!(number(&records[0].value), own, "counter and records are written together");
+            assert!(own >= sum && own <= sum + WRITERS, "{own} stored, {sum} known to the writers");
+            tell.send(Some(own)).unwrap();
+            let seen = tokio::time::timeout(PATIENCE, follower).await.unwrap().unwrap();
+            assert_eq!(seen, own);
+            eprintln!("{own} additions in {:?}, each told once to the watch", begun.elapsed());
+        })
+        .await;
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_member_without_a_leader_refuses_at_once_and_a_commit_there_goes_to_nobody() {
+    let mut cluster = Cluster::start(3, "http", |_| Vec::new(), Vec::new());
+    let settings = russet_store_etcd::Settings {
+        deadline: Duration::from_secs(2),
+        ..russet_store_etcd::Settings::for_endpoints(&cluster.members[0].client).unwrap()
+    };
+    let store = Etcd::connect(settings).unwrap();
+    store.commit(vec![Step::create(key(1), "1")]).await.unwrap();
+    cluster.members[1].kill();
+    cluster.members[2].kill();
+    // As long as the member believes in its leader the outcome is open; from then on it is certain.
+    let begun = Instant::now();
+    loop {
+        let error = store.commit(vec![Step::put(key(1), "2")]).await.unwrap_err().error;
+        match &error {
+            StoreError::Unavailable { .. } => break eprintln!("{error}"),
+            error => assert!(error.outcome_unknown(), "{error}"),
+        }
+        assert!(begun.elapsed() < PATIENCE);
+    }
+    cluster.members[1].start();
+    cluster.wait_for(0);
+    eventually_committed(&store).await;
+}
+
+async fn eventually_committed(store: &Etcd) {
+    let begun = Instant::now();
+    while let Err(error) = store.commit(vec![Step::put(key(1), "3")]).await {
+        assert!(begun.elapsed() < PATIENCE, "{error}");
+    }
+    assert_eq!(store.get(&key(1)).await.unwrap().unwrap().value, b"3");
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn one_endpoint_of_three_is_enough() {
+    let cluster = Cluster::single();
+    let mut settings = cluster.settings();
+    settings.endpoints.insert(0, "http://127.0.0.1:1".to_owned());
+    settings.endpoints.push("http://127.0.0.1:2".to_owned());
+    for _ in 0..6 {
+        // Each client begins at an endpoint of its own choice.
+        let store = Etcd::connect(settings.clone()).unwrap();
+        store.commit(vec![Step::put(key(1), "x")]).await.unwrap();
+        assert_eq!(store.get(&key(1)).await.unwrap().unwrap().value, b"x");
+    }
+}

@@ -12,6 +12,7 @@ pub struct Proxy {
     pub address: String,
     cut: watch::Sender<u64>,
     open: watch::Receiver<usize>,
+    refuse: watch::Sender<bool>,
 }
 
 // === impl Proxy ===
@@ -22,8 +23,17 @@ impl Proxy {
         let address = listener.local_addr().unwrap().to_string();
         let (cut, cuts) = watch::channel(0);
         let (count, open) = watch::channel(0);
-        tokio::spawn(serve(listener, target.to_owned(), cuts, count));
-        Self { address, cut, open }
+        let (refuse, refusing) = watch::channel(false);
+        tokio::spawn(serve(listener, target.to_owned(), cuts, count, refusing));
+        Self { address, cut, open, refuse }
+    }
+
+    /// Lets nobody through any more, or again.
+    pub async fn refuse(&self, refuse: bool) {
+        self.refuse.send_replace(refuse);
+        if refuse {
+            self.cut().await;
+        }
     }
 
     /// Ends every connection, and waits until its client has noticed.
@@ -38,8 +48,12 @@ async fn serve(
     target: String,
     cuts: watch::Receiver<u64>,
     count: watch::Sender<usize>,
+    refusing: watch::Receiver<bool>,
 ) {
     while let Ok((client, _)) = listener.accept().await {
+        if *refusing.borrow() {
+            continue;
+        }
         let server = TcpStream::connect(&target).await.unwrap();
         let (mut cuts, count) = (cuts.clone(), count.clone());
         cuts.mark_unchanged();

@@ -170,9 +170,13 @@ impl Cluster {
 
     /// Waits until every member serves.
     pub fn wait(&self) {
-        for member in &self.members {
-            eventually(PATIENCE, || member.try_etcdctl(&["endpoint", "health"]).is_some());
-        }
+        (0..self.members.len()).for_each(|index| self.wait_for(index));
+    }
+
+    /// Waits until one member serves, which needs a majority.
+    pub fn wait_for(&self, index: usize) {
+        let member = &self.members[index];
+        eventually(PATIENCE, || member.try_etcdctl(&["endpoint", "health"]).is_some());
     }
 
     pub fn path(&self) -> &Path {

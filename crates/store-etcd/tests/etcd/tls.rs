@@ -1,1 +1,131 @@
-//! Later.
+//! TLS and client certificates. The certificates are made by the openssl program, as an operator would.
+
+use std::path::Path;
+use std::time::Duration;
+
+use russet_model::Prefix;
+use russet_store::{Step, Store, StoreError};
+use russet_store_etcd::{Etcd, Settings, SettingsError};
+use russet_testkit::run;
+
+use crate::key;
+use crate::server::Cluster;
+
+fn path(directory: &Path, name: &str) -> String {
+    directory.join(name).display().to_string()
+}
+
+/// An authority of its own: `NAME.pem`, `NAME.key`.
+fn authority(directory: &Path, name: &str) {
+    let (cert, key) = (path(directory, &format!("{name}.pem")), path(directory, &format!("{name}.key")));
+    let subject = format!("/CN={name}");
+    let new =
+        ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"];
+    run("openssl", &[&new[..], &["-subj", &subject, "-keyout", &key, "-out", &cert]].concat());
+}
+
+/// A certificate that `authority` signed, for servers on 127.0.0.1 and clients alike.
+fn certificate(directory: &Path, authority: &str, name: &str) {
+    let at = |name: &str| path(directory, name);
+    let (key, request) = (at(&format!("{name}.key")), at(&format!("{name}.csr")));
+    let (cert, extensions) = (at(&format!("{name}.pem")), at(&format!("{name}.ext")));
+    let subject = format!("/CN={name}");
+    let new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"];
+    run("openssl", &[&new[..], &["-subj", &subject, "-keyout", &key, "-out", &request]].concat());
+    let text = "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n";
+    std::fs::write(&extensions, text).unwrap();
+    let (ca, ca_key) = (at(&format!("{authority}.pem")), at(&format!("{authority}.key")));
+    let sign =
+        ["x509", "-req", "-days", "2", "-CAcreateserial", "-in", &request, "-CA", &ca, "-CAkey", &ca_key];
+    run("openssl", &[&sign[..], &["-extfile", &extensions, "-out", &cert]].concat());
+}
+
+/// A member that speaks only TLS and lets in only clients whose certificate comes from `ca`.
+fn secured() -> (Cluster, Settings) {
+    let directory = tempfile::tempdir().unwrap();
+    authority(directory.path(), "ca");
+    authority(directory.path(), "stranger");
+    for (authority, name) in [("ca", "server"), ("ca", "client"), ("stranger", "intruder")] {
+        certificate(directory.path(), authority, name);
+    }
+    let at = directory.path().to_owned();
+    let files = |options: [&str; 3], names: [&str; 3]| {
+        options.iter().zip(names).map(|(option, name)| format!("--{option}={}", path(&at, name))).collect()
+    };
+    let etcdctl: Vec<String> = files(["cacert", "cert", "key"], ["ca.pem", "client.pem", "client.key"]);
+    let mut server: Vec<String> =
+        files(["trusted-ca-file", "cert-file", "key-file"], ["ca.pem", "server.pem", "server.key"]);
+    server.push("--client-cert-auth".to_owned());
+    let cluster = Cluster::start_in(directory, 1, "https", |_| server.clone(), etcdctl);
+    let settings = Settings {
+        ca: Some(cluster.path().join("ca.pem")),
+        cert: Some(cluster.path().join("client.pem")),
+        key: Some(cluster.path().join("client.key")),
+        deadline: Duration::from_secs(3),
+        ..cluster.settings()
+    };
+    (cluster, settings)
+}
+
+/// Why a client with these settings gets no answer.
+async fn refusal(settings: Settings) -> String {
+    let error = Etcd::connect(settings).unwrap().get(&key(1)).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+    error.to_string()
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd, openssl"]
+async fn certificates_of_both_sides_are_checked() {
+    let (cluster, settings) = secured();
+    let store = Etcd::connect(settings.clone()).unwrap();
+    store.commit(vec![Step::create(key(1), "x")]).await.unwrap();
+    assert_eq!(store.list(&Prefix::handles()).await.unwrap().records.len(), 1);
+    let file = |name: &str| Some(cluster.path().join(name));
+
+    let error = refusal(Settings { ca: file("stranger.pem"), ..settings.clone() }).await;
+    assert!(error.contains("UnknownIssuer") || error.contains("certificate"), "{error}");
+    let error = refusal(Settings { server_name: Some("etcd.example".into()), ..settings.clone() }).await;
+    assert!(error.contains("etcd.example"), "{error}");
+    refusal(Settings { cert: None, key: None, ..settings.clone() }).await;
+    refusal(Settings { cert: file("intruder.pem"), key: file("intruder.key"), ..settings.clone() }).await;
+    let named = Settings { server_name: Some("localhost".into()), ..settings };
+    assert!(Etcd::connect(named).unwrap().get(&key(1)).await.unwrap().is_some());
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd, openssl"]
+async fn a_renewed_certificate_comes_into_use_with_the_next_connection() {
+    let (mut cluster, settings) = secured();
+    let at = cluster.path().to_owned();
+    let with = |name: &str| {
+        for end in ["pem", "key"] {
+            std::fs::copy(at.join(format!("{name}.{end}")), at.join(format!("mine.{end}"))).unwrap();
+        }
+    };
+    with("intruder");
+    let mine = Settings { cert: Some(at.join("mine.pem")), key: Some(at.join("mine.key")), ..settings };
+    let store = Etcd::connect(mine).unwrap();
+    assert!(store.get(&key(1)).await.is_err());
+    with("client");
+    assert_eq!(store.get(&key(1)).await.unwrap(), None);
+    with("intruder");
+    cluster.members[0].kill();
+    cluster.members[0].start();
+    cluster.wait();
+    assert!(store.get(&key(1)).await.is_err());
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd, openssl"]
+async fn files_that_are_missing_or_no_certificates_are_named_before_anything_connects() {
+    let (cluster, settings) = secured();
+    let missing = Settings { ca: Some(cluster.path().join("no-such.pem")), ..settings.clone() };
+    let error = Etcd::connect(missing).unwrap_err();
+    assert!(
+        matches!(&error, SettingsError::File { .. }) && error.to_string().contains("no-such.pem"),
+        "{error}"
+    );
+    let confused = Settings { key: settings.cert.clone(), ..settings };
+    assert!(matches!(Etcd::connect(confused).unwrap_err(), SettingsError::Tls { .. }));
+}

@@ -1,1 +1,150 @@
-//! Later.
+//! Watches and lists when the log is compacted under them, when nobody takes the events, and when the server is restarted.
+
+use std::time::Duration;
+
+use russet_model::Prefix;
+use russet_store::{Event, Step, Store, Watch};
+use russet_store_etcd::{Etcd, Settings};
+
+use crate::key;
+use crate::proxy::Proxy;
+use crate::server::{Cluster, PATIENCE};
+
+async fn next(watch: &mut Box<dyn Watch>) -> Event {
+    tokio::time::timeout(PATIENCE, watch.next()).await.expect("there is something to tell").unwrap()
+}
+
+async fn begun(store: &Etcd) -> Box<dyn Watch> {
+    let mut watch = store.watch(&Prefix::handles()).await.unwrap();
+    assert!(matches!(next(&mut watch).await, Event::Snapshot(_)));
+    watch
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_watch_whose_log_was_compacted_while_it_was_cut_off_tells_the_differences() {
+    let cluster = Cluster::single();
+    let proxy = Proxy::to(&cluster.members[0].client).await;
+    let direct = cluster.client();
+    for n in 0..3 {
+        direct.commit(vec![Step::create(key(n), "old")]).await.unwrap();
+    }
+    let mut watch = begun(&Etcd::connect(Settings::for_endpoints(&proxy.address).unwrap()).unwrap()).await;
+    proxy.refuse(true).await;
+    direct.commit(vec![Step::delete(key(0), None)]).await.unwrap();
+    direct.commit(vec![Step::put(key(1), "between")]).await.unwrap();
+    direct.commit(vec![Step::put(key(1), "new")]).await.unwrap();
+    direct.commit(vec![Step::create(key(4), "short-lived")]).await.unwrap();
+    direct.commit(vec![Step::delete(key(4), None)]).await.unwrap();
+    cluster.members[0].compact();
+    proxy.refuse(false).await;
+    assert!(
+        matches!(next(&mut watch).await, Event::Put(record) if record.key == key(1) && record.value == b"new")
+    );
+    assert!(matches!(next(&mut watch).await, Event::Deleted { key: gone, .. } if gone == key(0)));
+    direct.commit(vec![Step::create(key(9), "last")]).await.unwrap();
+    assert!(matches!(next(&mut watch).await, Event::Put(record) if record.key == key(9)));
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_watch_goes_on_when_its_server_was_killed_and_restarted() {
+    let mut cluster = Cluster::single();
+    let store = cluster.client();
+    let mut watch = begun(&store).await;
+    for round in 0..3 {
+        // Finds the broken connection, which would leave a commit in doubt.
+        store.get(&key(1)).await.unwrap();
+        store.commit(vec![Step::put(key(1), format!("{round}"))]).await.unwrap();
+        cluster.members[0].kill();
+        cluster.members[0].start();
+        cluster.wait();
+        let text = format!("{round}").into_bytes();
+        assert!(matches!(next(&mut watch).await, Event::Put(record) if record.value == text));
+    }
+}
+
+/// Far more than the watch's queue holds.
+const EVENTS: usize = 3_000;
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_watcher_that_sleeps_is_cut_off_misses_nothing_and_holds_up_nobody() {
+    let cluster = Cluster::single();
+    let store = cluster.client();
+    let mut watch = begun(&store).await;
+    for n in 0..EVENTS {
+        store.commit(vec![Step::create(key(n), vec![b'x'; 5_000])]).await.unwrap();
+    }
+    for n in 0..EVENTS {
+        let Event::Put(record) = next(&mut watch).await else { panic!("only creations happened") };
+        assert_eq!((record.key, record.value.len()), (key(n), 5_000));
+    }
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_commit_of_many_large_records_is_told_in_parts_and_whole() {
+    let cluster = Cluster::single();
+    let store = cluster.client();
+    let mut watch = begun(&store).await;
+    let steps = (0..100).map(|n| Step::create(key(n), vec![b'x'; 14_000])).collect();
+    store.commit(steps).await.unwrap();
+    for n in 0..100 {
+        assert!(matches!(next(&mut watch).await, Event::Put(record) if record.key == key(n)));
+    }
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_dropped_watch_ends_its_task() {
+    let cluster = Cluster::single();
+    let store = cluster.client();
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    store.list(&Prefix::handles()).await.unwrap();
+    let before = tasks();
+    let watch = begun(&store).await;
+    assert_eq!(tasks(), before + 1);
+    drop(watch);
+    let ended = async {
+        while tasks() > before {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, ended).await.expect("the task ends");
+}
+
+/// Records, and how often the log is compacted under one list.
+const MANY: usize = 2_000;
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_list_under_which_the_log_is_compacted_begins_anew_and_is_whole() {
+    let cluster = Cluster::single();
+    let store = cluster.client();
+    let all: Vec<usize> = (0..MANY).collect();
+    for chunk in all.chunks(100) {
+        store
+            .commit(chunk.iter().map(|n| Step::create(key(*n), vec![b'x'; 10_000])).collect())
+            .await
+            .unwrap();
+    }
+    let member = &cluster.members[0];
+    let handles = Prefix::handles();
+    let mut list = store.list(&handles);
+    // Begun: the first page is under way. Then the log is compacted beyond it.
+    tokio::select! {
+        biased;
+        _ = &mut list => panic!("a list takes more than one poll"),
+        () = tokio::time::sleep(Duration::from_millis(5)) => {}
+    }
+    for n in 0..10 {
+        cluster.client().commit(vec![Step::put(key(0), format!("{n}"))]).await.unwrap();
+    }
+    member.compact();
+    let snapshot = list.await.unwrap();
+    assert_eq!(
+        snapshot.records.iter().map(|record| record.key.clone()).collect::<Vec<_>>(),
+        all.iter().map(|n| key(*n)).collect::<Vec<_>>()
+    );
+}
