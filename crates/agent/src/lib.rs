@@ -109,7 +109,7 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
                     // Not tied to the connection: a request whose caller went away is still carried out to its end.
                     tokio::task::spawn_local(async move {
                         let server::Job { request, answer } = job;
-                        let outcome = operations.execute(&request.plugin, request.env, request.config).await;
+                        let outcome = operations.execute(request).await;
                         // The caller may be gone; the runtime will ask for DEL.
                         let _ = answer.send(outcome);
                     });

@@ -1,20 +1,23 @@
-//! Requests of plugins: one at a time for each container, GC alone, everything else in parallel.
+//! Requests of plugins: one at a time for each container and each pod, GC alone, everything else in parallel.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::rc::{Rc, Weak};
-use std::time::Instant;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
-use russet_addr::ContainerId;
 use russet_cni_spec::plugin::{Outcome, Prepared, prepare};
-use russet_cni_spec::{Call, CniError, Request};
+use russet_cni_spec::relay::RelayRequest;
+use russet_cni_spec::{Call, CniError, CniResult, Request, Target};
 use russet_plugins::Node;
-use tokio::sync::{Mutex, RwLock};
+use tokio::sync::{Mutex, OwnedMutexGuard, RwLock, RwLockReadGuard};
 
 use crate::metrics::Metrics;
 
 /// What introduces the plugin to somebody who runs it by hand; the small executable says it, too.
 const ABOUT: &str = "CNI russet plugin";
+
+/// How long a request waits for its turn when its caller does not say how long it waits for the answer.
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(55);
 
 /// The agent's side of requests.
 pub struct Operations {
@@ -22,7 +25,15 @@ pub struct Operations {
     metrics: Metrics,
     /// Held for reading by work on one container, for writing by GC, which looks at all of them.
     everyone: RwLock<()>,
-    containers: RefCell<HashMap<ContainerId, Weak<Mutex<()>>>>,
+    /// By container ID, and by `namespace/name` for pods, which no container ID can be.
+    locks: RefCell<HashMap<String, Weak<Mutex<()>>>>,
+}
+
+/// The right to work on one container.
+struct Turn<'a> {
+    _shared: RwLockReadGuard<'a, ()>,
+    _container: OwnedMutexGuard<()>,
+    _pod: Option<OwnedMutexGuard<()>>,
 }
 
 // === impl Operations ===
@@ -30,16 +41,18 @@ pub struct Operations {
 impl Operations {
     /// Serves requests for `node`.
     pub fn new(node: Node, metrics: Metrics) -> Self {
-        Self { node, metrics, everyone: RwLock::new(()), containers: RefCell::default() }
+        Self { node, metrics, everyone: RwLock::new(()), locks: RefCell::default() }
     }
 
-    /// Carries out one request to its end, whoever still waits for the answer.
-    pub async fn execute(&self, plugin: &str, vars: Vec<(String, String)>, stdin: Vec<u8>) -> Outcome {
+    /// Carries out one request to its end, whoever still waits for the answer. One that does not get its turn before its caller gives up is not begun.
+    pub async fn execute(&self, message: RelayRequest) -> Outcome {
         let started = Instant::now();
-        let verb = verb_of(&vars);
-        let outcome = match prepare(vars, stdin, ABOUT) {
+        let RelayRequest { plugin, env, config, deadline } = message;
+        let deadline = if deadline.is_zero() { DEFAULT_DEADLINE } else { deadline };
+        let verb = verb_of(&env);
+        let outcome = match prepare(env, config, ABOUT) {
             Ok(Prepared::Answer(outcome)) => outcome,
-            Ok(Prepared::Request(request)) => self.run(plugin, &request).await,
+            Ok(Prepared::Request(request)) => self.run(&plugin, &request, deadline).await,
             Err(error) => self.failed(&verb, &error),
         };
         let code = if outcome.is_success() { 0 } else { code_of(&outcome) };
@@ -47,20 +60,8 @@ impl Operations {
         outcome
     }
 
-    async fn run(&self, plugin: &str, request: &Request) -> Outcome {
-        let done = match &request.env.call {
-            Call::Add(target) | Call::Check(target) | Call::Del(target) => {
-                let _shared = self.everyone.read().await;
-                let lock = self.lock_of(&target.container_id);
-                let _mine = lock.lock().await;
-                russet_plugins::run(&self.node, plugin, request).await
-            }
-            Call::Gc => {
-                let _alone = self.everyone.write().await;
-                russet_plugins::run(&self.node, plugin, request).await
-            }
-            Call::Status => russet_plugins::run(&self.node, plugin, request).await,
-        };
+    async fn run(&self, plugin: &str, request: &Request, deadline: Duration) -> Outcome {
+        let done = self.work(plugin, request, deadline).await;
         let target = match &request.env.call {
             Call::Add(target) | Call::Check(target) | Call::Del(target) => Some(target),
             Call::Gc | Call::Status => None,
@@ -81,20 +82,54 @@ impl Operations {
         done.into()
     }
 
+    async fn work(
+        &self,
+        plugin: &str,
+        request: &Request,
+        deadline: Duration,
+    ) -> Result<Option<CniResult>, CniError> {
+        let late = |_| {
+            let details = format!("it waited {deadline:?}; nothing was begun");
+            CniError::try_again_later("the requests before this one are not done yet", details)
+        };
+        match &request.env.call {
+            Call::Add(target) | Call::Check(target) | Call::Del(target) => {
+                let _turn = tokio::time::timeout(deadline, self.turn(request, target)).await.map_err(late)?;
+                russet_plugins::run(&self.node, plugin, request).await
+            }
+            Call::Gc => {
+                let _alone = tokio::time::timeout(deadline, self.everyone.write()).await.map_err(late)?;
+                russet_plugins::run(&self.node, plugin, request).await
+            }
+            Call::Status => russet_plugins::run(&self.node, plugin, request).await,
+        }
+    }
+
+    /// Waits for whatever else works on the container, then on the pod: an old sandbox and a new one of the same pod want the same host end.
+    async fn turn(&self, request: &Request, target: &Target) -> Turn<'_> {
+        let _shared = self.everyone.read().await;
+        let _container = self.lock_of(target.container_id.as_str()).lock_owned().await;
+        let _pod = match request.env.args.pod() {
+            Some(pod) => Some(self.lock_of(&format!("{}/{}", pod.namespace, pod.name)).lock_owned().await),
+            None => None,
+        };
+        Turn { _shared, _container, _pod }
+    }
+
     fn failed(&self, verb: &str, error: &CniError) -> Outcome {
         tracing::warn!(verb, code = error.code, error = %error, "request refused");
         Outcome::failure(error)
     }
 
-    /// The lock of one container. Locks that nobody holds are forgotten on the way.
-    fn lock_of(&self, container: &ContainerId) -> Rc<Mutex<()>> {
-        let mut containers = self.containers.borrow_mut();
-        if let Some(lock) = containers.get(container).and_then(Weak::upgrade) {
+    /// The lock of one container or pod. Locks that nobody holds are forgotten on the way.
+    fn lock_of(&self, subject: &str) -> Arc<Mutex<()>> {
+        let mut locks = self.locks.borrow_mut();
+        if let Some(lock) = locks.get(subject).and_then(Weak::upgrade) {
             return lock;
         }
-        containers.retain(|_, lock| lock.strong_count() > 0);
-        let lock = Rc::new(Mutex::new(()));
-        containers.insert(container.clone(), Rc::downgrade(&lock));
+        locks.retain(|_, lock| lock.strong_count() > 0);
+        let lock = Arc::new(Mutex::new(()));
+        locks.insert(subject.to_owned(), Arc::downgrade(&lock));
         lock
     }
 }
@@ -108,4 +143,74 @@ fn verb_of(vars: &[(String, String)]) -> String {
 
 fn code_of(outcome: &Outcome) -> u32 {
     CniError::decode(&outcome.stdout).map_or(russet_cni_spec::code::INTERNAL, |error| error.code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, DEFAULT_HEALTH, DefaultPools, Paths, StoreLocation};
+    use crate::health::Readiness;
+    use russet_plugins::Teardown;
+    use russet_store::Sim;
+    use std::rc::Rc;
+
+    fn operations() -> Operations {
+        let config = Config {
+            paths: Paths::new("/nonexistent"),
+            node_name: "node-a".parse().unwrap(),
+            store: StoreLocation::Embedded,
+            interface: None,
+            pools: DefaultPools::default(),
+            mtu_bytes: None,
+            health: DEFAULT_HEALTH,
+            sync_delete: false,
+        };
+        let store = Rc::new(Sim::atomic(1));
+        let node = crate::node(&config, store, Teardown::Synchronous, &Readiness::pending());
+        Operations::new(node, Metrics::new().0)
+    }
+
+    fn message(verb: &str, deadline: Duration) -> RelayRequest {
+        let vars = [
+            ("CNI_COMMAND", verb),
+            ("CNI_CONTAINERID", "abc"),
+            ("CNI_NETNS", "/nonexistent"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_ARGS", "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0"),
+            ("CNI_PATH", "/"),
+        ];
+        RelayRequest {
+            plugin: "loopback".to_owned(),
+            env: vars.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec(),
+            config:
+                br#"{"cniVersion":"1.1.0","name":"net","type":"loopback","cni.dev/valid-attachments":[]}"#
+                    .to_vec(),
+            deadline,
+        }
+    }
+
+    #[test]
+    fn a_request_that_does_not_get_its_turn_is_told_to_try_again() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let operations = operations();
+        let short = Duration::from_millis(10);
+        for subject in ["abc", "default/web-0"] {
+            let busy = operations.lock_of(subject).try_lock_owned().unwrap();
+            assert_eq!(
+                code_of(&runtime.block_on(operations.execute(message("DEL", short)))),
+                11,
+                "{subject}"
+            );
+            drop(busy);
+        }
+        let busy = operations.everyone.try_read().unwrap();
+        assert_eq!(code_of(&runtime.block_on(operations.execute(message("GC", short)))), 11);
+        drop(busy);
+        for verb in ["DEL", "GC"] {
+            assert!(
+                runtime.block_on(operations.execute(message(verb, Duration::ZERO))).is_success(),
+                "{verb}"
+            );
+        }
+    }
 }
