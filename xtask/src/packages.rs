@@ -36,15 +36,15 @@ const PACKAGES: &[Package] = &[
 const PROGRAM_DIRS: [&str; 6] =
     ["/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin"];
 
-/// Installs what is missing, and says what it does. Needs root only when something is missing.
+/// Installs what is missing, and says so on standard error: standard output may be somebody's JSON. Needs root only when something is missing.
 pub fn ensure() -> Result<()> {
     let missing: Vec<&Package> = PACKAGES.iter().filter(|package| !package.present()).collect();
     if missing.is_empty() {
-        println!("packages: all {} present", PACKAGES.len());
+        eprintln!("packages: all {} present", PACKAGES.len());
         return Ok(());
     }
     for package in &missing {
-        println!("packages: installing {}: {}", package.name, package.reason);
+        eprintln!("packages: installing {}: {}", package.name, package.reason);
     }
     let names = missing.iter().map(|package| package.name);
     if !is_root() {
@@ -74,7 +74,7 @@ fn effective_uid(status: &str) -> Option<u32> {
 
 fn apt_get() -> Command {
     let mut apt_get = Command::new("apt-get");
-    apt_get.env("DEBIAN_FRONTEND", "noninteractive");
+    apt_get.env("DEBIAN_FRONTEND", "noninteractive").stdout(std::io::stderr());
     apt_get
 }
 
