@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
@@ -10,6 +11,7 @@ use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use axum::routing::get;
 use prometheus_client::registry::Registry;
+use russet_plugins::NotReady;
 
 /// What has to be true before pods can be attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,6 +28,7 @@ pub enum Condition {
 #[derive(Debug, Clone)]
 pub struct Readiness {
     reasons: Arc<Mutex<BTreeMap<Condition, Option<String>>>>,
+    was_ready: Arc<AtomicBool>,
 }
 
 // === impl Condition ===
@@ -48,12 +51,18 @@ impl Readiness {
     /// Nothing is ready yet.
     pub fn pending() -> Self {
         let pending = |condition| (condition, Some("not yet".to_owned()));
-        Self { reasons: Arc::new(Mutex::new(Condition::ALL.map(pending).into())) }
+        let reasons = Arc::new(Mutex::new(Condition::ALL.map(pending).into()));
+        Self { reasons, was_ready: Arc::default() }
     }
 
     /// Marks a condition as met. True if it was not before.
     pub fn met(&self, condition: Condition) -> bool {
-        self.lock().insert(condition, None).flatten().is_some()
+        let mut reasons = self.lock();
+        let news = reasons.insert(condition, None).flatten().is_some();
+        if reasons.values().all(Option::is_none) {
+            self.was_ready.store(true, Ordering::Relaxed);
+        }
+        news
     }
 
     /// Marks a condition as not met. True if that, or the reason, is news.
@@ -68,6 +77,13 @@ impl Readiness {
             reason.as_ref().map(|reason| format!("{}: {reason}", condition.name()))
         };
         self.lock().iter().find_map(unmet)
+    }
+
+    /// The same, as plugins tell it.
+    pub fn not_ready(&self) -> Option<NotReady> {
+        let reason = self.reason()?;
+        let store_is_away = self.lock().get(&Condition::Store).is_some_and(Option::is_some);
+        Some(NotReady { reason, lost_store: store_is_away && self.was_ready.load(Ordering::Relaxed) })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Condition, Option<String>>> {
@@ -136,12 +152,15 @@ mod tests {
     fn ready_only_when_every_condition_is_met() {
         let readiness = Readiness::pending();
         assert_eq!(readiness.reason().unwrap(), "store: not yet");
+        assert!(!readiness.not_ready().unwrap().lost_store);
         for condition in Condition::ALL {
             assert!(readiness.met(condition));
         }
         assert_eq!(readiness.reason(), None);
+        assert_eq!(readiness.not_ready(), None);
         assert!(readiness.unmet(Condition::Store, "no answer"));
         assert!(!readiness.unmet(Condition::Store, "no answer"));
+        assert!(readiness.not_ready().unwrap().lost_store);
         assert_eq!(readiness.verbose(), "[-] store: no answer\n[+] node\n[+] programmed\n");
     }
 }

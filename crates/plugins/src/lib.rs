@@ -13,7 +13,7 @@ mod wiring;
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{CniError, CniResult};
 
-pub use node::{Clock, Node, SystemClock, Teardown};
+pub use node::{Clock, Node, NotReady, SystemClock, Teardown};
 
 /// Types that [`run`] knows.
 pub const NAMES: [&str; 2] = ["russet", "loopback"];

@@ -37,7 +37,16 @@ pub struct Node {
     /// What DEL does with interfaces.
     pub teardown: Teardown,
     /// Why ADD cannot be served, if it cannot.
-    pub not_ready: Rc<dyn Fn() -> Option<String>>,
+    pub not_ready: Rc<dyn Fn() -> Option<NotReady>>,
+}
+
+/// Why ADD cannot be served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotReady {
+    /// For people.
+    pub reason: String,
+    /// The node was ready, and has lost its datastore: what its pods reach no longer follows the cluster.
+    pub lost_store: bool,
 }
 
 // === impl Teardown ===

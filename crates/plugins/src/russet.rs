@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use russet_addr::{ContainerId, Family, IfName, IpNet, host_net};
 use russet_attach::{Attached, Attachment, Detachment, Dialect};
 use russet_cni_spec::plugin::Request;
-use russet_cni_spec::{Call, CniError, CniResult, Interface, IpConfig};
+use russet_cni_spec::{Call, CniError, CniResult, Interface, IpConfig, code};
 use russet_ipam::{Assigned, Clock, Held, IpamError, ReleaseOptions, Request as AddressRequest, SystemClock};
 use russet_model::{Attribute, HandleId, time};
 
 use crate::failure;
-use crate::node::Node;
+use crate::node::{Node, NotReady};
 use crate::settings::Settings;
 use crate::target::Target;
 use crate::wiring::Unattached;
@@ -241,7 +241,14 @@ fn recorded_mtu(request: &Request, target: &Target) -> Result<Option<u32>, CniEr
 fn status(node: &Node) -> Result<(), CniError> {
     match (node.not_ready)() {
         None => Ok(()),
-        Some(reason) => Err(CniError::not_available("pods cannot be attached on this node yet", reason)),
+        Some(NotReady { reason, lost_store: true }) => Err(CniError::new(
+            code::LIMITED_CONNECTIVITY,
+            "pods cannot be attached on this node, and its pods may not reach all others",
+            reason,
+        )),
+        Some(NotReady { reason, .. }) => {
+            Err(CniError::not_available("pods cannot be attached on this node yet", reason))
+        }
     }
 }
 

@@ -87,3 +87,16 @@ fn addresses_stay_held_as_long_as_something_may_answer_for_them() {
         assert_eq!(held(&node).await, taken);
     });
 }
+
+#[test]
+fn status_tells_a_node_that_is_not_ready_yet_from_one_that_lost_its_store() {
+    run(async {
+        let mut node = node().await;
+        assert_eq!(status(&node), Ok(()));
+        for (lost_store, code) in [(false, 50), (true, 51)] {
+            node.not_ready = Rc::new(move || Some(NotReady { reason: "why".to_owned(), lost_store }));
+            let error = status(&node).unwrap_err();
+            assert_eq!((error.code, error.details.as_str()), (code, "why"));
+        }
+    });
+}
