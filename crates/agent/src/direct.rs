@@ -30,7 +30,11 @@ pub async fn direct(config: &Config, request: &Request) -> Result<Option<CniResu
         .map_err(|e| CniError::io("make the run directory", e))?;
     let _lock =
         FileLock::exclusive(config.paths.node_lock(), Instant::now() + LOCK_PATIENCE).map_err(busy)?;
-    crate::forward_packets().map_err(|error| CniError::internal("let this node forward packets", error))?;
+    if matches!(request.env.call, Call::Add(_)) {
+        // Only here: a node whose settings cannot be written must still get rid of its pods.
+        crate::forward_packets()
+            .map_err(|error| CniError::internal("let this node forward packets", error))?;
+    }
     let opened = stores::open(config)
         .await
         .map_err(|error| CniError::try_again_later("the store cannot be opened", error))?;
@@ -51,7 +55,7 @@ pub async fn direct(config: &Config, request: &Request) -> Result<Option<CniResu
 }
 
 /// The MTU that an agent of this boot computed.
-fn published_mtu(config: &Config) -> Option<u32> {
+pub(crate) fn published_mtu(config: &Config) -> Option<u32> {
     if config.mtu_bytes.is_some() {
         return config.mtu_bytes;
     }

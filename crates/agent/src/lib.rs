@@ -87,6 +87,10 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
     let readiness = Readiness::pending();
     let doomed = Rc::new(Notify::new());
     let node = node(&config, Rc::clone(&store.store), teardown(&config, &doomed), &readiness);
+    if let Some(mtu) = direct::published_mtu(&config) {
+        // Pods that are attached before the first look at the underlay get what the agent before this one computed.
+        node.mtu_bytes.set(mtu);
+    }
     let reconciler = Arc::new(Mutex::new(Reconciler::new()?));
     let listener = server::bind(&config.paths.cni_socket()).map_err(io("make the CNI socket"))?;
     let (stopping, stopped) = watch::channel(false);

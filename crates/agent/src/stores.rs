@@ -57,7 +57,8 @@ pub async fn open_and_serve(config: &Config) -> Result<Opened, StoreError> {
 /// The embedded store of this machine, whoever owns it.
 pub async fn open_local(paths: &Paths) -> Result<Opened, StoreError> {
     match open_or_connect(&store_dir(paths)?, OWNER_PATIENCE).await? {
-        Access::Remote(remote) => Ok(Opened::remote(remote)),
+        // Not the client that comes with it, which would wait for each answer as long as for the lock.
+        Access::Remote(_) => Ok(Opened::remote(Remote::connect(paths.store_socket()))),
         Access::Locked(locked) => Ok(Opened::owned(locked)),
     }
 }
