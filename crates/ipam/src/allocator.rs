@@ -29,6 +29,7 @@ mod cleanup;
 mod existing;
 mod fast;
 mod handles;
+mod operator;
 mod pool;
 mod release;
 mod release_ips;
@@ -36,6 +37,7 @@ mod take;
 mod tunnel;
 
 pub use existing::Held;
+pub use operator::Configured;
 pub use pool::DefaultPool;
 
 /// How often a contended record is tried before giving up; peers use the same number.

@@ -1,8 +1,9 @@
 //! The address allocator: Calico's blocks, affinities and handles over any store (calico-ipam.md section 3).
 //!
-//! Decisions are pure and have files of their own (`block_ops`, `pools`, `search`, `finder`); `allocator` reads, decides and writes guarded steps.
+//! Decisions are pure and have files of their own (`block_ops`, `audit`, `pools`, `search`, `finder`); `allocator` reads, decides and writes guarded steps.
 
 mod allocator;
+pub mod audit;
 pub mod block_ops;
 mod clock;
 mod error;
@@ -11,7 +12,7 @@ pub mod pools;
 mod request;
 pub mod search;
 
-pub use allocator::{Allocator, DefaultPool, Held};
+pub use allocator::{Allocator, Configured, DefaultPool, Held};
 pub use block_ops::ReleaseOptions;
 pub use clock::{Backoff, Clock, NoBackoff, SystemClock, delay};
 pub use error::IpamError;

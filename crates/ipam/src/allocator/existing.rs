@@ -68,7 +68,7 @@ impl Allocator {
     }
 }
 
-fn held_at(block: &Block, ordinal: usize) -> Option<Held> {
+pub(super) fn held_at(block: &Block, ordinal: usize) -> Option<Held> {
     Some(Held {
         address: block.cidr.address(ordinal)?,
         block: block.cidr,

@@ -16,6 +16,7 @@ use crate::Assigned;
 mod faults;
 mod limits;
 mod memory;
+mod operator;
 mod races;
 mod vectors;
 mod vectors_release;

@@ -1,0 +1,76 @@
+//! What an operator asks for: holders, settled handles, settings.
+
+use super::vectors::{BLOCK, tv4};
+use super::*;
+
+fn revision(bench: &Bench, id: &str) -> Revision {
+    bench.sim.records()[&Key::handle(&handle(id))].revision
+}
+
+#[test]
+fn a_holder_is_found_in_a_disabled_pool_and_without_any() {
+    // calico-ipam.md section 5.2: calicoctl reads enabled pools only
+    for bench in Bench::both().map(tv4) {
+        let address = "10.1.0.17".parse().unwrap();
+        let mut spec = IpPoolSpec::new("10.1.0.0/24".parse().unwrap());
+        (spec.disabled, spec.block_size) = (true, Some(29));
+        bench.put(
+            Key::pool("default-ipv4-ippool").unwrap(),
+            IpPool::new("default-ipv4-ippool", spec).encode(),
+        );
+        let held = run(bench.ipam.holder_of(address)).unwrap().unwrap();
+        assert_eq!((held.attribute.get("pod"), held.sequence_number), (Some("job-1"), S + 1));
+        run(bench.sim.commit(vec![Step::delete(Key::pool("default-ipv4-ippool").unwrap(), None)])).unwrap();
+        assert_eq!(run(bench.ipam.holder_of(address)).unwrap(), Some(held));
+        assert_eq!(run(bench.ipam.holder_of("10.1.0.23".parse().unwrap())).unwrap(), None);
+        assert_eq!(run(bench.ipam.holder_of("fd00::1".parse().unwrap())).unwrap(), None);
+    }
+}
+
+#[test]
+fn a_handle_is_settled_at_the_revision_that_was_seen_and_keeps_what_is_true() {
+    // calico-ipam.md TV8 (the orphan of 3.32), TV22
+    for bench in Bench::both().map(tv4) {
+        let orphan = |block: &str| format!(r#"{{"block":{{"{block}":1}},"deleted":false}}"#);
+        bench.put(Key::handle(&handle("gone")), orphan(BLOCK));
+        bench.put(Key::handle(&handle("lost")), orphan("10.1.0.24/29"));
+        bench.put(Key::handle(&handle("empty")), r#"{"block":{},"deleted":false}"#);
+        let settle = |id: &str, at: Revision| run(bench.ipam.settle_handle(&handle(id), at)).unwrap();
+        assert!(!settle("gone", Revision(1)));
+        assert!(bench.handle_text("gone").is_some());
+        for id in ["gone", "lost", "empty"] {
+            assert!(settle(id, revision(&bench, id)));
+            assert_eq!(bench.handle_text(id), None);
+        }
+        let before = bench.handle_text("bbbb");
+        assert!(settle("bbbb", revision(&bench, "bbbb")));
+        assert_eq!(bench.handle_text("bbbb"), before);
+        bench.check_consistent();
+    }
+}
+
+#[test]
+fn settings_are_changed_by_the_rules_and_keep_what_we_do_not_know() {
+    // calico-ipam.md section 1.7
+    let text = |bench: &Bench| bench.value(&Key::ipam_config());
+    for bench in Bench::both() {
+        let refused = run(bench.ipam.configure(|config| config.max_blocks_per_host = 2));
+        assert!(matches!(refused, Err(IpamError::Invalid(_))), "{refused:?}");
+        run(bench.ipam.configure(|config| config.strict_affinity = false)).unwrap();
+        assert_eq!(text(&bench), None);
+        run(bench.ipam.configure(|config| config.strict_affinity = true)).unwrap();
+        assert_eq!(text(&bench).unwrap(), r#"{"strict_affinity":true,"auto_allocate_blocks":true}"#);
+    }
+    for bench in Bench::both() {
+        let bench =
+            bench.config(r#"{"auto_allocate_blocks":true,"ipCooldownSeconds":60,"new":{"b":1,"a":2}}"#);
+        // Somebody else is faster, and the second answer is lost.
+        bench.sim.script([Fault::Conflict, Fault::LostReply]);
+        let done = run(bench.ipam.configure(|config| config.strict_affinity = true)).unwrap();
+        assert!(!done.before.strict_affinity && done.after.strict_affinity);
+        assert_eq!(
+            text(&bench).unwrap(),
+            r#"{"strict_affinity":true,"auto_allocate_blocks":true,"ipCooldownSeconds":60,"new":{"b":1,"a":2}}"#
+        );
+    }
+}
