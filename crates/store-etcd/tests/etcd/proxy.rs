@@ -1,6 +1,8 @@
 //! A relay in front of a member whose connections a test can cut, orderly: both ends see the end, and the client has closed its own
 //! when `cut` returns, so that nothing is on its way.
 
+use std::sync::Arc;
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -13,6 +15,17 @@ pub struct Proxy {
     cut: watch::Sender<u64>,
     open: watch::Receiver<usize>,
     refuse: watch::Sender<bool>,
+    /// Bytes that went to clients.
+    pub relayed: watch::Receiver<usize>,
+}
+
+/// What its connections share.
+#[derive(Clone)]
+struct Shared {
+    cuts: watch::Receiver<u64>,
+    open: Arc<watch::Sender<usize>>,
+    relayed: Arc<watch::Sender<usize>>,
+    refusing: watch::Receiver<bool>,
 }
 
 // === impl Proxy ===
@@ -22,10 +35,12 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let (cut, cuts) = watch::channel(0);
-        let (count, open) = watch::channel(0);
+        let (opened, open) = watch::channel(0);
+        let (bytes, relayed) = watch::channel(0);
         let (refuse, refusing) = watch::channel(false);
-        tokio::spawn(serve(listener, target.to_owned(), cuts, count, refusing));
-        Self { address, cut, open, refuse }
+        let shared = Shared { cuts, open: Arc::new(opened), relayed: Arc::new(bytes), refusing };
+        tokio::spawn(serve(listener, target.to_owned(), shared));
+        Self { address, cut, open, refuse, relayed }
     }
 
     /// Lets nobody through any more, or again.
@@ -43,35 +58,29 @@ impl Proxy {
     }
 }
 
-async fn serve(
-    listener: TcpListener,
-    target: String,
-    cuts: watch::Receiver<u64>,
-    count: watch::Sender<usize>,
-    refusing: watch::Receiver<bool>,
-) {
+async fn serve(listener: TcpListener, target: String, shared: Shared) {
     while let Ok((client, _)) = listener.accept().await {
-        if *refusing.borrow() {
+        if *shared.refusing.borrow() {
             continue;
         }
         let server = TcpStream::connect(&target).await.unwrap();
-        let (mut cuts, count) = (cuts.clone(), count.clone());
-        cuts.mark_unchanged();
-        count.send_modify(|open| *open += 1);
+        let mut shared = shared.clone();
+        shared.cuts.mark_unchanged();
+        shared.open.send_modify(|open| *open += 1);
         tokio::spawn(async move {
-            relay(client, server, cuts).await;
-            count.send_modify(|open| *open -= 1);
+            relay(client, server, &mut shared).await;
+            shared.open.send_modify(|open| *open -= 1);
         });
     }
 }
 
-async fn relay(client: TcpStream, server: TcpStream, mut cuts: watch::Receiver<u64>) {
+async fn relay(client: TcpStream, server: TcpStream, shared: &mut Shared) {
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
     tokio::select! {
-        () = copy(&mut from_client, &mut to_server) => {}
-        () = copy(&mut from_server, &mut to_client) => {}
-        _ = cuts.changed() => {}
+        () = copy(&mut from_client, &mut to_server, |_| {}) => {}
+        () = copy(&mut from_server, &mut to_client, |bytes| shared.relayed.send_modify(|all| *all += bytes)) => {}
+        _ = shared.cuts.changed() => {}
     }
     drop((from_server, to_server));
     let _ = to_client.shutdown().await;
@@ -79,11 +88,12 @@ async fn relay(client: TcpStream, server: TcpStream, mut cuts: watch::Receiver<u
     while from_client.read(&mut rest).await.is_ok_and(|read| read > 0) {}
 }
 
-async fn copy(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf) {
+async fn copy(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, count: impl Fn(usize)) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(read) = from.read(&mut buffer).await {
         if read == 0 || to.write_all(&buffer[..read]).await.is_err() {
             return;
         }
+        count(read);
     }
 }

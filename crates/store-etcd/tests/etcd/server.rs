@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use russet_store_etcd::{Etcd, Settings};
-use russet_testkit::{eventually, require_tool};
+use russet_testkit::require_tool;
 use tempfile::TempDir;
 
 /// Longest wait for a member to serve, an election on a busy machine included.
@@ -75,6 +75,13 @@ impl Member {
         self.signal("CONT");
     }
 
+    /// The end of what it has to say.
+    fn log(&self) -> String {
+        let log = std::fs::read_to_string(self.directory.join(format!("{}.log", self.name))).unwrap();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+
     pub fn url(&self) -> String {
         format!("{}://{}", self.scheme, self.client)
     }
@@ -98,7 +105,7 @@ impl Member {
         let status: serde_json::Value = serde_json::from_str(&status).unwrap();
         let revision = status[0]["Status"]["header"]["revision"].as_u64().unwrap();
         // Fails when nothing was written since the last time, and then there is nothing to forget.
-        let _ = self.try_etcdctl(&["compact", &revision.to_string()]);
+        let _ = self.try_etcdctl(&["compact", "--physical", &revision.to_string()]);
     }
 }
 
@@ -149,7 +156,7 @@ impl Cluster {
                 format!("--initial-advertise-peer-urls={}", peer(n)),
                 format!("--initial-cluster={}", everybody.join(",")),
                 "--logger=zap".to_owned(),
-                "--log-level=error".to_owned(),
+                "--log-level=warn".to_owned(),
             ];
             arguments.extend(more(directory.path()));
             Member {
@@ -176,7 +183,10 @@ impl Cluster {
     /// Waits until one member serves, which needs a majority.
     pub fn wait_for(&self, index: usize) {
         let member = &self.members[index];
-        eventually(PATIENCE, || member.try_etcdctl(&["endpoint", "health"]).is_some());
+        let begun = std::time::Instant::now();
+        while member.try_etcdctl(&["endpoint", "health"]).is_none() {
+            assert!(begun.elapsed() < PATIENCE, "{} is not healthy; its log:\n{}", member.name, member.log());
+        }
     }
 
     pub fn path(&self) -> &Path {

@@ -1,7 +1,5 @@
 //! Watches and lists when the log is compacted under them, when nobody takes the events, and when the server is restarted.
 
-use std::time::Duration;
-
 use russet_model::Prefix;
 use russet_store::{Event, Step, Store, Watch};
 use russet_store_etcd::{Etcd, Settings};
@@ -44,6 +42,21 @@ async fn a_watch_whose_log_was_compacted_while_it_was_cut_off_tells_the_differen
     assert!(matches!(next(&mut watch).await, Event::Deleted { key: gone, .. } if gone == key(0)));
     direct.commit(vec![Step::create(key(9), "last")]).await.unwrap();
     assert!(matches!(next(&mut watch).await, Event::Put(record) if record.key == key(9)));
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_deletion_at_the_very_revision_of_the_compaction_is_told() {
+    let cluster = Cluster::single();
+    let proxy = Proxy::to(&cluster.members[0].client).await;
+    let direct = cluster.client();
+    direct.commit(vec![Step::create(key(1), "x")]).await.unwrap();
+    let mut watch = begun(&Etcd::connect(Settings::for_endpoints(&proxy.address).unwrap()).unwrap()).await;
+    proxy.refuse(true).await;
+    direct.commit(vec![Step::delete(key(1), None)]).await.unwrap();
+    cluster.members[0].compact();
+    proxy.refuse(false).await;
+    assert!(matches!(next(&mut watch).await, Event::Deleted { key: gone, .. } if gone == key(1)));
 }
 
 #[tokio::test]
@@ -114,37 +127,38 @@ async fn a_dropped_watch_ends_its_task() {
     tokio::time::timeout(PATIENCE, ended).await.expect("the task ends");
 }
 
-/// Records, and how often the log is compacted under one list.
+/// Records of a list of many pages.
 const MANY: usize = 2_000;
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
 async fn a_list_under_which_the_log_is_compacted_begins_anew_and_is_whole() {
     let cluster = Cluster::single();
-    let store = cluster.client();
+    let direct = cluster.client();
     let all: Vec<usize> = (0..MANY).collect();
     for chunk in all.chunks(100) {
-        store
-            .commit(chunk.iter().map(|n| Step::create(key(*n), vec![b'x'; 10_000])).collect())
-            .await
-            .unwrap();
+        let steps = chunk.iter().map(|n| Step::create(key(*n), vec![b'x'; 10_000])).collect();
+        direct.commit(steps).await.unwrap();
     }
-    let member = &cluster.members[0];
+    let mut proxy = Proxy::to(&cluster.members[0].client).await;
+    let store = Etcd::connect(Settings::for_endpoints(&proxy.address).unwrap()).unwrap();
     let handles = Prefix::handles();
     let mut list = store.list(&handles);
-    // Begun: the first page is under way. Then the log is compacted beyond it.
+    // The first page is under way, of about twenty. Then the log is compacted beyond the revision that it is at.
     tokio::select! {
         biased;
-        _ = &mut list => panic!("a list takes more than one poll"),
-        () = tokio::time::sleep(Duration::from_millis(5)) => {}
+        begun = proxy.relayed.wait_for(|bytes| *bytes > 100_000) => { begun.unwrap(); }
+        _ = &mut list => panic!("a list of 20 MB takes more than 100 kB"),
     }
-    for n in 0..10 {
-        cluster.client().commit(vec![Step::put(key(0), format!("{n}"))]).await.unwrap();
-    }
-    member.compact();
+    let last = direct.commit(vec![Step::put(key(0), "new")]).await.unwrap()[0];
+    cluster.members[0].compact();
     let snapshot = list.await.unwrap();
-    assert_eq!(
-        snapshot.records.iter().map(|record| record.key.clone()).collect::<Vec<_>>(),
-        all.iter().map(|n| key(*n)).collect::<Vec<_>>()
+    assert!(snapshot.revision >= last && snapshot.records[0].value == b"new", "it began anew");
+    assert!(
+        snapshot
+            .records
+            .iter()
+            .map(|record| &record.key)
+            .eq(&all.iter().map(|n| key(*n)).collect::<Vec<_>>())
     );
 }
