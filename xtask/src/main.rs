@@ -10,6 +10,7 @@ mod elf;
 mod error;
 mod packages;
 mod process;
+mod sim;
 mod suite;
 mod text_table;
 
@@ -26,6 +27,8 @@ usage: cargo xtask COMMAND
   ci                                     the same as test; what .ci/run calls
   dist [--no-memory]                     release files in target/dist, their sizes and the agents' memory
   bench NAME [-o table|json] [--rounds N] [--impl NAME]... [--no-build]
+  sim [--seeds N] [--seed S] [--writers ours|mixed] [--mode atomic|one-by-one]   simulated clusters; --help for more
+  soak                                   2,000 seeds of each kind of simulated cluster
 
 layers: format lint unit budget kernel program
 benches: cni
@@ -36,6 +39,7 @@ enum Command {
     Test(suite::Options),
     Dist(dist::Options),
     Bench(bench::Options),
+    Sim(sim::Options),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +51,7 @@ fn main() -> ExitCode {
         Command::Test(options) => suite::run(&options),
         Command::Dist(options) => dist::run(&options),
         Command::Bench(options) => bench::run(&options),
+        Command::Sim(options) => sim::run(&options),
     });
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -70,6 +75,8 @@ fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         "test" | "ci" => suite::Options::parse(parser).map(Command::Test),
         "dist" => dist::Options::parse(parser).map(Command::Dist),
         "bench" => bench::Options::parse(parser).map(Command::Bench),
+        "sim" => sim::Options::parse(parser).map(Command::Sim),
+        "soak" => sim::Options::soak(parser).map(Command::Sim),
         _ => Err(Error::Usage(format!("unknown command {name:?}\n{USAGE}"))),
     }
 }

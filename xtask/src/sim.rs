@@ -1,0 +1,42 @@
+//! `cargo xtask sim` and `cargo xtask soak`: the simulated cluster of `russet-sim`, optimised, for as many seeds as wanted.
+//!
+//! The simulation is a program of its own: a task must run, and report, when one of our crates does not compile.
+
+use std::ffi::OsString;
+
+use crate::artifacts;
+use crate::error::{Error, Result};
+use crate::process;
+
+/// Seeds of each kind in a soak.
+const SOAK_SEEDS: &str = "2000";
+
+/// What to hand to the simulation.
+pub struct Options(Vec<OsString>);
+
+/// Runs the simulation; true when no seed failed.
+pub fn run(options: &Options) -> Result<bool> {
+    let mut cargo = artifacts::cargo();
+    cargo.args(["run", "--quiet", "--release", "-p", "russet-sim", "--"]).args(&options.0);
+    match process::run(&mut cargo) {
+        Ok(()) => Ok(true),
+        // The program has told which seed, and how to repeat it.
+        Err(Error::Program { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+// === impl Options ===
+
+impl Options {
+    /// What follows `sim` is the program's business: `--seeds N [--seed S] [--writers ours|mixed] [--mode atomic|one-by-one]`.
+    pub fn parse(mut parser: lexopt::Parser) -> Result<Self> {
+        Ok(Self(parser.raw_args()?.collect()))
+    }
+
+    /// 2,000 seeds of each kind, and whatever else is asked for.
+    pub fn soak(mut parser: lexopt::Parser) -> Result<Self> {
+        let defaults = ["--seeds", SOAK_SEEDS].map(OsString::from);
+        Ok(Self(defaults.into_iter().chain(parser.raw_args()?).collect()))
+    }
+}
