@@ -2,9 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{RawQuery, State};
@@ -12,6 +16,9 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use prometheus_client::registry::Registry;
 use russet_plugins::NotReady;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// What has to be true before pods can be attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -103,6 +110,80 @@ impl Readiness {
     }
 }
 
+/// Connections at a time: anybody on the machine may open some, and each takes one of the descriptors that requests need.
+const CONNECTIONS_MAX: usize = 32;
+/// How long a connection may last, so that idle ones do not keep others out. Scrapers connect again.
+const CONNECTION_MAX_AGE: Duration = Duration::from_secs(30);
+
+/// Accepts a few connections at a time.
+struct Limited {
+    listener: TcpListener,
+    places: Arc<Semaphore>,
+}
+
+/// A connection that ends after a while.
+struct Connection {
+    stream: TcpStream,
+    end: Pin<Box<tokio::time::Sleep>>,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+// === impl Limited ===
+
+impl Limited {
+    fn new(listener: TcpListener) -> Self {
+        Self { listener, places: Arc::new(Semaphore::new(CONNECTIONS_MAX)) }
+    }
+}
+
+impl axum::serve::Listener for Limited {
+    type Io = Connection;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Connection, SocketAddr) {
+        // The semaphore is never closed.
+        let _place = Arc::clone(&self.places).acquire_owned().await.ok();
+        let (stream, peer) = axum::serve::Listener::accept(&mut self.listener).await;
+        (Connection { stream, end: Box::pin(tokio::time::sleep(CONNECTION_MAX_AGE)), _place }, peer)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+// === impl Connection ===
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        to: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.end.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        Pin::new(&mut self.stream).poll_read(cx, to)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.end.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
 /// Serves until `stop` resolves. An address that is taken is an error, not a reason to go on unseen.
 pub async fn serve(
     address: SocketAddr,
@@ -110,7 +191,7 @@ pub async fn serve(
     registry: Registry,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
-    let listener = tokio::net::TcpListener::bind(address).await?;
+    let listener = Limited::new(TcpListener::bind(address).await?);
     let router = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz).with_state(readiness))

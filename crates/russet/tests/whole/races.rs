@@ -114,3 +114,15 @@ fn gc_of_a_network_spares_networks_whose_names_begin_alike() {
     assert_eq!(node.run(&[("CNI_COMMAND", "GC")], gc.to_string().as_bytes()).status, 0);
     assert_eq!(node.allocated(), addresses.len());
 }
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn connections_to_the_health_address_do_not_take_the_requests_descriptors() {
+    let mut node = TestNode::start(&[]);
+    let connect = || std::net::TcpStream::connect("127.0.0.1:9471").unwrap();
+    let idle: Vec<_> = node.netns().with(|| (0..100).map(|_| connect()).collect()).unwrap();
+    let pod = node.pod();
+    assert_eq!(node.add(&pod).status, 0);
+    let open = std::fs::read_dir(format!("/proc/{}/fd", node.agent_pid())).unwrap().count();
+    assert!(open < idle.len(), "{open} descriptors are open");
+}
