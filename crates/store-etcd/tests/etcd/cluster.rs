@@ -111,7 +111,10 @@ async fn follow(store: Etcd, mut over: tokio::sync::watch::Receiver<Option<usize
         }
         tokio::select! {
             event = watch.next() => match event.unwrap() {
-                Event::Snapshot(snapshot) => last = snapshot.revision,
+                Event::Snapshot(snapshot) => {
+                    last = snapshot.revision;
+                    seen = number(&snapshot.records[0].value);
+                }
                 Event::Put(record) => {
                     assert!(record.revision >= last, "{record:?} after {last:?}");
                     last = record.revision;

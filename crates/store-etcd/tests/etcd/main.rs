@@ -1,5 +1,11 @@
 //! The engine against real etcd servers. All of it needs the `etcd` and `etcdctl` programs: run with `--include-ignored`.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "these are tests, outside their #[test] functions, too"
+)]
+
 mod auth;
 mod cluster;
 mod conformance;
