@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use russet_addr::Family;
-use russet_model::{IpPool, Prefix};
+use russet_model::{IpPool, Key, Prefix};
 use russet_overlay::{Affinity, Inputs, Pool, Reconciler, Report};
 use russet_plugins::Node;
 use russet_store::{Event, Store, StoreError, Watch};
@@ -21,6 +21,8 @@ use crate::underlay::{self, Choice, UnderlayError};
 
 /// Everything is compared anew this often, even if nobody said that something changed.
 const RESYNC: Duration = Duration::from_secs(60);
+/// How often a store that tells nothing new is asked whether it is there.
+const PROBE: Duration = Duration::from_secs(10);
 /// After the first event of a burst this long is waited for the next one.
 const QUIET: Duration = Duration::from_millis(5);
 /// A burst is cut off after this long: an endless one must not keep the kernel waiting.
@@ -152,10 +154,26 @@ impl Loop {
             if cluster.pools != *pools || tokio::time::Instant::now() >= resync {
                 return Ok(());
             }
-            if let Ok(event) = tokio::time::timeout_at(until, watches.next()).await {
-                cluster.apply(event?);
-            }
+            self.wait(cluster, watches, until).await?;
         }
+    }
+
+    /// Waits for an event, which it takes over, or until `until`. A watch waits for a store that is away; a question does not.
+    async fn wait(
+        &self,
+        cluster: &mut Cluster,
+        watches: &mut Watches,
+        until: tokio::time::Instant,
+    ) -> Result<(), LoopError> {
+        while tokio::time::Instant::now() < until {
+            let probe = until.min(tokio::time::Instant::now() + PROBE);
+            if let Ok(event) = tokio::time::timeout_at(probe, watches.next()).await {
+                cluster.apply(event?);
+                break;
+            }
+            self.node.store.get(&Key::node(&self.node.name)).await?;
+        }
+        Ok(())
     }
 
     /// A tunnel without an address makes the node unready, but what can be programmed still is.
