@@ -177,7 +177,7 @@ impl Index {
             address,
             block: block.cidr,
             sequence_number: number,
-            leaked: !known,
+            may_be_used: known,
             holder: Holder::of(owner),
         });
     }

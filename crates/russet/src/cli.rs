@@ -8,6 +8,8 @@ use ipnet::IpNet;
 use russet_addr::{IfName, NodeName};
 use russet_agent::{Encapsulation, StoreLocation};
 
+pub mod ipam;
+
 /// Container networking for Linux.
 ///
 /// Gives pods addresses from Calico-format blocks, wires them to their node and carries their traffic between nodes.
@@ -23,6 +25,7 @@ const EXAMPLES: &str = "Examples:
   russet demo                       three nodes, six pods, a matrix of pings; leaves nothing behind
   russet demo --nodes 8 --pods 4 --mode routed
   russet agent --node-name worker-1 --interface eth0
+  russet ipam show --show-blocks
   russet version -o json
 
 Exit codes: 0 good; 1 failed; 2 usage; 3 ran well and found problems. CNI error codes: docs/errors.md.";
@@ -38,6 +41,8 @@ pub enum Verb {
     Demo(DemoArgs),
     /// Own the embedded store and serve it to other processes of this machine.
     Store(StoreArgs),
+    /// Show, check and mend addresses: pools, blocks, handles, affinities.
+    Ipam(ipam::IpamArgs),
     /// Carry out one CNI request without an agent. The plugin calls this by itself when no agent runs.
     #[command(name = "cni-direct")]
     CniDirect(NodeArgs),

@@ -2,6 +2,7 @@
 
 mod agent;
 mod cni_direct;
+mod ipam;
 mod logging;
 mod store;
 mod version;
@@ -12,6 +13,8 @@ use crate::cli::{Cli, Verb};
 
 /// Exit code for "failed".
 const FAILED: u8 = 1;
+/// Exit code for "ran well and found problems" (DESIGN section 10).
+pub const PROBLEMS: u8 = 3;
 
 /// Runs one verb.
 pub fn run(cli: Cli) -> ExitCode {
@@ -20,15 +23,18 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Demo(args) => crate::demo::run(args),
         Verb::Store(args) => store::run(args),
         Verb::CniDirect(args) => return cni_direct::run(args),
+        Verb::Ipam(args) => return ipam::run(args).unwrap_or_else(failed),
         Verb::Version(args) => version::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            crate::output::error(error.as_ref());
-            ExitCode::from(FAILED)
-        }
+        Err(error) => failed(error),
     }
+}
+
+fn failed(error: Failure) -> ExitCode {
+    crate::output::error(error.as_ref());
+    ExitCode::from(FAILED)
 }
 
 /// Errors end here: they are printed once and become an exit code.

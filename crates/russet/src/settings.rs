@@ -1,6 +1,6 @@
 //! Settings: flag, then `RUSSET_*` variable, then the settings file, then the default (DESIGN section 10).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use russet_addr::{NameError, NodeName};
 use russet_agent::{Config, DEFAULT_HEALTH, DefaultPools, Paths, StoreLocation};
@@ -99,6 +99,14 @@ pub fn direct(args: NodeArgs) -> Result<(Config, Logging), SettingsError> {
     let (mut config, logging) = node_with(args, &file)?;
     config.sync_delete = true;
     Ok((config, logging))
+}
+
+/// The store of a node, for whoever looks at it.
+pub fn store(root: PathBuf, given: Option<StoreLocation>) -> Result<(Paths, StoreLocation), SettingsError> {
+    let paths = Paths::new(root);
+    let file = File::read(&paths.settings_file())?;
+    let location = or_file(given, &file, "store")?.unwrap_or(StoreLocation::Embedded);
+    Ok((paths, location))
 }
 
 fn node_with(args: NodeArgs, file: &File) -> Result<(Config, Logging), SettingsError> {

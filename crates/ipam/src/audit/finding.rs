@@ -42,8 +42,8 @@ pub enum Finding {
         block: BlockCidr,
         /// Under which number it was taken.
         sequence_number: u64,
-        /// No endpoint's and no node's record names the address either.
-        leaked: bool,
+        /// An endpoint's or a node's record names the address, or might: then it is no leak.
+        may_be_used: bool,
         /// Whose it is.
         #[serde(flatten)]
         holder: Holder,
@@ -164,7 +164,7 @@ impl Finding {
 
     /// Whether `release --from-report` gives it back.
     pub const fn is_leak(&self) -> bool {
-        matches!(self, Self::HandleMissing { leaked: true, .. } | Self::HandleLeaked { .. })
+        matches!(self, Self::HandleMissing { may_be_used: false, .. } | Self::HandleLeaked { .. })
     }
 }
 
@@ -179,8 +179,8 @@ impl fmt::Display for Finding {
                 let mut owners = blocks.iter().zip(handles);
                 owners.try_for_each(|(block, handle)| write!(f, " {} in {block};", name(handle)))
             }
-            Self::HandleMissing { address, leaked, holder, .. } => {
-                let leaked = if *leaked { "; leaked: nobody's record names it" } else { "" };
+            Self::HandleMissing { address, may_be_used, holder, .. } => {
+                let leaked = if *may_be_used { "" } else { "; leaked: nobody's record names it" };
                 write!(f, "{address}: its handle has no record ({holder}){leaked}")
             }
             Self::HandleLeaked { handle, .. } => write!(f, "handle {handle} holds no address; leaked"),

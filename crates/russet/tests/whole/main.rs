@@ -5,6 +5,7 @@
 mod bad_input;
 mod demo;
 mod host;
+mod ipam;
 mod node;
 mod races;
 mod restart;

@@ -1,0 +1,100 @@
+//! The command line of `russet ipam`. The words are calicoctl's, since runbooks use them.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args, Subcommand};
+use russet_agent::StoreLocation;
+
+use super::OutputArgs;
+
+const EXAMPLES: &str = "Examples:
+  russet ipam show --show-blocks
+  russet ipam show --ip 10.244.1.7
+  russet ipam check -o json > report.json
+  russet ipam release --from-report report.json
+  russet ipam configure --strict-affinity true --max-blocks-per-host 4
+
+A report lists as leaked what no handle's, endpoint's or node's record names.
+Look at it before you release: pods that Russet wired have no endpoint records.
+Two reports, some time apart, are safer: only what both list is released.";
+
+/// `russet ipam`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct IpamArgs {
+    /// The store.
+    #[command(flatten)]
+    pub place: StoreChoice,
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: IpamVerb,
+}
+
+/// The verbs of `russet ipam`.
+#[derive(Debug, Subcommand)]
+pub enum IpamVerb {
+    /// Show pools and how much of them is in use, or who has an address.
+    Show(ShowArgs),
+    /// Look for faults in blocks, handles and affinities. Writes nothing; exits with 3 when there are any.
+    Check(OutputArgs),
+    /// Give addresses back whose owners are gone.
+    Release(ReleaseArgs),
+    /// Change the settings of the cluster.
+    Configure(ConfigureArgs),
+}
+
+/// The store that a node's settings name.
+#[derive(Debug, Args)]
+pub struct StoreChoice {
+    /// The root directory of the node whose store it is.
+    #[arg(long, global = true, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
+    pub root: PathBuf,
+    /// The datastore: `embedded`, or `unix:PATH` for a store that another process owns.
+    #[arg(long, global = true, env = "RUSSET_STORE", value_name = "STORE")]
+    pub store: Option<StoreLocation>,
+}
+
+/// `russet ipam show`.
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// Who has this address.
+    #[arg(long, value_name = "IP", conflicts_with_all = ["show_blocks", "show_borrowed", "show_configuration"])]
+    pub ip: Option<IpAddr>,
+    /// The blocks of each pool, too.
+    #[arg(long, conflicts_with_all = ["show_borrowed", "show_configuration"])]
+    pub show_blocks: bool,
+    /// Addresses of one node's blocks that live on another.
+    #[arg(long, conflicts_with = "show_configuration")]
+    pub show_borrowed: bool,
+    /// The settings that hold.
+    #[arg(long)]
+    pub show_configuration: bool,
+    /// Output.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// `russet ipam release`.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct ReleaseArgs {
+    /// Release this address.
+    #[arg(long, value_name = "IP")]
+    pub ip: Option<IpAddr>,
+    /// Release what a report of `check -o json` lists as leaked and what has not changed since; given several times, what all of them list.
+    #[arg(long, value_name = "FILE")]
+    pub from_report: Vec<PathBuf>,
+}
+
+/// `russet ipam configure`.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = true)]
+pub struct ConfigureArgs {
+    /// Nodes take addresses from their own blocks only.
+    #[arg(long, visible_alias = "strictaffinity", value_name = "true|false", action = ArgAction::Set)]
+    pub strict_affinity: Option<bool>,
+    /// How many blocks of a family a node may have; 0 sets no limit of its own (20 hold then). Needs strict affinity.
+    #[arg(long, value_name = "N")]
+    pub max_blocks_per_host: Option<u32>,
+}

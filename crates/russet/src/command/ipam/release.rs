@@ -1,0 +1,136 @@
+//! `russet ipam release`: gives back one address, or what reports list as leaked. Guarded by what was seen: an address that changed hands is kept.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use russet_ipam::audit::{Finding, Holder};
+use russet_ipam::{Allocator, IpamError, ReleaseOptions};
+use russet_model::HandleId;
+use russet_store::Revision;
+
+use super::super::{Failure, PROBLEMS};
+use super::Place;
+use super::check::Report;
+use crate::cli::ipam::ReleaseArgs;
+use crate::output;
+
+/// What keeps an address from being released, or a report from being used.
+#[derive(Debug, thiserror::Error)]
+enum ReleaseError {
+    /// Nobody has it.
+    #[error("{0} is not assigned")]
+    NotAssigned(IpAddr),
+    /// It was released a moment ago and cools down.
+    #[error("{0} was released at {1} and is cooling down")]
+    Cooling(IpAddr, String),
+    /// No report.
+    #[error("read report {0}: {1}")]
+    Read(String, std::io::Error),
+    /// A file of another kind, or of another version.
+    #[error("{0} is no report of `russet ipam check -o json`: {1}")]
+    NoReport(String, String),
+}
+
+/// Releases one address, or what reports list.
+pub async fn run(place: &Place, args: ReleaseArgs) -> Result<ExitCode, Failure> {
+    let ipam = place.allocator();
+    match args.ip {
+        Some(address) => one(&ipam, address).await.map(|()| ExitCode::SUCCESS),
+        None => from_reports(&ipam, &args.from_report).await,
+    }
+}
+
+async fn one(ipam: &Allocator, address: IpAddr) -> Result<(), Failure> {
+    let held = ipam.holder_of(address).await?.ok_or(ReleaseError::NotAssigned(address))?;
+    if let Some(at) = held.attribute.released_at {
+        return Err(ReleaseError::Cooling(address, at).into());
+    }
+    let holder = Holder::of(&held.attribute);
+    if !release(ipam, address, &holder, held.sequence_number).await? {
+        return Err(ReleaseError::NotAssigned(address).into());
+    }
+    output::print(&format!("released {address}: {holder}\n"));
+    Ok(())
+}
+
+/// Releases an address from exactly this holder; says whether somebody had it.
+async fn release(ipam: &Allocator, address: IpAddr, holder: &Holder, number: u64) -> Result<bool, IpamError> {
+    let handle = holder.handle.as_deref().and_then(|handle| HandleId::new(handle).ok());
+    let options = ReleaseOptions { address, handle, sequence_number: Some(number) };
+    Ok(!ipam.release_ips(&[options]).await?.addresses.is_empty())
+}
+
+async fn from_reports(ipam: &Allocator, files: &[PathBuf]) -> Result<ExitCode, Failure> {
+    let mut leaks: Option<Vec<Finding>> = None;
+    for file in files {
+        let listed = read(file)?;
+        leaks = Some(match leaks {
+            None => listed,
+            Some(before) => before.into_iter().filter(|leak| listed.contains(leak)).collect(),
+        });
+    }
+    let leaks = leaks.unwrap_or_default();
+    let mut released = 0;
+    for leak in &leaks {
+        let line = match give_back(ipam, leak).await {
+            Ok(()) => {
+                released += 1;
+                format!("released {}\n", subject(leak))
+            }
+            Err(reason) => format!("kept {}: {reason}\n", subject(leak)),
+        };
+        output::print(&line);
+    }
+    output::print(&format!("{released} of {} leaks released\n", leaks.len()));
+    Ok(if released == leaks.len() { ExitCode::SUCCESS } else { ExitCode::from(PROBLEMS) })
+}
+
+fn subject(leak: &Finding) -> String {
+    match leak {
+        Finding::HandleMissing { address, holder, .. } => format!("{address}: {holder}"),
+        Finding::HandleLeaked { handle, .. } => format!("handle {handle}"),
+        other => other.to_string(),
+    }
+}
+
+/// Gives one leak back, unless it is not any more what the report saw.
+async fn give_back(ipam: &Allocator, leak: &Finding) -> Result<(), String> {
+    let done = match leak {
+        Finding::HandleMissing { address, sequence_number, holder, .. } => {
+            match reached(ipam, *address, holder).await {
+                Ok(true) => return Err("its handle has a record again".to_owned()),
+                Ok(false) => release(ipam, *address, holder, *sequence_number).await,
+                Err(error) => Err(error),
+            }
+        }
+        Finding::HandleLeaked { handle, revision } => ipam.settle_handle(handle, Revision(*revision)).await,
+        other => return Err(format!("{} is nothing that can be released", other.kind())),
+    };
+    match done {
+        Ok(true) => Ok(()),
+        Ok(false) => Err("it has changed since the report".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Whether the holder's handle leads to the address, so that a DEL will give it back.
+async fn reached(ipam: &Allocator, address: IpAddr, holder: &Holder) -> Result<bool, IpamError> {
+    let Some(handle) = holder.handle.as_deref().and_then(|handle| HandleId::new(handle).ok()) else {
+        return Ok(false);
+    };
+    Ok(ipam.ips_by_handle(&handle).await?.iter().any(|held| held.address == address))
+}
+
+fn read(file: &Path) -> Result<Vec<Finding>, ReleaseError> {
+    let shown = file.display().to_string();
+    let bytes = std::fs::read(file).map_err(|error| ReleaseError::Read(shown.clone(), error))?;
+    let report: Report = serde_json::from_slice(&bytes)
+        .map_err(|error| ReleaseError::NoReport(shown.clone(), error.to_string()))?;
+    if report.schema != Report::SCHEMA {
+        let reason = format!("its schema is {}, this version reads {}", report.schema, Report::SCHEMA);
+        return Err(ReleaseError::NoReport(shown, reason));
+    }
+    let leaks = report.findings.into_iter().filter(|entry| entry.leaked && entry.finding.is_leak());
+    Ok(leaks.map(|entry| entry.finding).collect())
+}

@@ -1,0 +1,341 @@
+//! `russet ipam` over planted records: no agent, no namespace, only a directory.
+
+use std::process::{Child, Command, Stdio};
+
+use russet_testkit::eventually;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::node::{Answer, PATIENCE, TestNode};
+
+/// TV4 of calico-ipam.md: aaaa has one address, bbbb two, the tunnel one.
+const TV4: &str = r#"{"cidr":"10.1.0.16/29","affinity":"host:node-a","allocations":[0,1,1,2,null,null,null,null],"unallocated":[4,5,6,7],"attributes":[{"handle_id":"net.aaaa","secondary":{"namespace":"default","node":"node-a","pod":"web-0"}},{"handle_id":"net.bbbb","secondary":{"namespace":"default","node":"node-b","pod":"job-1"}},{"handle_id":"vxlan-tunnel-addr-node-a","secondary":{"node":"node-a","type":"vxlanTunnelAddress"}}],"sequenceNumber":1767322800000000003,"sequenceNumberForAllocation":{"0":1767322800000000000,"1":1767322800000000001,"2":1767322800000000001,"3":1767322800000000002},"deleted":false}"#;
+const BLOCK: &str = "/calico/ipam/v2/assignment/ipv4/block/10.1.0.16-29";
+const CLAIM: &str = "/calico/ipam/v2/host/node-a/ipv4/block/10.1.0.16-29";
+const CONFIG: &str = "/calico/ipam/v2/config";
+const POOL: &str = "/calico/resources/v3/projectcalico.org/ippools/p";
+
+/// A directory with a store in it.
+struct Planted {
+    root: TempDir,
+}
+
+// === impl Planted ===
+
+impl Planted {
+    /// Nothing but the directory.
+    fn empty() -> Self {
+        Self { root: tempfile::tempdir().unwrap() }
+    }
+
+    /// Pool, block, claim and handles of TV4.
+    fn tv4() -> Self {
+        let planted = Self::empty();
+        planted.put(POOL, r#"{"kind":"IPPool","apiVersion":"projectcalico.org/v3","metadata":{"name":"p"},"spec":{"cidr":"10.1.0.0/24","blockSize":29}}"#);
+        planted.put(BLOCK, TV4);
+        planted.put(CLAIM, r#"{"state":"confirmed","deleted":false}"#);
+        planted.handle("net.aaaa", 1);
+        planted.handle("net.bbbb", 2);
+        planted.handle("vxlan-tunnel-addr-node-a", 1);
+        planted
+    }
+
+    fn run(&self, args: &[&str]) -> Answer {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.args(args).arg("--root").arg(self.root.path()).env_remove("RUSSET_STORE");
+        command.output().unwrap().into()
+    }
+
+    fn ipam(&self, args: &[&str]) -> Answer {
+        self.run(&[&["ipam"], args].concat())
+    }
+
+    /// The output of a verb that has to succeed.
+    fn good(&self, args: &[&str]) -> String {
+        let answer = self.ipam(args);
+        assert_eq!(answer.status, 0, "{answer:?}");
+        answer.stdout
+    }
+
+    fn put(&self, key: &str, value: &str) {
+        let answer = self.run(&["store", "put", key, value]);
+        assert_eq!(answer.status, 0, "{answer:?}");
+    }
+
+    fn handle(&self, name: &str, count: u64) {
+        let value = json!({ "block": { "10.1.0.16/29": count }, "deleted": false });
+        self.put(&format!("/calico/ipam/v2/handle/{name}"), &value.to_string());
+    }
+
+    fn dump(&self, prefix: &str) -> String {
+        self.run(&["store", "dump", "--prefix", prefix]).stdout
+    }
+
+    /// `check -o json`, which has to find something: its text, and the kinds of what it found.
+    fn report(&self) -> (String, Vec<String>) {
+        let answer = self.ipam(&["check", "-o", "json"]);
+        assert_eq!(answer.status, 3, "{answer:?}");
+        let report: Value = serde_json::from_str(&answer.stdout).unwrap();
+        assert_eq!(report["schema"], 1);
+        let kinds = report["findings"].as_array().unwrap().iter();
+        let kinds = kinds.map(|finding| finding["kind"].as_str().unwrap().to_owned()).collect();
+        (answer.stdout, kinds)
+    }
+
+    /// A report as a file.
+    fn file(&self, name: &str, report: &str) -> String {
+        let path = self.root.path().join(name);
+        std::fs::write(&path, report).unwrap();
+        path.display().to_string()
+    }
+}
+
+#[test]
+fn a_good_store_has_no_problems() {
+    let planted = Planted::tv4();
+    assert_eq!(
+        planted.good(&["check"]),
+        "checked 1 blocks, 4 addresses in use, 3 handles, 1 affinities\nno problems found\n"
+    );
+    let report: Value = serde_json::from_str(&planted.good(&["check", "-o", "json"])).unwrap();
+    assert_eq!((&report["schema"], &report["findings"]), (&json!(1), &json!([])));
+}
+
+#[test]
+fn check_finds_every_planted_fault_and_writes_nothing() {
+    // calico-ipam.md section 1.3, TV8, TV20, TV21, TV22
+    let planted = Planted::tv4();
+    planted.put(&BLOCK.replace("0.16", "0.24"), r#"{"cidr":"10.1.0.24/29","allocations":[0]}"#);
+    planted.put(
+        &BLOCK.replace("0.16-29", "0.18-31"),
+        r#"{"cidr":"10.1.0.18/31","affinity":"host:node-c","allocations":[0,null],"unallocated":[1],"attributes":[{"handle_id":"net.nobody"}],"sequenceNumber":9,"sequenceNumberForAllocation":{"0":8},"deleted":false}"#,
+    );
+    planted.put(
+        &BLOCK.replace("10.1.0.16-29", "10.9.0.0-32"),
+        r#"{"cidr":"10.9.0.0/32","affinity":null,"allocations":[0],"unallocated":[],"attributes":[{}]}"#,
+    );
+    planted.handle("net.bbbb", 3);
+    planted.handle("net.orphan", 1);
+    planted.put(&CLAIM.replace("node-a", "node-b"), "");
+    planted.put(&CLAIM.replace("0.16", "0.32"), "{}");
+    let before = planted.dump("/");
+    let (_, kinds) = planted.report();
+    assert_eq!(
+        kinds,
+        [
+            "overlap",
+            "unreadable",
+            "double-owner",
+            "handle-missing",
+            "handle-count",
+            "handle-leaked",
+            "block-missing",
+            "affinity-foreign",
+            "affinity-missing",
+            "outside-pools"
+        ]
+    );
+    let text = planted.ipam(&["check"]);
+    assert_eq!(text.status, 3);
+    assert!(text.stdout.ends_with("10 problems found, 2 of them leaks\n"), "{}", text.stdout);
+    assert_eq!(planted.dump("/"), before);
+}
+
+#[test]
+fn an_address_is_released_once_and_then_is_not_assigned() {
+    // calico-ipam.md section 5.2
+    let planted = Planted::tv4();
+    assert_eq!(
+        planted.good(&["release", "--ip", "10.1.0.16"]),
+        "released 10.1.0.16: handle net.aaaa, pod default/web-0, node node-a\n"
+    );
+    let again = planted.ipam(&["release", "--ip", "10.1.0.16"]);
+    assert_eq!((again.status, again.stdout.as_str()), (1, ""));
+    assert!(format!("{again:?}").contains("error: 10.1.0.16 is not assigned"), "{again:?}");
+    assert!(!planted.dump("/calico/ipam/v2/handle/").contains("net.aaaa"));
+    assert!(planted.good(&["check"]).contains("3 addresses in use"));
+    assert_eq!(planted.ipam(&["release"]).status, 2);
+}
+
+#[test]
+fn a_report_releases_its_leaks_and_nothing_that_changed_since() {
+    let planted = Planted::tv4();
+    // Two orphans of a 3.32 peer (TV8), and aaaa without its record: a handle of that name takes no part.
+    planted.handle("net.one", 1);
+    planted.handle("net.two", 1);
+    planted.put(BLOCK, &TV4.replace("net.aaaa", "net.lost").replace("net.bbbb", "net.kept"));
+    let (report, kinds) = planted.report();
+    assert_eq!(kinds.iter().filter(|kind| *kind == "handle-missing").count(), 3, "{kinds:?}");
+    // Since the report: two is written anew, and the first address of kept has changed hands.
+    planted.handle("net.two", 1);
+    planted.put(
+        BLOCK,
+        &TV4.replace("net.aaaa", "net.lost")
+            .replace("net.bbbb", "net.kept")
+            .replace("\"1\":1767322800000000001", "\"1\":1767322800000000003"),
+    );
+    let file = planted.file("report.json", &report);
+    let answer = planted.ipam(&["release", "--from-report", &file]);
+    assert_eq!(answer.status, 3, "{answer:?}");
+    let out = &answer.stdout;
+    assert!(out.contains("released 10.1.0.16: handle net.lost, pod default/web-0, node node-a\n"), "{out}");
+    assert!(out.contains("released 10.1.0.18: handle net.kept"), "{out}");
+    assert!(out.contains("kept 10.1.0.17") && out.contains("1767322800000000003 is stored"), "{out}");
+    assert!(out.contains("released handle net.one\n"), "{out}");
+    assert!(out.contains("kept handle net.two") && out.contains("it has changed since the report"), "{out}");
+    // What is left is what changed; another look and it is released, too.
+    let (second, kinds) = planted.report();
+    assert_eq!(kinds, ["handle-missing", "handle-leaked"]);
+    let both = [planted.file("a.json", &second), planted.file("b.json", &planted.report().0)];
+    let out = planted.good(&["release", "--from-report", &both[0], "--from-report", &both[1]]);
+    assert!(out.ends_with("2 of 2 leaks released\n"), "{out}");
+    assert!(planted.good(&["check"]).contains("1 addresses in use, 1 handles"));
+}
+
+#[test]
+fn a_file_that_is_no_report_is_refused() {
+    let planted = Planted::tv4();
+    for (name, text, why) in [
+        ("cut.json", "{\"schema\":1", "no report"),
+        ("calico.json", "{\"version\":\"v3.32\",\"allocations\":{}}", "no report"),
+        (
+            "new.json",
+            r#"{"schema":2,"revision":1,"blocks":0,"allocations":0,"handles":0,"affinities":0,"findings":[]}"#,
+            "its schema is 2",
+        ),
+    ] {
+        let answer = planted.ipam(&["release", "--from-report", &planted.file(name, text)]);
+        assert_eq!(answer.status, 1);
+        assert!(format!("{answer:?}").contains(why), "{answer:?}");
+    }
+}
+
+#[test]
+fn settings_keep_calicos_rules_and_unknown_members() {
+    // calico-ipam.md section 1.7
+    let planted = Planted::empty();
+    planted.put(
+        CONFIG,
+        r#"{"auto_allocate_blocks":true,"kubeVirtVMAddressPersistence":"Enabled","new":{"b":1}}"#,
+    );
+    let refused = planted.ipam(&["configure", "--max-blocks-per-host", "4"]);
+    assert_eq!(refused.status, 1);
+    assert!(format!("{refused:?}").contains("maxBlocksPerHost needs strict_affinity"), "{refused:?}");
+    let text = planted.good(&["configure", "--strictaffinity=true", "--max-blocks-per-host", "4"]);
+    assert!(
+        text.contains("StrictAffinity      true\n") && text.contains("MaxBlocksPerHost    4\n"),
+        "{text}"
+    );
+    let stored: Value = serde_json::from_str(&planted.dump(CONFIG)).unwrap();
+    assert_eq!(
+        stored["records"][0]["value"].to_string(),
+        r#"{"strict_affinity":true,"auto_allocate_blocks":true,"maxBlocksPerHost":4,"kubeVirtVMAddressPersistence":"Enabled","new":{"b":1}}"#
+    );
+    assert_eq!(planted.ipam(&["configure", "--strict-affinity", "false"]).status, 1);
+    assert_eq!(planted.good(&["show", "--show-configuration"]), text);
+    let shown: Value =
+        serde_json::from_str(&planted.good(&["show", "--show-configuration", "-o", "json"])).unwrap();
+    assert_eq!((&shown["schema"], &shown["max_blocks_per_host"]), (&json!(1), &json!(4)));
+    for usage in [&["configure"][..], &["configure", "--strict-affinity", "maybe"]] {
+        assert_eq!(planted.ipam(usage).status, 2);
+    }
+}
+
+#[test]
+fn pools_blocks_holders_and_borrowers_are_shown() {
+    // calico-ipam.md section 5.2, TV10: bbbb lives on node-b, in node-a's block
+    let planted = Planted::tv4();
+    assert_eq!(
+        planted.good(&["show", "--show-blocks"]),
+        "GROUPING  CIDR          IPS TOTAL  IPS IN USE  IPS FREE\n\
+         IP Pool   10.1.0.0/24   256        4 (2%)      252 (98%)\n\
+         Block     10.1.0.16/29  8          4 (50%)     4 (50%)\n"
+    );
+    let usage: Value = serde_json::from_str(&planted.good(&["show", "-o", "json"])).unwrap();
+    assert_eq!(
+        usage,
+        json!({"schema": 1, "usage": [{"grouping": "IP Pool", "cidr": "10.1.0.0/24", "total": 256, "in_use": 4, "free": 252}]})
+    );
+    assert_eq!(
+        planted.good(&["show", "--show-borrowed"]),
+        "IP         BORROWING-NODE  BLOCK         BLOCK OWNER  TYPE  ALLOCATED-TO\n\
+         10.1.0.17  node-b          10.1.0.16/29  node-a       Pod   default/job-1\n\
+         10.1.0.18  node-b          10.1.0.16/29  node-a       Pod   default/job-1\n"
+    );
+    assert_eq!(planted.good(&["show", "--ip", "10.1.0.20"]), "10.1.0.20 is not assigned\n");
+    // calicoctl says "not assigned" of addresses of a disabled pool.
+    planted.put(POOL, r#"{"kind":"IPPool","metadata":{"name":"p"},"spec":{"cidr":"10.1.0.0/24","blockSize":29,"disabled":true}}"#);
+    let text = planted.good(&["show", "--ip", "10.1.0.16"]);
+    assert!(text.starts_with("IP 10.1.0.16 is in use\n") && text.contains("  pod: web-0\n"), "{text}");
+    let holder: Value =
+        serde_json::from_str(&planted.good(&["show", "--ip", "10.1.0.16", "-o", "json"])).unwrap();
+    assert_eq!(holder["sequence_number"], 1767322800000000000_u64);
+    assert_eq!((&holder["handle"], &holder["attributes"]["pod"]), (&json!("net.aaaa"), &json!("web-0")));
+}
+
+#[test]
+fn where_there_is_no_store_none_is_made() {
+    let planted = Planted::empty();
+    let answer = planted.ipam(&["check"]);
+    assert_eq!(answer.status, 1);
+    assert!(format!("{answer:?}").contains("there is no store at"), "{answer:?}");
+    assert_eq!(std::fs::read_dir(planted.root.path()).unwrap().count(), 0);
+}
+
+/// Kills its process when the test ends, however it does.
+struct Owner(Child);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_store_of_the_settings_file_is_asked_through_its_owner() {
+    let (owner, other) = (Planted::tv4(), Planted::empty());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+    command.args(["store", "serve", "--root"]).arg(owner.root.path());
+    let _owner = Owner(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    let socket = owner.root.path().join("var/lib/russet/store.sock");
+    eventually(PATIENCE, || std::os::unix::net::UnixStream::connect(&socket).is_ok());
+    assert!(owner.good(&["check"]).contains("no problems found"));
+    let store = format!("unix:{}", socket.display());
+    assert!(other.good(&["check", "--store", &store]).contains("4 addresses in use"));
+    let settings = other.root.path().join("etc/russet");
+    std::fs::create_dir_all(&settings).unwrap();
+    std::fs::write(settings.join("russet.toml"), format!("store = '{store}'\n")).unwrap();
+    assert!(other.good(&["release", "--ip", "10.1.0.16"]).contains("net.aaaa"));
+    assert!(owner.good(&["check"]).contains("3 addresses in use"));
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn what_an_agent_writes_has_no_problems_and_is_shown_while_it_runs() {
+    let mut node = TestNode::start(&["--ipv4-pool", "10.77.0.0/24"]);
+    let pods = [node.pod(), node.pod()];
+    let ipam = |node: &TestNode, args: &[&str]| -> Answer {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.arg("ipam").args(args).arg("--root").arg(node.root()).output().unwrap().into()
+    };
+    let addresses = node.add(&pods[0]).addresses();
+    assert_eq!(node.add(&pods[1]).status, 0);
+    let check = ipam(&node, &["check"]);
+    assert_eq!(check.status, 0, "{check:?}");
+    for address in &addresses {
+        let holder = ipam(&node, &["show", "--ip", address]).stdout;
+        assert!(holder.contains(&format!("Handle: testnet.{}\n", pods[0].container)), "{holder}");
+    }
+    // The agent remembers its blocks: what is released behind its back must not confuse it.
+    let released = ipam(&node, &["release", "--ip", &addresses[0]]);
+    assert_eq!(released.status, 0, "{released:?}");
+    for pod in &pods {
+        assert_eq!(node.del(pod).status, 0);
+    }
+    let check = ipam(&node, &["check"]);
+    assert_eq!(check.status, 0, "{check:?}");
+    node.stop_agent();
+    assert_eq!(node.allocated(), 0);
+    assert_eq!(ipam(&node, &["check"]).status, 0);
+}
