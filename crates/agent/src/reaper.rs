@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use crate::metrics::Metrics;
 
 /// How long doomed interfaces wait for company. Pods go in bursts, and a doomed interface hurts nobody.
-const GATHER: Duration = Duration::from_millis(50);
+const GATHER: Duration = Duration::from_millis(250);
 
 /// Reaps at start, for what an earlier agent left, and whenever DEL doomed something.
 pub async fn run(node: Node, doomed: Rc<Notify>, metrics: Metrics) {

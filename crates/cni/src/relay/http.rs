@@ -3,8 +3,11 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use super::{HTTP_PATH, RelayResponse};
 
@@ -41,14 +44,16 @@ pub(super) fn post(socket: &Path, body: &[u8], limit: Duration) -> Result<RelayR
     read(&mut stream, end).map_err(|error| Failure::Lost(sent.err().unwrap_or(error)))
 }
 
-/// Connecting blocks for ever when the queue of a stopped agent is full, and `std` knows no time limit for it.
+/// Connecting blocks for ever when the queue of a stopped agent is full, unless the socket's time limit for sending is
+/// set first: the kernel applies it to this wait, too. `std` cannot make a socket before it connects.
 fn connect(socket: &Path, limit: Duration) -> io::Result<UnixStream> {
-    let (sender, receiver) = mpsc::channel();
-    let path = socket.to_owned();
-    std::thread::Builder::new()
-        .stack_size(64 * 1024)
-        .spawn(move || sender.send(UnixStream::connect(path)))?;
-    receiver.recv_timeout(limit).map_err(|_| io::Error::from(ErrorKind::TimedOut))?
+    let address = SocketAddrUnix::new(socket)?;
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&stream, Timeout::Send, Some(limit))?;
+    match rustix::net::connect(&stream, &address) {
+        Err(Errno::AGAIN) => Err(ErrorKind::TimedOut.into()),
+        connected => connected.map(|()| stream.into()).map_err(io::Error::from),
+    }
 }
 
 fn left(end: Instant) -> io::Result<Duration> {
