@@ -39,17 +39,25 @@ pub fn json(value: &impl Serialize) -> String {
     text
 }
 
+/// `text` with its control characters escaped: what others stored must not move the cursor of whoever looks at it.
+pub fn visible(text: &str) -> String {
+    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(escaped).collect()
+}
+
 /// Rows under a heading, in columns as wide as they need to be.
 pub fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(|cell| visible(cell)).collect()).collect();
     let mut widths: Vec<usize> = heading.iter().map(|cell| cell.chars().count()).collect();
-    for row in rows {
+    for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
     let mut text = String::new();
     let heading = heading.iter().map(|cell| (*cell).to_owned()).collect();
-    for row in std::iter::once(&heading).chain(rows) {
+    for row in std::iter::once(&heading).chain(&rows) {
         let cells: Vec<String> =
             row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         text.push_str(cells.join("  ").trim_end());
@@ -61,6 +69,12 @@ pub fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_of_others_are_shown_and_not_obeyed() {
+        let text = table(&["POD"], &[vec!["a\u{1b}[2Jb\nc \u{e9}".to_owned()]]);
+        assert_eq!(text, "POD\na\\u{1b}[2Jb\\nc \u{e9}\n");
+    }
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {

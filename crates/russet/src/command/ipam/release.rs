@@ -50,7 +50,7 @@ async fn one(ipam: &Allocator, address: IpAddr) -> Result<(), Failure> {
     if !release(ipam, address, &holder, held.sequence_number).await? {
         return Err(ReleaseError::NotAssigned(address).into());
     }
-    output::print(&format!("released {address}: {holder}\n"));
+    output::print(&format!("released {address}: {}\n", output::visible(&holder.to_string())));
     Ok(())
 }
 
@@ -87,11 +87,12 @@ async fn from_reports(ipam: &Allocator, files: &[PathBuf]) -> Result<ExitCode, F
 }
 
 fn subject(leak: &Finding) -> String {
-    match leak {
+    let text = match leak {
         Finding::HandleMissing { address, holder, .. } => format!("{address}: {holder}"),
         Finding::HandleLeaked { handle, .. } => format!("handle {handle}"),
         other => other.to_string(),
-    }
+    };
+    output::visible(&text)
 }
 
 /// Gives one leak back, unless it is not any more what the report saw.

@@ -86,10 +86,11 @@ async fn holder(place: &Place, address: IpAddr) -> Result<(String, String), Fail
         None => format!("IP {address} is in use\n"),
     };
     let attributes = owner.secondary.clone().unwrap_or_default();
-    text.push_str(&format!("Block: {}\nHandle: {}\n", held.block, handle.unwrap_or("none")));
+    text.push_str(&format!("Block: {}\nHandle: {}\n", held.block, output::visible(handle.unwrap_or("none"))));
     text.push_str(&format!("Sequence number: {}\nAttributes:\n", held.sequence_number));
     for (name, value) in &attributes {
-        text.push_str(&format!("  {name}: {value}\n"));
+        text.push_str(&output::visible(&format!("  {name}: {value}")));
+        text.push('\n');
     }
     let value = json!({
         "schema": SCHEMA, "ip": address, "assigned": owner.released_at.is_none(), "released_at": owner.released_at,
