@@ -241,6 +241,7 @@ impl<'a> Cluster<'a> {
                 sim: self.sim.clone(),
                 pool,
                 node_names: self.names.clone(),
+                is_healthy: self.plan.is_healthy(),
             };
             self.executor.spawn(Some(index), lane.work());
         }

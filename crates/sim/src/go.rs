@@ -146,3 +146,6 @@ impl fmt::Display for GoError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,10 +5,11 @@ use std::net::IpAddr;
 use std::rc::Rc;
 
 use russet_addr::{IfName, IpNet};
-use russet_model::{HandleId, Key, Node, NodeSpec};
+use russet_model::{Block, HandleId, Key, KeyKind, Node, NodeSpec};
 use russet_store::sim::Chance;
 use russet_store::{Sim, Step, Store};
 
+use crate::failure::ViolationKind;
 use crate::plan::Op;
 use crate::process::{Problem, Process, Wanted};
 use crate::wire::Log;
@@ -25,6 +26,8 @@ pub(crate) struct Lane {
     /// The pool that addresses are pinned in.
     pub(crate) pool: IpNet,
     pub(crate) node_names: Rc<Vec<russet_addr::NodeName>>,
+    /// The store answers each request, and truly.
+    pub(crate) is_healthy: bool,
 }
 
 /// Where a lane is in its script.
@@ -126,7 +129,7 @@ impl Lane {
         }
         let wanted = Wanted { handle, pod: name.clone(), interface: ifname, v4, v6 };
         for _ in 0..ADD_TRIES {
-            self.world.borrow_mut().touch(&name, &wanted.handle, go);
+            let is_first = self.world.borrow_mut().touch(&name, &wanted.handle, go);
             let result = match pinned {
                 Some(address) => self.process.pin(&wanted, address).await,
                 None => self.process.add(&wanted).await,
@@ -138,6 +141,9 @@ impl Lane {
                     return self.world.borrow_mut().added(&name, interface, addresses);
                 }
                 Err(_) => self.world.borrow_mut().stats.failed_adds += 1,
+            }
+            if is_first && self.is_healthy && !go {
+                self.check_given_back(&name, &wanted.handle);
             }
             if self.world.borrow().is_live(&name, interface) {
                 return; // a repetition that failed takes nothing away
@@ -167,6 +173,19 @@ impl Lane {
                     return;
                 }
                 Err(_) => stats.failed_dels += 1,
+            }
+        }
+    }
+
+    /// With a healthy store, an ADD that failed has given back whatever it took (DESIGN.md section 6, item 2).
+    fn check_given_back(&self, name: &str, handle: &HandleId) {
+        for record in
+            self.sim.records().values().filter(|record| matches!(record.key.kind(), KeyKind::Block(_)))
+        {
+            let held = Block::decode(&record.value).map_or(0, |block| block.ordinals_of(handle).count());
+            if held > 0 {
+                let text = format!("the failed ADD of {name} left {held} addresses in {}", record.key);
+                self.world.borrow_mut().complain(ViolationKind::Leak, text);
             }
         }
     }

@@ -120,6 +120,12 @@ impl Plan {
         let events = events(&mut chance, steps, count, options.writers);
         Self { seed, mode: options.mode, faults: faults(&mut chance), shape, nodes, events }
     }
+
+    /// Whether the store answers each request, and truly.
+    pub(crate) fn is_healthy(&self) -> bool {
+        let Faults { lost_reply, lost_request, unavailable, .. } = self.faults;
+        lost_reply + lost_request + unavailable == 0
+    }
 }
 
 impl Shape {

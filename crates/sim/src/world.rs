@@ -28,10 +28,12 @@ pub(crate) struct Pod {
 // === impl World ===
 
 impl World {
-    /// A process works on a container.
-    pub(crate) fn touch(&mut self, pod: &str, handle: &HandleId, go: bool) {
+    /// A process works on a container; whether it is the first to do so.
+    pub(crate) fn touch(&mut self, pod: &str, handle: &HandleId, go: bool) -> bool {
+        let is_new = !self.pods.contains_key(pod);
         let known = self.pods.entry(pod.to_owned()).or_insert_with(|| Pod { handle: handle.clone(), go });
         known.go |= go;
+        is_new
     }
 
     /// Whether the Go model had a hand in what this handle holds.
@@ -80,7 +82,8 @@ impl World {
         self.live.retain(|(name, ifname), _| name != pod || interface.is_some_and(|only| only != ifname));
     }
 
-    fn complain(&mut self, kind: ViolationKind, text: String) {
+    /// Ends the run; the first complaint counts.
+    pub(crate) fn complain(&mut self, kind: ViolationKind, text: String) {
         self.violation.get_or_insert(Violation::new(kind, text));
     }
 }
