@@ -70,12 +70,18 @@ impl Members {
 
     /// The connection in use. When it cannot be opened the next caller, or the next try, gets another member's.
     pub(crate) async fn connection(&self, settings: &Settings) -> Result<Connection, Failure> {
-        let turn = self.current.load(Ordering::Relaxed);
-        let slot = self.slot(turn);
-        let mut held = slot.channel.lock().await;
-        if let Some((number, channel)) = &*held {
-            return Ok(Connection { channel: channel.clone(), turn, number: *number });
-        }
+        let (turn, slot, mut held) = loop {
+            let turn = self.current.load(Ordering::Relaxed);
+            let slot = self.slot(turn);
+            let held = slot.channel.lock().await;
+            if let Some((number, channel)) = &*held {
+                return Ok(Connection { channel: channel.clone(), turn, number: *number });
+            }
+            // Whoever waited here while somebody else found the member dead does not try it again.
+            if self.current.load(Ordering::Relaxed) == turn {
+                break (turn, slot, held);
+            }
+        };
         let unreachable = |reason: String| {
             self.leave_turn(turn);
             Failure::unreachable(&slot.endpoint, reason)

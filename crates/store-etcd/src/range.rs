@@ -10,10 +10,11 @@ use crate::failure::{Class, Effect, Failure};
 use crate::proto::mvccpb::KeyValue;
 use crate::proto::{RangeRequest, RangeResponse};
 
-/// What a page should weigh: far above the cost of a round trip, far below what a node would notice in memory.
-const PAGE_BYTES: usize = 4 << 20;
+/// What a page should weigh: far above the cost of a round trip, and little enough for a slow link to carry it before the member counts
+/// as silent (2.5 Mbit/s with the default deadline).
+const PAGE_BYTES: usize = 1 << 20;
 /// Records in the first page, when nothing is known of their size; at 1.4 MB each it is the largest page there is.
-const FIRST_PAGE: usize = 64;
+const FIRST_PAGE: usize = 16;
 /// Most records in a page. Also what a page grows by, at most, is fourfold: small records may be followed by large ones.
 const MAX_PAGE: usize = 10_000;
 const MAX_GROWTH: usize = 4;
@@ -137,12 +138,12 @@ mod tests {
             let kv = KeyValue { key: Vec::new(), mod_revision: 1, value: vec![0; bytes] };
             vec![kv; count]
         };
-        assert_eq!(next_limit(64, &kvs(64, 20_000)), 209);
+        assert_eq!(next_limit(64, &kvs(64, 20_000)), 52);
         assert_eq!(next_limit(64, &kvs(64, 100)), 256);
         assert_eq!(next_limit(9_000, &kvs(9_000, 10)), 10_000);
-        assert_eq!(next_limit(64, &kvs(3, 1_400_000)), 2);
+        assert_eq!(next_limit(64, &kvs(3, 500_000)), 2);
         assert_eq!(next_limit(64, &kvs(1, 8 << 20)), 1);
-        assert_eq!(next_limit(64, &[]), 64);
+        assert_eq!(next_limit(64, &[]), 16);
     }
 
     #[test]
