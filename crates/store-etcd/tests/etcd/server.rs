@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use russet_store_etcd::{Etcd, Settings};
@@ -31,10 +32,19 @@ pub struct Cluster {
     directory: TempDir,
 }
 
-/// Ports that nobody listens on now. Held together while they are chosen, so that they differ.
+/// Below the range from which the kernel gives ports to connections: one of those could take a member's port while it is killed.
+const PORTS: std::ops::Range<u32> = 12_000..32_000;
+static NEXT_PORT: AtomicU32 = AtomicU32::new(0);
+
+/// Ports that nobody listens on now. Test processes begin at different places, and none gives the same port twice.
 fn free_ports(count: usize) -> Vec<u16> {
-    let held: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    held.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
+    let size = PORTS.end - PORTS.start;
+    let candidates = std::iter::repeat_with(|| {
+        let offset =
+            std::process::id().wrapping_mul(97).wrapping_add(NEXT_PORT.fetch_add(1, Ordering::Relaxed));
+        u16::try_from(PORTS.start + offset % size).unwrap()
+    });
+    candidates.filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).take(count).collect()
 }
 
 // === impl Member ===
