@@ -50,8 +50,10 @@ struct NodeState {
     down_until: Option<u64>,
 }
 
-/// More than the longest run takes; beyond it somebody goes round in circles.
-const STEPS_MAX: u64 = 400_000;
+/// Steps that the longest run takes for each of its operations, generously; beyond that somebody goes round in circles.
+const STEPS_PER_OP_MAX: u64 = 500;
+/// Steps that a run may take besides: nodes that are down, the last lane's retries.
+const STEPS_BESIDES: u64 = 20_000;
 /// What one step takes.
 const STEP_TIME: Duration = Duration::from_millis(5);
 /// Longer than a block must be idle before others take it, and than any cooldown.
@@ -163,6 +165,8 @@ impl<'a> Cluster<'a> {
     /// Until all scripts are done.
     fn work(&mut self) -> Result<(), Violation> {
         let mut events = self.plan.events.iter().peekable();
+        let ops = self.plan.nodes.iter().flat_map(|node| &node.lanes).map(Vec::len).sum::<usize>() as u64;
+        let steps_max = ops * STEPS_PER_OP_MAX + STEPS_BESIDES;
         loop {
             let step = self.log.step.get() + 1;
             self.log.step.set(step);
@@ -179,7 +183,7 @@ impl<'a> Cluster<'a> {
             if !polled && self.nodes.iter().all(|node| node.down_until.is_none()) {
                 return Err(Violation::new(ViolationKind::Stuck, "everybody waits for somebody"));
             }
-            if step > STEPS_MAX {
+            if step > steps_max {
                 return Err(Violation::new(ViolationKind::Stuck, "the scripts do not come to an end"));
             }
         }
