@@ -3,8 +3,9 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use russet_addr::Family;
 use russet_cni_spec::{Call, CniError, CniResult, Request};
-use russet_linux::FileLock;
+use russet_linux::{FileLock, sysctl};
 use russet_plugins::Teardown;
 
 use crate::bootstrap::{self, BootstrapError};
@@ -30,11 +31,6 @@ pub async fn direct(config: &Config, request: &Request) -> Result<Option<CniResu
         .map_err(|e| CniError::io("make the run directory", e))?;
     let _lock =
         FileLock::exclusive(config.paths.node_lock(), Instant::now() + LOCK_PATIENCE).map_err(busy)?;
-    if matches!(request.env.call, Call::Add(_)) {
-        // Only here: a node whose settings cannot be written must still get rid of its pods.
-        crate::forward_packets()
-            .map_err(|error| CniError::internal("let this node forward packets", error))?;
-    }
     let opened = stores::open(config)
         .await
         .map_err(|error| CniError::try_again_later("the store cannot be opened", error))?;
@@ -50,8 +46,25 @@ pub async fn direct(config: &Config, request: &Request) -> Result<Option<CniResu
         prepare(config, &node)
             .await
             .map_err(|e| CniError::try_again_later("the node cannot be registered", e))?;
+        // Only here: a node whose settings cannot be written must still get rid of its pods.
+        forward_packets(&node).await?;
     }
     russet_plugins::run(&node, &request.config.kind, request).await
+}
+
+/// Lets the node forward what its pods send, on the families that have a pool. With an agent the overlay does this.
+async fn forward_packets(node: &russet_plugins::Node) -> Result<(), CniError> {
+    let pools =
+        node.allocator.pools().await.map_err(|e| CniError::try_again_later("the pools cannot be read", e))?;
+    for (family, sysctl) in
+        [(Family::V4, "net/ipv4/ip_forward"), (Family::V6, "net/ipv6/conf/all/forwarding")]
+    {
+        if pools.iter().any(|pool| pool.spec.family() == family) {
+            sysctl::write_if_different(sysctl, "1")
+                .map_err(|error| CniError::internal("let this node forward packets", error))?;
+        }
+    }
+    Ok(())
 }
 
 /// The MTU that an agent of this boot computed.

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use russet_ipam::Allocator;
-use russet_linux::{FileLock, LockError, sysctl};
+use russet_linux::{FileLock, LockError};
 use russet_overlay::Reconciler;
 use russet_plugins::{Node, SystemClock, Teardown};
 use russet_store::Store;
@@ -59,9 +59,6 @@ pub enum AgentError {
     /// The kernel's netlink.
     #[error("open a netlink socket: {0}")]
     Netlink(#[from] russet_netlink::NetlinkError),
-    /// A setting of the kernel.
-    #[error("let this node forward packets: {0}")]
-    Sysctl(#[from] sysctl::SysctlError),
 }
 
 /// A plugin that works without an agent holds the node lock for one request; longer means another agent.
@@ -81,7 +78,6 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
     };
     config::private_dir(&config.paths.run_dir()).map_err(io("make the run directory"))?;
     let _lock = FileLock::exclusive(config.paths.node_lock(), Instant::now() + LOCK_PATIENCE)?;
-    forward_packets()?;
     let store = stores::open_and_serve(&config).await?;
     let (metrics, registry) = Metrics::new();
     let readiness = Readiness::pending();
@@ -170,17 +166,5 @@ fn node(config: &Config, store: Rc<dyn Store>, teardown: Teardown, readiness: &R
         mtu_bytes: Rc::new(Cell::new(config.mtu_bytes.unwrap_or(MTU_UNTIL_KNOWN_BYTES))),
         teardown,
         not_ready: Rc::new(move || readiness.not_ready()),
-    }
-}
-
-/// Without these a node drops what its pods send.
-fn forward_packets() -> Result<(), sysctl::SysctlError> {
-    sysctl::write_if_different("net/ipv4/ip_forward", "1")?;
-    match sysctl::write_if_different("net/ipv6/conf/all/forwarding", "1") {
-        Err(error) if error.is_missing() => {
-            tracing::warn!("this kernel has no IPv6");
-            Ok(())
-        }
-        other => other.map(drop),
     }
 }
