@@ -30,6 +30,7 @@ const PACKAGES: &[Package] = &[
         proof: "etcd",
         reason: "the etcd engine is proven on real members, one and three",
     },
+    Package { name: "etcd-client", proof: "etcdctl", reason: "`etcdctl` is the second opinion on etcd" },
     Package {
         name: "containernetworking-plugins",
         proof: "/usr/lib/cni/bridge",
