@@ -108,7 +108,11 @@ pub fn run(args: DemoArgs) -> Result<(), Failure> {
             explain_keep(&lab, "Ctrl-C");
             interrupt.wait_for_ever();
         }
-        take_down(&lab, fleet)?;
+        let down = take_down(&lab, fleet);
+        // What went wrong first is what the user wants to know.
+        if outcome.is_ok() {
+            down?;
+        }
     }
     let report = outcome?;
     match report.failures() {

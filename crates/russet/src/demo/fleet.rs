@@ -111,9 +111,9 @@ impl Fleet {
             process::die_with_parent(&mut command);
         }
         let process = command.spawn().map_err(failed)?;
-        leftovers::record_process(process.id())?;
+        let pid = process.id();
         self.members.push(Member { name: name.to_owned(), process });
-        Ok(())
+        leftovers::record_process(pid)
     }
 
     /// Waits for `condition`, but not if a process ended meanwhile.
