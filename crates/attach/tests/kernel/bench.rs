@@ -119,7 +119,8 @@ pub fn snapshot(pod: &str) -> Vec<String> {
             &["-o", "addr"],
             &["-4", "route"],
             &["-6", "route"],
-            &["neigh"],
+            // Others are learned, and come and go with traffic.
+            &["neigh", "show", "nud", "permanent"],
             &["rule"],
             &["-6", "rule"],
         ] {

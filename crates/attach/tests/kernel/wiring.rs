@@ -103,9 +103,13 @@ fn no_address_is_tentative_when_add_returns() {
         let default = &ip(Some("p"), &["-6", "route", "show", "default"])[0];
         assert_eq!(default["gateway"], "fe80::ecee:eeff:feee:eeee");
         assert_eq!(default["metric"], 1024);
-        let neighbours = ip(Some("p"), &["neigh"]);
+        let neighbours = ip(Some("p"), &["neigh", "show", "nud", "permanent"]);
         let states: Vec<String> = array(&neighbours).iter().map(|n| text(&n["state"][0])).collect();
-        assert_eq!(states, ["PERMANENT", "PERMANENT"]);
+        assert_eq!(
+            states,
+            ["PERMANENT", "PERMANENT"],
+            "one gateway a family; learned neighbours do not count"
+        );
     });
 }
 
