@@ -34,6 +34,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("russet-netlink", L1),
     ("russet-nft", L1),
     ("russet-linux", L1),
+    ("russet-kube", L1),
     ("russet-store", L1),
     ("russet-ipam", L2),
     ("russet-lease", L2),
