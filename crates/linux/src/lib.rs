@@ -4,6 +4,7 @@
 //! Layer 1. `attach`, `overlay`, `plugins`, the agent and the test kit call it; it decides nothing.
 //! Everything that depends on a namespace follows the *calling thread's* network namespace.
 
+pub mod execute;
 pub mod file;
 pub mod host;
 pub mod lock;

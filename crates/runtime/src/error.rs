@@ -3,11 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
-use std::time::Duration;
 
 use russet_cni_spec::{CniError, ResultError, UnsupportedVersion, Verb, Version, code};
-
-use crate::exec::Finished;
+use russet_linux::execute::{ExecuteError, Finished};
 
 /// A plugin did not do what it was asked for (cni-runtime.md section 2.2).
 #[derive(Debug, thiserror::Error)]
@@ -20,26 +18,9 @@ pub enum PluginError {
         /// Where it was looked for.
         dirs: Vec<PathBuf>,
     },
-    /// The kernel refused to execute it.
-    #[error("execute {}: {source}", binary.display())]
-    Spawn {
-        /// The executable.
-        binary: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// It took too long, and was killed with everything it had started.
-    #[error("killed: no answer within {} s", .0.as_secs_f32())]
-    Deadline(Duration),
-    /// It printed too much, and was killed.
-    #[error("killed: more than {limit_bytes} bytes on stdout")]
-    TooMuchOutput {
-        /// The most that is read.
-        limit_bytes: usize,
-    },
-    /// Talking to it failed.
-    #[error("talk to the plugin: {0}")]
-    Io(io::Error),
+    /// It could not be executed, or did not come to its end.
+    #[error(transparent)]
+    Execute(#[from] ExecuteError),
     /// It failed and said why.
     #[error(transparent)]
     Cni(CniError),
@@ -163,8 +144,8 @@ impl PluginError {
         let text = self.to_string();
         match self {
             Self::Cni(error) => error.clone(),
-            Self::Deadline(_) => CniError::try_again_later(text, ""),
-            Self::Spawn { .. } | Self::Io(_) | Self::TooMuchOutput { .. } => CniError::io(text, ""),
+            Self::Execute(ExecuteError::Deadline(_)) => CniError::try_again_later(text, ""),
+            Self::Execute(_) => CniError::io(text, ""),
             Self::Result(_) => CniError::decoding(text, ""),
             Self::NotFound { .. } => CniError::invalid_config(text, ""),
             Self::Silent(_) | Self::Stderr { .. } | Self::Garbage { .. } => CniError::internal(text, ""),

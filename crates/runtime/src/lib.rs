@@ -11,7 +11,6 @@
 
 mod cache;
 mod error;
-mod exec;
 mod load;
 mod operations;
 mod request;

@@ -1,12 +1,13 @@
 //! The operations on a network: chains forward and backward, with the cache between them (cni-runtime.md section 2.3).
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 
 use russet_cni_spec::{CniError, CniResult, ConfigList, PluginConfig, ValidAttachment, Verb, Version};
+use russet_linux::execute::Execution;
 use serde_json::Value;
 
 use crate::cache::{Cache, Unusable};
-use crate::exec::{self, Execution};
 use crate::request::{self, Extras};
 use crate::{Attachment, CacheEntry, PluginError, Runtime, RuntimeError};
 
@@ -196,6 +197,13 @@ impl Runtime {
         self.run(&plugin.kind, verb, attachment, &stdin)
     }
 
+    /// The first directory's regular file called `kind` (cni-runtime.md section 2.2).
+    fn find(&self, kind: &str) -> Result<PathBuf, PluginError> {
+        let dirs = &self.plugin_dirs;
+        let found = dirs.iter().map(|dir| dir.join(kind)).find(|path| path.is_file());
+        found.ok_or_else(|| PluginError::NotFound { kind: kind.to_owned(), dirs: dirs.clone() })
+    }
+
     /// Runs one plugin; what it says to people on success is passed on.
     fn run(
         &self,
@@ -204,7 +212,7 @@ impl Runtime {
         attachment: Option<&Attachment>,
         stdin: &[u8],
     ) -> Result<Vec<u8>, PluginError> {
-        let binary = exec::find(kind, &self.plugin_dirs)?;
+        let binary = self.find(kind)?;
         let env = request::env(verb, attachment, &self.plugin_dirs);
         let deadline = self.plugin_deadline;
         let finished = Execution { binary: &binary, env: &env, stdin, deadline }.run()?;

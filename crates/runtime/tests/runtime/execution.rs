@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use russet_cni_spec::{Version, code};
+use russet_linux::execute::ExecuteError;
 use russet_runtime::{PluginError, RuntimeError};
 
 use crate::{Lab, attachment, chain};
@@ -125,7 +126,7 @@ fn an_executable_that_stays_busy_is_given_up() {
     lab.adder("a");
     let _writer = OpenOptions::new().append(true).open(lab.path("bin/a")).unwrap();
     let error = lab.runtime.add(&chain(Version::V1_0_0, &["a"]), &attachment()).unwrap_err();
-    let busy = matches!(&error, RuntimeError::Plugin { source: PluginError::Spawn { source, .. }, .. }
+    let busy = matches!(&error, RuntimeError::Plugin { source: PluginError::Execute(ExecuteError::Spawn { source, .. }), .. }
         if source.kind() == std::io::ErrorKind::ExecutableFileBusy);
     assert!(busy, "{error}");
 }

@@ -1,4 +1,5 @@
-//! One execution of a plugin: its own process group, a deadline, a limit on what it may print.
+//! One execution of a program that is fed on stdin and answers on stdout, such as a CNI plugin: its own process group,
+//! a deadline, a limit on what it may print. `runtime` runs chains with it, `plugins` those plugins that they delegate to.
 //!
 //! libcni waits until every process that holds the plugin's stdout is gone, so a forgotten `sleep` in a shell plugin
 //! holds up the node. Here the plugin's own end counts, and at the deadline its whole group is killed.
@@ -15,21 +16,53 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-use crate::PluginError;
-
 /// What to execute.
-pub(crate) struct Execution<'a> {
-    pub(crate) binary: &'a Path,
-    pub(crate) env: &'a [(&'static str, OsString)],
-    pub(crate) stdin: &'a [u8],
-    pub(crate) deadline: Duration,
+#[derive(Debug, Clone, Copy)]
+pub struct Execution<'a> {
+    /// The executable.
+    pub binary: &'a Path,
+    /// Variables that it gets besides this process's own.
+    pub env: &'a [(&'static str, OsString)],
+    /// What it may read.
+    pub stdin: &'a [u8],
+    /// How long it may take.
+    pub deadline: Duration,
 }
 
 /// What came out.
-pub(crate) struct Finished {
-    pub(crate) status: ExitStatus,
-    pub(crate) stdout: Vec<u8>,
-    pub(crate) stderr: Vec<u8>,
+#[derive(Debug)]
+pub struct Finished {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// All that it printed.
+    pub stdout: Vec<u8>,
+    /// The beginning of what it said to people.
+    pub stderr: Vec<u8>,
+}
+
+/// Why nothing came out.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecuteError {
+    /// The kernel refused to execute it.
+    #[error("execute {}: {source}", binary.display())]
+    Spawn {
+        /// The executable.
+        binary: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It took too long, and was killed with everything it had started.
+    #[error("killed: no answer within {} s", .0.as_secs_f32())]
+    Deadline(Duration),
+    /// It printed too much, and was killed.
+    #[error("killed: more than {limit_bytes} bytes on stdout")]
+    TooMuchOutput {
+        /// The most that is read.
+        limit_bytes: usize,
+    },
+    /// Talking to it failed.
+    #[error("talk to the plugin: {0}")]
+    Io(io::Error),
 }
 
 /// A plugin while it runs.
@@ -61,17 +94,11 @@ const BUSY_PAUSE: Duration = Duration::from_millis(20);
 /// After SIGKILL only a system call that cannot be interrupted keeps a process.
 const KILL_LIMIT: Duration = Duration::from_secs(2);
 
-/// The first of `dirs` that holds a regular file called `kind` (cni-runtime.md section 2.2).
-pub(crate) fn find(kind: &str, dirs: &[PathBuf]) -> Result<PathBuf, PluginError> {
-    let found = dirs.iter().map(|dir| dir.join(kind)).find(|path| path.is_file());
-    found.ok_or_else(|| PluginError::NotFound { kind: kind.to_owned(), dirs: dirs.to_vec() })
-}
-
 // === impl Execution ===
 
 impl Execution<'_> {
     /// Runs the plugin to its end, or to its deadline's.
-    pub(crate) fn run(&self) -> Result<Finished, PluginError> {
+    pub fn run(&self) -> Result<Finished, ExecuteError> {
         let end = Instant::now() + self.deadline;
         let mut running = Running::start(self.spawn()?, self.stdin)?;
         match running.attend(end) {
@@ -79,16 +106,16 @@ impl Execution<'_> {
             Err(error) => {
                 running.kill();
                 Err(match error.kind() {
-                    ErrorKind::TimedOut => PluginError::Deadline(self.deadline),
-                    ErrorKind::FileTooLarge => PluginError::TooMuchOutput { limit_bytes: STDOUT_MAX_BYTES },
-                    _ => PluginError::Io(error),
+                    ErrorKind::TimedOut => ExecuteError::Deadline(self.deadline),
+                    ErrorKind::FileTooLarge => ExecuteError::TooMuchOutput { limit_bytes: STDOUT_MAX_BYTES },
+                    _ => ExecuteError::Io(error),
                 })
             }
         }
     }
 
     /// A fresh try each time: libcni re-runs the same object, which fails (cni-runtime.md section 0 item 13).
-    fn spawn(&self) -> Result<Child, PluginError> {
+    fn spawn(&self) -> Result<Child, ExecuteError> {
         let end = Instant::now() + BUSY_LIMIT.min(self.deadline);
         loop {
             match self.command().spawn() {
@@ -97,7 +124,7 @@ impl Execution<'_> {
                 }
                 spawned => {
                     let binary = self.binary.to_owned();
-                    return spawned.map_err(|source| PluginError::Spawn { binary, source });
+                    return spawned.map_err(|source| ExecuteError::Spawn { binary, source });
                 }
             }
         }
@@ -119,7 +146,7 @@ fn pause() {
 // === impl Running ===
 
 impl<'a> Running<'a> {
-    fn start(mut child: Child, unsent: &'a [u8]) -> Result<Self, PluginError> {
+    fn start(mut child: Child, unsent: &'a [u8]) -> Result<Self, ExecuteError> {
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let prepare = || -> io::Result<OwnedFd> {
             let fds = [
@@ -143,7 +170,7 @@ impl<'a> Running<'a> {
             }),
             Err(error) => {
                 let _ = child.kill().and_then(|()| child.wait());
-                Err(PluginError::Io(error))
+                Err(ExecuteError::Io(error))
             }
         }
     }
@@ -199,8 +226,8 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Finished, PluginError> {
-        let status = self.child.wait().map_err(PluginError::Io)?;
+    fn finish(mut self) -> Result<Finished, ExecuteError> {
+        let status = self.child.wait().map_err(ExecuteError::Io)?;
         Ok(Finished { status, stdout: self.stdout.bytes, stderr: self.stderr.bytes })
     }
 
