@@ -3,6 +3,8 @@
 //!
 //! Only tests depend on this crate. It panics where other crates return errors: a broken test bench fails the test.
 
+pub mod blocks;
+pub mod etcd;
 mod kernel;
 mod netns;
 mod tool;

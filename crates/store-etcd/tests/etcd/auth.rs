@@ -8,7 +8,7 @@ use russet_store_etcd::{Etcd, Secret, Settings};
 use russet_testkit::run;
 
 use crate::key;
-use crate::server::{Cluster, PATIENCE};
+use crate::server::{Clients, Cluster, PATIENCE};
 
 /// How long a token lasts in these tests.
 const TOKEN_TTL: Duration = Duration::from_secs(1);

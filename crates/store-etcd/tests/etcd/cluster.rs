@@ -8,7 +8,7 @@ use russet_store_etcd::Etcd;
 use russet_testkit::eventually_some;
 
 use crate::key;
-use crate::server::{Cluster, Member, PATIENCE};
+use crate::server::{Clients, Cluster, Member, PATIENCE};
 
 /// Writers, and how often each adds one at least; they go on until the disturbances are over.
 const WRITERS: usize = 8;

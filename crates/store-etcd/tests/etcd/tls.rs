@@ -9,7 +9,7 @@ use russet_store_etcd::{Etcd, Settings, SettingsError};
 use russet_testkit::run;
 
 use crate::key;
-use crate::server::Cluster;
+use crate::server::{Clients, Cluster};
 
 fn path(directory: &Path, name: &str) -> String {
     directory.join(name).display().to_string()

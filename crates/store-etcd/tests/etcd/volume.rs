@@ -7,7 +7,7 @@ use russet_store::{Step, Store};
 use russet_testkit::run;
 
 use crate::key;
-use crate::server::Cluster;
+use crate::server::{Clients, Cluster};
 
 const RECORDS: usize = 10_000;
 /// A full /26 with the attributes of its pods (calico-ipam.md 1.3).

@@ -6,7 +6,7 @@ use russet_store_etcd::{Etcd, Settings};
 
 use crate::key;
 use crate::proxy::Proxy;
-use crate::server::{Cluster, PATIENCE};
+use crate::server::{Clients, Cluster, PATIENCE};
 
 async fn next(watch: &mut Box<dyn Watch>) -> Event {
     tokio::time::timeout(PATIENCE, watch.next()).await.expect("there is something to tell").unwrap()
