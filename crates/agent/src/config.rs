@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 use russet_addr::{IfName, NodeName};
+use russet_store_etcd::{LOCATION_SCHEME, Settings as EtcdSettings};
 
 /// Everything that can be set for an agent.
 #[derive(Debug, Clone)]
@@ -36,6 +37,8 @@ pub enum StoreLocation {
     Embedded,
     /// A store that another process of this machine owns, by its socket.
     Unix(PathBuf),
+    /// An etcd v3 cluster.
+    Etcd(Box<EtcdSettings>),
 }
 
 /// The pools that a fresh store gets.
@@ -61,12 +64,21 @@ pub enum Encapsulation {
 }
 
 /// A value that a setting does not take.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("invalid {setting} {value:?}: {allowed} is wanted")]
-pub struct SettingError {
-    setting: &'static str,
-    value: String,
-    allowed: &'static str,
+#[derive(Debug, thiserror::Error)]
+pub enum SettingError {
+    /// There is a list of what it takes.
+    #[error("invalid {setting} {value:?}: {allowed} is wanted")]
+    Value {
+        /// The setting.
+        setting: &'static str,
+        /// What was given.
+        value: String,
+        /// What it takes.
+        allowed: &'static str,
+    },
+    /// An etcd that cannot be named like this.
+    #[error("invalid store: {0}")]
+    Etcd(#[from] russet_store_etcd::SettingsError),
 }
 
 /// Places below a root directory; the root is `/` except in tests, demos and several nodes on one machine.
@@ -85,11 +97,14 @@ impl FromStr for StoreLocation {
     type Err = SettingError;
 
     fn from_str(text: &str) -> Result<Self, SettingError> {
-        let error = || SettingError {
+        let error = || SettingError::Value {
             setting: "store",
             value: text.to_owned(),
-            allowed: "`embedded` or `unix:` and the absolute path of a store's socket",
+            allowed: "`embedded`, `unix:` and the absolute path of a store's socket, or `etcd:` and the URLs of etcd's members",
         };
+        if text.starts_with(LOCATION_SCHEME) {
+            return Ok(Self::Etcd(Box::new(text.parse()?)));
+        }
         match text.strip_prefix("unix:") {
             None if text == "embedded" => Ok(Self::Embedded),
             Some(path) if path.starts_with('/') => Ok(Self::Unix(path.into())),
@@ -103,6 +118,7 @@ impl fmt::Display for StoreLocation {
         match self {
             Self::Embedded => f.write_str("embedded"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Etcd(settings) => write!(f, "{LOCATION_SCHEME}{}", settings.endpoints.join(",")),
         }
     }
 }
@@ -117,7 +133,7 @@ impl FromStr for Encapsulation {
             "vxlan" => Ok(Self::Vxlan),
             "cross-subnet" => Ok(Self::CrossSubnet),
             "none" => Ok(Self::None),
-            _ => Err(SettingError {
+            _ => Err(SettingError::Value {
                 setting: "encapsulation",
                 value: text.to_owned(),
                 allowed: "`vxlan`, `cross-subnet` or `none`",

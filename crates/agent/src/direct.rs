@@ -31,7 +31,7 @@ pub async fn direct(config: &Config, request: &Request) -> Result<Option<CniResu
         .map_err(|e| CniError::io("make the run directory", e))?;
     let _lock =
         FileLock::exclusive(config.paths.node_lock(), Instant::now() + LOCK_PATIENCE).map_err(busy)?;
-    let opened = stores::open(config)
+    let opened = stores::open(&config.paths, &config.store)
         .await
         .map_err(|error| CniError::try_again_later("the store cannot be opened", error))?;
     let readiness = Readiness::pending();

@@ -31,7 +31,8 @@ use tokio::task::{JoinSet, LocalSet};
 pub use config::{Config, DEFAULT_HEALTH, DefaultPools, Encapsulation, Paths, SettingError, StoreLocation};
 pub use direct::direct;
 pub use health::{Condition, Readiness};
-pub use stores::{Opened, open_local, own as own_store};
+pub use russet_store_etcd::{Secret, Settings as EtcdSettings, SettingsError as EtcdSettingsError};
+pub use stores::{Opened, open as open_store, own as own_store};
 
 use health::serve as serve_health;
 use metrics::Metrics;

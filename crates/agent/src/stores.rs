@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use russet_store::{Access, Cause, Locked, Remote, Store, StoreError, open_or_connect};
+use russet_store_etcd::{Etcd, Settings as EtcdSettings};
 
 use crate::config::{Config, Paths, StoreLocation, private_dir};
 
@@ -33,16 +34,26 @@ impl Opened {
         Self { store: Rc::new(remote), service: None, _owner: None }
     }
 
+    /// Connects when it is first used: an etcd that is away is an error of the first request, not of the start.
+    fn etcd(settings: &EtcdSettings) -> Result<Self, StoreError> {
+        let etcd = Etcd::connect(settings.clone()).map_err(|error| {
+            let operation = format!("use etcd at {}", settings.endpoints.join(","));
+            StoreError::Invalid { operation, reason: error.to_string() }
+        })?;
+        Ok(Self { store: Rc::new(etcd), service: None, _owner: None })
+    }
+
     fn owned(locked: Locked) -> Self {
         Self { store: Rc::new(locked.store().clone()), service: None, _owner: Some(Rc::new(locked)) }
     }
 }
 
 /// The store of a plugin without an agent, or of somebody who wants to look: whoever owns it.
-pub async fn open(config: &Config) -> Result<Opened, StoreError> {
-    match &config.store {
+pub async fn open(paths: &Paths, location: &StoreLocation) -> Result<Opened, StoreError> {
+    match location {
         StoreLocation::Unix(path) => Ok(Opened::remote(Remote::connect(path))),
-        StoreLocation::Embedded => open_local(&config.paths).await,
+        StoreLocation::Embedded => open_local(paths).await,
+        StoreLocation::Etcd(settings) => Opened::etcd(settings),
     }
 }
 
@@ -51,11 +62,12 @@ pub async fn open_and_serve(config: &Config) -> Result<Opened, StoreError> {
     match &config.store {
         StoreLocation::Unix(path) => Ok(Opened::remote(Remote::connect(path))),
         StoreLocation::Embedded => own(&config.paths).await,
+        StoreLocation::Etcd(settings) => Opened::etcd(settings),
     }
 }
 
 /// The embedded store of this machine, whoever owns it.
-pub async fn open_local(paths: &Paths) -> Result<Opened, StoreError> {
+async fn open_local(paths: &Paths) -> Result<Opened, StoreError> {
     match open_or_connect(&store_dir(paths)?, OWNER_PATIENCE).await? {
         // Not the client that comes with it, which would wait for each answer as long as for the lock.
         Access::Remote(_) => Ok(Opened::remote(Remote::connect(paths.store_socket()))),

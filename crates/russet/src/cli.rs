@@ -9,6 +9,7 @@ use russet_addr::{IfName, NodeName};
 use russet_agent::{Encapsulation, StoreLocation};
 
 pub mod ipam;
+pub mod store;
 
 /// Container networking for Linux.
 ///
@@ -39,8 +40,11 @@ pub enum Verb {
     /// Show pods on several nodes of this machine reaching each other.
     #[command(after_help = DEMO_EXAMPLES)]
     Demo(DemoArgs),
+    /// Carry connections between the network of the demo's nodes and the host's.
+    #[command(name = "demo-forward", hide = true)]
+    DemoForward(ForwardArgs),
     /// Own the embedded store and serve it to other processes of this machine.
-    Store(StoreArgs),
+    Store(store::StoreArgs),
     /// Show, check and mend addresses: pools, blocks, handles, affinities.
     Ipam(ipam::IpamArgs),
     /// Carry out one CNI request without an agent. The plugin calls this by itself when no agent runs.
@@ -53,6 +57,7 @@ pub enum Verb {
 const AGENT_EXAMPLES: &str = "Examples:
   russet agent                                       one machine, everything by default
   russet agent --interface eth1 --encapsulation none plain routes over eth1
+  russet agent --store etcd:http://10.0.0.1:2379,http://10.0.0.2:2379
   RUSSET_LOG_LEVEL=debug russet agent
 
 Settings come from flags, then RUSSET_* variables, then /etc/russet/russet.toml, then defaults.
@@ -61,6 +66,8 @@ Health: GET /healthz, /readyz?verbose and /metrics on --health-address.";
 const DEMO_EXAMPLES: &str = "Examples:
   russet demo                        as root, or as a user where user namespaces are allowed
   russet demo --mode routed --nodes 5 --pods 3
+  russet demo --etcd spawn           data in an etcd of its own (needs the program `etcd`)
+  russet demo --etcd http://127.0.0.1:2379
   russet demo --keep                 leaves the nodes running and prints how to enter a pod
   russet demo --clean                removes what --keep or a killed demo left";
 
@@ -73,9 +80,9 @@ pub struct NodeArgs {
     /// This node's name; by default the host name in lower case.
     #[arg(long, env = "RUSSET_NODE_NAME", value_name = "NAME")]
     pub node_name: Option<NodeName>,
-    /// The datastore: `embedded`, or `unix:PATH` for a store that another process owns.
-    #[arg(long, env = "RUSSET_STORE", value_name = "STORE")]
-    pub store: Option<StoreLocation>,
+    /// The datastore.
+    #[command(flatten)]
+    pub location: store::LocationArgs,
     /// The interface whose addresses other nodes use; by default the one with the default route.
     #[arg(long, env = "RUSSET_INTERFACE", value_name = "NAME")]
     pub interface: Option<IfName>,
@@ -113,52 +120,6 @@ pub struct AgentArgs {
     pub sync_delete: bool,
 }
 
-/// `russet store`.
-#[derive(Debug, Args)]
-pub struct StoreArgs {
-    /// What to do with the store.
-    #[command(subcommand)]
-    pub verb: StoreVerb,
-}
-
-/// The verbs of `russet store`.
-#[derive(Debug, Subcommand)]
-pub enum StoreVerb {
-    /// Open the embedded store and serve it at its socket until stopped.
-    Serve {
-        /// The store.
-        #[command(flatten)]
-        place: StorePlace,
-    },
-    /// Print records as JSON.
-    Dump {
-        /// The store.
-        #[command(flatten)]
-        place: StorePlace,
-        /// Only records whose keys begin with this.
-        #[arg(long, default_value = "/", value_name = "PREFIX")]
-        prefix: String,
-    },
-    /// Write a record, whatever is there. Nothing checks the value.
-    Put {
-        /// The store.
-        #[command(flatten)]
-        place: StorePlace,
-        /// Where.
-        key: String,
-        /// What.
-        value: String,
-    },
-}
-
-/// Which embedded store.
-#[derive(Debug, Args)]
-pub struct StorePlace {
-    /// The root directory of the node whose store it is.
-    #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
-    pub root: PathBuf,
-}
-
 /// `russet demo`.
 #[derive(Debug, Clone, Args)]
 pub struct DemoArgs {
@@ -171,6 +132,10 @@ pub struct DemoArgs {
     /// How nodes carry pods' packets.
     #[arg(long, default_value = "vxlan", value_name = "MODE")]
     pub mode: DemoMode,
+    /// Keep the nodes' data in etcd: `spawn` starts one for the demo, a URL names one that holds nothing of Calico's. By default the
+    /// nodes share an embedded store.
+    #[arg(long, value_name = "URL|spawn", conflicts_with = "clean")]
+    pub etcd: Option<DemoEtcd>,
     /// Leave everything running, and print how to enter a pod.
     #[arg(long, conflicts_with = "clean")]
     pub keep: bool,
@@ -180,6 +145,29 @@ pub struct DemoArgs {
     /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+/// `russet demo-forward`.
+#[derive(Debug, Args)]
+pub struct ForwardArgs {
+    /// The namespace to listen in.
+    #[arg(long)]
+    pub netns: PathBuf,
+    /// Where to listen there.
+    #[arg(long)]
+    pub listen: SocketAddr,
+    /// Whom to connect to from here: host and port.
+    #[arg(long)]
+    pub to: String,
+}
+
+/// The etcd of a demo.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DemoEtcd {
+    /// One that the demo starts and stops.
+    Spawn,
+    /// One that is there: its host and port.
+    At(String),
 }
 
 /// How the demo's nodes carry pods' packets.
@@ -232,6 +220,27 @@ fn pool(text: &str) -> Result<PoolArg, String> {
         Ok(PoolArg(Some(net)))
     } else {
         Err(format!("bits are set behind the prefix; did you mean {}?", net.trunc()))
+    }
+}
+
+impl std::str::FromStr for DemoEtcd {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "spawn" {
+            return Ok(Self::Spawn);
+        }
+        let wanted = || format!("{text:?} is neither `spawn` nor one URL such as http://127.0.0.1:2379");
+        let location: StoreLocation = format!("etcd:{text}").parse().map_err(|_| wanted())?;
+        match location {
+            StoreLocation::Etcd(settings) => match &settings.endpoints[..] {
+                [endpoint] => {
+                    endpoint.strip_prefix("http://").map(|at| Self::At(at.to_owned())).ok_or_else(wanted)
+                }
+                _ => Err(wanted()),
+            },
+            _ => Err(wanted()),
+        }
     }
 }
 

@@ -2,8 +2,10 @@
 
 mod agent;
 mod cni_direct;
+mod demo_forward;
 mod ipam;
 mod logging;
+mod place;
 mod store;
 mod version;
 
@@ -21,6 +23,7 @@ pub fn run(cli: Cli) -> ExitCode {
     let result = match cli.verb {
         Verb::Agent(args) => agent::run(args),
         Verb::Demo(args) => crate::demo::run(args),
+        Verb::DemoForward(args) => demo_forward::run(args),
         Verb::Store(args) => store::run(args),
         Verb::CniDirect(args) => return cni_direct::run(args),
         Verb::Ipam(args) => return ipam::run(args).unwrap_or_else(failed),

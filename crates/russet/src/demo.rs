@@ -4,6 +4,7 @@
 //! The demo itself is one thread: children die with it (`PR_SET_PDEATHSIG` counts threads), and a user namespace can
 //! only be entered by a process without threads.
 
+mod datastore;
 mod fleet;
 mod interrupt;
 mod lab;
@@ -20,6 +21,7 @@ use std::time::Instant;
 use crate::cli::{DemoArgs, DemoMode, Format};
 use crate::command::Failure;
 use crate::output;
+use datastore::Datastore;
 use fleet::Fleet;
 use interrupt::Interrupt;
 use lab::Lab;
@@ -91,7 +93,7 @@ pub fn run(args: DemoArgs) -> Result<(), Failure> {
     }
     let interrupt = Interrupt::listen()?;
     let lab = Lab::new(&args);
-    let mut fleet = Fleet::new(args.keep);
+    let mut fleet = Fleet::new(Datastore::new(args.etcd.as_ref())?, args.keep);
     let outcome = show(&args, &lab, &mut fleet, &interrupt);
     if let Ok(report) = &outcome {
         output::print(&match args.output.format {
@@ -129,7 +131,7 @@ fn show(args: &DemoArgs, lab: &Lab, fleet: &mut Fleet, interrupt: &Interrupt) ->
     say(&format!("{nodes} node namespaces and an outside host, joined by a switch"));
     topology::build(lab)?;
     interrupt.check()?;
-    say(&format!("the store's owner, and {nodes} agents ({})", mode_name(args.mode)));
+    say(&format!("{}, and {nodes} agents ({})", fleet.datastore.describe(), mode_name(args.mode)));
     fleet.start(lab, args.mode, interrupt)?;
     say(&format!("{pods} pods, attached through CNI"));
     let attached = pods::attach_all(lab, interrupt)?;

@@ -3,8 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use russet_addr::{NameError, NodeName};
-use russet_agent::{Config, DEFAULT_HEALTH, DefaultPools, Paths, StoreLocation};
+use russet_agent::{
+    Config, DEFAULT_HEALTH, DefaultPools, EtcdSettings, EtcdSettingsError, Paths, Secret, StoreLocation,
+};
 
+use crate::cli::store::{LocationArgs, StoreChoice};
 use crate::cli::{AgentArgs, LogFormat, NodeArgs, PoolArg};
 
 /// Settings that cannot be used.
@@ -46,6 +49,12 @@ pub enum SettingsError {
         /// What is wrong.
         reason: String,
     },
+    /// Something is set about etcd, and the store is another one.
+    #[error("{0} is set, and the store is not etcd; give --store etcd:URL")]
+    NotEtcd(&'static str),
+    /// What is set about etcd does not fit together.
+    #[error(transparent)]
+    Etcd(#[from] EtcdSettingsError),
     /// The host has a name that cannot be a node's.
     #[error("this host's name cannot be a node name: {0}; give one with --node-name")]
     HostName(#[from] NameError),
@@ -61,8 +70,14 @@ pub struct Logging {
 }
 
 /// Every key of the settings file; the names are those of the flags.
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 17] = [
     "encapsulation",
+    "etcd_ca_file",
+    "etcd_cert_file",
+    "etcd_key_file",
+    "etcd_password_file",
+    "etcd_server_name",
+    "etcd_username",
     "health_address",
     "interface",
     "ipv4_pool",
@@ -102,11 +117,46 @@ pub fn direct(args: NodeArgs) -> Result<(Config, Logging), SettingsError> {
 }
 
 /// The store of a node, for whoever looks at it.
-pub fn store(root: PathBuf, given: Option<StoreLocation>) -> Result<(Paths, StoreLocation), SettingsError> {
-    let paths = Paths::new(root);
+pub fn store(choice: StoreChoice) -> Result<(Paths, StoreLocation), SettingsError> {
+    let paths = Paths::new(choice.root);
     let file = File::read(&paths.settings_file())?;
-    let location = or_file(given, &file, "store")?.unwrap_or(StoreLocation::Embedded);
+    let location = location(choice.location, &file)?;
     Ok((paths, location))
+}
+
+fn location(args: LocationArgs, file: &File) -> Result<StoreLocation, SettingsError> {
+    let ca = or_file(args.etcd_ca_file, file, "etcd_ca_file")?;
+    let cert = or_file(args.etcd_cert_file, file, "etcd_cert_file")?;
+    let key = or_file(args.etcd_key_file, file, "etcd_key_file")?;
+    let server_name = or_file(args.etcd_server_name, file, "etcd_server_name")?;
+    let username = or_file(args.etcd_username, file, "etcd_username")?;
+    let password_file = or_file(args.etcd_password_file, file, "etcd_password_file")?;
+    let given = [
+        ("etcd_ca_file", ca.is_some()),
+        ("etcd_cert_file", cert.is_some()),
+        ("etcd_key_file", key.is_some()),
+        ("etcd_server_name", server_name.is_some()),
+        ("etcd_username", username.is_some()),
+        ("etcd_password_file", password_file.is_some()),
+    ];
+    match or_file(args.store, file, "store")?.unwrap_or(StoreLocation::Embedded) {
+        StoreLocation::Etcd(settings) => {
+            let password = password_file.map(password).transpose()?;
+            let settings = EtcdSettings { ca, cert, key, server_name, username, password, ..*settings };
+            settings.check()?;
+            Ok(StoreLocation::Etcd(Box::new(settings)))
+        }
+        other => match given.iter().find(|(_, given)| *given) {
+            Some((name, _)) => Err(SettingsError::NotEtcd(name)),
+            None => Ok(other),
+        },
+    }
+}
+
+fn password(path: PathBuf) -> Result<Secret, SettingsError> {
+    let text = std::fs::read_to_string(&path)
+        .map_err(|source| SettingsError::Read { path: path.display().to_string(), source })?;
+    Ok(Secret::new(text.trim_end_matches(['\r', '\n'])))
 }
 
 fn node_with(args: NodeArgs, file: &File) -> Result<(Config, Logging), SettingsError> {
@@ -143,7 +193,7 @@ fn node_with(args: NodeArgs, file: &File) -> Result<(Config, Logging), SettingsE
     let config = Config {
         paths: Paths::new(args.root),
         node_name,
-        store: or_file(args.store, file, "store")?.unwrap_or(StoreLocation::Embedded),
+        store: location(args.location, file)?,
         interface: or_file(args.interface, file, "interface")?,
         pools,
         mtu_bytes: mtu,

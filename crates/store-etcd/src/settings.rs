@@ -19,7 +19,7 @@ const DEFAULT_PORT: u16 = 2379;
 const MAX_ENDPOINTS: usize = 32;
 
 /// How to reach an etcd cluster.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Any number of the members' client addresses, `http://host:port` or `https://host:port`; one that answers is enough.
     pub endpoints: Vec<String>,
@@ -111,7 +111,7 @@ impl Settings {
     }
 
     /// Refuses what could only fail later, or work less safely than it looks.
-    pub(crate) fn check(&self) -> Result<(), SettingsError> {
+    pub fn check(&self) -> Result<(), SettingsError> {
         self.count()?;
         for given in &self.endpoints {
             endpoint(given)?;

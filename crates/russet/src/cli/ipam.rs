@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Subcommand};
-use russet_agent::StoreLocation;
 
 use super::OutputArgs;
+use super::store::StoreChoice;
 
 const EXAMPLES: &str = "Examples:
   russet ipam show --show-blocks
@@ -42,17 +42,6 @@ pub enum IpamVerb {
     Release(ReleaseArgs),
     /// Change the settings of the cluster.
     Configure(ConfigureArgs),
-}
-
-/// The store that a node's settings name.
-#[derive(Debug, Args)]
-pub struct StoreChoice {
-    /// The root directory of the node whose store it is.
-    #[arg(long, global = true, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
-    pub root: PathBuf,
-    /// The datastore: `embedded`, or `unix:PATH` for a store that another process owns.
-    #[arg(long, global = true, env = "RUSSET_STORE", value_name = "STORE")]
-    pub store: Option<StoreLocation>,
 }
 
 /// `russet ipam show`.

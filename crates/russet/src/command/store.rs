@@ -1,4 +1,4 @@
-//! `russet store`: the embedded store, for whoever wants to own it or look at it.
+//! `russet store`: owns the embedded store, or looks at the records of any.
 
 use russet_agent::Paths;
 use russet_model::{Key, Prefix};
@@ -6,8 +6,10 @@ use russet_store::{Record, Step};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::place::Place;
 use super::{Failure, logging, runtime, stop_signal};
-use crate::cli::{LogFormat, StoreArgs, StoreVerb};
+use crate::cli::LogFormat;
+use crate::cli::store::{StoreArgs, StoreChoice, StoreVerb};
 use crate::output;
 use crate::settings::Logging;
 
@@ -31,12 +33,12 @@ struct Entry {
 /// Runs one verb.
 pub fn run(args: StoreArgs) -> Result<(), Failure> {
     match args.verb {
-        StoreVerb::Serve { place } => {
+        StoreVerb::Serve { root } => {
             logging::start(&Logging { level: "info".to_owned(), format: LogFormat::Text })?;
-            runtime()?.block_on(serve(Paths::new(place.root)))
+            runtime()?.block_on(serve(Paths::new(root)))
         }
-        StoreVerb::Dump { place, prefix } => runtime()?.block_on(dump(Paths::new(place.root), &prefix)),
-        StoreVerb::Put { place, key, value } => runtime()?.block_on(put(Paths::new(place.root), key, value)),
+        StoreVerb::Dump { place, prefix } => runtime()?.block_on(dump(place, &prefix)),
+        StoreVerb::Put { place, key, value } => runtime()?.block_on(put(place, key, value)),
     }
 }
 
@@ -56,17 +58,17 @@ async fn serve(paths: Paths) -> Result<(), Failure> {
         .await
 }
 
-async fn dump(paths: Paths, prefix: &str) -> Result<(), Failure> {
-    let opened = russet_agent::open_local(&paths).await?;
-    let snapshot = opened.store.list(&Prefix::from_stored(prefix)).await?;
+async fn dump(place: StoreChoice, prefix: &str) -> Result<(), Failure> {
+    let place = Place::open(place).await?;
+    let snapshot = place.store.list(&Prefix::from_stored(prefix)).await?;
     let records = snapshot.records.into_iter().map(entry).collect();
     output::print(&output::json(&Dump { schema: 1, revision: snapshot.revision.0, records }));
     Ok(())
 }
 
-async fn put(paths: Paths, key: String, value: String) -> Result<(), Failure> {
-    let opened = russet_agent::open_local(&paths).await?;
-    opened.store.commit(vec![Step::put(Key::from_stored(key), value)]).await.map_err(|error| error.error)?;
+async fn put(place: StoreChoice, key: String, value: String) -> Result<(), Failure> {
+    let place = Place::open(place).await?;
+    place.store.commit(vec![Step::put(Key::from_stored(key), value)]).await.map_err(|error| error.error)?;
     Ok(())
 }
 

@@ -13,7 +13,7 @@ struct Version {
     version: &'static str,
     cni_versions: Vec<String>,
     agent_protocol: u32,
-    datastores: [&'static str; 2],
+    datastores: [&'static str; 3],
 }
 
 /// Prints the version.
@@ -23,7 +23,7 @@ pub fn run(args: OutputArgs) -> Result<(), Failure> {
         version: env!("CARGO_PKG_VERSION"),
         cni_versions: russet_cni_spec::Version::ALL.iter().map(ToString::to_string).collect(),
         agent_protocol: russet_cni_spec::relay::RelayRequest::VERSION,
-        datastores: ["embedded", "unix"],
+        datastores: ["embedded", "unix", "etcd"],
     };
     output::print(&match args.format {
         Format::Json => output::json(&version),

@@ -10,11 +10,14 @@ use russet_linux::{NetNs, process};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
+use super::datastore::Datastore;
 use super::lab::{self, DIR, Lab, Node};
 use super::report::{BlockReport, NodeReport};
 use super::{DemoError, Interrupt, leftovers};
 use crate::cli::DemoMode;
 
+/// The member that is, or leads to, the datastore.
+const STORE: &str = "store";
 /// How long the store and the agents may take until they are ready.
 const READY_DEADLINE: Duration = Duration::from_secs(30);
 /// How often readiness is asked for.
@@ -26,6 +29,8 @@ const LOG_TAIL_LINES: usize = 5;
 
 /// Processes that this demo started.
 pub struct Fleet {
+    /// What the agents keep their data in.
+    pub datastore: Datastore,
     members: Vec<Member>,
     /// The processes are meant to outlive the demo.
     keep: bool,
@@ -45,17 +50,17 @@ pub fn log_path(name: &str) -> PathBuf {
 
 impl Fleet {
     /// Nothing started yet.
-    pub fn new(keep: bool) -> Self {
-        Self { members: Vec::new(), keep }
+    pub fn new(datastore: Datastore, keep: bool) -> Self {
+        Self { datastore, members: Vec::new(), keep }
     }
 
     /// Starts everything and waits until each node says that it is ready.
     pub fn start(&mut self, lab: &Lab, mode: DemoMode, interrupt: &Interrupt) -> Result<(), DemoError> {
         leftovers::create_dir()?;
-        let mut store = self.russet()?;
-        store.args(["store", "serve", "--root"]).arg(lab::store_paths().root());
-        self.spawn("store", store)?;
-        self.until(interrupt, "the store's socket", || lab::store_paths().store_socket().exists())?;
+        let store = self.datastore.command(self.russet()?)?;
+        self.spawn(STORE, store)?;
+        let datastore = self.datastore.clone();
+        self.until(interrupt, &datastore.describe(), || datastore.is_up())?;
         for node in &lab.nodes {
             self.start_agent(node, mode)?;
         }
@@ -83,7 +88,7 @@ impl Fleet {
             "--encapsulation",
             encapsulation,
         ]);
-        agent.arg("--store").arg(format!("unix:{}", lab::store_paths().store_socket().display()));
+        agent.arg("--store").arg(self.datastore.location());
         process::in_netns(&mut agent, &netns)
             .map_err(|e| DemoError::step(format!("start in {}", node.namespace), e))?;
         self.spawn(&node.name, agent)
@@ -166,7 +171,7 @@ impl Fleet {
 
     /// The blocks that are in the store now.
     pub fn blocks(&self) -> Result<Vec<BlockReport>, DemoError> {
-        super::pods::blocks(&lab::store_paths().store_socket())
+        super::pods::blocks(&self.datastore)
     }
 
     /// Lets the processes live on after this one.

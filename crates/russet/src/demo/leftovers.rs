@@ -76,6 +76,7 @@ pub fn record_process(pid: u32) -> Result<(), DemoError> {
 pub fn remove() -> Result<bool, DemoError> {
     let processes = end_processes();
     let namespaces = delete_namespaces()?;
+    super::datastore::give_back()?;
     let files = match fs::remove_dir_all(DIR) {
         Ok(()) => true,
         Err(error) if error.kind() == ErrorKind::NotFound => false,

@@ -10,13 +10,12 @@ use russet_cni_spec::{CniResult, ConfigList};
 use russet_linux::file::write_atomic;
 use russet_model::{Block, KeyKind, Prefix};
 use russet_runtime::{Attachment, Runtime};
-use russet_store::{Remote, Store};
 use serde_json::json;
 
+use super::datastore::Datastore;
 use super::lab::{self, Lab, Node, POD_NAMESPACE, Pod, namespace_path};
 use super::report::{BlockReport, PodReport};
 use super::{DemoError, Interrupt};
-use crate::command::runtime;
 
 /// The networks of every pod: the configuration file's name, its network's name, and its plugin.
 const NETWORKS: [(&str, &str, &str, &str); 2] = [
@@ -163,11 +162,8 @@ pub fn detach_all(lab: &Lab) -> Result<(), DemoError> {
 }
 
 /// Blocks of a store, and who has them.
-pub fn blocks(socket: &Path) -> Result<Vec<BlockReport>, DemoError> {
-    let failed = |error: russet_store::StoreError| DemoError::step("read the blocks", error);
-    let runtime = runtime().map_err(|source| DemoError::io("start a runtime", source))?;
-    let list = async { Remote::connect(socket).list(&Prefix::blocks(None)).await };
-    let snapshot = tokio::task::LocalSet::new().block_on(&runtime, list).map_err(failed)?;
+pub fn blocks(datastore: &Datastore) -> Result<Vec<BlockReport>, DemoError> {
+    let snapshot = datastore.list(&Prefix::blocks(None))?;
     let mut blocks = BTreeMap::new();
     for record in snapshot.records {
         let (KeyKind::Block(cidr), Ok(block)) = (record.key.kind(), Block::decode(&record.value)) else {

@@ -72,7 +72,7 @@ fn processes_of_ours() -> BTreeSet<String> {
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let cmdline = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let cmdline = String::from_utf8_lossy(&cmdline).replace('\0', " ");
-        if cmdline.contains("/run/russet-demo/") {
+        if cmdline.contains("/run/russet-demo/") || cmdline.contains("/run/netns/rsdemo-") {
             found.insert(format!("{} {cmdline}", entry.file_name().to_string_lossy()));
         }
     }

@@ -1,0 +1,82 @@
+//! Which datastore: the arguments that every verb with a store takes, and the command line of `russet store`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use russet_agent::StoreLocation;
+
+/// The store that a node's settings name.
+#[derive(Debug, Args)]
+pub struct StoreChoice {
+    /// The root directory of the node whose store it is.
+    #[arg(long, global = true, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
+    pub root: PathBuf,
+    /// Where it is.
+    #[command(flatten)]
+    pub location: LocationArgs,
+}
+
+/// Where a datastore is, and how to be let in.
+#[derive(Debug, Default, Args)]
+pub struct LocationArgs {
+    /// The datastore: `embedded`, `unix:PATH` for a store that another process of this machine owns, or `etcd:URL,URL` for an etcd v3 cluster
+    /// [default: embedded].
+    #[arg(long, global = true, env = "RUSSET_STORE", value_name = "STORE")]
+    pub store: Option<StoreLocation>,
+    /// The authorities of etcd's certificates, in PEM; https needs it.
+    #[arg(long, global = true, env = "RUSSET_ETCD_CA_FILE", value_name = "FILE")]
+    pub etcd_ca_file: Option<PathBuf>,
+    /// Our certificate for etcd, in PEM.
+    #[arg(long, global = true, env = "RUSSET_ETCD_CERT_FILE", value_name = "FILE")]
+    pub etcd_cert_file: Option<PathBuf>,
+    /// Its private key, in PEM.
+    #[arg(long, global = true, env = "RUSSET_ETCD_KEY_FILE", value_name = "FILE")]
+    pub etcd_key_file: Option<PathBuf>,
+    /// The name in etcd's certificates, if it is not the URL's host.
+    #[arg(long, global = true, env = "RUSSET_ETCD_SERVER_NAME", value_name = "NAME")]
+    pub etcd_server_name: Option<String>,
+    /// Our user in etcd.
+    #[arg(long, global = true, env = "RUSSET_ETCD_USERNAME", value_name = "NAME")]
+    pub etcd_username: Option<String>,
+    /// The file with the user's password; one line.
+    #[arg(long, global = true, env = "RUSSET_ETCD_PASSWORD_FILE", value_name = "FILE")]
+    pub etcd_password_file: Option<PathBuf>,
+}
+
+/// `russet store`.
+#[derive(Debug, Args)]
+pub struct StoreArgs {
+    /// What to do with the store.
+    #[command(subcommand)]
+    pub verb: StoreVerb,
+}
+
+/// The verbs of `russet store`.
+#[derive(Debug, Subcommand)]
+pub enum StoreVerb {
+    /// Open the embedded store and serve it at its socket until stopped.
+    Serve {
+        /// The root directory of the node whose store it is.
+        #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
+        root: PathBuf,
+    },
+    /// Print records as JSON.
+    Dump {
+        /// The store.
+        #[command(flatten)]
+        place: StoreChoice,
+        /// Only records whose keys begin with this.
+        #[arg(long, default_value = "/", value_name = "PREFIX")]
+        prefix: String,
+    },
+    /// Write a record, whatever is there. Nothing checks the value.
+    Put {
+        /// The store.
+        #[command(flatten)]
+        place: StoreChoice,
+        /// Where.
+        key: String,
+        /// What.
+        value: String,
+    },
+}

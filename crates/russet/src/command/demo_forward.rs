@@ -1,0 +1,37 @@
+//! `russet demo-forward`: lets the demo's nodes, which are in network namespaces, reach an etcd of the host. Started by `russet demo`.
+
+use std::net::TcpListener;
+
+use russet_linux::NetNs;
+use tokio::net::TcpStream;
+
+use super::{Failure, runtime, stop_signal};
+use crate::cli::ForwardArgs;
+
+/// Carries bytes until it is told to stop.
+pub fn run(args: ForwardArgs) -> Result<(), Failure> {
+    let netns = NetNs::open(&args.netns)?;
+    // A socket belongs to the namespace in which it was made; the connections that follow are made in ours.
+    let listener = netns.with(|| TcpListener::bind(args.listen))??;
+    listener.set_nonblocking(true)?;
+    runtime()?.block_on(async {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let serve = async {
+            loop {
+                let (mut inside, _) = listener.accept().await?;
+                let to = args.to.clone();
+                tokio::spawn(async move {
+                    // Either end may go at any moment; the other is then closed, and a client of etcd connects anew.
+                    if let Ok(mut outside) = TcpStream::connect(&to).await {
+                        let _ = tokio::io::copy_bidirectional(&mut inside, &mut outside).await;
+                    }
+                });
+            }
+        };
+        tokio::select! {
+            failed = serve => failed,
+            stopped = stop_signal() => stopped,
+        }
+    })?;
+    Ok(())
+}

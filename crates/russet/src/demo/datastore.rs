@@ -1,0 +1,221 @@
+//! Where the demo's nodes keep their data: in an embedded store that they share, in an etcd that the demo starts, or in one that is there.
+//!
+//! An etcd stands beyond the nodes' network, at the outside host's address, as a cluster's would. One that is there is reached through a
+//! forwarder in that place, because nodes are in network namespaces and the URL is one of the host's. It must hold nothing of Calico's when
+//! the demo begins, and holds nothing when it ends.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use russet_agent::StoreLocation;
+use russet_linux::{NetNs, process};
+use russet_model::{Key, Prefix};
+use russet_store::{Record, Snapshot, Step, Store, StoreError};
+
+use super::lab::{self, DIR, GATEWAYS, OUTSIDE};
+use super::{DemoError, rootless};
+use crate::cli::DemoEtcd;
+use crate::command::runtime;
+
+/// The port at which the demo's nodes find etcd.
+const ETCD_PORT: u16 = 2379;
+/// Everything that the demo's nodes write.
+const DATA: &str = "/calico/";
+/// Says which demo an etcd's data belongs to; its value is also in the demo's directory.
+const MARK: &str = "/russet/demo";
+/// Most records that one commit deletes; etcd allows 128 operations.
+const DELETES_MAX: usize = 100;
+
+/// The demo's datastore.
+#[derive(Debug, Clone)]
+pub enum Datastore {
+    /// An embedded store, served at its socket.
+    Embedded,
+    /// An etcd in the outside host's namespace.
+    Spawned,
+    /// An etcd of the host, by host and port, reached through a forwarder.
+    Host(String),
+}
+
+/// What is remembered of an etcd of the host, so that a later run can clean it.
+struct Borrowed {
+    at: String,
+    mark: String,
+}
+
+// === impl Datastore ===
+
+impl Datastore {
+    /// The one that the arguments ask for.
+    pub fn new(etcd: Option<&DemoEtcd>) -> Result<Self, DemoError> {
+        match etcd {
+            None => Ok(Self::Embedded),
+            Some(DemoEtcd::Spawn) => Ok(Self::Spawned),
+            Some(DemoEtcd::At(_)) if rootless::is_inside() => Err(DemoError::Refused(
+                "an ordinary user's demo has a network of its own and cannot reach an etcd of the host; run it as root, or with --etcd spawn"
+                    .to_owned(),
+            )),
+            Some(DemoEtcd::At(at)) => Ok(Self::Host(at.clone())),
+        }
+    }
+
+    /// For people.
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Embedded => "the store's owner".to_owned(),
+            Self::Spawned => "an etcd".to_owned(),
+            Self::Host(at) => format!("etcd at {at}"),
+        }
+    }
+
+    /// What agents are told.
+    pub fn location(&self) -> String {
+        match self {
+            Self::Embedded => format!("unix:{}", lab::store_paths().store_socket().display()),
+            Self::Spawned | Self::Host(_) => format!("etcd:http://{}", Self::address()),
+        }
+    }
+
+    fn address() -> SocketAddr {
+        SocketAddr::new(GATEWAYS[0], ETCD_PORT)
+    }
+
+    /// The process to start, in the right namespace. `russet` is this program.
+    pub fn command(&self, mut russet: Command) -> Result<Command, DemoError> {
+        match self {
+            Self::Embedded => {
+                russet.args(["store", "serve", "--root"]).arg(lab::store_paths().root());
+                Ok(russet)
+            }
+            Self::Spawned => spawned_etcd(),
+            Self::Host(at) => {
+                borrow(at)?;
+                let listen = Self::address().to_string();
+                let path = lab::namespace_path(OUTSIDE);
+                russet.args(["demo-forward", "--to", at, "--listen", &listen, "--netns"]).arg(path);
+                Ok(russet)
+            }
+        }
+    }
+
+    /// Whether the nodes would find it.
+    pub fn is_up(&self) -> bool {
+        match self {
+            Self::Embedded => lab::store_paths().store_socket().exists(),
+            Self::Spawned | Self::Host(_) => {
+                self.with(async |store| store.get(&Key::from_stored(MARK)).await).is_ok()
+            }
+        }
+    }
+
+    /// Everything below a prefix.
+    pub fn list(&self, prefix: &Prefix) -> Result<Snapshot, DemoError> {
+        self.with(async |store| store.list(prefix).await)
+    }
+
+    /// Works on the store, from where the nodes see it.
+    fn with<T>(&self, work: impl AsyncFnOnce(&dyn Store) -> Result<T, StoreError>) -> Result<T, DemoError> {
+        match self {
+            Self::Embedded => work_on(&self.location(), work),
+            Self::Spawned | Self::Host(_) => {
+                let outside = NetNs::open(lab::namespace_path(OUTSIDE));
+                let outside = outside.map_err(|e| DemoError::step(format!("open namespace {OUTSIDE}"), e))?;
+                outside.with(|| work_on(&self.location(), work)).map_err(DemoError::namespace)?
+            }
+        }
+    }
+}
+
+/// Debian's etcd, with its data in the demo's directory.
+fn spawned_etcd() -> Result<Command, DemoError> {
+    let outside = NetNs::open(lab::namespace_path(OUTSIDE));
+    let outside = outside.map_err(|e| DemoError::step(format!("open namespace {OUTSIDE}"), e))?;
+    let url = format!("http://{}", Datastore::address());
+    let mut etcd = Command::new("etcd");
+    etcd.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    // Debian's etcd refuses to run on some machines otherwise; on those that it supports this changes nothing.
+    etcd.env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH.replace("aarch64", "arm64"));
+    etcd.arg("--data-dir").arg(Path::new(DIR).join("etcd"));
+    etcd.args(["--name", "demo", "--log-level", "warn"]);
+    etcd.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
+    // One member needs no peers; port 0 takes any that is free.
+    etcd.args(["--listen-peer-urls", "http://127.0.0.1:0"]);
+    process::in_netns(&mut etcd, &outside).map_err(|e| DemoError::step("start etcd in its namespace", e))?;
+    Ok(etcd)
+}
+
+fn work_on<T>(
+    location: &str,
+    work: impl AsyncFnOnce(&dyn Store) -> Result<T, StoreError>,
+) -> Result<T, DemoError> {
+    let failed = |error: StoreError| DemoError::step(format!("work on {location}"), error);
+    let parsed: StoreLocation = location.parse().map_err(|e| DemoError::step("name the datastore", e))?;
+    let runtime = runtime().map_err(|source| DemoError::io("start a runtime", source))?;
+    let done = async {
+        let opened = russet_agent::open_store(&lab::store_paths(), &parsed).await?;
+        work(&*opened.store).await
+    };
+    tokio::task::LocalSet::new().block_on(&runtime, done).map_err(failed)
+}
+
+// === impl Borrowed ===
+
+impl Borrowed {
+    fn file() -> PathBuf {
+        Path::new(DIR).join("etcd-borrowed")
+    }
+
+    fn read() -> Option<Self> {
+        let text = fs::read_to_string(Self::file()).ok()?;
+        let (at, mark) = text.split_once('\n')?;
+        Some(Self { at: at.to_owned(), mark: mark.to_owned() })
+    }
+
+    fn write(&self) -> Result<(), DemoError> {
+        let file = Self::file();
+        fs::write(&file, format!("{}\n{}", self.at, self.mark))
+            .map_err(|source| DemoError::io(format!("write {}", file.display()), source))
+    }
+}
+
+/// Marks an etcd of the host as the demo's, if it is empty.
+fn borrow(at: &str) -> Result<(), DemoError> {
+    let location = format!("etcd:http://{at}");
+    let there = work_on(&location, async |store| store.list(&Prefix::from_stored(DATA)).await)?.records;
+    if let Some(first) = there.first() {
+        return Err(DemoError::Refused(format!(
+            "etcd at {at} holds {} records of a cluster already, such as {}; the demo wants one without any below {DATA}",
+            there.len(),
+            first.key
+        )));
+    }
+    let started = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let mark = format!("{}-{}", std::process::id(), started.as_nanos());
+    // Written down first: what is not known cannot be cleaned.
+    Borrowed { at: at.to_owned(), mark: mark.clone() }.write()?;
+    let step = Step::put(Key::from_stored(MARK), mark);
+    work_on(&location, async |store| store.commit(vec![step]).await.map_err(|error| error.error))?;
+    Ok(())
+}
+
+/// Removes the demo's data from an etcd of the host, if it still carries this demo's mark.
+pub fn give_back() -> Result<(), DemoError> {
+    let Some(borrowed) = Borrowed::read() else { return Ok(()) };
+    work_on(&format!("etcd:http://{}", borrowed.at), async |store| {
+        let mark = Key::from_stored(MARK);
+        if store.get(&mark).await?.is_none_or(|record| record.value != borrowed.mark.as_bytes()) {
+            return Ok(());
+        }
+        let records = store.list(&Prefix::from_stored(DATA)).await?.records;
+        let mut keys: Vec<Key> = records.into_iter().map(|record: Record| record.key).collect();
+        // Last: as long as anything is left, a later run finds it.
+        keys.push(mark);
+        for keys in keys.chunks(DELETES_MAX) {
+            let steps = keys.iter().map(|key| Step::delete(key.clone(), None)).collect();
+            store.commit(steps).await.map_err(|error| error.error)?;
+        }
+        Ok(())
+    })
+}
