@@ -7,7 +7,7 @@
 //! Called by the CNI plugins (in the agent, or alone under the store's lock), by the agent's start and clean-up, and by `russet ipam`.
 
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use russet_addr::{BlockCidr, Family, NodeName};
 use russet_model::{
@@ -43,12 +43,17 @@ pub use pool::DefaultPool;
 /// How often a contended record is tried before giving up; peers use the same number.
 pub(crate) const TRIES_MAX: u32 = 100;
 
+/// What a request that ran out of time or tries may still spend on undoing what it began; peers give themselves as much.
+const GRACE: Duration = Duration::from_secs(30);
+
 /// Gives and takes back addresses. Cheap to make; what it remembers is never trusted without a guard.
 pub struct Allocator {
     store: Rc<dyn Store>,
     clock: Rc<dyn Clock>,
     backoff: Rc<dyn Backoff>,
-    cache: cache::Cache,
+    cache: Rc<cache::Cache>,
+    /// When attempts must end; none: only their number is limited.
+    end: Option<SystemTime>,
 }
 
 /// A record and the revision that guards it.
@@ -73,7 +78,8 @@ pub(crate) enum Failure {
 impl Allocator {
     /// An allocator that tries contended records again at once.
     pub fn new(store: Rc<dyn Store>, clock: Rc<dyn Clock>) -> Self {
-        Self { store, clock, backoff: Rc::new(NoBackoff), cache: cache::Cache::default() }
+        let cache = Rc::new(cache::Cache::default());
+        Self { store, clock, backoff: Rc::new(NoBackoff), cache, end: None }
     }
 
     /// The same, waiting between attempts.
@@ -86,7 +92,25 @@ impl Allocator {
     /// believed for `max_age`; [`forget`](Self::forget) ends that at once.
     #[must_use]
     pub fn with_cache(self, max_age: Duration) -> Self {
-        Self { cache: cache::Cache::new(max_age), ..self }
+        Self { cache: Rc::new(cache::Cache::new(max_age)), ..self }
+    }
+
+    /// The same allocator and the same memory for one request that has until `end`: contended records are not tried again after that. Undoing what the
+    /// request began has 30 s more.
+    #[must_use]
+    pub fn until(&self, end: SystemTime) -> Self {
+        Self {
+            store: self.store.clone(),
+            clock: self.clock.clone(),
+            backoff: self.backoff.clone(),
+            cache: self.cache.clone(),
+            end: Some(end),
+        }
+    }
+
+    /// The same, for putting right what a failed request leaves: it has time of its own.
+    pub(crate) fn in_grace(&self) -> Self {
+        self.until(self.clock.now() + GRACE)
     }
 
     /// Forgets what was remembered; for an agent that sees a pool, a reservation, the settings or its node change.
@@ -207,6 +231,9 @@ impl Allocator {
         *tries += 1;
         if *tries >= TRIES_MAX {
             return Err(IpamError::Contended { operation, key: key.clone(), tries: *tries });
+        }
+        if self.end.is_some_and(|end| self.clock.now() >= end) {
+            return Err(IpamError::Late { operation, key: key.clone(), tries: *tries });
         }
         self.backoff.wait(*tries - 1).await;
         Ok(())

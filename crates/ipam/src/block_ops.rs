@@ -244,9 +244,19 @@ impl Reserved {
         block.address(ordinal).is_some_and(|address| self.0.iter().any(|net| net.contains(&address)))
     }
 
-    /// The reservation that holds all of a block, if there is one.
+    /// A prefix around a block of which nothing may be handed out: the reservation that holds all of the block, or the block itself where several
+    /// reservations hold it together. Peers know only the former; claiming the latter would cost a node one of its blocks for nothing.
     pub fn covering(&self, block: BlockCidr) -> Option<IpNet> {
-        self.0.iter().copied().find(|net| net.contains(&block.net()))
+        let whole = self.0.iter().copied().find(|net| net.contains(&block.net()));
+        whole.or_else(|| self.fill(block).then(|| block.net()))
+    }
+
+    /// Whether the reservations inside a block leave nothing of it.
+    fn fill(&self, block: BlockCidr) -> bool {
+        let bits = block.family().bits();
+        let inside = self.0.iter().filter(|net| block.net().contains(*net));
+        let most: usize = inside.map(|net| 1_usize << (bits - net.prefix_len())).sum();
+        most >= block.size() && (0..block.size()).all(|ordinal| self.holds(block, ordinal))
     }
 }
 

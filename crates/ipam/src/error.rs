@@ -181,6 +181,16 @@ pub enum IpamError {
         /// How often we tried.
         tries: u32,
     },
+    /// The request's time was over before others let us write the record.
+    #[error("{operation} {key}: out of time after {tries} tries; try again")]
+    Late {
+        /// What was being done.
+        operation: &'static str,
+        /// The record.
+        key: Key,
+        /// How often we tried.
+        tries: u32,
+    },
     /// A record cannot be read. It is left alone.
     #[error("{key} is corrupt: {source}; repair or delete it")]
     Corrupt {
@@ -208,7 +218,7 @@ impl IpamError {
     /// Whether the same request may succeed later without anybody changing anything.
     pub fn retryable(&self) -> bool {
         match self {
-            Self::Contended { .. } => true,
+            Self::Contended { .. } | Self::Late { .. } => true,
             Self::Store { source, .. } => {
                 source.retryable() || source.outcome_unknown() || source.lost_race()
             }

@@ -59,7 +59,7 @@ impl Allocator {
             match self.assign_family(request, &owner, family, wanted, &mut touched).await {
                 Ok(taken) => addresses.extend(taken),
                 Err(error) => {
-                    self.give_back(&owner, &touched).await;
+                    self.in_grace().give_back(&owner, &touched).await;
                     return Err(error);
                 }
             }

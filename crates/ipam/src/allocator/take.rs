@@ -22,6 +22,13 @@ enum Attempt {
     Unknown(russet_store::StoreError),
 }
 
+/// A write of which nobody knows whether it happened.
+struct Doubt {
+    /// The revision that guarded it.
+    base: Revision,
+    error: russet_store::StoreError,
+}
+
 /// What this call has counted in the handle for a block, as far as the block does not hold it yet. Always 0 on atomic engines.
 #[derive(Default)]
 struct Counted(usize);
@@ -43,7 +50,11 @@ impl Allocator {
         // What is still counted now never reached the block. After an unknown outcome it stays: too many is safe, too few is a leak.
         let unknown = matches!(&result, Err(IpamError::Store { source, .. }) if source.outcome_unknown());
         if counted.0 > 0 && !unknown {
-            self.lower(&owner.handle, cidr, counted.0, None).await?;
+            let lowered = self.in_grace().lower(&owner.handle, cidr, counted.0, None).await;
+            // Why there is no address is what the caller must know; a count that is too high is settled by the release that follows.
+            if let Err(error) = lowered {
+                tracing::warn!(handle = %owner.handle, block = %cidr, %error, "handle counts too many");
+            }
         }
         result
     }
@@ -58,19 +69,23 @@ impl Allocator {
     ) -> Result<Option<Vec<usize>>, IpamError> {
         let key = Key::block(cidr);
         let mut next = first;
-        let mut doubt: Option<russet_store::StoreError> = None;
+        let mut doubt: Option<Doubt> = None;
         let mut tries = 0;
+        let mut late = None;
         loop {
             let current = match next.take() {
                 Some(block) => Some(block),
                 None => self.read_after(cidr, doubt.as_ref()).await?,
             };
             let Some(current) = current else { return Ok(None) };
-            if doubt.is_some() {
+            if let Some(doubt) = &doubt {
                 let ours = block_ops::ordinals_with(&current.value, &owner.attribute);
                 if !ours.is_empty() {
                     counted.0 = counted.0.saturating_sub(ours.len());
                     return Ok(Some(ours));
+                }
+                if let Some(late) = late {
+                    return Err(if doubt.may_yet_happen(&current) { doubt.error(cidr) } else { late });
                 }
             }
             let mut block = current.value.clone();
@@ -85,9 +100,14 @@ impl Allocator {
                     return Ok(Some(taken));
                 }
                 Attempt::Lost => {}
-                Attempt::Unknown(error) => doubt = Some(error),
+                Attempt::Unknown(error) => doubt = Some(Doubt { base: current.revision, error }),
             }
-            self.again(&mut tries, "write", &key).await?;
+            late = match self.again(&mut tries, "write", &key).await {
+                Ok(()) => None,
+                // One more look at what became of the write.
+                Err(late) if doubt.is_some() => Some(late),
+                Err(late) => return Err(late),
+            };
         }
     }
 
@@ -95,12 +115,10 @@ impl Allocator {
     async fn read_after(
         &self,
         cidr: BlockCidr,
-        doubt: Option<&russet_store::StoreError>,
+        doubt: Option<&Doubt>,
     ) -> Result<Option<Stored<Block>>, IpamError> {
         match (self.block(cidr).await, doubt) {
-            (Err(IpamError::Store { .. }), Some(doubt)) => {
-                Err(IpamError::store(format!("write {}", Key::block(cidr)), doubt.clone()))
-            }
+            (Err(IpamError::Store { .. }), Some(doubt)) => Err(doubt.error(cidr)),
             (result, _) => result,
         }
     }
@@ -132,5 +150,18 @@ impl Allocator {
             Err(Failure::Unknown(error)) => Ok(Attempt::Unknown(error)),
             Err(Failure::Fatal(error)) => Err(IpamError::store(format!("write {}", Key::block(cidr)), error)),
         }
+    }
+}
+
+// === impl Doubt ===
+
+impl Doubt {
+    /// Whether the write may still be under way: nobody has written the block since.
+    fn may_yet_happen(&self, current: &Stored<Block>) -> bool {
+        current.revision == self.base
+    }
+
+    fn error(&self, cidr: BlockCidr) -> IpamError {
+        IpamError::store(format!("write {}", Key::block(cidr)), self.error.clone())
     }
 }

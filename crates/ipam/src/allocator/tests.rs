@@ -13,10 +13,12 @@ use russet_store::{BoxFuture, Claims, CommitError, Sim, Snapshot, Step, Watch};
 use super::*;
 use crate::Assigned;
 
+mod edges;
 mod faults;
 mod limits;
 mod memory;
 mod operator;
+mod published;
 mod races;
 mod vectors;
 mod vectors_release;
