@@ -151,6 +151,17 @@ impl Key {
         Self::resource(ResourceKind::WorkloadEndpoint, Some(namespace), name)
     }
 
+    /// The profile `name`.
+    pub fn profile(name: &str) -> Result<Self, NameError> {
+        Self::resource(ResourceKind::Profile, None, name)
+    }
+
+    /// The cluster's information.
+    pub fn cluster_information() -> Self {
+        let (plural, name) = (ResourceKind::ClusterInformation.plural(), crate::ClusterInformationSpec::NAME);
+        Self(format!("{RESOURCES}{plural}/{name}"))
+    }
+
     /// Any v3 resource. A kind with a namespace needs one, another must have none.
     pub fn resource(kind: ResourceKind, namespace: Option<&str>, name: &str) -> Result<Self, NameError> {
         let name = resource_name("resource name", name)?;
@@ -328,6 +339,11 @@ impl Prefix {
     /// All workload endpoints, of every namespace.
     pub fn workload_endpoints() -> Self {
         Self::resources(ResourceKind::WorkloadEndpoint)
+    }
+
+    /// The workload endpoints of a namespace whose names begin with `start`.
+    pub fn workload_endpoints_named(namespace: &str, start: &str) -> Result<Self, NameError> {
+        Key::workload_endpoint(namespace, start).map(|Key(path)| Self(path))
     }
 
     /// All resources of one kind.

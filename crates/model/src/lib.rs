@@ -6,6 +6,7 @@
 
 mod affinity;
 mod block;
+mod cluster;
 mod config;
 mod handle;
 mod handle_id;
@@ -13,6 +14,7 @@ mod json;
 mod key;
 mod node;
 mod pool;
+mod profile;
 mod reservation;
 mod resource;
 mod selector;
@@ -21,6 +23,7 @@ mod workload;
 
 pub use affinity::{Affinity, AffinityState};
 pub use block::{Attribute, Block, BlockFault};
+pub use cluster::{ClusterInformation, ClusterInformationSpec};
 pub use config::IpamConfig;
 pub use handle::Handle;
 pub use handle_id::HandleId;
@@ -28,7 +31,8 @@ pub use json::{DecodeError, Extra};
 pub use key::{Key, KeyKind, Prefix, ResourceKind};
 pub use node::{Node, NodeBgp, NodeSpec};
 pub use pool::{AddressUse, AssignmentMode, EncapMode, IpPool, IpPoolSpec};
+pub use profile::{Profile, ProfileRule, ProfileSpec, RuleSide};
 pub use reservation::{IpReservation, IpReservationSpec};
 pub use resource::{API_VERSION, Metadata, Resource, Spec, SpecMembers};
 pub use selector::{Selector, SelectorError};
-pub use workload::{WorkloadEndpoint, WorkloadEndpointSpec, WorkloadNameError};
+pub use workload::{EndpointPort, IpNat, WorkloadEndpoint, WorkloadEndpointSpec, WorkloadNameError};
