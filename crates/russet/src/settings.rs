@@ -326,6 +326,35 @@ mod tests {
     }
 
     #[test]
+    fn etcd_gets_its_certificates_and_its_user_from_wherever_they_are_set() {
+        let dir = tempfile::tempdir().unwrap();
+        let secret = dir.path().join("password");
+        std::fs::write(&secret, "opensesame\n").unwrap();
+        let text = format!(
+            "store = 'etcd:https://a,https://b'\netcd_ca_file = '/ca'\netcd_username = 'russet'\netcd_password_file = '{}'",
+            secret.display()
+        );
+        let args = LocationArgs { etcd_ca_file: Some("/other-ca".into()), ..LocationArgs::default() };
+        let StoreLocation::Etcd(settings) = location(args, &file(&text).unwrap()).unwrap() else { panic!() };
+        assert_eq!(settings.endpoints, ["https://a:2379", "https://b:2379"]);
+        assert_eq!(settings.ca, Some("/other-ca".into()));
+        assert_eq!(settings.username.as_deref(), Some("russet"));
+        assert_eq!(settings.password, Some(Secret::new("opensesame")));
+    }
+
+    #[test]
+    fn settings_of_etcd_for_another_store_are_refused() {
+        let of =
+            |text: &str| location(LocationArgs::default(), &file(text).unwrap()).unwrap_err().to_string();
+        assert!(
+            of("etcd_username = 'russet'").starts_with("etcd_username is set, and the store is not etcd")
+        );
+        assert!(
+            of("store = 'etcd:http://a'\netcd_cert_file = '/c'").contains("`cert` and `key` go together")
+        );
+    }
+
+    #[test]
     fn a_value_of_the_wrong_kind_names_the_key() {
         let file = file("mtu = 70000\nstore = 3\nlog_format = 'xml'").unwrap();
         let errors = [

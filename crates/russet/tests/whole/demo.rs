@@ -8,7 +8,7 @@ use russet_testkit::eventually;
 use serde_json::Value;
 
 /// Every ordered pair of pods and the outside host, on both families, answered.
-fn assert_all_reached(report: &Value, nodes: usize, pods_per_node: usize) {
+pub fn assert_all_reached(report: &Value, nodes: usize, pods_per_node: usize) {
     let pods = nodes * pods_per_node;
     assert_eq!(report["nodes"].as_array().unwrap().len(), nodes);
     assert_eq!(report["pods"].as_array().unwrap().len(), pods);

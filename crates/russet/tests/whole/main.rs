@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod demo;
+mod demo_etcd;
 mod host;
 mod ipam;
 mod node;
