@@ -1,17 +1,20 @@
 //! `cargo xtask bench NAME`: what an operation costs, ours beside others', measured in the same minutes by the same caller.
 //!
-//! A benchmark fills a [`Report`]; this module prints it, as a table or as JSON.
+//! A benchmark answers with what it [found](Printed); this module prints it, as a table or as JSON.
 
 mod cni;
+mod ipam;
 mod quiet;
 mod report;
 mod shuffle;
 
+use std::fmt;
 use std::path::PathBuf;
 
 use lexopt::prelude::{Long, Short, Value, ValueExt};
 
-use crate::bench::report::Report;
+use serde_json::Value as Json;
+
 use crate::error::{Error, Result};
 
 /// What the command line asks for.
@@ -31,10 +34,19 @@ pub struct Options {
 #[derive(Clone, Copy)]
 struct Bench {
     name: &'static str,
-    run: fn(&Options) -> Result<Option<Report>>,
+    run: fn(&Options) -> Result<Found>,
 }
 
-const BENCHES: &[Bench] = &[Bench { name: "cni", run: cni::run }];
+/// What a benchmark found: as a table for people, by its `Display`, and for programs.
+trait Printed: fmt::Display {
+    /// The report for programs.
+    fn json(&self) -> Json;
+}
+
+/// None when the benchmark started itself again, and the report has been printed there.
+type Found = Option<Box<dyn Printed>>;
+
+const BENCHES: &[Bench] = &[Bench { name: "cni", run: cni::run }, Bench { name: "ipam", run: ipam::run }];
 
 /// Below this many rounds the order of a lucky shuffle shows.
 const MIN_ROUNDS: u32 = 5;

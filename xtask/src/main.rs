@@ -31,7 +31,7 @@ usage: cargo xtask COMMAND
   soak                                   2,000 seeds of each kind of simulated cluster
 
 layers: format lint unit budget kernel program
-benches: cni
+benches: cni ipam
 ";
 
 enum Command {

@@ -30,6 +30,7 @@ const PACKAGES: &[Package] = &[
         proof: "etcd",
         reason: "the etcd engine is proven on real members, one and three",
     },
+    Package { name: "strace", proof: "strace", reason: "makes an etcd's disk slower for `bench ipam`" },
     Package { name: "openssl", proof: "openssl", reason: "makes the certificates of the tests of TLS" },
     Package { name: "procps", proof: "kill", reason: "tests end and pause etcd members with it" },
     Package { name: "etcd-client", proof: "etcdctl", reason: "`etcdctl` is the second opinion on etcd" },

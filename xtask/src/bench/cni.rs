@@ -19,13 +19,13 @@ use std::process::Command;
 use std::time::SystemTime;
 
 use crate::artifacts::{self, Profile};
-use crate::bench::Options;
 use crate::bench::cni::caller::Verb;
 use crate::bench::cni::scratch::{Node, Sandbox, World};
 use crate::bench::cni::subject::{Binaries, Subject};
 use crate::bench::quiet::Quiet;
 use crate::bench::report::{Goal, Report};
 use crate::bench::shuffle::Shuffler;
+use crate::bench::{Found, Options};
 use crate::error::{Error, Result};
 use crate::{packages, process};
 
@@ -69,12 +69,12 @@ struct Pods {
 
 /// Builds what is measured, then starts itself again in namespaces of its own; there, measures. The report is
 /// printed by whoever has it.
-pub fn run(options: &Options) -> Result<Option<Report>> {
+pub fn run(options: &Options) -> Result<Found> {
     if let Some(name) = options.only.iter().find(|name| !SUBJECTS.contains(&name.as_str())) {
         return Err(Error::Usage(format!("no impl {name:?}; there are: {}", SUBJECTS.join(", "))));
     }
     match &options.inside {
-        Some(directory) => measure(options, directory).map(Some),
+        Some(directory) => Ok(Some(Box::new(measure(options, directory)?))),
         None => enter(options).map(|()| None),
     }
 }

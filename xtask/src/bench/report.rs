@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::bench::Printed;
 use crate::text_table::TextTable;
 
 /// A benchmark's samples.
@@ -58,18 +59,6 @@ impl Report {
         self.series.sort_by_key(|series| (place(ops, series.op), place(subjects, series.subject)));
     }
 
-    /// The report for programs.
-    pub fn json(&self) -> Value {
-        let rows: Vec<Value> = self.series.iter().map(|series| self.row(series)).collect();
-        let goals: Vec<Value> = self.goals.iter().filter_map(|goal| self.goal(goal)).collect();
-        json!({
-            "bench": self.bench,
-            "rows": rows,
-            "goals": goals,
-            "foreign_cpu": self.foreign_cpu.iter().map(|share| rounded(*share, 3)).collect::<Vec<_>>(),
-        })
-    }
-
     fn row(&self, series: &Series) -> Value {
         let mut row = json!({ "op": series.op, "impl": series.subject });
         for (name, quantile) in QUANTILES {
@@ -96,6 +85,19 @@ impl Report {
     /// The other implementations of the same operation.
     fn peers<'a>(&'a self, series: &'a Series) -> impl Iterator<Item = &'a Series> {
         self.series.iter().filter(move |peer| peer.op == series.op && peer.subject != series.subject)
+    }
+}
+
+impl Printed for Report {
+    fn json(&self) -> Value {
+        let rows: Vec<Value> = self.series.iter().map(|series| self.row(series)).collect();
+        let goals: Vec<Value> = self.goals.iter().filter_map(|goal| self.goal(goal)).collect();
+        json!({
+            "bench": self.bench,
+            "rows": rows,
+            "goals": goals,
+            "foreign_cpu": self.foreign_cpu.iter().map(|share| rounded(*share, 3)).collect::<Vec<_>>(),
+        })
     }
 }
 

@@ -1,0 +1,183 @@
+//! `cargo xtask bench ipam`: addresses given and taken back a second, by our allocator on the embedded store and on etcd, against the order
+//! of requests of Go's plugin replayed on the same etcd; by one caller and by 32, on this disk and on one whose syncs take 5 ms more.
+//!
+//! The work is done by crates/bench-ipam, one burst at a time; this side starts it and the etcds, decides the order, and reports. Within a
+//! round all implementations take turns in shuffled order. A burst is 32 addresses for 32 pods, on a node that has 16 pods already.
+
+mod etcd;
+mod findings;
+mod worker;
+
+use std::fs;
+use std::path::Path;
+use std::time::SystemTime;
+
+use crate::artifacts::{self, Profile};
+use crate::bench::ipam::etcd::Etcd;
+use crate::bench::ipam::findings::{Findings, Row};
+use crate::bench::ipam::worker::Worker;
+use crate::bench::quiet::Quiet;
+use crate::bench::shuffle::Shuffler;
+use crate::bench::{Found, Options};
+use crate::error::{Error, Result};
+use crate::packages;
+
+/// Samples that each implementation gives in a round, on each disk and with each number of callers.
+const TURNS: u32 = 4;
+/// How much longer a sync takes on the slow disk: edge flash.
+const SYNC_DELAY_US: u64 = 5000;
+
+const PLAIN: &str = "plain";
+const SLOW: &str = "slow";
+const DISKS: [&str; 2] = [PLAIN, SLOW];
+
+const EMBEDDED: &str = "russet-embedded";
+const ETCD: &str = "russet-etcd";
+const FORGOTTEN: &str = "russet-etcd-forgotten";
+const GO: &str = "go-order";
+const GO_CONNECT: &str = "go-order-connect";
+const GO_UNLOCKED: &str = "go-order-unlocked";
+
+/// Each implementation and the numbers of callers for which it is measured.
+const SUBJECTS: [(&str, &[u32]); 6] = [
+    (EMBEDDED, &[1, 32]),
+    (ETCD, &[1, 32]),
+    (FORGOTTEN, &[1]),
+    (GO, &[1, 32]),
+    (GO_CONNECT, &[1, 32]),
+    (GO_UNLOCKED, &[32]),
+];
+
+/// What people must know to read the table.
+const NOTES: [&str; 6] = [
+    "russet-*: the agent's allocator, one for all callers, with its memory; warm: it has served an ADD within the last second",
+    "russet-etcd-forgotten: the same, its memory emptied before each ADD (what one ADD a second and node pays)",
+    "go-order: our replay of the requests of Go's calico-ipam 3.x in their order, sequential, connections kept, host lock taken; not the Go program: no process start",
+    "go-order-connect: the same with a new connection for each request, as each process has its own; go-order-unlocked: without the host lock, as before 3.18",
+    "both kinds of processes share one machine with etcd; commits and reads are requests to the store, syncs those of the store's log",
+    "slow: 5 ms more in each fdatasync and fsync: in etcd's by strace's injection, in the embedded store's by a sleep in its disk backend",
+];
+
+/// One run.
+struct Run {
+    worker: Worker,
+    cases: Vec<Case>,
+    shuffler: Shuffler,
+    quiet: Quiet,
+    findings: Findings,
+}
+
+/// What a sample is taken of.
+#[derive(Clone, Copy)]
+struct Case {
+    subject: &'static str,
+    disk: &'static str,
+    callers: u32,
+}
+
+/// Builds the worker, starts two etcds, measures.
+pub fn run(options: &Options) -> Result<Found> {
+    let names = || SUBJECTS.iter().map(|(name, _)| *name);
+    if let Some(name) = options.only.iter().find(|name| !names().any(|known| known == name.as_str())) {
+        let names = names().collect::<Vec<_>>().join(", ");
+        return Err(Error::Usage(format!("no impl {name:?}; there are: {names}")));
+    }
+    if !options.no_build {
+        packages::ensure()?;
+        artifacts::dynamic("russet-bench-ipam", Profile::Release)?;
+    }
+    let directory = artifacts::target_dir().join("bench/ipam");
+    // What a killed run left; that there is nothing is the usual case.
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir_all(&directory).map_err(Error::io(format!("create {}", directory.display())))?;
+    etcd::refuse_memory(&directory)?;
+    let findings = measure(options, &directory);
+    match &findings {
+        Ok(_) => _ = fs::remove_dir_all(&directory),
+        Err(_) => eprintln!("what was written stays in {}", directory.display()),
+    }
+    Ok(Some(Box::new(findings?)))
+}
+
+fn measure(options: &Options, directory: &Path) -> Result<Findings> {
+    let plain = Etcd::start(&directory.join(PLAIN), None)?;
+    let slow = Etcd::start(&directory.join(SLOW), Some(SYNC_DELAY_US))?;
+    let binary = artifacts::dynamic_path("russet-bench-ipam", Profile::Release);
+    let worker = Worker::start(&binary, directory, SYNC_DELAY_US, [&plain.url, &slow.url])?;
+    let seed = SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
+    let (cases, findings) = (cases(options), Findings::default());
+    let mut run = Run { worker, cases, shuffler: Shuffler::new(seed), quiet: Quiet::default(), findings };
+    eprintln!("ipam: {} rounds, seed {seed}", options.rounds);
+    run.probe()?;
+    run.warm_up()?;
+    for round in 1..=options.rounds {
+        run.round()?;
+        eprintln!("ipam: round {round} of {} done", options.rounds);
+    }
+    // Once more, so that a delay that went away in between shows.
+    run.probe()?;
+    let Run { mut findings, quiet, .. } = run;
+    findings.notes.push(format!("{} rounds of {TURNS} samples, seed {seed}", options.rounds));
+    findings.notes.extend(NOTES.map(str::to_owned));
+    findings.notes.extend(quiet.told());
+    findings.foreign_cpu = quiet.foreign;
+    Ok(findings)
+}
+
+/// In the order of the report.
+fn cases(options: &Options) -> Vec<Case> {
+    let wanted = || SUBJECTS.iter().filter(|(subject, _)| options.wants(subject));
+    let of_disk = |disk: &'static str| {
+        let of_callers = move |callers: u32| {
+            let has = move |(_, numbers): &&(&str, &[u32])| numbers.contains(&callers);
+            wanted().filter(has).map(move |(subject, _)| Case { subject, disk, callers })
+        };
+        [1, 32].into_iter().flat_map(of_callers)
+    };
+    DISKS.into_iter().flat_map(of_disk).collect()
+}
+
+// === impl Run ===
+
+impl Run {
+    fn probe(&mut self) -> Result<()> {
+        for store in ["embedded", "etcd"] {
+            for disk in DISKS {
+                let probe = self.worker.ask(&format!("probe {store} {disk}"))?;
+                self.findings.probes.push(probe);
+            }
+        }
+        Ok(())
+    }
+
+    /// One sample each, not counted: connections and blocks come into being.
+    fn warm_up(&mut self) -> Result<()> {
+        for case in self.cases.clone() {
+            self.worker.ask(&case.command())?;
+            self.findings
+                .rows
+                .extend(["add", "del"].map(|op| Row::new(op, case.disk, case.callers, case.subject)));
+        }
+        Ok(())
+    }
+
+    fn round(&mut self) -> Result<()> {
+        for _ in 0..TURNS {
+            self.quiet.wait();
+            for which in self.shuffler.order(self.cases.len()) {
+                let case = self.cases[which];
+                let sample = self.worker.ask(&case.command())?;
+                self.findings.add(case.disk, case.callers, case.subject, &sample)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+// === impl Case ===
+
+impl Case {
+    fn command(self) -> String {
+        format!("sample {} {} {}", self.subject, self.disk, self.callers)
+    }
+}

@@ -1,0 +1,56 @@
+//! The running russet-bench-ipam: a line to it, a line of JSON from it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::process;
+
+/// It ends with this value.
+pub struct Worker {
+    process: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+// === impl Worker ===
+
+impl Worker {
+    /// Starts it with the two etcds, first the one on the plain disk.
+    pub fn start(binary: &Path, directory: &Path, sync_delay_us: u64, urls: [&str; 2]) -> Result<Self> {
+        let mut command = Command::new(binary);
+        command.arg(directory).arg(sync_delay_us.to_string()).args(urls);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().map_err(Error::io(process::shown(&command)))?;
+        let (input, output) = (process.stdin.take(), process.stdout.take());
+        let output = output.ok_or_else(|| Error::Found("the worker has no output".to_owned()))?;
+        Ok(Self { process, input, output: BufReader::new(output) })
+    }
+
+    /// Waits for the answer; what goes wrong is on the worker's standard error, which is ours.
+    pub fn ask(&mut self, line: &str) -> Result<Value> {
+        let failed = || Error::io(format!("ask the worker for {line:?}"));
+        if let Some(input) = &mut self.input {
+            input.write_all(format!("{line}\n").as_bytes()).map_err(failed())?;
+        }
+        let mut answer = String::new();
+        self.output.read_line(&mut answer).map_err(failed())?;
+        serde_json::from_str(&answer).map_err(|_| Error::Program {
+            command: format!("russet-bench-ipam: {line}"),
+            why: if answer.is_empty() { "it ended".to_owned() } else { answer },
+        })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It ends when there is nobody to ask it.
+        self.input = None;
+        process::kill_tree(self.process.id());
+        // How it ended tells nothing.
+        let _ = self.process.wait();
+    }
+}
