@@ -51,7 +51,9 @@ const LAYERS: &[(&str, Layer)] = &[
     ("russet", L5),
     ("russet-testkit", Support),
     ("russet-sim", Support),
+    ("russet-swarm", Support),
     ("russet-bench-floor", Support),
+    ("russet-bench-ipam", Support),
     ("xtask", Support),
 ];
 
