@@ -9,14 +9,13 @@
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
-use russet_addr::{BlockCidr, Family, NodeName};
+use russet_addr::{BlockCidr, Family, IpNet, NodeName};
 use russet_model::{
     Affinity, Attribute, Block, DecodeError, Handle, HandleId, IpPool, IpReservation, IpamConfig, Key,
     KeyKind, Node, Prefix, time,
 };
 use russet_store::{Record, Revision, Store, StoreError};
 
-use crate::block_ops::Reserved;
 use crate::{Backoff, Clock, IpamError, NoBackoff, Request};
 
 mod affinity;
@@ -129,10 +128,10 @@ impl Allocator {
         self.list(&Prefix::pools(), IpPool::decode).await
     }
 
-    pub(crate) async fn reserved(&self, family: Family) -> Result<Reserved, IpamError> {
+    /// What is reserved, in both families.
+    pub(crate) async fn reserved(&self) -> Result<Vec<IpNet>, IpamError> {
         let reservations = self.list(&Prefix::reservations(), IpReservation::decode).await?;
-        let nets = reservations.iter().flat_map(|reservation| reservation.spec.nets().collect::<Vec<_>>());
-        Ok(Reserved(nets.filter(|net| Family::of_net(net) == family).collect()))
+        Ok(reservations.iter().flat_map(|reservation| reservation.spec.nets().collect::<Vec<_>>()).collect())
     }
 
     pub(crate) async fn node(&self, node: &NodeName) -> Result<Option<Node>, IpamError> {

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 
 use russet_addr::{BlockCidr, Family, IpNet};
-use russet_model::{AddressUse, Affinity, Block, IpPool, IpamConfig};
+use russet_model::{AddressUse, Affinity, Block, IpPool, IpamConfig, Node};
 
 use super::cache::Asked;
 use super::claim::Claimed;
 use super::existing::with_block_prefix;
+use super::fast::Shortcut;
 use super::take::Owner;
 use super::{Allocator, Stored};
 use crate::block_ops::{self, Freed, Reserved};
@@ -34,6 +35,14 @@ pub(super) struct FamilyRun<'a> {
     passed_over: Option<IpamError>,
 }
 
+/// What is read once for both families of a request.
+struct Facts {
+    config: IpamConfig,
+    reserved: Vec<IpNet>,
+    pools: Vec<IpPool>,
+    node: Option<Node>,
+}
+
 /// Blocks that a call wrote to, so that a failure can give everything back.
 type Touched = BTreeSet<BlockCidr>;
 
@@ -44,19 +53,25 @@ impl Allocator {
     pub async fn auto_assign(&self, request: &Request) -> Result<Assigned, IpamError> {
         check(request)?;
         let owner = Owner { handle: request.handle.clone(), attribute: self.owner(request) };
-        if let Some(addresses) = self.assign_fast(request, &owner).await {
-            return Ok(Assigned { addresses, existing: false });
-        }
+        let _turn = match self.assign_fast(request, &owner).await {
+            Shortcut::Done(addresses) => return Ok(Assigned { addresses, existing: false }),
+            Shortcut::LongWay(turn) => turn,
+        };
         let existing = self.existing(request).await?;
         let mut addresses = existing.clone();
         let mut touched = Touched::new();
+        let mut facts = None;
         for family in Family::BOTH {
             let held = existing.iter().filter(|net| Family::of_net(net) == family).count();
             let wanted = (request.wanted(family) as usize).saturating_sub(held);
             if wanted == 0 {
                 continue;
             }
-            match self.assign_family(request, &owner, family, wanted, &mut touched).await {
+            let facts = match &facts {
+                Some(facts) => facts,
+                None => facts.insert(self.facts(request).await?),
+            };
+            match self.assign_family(request, facts, &owner, (family, wanted), &mut touched).await {
                 Ok(taken) => addresses.extend(taken),
                 Err(error) => {
                     self.in_grace().give_back(&owner, &touched).await;
@@ -69,36 +84,43 @@ impl Allocator {
         Ok(Assigned { addresses, existing })
     }
 
+    async fn facts(&self, request: &Request) -> Result<Facts, IpamError> {
+        Ok(Facts {
+            config: self.config().await?,
+            reserved: self.reserved().await?,
+            pools: self.pools().await?,
+            node: self.node(&request.node).await?,
+        })
+    }
+
     async fn assign_family(
         &self,
         request: &Request,
+        facts: &Facts,
         owner: &Owner,
-        family: Family,
-        wanted: usize,
+        (family, wanted): (Family, usize),
         touched: &mut Touched,
     ) -> Result<Vec<IpNet>, IpamError> {
-        let config = self.config().await?;
-        let reserved = self.reserved(family).await?;
-        let all_pools = self.pools().await?;
-        let node = self.node(&request.node).await?;
+        let Facts { config, reserved, pools: all_pools, node } = facts;
+        let reserved = reserved.iter().copied().filter(|net| Family::of_net(net) == family).collect();
         let asker = Asker {
             node: &request.node,
             node_labels: node.as_ref().map(|node| &node.metadata.labels),
             namespace_labels: &request.namespace_labels,
             use_: request.use_,
         };
-        let pools = pools::choose(&all_pools, family, request.pools(family), &asker)?;
+        let pools = pools::choose(all_pools, family, request.pools(family), &asker)?;
         let affinities = self.affinities(&request.node, family).await?;
         let (own, others): (Vec<_>, Vec<_>) = affinities
             .into_iter()
             .partition(|(block, _)| pools.iter().any(|pool| pool.spec.cidr.contains(&block.net())));
-        self.drop_strays(request, &all_pools, asker.node_labels, &others).await;
+        self.drop_strays(request, all_pools, asker.node_labels, &others).await;
         let mut run = FamilyRun {
             request,
             owner,
             family,
-            config,
-            reserved,
+            config: config.clone(),
+            reserved: Reserved(reserved),
             pools,
             wanted,
             taken: Vec::new(),

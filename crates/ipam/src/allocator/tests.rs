@@ -20,6 +20,7 @@ mod memory;
 mod operator;
 mod published;
 mod races;
+mod rules;
 mod vectors;
 mod vectors_release;
 
