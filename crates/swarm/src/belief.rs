@@ -1,0 +1,82 @@
+//! What one process believes at its end: which addresses it owns, and what it met. It writes this down for the parent to compare.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+/// One process's testimony.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Belief {
+    /// Addresses by handle.
+    pub owned: BTreeMap<String, BTreeSet<IpAddr>>,
+    /// How its operations went.
+    pub tally: Tally,
+}
+
+/// How often what happened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tally {
+    /// Assigns that were answered with addresses.
+    pub assigned: u64,
+    /// Assigns of one fixed address that somebody else had.
+    pub taken: u64,
+    /// Assigns that were repeated and had to be answered with the same addresses.
+    pub repeated: u64,
+    /// Releases, by handle and by address.
+    pub released: u64,
+    /// Answers of the allocator that left the outcome open, so that the handle had to be looked up.
+    pub unknown: u64,
+    /// Answers of the allocator that the store is away or too contended.
+    pub unavailable: u64,
+    /// Commits whose outcome the store could not tell. The allocator settles nearly all of them.
+    pub commits_unknown: u64,
+    /// Commits before which somebody else had written.
+    pub races_lost: u64,
+}
+
+// === impl Belief ===
+
+impl Belief {
+    /// Writes it to `path`.
+    pub fn write(&self, path: &Path) -> std::io::Result<()> {
+        std::fs::write(path, serde_json::to_vec(self)?)
+    }
+
+    /// Reads what a process wrote.
+    pub fn read(path: &Path) -> std::io::Result<Self> {
+        Ok(serde_json::from_slice(&std::fs::read(path)?)?)
+    }
+}
+
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.assigned += other.assigned;
+        self.taken += other.taken;
+        self.repeated += other.repeated;
+        self.released += other.released;
+        self.unknown += other.unknown;
+        self.unavailable += other.unavailable;
+        self.commits_unknown += other.commits_unknown;
+        self.races_lost += other.races_lost;
+    }
+}
+
+impl std::fmt::Display for Tally {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} assigned, {} refused as taken, {} repeated, {} released; {} commits of unknown outcome ({} told on), \
+             {} races lost, {} times unavailable",
+            self.assigned,
+            self.taken,
+            self.repeated,
+            self.released,
+            self.commits_unknown,
+            self.unknown,
+            self.races_lost,
+            self.unavailable
+        )
+    }
+}

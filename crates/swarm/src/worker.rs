@@ -1,0 +1,313 @@
+//! One process of the swarm: random operations, and a memory of what it owns that it keeps as a plugin would. After an assign of which it does not know
+//! how it ended it looks up what its handle holds, or releases the handle until that is answered; a release is repeated until it is answered.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use russet_addr::{IpNet, Ipv4Net, Ipv6Net, NodeName};
+use russet_ipam::{Allocator, Backoff, IpamError, ReleaseOptions, Request, SystemClock, delay};
+use russet_model::HandleId;
+use russet_store::BoxFuture;
+use russet_store::sim::Chance;
+use russet_store_etcd::Etcd;
+
+use crate::belief::Belief;
+use crate::observed::{Counts, Observed};
+
+/// Twice as many addresses as all processes together want, in 64 blocks each: nodes claim, empty and borrow blocks.
+pub const POOL_V4: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 244, 0, 0), 22);
+pub const POOL_V6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x10, 0, 0, 0, 0, 0, 0), 118);
+/// Addresses that are asked for by name, at the end of each pool: few, so that many want the same.
+const FIXED: u64 = 24;
+/// Nodes of the cluster: most have two or three processes, as an agent beside a plugin, or an agent beside its predecessor.
+const NODES: u64 = 8;
+/// Most pods that one process has at a time.
+const PODS_MAX: usize = 25;
+/// How long the agent believes in what it remembers of pools and settings.
+const CACHE_AGE: Duration = Duration::from_secs(10);
+/// Longest time for one operation with all its repetitions; elections take seconds, not minutes.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What the parent tells.
+#[derive(Debug)]
+pub struct Options {
+    pub location: String,
+    pub seed: u64,
+    pub number: u64,
+    pub operations: u64,
+    pub pause_ms: u64,
+    pub file: PathBuf,
+}
+
+/// Why a process gives up: always a failed run.
+#[derive(Debug, thiserror::Error)]
+pub enum Failed {
+    #[error("location: {0}")]
+    Location(#[from] russet_store_etcd::SettingsError),
+    #[error("name: {0}")]
+    Name(#[from] russet_addr::NameError),
+    #[error("write {0}: {1}")]
+    Write(String, std::io::Error),
+    #[error("{0}: no answer within {PATIENCE:?}; the last error: {1}")]
+    TooLong(String, IpamError),
+    #[error("{0}: {1}")]
+    Unexpected(String, IpamError),
+    #[error("{0} had {1:?}; asked again it was given {2:?}")]
+    Other(HandleId, BTreeSet<IpAddr>, BTreeSet<IpAddr>),
+}
+
+struct Worker {
+    options: Options,
+    allocator: Allocator,
+    counts: Rc<Counts>,
+    node: NodeName,
+    chance: Chance,
+    belief: Belief,
+    pods: u64,
+}
+
+/// Pauses between attempts, as the agent does.
+struct Pause(std::cell::RefCell<Chance>);
+
+impl Backoff for Pause {
+    fn wait(&self, attempt: u32) -> BoxFuture<'_, ()> {
+        let random = self.0.borrow_mut().next_u64();
+        Box::pin(tokio::time::sleep(delay(attempt, random)))
+    }
+}
+
+/// Does its operations and writes down what it believes.
+pub async fn run(options: Options) -> Result<(), Failed> {
+    let mut worker = Worker::new(options)?;
+    for _ in 0..worker.options.operations {
+        let pause = worker.chance.below(worker.options.pause_ms + 1);
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        worker.operation().await?;
+    }
+    let tally = &mut worker.belief.tally;
+    (tally.commits_unknown, tally.races_lost) = (worker.counts.unknown.get(), worker.counts.lost_races.get());
+    let file = &worker.options.file;
+    worker.belief.write(file).map_err(|error| Failed::Write(file.display().to_string(), error))
+}
+
+// === impl Worker ===
+
+impl Worker {
+    fn new(options: Options) -> Result<Self, Failed> {
+        let store = Rc::new(Observed::new(Etcd::connect(options.location.parse()?)?));
+        let counts = store.counts.clone();
+        let seed = options.seed.wrapping_mul(1_000_003).wrapping_add(options.number);
+        let pause = Rc::new(Pause(Chance::new(!seed).into()));
+        let allocator = Allocator::new(store, Rc::new(SystemClock)).with_backoff(pause);
+        // Every other one remembers, as agents do; the others are plugins and commands.
+        let allocator =
+            if options.number.is_multiple_of(2) { allocator } else { allocator.with_cache(CACHE_AGE) };
+        let node = NodeName::new(format!("node-{}", options.number % NODES))?;
+        let chance = Chance::new(seed);
+        Ok(Self { options, allocator, counts, node, chance, belief: Belief::default(), pods: 0 })
+    }
+
+    async fn operation(&mut self) -> Result<(), Failed> {
+        let pods = self.belief.owned.len();
+        let drawn = self.chance.below(100);
+        match drawn {
+            _ if pods >= PODS_MAX => self.release_handle().await,
+            0..40 => self.assign(None).await,
+            40..55 => {
+                let address = self.fixed();
+                self.assign(Some(address)).await
+            }
+            _ if pods == 0 => self.assign(None).await,
+            55..60 => self.repeat().await,
+            60..80 => self.release_handle().await,
+            _ => self.release_address().await,
+        }
+    }
+
+    /// One of the addresses that everybody wants.
+    fn fixed(&mut self) -> IpAddr {
+        let number = self.chance.below(FIXED);
+        match self.chance.below(2) {
+            0 => IpAddr::V4(Ipv4Addr::from(u32::from(POOL_V4.broadcast()) - number as u32)),
+            _ => IpAddr::V6(Ipv6Addr::from(u128::from(POOL_V6.broadcast()) - u128::from(number))),
+        }
+    }
+
+    // === assigning ===
+
+    async fn assign(&mut self, fixed: Option<IpAddr>) -> Result<(), Failed> {
+        self.pods += 1;
+        let handle = HandleId::new(format!("swarm.{}-{}", self.options.number, self.pods))?;
+        let (v4, v6) = [(1, 0), (1, 1), (0, 1), (1, 1)][self.chance.below(4) as usize];
+        let request = Request { v4, v6, ..self.request(&handle) };
+        let result = match fixed {
+            Some(address) => self.allocator.assign_ip(&request, address).await,
+            None => self.allocator.auto_assign(&request).await,
+        };
+        match result {
+            Ok(assigned) => {
+                self.belief.tally.assigned += 1;
+                self.own(&handle, &assigned.addresses);
+                Ok(())
+            }
+            Err(error @ IpamError::AlreadyAssigned { .. }) if fixed.is_some() => {
+                self.note(&handle, &format!("refused: {error}"));
+                self.belief.tally.taken += 1;
+                Ok(())
+            }
+            Err(error) => self.after_failure(&handle, error).await,
+        }
+    }
+
+    fn request(&self, handle: &HandleId) -> Request {
+        Request::pod(self.node.clone(), handle.clone())
+            .with("interface", "eth0")
+            .with("pod", handle.to_string())
+    }
+
+    /// The plugin's rule: whether something is held is asked of the store; or a DEL follows, as runtimes do after a failed ADD.
+    async fn after_failure(&mut self, handle: &HandleId, error: IpamError) -> Result<(), Failed> {
+        self.expect("assign", &error)?;
+        self.note(handle, &format!("failed: {error}"));
+        if self.chance.below(2) == 0 {
+            return self.release_until_answered(handle).await;
+        }
+        let deadline = Instant::now() + PATIENCE;
+        let held = loop {
+            match self.allocator.ips_by_handle(handle).await {
+                Ok(held) => break held,
+                Err(error) => self.retry("look up", handle, error, deadline)?,
+            }
+        };
+        let addresses: Vec<IpNet> = held.iter().map(|held| IpNet::from(held.address)).collect();
+        self.own(handle, &addresses);
+        Ok(())
+    }
+
+    /// A second ADD of the same pod gives it what it has.
+    async fn repeat(&mut self) -> Result<(), Failed> {
+        let Some((handle, addresses)) = self.random_pod() else { return Ok(()) };
+        let count = |v4: bool| addresses.iter().filter(|address| address.is_ipv4() == v4).count() as u32;
+        let request = Request { v4: count(true), v6: count(false), ..self.request(&handle) };
+        let deadline = Instant::now() + PATIENCE;
+        let assigned = loop {
+            match self.allocator.auto_assign(&request).await {
+                Ok(assigned) => break assigned,
+                Err(error) => self.retry("repeat", &handle, error, deadline)?,
+            }
+        };
+        self.belief.tally.repeated += 1;
+        let given: BTreeSet<IpAddr> = assigned.addresses.iter().map(IpNet::addr).collect();
+        if given != addresses {
+            return Err(Failed::Other(handle, addresses, given));
+        }
+        Ok(())
+    }
+
+    // === releasing ===
+
+    async fn release_handle(&mut self) -> Result<(), Failed> {
+        let Some((handle, _)) = self.random_pod() else { return Ok(()) };
+        self.belief.tally.released += 1;
+        self.release_until_answered(&handle).await
+    }
+
+    async fn release_until_answered(&mut self, handle: &HandleId) -> Result<(), Failed> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.allocator.release_by_handle(handle, None).await {
+                Ok(released) => {
+                    self.note(handle, &format!("released {:?}", released.addresses));
+                    self.belief.owned.remove(handle.as_str());
+                    return Ok(());
+                }
+                Err(error) => self.retry("release", handle, error, deadline)?,
+            }
+        }
+    }
+
+    async fn release_address(&mut self) -> Result<(), Failed> {
+        let Some((handle, addresses)) = self.random_pod() else { return Ok(()) };
+        let Some(&address) = addresses.iter().nth(self.chance.below(addresses.len() as u64) as usize) else {
+            return self.release_until_answered(&handle).await;
+        };
+        self.belief.tally.released += 1;
+        let options = ReleaseOptions { address, handle: Some(handle.clone()), sequence_number: None };
+        let deadline = Instant::now() + PATIENCE;
+        let mut doubt = false;
+        loop {
+            match self.allocator.release_ips(std::slice::from_ref(&options)).await {
+                Ok(released) => {
+                    self.note(&handle, &format!("gave back {address}: {released:?}"));
+                    break;
+                }
+                // The first try had worked, and somebody else has the address by now.
+                Err(IpamError::BadHandle { .. }) if doubt => break,
+                Err(error) => {
+                    self.retry("give back", &handle, error, deadline)?;
+                    doubt = true;
+                }
+            }
+        }
+        let left = self.belief.owned.get_mut(handle.as_str());
+        if left.is_some_and(|left| left.remove(&address) && left.is_empty()) {
+            self.belief.owned.remove(handle.as_str());
+        }
+        Ok(())
+    }
+
+    // === memory ===
+
+    fn random_pod(&mut self) -> Option<(HandleId, BTreeSet<IpAddr>)> {
+        let pods = self.belief.owned.len() as u64;
+        let index = if pods == 0 { 0 } else { self.chance.below(pods) };
+        let (handle, addresses) = self.belief.owned.iter().nth(index as usize)?;
+        Some((HandleId::new(handle.clone()).ok()?, addresses.clone()))
+    }
+
+    fn own(&mut self, handle: &HandleId, addresses: &[IpNet]) {
+        self.note(handle, &format!("has {addresses:?}"));
+        if !addresses.is_empty() {
+            self.belief.owned.insert(handle.to_string(), addresses.iter().map(IpNet::addr).collect());
+        }
+    }
+
+    /// A line for whoever has to explain a fault.
+    fn note(&self, handle: &HandleId, what: &str) {
+        let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        eprintln!("{}.{:06} {} {handle} {what}", now.as_secs(), now.subsec_micros(), self.node);
+    }
+
+    /// Counts an error that a living cluster may give; any other ends the run.
+    fn expect(&mut self, operation: &str, error: &IpamError) -> Result<(), Failed> {
+        match error {
+            IpamError::Store { source, .. } if source.outcome_unknown() => self.belief.tally.unknown += 1,
+            IpamError::Store { source, .. } if source.retryable() => self.belief.tally.unavailable += 1,
+            IpamError::Contended { .. } => self.belief.tally.unavailable += 1,
+            error => {
+                return Err(Failed::Unexpected(operation.to_owned(), IpamError::Invalid(error.to_string())));
+            }
+        }
+        Ok(())
+    }
+
+    /// After a failure of what must be repeated.
+    fn retry(
+        &mut self,
+        operation: &str,
+        handle: &HandleId,
+        error: IpamError,
+        deadline: Instant,
+    ) -> Result<(), Failed> {
+        self.expect(operation, &error)?;
+        self.note(handle, &format!("{operation} failed: {error}"));
+        if Instant::now() < deadline {
+            Ok(())
+        } else {
+            Err(Failed::TooLong(format!("{operation} {handle}"), error))
+        }
+    }
+}
