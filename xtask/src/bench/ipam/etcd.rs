@@ -42,11 +42,11 @@ pub fn refuse_memory(directory: &Path) -> Result<()> {
 
 impl Etcd {
     /// Starts a member with its files in `directory`; each of its syncs takes `sync_delay_us` longer. It serves a moment later.
-    pub fn start(directory: &Path, sync_delay_us: Option<u64>) -> Result<Self> {
+    pub fn start(directory: &Path, ports: [u16; 2], sync_delay_us: Option<u64>) -> Result<Self> {
         fs::create_dir_all(directory).map_err(Error::io(format!("create {}", directory.display())))?;
         let log_path = directory.join("etcd.log");
         let log = File::create(&log_path).map_err(Error::io(format!("create {}", log_path.display())))?;
-        let [client, peer] = free_ports()?.map(|port| format!("http://127.0.0.1:{port}"));
+        let [client, peer] = ports.map(|port| format!("http://127.0.0.1:{port}"));
         let mut command = slowed(sync_delay_us);
         command.arg("--data-dir").arg(directory.join("data"));
         command.args(["--name=bench", "--logger=zap", "--log-level=error"]);
@@ -78,16 +78,17 @@ fn slowed(sync_delay_us: Option<u64>) -> Command {
     strace
 }
 
-fn free_ports() -> Result<[u16; 2]> {
+/// Ports for a client and a peer address of two members, on which nobody listens now.
+pub fn free_ports() -> Result<[[u16; 2]; 2]> {
     let offset = (std::process::id() % u32::from(PORTS.end - PORTS.start)) as u16;
     let candidates = (PORTS.start + offset..PORTS.end).chain(PORTS.start..PORTS.start + offset);
-    // Both stay bound until both are found, so that they differ.
+    // All stay bound until all are found, so that they differ.
     let found: Vec<(u16, TcpListener)> = candidates
         .filter_map(|port| Some((port, TcpListener::bind(("127.0.0.1", port)).ok()?)))
-        .take(2)
+        .take(4)
         .collect();
-    match found.as_slice() {
-        [(client, _), (peer, _)] => Ok([*client, *peer]),
-        _ => Err(Error::Found(format!("no two free ports in {PORTS:?}"))),
+    match found.iter().map(|(port, _)| *port).collect::<Vec<_>>().as_slice() {
+        &[a, b, c, d] => Ok([[a, b], [c, d]]),
+        _ => Err(Error::Found(format!("no four free ports in {PORTS:?}"))),
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use serde_json::{Value, json};
 
 use crate::bench::Printed;
-use crate::bench::ipam::{DISKS, ETCD, GO};
+use crate::bench::ipam::{DISKS, EMBEDDED, ETCD, GO};
 use crate::error::{Error, Result};
 use crate::text_table::TextTable;
 
@@ -78,17 +78,18 @@ impl Findings {
     }
 
     fn goals_on(&self, disk: &str) -> Vec<Goal> {
-        let (one, all) = (self.find("add", disk, 1, ETCD), self.find("add", disk, 32, ETCD));
         let mut goals = Vec::new();
-        for row in [one, all].into_iter().flatten() {
-            let who = format!("{disk} disk, {} callers, {ETCD}", row.callers);
+        let ours = [EMBEDDED, ETCD].into_iter().flat_map(|subject| [1, 32].map(|callers| (subject, callers)));
+        for (subject, callers) in ours {
+            let Some(row) = self.find("add", disk, callers, subject) else { continue };
+            let who = format!("{disk} disk, {subject}, callers: {callers}");
             goals.push(Goal::at_most(
                 format!("{who}: commits per ADD"),
                 row.each(row.commits),
                 COMMITS_AT_MOST,
             ));
             goals.push(Goal::at_most(format!("{who}: reads per ADD"), row.each(row.reads), 0.0));
-            if let Some(ratio) = self.against_go(row) {
+            if let Some(ratio) = self.against_go(row).filter(|_| subject == ETCD) {
                 goals.push(Goal::at_least(
                     format!("{who}: times the rate of {GO}"),
                     ratio,
@@ -96,8 +97,8 @@ impl Findings {
                 ));
             }
         }
-        if let (Some(one), Some(all)) = (one, all) {
-            let text = format!("{disk} disk, {ETCD}: 32 callers, times the rate of one");
+        if let (Some(one), Some(all)) = (self.find("add", disk, 1, ETCD), self.find("add", disk, 32, ETCD)) {
+            let text = format!("{disk} disk, {ETCD}, callers: 32: times the rate of one");
             goals.push(Goal::at_least(text, all.rate(0.5) / one.rate(0.5), TOGETHER_AT_LEAST));
         }
         goals
