@@ -1,30 +1,39 @@
 //! What the agent's allocator remembers, so that an ordinary ADD is one commit and no read (DESIGN.md section 7).
 //!
-//! A remembered block is used only under the guard of its revision: if it is stale, the commit fails and the slow way is gone. What pools, reservations,
+//! A remembered block or handle is used only under the guard of its revision: if it is stale, the commit fails and it is read. What pools, reservations,
 //! settings and labels say is believed for a short time, as any process believes what it read at its start; the agent can end that at once.
+
+mod turns;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
-use std::future::poll_fn;
-use std::task::{Poll, Waker};
 use std::time::{Duration, SystemTime};
 
 use russet_addr::{BlockCidr, Family, IpNet, NodeName};
-use russet_model::{AddressUse, Block};
+use russet_model::{AddressUse, Block, Handle, HandleId};
 
 use super::Stored;
+use super::fast::Shared;
 use crate::Request;
 use crate::block_ops::Reserved;
+pub(super) use turns::{Turn, Turns};
 
-/// The allocator's memory.
+/// The allocator's memory, and the places where its requests wait for each other.
 #[derive(Default)]
 pub(super) struct Cache {
     /// None: nothing is remembered.
     max_age: Option<Duration>,
     blocks: RefCell<BTreeMap<BlockCidr, Stored<Block>>>,
+    handles: RefCell<BTreeMap<HandleId, Stored<Handle>>>,
     plans: RefCell<VecDeque<Plan>>,
-    busy: Cell<bool>,
-    waiting: RefCell<Vec<Waker>>,
+    /// How often something was found out the long way.
+    learned: Cell<u64>,
+    /// Requests that share commits.
+    pub(super) shared: Shared,
+    /// Releases that read and write a block.
+    pub(super) freeing: Turns,
+    /// Requests that find out the long way where addresses are.
+    pub(super) asking: Turns,
 }
 
 /// Where requests of one kind get their addresses.
@@ -48,11 +57,10 @@ pub(super) struct Asked {
     namespace_labels: BTreeMap<String, String>,
 }
 
-/// One request at a time writes from memory; the others wait and find it up to date.
-pub(super) struct Turn<'a>(&'a Cache);
-
 /// Blocks that are remembered: more than a node may have.
 const BLOCKS_MAX: usize = 64;
+/// Handles that are remembered: more than a node has containers. Any other costs its release one read.
+const HANDLES_MAX: usize = 1024;
 /// Kinds of requests that are remembered.
 const PLANS_MAX: usize = 16;
 
@@ -71,13 +79,18 @@ impl Cache {
     /// Forgets everything.
     pub(super) fn clear(&self) {
         self.blocks.borrow_mut().clear();
+        self.handles.borrow_mut().clear();
         self.plans.borrow_mut().clear();
     }
 
-    /// Remembers a block as it was just written.
+    /// Remembers a block as it was just written or read. Answers may come in another order than they were given in: the newest counts.
     pub(super) fn keep_block(&self, block: Stored<Block>) {
         let mut blocks = self.blocks.borrow_mut();
-        if self.is_on() && (blocks.len() < BLOCKS_MAX || blocks.contains_key(&block.value.cidr)) {
+        let has_room = match blocks.get(&block.value.cidr) {
+            Some(known) => known.revision < block.revision,
+            None => blocks.len() < BLOCKS_MAX,
+        };
+        if self.is_on() && has_room {
             blocks.insert(block.value.cidr, block);
         }
     }
@@ -92,6 +105,34 @@ impl Cache {
         self.blocks.borrow().get(&cidr).cloned()
     }
 
+    /// What `look` sees in a block, without a copy of it.
+    pub(super) fn look<T>(&self, cidr: BlockCidr, look: impl FnOnce(&Block) -> T) -> Option<T> {
+        self.blocks.borrow().get(&cidr).map(|block| look(&block.value))
+    }
+
+    /// Remembers a handle as it was just written.
+    pub(super) fn keep_handle(&self, id: HandleId, handle: Stored<Handle>) {
+        let mut handles = self.handles.borrow_mut();
+        if self.is_on() && (handles.len() < HANDLES_MAX || handles.contains_key(&id)) {
+            handles.insert(id, handle);
+        }
+    }
+
+    /// Forgets a handle that is gone, or may have changed.
+    pub(super) fn drop_handle(&self, id: &HandleId) {
+        self.handles.borrow_mut().remove(id);
+    }
+
+    /// A handle as it was last written.
+    pub(super) fn handle(&self, id: &HandleId) -> Option<Stored<Handle>> {
+        self.handles.borrow().get(id).cloned()
+    }
+
+    /// Changes whenever more is known about where addresses are.
+    pub(super) fn learned(&self) -> u64 {
+        self.learned.get()
+    }
+
     /// Remembers where requests like this one get their addresses.
     pub(super) fn keep_plan(&self, asked: Asked, own: Vec<BlockCidr>, reserved: Reserved, at: SystemTime) {
         if !self.is_on() {
@@ -101,6 +142,7 @@ impl Cache {
         plans.retain(|plan| plan.asked != asked);
         plans.push_front(Plan { asked, at, own, reserved });
         plans.truncate(PLANS_MAX);
+        self.learned.set(self.learned.get() + 1);
     }
 
     /// Where requests like this one get their addresses, if that was found out lately.
@@ -110,19 +152,6 @@ impl Cache {
         let plan = plans.iter().find(|plan| plan.asked == *asked)?;
         // A clock that went backwards makes everything old.
         now.duration_since(plan.at).is_ok_and(|age| age <= max_age).then(|| plan.clone())
-    }
-
-    /// Waits for the turn to write from memory.
-    pub(super) async fn turn(&self) -> Turn<'_> {
-        poll_fn(|context| {
-            if self.busy.replace(true) {
-                self.waiting.borrow_mut().push(context.waker().clone());
-                return Poll::Pending;
-            }
-            Poll::Ready(())
-        })
-        .await;
-        Turn(self)
     }
 }
 
@@ -137,18 +166,6 @@ impl Asked {
             pools: request.pools(family).map(<[IpNet]>::to_vec),
             use_: request.use_,
             namespace_labels: request.namespace_labels.clone(),
-        }
-    }
-}
-
-// === impl Turn ===
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.0.busy.set(false);
-        // All are woken: one that was dropped in the meantime must not keep the others waiting.
-        for waker in self.0.waiting.take() {
-            waker.wake();
         }
     }
 }

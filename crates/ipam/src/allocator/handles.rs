@@ -25,22 +25,31 @@ pub(super) fn raised(
     }
 }
 
-/// The step after which `freed` addresses fewer of `block` are counted, given that the block still holds `left`. The count never goes below
-/// that; and where nothing is left, neither is a residue of lost races. None when nothing changes.
-pub(super) fn lowered(
-    id: &HandleId,
-    stored: &Stored<Handle>,
-    block: BlockCidr,
-    freed: usize,
-    left: usize,
-) -> Option<Step> {
-    let mut handle = stored.value.clone();
-    let count = match left {
-        0 => 0,
-        left => handle.count(block).saturating_sub(freed as u64).max(left as u64),
-    };
-    handle.set(block, count);
-    if handle == stored.value {
+/// What a handle loses of one block.
+pub(super) struct Lost {
+    pub(super) block: BlockCidr,
+    /// How many addresses fewer it counts.
+    pub(super) freed: usize,
+    /// How many the block still holds.
+    pub(super) left: usize,
+}
+
+/// The handle after it lost addresses. The count never goes below what a block still holds; and where nothing is left, neither is a residue of lost races.
+pub(super) fn after(stored: &Handle, lost: impl IntoIterator<Item = Lost>) -> Handle {
+    let mut handle = stored.clone();
+    for Lost { block, freed, left } in lost {
+        let count = match left {
+            0 => 0,
+            left => handle.count(block).saturating_sub(freed as u64).max(left as u64),
+        };
+        handle.set(block, count);
+    }
+    handle
+}
+
+/// The step that makes `stored` what it is [`after`] its losses. None when nothing changes.
+pub(super) fn written(id: &HandleId, stored: &Stored<Handle>, handle: &Handle) -> Option<Step> {
+    if *handle == stored.value {
         return None;
     }
     Some(if handle.block.is_empty() {
@@ -48,6 +57,17 @@ pub(super) fn lowered(
     } else {
         Step::update(Key::handle(id), handle.encode(), stored.revision)
     })
+}
+
+/// The step after which `freed` addresses fewer of `block` are counted, given that the block still holds `left`.
+pub(super) fn lowered(
+    id: &HandleId,
+    stored: &Stored<Handle>,
+    block: BlockCidr,
+    freed: usize,
+    left: usize,
+) -> Option<Step> {
+    written(id, stored, &after(&stored.value, [Lost { block, freed, left }]))
 }
 
 // === impl Allocator ===

@@ -7,6 +7,7 @@ use russet_addr::{BlockCidr, IfName};
 use russet_model::{Block, Handle, HandleId, Key};
 use russet_store::{Revision, Step};
 
+use super::fast::Shortcut;
 use super::{Allocator, Failure, Stored, handles};
 use crate::block_ops::{self, Freed};
 use crate::{IpamError, Released};
@@ -38,14 +39,21 @@ impl Allocator {
         handle: &HandleId,
         interface: Option<&IfName>,
     ) -> Result<Released, IpamError> {
-        let mut released = Released::default();
+        let mut released = match self.release_fast(handle, interface).await? {
+            Shortcut::Done(addresses) => return Ok(Released { addresses, ..Released::default() }),
+            // Freed, or about to be: when the long way has come to its end they are not this handle's any more.
+            Shortcut::LongWay(addresses) => Released { addresses, ..Released::default() },
+        };
         let mut failed = None;
         let Some(stored) = self.handle(handle).await? else { return Ok(released) };
         let blocks: Vec<BlockCidr> = stored.value.blocks().collect();
         let mut known = Some(stored);
         for cidr in blocks {
             match self.release_in(handle, cidr, interface, known.take()).await {
-                Ok(addresses) => released.addresses.extend(addresses),
+                Ok(addresses) => {
+                    released.addresses.retain(|known| !addresses.contains(known));
+                    released.addresses.extend(addresses);
+                }
                 Err(error) => {
                     tracing::warn!(%handle, block = %cidr, %error, "release failed");
                     failed.get_or_insert(error);
@@ -88,10 +96,7 @@ impl Allocator {
         known: Option<(&HandleId, &Stored<Handle>)>,
         mut change: impl FnMut(&mut Block) -> Result<Freed, IpamError>,
     ) -> Result<Freed, IpamError> {
-        let _turn = if self.cache.is_on() { Some(self.cache.turn().await) } else { None };
-        if let Some(freed) = self.free_remembered(cidr, known, &mut change).await {
-            return Ok(freed);
-        }
+        let _turn = if self.cache.is_on() { Some(self.cache.freeing.turn().await) } else { None };
         let key = Key::block(cidr);
         let mut doubt: Option<Doubt> = None;
         let mut tries = 0;
@@ -117,24 +122,6 @@ impl Allocator {
                 Some(_) => {}
             }
             self.again(&mut tries, "release", &key).await?;
-        }
-    }
-
-    /// One attempt with the block as it was last written. None says nothing: the block may have moved on. An unknown outcome cannot be told from a lost race
-    /// here, so guarded releases, which must tell, do not come this way: they name no handle that was read.
-    async fn free_remembered(
-        &self,
-        cidr: BlockCidr,
-        known: Option<(&HandleId, &Stored<Handle>)>,
-        change: &mut impl FnMut(&mut Block) -> Result<Freed, IpamError>,
-    ) -> Option<Freed> {
-        known?;
-        let Stored { value: mut block, revision } = self.cache.block(cidr)?;
-        let mut freed = change(&mut block).ok().filter(|freed| !freed.freed.is_empty())?;
-        freed.emptied = block.is_empty();
-        match self.write_freed(block, revision, &freed, known).await {
-            Ok(None) => Some(freed),
-            _ => None,
         }
     }
 
@@ -188,6 +175,7 @@ impl Allocator {
             steps.extend(lowered);
         }
         self.cache.drop_block(cidr);
+        holders.iter().for_each(|holder| self.cache.drop_handle(&holder.id));
         match self.store.commit(steps).await.map_err(|error| Failure::from(error.error)) {
             Ok(revisions) => {
                 if let Some(revision) = revisions.first().copied().filter(|_| !gone) {
@@ -225,6 +213,7 @@ impl Allocator {
                 block_ops::touch(&mut touched);
                 Step::update(Key::block(cidr), touched.encode(), block.revision)
             });
+            self.cache.drop_handle(handle);
             // In this order also where the steps are executed one by one: the handle's guard is older than the touch.
             let steps: Vec<Step> = touch.into_iter().chain([lower]).collect();
             if self.try_commit("settle", steps).await?.is_some() {

@@ -8,6 +8,7 @@ use super::{Allocator, Failure, Stored, handles};
 use crate::{IpamError, block_ops};
 
 /// Whose addresses are taken.
+#[derive(Clone)]
 pub(super) struct Owner {
     pub(super) handle: HandleId,
     pub(super) attribute: Attribute,

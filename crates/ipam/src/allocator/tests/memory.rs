@@ -30,7 +30,7 @@ fn a_warm_add_is_one_commit_and_no_read() {
     assert_eq!(operations, 1);
     bench.check_consistent();
     let operations = cost(&bench, || assert_eq!(bench.release("second").addresses.len(), 2));
-    assert_eq!(operations, 4, "for two blocks: handle, commit, handle, commit");
+    assert_eq!(operations, 1, "both blocks and the handle in one commit");
     bench.check_consistent();
     let operations = cost(&bench, || {
         bench.assign(&dual("third")).unwrap();
@@ -101,7 +101,7 @@ fn a_lost_answer_on_the_short_way_is_found_on_the_long_one() {
 }
 
 #[test]
-fn requests_that_come_together_take_turns_and_one_that_is_dropped_holds_up_nobody() {
+fn requests_that_come_together_share_commits_and_one_that_is_dropped_holds_up_nobody() {
     let bench = bench();
     bench.assign(&dual("first")).unwrap();
     let requests: Vec<Request> = (0..5).map(|i| dual(&format!("pod{i}"))).collect();
@@ -111,9 +111,9 @@ fn requests_that_come_together_take_turns_and_one_that_is_dropped_holds_up_nobod
     for future in &mut work {
         assert!(future.as_mut().poll(&mut context).is_pending());
     }
-    drop(work.remove(1)); // waits for its turn
+    drop(work.remove(1));
     let got: Vec<Assigned> = work.into_iter().map(|future| run(future).unwrap()).collect();
     assert_eq!(got.len(), 4);
-    assert_eq!(bench.sim.operations() - before, 4);
+    assert!(bench.sim.operations() - before < 4);
     bench.check_consistent();
 }
