@@ -5,6 +5,7 @@
 
 mod artifacts;
 mod bench;
+mod compatibility;
 mod dist;
 mod elf;
 mod error;
@@ -25,6 +26,7 @@ usage: cargo xtask COMMAND
 
   test [--only LAYER]... [-p CRATE]...   install what is missing, then run every layer of tests
   ci                                     the same as test; what .ci/run calls
+  gen                                    writes what is generated: docs/compatibility.md
   dist [--no-memory]                     release files in target/dist, their sizes and the agents' memory
   bench NAME [-o table|json] [--rounds N] [--impl NAME]... [--no-build]
   sim [--seeds N] [--seed S] [--writers ours|mixed] [--mode atomic|one-by-one]   simulated clusters; --help for more
@@ -37,6 +39,7 @@ benches: cni ipam
 enum Command {
     Help,
     Test(suite::Options),
+    Gen,
     Dist(dist::Options),
     Bench(bench::Options),
     Sim(sim::Options),
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
             Ok(true)
         }
         Command::Test(options) => suite::run(&options),
+        Command::Gen => generate(),
         Command::Dist(options) => dist::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Sim(options) => sim::run(&options),
@@ -73,10 +77,24 @@ fn parse(mut parser: lexopt::Parser) -> Result<Command> {
     match name.as_str() {
         "help" => Ok(Command::Help),
         "test" | "ci" => suite::Options::parse(parser).map(Command::Test),
+        "gen" => match parser.next()? {
+            Some(extra) => Err(extra.unexpected().into()),
+            None => Ok(Command::Gen),
+        },
         "dist" => dist::Options::parse(parser).map(Command::Dist),
         "bench" => bench::Options::parse(parser).map(Command::Bench),
         "sim" => sim::Options::parse(parser).map(Command::Sim),
         "soak" => sim::Options::soak(parser).map(Command::Sim),
         _ => Err(Error::Usage(format!("unknown command {name:?}\n{USAGE}"))),
     }
+}
+
+/// Writes the pages that are made from other files.
+fn generate() -> Result<bool> {
+    let root = artifacts::workspace();
+    let page = compatibility::page(root).map_err(|problems| Error::Found(problems.join("\n")))?;
+    let path = root.join(compatibility::PAGE);
+    std::fs::write(&path, page).map_err(Error::io(format!("write {}", path.display())))?;
+    println!("{}", compatibility::PAGE);
+    Ok(true)
 }

@@ -194,6 +194,28 @@ mod tests {
     }
 
     #[test]
+    fn oracle_78_what_is_missing_is_not_equal_and_in_no_set() {
+        // calico-cni.md section 5.2
+        assert!(selects("a != \"a\"", &[]));
+        assert!(selects("!a in {\"a\"}", &[("a", "b")]));
+        assert!(selects("a notin {\"x\"}", &[]));
+    }
+
+    #[test]
+    fn oracle_79_empty_sets_and_values_are_what_they_say() {
+        // calico-cni.md section 5.2
+        assert!(!selects("a in {}", &[("a", "")]) && !selects("a in {}", &[]));
+        assert!(selects("has(a)", &[("a", "")]));
+        assert!(!selects("a == \"\"", &[]) && selects("a == \"\"", &[("a", "")]));
+    }
+
+    #[test]
+    fn oracle_80_and_binds_before_or() {
+        // calico-cni.md section 5.2
+        assert!(selects("a == 'x' && b == 'y' || c == 'z'", &[("c", "z")]));
+    }
+
+    #[test]
     fn words_of_the_grammar_may_be_labels() {
         for text in ["all == 'x'", "in in {'x'}", "not not in {'y'}", "has == 'x'", "a.b/c-d_e == 'x'"] {
             let label = text.split(' ').next().unwrap();

@@ -1,0 +1,335 @@
+//! docs/compatibility.md: which of the behaviours that other programs define we have, told by the names of the tests that prove them.
+//!
+//! `tests/compatibility/*.toml` lists the behaviours by number; a test carries the number in its name. `cargo xtask gen` writes the page. xtask's own
+//! test includes this file and fails while the page is not what would be written, or a list and the tests contradict each other.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+/// Where the lists are.
+const LISTS: &str = "tests/compatibility";
+/// What is generated.
+pub const PAGE: &str = "docs/compatibility.md";
+/// Where tests are.
+const CRATES: &str = "crates";
+/// Tests of a model of Calico say nothing about us.
+const MODEL: &str = "crates/sim/";
+
+/// One source of expectations.
+struct List {
+    title: String,
+    source: String,
+    /// What the names of its tests begin with, before the number.
+    prefix: String,
+    /// What the page puts before a number.
+    label: String,
+    rows: Vec<Row>,
+}
+
+/// One expectation.
+struct Row {
+    number: u32,
+    title: String,
+    verdict: Verdict,
+}
+
+/// What a row says of itself; its tests say the rest.
+#[derive(Clone, PartialEq)]
+enum Verdict {
+    /// Nothing: its tests say all.
+    Silent,
+    /// There are no tests yet; once there are, the same as silent.
+    Open,
+    Partly(String),
+    Differs(String),
+    OutOfScope(String),
+}
+
+/// A test function.
+struct Test {
+    /// The directory of its crate.
+    package: String,
+    name: String,
+    /// What an ignored test needs.
+    needs: Option<String>,
+}
+
+/// How many rows came to what.
+#[derive(Default)]
+struct Counts {
+    passes: usize,
+    partly: usize,
+    differs: usize,
+    out_of_scope: usize,
+    open: usize,
+}
+
+/// The page as it should be; or everything that is wrong with the lists and the tests' names.
+pub fn page(root: &Path) -> Result<String, Vec<String>> {
+    let lists = lists(root).map_err(|problem| vec![problem])?;
+    let tests = tests(root).map_err(|error| vec![format!("read {CRATES}: {error}")])?;
+    let problems: Vec<String> = lists.iter().flat_map(|list| list.problems(&tests)).collect();
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    let mut page = String::from(
+        "# Compatibility\n\n\
+         What other programs define, and what of it Russet does. Written by `cargo xtask gen` from `tests/compatibility/*.toml` and the names of the tests;\n\
+         do not edit. *passes*: tests of these names prove it, and are run by `cargo xtask test`. *differs*: on purpose, for the reason given; tests named beside it prove\n\
+         what is done instead. The numbers are those of the specifications named.\n\n\
+         | | passes | partly | differs | out of scope | not yet |\n|---|---|---|---|---|---|\n",
+    );
+    for list in &lists {
+        let Counts { passes, partly, differs, out_of_scope, open } = list.counts(&tests);
+        let _ =
+            writeln!(page, "| {} | {passes} | {partly} | {differs} | {out_of_scope} | {open} |", list.title);
+    }
+    for list in &lists {
+        list.write(&tests, &mut page);
+    }
+    Ok(page)
+}
+
+fn lists(root: &Path) -> Result<Vec<List>, String> {
+    let listed = fs::read_dir(root.join(LISTS)).map_err(|error| format!("read {LISTS}: {error}"))?;
+    let mut paths: Vec<PathBuf> = listed.flatten().map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|end| end == "toml"));
+    paths.sort();
+    paths
+        .iter()
+        .map(|path| {
+            let name = path.display();
+            let text = fs::read_to_string(path).map_err(|error| format!("read {name}: {error}"))?;
+            List::parse(&text).map_err(|problem| format!("{name}: {problem}"))
+        })
+        .collect()
+}
+
+fn tests(root: &Path) -> io::Result<Vec<Test>> {
+    let mut files = Vec::new();
+    collect(&root.join(CRATES), &mut files)?;
+    files.sort();
+    let mut tests = Vec::new();
+    for path in files {
+        let relative = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
+        if !relative.starts_with(MODEL) {
+            let package = relative.split('/').nth(1).unwrap_or_default();
+            tests.extend(tests_in(package, &fs::read_to_string(&path)?));
+        }
+    }
+    Ok(tests)
+}
+
+fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            collect(&path, files)?;
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// The test functions of a file, as rustfmt leaves them: attributes stand on the lines before.
+fn tests_in(package: &str, text: &str) -> Vec<Test> {
+    let mut found = Vec::new();
+    let mut attributes: Vec<&str> = Vec::new();
+    for line in text.lines().map(str::trim) {
+        if line.starts_with("#[") {
+            attributes.push(line);
+        } else if let Some(name) = function(line) {
+            let is_test = |line: &&str| line.contains("test]") || line.contains("test(");
+            if attributes.iter().any(is_test) {
+                let ignored = attributes.iter().find_map(|line| line.strip_prefix("#[ignore"));
+                let needs = ignored.map(|text| {
+                    let reason = text.trim_start_matches([' ', '=', '"']);
+                    reason.split([':', '"', ']']).next().unwrap_or_default().to_owned()
+                });
+                found.push(Test { package: package.to_owned(), name: name.to_owned(), needs });
+            }
+            attributes.clear();
+        } else if !line.starts_with("//") {
+            attributes.clear();
+        }
+    }
+    found
+}
+
+fn function(line: &str) -> Option<&str> {
+    let head = line.strip_prefix("pub ").unwrap_or(line);
+    let head = head.strip_prefix("async ").unwrap_or(head).strip_prefix("fn ")?;
+    head.split(['(', '<']).next()
+}
+
+/// The numbers in a test's name: `tv19_and_tv20_...`, `oracle_42_and_44_...`. None for a test of something else.
+fn numbers(prefix: &str, name: &str) -> Vec<u32> {
+    let mut numbers = Vec::new();
+    let mut rest = name.strip_prefix(prefix);
+    while let Some(text) = rest {
+        let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let after = &text[digits..];
+        let Ok(number) = text[..digits].parse() else { break };
+        if !(after.is_empty() || after.starts_with('_')) {
+            break;
+        }
+        numbers.push(number);
+        rest = after.strip_prefix("_and_").map(|next| next.strip_prefix(prefix).unwrap_or(next));
+    }
+    numbers
+}
+
+// === impl List ===
+
+impl List {
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut table: toml::Table = text.parse().map_err(|error| format!("{error}"))?;
+        let mut take = |name: &str| match table.remove(name) {
+            Some(toml::Value::String(text)) => Ok(text),
+            _ => Err(format!("{name} is missing or no text")),
+        };
+        let (title, source, prefix, label) =
+            (take("title")?, take("source")?, take("prefix")?, take("label")?);
+        let Some(toml::Value::Array(rows)) = table.remove("row") else {
+            return Err("it has no [[row]]".to_owned());
+        };
+        let rows = rows.into_iter().map(Row::parse).collect::<Result<Vec<Row>, String>>()?;
+        if let Some(pair) = rows.windows(2).find(|pair| pair[0].number >= pair[1].number) {
+            return Err(format!("row {} stands before row {}", pair[0].number, pair[1].number));
+        }
+        match table.keys().next() {
+            Some(unknown) => Err(format!("unknown member {unknown}")),
+            None => Ok(Self { title, source, prefix, label, rows }),
+        }
+    }
+
+    fn tests_of<'a>(&self, number: u32, tests: &'a [Test]) -> Vec<&'a Test> {
+        tests.iter().filter(|test| numbers(&self.prefix, &test.name).contains(&number)).collect()
+    }
+
+    fn problems(&self, tests: &[Test]) -> Vec<String> {
+        let mut problems = Vec::new();
+        for test in tests {
+            for number in numbers(&self.prefix, &test.name) {
+                if self.rows.iter().all(|row| row.number != number) {
+                    problems.push(format!(
+                        "{} names number {number}, which {} does not have",
+                        test.name, self.source
+                    ));
+                }
+            }
+        }
+        for row in &self.rows {
+            let tested = !self.tests_of(row.number, tests).is_empty();
+            let problem = match (&row.verdict, tested) {
+                (Verdict::Silent, false) => "has no test and says no reason",
+                (Verdict::Partly(_), false) => "is partly done, and has no test",
+                (Verdict::OutOfScope(_), true) => "is out of scope, and has a test",
+                _ => continue,
+            };
+            problems.push(format!("{} {}{} {problem}", self.source, self.label, row.number));
+        }
+        problems
+    }
+
+    fn verdict<'a>(&self, row: &'a Row, tests: &[Test]) -> &'a Verdict {
+        match &row.verdict {
+            Verdict::Open if !self.tests_of(row.number, tests).is_empty() => &Verdict::Silent,
+            verdict => verdict,
+        }
+    }
+
+    fn counts(&self, tests: &[Test]) -> Counts {
+        let mut counts = Counts::default();
+        for row in &self.rows {
+            let count = match self.verdict(row, tests) {
+                Verdict::Silent => &mut counts.passes,
+                Verdict::Partly(_) => &mut counts.partly,
+                Verdict::Differs(_) => &mut counts.differs,
+                Verdict::OutOfScope(_) => &mut counts.out_of_scope,
+                Verdict::Open => &mut counts.open,
+            };
+            *count += 1;
+        }
+        counts
+    }
+
+    fn write(&self, tests: &[Test], page: &mut String) {
+        let _ = writeln!(
+            page,
+            "\n## {}\n\n{}.\n\n| | what | | tests |\n|---|---|---|---|",
+            self.title, self.source
+        );
+        for row in &self.rows {
+            let names: Vec<String> =
+                self.tests_of(row.number, tests).into_iter().map(ToString::to_string).collect();
+            let cells = [
+                format!("{}{}", self.label, row.number),
+                row.title.clone(),
+                self.verdict(row, tests).to_string(),
+                names.join(", "),
+            ];
+            let cells = cells.map(|cell| cell.replace('|', "\\|"));
+            let _ = writeln!(page, "| {} |", cells.join(" | "));
+        }
+    }
+}
+
+// === impl Row ===
+
+impl Row {
+    fn parse(value: toml::Value) -> Result<Self, String> {
+        let toml::Value::Table(mut table) = value else { return Err("a row is no table".to_owned()) };
+        let number = table.remove("number").and_then(|number| number.as_integer());
+        let number = number.and_then(|number| u32::try_from(number).ok()).ok_or("a row has no number")?;
+        let Some(toml::Value::String(title)) = table.remove("title") else {
+            return Err(format!("row {number} has no title"));
+        };
+        let mut members = table.into_iter();
+        let verdict = match members.next() {
+            None => Verdict::Silent,
+            Some((name, value)) => verdict(&name, value)
+                .ok_or_else(|| format!("row {number}: {name} is unknown or says nothing"))?,
+        };
+        match members.next() {
+            Some((name, _)) => Err(format!("row {number}: {name} is one verdict too many")),
+            None => Ok(Self { number, title, verdict }),
+        }
+    }
+}
+
+fn verdict(name: &str, value: toml::Value) -> Option<Verdict> {
+    let of: fn(String) -> Verdict = match (name, &value) {
+        ("open", toml::Value::Boolean(true)) => return Some(Verdict::Open),
+        ("partly", _) => Verdict::Partly,
+        ("differs", _) => Verdict::Differs,
+        ("out_of_scope", _) => Verdict::OutOfScope,
+        _ => return None,
+    };
+    value.as_str().filter(|why| !why.trim().is_empty()).map(|why| of(why.to_owned()))
+}
+
+// === impl Verdict ===
+
+impl std::fmt::Display for Verdict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Silent => f.write_str("passes"),
+            Self::Open => f.write_str("not yet"),
+            Self::Partly(missing) => write!(f, "partly; not yet: {missing}"),
+            Self::Differs(why) => write!(f, "differs: {why}"),
+            Self::OutOfScope(why) => write!(f, "out of scope: {why}"),
+        }
+    }
+}
+
+// === impl Test ===
+
+impl std::fmt::Display for Test {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let needs = self.needs.as_ref().map(|needs| format!(", {needs}")).unwrap_or_default();
+        write!(f, "`{}` ({}{needs})", self.name, self.package)
+    }
+}

@@ -1,0 +1,96 @@
+//! docs/compatibility.md is what the tests say.
+
+#![allow(clippy::unwrap_used, reason = "this is a test, outside its #[test] functions, too")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+#[path = "../src/compatibility.rs"]
+mod compatibility;
+
+use compatibility::{PAGE, page};
+
+#[test]
+fn the_page_is_what_the_lists_and_the_tests_say() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let wanted = page(root).unwrap_or_else(|problems| panic!("{}", problems.join("\n")));
+    let stored = fs::read_to_string(root.join(PAGE)).unwrap_or_default();
+    assert!(stored == wanted, "{PAGE} is old: run `cargo xtask gen` and commit what it writes");
+}
+
+/// A workspace of one list and one file of tests.
+fn workspace(name: &str, rows: &str, tests: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&root);
+    fs::create_dir_all(root.join("tests/compatibility")).unwrap();
+    fs::create_dir_all(root.join("crates/one/src")).unwrap();
+    fs::create_dir_all(root.join("crates/sim/src")).unwrap();
+    let list = format!("title = \"One\"\nsource = \"one.md\"\nprefix = \"tv\"\nlabel = \"TV\"\n{rows}");
+    fs::write(root.join("tests/compatibility/one.toml"), list).unwrap();
+    fs::write(root.join("crates/one/src/lib.rs"), tests).unwrap();
+    fs::write(root.join("crates/sim/src/lib.rs"), "#[test]\nfn tv77_of_the_model() {}\n").unwrap();
+    root
+}
+
+fn problems(name: &str, rows: &str, tests: &str) -> String {
+    page(&workspace(name, rows, tests)).unwrap_err().join("\n")
+}
+
+const ROW: &str = "[[row]]\nnumber = 1\ntitle = \"a | b\"\n";
+const TEST: &str = "#[test]\nfn tv1_is_proven() {}\n";
+
+#[test]
+fn rows_are_shown_with_their_tests_and_reasons() {
+    let rows = format!(
+        "{ROW}[[row]]\nnumber = 2\ntitle = \"t\"\ndiffers = \"d\"\n[[row]]\nnumber = 3\ntitle = \"t\"\nout_of_scope = \"o\"\n\
+         [[row]]\nnumber = 4\ntitle = \"t\"\nopen = true\n[[row]]\nnumber = 5\ntitle = \"t\"\npartly = \"p\"\n"
+    );
+    let tests = "fn tv4() {}\n    #[test]\n    #[ignore = \"kernel: needs root\"]\n    fn tv1_and_tv5_in_a_namespace() {}\n";
+    let text = page(&workspace("shown", &rows, tests)).unwrap();
+    assert!(
+        page(&workspace("open", &format!("{ROW}open = true\n"), TEST))
+            .unwrap()
+            .contains("| passes | `tv1_is")
+    );
+    for line in [
+        "| One | 1 | 1 | 1 | 1 | 1 |",
+        "| TV1 | a \\| b | passes | `tv1_and_tv5_in_a_namespace` (one, kernel) |",
+        "| TV2 | t | differs: d |  |",
+        "| TV3 | t | out of scope: o |  |",
+        "| TV4 | t | not yet |  |",
+        "| TV5 | t | partly; not yet: p | `tv1_and_tv5_in_a_namespace` (one, kernel) |",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+}
+
+#[test]
+fn a_row_and_its_tests_do_not_contradict_each_other() {
+    let with = |member: &str| format!("{ROW}{member}\n");
+    for (name, rows, tests, problem) in [
+        ("neither", ROW.to_owned(), "", "one.md TV1 has no test and says no reason"),
+        ("helper", ROW.to_owned(), "fn tv1_is_a_helper() {}\n", "TV1 has no test"),
+        ("comment", ROW.to_owned(), "#[test]\nfn tv10_is_another() {}\n", "which one.md does not have"),
+        ("partly", with("partly = \"half\""), "", "TV1 is partly done, and has no test"),
+        ("scope", with("out_of_scope = \"why\""), TEST, "TV1 is out of scope, and has a test"),
+        ("unknown", ROW.to_owned(), "#[test]\nfn tv1_and_tv2_x() {}\n", "tv1_and_tv2_x names number 2"),
+    ] {
+        let found = problems(name, &rows, tests);
+        assert!(found.contains(problem), "{name}: {found}");
+    }
+}
+
+#[test]
+fn a_list_that_cannot_be_read_is_named() {
+    for (name, rows, problem) in [
+        ("empty_reason", format!("{ROW}differs = \"\"\n"), "row 1: differs is unknown or says nothing"),
+        ("typo", format!("{ROW}diffres = \"x\"\n"), "row 1: diffres is unknown or says nothing"),
+        ("two", format!("{ROW}differs = \"x\"\nopen = true\n"), "one verdict too many"),
+        ("twice", format!("{ROW}{ROW}"), "row 1 stands before row 1"),
+        ("nothing", String::new(), "it has no [[row]]"),
+        ("no_number", "[[row]]\ntitle = \"x\"\n".to_owned(), "a row has no number"),
+    ] {
+        let found = problems(name, &rows, TEST);
+        assert!(found.contains(problem), "{name}: {found}");
+    }
+}
