@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use russet_addr::{ContainerId, IfName};
 
-use crate::{CniArgs, CniError, Verb};
+use crate::{CniArgs, CniError, Overrides, Verb};
 
 /// What the caller asks for, and for whom.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub struct Env {
     pub netns_override: bool,
     /// All `CNI_*` variables as they came, for delegated plugins.
     pub vars: Vec<(String, String)>,
+    /// What the runtime's environment says about Calico's datastore.
+    pub overrides: Overrides,
 }
 
 /// A verb that needs work, and what it works on.
@@ -51,13 +53,16 @@ pub struct Target {
 
 /// The variables, before their values are looked at.
 #[derive(Debug, Clone)]
-pub(crate) struct Vars(Vec<(String, String)>);
+pub(crate) struct Vars {
+    cni: Vec<(String, String)>,
+    overrides: Overrides,
+}
 
-/// The `CNI_*` variables of this process. A value that is no UTF-8 is an error: it names nothing that we could make.
+/// The `CNI_*` variables of this process, and those of [`Overrides`]. A value that is no UTF-8 is an error: it names nothing that we could make.
 pub fn process_vars() -> Result<Vec<(String, String)>, CniError> {
     let mut vars = Vec::new();
     for (key, value) in std::env::vars_os() {
-        let Some(key) = key.to_str().filter(|key| key.starts_with("CNI_")) else { continue };
+        let Some(key) = key.to_str().filter(|key| is_ours(key)) else { continue };
         let value = value
             .into_string()
             .map_err(|value| CniError::environment(format!("{key} is not valid UTF-8"), value.display()))?;
@@ -66,16 +71,22 @@ pub fn process_vars() -> Result<Vec<(String, String)>, CniError> {
     Ok(vars)
 }
 
+/// Whether a variable is part of a request.
+pub(crate) fn is_ours(key: &str) -> bool {
+    key.starts_with("CNI_") || Overrides::knows(key)
+}
+
 // === impl Vars ===
 
 impl Vars {
     pub(crate) fn new(vars: impl IntoIterator<Item = (String, String)>) -> Self {
-        Self(vars.into_iter().filter(|(key, _)| key.starts_with("CNI_")).collect())
+        let (cni, others): (Vec<_>, Vec<_>) = vars.into_iter().partition(|(key, _)| key.starts_with("CNI_"));
+        Self { cni, overrides: Overrides::of(others) }
     }
 
     /// The value; absent reads as "". As in an environment built by appending, the last one counts.
     fn get(&self, key: &str) -> &str {
-        self.0.iter().rev().find(|(known, _)| known == key).map_or("", |(_, value)| value)
+        self.cni.iter().rev().find(|(known, _)| known == key).map_or("", |(_, value)| value)
     }
 
     /// Whether `CNI_COMMAND` is absent or empty: somebody runs the plugin by hand.
@@ -128,7 +139,7 @@ impl Vars {
         let netns_override =
             matches!(self.get("CNI_NETNS_OVERRIDE").to_ascii_lowercase().as_str(), "1" | "true");
         let path = std::env::split_paths(self.get("CNI_PATH")).filter(|dir| dir.is_absolute()).collect();
-        Ok(Some(Env { call, args, path, netns_override, vars: self.0 }))
+        Ok(Some(Env { call, args, path, netns_override, vars: self.cni, overrides: self.overrides }))
     }
 }
 

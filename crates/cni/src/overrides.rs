@@ -1,0 +1,103 @@
+//! The variables by which a runtime's environment configures Calico's plugins besides their network configuration.
+//!
+//! A plugin without an agent sees them anyway; with one they travel with the request, so that both give the same answer.
+
+use std::fmt;
+
+/// Variables of the runtime's environment that Calico's plugins read (calico-ipam.md section 4.1). They may hold
+/// passwords, so they print without their values.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Overrides(Vec<(String, String)>);
+
+/// Before each name this prefix makes a variable that beats even the network configuration.
+const PREFIX: &str = "CALICO_";
+
+/// Names that are looked up, with [`PREFIX`] and bare.
+const NAMES: [&str; 20] = [
+    "DATASTORE_TYPE",
+    "ETCD_ENDPOINTS",
+    "ETCD_DISCOVERY_SRV",
+    "ETCD_AUTHORITY",
+    "ETCD_SCHEME",
+    "ETCD_USERNAME",
+    "ETCD_PASSWORD",
+    "ETCD_KEY_FILE",
+    "ETCD_CERT_FILE",
+    "ETCD_CA_CERT_FILE",
+    "KUBECONFIG",
+    "K8S_API_ENDPOINT",
+    "K8S_API_TOKEN",
+    "K8S_KEY_FILE",
+    "K8S_CERT_FILE",
+    "K8S_CA_FILE",
+    "K8S_CLIENT_QPS",
+    "K8S_CLIENT_BURST",
+    "CALICO_API_GROUP",
+    "FELIX_INTERFACEPREFIX",
+];
+
+// === impl Overrides ===
+
+impl Overrides {
+    /// Keeps those of `vars` that have a known name and a value.
+    pub fn of(vars: impl IntoIterator<Item = (String, String)>) -> Self {
+        Self(vars.into_iter().filter(|(key, value)| Self::knows(key) && !value.is_empty()).collect())
+    }
+
+    /// Whether a variable of this name belongs here.
+    pub fn knows(key: &str) -> bool {
+        NAMES.contains(&key) || key.strip_prefix(PREFIX).is_some_and(|bare| NAMES.contains(&bare))
+    }
+
+    /// `CALICO_` and the name: beats the network configuration.
+    pub fn prefixed(&self, name: &str) -> Option<&str> {
+        self.find(|key| key.strip_prefix(PREFIX) == Some(name))
+    }
+
+    /// The name alone: counts where the network configuration says nothing.
+    pub fn bare(&self, name: &str) -> Option<&str> {
+        self.find(|key| key == name)
+    }
+
+    /// All of them, for whoever passes them on.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+
+    /// As in an environment built by appending, the last one counts.
+    fn find(&self, is_it: impl Fn(&str) -> bool) -> Option<&str> {
+        self.0.iter().rev().find(|(key, _)| is_it(key)).map(|(_, value)| value.as_str())
+    }
+}
+
+impl fmt::Debug for Overrides {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter().map(|(key, _)| key)).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_known_variables_are_kept_and_their_values_do_not_print() {
+        // calico-ipam.md section 4.1
+        let vars = [
+            ("ETCD_ENDPOINTS", "http://a:1"),
+            ("CALICO_ETCD_ENDPOINTS", "http://b:2"),
+            ("ETCD_PASSWORD", "opensesame"),
+            ("CALICO_API_GROUP", "crd.projectcalico.org/v1"),
+            ("KUBECONFIG", ""),
+            ("LD_PRELOAD", "/x"),
+            ("CALICO_LD_PRELOAD", "/x"),
+        ];
+        let kept = Overrides::of(vars.map(|(key, value)| (key.to_owned(), value.to_owned())));
+        assert_eq!(kept.iter().count(), 4);
+        assert_eq!(kept.bare("ETCD_ENDPOINTS"), Some("http://a:1"));
+        assert_eq!(kept.prefixed("ETCD_ENDPOINTS"), Some("http://b:2"));
+        assert_eq!(kept.bare("CALICO_API_GROUP"), Some("crd.projectcalico.org/v1"));
+        assert_eq!(kept.bare("KUBECONFIG"), None, "empty is as good as unset");
+        assert!(!format!("{kept:?}").contains("opensesame"));
+    }
+}

@@ -1,0 +1,158 @@
+//! Which datastore a network's addresses and endpoints are in, and how to reach it (calico-cni.md section 1.7).
+
+use std::path::{Path, PathBuf};
+
+use russet_cni_spec::{CniError, Overrides};
+use russet_store_etcd::{Secret, Settings as EtcdSettings};
+
+use super::fields::{Fields, choose, choose_path};
+
+/// A datastore as the configuration and the environment describe it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DatastoreSettings {
+    /// Which one.
+    pub kind: DatastoreKind,
+    /// `datastore_type` was given. Otherwise an old configuration may mean etcd's v2 keys, and an etcd without Calico's v3 records is not to be believed.
+    pub explicit: bool,
+    /// Where etcd is; empty for Kubernetes.
+    pub etcd: EtcdMembers,
+}
+
+/// Datastores that Calico's plugins know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DatastoreKind {
+    /// etcd v3.
+    EtcdV3,
+    /// etcd's v2 keys, of plugins up to v1.11.
+    EtcdV2,
+    /// Kubernetes' own objects.
+    Kubernetes,
+}
+
+/// How to reach etcd.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct EtcdMembers {
+    /// `etcd_endpoints`, joined by commas.
+    pub endpoints: Option<String>,
+    /// `etcd_discovery_srv`.
+    pub discovery_srv: Option<String>,
+    /// `etcd_authority`, with v1.11 only: `host:port`.
+    pub authority: Option<String>,
+    /// `etcd_scheme`, with v1.11 only.
+    pub scheme: Option<String>,
+    /// `etcd_key_file`.
+    pub key: Option<PathBuf>,
+    /// `etcd_cert_file`.
+    pub cert: Option<PathBuf>,
+    /// `etcd_ca_cert_file`.
+    pub ca: Option<PathBuf>,
+    /// `ETCD_USERNAME`; the configuration has no member for it.
+    pub username: Option<String>,
+    /// `ETCD_PASSWORD`.
+    pub password: Option<Secret>,
+}
+
+/// Where systems keep the certificates of public authorities, which Go's client believes where no file is named.
+const SYSTEM_AUTHORITIES: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+// === impl DatastoreSettings ===
+
+impl DatastoreSettings {
+    pub(super) fn read(root: &Fields<'_>, overrides: &Overrides) -> Result<Self, CniError> {
+        let etcd = EtcdMembers::read(root, overrides)?;
+        let named = choose(overrides, "DATASTORE_TYPE", root.text("datastore_type")?);
+        let kind = match named.as_deref() {
+            Some("etcdv3") => DatastoreKind::EtcdV3,
+            Some("etcdv2" | "etcdv2-legacy") => DatastoreKind::EtcdV2,
+            Some("kubernetes") => DatastoreKind::Kubernetes,
+            Some(other) => {
+                let reason = format!("etcdv3, kubernetes or etcdv2 is wanted, not {other:?}");
+                return Err(root.wrong("datastore_type", reason));
+            }
+            None if etcd.endpoints.is_some() || etcd.discovery_srv.is_some() => DatastoreKind::EtcdV3,
+            // v3 never looked at these two: whoever writes only them means v1.11.
+            None if etcd.authority.is_some() || etcd.scheme.is_some() => DatastoreKind::EtcdV2,
+            None => DatastoreKind::Kubernetes,
+        };
+        Ok(Self { kind, explicit: named.is_some(), etcd })
+    }
+
+    /// How to reach etcd v3. What this version cannot reach is refused with what to do about it.
+    pub fn etcd_v3(&self) -> Result<EtcdSettings, CniError> {
+        match self.kind {
+            DatastoreKind::EtcdV3 => self.etcd.settings(),
+            DatastoreKind::EtcdV2 => Err(CniError::unsupported_field(
+                "datastore_type: \"etcdv2\" (the v2 keys of Calico v1.11) is not supported yet",
+                "convert the data to etcd v3 with calico-upgrade and set datastore_type to \"etcdv3\"; nothing was read or written",
+            )),
+            DatastoreKind::Kubernetes => Err(CniError::unsupported_field(
+                "datastore_type: \"kubernetes\" is not supported yet",
+                "set datastore_type to \"etcdv3\" and etcd_endpoints to an etcd with Calico's data; nothing was read or written",
+            )),
+        }
+    }
+}
+
+// === impl EtcdMembers ===
+
+impl EtcdMembers {
+    fn read(root: &Fields<'_>, overrides: &Overrides) -> Result<Self, CniError> {
+        let text = |name: &str, key: &str| root.text(key).map(|given| choose(overrides, name, given));
+        let path = |name: &str, key: &str| root.path(key).map(|given| choose_path(overrides, name, given));
+        Ok(Self {
+            endpoints: text("ETCD_ENDPOINTS", "etcd_endpoints")?,
+            discovery_srv: text("ETCD_DISCOVERY_SRV", "etcd_discovery_srv")?,
+            authority: text("ETCD_AUTHORITY", "etcd_authority")?,
+            scheme: text("ETCD_SCHEME", "etcd_scheme")?,
+            key: path("ETCD_KEY_FILE", "etcd_key_file")?,
+            cert: path("ETCD_CERT_FILE", "etcd_cert_file")?,
+            ca: path("ETCD_CA_CERT_FILE", "etcd_ca_cert_file")?,
+            username: choose(overrides, "ETCD_USERNAME", None),
+            password: choose(overrides, "ETCD_PASSWORD", None).map(Secret::new),
+        })
+    }
+
+    fn settings(&self) -> Result<EtcdSettings, CniError> {
+        if self.discovery_srv.is_some() {
+            return Err(self.srv_refused());
+        }
+        let Some(endpoints) = &self.endpoints else {
+            let details =
+                "set etcd_endpoints in the network configuration, or ETCD_ENDPOINTS for the runtime";
+            return Err(CniError::invalid_config("no etcd endpoints are configured", details));
+        };
+        let wrong = |error| CniError::invalid_config("etcd_endpoints cannot be used", error);
+        let mut settings = EtcdSettings::for_endpoints(endpoints).map_err(wrong)?;
+        if settings.endpoints.iter().any(|endpoint| endpoint.starts_with("https:")) {
+            (settings.key, settings.cert) = (self.key.clone(), self.cert.clone());
+            settings.ca = self.ca.clone().or_else(system_authorities);
+        } else if self.ca.is_some() || self.cert.is_some() || self.key.is_some() {
+            tracing::warn!(endpoints, "certificates are named, but no endpoint is https: they are not used");
+        }
+        (settings.username, settings.password) = (self.username.clone(), self.password.clone());
+        settings.check().map_err(|error| CniError::invalid_config("etcd cannot be used", error))?;
+        Ok(settings)
+    }
+
+    fn srv_refused(&self) -> CniError {
+        if self.endpoints.is_some() {
+            let details = "one of the two says where etcd is";
+            return CniError::invalid_config(
+                "etcd_endpoints and etcd_discovery_srv exclude each other",
+                details,
+            );
+        }
+        let details =
+            "name the members in etcd_endpoints: dig +short SRV _etcd-client._tcp.DOMAIN lists them";
+        CniError::unsupported_field("etcd_discovery_srv is not supported", details)
+    }
+}
+
+fn system_authorities() -> Option<PathBuf> {
+    SYSTEM_AUTHORITIES.iter().map(Path::new).find(|path| path.exists()).map(Path::to_owned)
+}
