@@ -79,13 +79,31 @@ fn random_uid() -> String {
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
+/// What becomes of addresses that the node's record has already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Known {
+    /// The underlay's take their place.
+    Replace,
+    /// They stay, as long as the underlay has them: an operator, or Calico's detection, chose them.
+    Keep,
+}
+
 /// Registers this node with its addresses, keeping whatever else its record says.
-pub async fn register(store: &dyn Store, name: &NodeName, choice: &Choice) -> Result<(), BootstrapError> {
-    let bgp = |family| choice.address(family);
+pub async fn register(
+    store: &dyn Store,
+    name: &NodeName,
+    choice: &Choice,
+    known: Known,
+) -> Result<(), BootstrapError> {
+    let address = |family, found: Option<IpNet>| {
+        let stays = |net: &IpNet| choice.underlay.addresses.iter().any(|own| own.addr() == net.addr());
+        let kept = found.filter(|net| known == Known::Keep && stays(net));
+        kept.or(choice.address(family)).or(found)
+    };
     update_node(store, name, |spec| {
         let entry = spec.bgp.get_or_insert_with(NodeBgp::default);
-        entry.ipv4_address = bgp(Family::V4).or(entry.ipv4_address);
-        entry.ipv6_address = bgp(Family::V6).or(entry.ipv6_address);
+        entry.ipv4_address = address(Family::V4, entry.ipv4_address);
+        entry.ipv6_address = address(Family::V6, entry.ipv6_address);
     })
     .await
 }

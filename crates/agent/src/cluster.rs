@@ -1,10 +1,20 @@
 //! The agent's copy of what the store says about nodes, pools and blocks.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use russet_addr::{BlockCidr, NodeName};
-use russet_model::{Affinity, IpPool, Key, KeyKind, Node};
+use russet_model::{
+    Affinity, Block, FelixConfiguration, FelixConfigurationSpec, IpPool, Key, KeyKind, Node, ResourceKind,
+};
 use russet_store::{Event, Record};
+
+/// Addresses of one block that need a look of their own.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Strays {
+    /// Pods' addresses that live on other nodes than the block's, with the node.
+    pub borrowed: Vec<(IpAddr, NodeName)>,
+}
 
 /// Nodes, pools and affinities, as last seen. A record that cannot be read counts as absent, and is told once.
 #[derive(Debug, Default)]
@@ -15,6 +25,10 @@ pub struct Cluster {
     pub pools: BTreeMap<String, IpPool>,
     /// Claims of blocks.
     pub affinities: BTreeMap<(NodeName, BlockCidr), Affinity>,
+    /// By block; those without any are left out, and where blocks are not watched there are none.
+    pub strays: BTreeMap<BlockCidr, Strays>,
+    /// Calico's settings by name.
+    pub felix: BTreeMap<String, FelixConfigurationSpec>,
 }
 
 // === impl Cluster ===
@@ -39,6 +53,16 @@ impl Cluster {
             KeyKind::Pool(name) => {
                 IpPool::decode(&record.value).map(|pool| drop(self.pools.insert(name, pool)))
             }
+            KeyKind::Block(cidr) => Block::decode(&record.value).map(|block| {
+                match Strays::of(&block) {
+                    Some(strays) => self.strays.insert(cidr, strays),
+                    None => self.strays.remove(&cidr),
+                };
+            }),
+            KeyKind::Resource { kind: ResourceKind::FelixConfiguration, name, .. } => {
+                FelixConfiguration::decode(&record.value)
+                    .map(|felix| drop(self.felix.insert(name, felix.spec)))
+            }
             _ => Ok(()),
         };
         if let Err(error) = read {
@@ -52,8 +76,29 @@ impl Cluster {
             KeyKind::Node(name) => drop(self.nodes.remove(&name)),
             KeyKind::Affinity { node, block } => drop(self.affinities.remove(&(node, block))),
             KeyKind::Pool(name) => drop(self.pools.remove(&name)),
+            KeyKind::Block(cidr) => drop(self.strays.remove(&cidr)),
+            KeyKind::Resource { kind: ResourceKind::FelixConfiguration, name, .. } => {
+                drop(self.felix.remove(&name));
+            }
             _ => {}
         }
+    }
+}
+
+// === impl Strays ===
+
+impl Strays {
+    /// None if every address is where its block is. Tunnels' addresses are not pods': nodes' records name them.
+    fn of(block: &Block) -> Option<Self> {
+        let home = block.node();
+        let stray = |ordinal| {
+            let owner = block.attribute(ordinal)?;
+            let node = NodeName::new(owner.get("node")?).ok()?;
+            let tunnel = owner.get("type").is_some_and(|kind| kind.ends_with("TunnelAddress"));
+            (home.as_ref() != Some(&node) && !tunnel).then_some((block.cidr.address(ordinal)?, node))
+        };
+        let borrowed: Vec<_> = (0..block.allocations.len()).filter_map(stray).collect();
+        (!borrowed.is_empty()).then_some(Self { borrowed })
     }
 }
 

@@ -20,7 +20,10 @@ pub struct Config {
     pub store: StoreLocation,
     /// The interface whose addresses other nodes use; by default the one with the default route.
     pub interface: Option<IfName>,
-    /// Pools to create in a store that has none.
+    /// The node stands in Calico's place: pools and settings are the cluster's, routes are marked as Felix marks its own, and a running
+    /// Felix or BIRD is left alone.
+    pub calico: bool,
+    /// Pools to create in a store that has none; in Calico's place none is ever created.
     pub pools: DefaultPools,
     /// MTU of pods; by default the underlay's less the encapsulation's overhead.
     pub mtu_bytes: Option<u32>,
@@ -201,6 +204,16 @@ impl Paths {
     /// The pod MTU that the agent last computed, for plugins that work without it.
     pub fn mtu_file(&self) -> PathBuf {
         self.run_dir().join("mtu")
+    }
+
+    /// This node's name, where Calico's programs agree upon it.
+    pub fn calico_nodename_file(&self) -> PathBuf {
+        self.root.join("var/lib/calico/nodename")
+    }
+
+    /// The pod MTU, where Calico's plugin looks for it.
+    pub fn calico_mtu_file(&self) -> PathBuf {
+        self.root.join("var/lib/calico/mtu")
     }
 
     /// The socket at which the embedded store's owner serves it.

@@ -8,7 +8,7 @@ use russet_cni_spec::{Call, CniError, CniResult, Request};
 use russet_linux::{FileLock, sysctl};
 use russet_plugins::Teardown;
 
-use crate::bootstrap::{self, BootstrapError};
+use crate::bootstrap::{self, BootstrapError, Known};
 use crate::config::Config;
 use crate::health::{Condition, Readiness};
 use crate::{stores, underlay};
@@ -81,7 +81,11 @@ async fn prepare(config: &Config, node: &russet_plugins::Node) -> Result<(), Boo
     if node.store.get(&key).await?.is_some() {
         return Ok(());
     }
+    if config.calico {
+        // Pools and nodes are registered by whoever keeps the cluster.
+        return Ok(());
+    }
     bootstrap::ensure_pools(&node.allocator, &config.pools).await?;
-    let choice = underlay::choose(config.interface.as_ref())?;
-    bootstrap::register(&*node.store, &node.name, &choice).await
+    let choice = underlay::choose(config.interface.as_ref(), None)?;
+    bootstrap::register(&*node.store, &node.name, &choice, Known::Replace).await
 }

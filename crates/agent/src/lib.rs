@@ -11,6 +11,7 @@ mod operations;
 mod pause;
 mod reaper;
 mod reconcile;
+mod rivals;
 mod server;
 mod stores;
 mod underlay;
@@ -99,7 +100,14 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
         .run_until(async {
             let mut background = JoinSet::new();
             background.spawn_local(reaper::run(node.clone(), doomed, metrics.clone()));
-            let keep = Loop { config: config.clone(), node, readiness: readiness.clone(), metrics, reconciler };
+            let keep = Loop {
+                config: config.clone(),
+                node,
+                readiness: readiness.clone(),
+                metrics,
+                reconciler,
+                rivals: Default::default(),
+            };
             background.spawn_local(keep.run());
             if let Some(service) = store.service {
                 background.spawn_local(service);

@@ -160,6 +160,7 @@ mod tests {
             node_name: "node-a".parse().unwrap(),
             store: StoreLocation::Embedded,
             interface: None,
+            calico: false,
             pools: DefaultPools::default(),
             mtu_bytes: None,
             health: DEFAULT_HEALTH,

@@ -3,26 +3,31 @@
 //! An event only changes the copy of the inputs; then everything is compared with the kernel. Start, resync and change are one path.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use russet_addr::Family;
-use russet_model::{IpPool, Key, Prefix};
-use russet_overlay::{Affinity, Inputs, Pool, Reconciler, Report};
+use russet_addr::{Family, NodeName};
+use russet_model::{FelixConfigurationSpec, IpPool, Key, Prefix, ResourceKind};
+use russet_overlay::{Affinity, Borrowed, Dialect, Inputs, Pool, Reason, Reconciler, Report, Tunnel};
 use russet_plugins::Node;
 use russet_store::{Event, Store, StoreError, Watch};
 
-use crate::bootstrap::{self, BootstrapError};
+use crate::bootstrap::{self, BootstrapError, Known};
 use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::health::{Condition, Readiness};
 use crate::metrics::{Kind, Metrics};
+use crate::rivals::{self, Rivals};
 use crate::underlay::{self, Choice, UnderlayError};
 
 /// Everything is compared anew this often, even if nobody said that something changed.
 const RESYNC: Duration = Duration::from_secs(60);
 /// How often a store that tells nothing new is asked whether it is there.
 const PROBE: Duration = Duration::from_secs(10);
+/// How often rivals are looked for; so long two programs may keep the same routes.
+const RIVAL_LOOK: Duration = Duration::from_secs(5);
 /// After the first event of a burst this long is waited for the next one.
 const QUIET: Duration = Duration::from_millis(5);
 /// A burst is cut off after this long: an endless one must not keep the kernel waiting.
@@ -34,6 +39,9 @@ const BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// What VXLAN adds to a packet over IPv4 and over IPv6 (calico-cni.md section 4.7).
 const VXLAN_V4_OVERHEAD_BYTES: u32 = 50;
 const VXLAN_V6_OVERHEAD_BYTES: u32 = 70;
+
+/// VXLAN network identifiers have 24 bits.
+const VNI_END: u32 = 1 << 24;
 
 /// The loop's parts.
 pub struct Loop {
@@ -47,6 +55,8 @@ pub struct Loop {
     pub metrics: Metrics,
     /// The kernel's side; used by one reconciliation at a time, on a thread that may block.
     pub reconciler: Arc<Mutex<Reconciler>>,
+    /// Whom the agent stands aside for, in Calico's place.
+    pub rivals: Rivals,
 }
 
 /// What ends one pass of the loop; the next one begins from the start.
@@ -62,11 +72,9 @@ enum LoopError {
     Task(#[from] tokio::task::JoinError),
 }
 
-/// The three things that are watched.
+/// What is watched.
 struct Watches {
-    nodes: Box<dyn Watch>,
-    pools: Box<dyn Watch>,
-    affinities: Box<dyn Watch>,
+    all: Vec<Box<dyn Watch>>,
 }
 
 // === impl LoopError ===
@@ -107,30 +115,57 @@ impl Loop {
 
     async fn follow(&self) -> Result<std::convert::Infallible, LoopError> {
         let store = &*self.node.store;
-        bootstrap::ensure_pools(&self.node.allocator, &self.config.pools).await?;
-        self.met(Condition::Store);
-        let mut choice = self.choose().await?;
-        tracing::info!(interface = choice.name.as_deref().unwrap_or("none"), why = choice.why, addresses = ?choice.underlay.addresses, "underlay");
-        bootstrap::register(store, &self.node.name, &choice).await?;
+        if !self.config.calico {
+            bootstrap::ensure_pools(&self.node.allocator, &self.config.pools).await?;
+        }
         let mut cluster = Cluster::default();
-        let mut watches = Watches::open(store, &mut cluster).await?;
+        let mut watches = Watches::open(store, self.config.calico, &mut cluster).await?;
+        self.met(Condition::Store);
+        let mut choice = self.choose(&cluster).await?;
+        tracing::info!(interface = choice.name.as_deref().unwrap_or("none"), why = choice.why, addresses = ?choice.underlay.addresses, "underlay");
         loop {
+            let aside = self.stands_aside().await?;
+            if aside {
+                // Who keeps the routes has registered the node, and its tunnels.
+                self.met(Condition::Node);
+            } else {
+                self.register(&choice).await?;
+                self.ensure_tunnels(&cluster).await?;
+            }
             let pools = cluster.pools.clone();
-            self.ensure_tunnels(&cluster).await?;
-            self.keep(&mut cluster, &mut watches, &choice, &pools).await?;
-            choice = self.choose().await?;
-            bootstrap::register(store, &self.node.name, &choice).await?;
+            self.keep(&mut cluster, &mut watches, &choice, &pools, aside).await?;
+            choice = self.choose(&cluster).await?;
         }
     }
 
+    async fn register(&self, choice: &Choice) -> Result<(), LoopError> {
+        let known = if self.config.calico { Known::Keep } else { Known::Replace };
+        bootstrap::register(&*self.node.store, &self.node.name, choice, known).await?;
+        if self.config.calico {
+            // Calico's plugin refuses to work without it.
+            self.publish(&self.config.paths.calico_nodename_file(), self.node.name.as_str());
+        }
+        Ok(())
+    }
+
+    /// Whether somebody else keeps this node's routes.
+    async fn stands_aside(&self) -> Result<bool, LoopError> {
+        if !self.config.calico {
+            return Ok(false);
+        }
+        let found = tokio::task::spawn_blocking(rivals::find).await?;
+        Ok(self.rivals.seen(found, Instant::now()))
+    }
+
     /// Compares and corrects whenever something changes. Ends when the node itself has to be looked at again: after [`RESYNC`], when
-    /// pools are others than `pools`, for which there are tunnels, and when somebody deleted this node's record.
+    /// pools are others than `pools`, for which there are tunnels, when somebody deleted this node's record, and when a rival comes or goes.
     async fn keep(
         &self,
         cluster: &mut Cluster,
         watches: &mut Watches,
         choice: &Choice,
         pools: &BTreeMap<String, IpPool>,
+        aside: bool,
     ) -> Result<(), LoopError> {
         let resync = tokio::time::Instant::now() + RESYNC;
         let mut retry = BACKOFF_FIRST;
@@ -143,8 +178,14 @@ impl Loop {
                 tracing::warn!("somebody deleted this node's record");
                 return Ok(());
             }
+            if self.stands_aside().await? != aside {
+                return Ok(());
+            }
             let mut until = resync;
-            if self.reconcile(cluster, choice).await? {
+            if aside {
+                self.publish_mtu(&self.inputs(cluster, choice));
+                self.met(Condition::Programmed);
+            } else if self.reconcile(cluster, choice).await? {
                 self.met(Condition::Programmed);
                 retry = BACKOFF_FIRST;
             } else {
@@ -154,7 +195,7 @@ impl Loop {
             if cluster.pools != *pools || tokio::time::Instant::now() >= resync {
                 return Ok(());
             }
-            self.wait(cluster, watches, until).await?;
+            self.wait(cluster, watches, until, aside).await?;
         }
     }
 
@@ -164,14 +205,19 @@ impl Loop {
         cluster: &mut Cluster,
         watches: &mut Watches,
         until: tokio::time::Instant,
+        aside: bool,
     ) -> Result<(), LoopError> {
         while tokio::time::Instant::now() < until {
-            let probe = until.min(tokio::time::Instant::now() + PROBE);
+            let every = if self.config.calico { RIVAL_LOOK } else { PROBE };
+            let probe = until.min(tokio::time::Instant::now() + every);
             if let Ok(event) = tokio::time::timeout_at(probe, watches.next()).await {
                 cluster.apply(event?);
                 break;
             }
             self.node.store.get(&Key::node(&self.node.name)).await?;
+            if self.stands_aside().await? != aside {
+                break;
+            }
         }
         Ok(())
     }
@@ -198,15 +244,18 @@ impl Loop {
         }
     }
 
-    async fn choose(&self) -> Result<Choice, LoopError> {
+    async fn choose(&self, cluster: &Cluster) -> Result<Choice, LoopError> {
         let wanted = self.config.interface.clone();
-        Ok(tokio::task::spawn_blocking(move || underlay::choose(wanted.as_ref())).await??)
+        let own = cluster.nodes.get(&self.node.name).filter(|_| self.config.calico);
+        let address = |family| own.and_then(|node| node.spec.address(family)).map(|net| net.addr());
+        let known = address(Family::V4).or_else(|| address(Family::V6));
+        Ok(tokio::task::spawn_blocking(move || underlay::choose(wanted.as_ref(), known)).await??)
     }
 
     /// Compares and corrects. False if some of it failed.
     async fn reconcile(&self, cluster: &Cluster, choice: &Choice) -> Result<bool, LoopError> {
         let started = Instant::now();
-        let inputs = inputs(&self.node, cluster, choice);
+        let inputs = self.inputs(cluster, choice);
         self.publish_mtu(&inputs);
         let reconciler = Arc::clone(&self.reconciler);
         let work = move || reconciler.lock().unwrap_or_else(PoisonError::into_inner).reconcile(&inputs);
@@ -214,17 +263,37 @@ impl Loop {
         self.metrics.nodes.set(cluster.nodes.len() as i64);
         self.metrics.reconcile_seconds.observe(started.elapsed().as_secs_f64());
         self.tell(&report, started);
-        Ok(report.failed == 0)
+        // The watch may be behind what this node has just written about itself.
+        let unseen = !cluster.nodes.contains_key(&self.node.name)
+            || report.refusals.iter().any(|refusal| refusal.reason == Reason::OwnTunnelAddressMissing);
+        Ok(report.failed == 0 && !unseen)
     }
 
     fn publish_mtu(&self, inputs: &Inputs) {
         let mtu = self.config.mtu_bytes.unwrap_or_else(|| pod_mtu(inputs));
-        if self.node.mtu_bytes.replace(mtu) != mtu {
-            let file = self.config.paths.mtu_file();
-            if let Err(error) = russet_linux::file::write_atomic(&file, format!("{mtu}\n").as_bytes()) {
-                tracing::warn!(%error, "the pods' MTU cannot be written for plugins that work without the agent");
-            }
+        self.node.mtu_bytes.set(mtu);
+        self.publish(&self.config.paths.mtu_file(), &format!("{mtu}\n"));
+        if self.config.calico {
+            self.publish(&self.config.paths.calico_mtu_file(), &mtu.to_string());
         }
+    }
+
+    /// Writes a file for plugins that work without the agent.
+    fn publish(&self, file: &Path, text: &str) {
+        if std::fs::read(file).is_ok_and(|found| found == text.as_bytes()) {
+            return;
+        }
+        // A directory that cannot be made is told by the write.
+        let _ = file.parent().map(std::fs::create_dir_all);
+        if let Err(error) = russet_linux::file::write_atomic(file, text.as_bytes()) {
+            tracing::warn!(%error, "a file for plugins that work without the agent cannot be written");
+        }
+    }
+
+    /// Everything that the overlay is computed from.
+    fn inputs(&self, cluster: &Cluster, choice: &Choice) -> Inputs {
+        let dialect = if self.config.calico { Dialect::Calico } else { Dialect::Native };
+        Inputs { dialect, tunnel: tunnel(&self.node.name, cluster), ..inputs(&self.node, cluster, choice) }
     }
 
     fn tell(&self, report: &Report, started: Instant) {
@@ -250,7 +319,22 @@ impl Loop {
     }
 }
 
-/// Everything that the overlay is computed from.
+/// What the cluster's settings say about tunnels; values that no device can have count as not set.
+fn tunnel(node: &NodeName, cluster: &Cluster) -> Tunnel {
+    let of = |name: &str| cluster.felix.get(name).cloned().unwrap_or_default();
+    let felix = of(&FelixConfigurationSpec::name_for(node)).or(&of(FelixConfigurationSpec::CLUSTER));
+    let default = Tunnel::default();
+    let vni =
+        felix.vxlan_vni.and_then(|vni| u32::try_from(vni).ok()).filter(|vni| (1..VNI_END).contains(vni));
+    let port = felix.vxlan_port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0);
+    let mtu = |set: Option<u64>| set.and_then(|mtu| u32::try_from(mtu).ok()).filter(|mtu| *mtu != 0);
+    Tunnel {
+        vni: vni.unwrap_or(default.vni),
+        port: port.unwrap_or(default.port),
+        mtu: [mtu(felix.vxlan_mtu), mtu(felix.vxlan_mtu_v6)],
+    }
+}
+
 fn inputs(node: &Node, cluster: &Cluster, choice: &Choice) -> Inputs {
     Inputs {
         node: node.name.clone(),
@@ -262,10 +346,18 @@ fn inputs(node: &Node, cluster: &Cluster, choice: &Choice) -> Inputs {
             .iter()
             .filter_map(|((node, block), claim)| Affinity::from_model(node, *block, claim))
             .collect(),
-        borrowed: Vec::new(),
+        borrowed: borrowed(cluster),
+        dialect: Dialect::Native,
+        tunnel: Tunnel::default(),
         own_pods: Default::default(),
         protected: choice.gateways.iter().copied().collect(),
     }
+}
+
+/// Pods' addresses that are away from their blocks.
+fn borrowed(cluster: &Cluster) -> Vec<Borrowed> {
+    let strays = cluster.strays.values().flat_map(|strays| &strays.borrowed);
+    strays.map(|(address, node)| Borrowed { address: *address, node: node.clone() }).collect()
 }
 
 /// The MTU that fits through every pool's way to other nodes.
@@ -287,25 +379,30 @@ fn pod_mtu(inputs: &Inputs) -> u32 {
 // === impl Watches ===
 
 impl Watches {
-    /// Opens all three, and takes their snapshots over.
-    async fn open(store: &dyn Store, cluster: &mut Cluster) -> Result<Self, StoreError> {
-        let mut watches = Self {
-            nodes: store.watch(&Prefix::nodes()).await?,
-            pools: store.watch(&Prefix::pools()).await?,
-            affinities: store.watch(&Prefix::all_affinities()).await?,
-        };
-        cluster.apply(watches.nodes.next().await?);
-        cluster.apply(watches.pools.next().await?);
-        cluster.apply(watches.affinities.next().await?);
-        Ok(watches)
+    /// Opens all, and takes their snapshots over. Blocks are of interest where peers may borrow from each other's.
+    async fn open(store: &dyn Store, calico: bool, cluster: &mut Cluster) -> Result<Self, StoreError> {
+        let mut prefixes = vec![Prefix::nodes(), Prefix::pools(), Prefix::all_affinities()];
+        if calico {
+            prefixes.extend([Prefix::resources(ResourceKind::FelixConfiguration), Prefix::blocks(None)]);
+        }
+        let mut all = Vec::new();
+        for prefix in prefixes {
+            let mut watch = store.watch(&prefix).await?;
+            cluster.apply(watch.next().await?);
+            all.push(watch);
+        }
+        Ok(Self { all })
     }
 
     async fn next(&mut self) -> Result<Event, StoreError> {
-        tokio::select! {
-            event = self.nodes.next() => event,
-            event = self.pools.next() => event,
-            event = self.affinities.next() => event,
-        }
+        // In turns: a busy one must not keep the others from being heard.
+        self.all.rotate_left(1);
+        let mut waiting: Vec<_> = self.all.iter_mut().map(|watch| watch.next()).collect();
+        std::future::poll_fn(|context| {
+            let ready = waiting.iter_mut().map(|next| next.as_mut().poll(context)).find(Poll::is_ready);
+            ready.unwrap_or(Poll::Pending)
+        })
+        .await
     }
 
     /// Takes over what follows at once.

@@ -33,8 +33,9 @@ pub enum UnderlayError {
 /// MTU assumed where there is no interface to ask.
 const MTU_WITHOUT_UNDERLAY_BYTES: u32 = 1500;
 
-/// Finds the interface: the one that was named, else the one with the default route, IPv4 before IPv6.
-pub fn choose(wanted: Option<&IfName>) -> Result<Choice, UnderlayError> {
+/// Finds the interface: the one that was named, else the one that has the address by which the node is `known`, else the one with the default
+/// route, IPv4 before IPv6.
+pub fn choose(wanted: Option<&IfName>, known: Option<IpAddr>) -> Result<Choice, UnderlayError> {
     let mut socket = Socket::route()?;
     let defaults = default_routes(&mut socket)?;
     let gateways = defaults.iter().filter_map(|route| route.gateway).collect();
@@ -46,7 +47,10 @@ pub fn choose(wanted: Option<&IfName>) -> Result<Choice, UnderlayError> {
             }
             (Some(found?), "it was asked for")
         }
-        None => (with_default_route(&mut socket, &defaults)?, "it has the default route"),
+        None => match with_address(&mut socket, known)? {
+            Some(link) => (Some(link), "it has the node's address"),
+            None => (with_default_route(&mut socket, &defaults)?, "it has the default route"),
+        },
     };
     let Some(link) = link else { return Ok(Choice::nothing(gateways)) };
     let addresses = usable(socket.addresses()?, link.index);
@@ -65,6 +69,14 @@ fn default_routes(socket: &mut Socket) -> Result<Vec<Route>, NetlinkError> {
         found.append(&mut routes);
     }
     Ok(found)
+}
+
+fn with_address(socket: &mut Socket, known: Option<IpAddr>) -> Result<Option<Link>, NetlinkError> {
+    let Some(known) = known else { return Ok(None) };
+    match socket.addresses()?.into_iter().find(|address| address.net.addr() == known) {
+        Some(address) => socket.link_by_index(address.ifindex).map(Some),
+        None => Ok(None),
+    }
 }
 
 fn with_default_route(socket: &mut Socket, defaults: &[Route]) -> Result<Option<Link>, NetlinkError> {

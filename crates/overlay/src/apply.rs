@@ -8,23 +8,27 @@ use russet_netlink::{
     Address, Batch, FdbEntry, LinkAdd, LinkDel, LinkKind, LinkSet, Neighbour, NetlinkError, Socket, Vxlan,
 };
 
+use crate::inputs::Dialect;
 use crate::observe::{DEVICE_ALIAS, Observed};
 use crate::plan::{Op, route};
 use crate::report::{Kind, Report};
-use crate::vxlan::{Device, PORT, VNI, device_name};
+use crate::vxlan::{Device, device_name};
 
 /// Where the devices are, as far as known.
 #[derive(Debug, Default)]
 pub(crate) struct Executor {
     devices: BTreeMap<Family, u32>,
+    /// The protocol of the routes that are put.
+    protocol: u8,
 }
 
 // === impl Executor ===
 
 impl Executor {
-    pub(crate) fn new(observed: &Observed) -> Self {
+    pub(crate) fn new(observed: &Observed, dialect: Dialect) -> Self {
         let vxlan = observed.devices.iter().filter(|(_, device)| device.vxlan.is_some());
-        Self { devices: vxlan.map(|(family, device)| (*family, device.ifindex)).collect() }
+        let devices = vxlan.map(|(family, device)| (*family, device.ifindex)).collect();
+        Self { devices, protocol: dialect.route_protocol() }
     }
 
     /// Sends one batch; false when the conversation itself broke, so that going on makes no sense. Requests for a device
@@ -99,7 +103,7 @@ impl Executor {
                 if hop.uses_device() && device.is_none() {
                     return None;
                 }
-                let route = route(*dst, *hop, device);
+                let route = route(*dst, *hop, device, self.protocol);
                 // Anybody else's route to the same place makes an addition fail, and stays.
                 if matches!(op, Op::AddRoute(..)) {
                     batch.add_route(&route)
@@ -132,7 +136,7 @@ fn link(name: IfName, device: &Device) -> LinkAdd {
         parent: Some(device.parent),
         learning: false,
         udp_csum: true,
-        ..Vxlan::new(VNI, PORT)
+        ..Vxlan::new(device.vni, device.port)
     };
     LinkAdd {
         up: true,

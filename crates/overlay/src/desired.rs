@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use russet_addr::{Family, IpNet, Mac, NodeName, host_net};
 
-use crate::inputs::{Borrowed, Encapsulation, Inputs};
+use crate::inputs::{Borrowed, Dialect, Encapsulation, Inputs};
 use crate::masquerade::Masquerade;
 use crate::refusal::{Reason, Refusal, Subject};
 use crate::routed;
@@ -27,6 +27,8 @@ pub struct Desired {
     pub routes: BTreeMap<IpNet, Hop>,
     /// Address translation.
     pub masquerade: Masquerade,
+    /// In whose manner routes are marked.
+    pub dialect: Dialect,
     /// Families that are to be forwarded.
     pub forwarding: Vec<Family>,
     /// What is not programmed, and why; sorted.
@@ -62,7 +64,7 @@ struct Ways<'a> {
 /// What the kernel should hold for `inputs` (calico-cni.md sections 4.3, 4.4, 4.8).
 pub fn desired(inputs: &Inputs) -> Desired {
     let mut scene = Scene::new(inputs);
-    let mut desired = Desired::default();
+    let mut desired = Desired { dialect: inputs.dialect, ..Desired::default() };
     for family in Family::BOTH {
         let vxlan = Vxlan::new(&mut scene, family);
         let ways = Ways { family, vxlan };

@@ -7,12 +7,24 @@ use std::net::IpAddr;
 use russet_addr::{BlockCidr, Family, IpNet, Mac, NodeName};
 use russet_model::AffinityState;
 
+use crate::observe::ROUTE_PROTOCOL;
+use crate::vxlan::{PORT, VNI};
+
+/// The protocol of Felix's routes to other nodes; it deletes all that it does not know (calico-cni.md section 4.1).
+const FELIX_PROTOCOL: u8 = 80;
+/// The protocol of BIRD's routes, which stay behind when it ends.
+const BIRD_PROTOCOL: u8 = 12;
+
 /// Everything that `desired` looks at. It must be complete: what is not in here is taken out of the kernel, so nobody may run
 /// the overlay before the store's first full answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inputs {
     /// Our own name.
     pub node: NodeName,
+    /// In whose manner the kernel is marked.
+    pub dialect: Dialect,
+    /// What all nodes' tunnels have in common.
+    pub tunnel: Tunnel,
     /// The interface that leads to the other nodes.
     pub underlay: Underlay,
     /// All nodes, ourselves among them.
@@ -28,6 +40,27 @@ pub struct Inputs {
     pub own_pods: BTreeSet<IpAddr>,
     /// Further addresses that no peer's claim may cover: the default gateway, the store's endpoints; may be empty.
     pub protected: BTreeSet<IpAddr>,
+}
+
+/// In whose manner routes are marked, and so whose leftovers are taken over (calico-cni.md section 4.1).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Dialect {
+    /// Ours: routes that nobody else claims.
+    #[default]
+    Native,
+    /// Felix's, in its place: it finds and cleans up our routes when it comes back, as we do with those that it and BIRD left.
+    Calico,
+}
+
+/// What all nodes' tunnels have in common; Calico's FelixConfiguration can change it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tunnel {
+    /// VXLAN network identifier.
+    pub vni: u32,
+    /// UDP port.
+    pub port: u16,
+    /// MTU of the IPv4 and of the IPv6 device in bytes, where it is not the underlay's less the outer headers.
+    pub mtu: [Option<u32>; 2],
 }
 
 /// The local interface that leads to the other nodes.
@@ -103,6 +136,42 @@ pub struct Borrowed {
     pub address: IpAddr,
     /// Where the pod is.
     pub node: NodeName,
+}
+
+// === impl Dialect ===
+
+impl Dialect {
+    /// The protocol of our routes.
+    pub const fn route_protocol(self) -> u8 {
+        match self {
+            Self::Native => ROUTE_PROTOCOL,
+            Self::Calico => FELIX_PROTOCOL,
+        }
+    }
+
+    /// Protocols of routes that are there to be kept in order, all of them.
+    pub(crate) const fn owned_protocols(self) -> &'static [u8] {
+        match self {
+            Self::Native => &[ROUTE_PROTOCOL],
+            Self::Calico => &[FELIX_PROTOCOL, ROUTE_PROTOCOL],
+        }
+    }
+
+    /// Protocols of routes that make room for ours to the same place, and stay otherwise.
+    pub(crate) const fn yielding_protocols(self) -> &'static [u8] {
+        match self {
+            Self::Native => &[],
+            Self::Calico => &[BIRD_PROTOCOL],
+        }
+    }
+}
+
+// === impl Tunnel ===
+
+impl Default for Tunnel {
+    fn default() -> Self {
+        Self { vni: VNI, port: PORT, mtu: [None, None] }
+    }
 }
 
 // === impl Node ===

@@ -19,7 +19,9 @@ mod scene;
 mod vxlan;
 
 pub use desired::{Desired, Hop, desired};
-pub use inputs::{Addresses, Affinity, Borrowed, Encapsulation, Inputs, Node, Pool, Underlay};
+pub use inputs::{
+    Addresses, Affinity, Borrowed, Dialect, Encapsulation, Inputs, Node, Pool, Tunnel, Underlay,
+};
 pub use mac::tunnel_mac;
 pub use masquerade::{Masquerade, TunnelEnds};
 pub use observe::{DEVICE_ALIAS, FoundDevice, Observed, ROUTE_PROTOCOL, is_ours, observe};

@@ -10,7 +10,7 @@ use russet_nft::{self as nft, Chain, ChainKind, Element, Hook, L4, Rule, Set, Ta
 
 use crate::desired::Desired;
 use crate::scene::Scene;
-use crate::vxlan::{PORT, device_name};
+use crate::vxlan::device_name;
 
 /// What the overlay's part of table `inet russet` is made from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub struct Masquerade {
 /// The two addresses of one of our own devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TunnelEnds {
+    /// The UDP port of outer packets.
+    pub port: u16,
     /// The outer source address.
     pub local: IpAddr,
     /// The tunnel address.
@@ -48,9 +50,8 @@ const PREROUTING: &str = "overlay-prerouting";
 const OUTPUT: &str = "overlay-output";
 /// How far behind `srcnat` ours is.
 const BEHIND_SRCNAT: i32 = 10;
-/// Ports that masqueraded UDP may take where there is a tunnel: those above its own (calico-cni.md section 4.8). A flow
-/// from the tunnel's port to another node would look like a tunnel packet to whoever filters or tracks by port.
-const UDP_PORTS: RangeInclusive<u16> = PORT + 1..=u16::MAX;
+/// Fewer ports than this are too few for masqueraded flows; those below it are for servers.
+const PORTS_MIN: u16 = 1024;
 /// Begins the name of every chain and set that is the overlay's; the table has other users.
 pub(crate) const PREFIX: &str = "overlay-";
 
@@ -80,7 +81,7 @@ impl Masquerade {
     pub(crate) fn new(scene: &Scene<'_>, desired: &Desired) -> Self {
         let nat = scene.pools.iter().filter(|(_, pool)| pool.nat_outgoing);
         let ends = desired.devices.iter().map(|(family, device)| {
-            (*family, TunnelEnds { local: device.local, tunnel: device.address.addr() })
+            (*family, TunnelEnds { port: device.port, local: device.local, tunnel: device.address.addr() })
         });
         Self {
             pools: disjoint(scene.pools.iter().map(|(net, _)| *net)),
@@ -114,13 +115,20 @@ impl Masquerade {
             let (prerouting, output) = (raw(PREROUTING, Hook::Prerouting), raw(OUTPUT, Hook::Output));
             for ends in self.tunnels.values() {
                 // Only our own packets: a pod may have a tunnel of its own, whose packets are to be masqueraded.
-                let outer = |chain| Rule::new(chain).protocol(L4::Udp).dport(PORT);
+                let outer = |chain| Rule::new(chain).protocol(L4::Udp).dport(ends.port);
                 ruleset.rules.push(outer(&prerouting).daddr(ends.local.into()).notrack());
                 ruleset.rules.push(outer(&output).saddr(ends.local.into()).notrack());
             }
             ruleset.chains.extend([prerouting, output]);
         }
         ruleset
+    }
+
+    /// Ports that masqueraded UDP may take where there is a tunnel: those above its own, or below where nothing is above (calico-cni.md
+    /// section 4.8). A flow from the tunnel's port to another node would look like a tunnel packet to whoever filters or tracks by port.
+    fn udp_ports(&self) -> Option<RangeInclusive<u16>> {
+        let port = self.tunnels.values().map(|ends| ends.port).max()?;
+        Some(if port < u16::MAX - PORTS_MIN { port + 1..=u16::MAX } else { PORTS_MIN..=port - 1 })
     }
 
     fn masquerade(&self, family: Family, chain: &Chain, ruleset: &mut Ruleset) {
@@ -144,9 +152,9 @@ impl Masquerade {
         }
         let leaving =
             |rule: Rule| rule.saddr_in(family, nat_set(family)).daddr_not_in(family, pools_set(family));
-        if !self.tunnels.is_empty() {
+        if let Some(ports) = self.udp_ports() {
             let udp = leaving(Rule::new(chain)).protocol(L4::Udp);
-            ruleset.rules.push(udp.masquerade(how().ports(UDP_PORTS)));
+            ruleset.rules.push(udp.masquerade(how().ports(ports)));
         }
         ruleset.rules.push(leaving(Rule::new(chain)).masquerade(how()));
     }

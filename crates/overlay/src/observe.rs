@@ -9,9 +9,10 @@ use russet_netlink::{
     Scope, Socket, Vxlan,
 };
 
+use crate::inputs::Dialect;
 use crate::vxlan::device_name;
 
-/// The protocol of all routes that are ours.
+/// The protocol of all routes that are ours, unless Felix's manner is asked for.
 pub const ROUTE_PROTOCOL: u8 = 114;
 /// The alias of a device that is ours: without it, a device of our name is taken over when it is wanted, and left
 /// alone when it is not.
@@ -28,6 +29,8 @@ pub struct Observed {
     pub neighbours: BTreeMap<IpAddr, Neighbour>,
     /// Routes that are ours, by destination: there may be several with different metrics.
     pub routes: BTreeMap<IpNet, Vec<Route>>,
+    /// Routes of others that make room for ours.
+    pub yielding: BTreeMap<IpNet, Vec<Route>>,
 }
 
 /// A link with the name of one of our devices.
@@ -50,7 +53,7 @@ pub struct FoundDevice {
 }
 
 /// Reads everything that is ours.
-pub fn observe(socket: &mut Socket) -> Result<Observed> {
+pub fn observe(socket: &mut Socket, dialect: Dialect) -> Result<Observed> {
     let mut observed = Observed::default();
     for family in Family::BOTH {
         if let Some(device) = device(socket, family)? {
@@ -61,22 +64,28 @@ pub fn observe(socket: &mut Socket) -> Result<Observed> {
             observed.devices.insert(family, device);
         }
         let index = observed.devices.get(&family).map(|device| device.ifindex);
-        let filter = RouteFilter { table: Some(Route::MAIN), protocol: Some(ROUTE_PROTOCOL), oif: None };
-        for route in listed(socket.routes_where(family, filter))? {
-            if is_ours(&route, index) {
-                observed.routes.entry(route.dst).or_default().push(route);
-            }
+        let mut read = |protocol: u8, into: &mut BTreeMap<IpNet, Vec<Route>>| -> Result<()> {
+            let filter = RouteFilter { table: Some(Route::MAIN), protocol: Some(protocol), oif: None };
+            let routes = listed(socket.routes_where(family, filter))?.into_iter();
+            routes.filter(|route| is_ours(route, index)).for_each(|r| into.entry(r.dst).or_default().push(r));
+            Ok(())
+        };
+        for protocol in dialect.owned_protocols() {
+            read(*protocol, &mut observed.routes)?;
+        }
+        for protocol in dialect.yielding_protocols() {
+            read(*protocol, &mut observed.yielding)?;
         }
     }
     Ok(observed)
 }
 
-/// Whether a route of our protocol is the overlay's: it leads to another node or nowhere. Direct routes to other links
+/// Whether a route of one of our protocols is the overlay's: it leads to another node or nowhere. Direct routes to other links
 /// are pods' (`attach`).
 pub fn is_ours(route: &Route, device: Option<u32>) -> bool {
     let elsewhere = route.gateway.is_some() || !route.multipath.is_empty();
-    let own = route.protocol == ROUTE_PROTOCOL && route.table == Route::MAIN;
-    own && (elsewhere || route.kind != RouteKind::Unicast || (route.oif.is_some() && route.oif == device))
+    route.table == Route::MAIN
+        && (elsewhere || route.kind != RouteKind::Unicast || (route.oif.is_some() && route.oif == device))
 }
 
 fn device(socket: &mut Socket, family: Family) -> Result<Option<FoundDevice>> {

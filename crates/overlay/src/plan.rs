@@ -9,9 +9,9 @@ use russet_addr::{Family, IpNet, Mac};
 use russet_netlink::{FdbEntry, Neighbour, Route};
 
 use crate::desired::{Desired, Hop};
-use crate::observe::{FoundDevice, Observed, ROUTE_PROTOCOL};
+use crate::observe::{FoundDevice, Observed};
 use crate::refusal::{Reason, Refusal, Subject};
-use crate::vxlan::{Device, PORT, VNI, device_name};
+use crate::vxlan::{Device, device_name};
 
 /// The differences, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub enum Op {
     DeleteFdb(FdbEntry),
     /// Adds a route, unless anybody has one to the same place.
     AddRoute(IpNet, Hop),
-    /// Puts a route in the place of one of ours.
+    /// Puts a route in the place of one of ours, or of one that makes room.
     ReplaceRoute(IpNet, Hop),
     /// Removes a route.
     DeleteRoute(Route),
@@ -79,7 +79,7 @@ struct Planner<'a> {
 }
 
 /// The route that `hop` stands for, exactly as a dump will show it.
-pub(crate) fn route(dst: IpNet, hop: Hop, device: Option<u32>) -> Route {
+pub(crate) fn route(dst: IpNet, hop: Hop, device: Option<u32>, protocol: u8) -> Route {
     let mut route = match hop {
         Hop::Tunnel(gateway) => Route { oif: device, onlink: true, ..Route::via(dst, gateway) },
         Hop::Connected => Route { oif: device, ..Route::dev(dst, 0) },
@@ -88,7 +88,7 @@ pub(crate) fn route(dst: IpNet, hop: Hop, device: Option<u32>) -> Route {
         }
         Hop::Blackhole => Route::blackhole(dst),
     };
-    route.protocol = ROUTE_PROTOCOL;
+    route.protocol = protocol;
     route.metric = metric(dst);
     route
 }
@@ -243,14 +243,16 @@ impl Planner<'_> {
             _ => None,
         };
         let possible = !hop.uses_device() || self.has_device(family);
-        let wanted = route(dst, hop, device);
+        let wanted = route(dst, hop, device, self.desired.dialect.route_protocol());
         let known = |route: &Route| *route == wanted && (device.is_some() || !hop.uses_device());
         let mut kept = found.iter().position(known);
         if kept.is_none() && possible {
             // The one with our metric is the one that the kernel replaces. One that leads to a device that goes later
             // is still there now.
             kept = found.iter().position(|route| route.metric == wanted.metric && !self.gone_before(route));
-            put.push(if kept.is_some() { Op::ReplaceRoute(dst, hop) } else { Op::AddRoute(dst, hop) });
+            let yields = self.observed.yielding.get(&dst).into_iter().flatten();
+            let in_place = kept.is_some() || yields.into_iter().any(|route| route.metric == wanted.metric);
+            put.push(if in_place { Op::ReplaceRoute(dst, hop) } else { Op::AddRoute(dst, hop) });
         }
         let rest =
             found.iter().enumerate().filter(|(index, route)| Some(*index) != kept && self.survives(route));
@@ -286,7 +288,7 @@ fn matches(wanted: &Device, found: &FoundDevice) -> bool {
     found.mac == Some(wanted.mac)
         && found.vxlan.as_ref().is_some_and(|vxlan| {
             let (local, parent) = (Some(wanted.local), Some(wanted.parent));
-            (vxlan.vni, vxlan.port, vxlan.local, vxlan.parent) == (VNI, PORT, local, parent)
+            (vxlan.vni, vxlan.port, vxlan.local, vxlan.parent) == (wanted.vni, wanted.port, local, parent)
         })
 }
 

@@ -10,7 +10,7 @@ use russet_nft::{Nft, Transaction};
 
 use crate::apply::Executor;
 use crate::desired::{Desired, desired};
-use crate::inputs::Inputs;
+use crate::inputs::{Dialect, Inputs};
 use crate::nat;
 use crate::observe::observe;
 use crate::plan::{Op, plan};
@@ -60,8 +60,8 @@ impl Reconciler {
     }
 
     /// Takes everything out that is the overlay's; forwarding stays on, which others may need.
-    pub fn withdraw(&mut self) -> Report {
-        let mut run = self.begin(Desired::default(), 0);
+    pub fn withdraw(&mut self, dialect: Dialect) -> Report {
+        let mut run = self.begin(Desired { dialect, ..Desired::default() }, 0);
         while run.step() {}
         run.finish()
     }
@@ -74,14 +74,14 @@ impl Reconciler {
     fn begin(&mut self, mut desired: Desired, underlay: u32) -> Run<'_> {
         let mut report = Report { refusals: std::mem::take(&mut desired.refusals), ..Report::default() };
         let mut steps = VecDeque::new();
-        let executor = match observe(&mut self.route) {
+        let executor = match observe(&mut self.route, desired.dialect) {
             Ok(observed) => {
                 let plan = plan(&desired, &observed);
                 report.refusals.extend(plan.refusals);
                 steps.extend(desired.forwarding.iter().map(|family| Step::Forwarding(*family, underlay)));
                 steps.extend(self.nat(&desired, &mut report));
                 steps.extend(plan.batches.into_iter().map(Step::Ops));
-                Executor::new(&observed)
+                Executor::new(&observed, desired.dialect)
             }
             Err(error) => {
                 // Who does not know what is there must not change it.

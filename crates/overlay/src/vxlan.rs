@@ -12,14 +12,18 @@ use crate::mac::tunnel_mac;
 use crate::refusal::{Reason, Subject};
 use crate::scene::Scene;
 
-/// VXLAN network identifier that every Calico node uses.
+/// VXLAN network identifier that every Calico node uses unless it is configured otherwise.
 pub const VNI: u32 = 4096;
-/// UDP port that every Calico node uses; also IANA's.
+/// UDP port likewise; also IANA's.
 pub const PORT: u16 = 4789;
 
 /// The device that a family's tunnel needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
+    /// VXLAN network identifier.
+    pub vni: u32,
+    /// UDP port of the outer packets.
+    pub port: u16,
     /// Source address of the outer packets.
     pub local: IpAddr,
     /// Index of the interface that carries the outer packets.
@@ -135,7 +139,8 @@ fn device(scene: &mut Scene<'_>, family: Family) -> Result<Device, Reason> {
         scene.refuse(Subject::Tunnel(address), Some(&inputs.node), reason);
         return Err(Reason::OwnTunnelAddressMissing);
     }
-    let mtu = inputs.underlay.mtu.saturating_sub(overhead(family));
+    let set = inputs.tunnel.mtu[usize::from(family == Family::V6)];
+    let mtu = set.unwrap_or_else(|| inputs.underlay.mtu.saturating_sub(overhead(family)));
     if mtu < mtu_min(family) {
         return Err(Reason::MtuTooSmall(inputs.underlay.mtu));
     }
@@ -147,7 +152,9 @@ fn device(scene: &mut Scene<'_>, family: Family) -> Result<Device, Reason> {
         Some(mac) => mac,
         None => tunnel_mac(&inputs.node, family),
     };
-    Ok(Device { local, parent: inputs.underlay.ifindex, mtu, mac, address: host_net(address) })
+    let crate::inputs::Tunnel { vni, port, .. } = inputs.tunnel;
+    let parent = inputs.underlay.ifindex;
+    Ok(Device { vni, port, local, parent, mtu, mac, address: host_net(address) })
 }
 
 /// The endpoints of all other nodes. Tunnel addresses and MACs are unique: ours come first, then the nodes whose MAC is

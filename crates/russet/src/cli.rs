@@ -95,6 +95,10 @@ pub struct NodeArgs {
     /// How a fresh store's pools are carried between nodes: `vxlan`, `cross-subnet` or `none` [default: vxlan].
     #[arg(long, env = "RUSSET_ENCAPSULATION", value_name = "HOW")]
     pub encapsulation: Option<Encapsulation>,
+    /// Stand in Calico's place on this node: pools and settings are the cluster's, routes are marked as Felix marks its own, and a running
+    /// Felix or BIRD is left alone.
+    #[arg(long, env = "RUSSET_CALICO")]
+    pub calico: bool,
     /// MTU of pods; by default the underlay's less the encapsulation's overhead.
     #[arg(long, env = "RUSSET_MTU", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1280..=65535))]
     pub mtu: Option<u32>,

@@ -70,7 +70,8 @@ pub struct Logging {
 }
 
 /// Every key of the settings file; the names are those of the flags.
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 18] = [
+    "calico",
     "encapsulation",
     "etcd_ca_file",
     "etcd_cert_file",
@@ -172,9 +173,11 @@ fn node_with(args: NodeArgs, file: &File) -> Result<(Config, Logging), SettingsE
         ipv6: pool(args.ipv6_pool, "ipv6_pool", defaults.ipv6)?,
         encapsulation: or_file(args.encapsulation, file, "encapsulation")?.unwrap_or(defaults.encapsulation),
     };
+    let paths = Paths::new(args.root);
+    let calico = args.calico || file.flag("calico")?;
     let node_name = match or_file(args.node_name, file, "node_name")? {
         Some(name) => name,
-        None => host_name()?,
+        None => calicos_name(&paths).filter(|_| calico).map_or_else(host_name, Ok)?,
     };
     let mtu = match args.mtu {
         Some(mtu) => Some(mtu),
@@ -191,8 +194,9 @@ fn node_with(args: NodeArgs, file: &File) -> Result<(Config, Logging), SettingsE
         format: log_format,
     };
     let config = Config {
-        paths: Paths::new(args.root),
+        paths,
         node_name,
+        calico,
         store: location(args.location, file)?,
         interface: or_file(args.interface, file, "interface")?,
         pools,
@@ -209,6 +213,11 @@ where
     T::Err: std::fmt::Display,
 {
     given.map_or_else(|| file.parsed(key), |given| Ok(Some(given)))
+}
+
+/// The name that Calico's programs on this node agreed upon.
+fn calicos_name(paths: &Paths) -> Option<NodeName> {
+    NodeName::new(std::fs::read_to_string(paths.calico_nodename_file()).ok()?.trim()).ok()
 }
 
 /// The host's name, trimmed and in lower case, as Calico takes it (calico-cni.md section 1.6).

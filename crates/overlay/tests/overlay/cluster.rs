@@ -108,8 +108,8 @@ impl Node {
 
     /// Everything out.
     pub fn withdraw(&mut self) -> Report {
-        let Node { ns, reconciler, .. } = self;
-        ns.with(|| reconciler.withdraw()).unwrap()
+        let Node { ns, reconciler, inputs } = self;
+        ns.with(|| reconciler.withdraw(inputs.dialect)).unwrap()
     }
 }
 

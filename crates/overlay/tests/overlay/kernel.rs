@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use russet_overlay::{Encapsulation, Kind, Reason};
+use russet_overlay::{Dialect, Encapsulation, Kind, Reason, Tunnel};
 use russet_testkit::eventually;
 use serde_json::Value;
 
@@ -320,6 +320,60 @@ fn drift_is_told_and_withdrawal_leaves_nothing() {
         assert_eq!(look(), before);
         assert!(!sh("ip netns exec n1 nft list ruleset").contains("overlay"));
         assert!(nodes[0].withdraw().is_quiet());
+    });
+}
+
+/// calico-cni.md sections 4.1, 4.3 and 7.3.
+#[test]
+#[ignore = "kernel: network namespaces, vxlan, nf_tables, root; tool: ip"]
+fn in_felixs_place_its_routes_are_kept_in_order_and_birds_make_room() {
+    with_nodes(Encapsulation::Vxlan, |nodes| {
+        let routes = |protocol: &str| sh(&format!("ip -n n1 route show proto {protocol}"));
+        nodes[0].reconcile();
+        assert!(routes("114").contains("10.1.2.0/26"));
+        sh("ip -n n1 route add blackhole 10.99.0.0/26 proto 80");
+        nodes[0].reconcile();
+        assert!(routes("80").contains("10.99.0.0/26"), "a native node leaves what Felix left");
+
+        nodes[0].inputs.dialect = Dialect::Calico;
+        sh("ip -n n1 route del 10.1.2.0/26");
+        sh("ip -n n1 route add blackhole 10.1.2.0/26 proto bird");
+        sh("ip -n n1 route add blackhole 10.98.0.0/26 proto bird");
+        let report = nodes[0].reconcile();
+        assert_eq!(report.failed, 0, "{:?}", report.errors);
+        let felix = routes("80");
+        assert!(felix.contains("10.1.2.0/26 via 10.1.2.1 dev vxlan.calico onlink"), "{felix}");
+        assert!(felix.contains("blackhole 10.1.1.0/26"), "{felix}");
+        assert!(!felix.contains("10.99.0.0/26"), "{felix}");
+        assert_eq!(routes("114"), "");
+        assert_eq!(routes("bird").trim(), "blackhole 10.98.0.0/26");
+        assert!(nodes[0].reconcile().is_quiet());
+
+        nodes[0].withdraw();
+        assert_eq!(routes("80"), "");
+        assert_eq!(routes("bird").trim(), "blackhole 10.98.0.0/26");
+    });
+}
+
+/// Oracle 59 of calico-cni.md section 5.2.
+#[test]
+#[ignore = "kernel: network namespaces, vxlan, nf_tables, root; tool: ip, nft"]
+fn oracle_59_another_vni_port_and_mtu_make_a_new_device() {
+    with_nodes(Encapsulation::Vxlan, |nodes| {
+        nodes[0].reconcile();
+        let device = || json("ip -n n1 -d -j link show dev vxlan.calico")[0].clone();
+        let of = |device: &serde_json::Value| {
+            let data = &device["linkinfo"]["info_data"];
+            (data["id"].as_u64(), data["port"].as_u64(), device["mtu"].as_u64())
+        };
+        assert_eq!(of(&device()), (Some(4096), Some(4789), Some(1450)));
+        nodes[0].inputs.tunnel = Tunnel { vni: 4097, port: 4790, mtu: [Some(1300), None] };
+        nodes[0].reconcile();
+        assert_eq!(of(&device()), (Some(4097), Some(4790), Some(1300)));
+        let rules = sh("ip netns exec n1 nft list table inet russet");
+        assert!(rules.contains("dport 4790") && !rules.contains("4789"), "{rules}");
+        assert!(rules.contains(":4791-65535"), "{rules}");
+        assert!(nodes[0].reconcile().is_quiet());
     });
 }
 

@@ -2,9 +2,7 @@
 
 use russet_addr::{Family, IpNet, Mac};
 use russet_netlink::{FdbEntry, Neighbour, Route, RouteKind, Vxlan};
-use russet_overlay::{
-    DEVICE_ALIAS, Desired, FoundDevice, Hop, Observed, Op, PORT, ROUTE_PROTOCOL, VNI, is_ours,
-};
+use russet_overlay::{DEVICE_ALIAS, Desired, FoundDevice, Hop, Observed, Op, ROUTE_PROTOCOL, is_ours};
 
 /// All that the model holds, ours and foreign.
 #[derive(Debug, Clone, Default)]
@@ -20,7 +18,7 @@ impl Kernel {
         for family in Family::BOTH {
             let device = self.index(family);
             for (_, routes) in observed.routes.iter_mut().filter(|(dst, _)| Family::of_net(dst) == family) {
-                routes.retain(|route| is_ours(route, device));
+                routes.retain(|route| route.protocol == ROUTE_PROTOCOL && is_ours(route, device));
             }
         }
         observed.routes.retain(|_, routes| !routes.is_empty());
@@ -55,7 +53,7 @@ impl Kernel {
                     && (found.mtu, found.mac) == (wanted.mtu, Some(wanted.mac))
                     && found.addresses.iter().eq([&wanted.address])
                     && (vxlan.local, vxlan.parent) == (Some(wanted.local), Some(wanted.parent))
-                    && (vxlan.vni, vxlan.port) == (VNI, PORT)
+                    && (vxlan.vni, vxlan.port) == (wanted.vni, wanted.port)
             }
         }
     }
@@ -85,8 +83,11 @@ impl Kernel {
             Op::DeleteDevice(family, ifindex) => self.delete_device(*family, *ifindex),
             Op::CreateDevice(family, device) => {
                 self.next_index = self.next_index.max(100) + 1;
-                let vxlan =
-                    Vxlan { local: Some(device.local), parent: Some(device.parent), ..Vxlan::new(VNI, PORT) };
+                let vxlan = Vxlan {
+                    local: Some(device.local),
+                    parent: Some(device.parent),
+                    ..Vxlan::new(device.vni, device.port)
+                };
                 let found = FoundDevice {
                     ifindex: self.next_index,
                     vxlan: Some(vxlan),

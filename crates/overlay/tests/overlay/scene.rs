@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use russet_addr::{IpNet, NodeName};
 use russet_overlay::{
-    Addresses, Affinity, AffinityState, Borrowed, Encapsulation, Inputs, Pool, Reason, Subject, Underlay,
-    desired,
+    Addresses, Affinity, AffinityState, Borrowed, Dialect, Encapsulation, Inputs, Pool, Reason, Subject,
+    Tunnel, Underlay, desired,
 };
 
 pub fn net(text: &str) -> IpNet {
@@ -30,6 +30,8 @@ fn addresses(underlay: &str, tunnel: &str) -> Addresses {
 pub fn alone() -> Inputs {
     let inputs = Inputs {
         node: name("me"),
+        dialect: Dialect::Native,
+        tunnel: Tunnel::default(),
         underlay: Underlay {
             ifindex: 3,
             mtu: 1500,

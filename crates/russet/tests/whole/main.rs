@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends where it stands")]
 
 mod bad_input;
+mod calico_agent;
 mod demo;
 mod demo_etcd;
+mod fabric;
 mod host;
 mod ipam;
 mod node;

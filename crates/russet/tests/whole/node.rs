@@ -43,7 +43,7 @@ pub struct Answer {
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
-fn unique(what: &str) -> String {
+pub fn unique(what: &str) -> String {
     format!("rstest-{}-{what}{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
 }
 
@@ -74,6 +74,11 @@ impl TestNode {
         &self.netns
     }
 
+    /// Its name for `ip netns`.
+    pub fn netns_name(&self) -> &str {
+        &self.name
+    }
+
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.root().join("agent.log")).unwrap_or_default()
     }
@@ -85,12 +90,10 @@ impl TestNode {
             .open(self.root().join("agent.log"))
             .unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
-        command
-            .arg("agent")
-            .arg("--root")
-            .arg(self.root())
-            .args(["--node-name", "node-a"])
-            .args(&self.agent_args);
+        command.arg("agent").arg("--root").arg(self.root()).args(&self.agent_args);
+        if !self.agent_args.iter().any(|arg| arg == "--node-name") {
+            command.args(["--node-name", "node-a"]);
+        }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         process::in_netns(&mut command, &self.netns).unwrap();
         self.agent = Some(command.spawn().unwrap());

@@ -1,0 +1,113 @@
+//! Who else programs this node's routes: a running Felix or BIRD (calico-cni.md section 4.1). Felix deletes every route of its protocol that it
+//! does not know; two programs that each think so never rest. So the agent in Calico's place steps aside for as long as one of them runs.
+
+use std::cell::{Cell, RefCell};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A process that programs routes in our network namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rival {
+    /// Its process ID.
+    pub pid: u32,
+    /// The program, as its role is called.
+    pub name: &'static str,
+}
+
+/// What was seen of rivals; the loop asks it before each change to the kernel.
+#[derive(Debug, Default)]
+pub struct Rivals {
+    current: RefCell<Option<Rival>>,
+    last_seen: Cell<Option<Instant>>,
+}
+
+/// A Felix that is being upgraded is away for this long; taking its place for a moment would help nobody.
+const GRACE: Duration = Duration::from_secs(30);
+
+// === impl Rivals ===
+
+impl Rivals {
+    /// Takes over a look at the machine; true if we have to stand aside.
+    pub fn seen(&self, found: Option<Rival>, now: Instant) -> bool {
+        let mut current = self.current.borrow_mut();
+        if let Some(rival) = found {
+            self.last_seen.set(Some(now));
+            if current.as_ref() != Some(&rival) {
+                tracing::warn!(
+                    program = rival.name,
+                    pid = rival.pid,
+                    "another program keeps this node's routes; the agent leaves them to it"
+                );
+                *current = Some(rival);
+            }
+            return true;
+        }
+        let grace = self.last_seen.get().is_some_and(|seen| now < seen + GRACE);
+        if !grace && let Some(rival) = current.take() {
+            tracing::info!(
+                program = rival.name,
+                pid = rival.pid,
+                "it is gone; the agent keeps this node's routes"
+            );
+        }
+        grace
+    }
+}
+
+/// Looks through the processes that this one can see. In a container, that takes the host's process namespace.
+pub fn find() -> Option<Rival> {
+    let ours = namespace(Path::new("/proc/thread-self"))?;
+    let processes = fs::read_dir("/proc").ok()?;
+    processes.flatten().find_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let name = role(&entry.path())?;
+        (namespace(&entry.path()) == Some(ours)).then_some(Rival { pid, name })
+    })
+}
+
+/// What a process is to us, by its program's name and arguments; the kernel keeps 15 bytes of the name.
+fn role(process: &Path) -> Option<&'static str> {
+    let name = fs::read_to_string(process.join("comm")).ok()?;
+    match name.trim_end() {
+        "calico-felix" => Some("Felix"),
+        "bird" | "bird6" => Some("BIRD"),
+        // One program with many roles.
+        "calico-node" => {
+            let arguments = fs::read(process.join("cmdline")).ok()?;
+            arguments.split(|byte| *byte == 0).any(|argument| argument == b"-felix").then_some("Felix")
+        }
+        _ => None,
+    }
+}
+
+/// The device and inode of a process's network namespace.
+fn namespace(process: &Path) -> Option<(u64, u64)> {
+    let namespace = fs::metadata(process.join("ns/net")).ok()?;
+    Some((namespace.dev(), namespace.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_agent_stands_aside_while_a_rival_runs_and_a_while_longer() {
+        let rivals = Rivals::default();
+        let start = Instant::now();
+        let felix = || Some(Rival { pid: 7, name: "Felix" });
+        assert!(!rivals.seen(None, start));
+        assert!(rivals.seen(felix(), start));
+        assert!(rivals.seen(None, start + GRACE - Duration::from_secs(1)));
+        assert_eq!(*rivals.current.borrow(), felix());
+        assert!(!rivals.seen(None, start + GRACE));
+        assert_eq!(*rivals.current.borrow(), None);
+        assert!(rivals.seen(felix(), start + GRACE));
+    }
+
+    #[test]
+    fn this_process_is_nobodys_rival() {
+        assert_eq!(role(Path::new("/proc/self")), None);
+    }
+}

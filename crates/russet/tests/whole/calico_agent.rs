@@ -1,0 +1,157 @@
+//! `russet agent --calico`: a node of a Calico cluster whose routes are ours (issue 4, item 4; calico-cni.md sections 4.1 to 4.7).
+
+use std::process::{Child, Command, Stdio};
+
+use russet_linux::process;
+use russet_testkit::{eventually, run};
+use serde_json::json;
+
+use crate::fabric::Fabric;
+use crate::node::{PATIENCE, TestNode, TestPod};
+
+const POOLS: &str = "/calico/resources/v3/projectcalico.org/ippools";
+const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes";
+
+fn put_pool(fabric: &Fabric, vxlan_mode: &str) {
+    let pool = json!({
+        "kind": "IPPool", "apiVersion": "projectcalico.org/v3",
+        "metadata": {"name": "default-ipv4-ippool", "creationTimestamp": "2026-08-22T10:00:00Z"},
+        "spec": {"cidr": "10.65.0.0/16", "vxlanMode": vxlan_mode, "ipipMode": "Never", "natOutgoing": true,
+                 "blockSize": 26, "nodeSelector": "all()", "allowedUses": ["Workload", "Tunnel"]},
+    });
+    fabric.put(&format!("{POOLS}/default-ipv4-ippool"), &pool.to_string());
+}
+
+/// What calico/node and Felix of a Go node leave in the datastore: the node, and a block with one pod in it, and an address that another
+/// node's pod has borrowed.
+fn put_go_node(fabric: &Fabric, name: &str, address: &str, borrower: &str) {
+    let node = json!({
+        "kind": "Node", "apiVersion": "projectcalico.org/v3",
+        "metadata": {"name": name, "creationTimestamp": "2026-08-22T10:00:00Z"},
+        "spec": {"bgp": {"ipv4Address": format!("{address}/24")}, "ipv4VXLANTunnelAddr": "10.65.9.0"},
+    });
+    fabric.put(&format!("{NODES}/{name}"), &node.to_string());
+    let affinity = format!("/calico/ipam/v2/host/{name}/ipv4/block/10.65.9.0-26");
+    fabric.put(&affinity, r#"{"state":"confirmed","deleted":false}"#);
+    let mut allocations = vec![json!(null); 64];
+    (allocations[0], allocations[1], allocations[2]) = (json!(0), json!(1), json!(2));
+    let owner = |handle: &str, node: &str, kind: serde_json::Value| {
+        let mut secondary = json!({"node": node});
+        secondary.as_object_mut().unwrap().extend(kind.as_object().unwrap().clone());
+        json!({"handle_id": handle, "secondary": secondary})
+    };
+    let block = json!({
+        "cidr": "10.65.9.0/26", "affinity": format!("host:{name}"), "allocations": allocations,
+        "unallocated": (3..64).collect::<Vec<u32>>(),
+        "attributes": [
+            owner(&format!("vxlan-tunnel-addr-{name}"), name, json!({"type": "vxlanTunnelAddress"})),
+            owner("k8s-pod-network.aaa", name, json!({"pod": "a", "namespace": "shop"})),
+            owner("k8s-pod-network.bbb", borrower, json!({"pod": "b", "namespace": "shop"})),
+        ],
+        "deleted": false,
+    });
+    fabric.put("/calico/ipam/v2/assignment/ipv4/block/10.65.9.0-26", &block.to_string());
+}
+
+fn routes(node: &TestNode, protocol: &str) -> String {
+    ip(node, &["route", "show", "proto", protocol])
+}
+
+fn ip(node: &TestNode, args: &[&str]) -> String {
+    let output = Command::new("ip").args(["-n", node.netns_name()]).args(args).output().unwrap();
+    assert!(output.status.success(), "ip {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn ping(from: &TestPod, to: &str) -> bool {
+    let ping = ["netns", "exec", &from.netns_name, "ping", "-c", "1", "-W", "1", to];
+    Command::new("ip").args(ping).stdout(Stdio::null()).status().unwrap().success()
+}
+
+/// A process that looks like another program and does nothing, in the node's namespace.
+fn disguised(node: &TestNode, name: &str) -> Child {
+    let program = node.path(name);
+    std::fs::copy("/bin/sleep", &program).unwrap();
+    let mut command = Command::new(program);
+    command.arg("300").stdin(Stdio::null()).stdout(Stdio::null());
+    process::in_netns(&mut command, node.netns()).unwrap();
+    command.spawn().unwrap()
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip, ping"]
+fn two_agents_in_calicos_place_and_a_go_node_are_peers() {
+    let mut fabric = Fabric::new();
+    put_pool(&fabric, "Always");
+    let (mut n1, mut n2) = (fabric.node("n1", &["--calico"]), fabric.node("n2", &["--calico"]));
+    (n1.start_agent(), n2.start_agent());
+    let (a, b) = (n1.pod(), n2.pod());
+    let to = n2.add(&b).addresses().remove(0);
+    n1.add(&a).result();
+    eventually(PATIENCE, || ping(&a, &to));
+
+    // calico-cni.md section 4.6: node data, tunnel addresses and their handles are Calico's.
+    let node = fabric.get(&format!("{NODES}/n1"));
+    assert_eq!(node["spec"]["bgp"]["ipv4Address"], "10.77.0.11/24");
+    assert!(node["spec"]["ipv4VXLANTunnelAddr"].is_string(), "{node}");
+    let handles = fabric.keys("/calico/ipam/v2/handle/vxlan-tunnel-addr-");
+    assert_eq!(
+        handles,
+        [1, 2].map(|n| format!("/calico/ipam/v2/handle/vxlan-tunnel-addr-n{n}")),
+        "calico-cni.md section 4.6"
+    );
+    assert_eq!(std::fs::read_to_string(n1.path("var/lib/calico/nodename")).unwrap(), "n1");
+    assert_eq!(std::fs::read_to_string(n1.path("var/lib/calico/mtu")).unwrap(), "1450");
+    assert_eq!(fabric.keys(POOLS).len(), 1, "in Calico's place no pool is created");
+
+    // calico-cni.md sections 4.3 and 4.4; oracles 57 and 58.
+    put_go_node(&fabric, "node1", "10.77.0.99", "n2");
+    eventually(PATIENCE, || routes(&n1, "80").contains("10.65.9.0/26 via 10.65.9.0 dev vxlan.calico onlink"));
+    assert!(routes(&n1, "80").contains("blackhole 10.65."));
+    assert!(!routes(&n1, "114").contains("10.65.9."), "only the pods that the native plugin wired");
+    let fdb = run("bridge", &["-n", n1.netns_name(), "fdb", "show", "dev", "vxlan.calico"]);
+    assert!(fdb.contains("66:f9:37:c3:7e:94 dst 10.77.0.99"), "{fdb}");
+    // The borrowed address leads to the node that has it, over the block's route.
+    let tunnel = fabric.get(&format!("{NODES}/n2"))["spec"]["ipv4VXLANTunnelAddr"].clone();
+    let borrowed = format!("10.65.9.2 via {} dev vxlan.calico", tunnel.as_str().unwrap());
+    eventually(PATIENCE, || routes(&n1, "80").contains(&borrowed));
+    assert!(!routes(&n2, "80").contains("10.65.9.2 "), "n2 has the pod's own route");
+
+    // calico-cni.md section 4.6: a node that lacks its data is omitted.
+    fabric.etcdctl(&["del", &format!("{NODES}/node1")]);
+    eventually(PATIENCE, || !routes(&n1, "80").contains("10.65.9.0/26"));
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip"]
+fn an_agent_in_calicos_place_leaves_routes_to_a_running_felix() {
+    let mut fabric = Fabric::new();
+    put_pool(&fabric, "CrossSubnet");
+    let mut node = fabric.node("n1", &["--calico"]);
+    for rival in ["calico-felix", "bird"] {
+        let mut felix = disguised(&node, rival);
+        node.start_agent();
+        put_go_node(&fabric, "node1", "10.77.0.99", "node1");
+        ip(&node, &["route", "replace", "blackhole", "10.66.0.0/26", "proto", "80"]);
+        eventually(PATIENCE, || node.log().contains("another program keeps this node's routes"));
+        assert!(node.log().contains(&format!("pid={}", felix.id())), "{}", node.log());
+        assert_eq!(node.status().status, 0, "pods can be attached");
+        assert_eq!(routes(&node, "80").trim(), "blackhole 10.66.0.0/26");
+        assert!(fabric.keys(&format!("{NODES}/n1")).is_empty(), "calico/node registers the node");
+        (felix.kill().unwrap(), felix.wait().unwrap());
+        node.stop_agent();
+    }
+    // Nobody is there now: its leftovers are taken over, and on one subnet the route is direct (oracle 57).
+    node.start_agent();
+    let direct = "10.65.9.0/26 via 10.77.0.99 dev eth0 onlink";
+    eventually(PATIENCE, || routes(&node, "80").contains(direct));
+    assert!(!routes(&node, "80").contains("10.66.0.0/26"));
+    // A Felix that comes later is noticed, and finds what it would have made.
+    let mut felix = disguised(&node, "calico-felix");
+    eventually(PATIENCE, || node.log().contains(&format!("pid={}", felix.id())));
+    ip(&node, &["route", "del", "10.65.9.0/26"]);
+    fabric.etcdctl(&["put", "/calico/resources/v3/projectcalico.org/nodes/other", "{}"]);
+    node.stop_agent();
+    assert!(!routes(&node, "80").contains(direct), "the agent had stepped aside");
+    (felix.kill().unwrap(), felix.wait().unwrap());
+}

@@ -1,0 +1,107 @@
+//! Several nodes on one network, and an etcd on it that all of them reach: a bridge in a namespace of its own, a wire to each node.
+
+use std::net::Ipv4Addr;
+use std::process::{Child, Command, Stdio};
+
+use russet_linux::{NetNs, process};
+use russet_testkit::{eventually, require_tool, run};
+use tempfile::TempDir;
+
+use crate::node::{PATIENCE, TestNode, unique};
+
+/// The network; dropping it removes everything but the nodes.
+pub struct Fabric {
+    hub: String,
+    etcd: Child,
+    wires: u32,
+    _data: TempDir,
+}
+
+/// Where the hub's etcd is found, from every node and from the hub.
+const ETCD: &str = "10.77.0.1:2379";
+
+// === impl Fabric ===
+
+impl Fabric {
+    /// The network with an empty etcd, and no node yet.
+    pub fn new() -> Self {
+        let hub = unique("hub");
+        let netns = NetNs::create_named(&hub).unwrap();
+        run("ip", &["-n", &hub, "link", "set", "lo", "up"]);
+        run("ip", &["-n", &hub, "link", "add", "br0", "type", "bridge"]);
+        run("ip", &["-n", &hub, "address", "add", "10.77.0.1/24", "dev", "br0"]);
+        run("ip", &["-n", &hub, "link", "set", "br0", "up"]);
+        let data = tempfile::tempdir().unwrap();
+        let mut etcd = Command::new(require_tool("etcd"));
+        let url = format!("http://{ETCD}");
+        etcd.arg("--data-dir").arg(data.path()).args(["--log-level", "error", "--logger", "zap"]);
+        etcd.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
+        etcd.args(["--listen-peer-urls", "http://127.0.0.1:2380"]);
+        etcd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        process::in_netns(&mut etcd, &netns).unwrap();
+        let fabric = Self { hub, etcd: etcd.spawn().unwrap(), wires: 0, _data: data };
+        eventually(PATIENCE, || fabric.try_etcdctl(&["endpoint", "health"]).is_some());
+        fabric
+    }
+
+    /// Another node, 10.77.0.11 and so on, without an agent. Its settings name the etcd and, with `args`, the rest.
+    pub fn node(&mut self, name: &str, args: &[&str]) -> TestNode {
+        self.wires += 1;
+        let location = format!("etcd:http://{ETCD}");
+        let mut all = vec!["--store", &location, "--node-name", name];
+        all.extend(args);
+        let node = TestNode::without_agent(&all);
+        let (end, address) = (format!("w{}", self.wires), format!("{}/24", self.address(self.wires)));
+        let netns = node.netns_name();
+        let peer = ["peer", "name", "eth0", "netns", netns];
+        run("ip", &[&["-n", &self.hub, "link", "add", &end, "type", "veth"], &peer[..]].concat());
+        run("ip", &["-n", &self.hub, "link", "set", &end, "master", "br0", "up"]);
+        run("ip", &["-n", netns, "address", "add", &address, "dev", "eth0"]);
+        run("ip", &["-n", netns, "link", "set", "eth0", "up"]);
+        run("ip", &["-n", netns, "route", "add", "default", "via", "10.77.0.1"]);
+        node
+    }
+
+    fn address(&self, wire: u32) -> Ipv4Addr {
+        Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 77, 0, 10)) + wire)
+    }
+
+    fn try_etcdctl(&self, args: &[&str]) -> Option<String> {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.hub, "etcdctl", "--endpoints", ETCD]).args(args);
+        let output = command.env("ETCDCTL_API", "3").output().unwrap();
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Runs etcdctl; it has to succeed.
+    #[track_caller]
+    pub fn etcdctl(&self, args: &[&str]) -> String {
+        self.try_etcdctl(args).unwrap_or_else(|| panic!("etcdctl {} failed", args.join(" ")))
+    }
+
+    /// Writes a record.
+    pub fn put(&self, key: &str, value: &str) {
+        self.etcdctl(&["put", key, value]);
+    }
+
+    /// One record, which must be there and be JSON.
+    #[track_caller]
+    pub fn get(&self, key: &str) -> serde_json::Value {
+        let text = self.etcdctl(&["get", key, "--print-value-only"]);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{key}: {error}: {text:?}"))
+    }
+
+    /// The keys below a prefix.
+    pub fn keys(&self, prefix: &str) -> Vec<String> {
+        let text = self.etcdctl(&["get", prefix, "--prefix", "--keys-only"]);
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        let _ = self.etcd.kill();
+        let _ = self.etcd.wait();
+        let _ = NetNs::delete_named(&self.hub);
+    }
+}
