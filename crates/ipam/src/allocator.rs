@@ -125,7 +125,23 @@ impl Allocator {
 
     /// All pools in order of their names. One that cannot be read is passed over, as peers do.
     pub async fn pools(&self) -> Result<Vec<IpPool>, IpamError> {
-        self.list(&Prefix::pools(), IpPool::decode).await
+        Ok(self.pools_and_rubbish().await?.0)
+    }
+
+    /// All pools that can be read, and why the first of the others cannot: where a pool seems to be missing, that is the reason to tell.
+    pub(crate) async fn pools_and_rubbish(&self) -> Result<(Vec<IpPool>, Option<IpamError>), IpamError> {
+        let mut rubbish = None;
+        let mut pools = Vec::new();
+        for record in self.records(&Prefix::pools()).await? {
+            match IpPool::decode(&record.value) {
+                Ok(pool) => pools.push(pool),
+                Err(source) => {
+                    tracing::warn!(key = %record.key, %source, "unreadable pool passed over");
+                    rubbish.get_or_insert(IpamError::Corrupt { key: record.key, source });
+                }
+            }
+        }
+        Ok((pools, rubbish))
     }
 
     /// What is reserved, in both families.

@@ -51,9 +51,10 @@ impl Allocator {
     }
 
     async fn block_of(&self, request: &Request, address: IpAddr) -> Result<BlockCidr, IpamError> {
-        let pools = self.pools().await?;
+        let (pools, rubbish) = self.pools_and_rubbish().await?;
         let holds = |pool: &&IpPool| pool.is_enabled() && pool.spec.cidr.contains(&IpNet::from(address));
-        let pool = pools.iter().find(holds).ok_or(IpamError::NotInPool { address })?;
+        let missing = || rubbish.unwrap_or(IpamError::NotInPool { address });
+        let pool = pools.iter().find(holds).ok_or_else(missing)?;
         if !pool.spec.allows(request.use_) {
             return Err(IpamError::NoPool {
                 node: request.node.clone(),

@@ -40,6 +40,8 @@ struct Facts {
     config: IpamConfig,
     reserved: Vec<IpNet>,
     pools: Vec<IpPool>,
+    /// Why a pool could not be read.
+    rubbish: Option<IpamError>,
     node: Option<Node>,
 }
 
@@ -85,10 +87,12 @@ impl Allocator {
     }
 
     async fn facts(&self, request: &Request) -> Result<Facts, IpamError> {
+        let (pools, rubbish) = self.pools_and_rubbish().await?;
         Ok(Facts {
             config: self.config().await?,
             reserved: self.reserved().await?,
-            pools: self.pools().await?,
+            pools,
+            rubbish,
             node: self.node(&request.node).await?,
         })
     }
@@ -101,7 +105,7 @@ impl Allocator {
         (family, wanted): (Family, usize),
         touched: &mut Touched,
     ) -> Result<Vec<IpNet>, IpamError> {
-        let Facts { config, reserved, pools: all_pools, node } = facts;
+        let Facts { config, reserved, pools: all_pools, rubbish, node } = facts;
         let reserved = reserved.iter().copied().filter(|net| Family::of_net(net) == family).collect();
         let asker = Asker {
             node: &request.node,
@@ -109,7 +113,11 @@ impl Allocator {
             namespace_labels: &request.namespace_labels,
             use_: request.use_,
         };
-        let pools = pools::choose(all_pools, family, request.pools(family), &asker)?;
+        let chosen = pools::choose(all_pools, family, request.pools(family), &asker);
+        let pools = chosen.map_err(|error| match (error, rubbish) {
+            (IpamError::NoPool { .. } | IpamError::PoolMissing { .. }, Some(rubbish)) => rubbish.clone(),
+            (error, _) => error,
+        })?;
         let affinities = self.affinities(&request.node, family).await?;
         let (own, others): (Vec<_>, Vec<_>) = affinities
             .into_iter()

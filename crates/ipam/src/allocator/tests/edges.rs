@@ -395,3 +395,28 @@ fn pools_that_cannot_be_read_are_a_store_error_and_no_missing_pool() {
         assert_nobody_holds(&bench);
     }
 }
+
+#[test]
+fn a_pool_that_cannot_be_read_is_named_where_a_pool_is_missing_and_passed_over_elsewhere() {
+    // calico-ipam.md section 1.2: peers drop what does not parse; whoever looks for the address must hear of it
+    for bench in Bench::both() {
+        bench.put(Key::pool("broken").unwrap(), r#"{"kind":"IPPool","spec":{"cidr":"10.1.0.0/33"}}"#);
+        let request = pod("node-a", "aaaa", "web-0", "03:04:05");
+        let named = Request { pools4: Some(vec!["10.1.0.0/24".parse().unwrap()]), ..request.clone() };
+        for error in [
+            run(bench.ipam.auto_assign(&request)).unwrap_err(),
+            run(bench.ipam.auto_assign(&named)).unwrap_err(),
+            run(bench.ipam.assign_ip(&request, "10.1.0.20".parse().unwrap())).unwrap_err(),
+        ] {
+            assert!(matches!(error, IpamError::Corrupt { .. }), "{error}");
+            assert!(error.to_string().contains("ippools/broken is corrupt"), "{error}");
+        }
+        let bench = bench.pool("whole", "10.2.0.0/24", 29);
+        assert!(bench.assign(&request).unwrap()[0].starts_with("10.2.0."));
+        assert!(
+            run(bench.ipam.assign_ip(&pod("node-a", "b", "p", "03:04:05"), "10.2.0.9".parse().unwrap()))
+                .is_ok()
+        );
+        bench.check_consistent();
+    }
+}
