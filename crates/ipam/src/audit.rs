@@ -1,20 +1,26 @@
-//! What is wrong with a store's addresses: the records in, findings out (calico-ipam.md sections 1.3, 3.9, 5.2). Pure. For `russet ipam check`.
+//! What is wrong with a store's addresses: the records in, findings out (calico-ipam.md sections 1.3, 3.9, 5.2). Pure, but for `store`. For `russet ipam check`.
 //!
-//! The records should be of one moment: between two reads a living cluster moves a handle and its block, which would look like a fault.
+//! The records should be of one moment: between two reads a living cluster moves a handle and its block, which would look like a fault. They come one
+//! by one and are not kept: of an address 16 bytes stay, so that 10,000 full blocks fit into little memory. Blocks in which something is wrong are
+//! asked for a second time, for the words.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use russet_addr::{BlockCidr, Family};
-use russet_model::{
-    Affinity, AffinityState, Attribute, Block, Handle, HandleId, IpPool, Key, KeyKind, Node, WorkloadEndpoint,
-};
+use russet_model::{Affinity, AffinityState, Block, HandleId, IpPool, Key, KeyKind, Node, WorkloadEndpoint};
 use russet_store::Record;
 
 mod finding;
+mod lean;
+mod store;
 
 pub use finding::{Finding, Holder};
+pub use store::audit_store;
+
+use lean::Lean;
 
 /// What was looked at, and what was found.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -31,62 +37,76 @@ pub struct Audit {
     pub findings: Vec<Finding>,
 }
 
-/// Judges the records of a store; those of no concern here may be among them. One block is in memory decoded at a time.
+/// Judges the records of a store; those of no concern here may be among them.
 pub fn audit(records: &[Record]) -> Audit {
-    let mut index = Index::default();
-    for record in records {
-        index.add(record);
+    let mut auditor = Auditor::default();
+    let rank = |record: &Record| match record.key.kind() {
+        KeyKind::Block(_) => 1,
+        KeyKind::Handle(_) => 2,
+        _ => 0,
+    };
+    for wanted in 0..=2 {
+        records.iter().filter(|record| rank(record) == wanted).for_each(|record| auditor.add(record));
     }
-    index.overlaps();
-    for record in records {
-        if let KeyKind::Block(cidr) = record.key.kind() {
-            index.block(record, cidr);
-        }
-    }
-    index.finish()
+    let doubts: BTreeSet<Key> = auditor.doubts().into_iter().collect();
+    records.iter().filter(|record| doubts.contains(&record.key)).for_each(|record| auditor.again(record));
+    auditor.finish()
 }
 
-/// What is kept of the records until all of them were seen.
+/// Takes records one by one. Pools before blocks, and blocks before handles, which is the order of their keys; all else at any time.
 #[derive(Default)]
-struct Index {
+pub struct Auditor {
     audit: Audit,
     pools: Vec<IpNet>,
     /// Addresses that an endpoint or a node's tunnel has by its own record.
     named: BTreeSet<IpAddr>,
     /// A record that names addresses cannot be read, so that nothing is surely unused.
     blind: bool,
-    /// Every block by its key, with its owner once it was read.
+    /// Every block, with its owner where it could be read.
     blocks: BTreeMap<BlockCidr, Option<Option<String>>>,
+    /// The same in the order of reading: what `Taken` refers to.
+    numbered: Vec<BlockCidr>,
     /// Every claim by owner and block; none where its record cannot be read.
     claims: BTreeMap<(String, BlockCidr), Option<AffinityState>>,
-    /// Every handle; none where its record cannot be read.
-    handles: BTreeMap<HandleId, Option<(Handle, u64)>>,
-    /// How many addresses each handle has in each block.
-    held: BTreeMap<String, BTreeMap<BlockCidr, u64>>,
+    /// Every address that a handle has; sorted once the first handle comes.
+    taken: Vec<Taken>,
+    sorted: bool,
+    /// Random, so that nobody can make two names meet.
+    hasher: RandomState,
     /// Blocks that share addresses with another.
     shared: BTreeSet<BlockCidr>,
+    /// Addresses whose handles were not found, by block and ordinal, with the handle's hash.
+    unreached: BTreeMap<BlockCidr, BTreeMap<u16, u64>>,
     /// Who has an address of a shared block.
     owners: BTreeMap<IpAddr, Vec<(BlockCidr, Option<String>)>>,
-    /// Addresses whose handles were not found.
-    unreached: Vec<Finding>,
+    missing: Vec<Finding>,
+    handles: Vec<Finding>,
     outside: Vec<Finding>,
 }
 
-// === impl Index ===
+/// One address that a handle has. 640,000 of them are 10 MB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Taken {
+    /// Of the handle's name. Two of 640,000 meet in one audit of ten million.
+    hash: u64,
+    block: u32,
+    ordinal: u16,
+    /// Its handle's record was seen.
+    reached: bool,
+}
 
-impl Index {
-    /// Takes what is small; blocks have their turn later.
-    fn add(&mut self, record: &Record) {
+// === impl Auditor ===
+
+impl Auditor {
+    /// Takes a record.
+    pub fn add(&mut self, record: &Record) {
         match record.key.kind() {
-            KeyKind::Block(cidr) => _ = self.blocks.insert(cidr, None),
+            KeyKind::Block(cidr) => self.block(record, cidr),
             KeyKind::Affinity { node, block } => self.claim(format!("host:{node}"), block, record),
             KeyKind::VirtualAffinity { owner, block } => {
                 self.claim(format!("virtual:{owner}"), block, record);
             }
-            KeyKind::Handle(id) => {
-                let handle = self.kept(record, Handle::decode(&record.value));
-                self.handles.insert(id, handle.map(|handle| (handle, record.revision.0)));
-            }
+            KeyKind::Handle(id) => self.handle(record, id),
             KeyKind::Pool(_) => {
                 let pool = self.kept(record, IpPool::decode(&record.value));
                 self.pools.extend(pool.map(|pool| pool.spec.cidr));
@@ -110,6 +130,7 @@ impl Index {
     }
 
     fn claim(&mut self, owner: String, block: BlockCidr, record: &Record) {
+        self.audit.affinities += 1;
         let affinity = self.kept(record, Affinity::decode(&record.value));
         self.claims.insert((owner, block), affinity.map(|affinity| affinity.state));
     }
@@ -121,6 +142,82 @@ impl Index {
 
     fn unreadable(&mut self, key: &Key, reason: String) {
         self.audit.findings.push(Finding::Unreadable { key: key.clone(), reason });
+    }
+
+    fn block(&mut self, record: &Record, cidr: BlockCidr) {
+        self.audit.blocks += 1;
+        self.blocks.insert(cidr, None);
+        let Some(block) = self.kept(record, Lean::read(&record.value)) else { return };
+        if block.cidr != cidr {
+            return self.unreadable(&record.key, format!("block {} is stored there", block.cidr));
+        }
+        self.audit.allocations += block.used.len();
+        // Whether an address is in a pool is seldom a question of the address.
+        if !self.pools.iter().any(|pool| pool.contains(&cidr.net())) {
+            let inside = |address: IpAddr| self.pools.iter().any(|pool| pool.contains(&address));
+            let used = block.used.iter().filter_map(|(ordinal, _)| cidr.address(usize::from(*ordinal)));
+            let addresses = used.filter(|address| !inside(*address)).count();
+            if addresses > 0 {
+                self.outside.push(Finding::OutsidePools { block: cidr, addresses });
+            }
+        }
+        let number = u32::try_from(self.numbered.len()).unwrap_or(u32::MAX);
+        self.numbered.push(cidr);
+        for (ordinal, owner) in block.used {
+            let Some(handle) = owner.and_then(|owner| block.handles.get(owner)) else { continue };
+            let hash = self.hasher.hash_one(handle.as_ref());
+            self.taken.push(Taken { hash, block: number, ordinal, reached: false });
+        }
+        self.sorted = false;
+        self.blocks.insert(cidr, Some(block.affinity));
+    }
+
+    /// Whether a handle counts what the blocks hold.
+    fn handle(&mut self, record: &Record, id: HandleId) {
+        self.audit.handles += 1;
+        if !std::mem::replace(&mut self.sorted, true) {
+            self.taken.sort_unstable();
+        }
+        let hash = self.hasher.hash_one(id.as_str());
+        let start = self.taken.partition_point(|taken| taken.hash < hash);
+        let mut held: BTreeMap<BlockCidr, u64> = BTreeMap::new();
+        for taken in self.taken[start..].iter_mut().take_while(|taken| taken.hash == hash) {
+            taken.reached = true;
+            *held.entry(self.numbered[taken.block as usize]).or_default() += 1;
+        }
+        let Some(handle) = self.kept(record, lean::handle(&record.value)) else { return };
+        let unread = |block: &BlockCidr| self.blocks.get(block) == Some(&None);
+        if held.is_empty() {
+            if !handle.blocks().any(|block| unread(&block)) {
+                self.handles.push(Finding::HandleLeaked { handle: id, revision: record.revision.0 });
+            }
+            return;
+        }
+        let counted: BTreeSet<String> = handle.block.keys().cloned().collect();
+        for block in held.keys().map(ToString::to_string).collect::<BTreeSet<_>>().union(&counted) {
+            let counted = handle.block.get(block).copied().unwrap_or(0);
+            let cidr: Option<BlockCidr> = block.parse().ok();
+            let found = cidr.and_then(|cidr| held.get(&cidr)).copied().unwrap_or(0);
+            if counted != found && !cidr.is_some_and(|cidr| unread(&cidr)) {
+                let (handle, block) = (id.clone(), block.clone());
+                self.handles.push(Finding::HandleCount { handle, block, counted, held: found });
+            }
+        }
+    }
+
+    // === what is wrong, in words ===
+
+    /// The blocks that must be shown a second time, with [`again`](Self::again), because something about their addresses is wrong. Once, when all
+    /// records were added.
+    pub fn doubts(&mut self) -> Vec<Key> {
+        self.overlaps();
+        for taken in self.taken.iter().filter(|taken| !taken.reached) {
+            let block = self.numbered[taken.block as usize];
+            self.unreached.entry(block).or_default().insert(taken.ordinal, taken.hash);
+        }
+        self.taken = Vec::new();
+        let blocks: BTreeSet<&BlockCidr> = self.unreached.keys().chain(&self.shared).collect();
+        blocks.into_iter().map(|block| Key::block(*block)).collect()
     }
 
     /// Blocks are in the order of their addresses, the larger first: those that hold the present one are on the stack.
@@ -136,95 +233,52 @@ impl Index {
         }
     }
 
-    fn block(&mut self, record: &Record, cidr: BlockCidr) {
-        let Some(block) = self.kept(record, Block::decode(&record.value)) else { return };
-        if block.cidr != cidr {
-            return self.unreadable(&record.key, format!("block {} is stored there", block.cidr));
-        }
-        let mut outside = 0;
+    /// Looks at a block of [`doubts`](Self::doubts) again. What has changed meanwhile is no longer wrong.
+    pub fn again(&mut self, record: &Record) {
+        let Ok(block) = Block::decode(&record.value) else { return };
+        let cidr = block.cidr;
+        let unreached = self.unreached.remove(&cidr).unwrap_or_default();
         for ordinal in 0..cidr.size() {
             let (Some(owner), Some(address)) = (block.attribute(ordinal), cidr.address(ordinal)) else {
                 continue;
             };
             let handle = owner.handle_id.as_deref().map(HandleId::sanitized);
-            if handle.is_some_and(|handle| handle.eq_ignore_ascii_case(HandleId::WINDOWS_RESERVED)) {
+            if lean::is_reserved(handle) {
                 continue;
             }
-            self.audit.allocations += 1;
-            outside += usize::from(!self.pools.iter().any(|pool| pool.contains(&address)));
             if self.shared.contains(&cidr) {
                 self.owners.entry(address).or_default().push((cidr, handle.map(str::to_owned)));
             }
-            if let Some(handle) = handle.filter(|_| owner.released_at.is_none()) {
-                self.held(&block, owner, handle, address, block.sequence_number_of(ordinal));
+            let expected = u16::try_from(ordinal).ok().and_then(|ordinal| unreached.get(&ordinal));
+            let same = expected.copied() == handle.map(|handle| self.hasher.hash_one(handle));
+            if expected.is_none() || !same || owner.released_at.is_some() {
+                continue;
             }
+            // Tunnels and services have a `type`; not all of their records are read here, so theirs are never said to be leaked.
+            let known = self.blind || self.named.contains(&address) || owner.get("type").is_some();
+            self.missing.push(Finding::HandleMissing {
+                address,
+                block: cidr,
+                sequence_number: block.sequence_number_of(ordinal),
+                may_be_used: known,
+                holder: Holder::of(owner),
+            });
         }
-        if outside > 0 {
-            self.outside.push(Finding::OutsidePools { block: cidr, addresses: outside });
-        }
-        self.blocks.insert(cidr, Some(block.affinity));
     }
 
-    /// One address that a handle has.
-    fn held(&mut self, block: &Block, owner: &Attribute, handle: &str, address: IpAddr, number: u64) {
-        *self.held.entry(handle.to_owned()).or_default().entry(block.cidr).or_default() += 1;
-        if HandleId::new(handle).is_ok_and(|id| self.handles.contains_key(&id)) {
-            return;
-        }
-        // Tunnels and services have a `type`; not all of their records are read here, so theirs are never said to be leaked.
-        let known = self.blind || self.named.contains(&address) || owner.get("type").is_some();
-        self.unreached.push(Finding::HandleMissing {
-            address,
-            block: block.cidr,
-            sequence_number: number,
-            may_be_used: known,
-            holder: Holder::of(owner),
-        });
-    }
-
-    fn finish(mut self) -> Audit {
-        self.audit.blocks = self.blocks.len();
-        self.audit.handles = self.handles.len();
-        self.audit.affinities = self.claims.len();
+    /// The verdict.
+    pub fn finish(mut self) -> Audit {
         for (address, owners) in std::mem::take(&mut self.owners) {
             if owners.len() > 1 {
                 let (blocks, handles) = owners.into_iter().unzip();
                 self.audit.findings.push(Finding::DoubleOwner { address, blocks, handles });
             }
         }
-        self.audit.findings.append(&mut self.unreached);
-        self.handles();
+        self.audit.findings.append(&mut self.missing);
+        self.audit.findings.append(&mut self.handles);
         self.claims();
         self.audit.findings.append(&mut self.outside);
         self.audit
-    }
-
-    /// Whether the handles count what the blocks hold.
-    fn handles(&mut self) {
-        for (id, stored) in &self.handles {
-            let Some((handle, revision)) = stored else { continue };
-            let unread = handle.blocks().any(|block| self.blocks.get(&block) == Some(&None));
-            let held = self.held.get(id.as_str());
-            let Some(held) = held else {
-                if !unread {
-                    let (handle, revision) = (id.clone(), *revision);
-                    self.audit.findings.push(Finding::HandleLeaked { handle, revision });
-                }
-                continue;
-            };
-            let counted: BTreeSet<String> = handle.block.keys().cloned().collect();
-            for block in held.keys().map(ToString::to_string).collect::<BTreeSet<_>>().union(&counted) {
-                let counted = handle.block.get(block).copied().unwrap_or(0);
-                let cidr: Option<BlockCidr> = block.parse().ok();
-                let found = cidr.and_then(|cidr| held.get(&cidr)).copied().unwrap_or(0);
-                let unread = cidr.is_some_and(|cidr| self.blocks.get(&cidr) == Some(&None));
-                if counted != found && !unread {
-                    let block = block.clone();
-                    let finding = Finding::HandleCount { handle: id.clone(), block, counted, held: found };
-                    self.audit.findings.push(finding);
-                }
-            }
-        }
     }
 
     /// Whether claims and blocks agree about whom a block serves.

@@ -83,6 +83,14 @@ impl Store for Etcd {
         Box::pin(range::list(&self.client, prefix))
     }
 
+    fn scan<'a>(
+        &'a self,
+        prefix: &'a Prefix,
+        take: &'a mut dyn FnMut(Record),
+    ) -> BoxFuture<'a, Result<Revision, StoreError>> {
+        Box::pin(range::scan(&self.client, prefix, take))
+    }
+
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
         Box::pin(self.commit_steps(steps))
     }

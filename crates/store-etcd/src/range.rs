@@ -18,6 +18,8 @@ const FIRST_PAGE: usize = 16;
 /// Most records in a page. Also what a page grows by, at most, is fourfold: small records may be followed by large ones.
 const MAX_PAGE: usize = 10_000;
 const MAX_GROWTH: usize = 4;
+/// Turns of the runtime that a request gets to leave before something else has the thread.
+const SENDING_STEPS: usize = 4;
 /// Listings begun anew because the log was compacted under them. Compactions are minutes apart, pages milliseconds.
 const MAX_RESTARTS: usize = 5;
 
@@ -34,8 +36,9 @@ pub(crate) async fn list(client: &Client, prefix: &Prefix) -> Result<Snapshot, S
     let mut backoff = Backoff::new();
     let mut restarts = 0;
     loop {
-        match pages(client, prefix).await {
-            Ok(snapshot) => return Ok(snapshot),
+        let mut records = Vec::new();
+        match pages(client, prefix, &mut |record| records.push(record)).await {
+            Ok(revision) => return Ok(Snapshot { records, revision }),
             Err(failure) if failure.class == Class::Compacted && restarts < MAX_RESTARTS => restarts += 1,
             Err(failure) => return Err(failure.told(format!("list {prefix}"), Effect::Read)),
         }
@@ -43,26 +46,53 @@ pub(crate) async fn list(client: &Client, prefix: &Prefix) -> Result<Snapshot, S
     }
 }
 
-async fn pages(client: &Client, prefix: &Prefix) -> Result<Snapshot, Failure> {
+/// Hands out all records under a prefix, as they were at one moment, holding two pages at a time. A log that is compacted meanwhile fails it.
+pub(crate) async fn scan(
+    client: &Client,
+    prefix: &Prefix,
+    take: &mut dyn FnMut(Record),
+) -> Result<Revision, StoreError> {
+    let scanned = pages(client, prefix, take).await;
+    scanned.map_err(|failure| failure.told(format!("scan {prefix}"), Effect::Read))
+}
+
+async fn pages<F: FnMut(Record) + ?Sized>(
+    client: &Client,
+    prefix: &Prefix,
+    take: &mut F,
+) -> Result<Revision, Failure> {
     let (key, range_end) = range_of(prefix);
     let limit = i64::try_from(FIRST_PAGE).unwrap_or(1);
     let mut request = RangeRequest { key, range_end, limit, ..RangeRequest::default() };
-    let mut records = Vec::new();
-    loop {
-        let answer = page(client, &request).await?;
-        if request.revision == 0 {
-            request.revision = answer.header.map_or(0, |header| header.revision);
-        }
+    let mut answer = page(client, &request).await?;
+    request.revision = answer.header.as_ref().map_or(0, |header| header.revision);
+    while answer.more {
         let last = answer.kvs.last().map(|kv| kv.key.clone());
         request.limit = next_limit(request.limit, &answer.kvs);
-        let more = answer.more;
-        records.extend(answer.kvs.into_iter().filter_map(record));
-        if !more {
-            return Ok(Snapshot { records, revision: revision(request.revision) });
-        }
         // The smallest key above the last one.
         request.key = last.ok_or_else(|| Failure::nonsense("etcd", "an empty page with more to follow"))?;
         request.key.push(0);
+        // The member works on the next page while this one is taken.
+        let mut next = std::pin::pin!(page(client, &request));
+        let early = tokio::select! {
+            biased;
+            next = &mut next => Some(next?),
+            () = until_sent() => None,
+        };
+        answer.kvs.into_iter().filter_map(record).for_each(&mut *take);
+        answer = match early {
+            Some(answer) => answer,
+            None => next.await?,
+        };
+    }
+    answer.kvs.into_iter().filter_map(record).for_each(take);
+    Ok(revision(request.revision))
+}
+
+/// Lets the tasks of the connection, two in a row, take up a request. Should more be needed, the request leaves later: a loss of time only.
+async fn until_sent() {
+    for _ in 0..SENDING_STEPS {
+        tokio::task::yield_now().await;
     }
 }
 

@@ -207,6 +207,15 @@ impl Embedded {
         self.inner.shared.read(&query).map_err(|error| classify(error, &operation()))
     }
 
+    /// Reads row by row, on this thread. After a disk error it is not done again, because rows were handed out.
+    async fn scan_rows(&self, prefix: &Prefix, take: &mut dyn FnMut(Record)) -> Result<Revision, StoreError> {
+        let operation = || format!("scan {prefix}");
+        // As every read: after abandoned commits, and from a file that can be read.
+        self.read(operation, tables::revision).await?;
+        let scanned = self.inner.shared.read(|transaction| tables::scan(transaction, prefix, take));
+        scanned.map_err(|error| classify(error, &operation()))
+    }
+
     /// Hands a commit to the writer, in the order of the calls.
     pub(crate) fn submit(&self, steps: Vec<Step>) -> Result<Waiting, CommitError> {
         check_steps(&steps)?;
@@ -296,6 +305,14 @@ impl Store for Embedded {
         )
     }
 
+    fn scan<'a>(
+        &'a self,
+        prefix: &'a Prefix,
+        take: &'a mut dyn FnMut(Record),
+    ) -> BoxFuture<'a, Result<Revision, StoreError>> {
+        Box::pin(self.scan_rows(prefix, take))
+    }
+
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
         Box::pin(async move {
             let count = steps.len();
@@ -349,7 +366,10 @@ impl Drop for Inner {
 // === impl Shared ===
 
 impl Shared {
-    fn read<T>(&self, query: impl Fn(&ReadTransaction) -> Result<T, redb::Error>) -> Result<T, redb::Error> {
+    fn read<T>(
+        &self,
+        query: impl FnOnce(&ReadTransaction) -> Result<T, redb::Error>,
+    ) -> Result<T, redb::Error> {
         let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
         let database = database.as_ref().ok_or(redb::Error::PreviousIo)?;
         query(&database.begin_read()?)

@@ -198,6 +198,14 @@ impl Store for Access {
         self.store().list(prefix)
     }
 
+    fn scan<'a>(
+        &'a self,
+        prefix: &'a Prefix,
+        take: &'a mut dyn FnMut(Record),
+    ) -> BoxFuture<'a, Result<Revision, StoreError>> {
+        self.store().scan(prefix, take)
+    }
+
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
         self.store().commit(steps)
     }

@@ -25,6 +25,20 @@ pub trait Store {
     /// Reads every record under a prefix, at one moment.
     fn list<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Snapshot, StoreError>>;
 
+    /// Hands every record under a prefix to `take`, as they were at one moment, and answers with that moment: for listings that would fill memory.
+    /// In key order. Where it fails, what was handed out before counts for nothing: begin anew.
+    fn scan<'a>(
+        &'a self,
+        prefix: &'a Prefix,
+        take: &'a mut dyn FnMut(Record),
+    ) -> BoxFuture<'a, Result<Revision, StoreError>> {
+        Box::pin(async move {
+            let Snapshot { records, revision } = self.list(prefix).await?;
+            records.into_iter().for_each(take);
+            Ok(revision)
+        })
+    }
+
     /// Executes guarded steps in order and answers with each one's revision. Atomic engines: all or nothing. Others stop at the first
     /// failure, and `done` says how many surely took effect. Once the future was polled the commit may happen even if it is then dropped.
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>>;

@@ -13,6 +13,7 @@ pub(super) const CASES: &[(&str, Case)] = &[
     ("a_failed_guard_anywhere_leaves_nothing", |bench| Box::pin(all_or_nothing(bench))),
     ("the_largest_commit_fits", |bench| Box::pin(largest(bench))),
     ("nobody_sees_half_a_commit", |bench| Box::pin(no_half_commit(bench))),
+    ("a_scan_sees_one_moment", |bench| Box::pin(one_moment(bench))),
 ];
 
 async fn one_revision(bench: &Bench<'_>) {
@@ -107,6 +108,38 @@ async fn no_half_commit(bench: &Bench<'_>) {
             () = tokio::task::yield_now() => {}
         }
     }
+}
+
+/// Records between the two that change together: several pages of any engine. Scans of them.
+const BETWEEN: usize = 400;
+const SCANS: usize = 10;
+
+async fn one_moment(bench: &Bench<'_>) {
+    let all: Vec<usize> = (0..=BETWEEN).collect();
+    for chunk in all.chunks(MAX_STEPS) {
+        bench.store.commit(chunk.iter().map(|n| Step::create(key(*n), value(0))).collect()).await.unwrap();
+    }
+    let writer = bench.subject.store();
+    let write = async {
+        for round in 1.. {
+            let steps = [0, BETWEEN].map(|n| Step::put(key(n), value(round)));
+            writer.commit(steps.into()).await.unwrap();
+        }
+    };
+    let scans = async {
+        for _ in 0..SCANS {
+            let mut counts = Vec::new();
+            let take = &mut |record: crate::Record| counts.push(count(&record.value));
+            bench.store.scan(&Prefix::handles(), take).await.unwrap();
+            assert_eq!((counts.len(), counts[0]), (BETWEEN + 1, counts[BETWEEN]));
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = write => {}
+        () = scans => {}
+    }
+    assert!(bench.count(0).await > Some(0), "somebody wrote meanwhile");
 }
 
 async fn transfer(store: Rc<dyn Store>, mut chance: Chance) {

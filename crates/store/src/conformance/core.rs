@@ -15,6 +15,7 @@ pub(super) const CASES: &[(&str, Case)] = &[
     ("delete_with_and_without_a_revision", |bench| Box::pin(delete(bench))),
     ("put_writes_whatever_is_there", |bench| Box::pin(put(bench))),
     ("list_is_in_key_order_and_complete", |bench| Box::pin(list(bench))),
+    ("a_scan_hands_out_what_a_list_answers", |bench| Box::pin(scan(bench))),
     ("node1_does_not_list_node10", |bench| Box::pin(terminating_slash(bench))),
     ("commits_that_no_engine_can_do_are_invalid", |bench| Box::pin(invalid(bench))),
     ("a_failed_commit_says_how_far_it_came", |bench| Box::pin(how_far(bench))),
@@ -90,6 +91,25 @@ async fn list(bench: &Bench<'_>) {
         assert!(record.revision <= snapshot.revision);
         assert_eq!(bench.store.get(&record.key).await.unwrap().as_ref(), Some(record));
     }
+}
+
+/// More than one page of any engine, and their neighbours before and after.
+const SCANNED: usize = 300;
+
+async fn scan(bench: &Bench<'_>) {
+    let nothing = bench.store.scan(&Prefix::handles(), &mut |record| panic!("{record:?}")).await.unwrap();
+    assert_eq!(nothing, bench.store.list(&Prefix::handles()).await.unwrap().revision);
+    bench.one(Step::create(Key::ipam_config(), "{}")).await;
+    bench.one(Step::create(Key::ipam_host(&NodeName::new("node1").unwrap()), "{}")).await;
+    let all: Vec<usize> = (0..SCANNED).collect();
+    for chunk in all.chunks(MAX_STEPS) {
+        bench.store.commit(chunk.iter().map(|n| Step::create(key(*n), value(*n))).collect()).await.unwrap();
+    }
+    let mut records = Vec::new();
+    let revision = bench.store.scan(&Prefix::handles(), &mut |record| records.push(record)).await.unwrap();
+    let listed = bench.store.list(&Prefix::handles()).await.unwrap();
+    assert_eq!((records.len(), revision), (SCANNED, listed.revision));
+    assert_eq!(records, listed.records);
 }
 
 async fn terminating_slash(bench: &Bench<'_>) {

@@ -80,16 +80,26 @@ pub(super) fn get(transaction: &ReadTransaction, key: &Key) -> Result<Option<Rec
 }
 
 pub(super) fn list(transaction: &ReadTransaction, prefix: &Prefix) -> Result<Snapshot, redb::Error> {
-    let table = transaction.open_table(RECORDS)?;
     let mut records = Vec::new();
+    let revision = scan(transaction, prefix, &mut |record| records.push(record))?;
+    Ok(Snapshot { records, revision })
+}
+
+/// Hands out every record under a prefix, row by row.
+pub(super) fn scan(
+    transaction: &ReadTransaction,
+    prefix: &Prefix,
+    take: &mut dyn FnMut(Record),
+) -> Result<Revision, redb::Error> {
+    let table = transaction.open_table(RECORDS)?;
     for row in table.range(prefix.as_str()..)? {
         let (key, value) = row?;
         if !key.value().starts_with(prefix.as_str()) {
             break;
         }
-        records.push(record(key.value(), value.value()));
+        take(record(key.value(), value.value()));
     }
-    Ok(Snapshot { records, revision: revision(transaction)? })
+    revision(transaction)
 }
 
 /// What came after `since`, and the revision up to which it was read.

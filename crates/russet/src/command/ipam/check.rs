@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-use russet_ipam::audit::{Audit, Finding, audit};
-use russet_model::Prefix;
+use russet_ipam::audit::{Audit, Finding, audit_store};
 use serde::{Deserialize, Serialize};
 
 use super::super::{Failure, PROBLEMS};
@@ -38,22 +37,12 @@ pub struct Entry {
     text: String,
 }
 
-/// Where the allocator's records are. All of them are read at one revision: a handle and its block are written together.
-const IPAM: &str = "/calico/ipam/v2/";
-
 /// Looks, and says what it found.
 pub async fn run(place: &Place, args: OutputArgs) -> Result<ExitCode, Failure> {
-    // Endpoints and nodes come first: one that goes away after that is still named.
-    let mut records = Vec::new();
-    for prefix in [Prefix::pools(), Prefix::nodes(), Prefix::workload_endpoints()] {
-        records.extend(place.store.list(&prefix).await?.records);
-    }
-    let snapshot = place.store.list(&Prefix::from_stored(IPAM)).await?;
-    records.extend(snapshot.records);
-    let audit = audit(&records);
+    let (audit, revision) = audit_store(&*place.store).await?;
     let found = !audit.findings.is_empty();
     output::print(&match args.format {
-        Format::Json => output::json(&Report::new(audit, snapshot.revision.0)),
+        Format::Json => output::json(&Report::new(audit, revision.0)),
         Format::Table => text(&audit),
     });
     Ok(if found { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS })

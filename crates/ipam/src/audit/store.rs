@@ -1,0 +1,45 @@
+//! The audit of a whole store, record by record: what `russet ipam check` runs. Writes nothing.
+
+use russet_model::Prefix;
+use russet_store::{Record, Revision, Store, StoreError};
+
+use super::{Audit, Auditor};
+use crate::IpamError;
+
+/// Where the allocator's records are. All of them are read at one revision: a handle and its block are written together.
+const IPAM: &str = "/calico/ipam/v2/";
+/// How often a scan is begun anew because the store forgot that revision meanwhile. Compactions are minutes apart, a scan takes seconds.
+const SCANS_MAX: u32 = 3;
+
+/// Looks at everything, and answers with the revision at which the allocator's records were read.
+pub async fn audit_store(store: &dyn Store) -> Result<(Audit, Revision), IpamError> {
+    let mut scans = 0;
+    loop {
+        let mut auditor = Auditor::default();
+        // Endpoints and nodes come first: one that goes away after that is still named.
+        for prefix in [Prefix::pools(), Prefix::nodes(), Prefix::workload_endpoints()] {
+            scan(store, &prefix, &mut auditor).await.map_err(|error| failed(&prefix, error))?;
+        }
+        let prefix = Prefix::from_stored(IPAM);
+        scans += 1;
+        let revision = match scan(store, &prefix, &mut auditor).await {
+            Ok(revision) => revision,
+            Err(error) if error.retryable() && scans < SCANS_MAX => continue,
+            Err(error) => return Err(failed(&prefix, error)),
+        };
+        for key in auditor.doubts() {
+            let record = store.get(&key).await;
+            let record = record.map_err(|error| IpamError::store(format!("read {key}"), error))?;
+            record.iter().for_each(|record| auditor.again(record));
+        }
+        return Ok((auditor.finish(), revision));
+    }
+}
+
+async fn scan(store: &dyn Store, prefix: &Prefix, auditor: &mut Auditor) -> Result<Revision, StoreError> {
+    store.scan(prefix, &mut |record: Record| auditor.add(&record)).await
+}
+
+fn failed(prefix: &Prefix, error: StoreError) -> IpamError {
+    IpamError::store(format!("scan {prefix}"), error)
+}
