@@ -32,7 +32,7 @@ usage: cargo xtask COMMAND
   sim [--seeds N] [--seed S] [--writers ours|mixed] [--mode atomic|one-by-one]   simulated clusters; --help for more
   soak                                   2,000 seeds of each kind of simulated cluster
 
-layers: format lint unit budget kernel program
+layers: format lint unit sim budget kernel program
 benches: cni ipam
 ";
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::artifacts;
 use crate::dist;
 use crate::process::{self, Ended};
+use crate::sim;
 use crate::suite::report::Tally;
 
 /// One kind of test and how to run it.
@@ -27,6 +28,12 @@ pub const LAYERS: &[Layer] = &[
     Layer { name: "format", about: "cargo fmt --check", needs_root: false, run: format },
     Layer { name: "lint", about: "clippy, every warning an error", needs_root: false, run: lint },
     Layer { name: "unit", about: "plain cargo test: no root, no tools", needs_root: false, run: unit },
+    Layer {
+        name: "sim",
+        about: "simulated clusters, ours and mixed: 200 seeds of each kind",
+        needs_root: false,
+        run: simulate,
+    },
     Layer {
         name: "budget",
         about: "russet-cni as users get it: static and small",
@@ -72,6 +79,12 @@ fn lint(scope: &Scope, tally: &mut Tally) {
 fn unit(scope: &Scope, tally: &mut Tally) {
     let mut test = scope.cargo("test", None);
     tests(test.arg("--no-fail-fast").args(["--", "--show-output"]), tally);
+}
+
+fn simulate(scope: &Scope, tally: &mut Tally) {
+    if scope.includes("russet-sim") {
+        step(&mut sim::suite(), tally);
+    }
 }
 
 fn budget(scope: &Scope, tally: &mut Tally) {
