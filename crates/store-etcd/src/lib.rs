@@ -1,6 +1,7 @@
-//! The etcd v3 engine of the store (DESIGN.md section 3): what `russet agent` and `russet ipam` hold when the location is `etcd:...`.
+//! The etcd engines of the store (DESIGN.md section 3): [`Etcd`] for v3, what `russet agent` and `russet ipam` hold when the location is
+//! `etcd:...`, and [`EtcdV2`] for the keys API of old peers.
 //!
-//! One commit is one guarded transaction, one watch survives whatever happens to members and connections, and a transaction whose
+//! On v3 one commit is one guarded transaction, one watch survives whatever happens to members and connections, and a transaction whose
 //! outcome nobody knows is never repeated. Records are what Calico writes (calico-ipam.md 1.1 and 2.1), so Go peers share them.
 
 mod auth;
@@ -15,9 +16,11 @@ mod proto;
 mod range;
 mod secret;
 mod settings;
+mod v2;
 mod watch;
 
 pub use engine::Etcd;
 pub use failure::EtcdError;
 pub use secret::Secret;
 pub use settings::{CALL_DEADLINE, LOCATION_SCHEME, Settings, SettingsError};
+pub use v2::{EtcdV2, Life};

@@ -13,6 +13,7 @@ mod proxy;
 mod server;
 mod silence;
 mod tls;
+mod v2;
 mod volume;
 mod watch;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use russet_model::Prefix;
 use russet_store::{Step, Store, StoreError};
-use russet_store_etcd::{Etcd, Settings, SettingsError};
+use russet_store_etcd::{Etcd, EtcdV2, Settings, SettingsError};
 use russet_testkit::run;
 
 use crate::key;
@@ -55,7 +55,7 @@ fn secured() -> (Cluster, Settings) {
     let etcdctl: Vec<String> = files(["cacert", "cert", "key"], ["ca.pem", "client.pem", "client.key"]);
     let mut server: Vec<String> =
         files(["trusted-ca-file", "cert-file", "key-file"], ["ca.pem", "server.pem", "server.key"]);
-    server.push("--client-cert-auth".to_owned());
+    server.extend(["--client-cert-auth".to_owned(), "--enable-v2".to_owned()]);
     let cluster = Cluster::start_in(directory, 1, "https", |_| server.clone(), etcdctl);
     let settings = Settings {
         ca: Some(cluster.path().join("ca.pem")),
@@ -91,6 +91,31 @@ async fn certificates_of_both_sides_are_checked() {
     refusal(Settings { cert: file("intruder.pem"), key: file("intruder.key"), ..settings.clone() }).await;
     let named = Settings { server_name: Some("localhost".into()), ..settings };
     assert!(Etcd::connect(named).unwrap().get(&key(1)).await.unwrap().is_some());
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd, openssl"]
+async fn the_v2_engine_checks_certificates_of_both_sides_too() {
+    let (cluster, settings) = secured();
+    let store = EtcdV2::connect(settings.clone()).unwrap();
+    store.commit(vec![Step::create(key(1), "x")]).await.unwrap();
+    assert_eq!(store.list(&Prefix::handles()).await.unwrap().records.len(), 1);
+    let file = |name: &str| Some(cluster.path().join(name));
+    let named = Settings { server_name: Some("localhost".into()), ..settings.clone() };
+    assert!(EtcdV2::connect(named).unwrap().get(&key(1)).await.unwrap().is_some());
+    for wrong in [
+        Settings { ca: file("stranger.pem"), ..settings.clone() },
+        Settings { server_name: Some("etcd.example".into()), ..settings.clone() },
+        Settings { cert: None, key: None, ..settings.clone() },
+        Settings { cert: file("intruder.pem"), key: file("intruder.key"), ..settings.clone() },
+    ] {
+        let error = EtcdV2::connect(wrong).unwrap().get(&key(1)).await.unwrap_err();
+        assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+    }
+    let missing = Settings { ca: file("no-such.pem"), ..settings.clone() };
+    assert!(matches!(EtcdV2::connect(missing).unwrap_err(), SettingsError::File { .. }));
+    let confused = Settings { key: settings.cert.clone(), ..settings };
+    assert!(matches!(EtcdV2::connect(confused).unwrap_err(), SettingsError::Tls { .. }));
 }
 
 #[tokio::test]

@@ -1,0 +1,96 @@
+//! Questions to the cluster: one member after another, within a deadline, and never twice what must not be done twice.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::backoff::Backoff;
+use crate::failure::{Effect, Failure};
+use crate::v2::answer::Reply;
+use crate::v2::http::{Members, Opened, Question};
+use crate::{Settings, SettingsError};
+
+/// A request that may be repeated gives up on a silent member after this part of its deadline, so that another can still answer in time.
+const PATIENCE_PARTS: u32 = 3;
+
+/// What all clones of one engine share.
+pub(crate) struct Client {
+    pub(crate) settings: Settings,
+    pub(crate) members: Members,
+}
+
+// === impl Client ===
+
+impl Client {
+    pub(crate) fn new(settings: Settings) -> Result<Self, SettingsError> {
+        settings.check()?;
+        let members = Members::new(&settings)?;
+        Ok(Self { settings, members })
+    }
+
+    /// How long a member may be silent before a repeatable request goes to another.
+    pub(crate) fn patience(&self) -> Duration {
+        self.settings.deadline / PATIENCE_PARTS
+    }
+
+    /// Asks one member after another until one answers, the deadline passes, or asking again is out of the question.
+    pub(crate) async fn call(&self, effect: Effect, question: &Question) -> Result<Reply, Failure> {
+        let deadline = Instant::now() + self.settings.deadline;
+        let mut backoff = Backoff::new();
+        let mut unknown = false;
+        for tries in 1.. {
+            let turn = self.members.turn();
+            let mut failure = match self.attempt(effect, deadline, turn, question).await {
+                Ok(reply) => return Ok(reply),
+                Err(failure) => failure,
+            };
+            tracing::debug!(error = %failure.error, "etcd v2 member left");
+            self.members.leave(turn);
+            failure.after_unknown = unknown;
+            unknown |= failure.class == crate::failure::Class::Ambiguous;
+            if !failure.class.worth_another_try(effect) {
+                return Err(failure);
+            }
+            // Another member is asked at once; only after a full round is there a reason to wait.
+            let pause = if tries % self.members.count() == 0 { backoff.pause() } else { Duration::ZERO };
+            if Instant::now() + pause >= deadline {
+                return Err(failure);
+            }
+            tokio::time::sleep(pause).await;
+        }
+        Err(Failure::unreachable("etcd", "nobody was asked"))
+    }
+
+    /// One try at one member. A body may take as long as it keeps coming: a listing of a large store takes seconds.
+    async fn attempt(
+        &self,
+        effect: Effect,
+        deadline: Instant,
+        turn: usize,
+        question: &Question,
+    ) -> Result<Reply, Failure> {
+        // Giving up early on what cannot be asked twice would only turn an answer into a doubt.
+        let until = match effect {
+            Effect::Once => deadline,
+            Effect::Read | Effect::Idempotent => deadline.min(Instant::now() + self.patience()),
+        };
+        let opened = self.ask(turn, until, question).await?;
+        let (status, index) = (opened.status, opened.index);
+        let body = self.members.finish(turn, opened, self.patience()).await?;
+        Reply::read(self.members.endpoint(turn), status, index, &body)
+    }
+
+    /// Sends a question to one member and waits for the head of its answer.
+    pub(crate) async fn ask(
+        &self,
+        turn: usize,
+        until: Instant,
+        question: &Question,
+    ) -> Result<Opened, Failure> {
+        let begun = Instant::now();
+        match tokio::time::timeout_at(until, self.members.ask(&self.settings, turn, question)).await {
+            Ok(opened) => opened,
+            Err(_) => Err(Failure::silence(self.members.endpoint(turn), begun.elapsed())),
+        }
+    }
+}

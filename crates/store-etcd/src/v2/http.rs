@@ -1,0 +1,309 @@
+//! Connections to members over HTTP/1.1: opened when needed, kept while they work, with and without TLS. The v2 API knows nothing newer.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use base64::Engine as _;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::SendRequest;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::{Method, Request, Response};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tonic::transport::Uri;
+
+use crate::backoff::random;
+use crate::failure::{Class, Failure, chain};
+use crate::{Settings, SettingsError};
+
+/// Longest wait for a connection, TLS included, before another member is tried. Within a site it takes milliseconds.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Connections to one member that are kept while nobody uses them: a few requests at once, beside the watches.
+const IDLE_MAX: usize = 4;
+/// Largest answer: a listing of ten thousand full blocks (200 MB, a third more as a string within JSON), twice.
+const ANSWER_MAX_BYTES: usize = 512 << 20;
+/// The header that says how far the store was.
+const INDEX: &str = "x-etcd-index";
+
+/// One request, to be asked of any member.
+#[derive(Debug, Clone)]
+pub(crate) struct Question {
+    pub(crate) method: Method,
+    /// Path and query.
+    pub(crate) target: String,
+    /// A form.
+    pub(crate) form: Option<Bytes>,
+}
+
+/// The members, and which one is asked first.
+pub(crate) struct Members {
+    slots: Vec<Slot>,
+    /// Counts up for ever; modulo the number of slots it is the one in use.
+    current: AtomicUsize,
+    authorization: Option<String>,
+}
+
+struct Slot {
+    endpoint: String,
+    idle: Mutex<Vec<Line>>,
+}
+
+type Line = SendRequest<Full<Bytes>>;
+
+/// An answer whose body is still to come.
+pub(crate) struct Opened {
+    pub(crate) status: u16,
+    pub(crate) index: u64,
+    body: Incoming,
+    line: Line,
+}
+
+// === impl Question ===
+
+impl Question {
+    pub(crate) fn get(target: String) -> Self {
+        Self { method: Method::GET, target, form: None }
+    }
+}
+
+// === impl Members ===
+
+impl Members {
+    /// Refuses settings whose certificates cannot be used; connects to nothing.
+    pub(crate) fn new(settings: &Settings) -> Result<Self, SettingsError> {
+        for endpoint in &settings.endpoints {
+            tls(settings, endpoint)?;
+        }
+        let slot = |endpoint: &String| Slot { endpoint: endpoint.clone(), idle: Mutex::default() };
+        let slots: Vec<Slot> = settings.endpoints.iter().map(slot).collect();
+        // A thousand nodes with the same list shall not all ask its first member.
+        let first = random() % slots.len().max(1) as u64;
+        let credentials = settings.username.as_ref().zip(settings.password.as_ref());
+        let authorization = credentials.map(|(name, password)| {
+            let pair = format!("{name}:{}", password.reveal());
+            format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(pair))
+        });
+        Ok(Self { slots, current: AtomicUsize::new(usize::try_from(first).unwrap_or(0)), authorization })
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whose turn it is.
+    pub(crate) fn turn(&self) -> usize {
+        self.current.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn endpoint(&self, turn: usize) -> &str {
+        &self.slot(turn).endpoint
+    }
+
+    fn slot(&self, turn: usize) -> &Slot {
+        &self.slots[turn % self.slots.len()]
+    }
+
+    /// Something failed there: the next call goes to another member. Only the first of those who complain about the same turn moves on.
+    pub(crate) fn leave(&self, turn: usize) {
+        // What was idle there is as suspect as what failed.
+        self.idle(turn).clear();
+        let _ =
+            self.current.compare_exchange(turn, turn.wrapping_add(1), Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    fn idle(&self, turn: usize) -> std::sync::MutexGuard<'_, Vec<Line>> {
+        // Nothing panics while holding it; and a list of connections cannot be half-written.
+        self.slot(turn).idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a question and waits for the head of the answer.
+    pub(crate) async fn ask(
+        &self,
+        settings: &Settings,
+        turn: usize,
+        question: &Question,
+    ) -> Result<Opened, Failure> {
+        let endpoint = self.endpoint(turn);
+        let mut line = match self.kept(turn).await {
+            Some(line) => line,
+            None => open(settings, endpoint).await?,
+        };
+        let request = self.request(endpoint, question)?;
+        match line.try_send_request(request).await {
+            Ok(answer) => Ok(Opened::new(answer, line)),
+            Err(mut unsent) => {
+                let surely_not = unsent.take_message().is_some();
+                let class = if surely_not { Class::NotDone } else { Class::Ambiguous };
+                Err(Failure::new(class, endpoint, with_causes(unsent.error()), true))
+            }
+        }
+    }
+
+    /// An idle connection that is not known to be closed.
+    async fn kept(&self, turn: usize) -> Option<Line> {
+        loop {
+            let mut line = self.idle(turn).pop()?;
+            // Lets the connection's task see an end that has come in the meantime.
+            if line.ready().await.is_ok() && !line.is_closed() {
+                return Some(line);
+            }
+        }
+    }
+
+    fn request(&self, endpoint: &str, question: &Question) -> Result<Request<Full<Bytes>>, Failure> {
+        let host = endpoint.split_once("://").map_or(endpoint, |(_, host)| host);
+        let mut request =
+            Request::builder().method(&question.method).uri(&question.target).header(HOST, host);
+        if question.form.is_some() {
+            request = request.header(CONTENT_TYPE, "application/x-www-form-urlencoded");
+        }
+        if let Some(authorization) = &self.authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        let body = Full::new(question.form.clone().unwrap_or_default());
+        request.body(body).map_err(|error| Failure::new(Class::Refused, endpoint, error.to_string(), false))
+    }
+
+    /// Reads the body; the connection is kept for the next request. `patience` is for each piece of it.
+    pub(crate) async fn finish(
+        &self,
+        turn: usize,
+        mut opened: Opened,
+        patience: Duration,
+    ) -> Result<Bytes, Failure> {
+        let endpoint = self.endpoint(turn);
+        let broken = |said: String| Failure::new(Class::Ambiguous, endpoint, said, true);
+        let mut all: Vec<u8> = Vec::new();
+        loop {
+            let frame = match tokio::time::timeout(patience, opened.body.frame()).await {
+                Ok(None) => break,
+                Ok(Some(Ok(frame))) => frame,
+                Ok(Some(Err(error))) => return Err(broken(with_causes(&error))),
+                Err(_) => return Err(Failure::silence(endpoint, patience)),
+            };
+            let Ok(data) = frame.into_data() else { continue };
+            if all.len() + data.len() > ANSWER_MAX_BYTES {
+                return Err(Failure::nonsense(endpoint, "an answer above 512 MiB"));
+            }
+            all.extend_from_slice(&data);
+        }
+        let mut idle = self.idle(turn);
+        if idle.len() < IDLE_MAX {
+            idle.push(opened.line);
+        }
+        Ok(all.into())
+    }
+}
+
+// === impl Opened ===
+
+impl Opened {
+    fn new(answer: Response<Incoming>, line: Line) -> Self {
+        let index = answer.headers().get(INDEX).and_then(|value| value.to_str().ok()?.parse().ok());
+        Self { status: answer.status().as_u16(), index: index.unwrap_or(0), body: answer.into_body(), line }
+    }
+}
+
+async fn open(settings: &Settings, endpoint: &str) -> Result<Line, Failure> {
+    match tokio::time::timeout(CONNECT_TIMEOUT, connect(settings, endpoint)).await {
+        Ok(line) => line,
+        Err(_) => Err(Failure::unreachable(endpoint, format!("no connection within {CONNECT_TIMEOUT:?}"))),
+    }
+}
+
+async fn connect(settings: &Settings, endpoint: &str) -> Result<Line, Failure> {
+    let unreachable = |reason: String| Failure::unreachable(endpoint, reason);
+    let (host, port) = address(endpoint).ok_or_else(|| unreachable("no host and port".to_owned()))?;
+    // The files are read here and now: certificates get renewed.
+    let secured = tls(settings, endpoint).map_err(|error| unreachable(error.to_string()))?;
+    let tcp = TcpStream::connect((host.as_str(), port)).await.map_err(|e| unreachable(e.to_string()))?;
+    // One small request, one small answer: waiting to fill a segment only costs time. Failing to say so does no harm.
+    let _ = tcp.set_nodelay(true);
+    let Some((connector, name)) = secured else { return handshake(endpoint, tcp).await };
+    let stream = connector.connect(name, tcp).await.map_err(|error| unreachable(with_causes(&error)))?;
+    handshake(endpoint, stream).await
+}
+
+async fn handshake<S>(endpoint: &str, stream: S) -> Result<Line, Failure>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let (line, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| Failure::unreachable(endpoint, with_causes(&error)))?;
+    // Ends with the connection, or when the last handle to it is dropped.
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::trace!(%error, "etcd v2 connection");
+        }
+    });
+    tracing::debug!(endpoint, "etcd v2 connected");
+    Ok(line)
+}
+
+/// Host, without brackets, and port of an endpoint that the settings have checked.
+fn address(endpoint: &str) -> Option<(String, u16)> {
+    let uri: Uri = endpoint.parse().ok()?;
+    let host = uri.host()?.trim_start_matches('[').trim_end_matches(']').to_owned();
+    Some((host, uri.port_u16()?))
+}
+
+/// What TLS needs for an endpoint, with the certificates as the files have them now; none over http.
+fn tls(
+    settings: &Settings,
+    endpoint: &str,
+) -> Result<Option<(TlsConnector, ServerName<'static>)>, SettingsError> {
+    let Some(ca) = settings.ca.as_ref().filter(|_| endpoint.starts_with("https:")) else { return Ok(None) };
+    let refused = |reason: String| SettingsError::Tls { endpoint: endpoint.to_owned(), reason };
+    let certificates = |path: &std::path::Path| {
+        let pem = read(path)?;
+        let list: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+        match list {
+            Ok(list) if !list.is_empty() => Ok(list),
+            Ok(_) => Err(refused(format!("{} holds no certificate", path.display()))),
+            Err(error) => Err(refused(format!("{}: {error}", path.display()))),
+        }
+    };
+    let mut roots = rustls::RootCertStore::empty();
+    for certificate in certificates(ca)? {
+        roots.add(certificate).map_err(|error| refused(format!("{}: {error}", ca.display())))?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| refused(error.to_string()))?
+        .with_root_certificates(roots);
+    let mut config = match (&settings.cert, &settings.key) {
+        (Some(cert), Some(key)) => {
+            let private = PrivateKeyDer::from_pem_slice(&read(key)?);
+            let private = private.map_err(|error| refused(format!("{}: {error}", key.display())))?;
+            let config = builder.with_client_auth_cert(certificates(cert)?, private);
+            config.map_err(|error| refused(error.to_string()))?
+        }
+        _ => builder.with_no_client_auth(),
+    };
+    // The v2 handlers are reached over HTTP/1.1 by every release that has them.
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let host = address(endpoint).map(|(host, _)| host).unwrap_or_default();
+    let name = settings.server_name.clone().unwrap_or(host);
+    let name = ServerName::try_from(name).map_err(|error| refused(error.to_string()))?;
+    Ok(Some((TlsConnector::from(Arc::new(config)), name)))
+}
+
+fn read(path: &std::path::Path) -> Result<Vec<u8>, SettingsError> {
+    std::fs::read(path).map_err(|source| SettingsError::File { path: path.to_owned(), source })
+}
+
+/// An error with what lies beneath it in one line.
+fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut parts: Vec<String> = chain(Some(error)).map(ToString::to_string).collect();
+    parts.dedup();
+    parts.join(": ")
+}

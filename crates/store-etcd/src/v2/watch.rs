@@ -1,0 +1,222 @@
+//! A watch over the v2 API: a snapshot, then one long poll after another, each from the index after the last event. A member remembers
+//! the last 1,000 changes of the whole store and answers 401 to who asks for older ones; then, and whenever events alone do not say what
+//! a prefix holds, everything is listed anew and only the differences are told.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use russet_model::Prefix;
+use russet_store::{BoxFuture, Cause, Event, Known, Revision, StoreError, Watch};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::backoff::Backoff;
+use crate::failure::{Class, Effect, Failure};
+use crate::v2::answer::{Done, Reply, Why};
+use crate::v2::client::Client;
+use crate::v2::http::Question;
+use crate::v2::{list, path};
+
+/// Batches that may wait for the watcher. While they wait no poll is open; what the members forget meanwhile is listed.
+const TOLD_MAX: usize = 16;
+/// Longest poll. HTTP/1.1 has no pings: a member that stands still, or went away without a word, is only found by asking anew.
+const POLL_MAX: Duration = Duration::from_secs(60);
+/// Refusals before the watcher hears of it.
+const MAX_REFUSALS: u32 = 2;
+/// Polls in a row at members that are behind what was told, before the store is taken for one that was set back.
+const MAX_BEHIND: u32 = 2;
+
+type Told = Result<VecDeque<Event>, StoreError>;
+
+/// The watcher's end. Dropping it ends the task.
+pub(crate) struct V2Watch {
+    ready: VecDeque<Event>,
+    told: mpsc::Receiver<Told>,
+    task: AbortHandle,
+}
+
+/// The task's end.
+struct Follower {
+    client: Arc<Client>,
+    prefix: Prefix,
+    known: Known,
+    /// Everything up to this index has been taken in.
+    at: u64,
+    told: mpsc::Sender<Told>,
+    backoff: Backoff,
+    refusals: u32,
+    behind: u32,
+}
+
+/// How a poll ended.
+enum Polled {
+    /// Something changed.
+    Changed(Done),
+    /// Nothing did, as far as this member knows, which was at that index.
+    Quiet(u64),
+    /// The member no longer remembers so far back.
+    Cleared,
+}
+
+// === impl V2Watch ===
+
+impl V2Watch {
+    /// Lists, and follows from there.
+    pub(crate) async fn begin(client: Arc<Client>, prefix: Prefix) -> Result<Self, StoreError> {
+        let snapshot = list(&client, &prefix).await?;
+        let at = snapshot.revision.0;
+        let mut known = Known::new();
+        let ready = known.absorb(snapshot);
+        let (teller, told) = mpsc::channel(TOLD_MAX);
+        let backoff = Backoff::new();
+        let follower = Follower { client, prefix, known, at, told: teller, backoff, refusals: 0, behind: 0 };
+        let task = tokio::spawn(follower.run()).abort_handle();
+        Ok(Self { ready, told, task })
+    }
+
+    async fn advance(&mut self) -> Result<Event, StoreError> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Ok(event);
+            }
+            match self.told.recv().await {
+                Some(told) => self.ready = told?,
+                None => {
+                    let source = Cause::text("the runtime is shutting down");
+                    return Err(StoreError::Unavailable { operation: "watch".to_owned(), source });
+                }
+            }
+        }
+    }
+}
+
+impl Watch for V2Watch {
+    fn next<'a>(&'a mut self) -> BoxFuture<'a, Result<Event, StoreError>> {
+        Box::pin(self.advance())
+    }
+}
+
+impl Drop for V2Watch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+// === impl Follower ===
+
+impl Follower {
+    async fn run(mut self) {
+        while !self.told.is_closed() {
+            let told = match self.poll().await {
+                Ok(Polled::Changed(done)) => self.admit(done).await,
+                Ok(Polled::Quiet(index)) => self.quiet(index).await,
+                Ok(Polled::Cleared) => self.relist("its member no longer remembers the changes").await,
+                Err(failure) => self.after(failure).await.map(Err),
+            };
+            let Some(told) = told.filter(|told| !matches!(told, Ok(events) if events.is_empty())) else {
+                continue;
+            };
+            if self.told.send(told).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Waits for the next change after what is known.
+    async fn poll(&mut self) -> Result<Polled, Failure> {
+        let members = &self.client.members;
+        let turn = members.turn();
+        let directory = path::of_directory(&self.prefix);
+        let target = format!("{directory}?wait=true&recursive=true&waitIndex={}", self.at.saturating_add(1));
+        let polled = async {
+            let patience = Instant::now() + self.client.patience();
+            let opened = self.client.ask(turn, patience, &Question::get(target)).await?;
+            let (status, index) = (opened.status, opened.index);
+            let body = tokio::time::timeout(POLL_MAX, members.finish(turn, opened, POLL_MAX));
+            let Ok(body) = body.await else { return Ok(Polled::Quiet(index)) };
+            let body = body?;
+            // A member that shuts down ends the poll in good order and without an event.
+            if status == 200 && body.is_empty() {
+                return Err(Failure::unreachable(members.endpoint(turn), "it ended the watch"));
+            }
+            match Reply::read(members.endpoint(turn), status, index, &body)? {
+                Reply::Done(done) => Ok(Polled::Changed(done)),
+                Reply::Refused(refusal) if refusal.why() == Some(Why::Cleared) => Ok(Polled::Cleared),
+                Reply::Refused(refusal) => {
+                    let said = refusal.to_string();
+                    Err(Failure::new(Class::Refused, members.endpoint(turn), said, false))
+                }
+            }
+        };
+        let polled = polled.await;
+        match &polled {
+            Ok(_) => self.refusals = 0,
+            Err(_) => members.leave(turn),
+        }
+        polled
+    }
+
+    /// Takes in a change: what is new of it.
+    async fn admit(&mut self, done: Done) -> Option<Told> {
+        let Done { action, node, .. } = done;
+        let index = node.modified_index;
+        if index <= self.at {
+            tokio::time::sleep(self.backoff.pause()).await;
+            return self.relist("an event from before the place that was asked for").await;
+        }
+        self.backoff.reset();
+        self.behind = 0;
+        // Of what lay in a directory that is gone nothing is told.
+        if node.dir {
+            return self.relist("a directory changed").await;
+        }
+        self.at = index;
+        let gone = matches!(action.as_str(), "delete" | "compareAndDelete" | "expire");
+        let record = node.record().filter(|record| self.prefix.covers(&record.key))?;
+        let event = match gone {
+            true => Event::Deleted { key: record.key, revision: Revision(index) },
+            false => Event::Put(record),
+        };
+        Some(Ok(self.known.admit(event).into_iter().collect()))
+    }
+
+    /// Nothing for a whole poll. A store that stays behind what was told was set back: nothing that it does now would ever be told.
+    async fn quiet(&mut self, index: u64) -> Option<Told> {
+        self.behind = if index < self.at { self.behind + 1 } else { 0 };
+        if self.behind < MAX_BEHIND {
+            return None;
+        }
+        self.behind = 0;
+        self.relist("the store is behind what was told").await
+    }
+
+    /// What differs from what was told. `None` when that has to be tried again.
+    async fn relist(&mut self, reason: &str) -> Option<Told> {
+        tracing::debug!(prefix = %self.prefix, at = self.at, reason, "etcd v2 watch: list again");
+        match list(&self.client, &self.prefix).await {
+            Ok(snapshot) => {
+                self.at = snapshot.revision.0;
+                Some(Ok(self.known.absorb(snapshot)))
+            }
+            Err(error) => {
+                tracing::debug!(prefix = %self.prefix, %error, "etcd v2 watch");
+                tokio::time::sleep(self.backoff.pause()).await;
+                (!matches!(error, StoreError::Unavailable { .. })).then_some(Err(error))
+            }
+        }
+    }
+
+    /// What follows from a broken poll: nothing but a pause, unless no later try can succeed.
+    async fn after(&mut self, failure: Failure) -> Option<StoreError> {
+        tracing::debug!(prefix = %self.prefix, at = self.at, error = %failure.error, "etcd v2 watch");
+        tokio::time::sleep(self.backoff.pause()).await;
+        self.refusals += u32::from(failure.class == Class::Refused);
+        if self.refusals > MAX_REFUSALS || failure.class == Class::Corrupt {
+            self.refusals = 0;
+            return Some(failure.told(format!("watch {}", self.prefix), Effect::Read));
+        }
+        None
+    }
+}

@@ -1,0 +1,357 @@
+//! The v2 engine against real members that serve the v2 API.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use russet_model::{Key, Prefix};
+use russet_store::conformance::{Subject, core, ttl};
+use russet_store::{BoxFuture, Event, Revision, Step, Store, StoreError, Watch};
+use russet_store_etcd::{EtcdV2, Life, Secret, Settings};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::key;
+use crate::proxy::Proxy;
+use crate::server::{Clients, Cluster, PATIENCE};
+
+/// Changes that a member remembers.
+const REMEMBERED: usize = 1_000;
+
+fn members(count: usize) -> Cluster {
+    Cluster::start(count, "http", |_| vec!["--enable-v2".to_owned()], Vec::new())
+}
+
+fn client(address: &str) -> EtcdV2 {
+    EtcdV2::connect(Settings::for_endpoints(address).unwrap()).unwrap()
+}
+
+/// Writes more changes elsewhere than a member remembers.
+async fn bury(store: &EtcdV2) {
+    let local = tokio::task::LocalSet::new();
+    for writer in 0..16 {
+        let store = store.clone();
+        local.spawn_local(async move {
+            for _ in 0..=REMEMBERED / 16 {
+                let key = Key::from_stored(format!("/elsewhere/{writer}"));
+                store.commit(vec![Step::put(key, "x")]).await.unwrap();
+            }
+        });
+    }
+    local.await;
+}
+
+async fn next(watch: &mut Box<dyn Watch>) -> Event {
+    tokio::time::timeout(PATIENCE, watch.next()).await.expect("there is something to tell").unwrap()
+}
+
+async fn begun(store: &EtcdV2) -> Box<dyn Watch> {
+    let mut watch = store.watch(&Prefix::handles()).await.unwrap();
+    assert!(matches!(next(&mut watch).await, Event::Snapshot(_)));
+    watch
+}
+
+struct Relayed {
+    proxy: Proxy,
+}
+
+impl Relayed {
+    async fn fresh(cluster: &Cluster) -> Self {
+        let direct = client(&cluster.members[0].client);
+        for record in direct.list(&Prefix::everything()).await.unwrap().records {
+            direct.commit(vec![Step::delete(record.key, None)]).await.unwrap();
+        }
+        Self { proxy: Proxy::to(&cluster.members[0].client).await }
+    }
+}
+
+impl Subject for Relayed {
+    fn store(&self) -> Rc<dyn Store> {
+        Rc::new(client(&self.proxy.address))
+    }
+
+    fn interrupt(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.proxy.cut())
+    }
+
+    /// One request each.
+    fn many(&self) -> usize {
+        3_000
+    }
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn etcd_v2_passes_core() {
+    let cluster = members(1);
+    core(async || Relayed::fresh(&cluster).await).await;
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn etcd_v2_passes_ttl() {
+    let cluster = members(1);
+    ttl(async || Relayed::fresh(&cluster).await).await;
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_watch_whose_member_forgot_the_changes_tells_the_differences() {
+    // flannel.md 3.5: error 401 (index cleared) -> new snapshot and diff.
+    let cluster = members(1);
+    let proxy = Proxy::to(&cluster.members[0].client).await;
+    let direct = client(&cluster.members[0].client);
+    for n in 0..3 {
+        direct.commit(vec![Step::create(key(n), "old")]).await.unwrap();
+    }
+    let mut watch = begun(&client(&proxy.address)).await;
+    proxy.refuse(true).await;
+    direct.commit(vec![Step::delete(key(0), None)]).await.unwrap();
+    direct.commit(vec![Step::put(key(1), "between")]).await.unwrap();
+    direct.commit(vec![Step::put(key(1), "new")]).await.unwrap();
+    direct.commit(vec![Step::create(key(4), "short-lived")]).await.unwrap();
+    direct.commit(vec![Step::delete(key(4), None)]).await.unwrap();
+    bury(&direct).await;
+    proxy.refuse(false).await;
+    assert!(
+        matches!(next(&mut watch).await, Event::Put(record) if record.key == key(1) && record.value == b"new")
+    );
+    assert!(matches!(next(&mut watch).await, Event::Deleted { key: gone, .. } if gone == key(0)));
+    direct.commit(vec![Step::create(key(9), "last")]).await.unwrap();
+    assert!(matches!(next(&mut watch).await, Event::Put(record) if record.key == key(9)));
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_watcher_that_sleeps_misses_no_last_version() {
+    let cluster = members(1);
+    let store = client(&cluster.members[0].client);
+    let mut watch = begun(&store).await;
+    for n in 0..1_500 {
+        store.commit(vec![Step::put(key(n % 50), format!("{n}"))]).await.unwrap();
+    }
+    let mut seen = std::collections::BTreeMap::new();
+    while seen.values().filter(|n| **n >= 1_450).count() < 50 {
+        let Event::Put(record) = next(&mut watch).await else { panic!("nothing was deleted") };
+        let n: usize = String::from_utf8(record.value).unwrap().parse().unwrap();
+        assert!(seen.insert(record.key, n).is_none_or(|before| before < n), "told twice or out of order");
+    }
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_whole_directory_that_somebody_removes_is_told_key_by_key() {
+    let cluster = members(1);
+    let store = client(&cluster.members[0].client);
+    for n in 0..3 {
+        store.commit(vec![Step::create(key(n), "x")]).await.unwrap();
+    }
+    let mut watch = begun(&store).await;
+    request(&cluster.members[0].client, "DELETE", "/v2/keys/calico/ipam?recursive=true").await;
+    for n in 0..3 {
+        assert!(matches!(next(&mut watch).await, Event::Deleted { key: gone, .. } if gone == key(n)));
+    }
+}
+
+/// One request of somebody else's: head and body of the answer.
+async fn request(address: &str, method: &str, target: &str) -> String {
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let head = format!("{method} {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn of_two_that_read_the_same_revision_one_wins() {
+    let cluster = members(1);
+    let address = &cluster.members[0].client;
+    let (one, other) = (client(address), client(address));
+    let first = one.commit(vec![Step::create(key(1), "0")]).await.unwrap()[0];
+    let (a, b) = tokio::join!(
+        one.commit(vec![Step::update(key(1), "one", first)]),
+        other.commit(vec![Step::update(key(1), "other", first)]),
+    );
+    let (won, lost) = if a.is_ok() { ("one", b) } else { ("other", a) };
+    assert!(matches!(lost.unwrap_err().error, StoreError::Conflict { .. }));
+    let record = one.get(&key(1)).await.unwrap().unwrap();
+    assert_eq!(record.value, won.as_bytes());
+    let error = one.commit(vec![Step::update(key(1), "x", Revision(0))]).await.unwrap_err();
+    assert!(matches!(error.error, StoreError::Conflict { .. }), "0 is no licence: {error}");
+    let error = one.commit(vec![Step::delete(key(1), Some(first))]).await.unwrap_err();
+    assert!(matches!(error.error, StoreError::Conflict { .. }), "{error}");
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_time_to_live_is_the_servers_and_a_reservation_has_none() {
+    // flannel.md 3.1a: expiry comes from the node; absent = reservation.
+    let cluster = members(1);
+    let address = &cluster.members[0].client;
+    let store = client(address);
+    let lease = store.grant(Duration::from_secs(86_400)).await.unwrap();
+    let subnet = Key::from_stored("/coreos.com/network/subnets/10.60.8.0-24");
+    store.commit(vec![Step::create(subnet.clone(), "{}").with_lease(lease)]).await.unwrap();
+    let seen = request(address, "GET", "/v2/keys/coreos.com/network/subnets?recursive=true").await;
+    assert!(seen.contains("\"ttl\":86400") && seen.contains("\"expiration\""), "{seen}");
+    let (record, life) = store.get_with_life(&subnet).await.unwrap().unwrap();
+    assert!(matches!(life, Life::For(left) if left > Duration::from_secs(86_000)), "{life:?}");
+    // Somebody makes it a reservation, with the same value: renewing must not give it a time again.
+    store.commit(vec![Step::update(subnet.clone(), "{}", record.revision)]).await.unwrap();
+    store.keep_alive(lease).await.unwrap();
+    assert_eq!(store.get_with_life(&subnet).await.unwrap().unwrap().1, Life::Forever);
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_renewal_whose_answer_was_lost_is_found_out_by_looking() {
+    let cluster = members(1);
+    let store = client(&cluster.members[0].client);
+    let lease = store.grant(Duration::from_secs(100)).await.unwrap();
+    store.commit(vec![Step::create(key(1), "x").with_lease(lease)]).await.unwrap();
+    // What a lost answer leaves behind: the same value and a time to live, at an index that this engine does not know.
+    let lost = "/v2/keys/calico/ipam/v2/handle/k8s-pod-network.000001?prevExist=true&refresh=true&ttl=7";
+    assert!(request(&cluster.members[0].client, "PUT", lost).await.contains("200 OK"));
+    store.keep_alive(lease).await.unwrap();
+    let (_, life) = store.get_with_life(&key(1)).await.unwrap().unwrap();
+    assert!(matches!(life, Life::For(left) if left > Duration::from_secs(90)), "{life:?}");
+    store.revoke(lease).await.unwrap();
+    assert_eq!(store.get(&key(1)).await.unwrap(), None);
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_dead_member_is_passed_over_and_a_watch_moves_to_another() {
+    let mut cluster = members(3);
+    let store = EtcdV2::connect(cluster.settings()).unwrap();
+    let mut watch = begun(&store).await;
+    for round in 0..3 {
+        store.commit(vec![Step::put(key(1), format!("{round}"))]).await.unwrap();
+        assert!(matches!(next(&mut watch).await, Event::Put(record) if record.key == key(1)));
+        cluster.members[round].kill();
+        // A read finds out who is dead; a write may be caught in the election and then says so.
+        while store.get(&key(1)).await.is_err() {}
+        let record = store.get(&key(1)).await.unwrap().unwrap();
+        assert_eq!(record.value, format!("{round}").as_bytes());
+        cluster.members[round].start();
+        cluster.wait();
+    }
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_member_that_stands_still_costs_reads_a_moment_and_writes_a_doubt() {
+    let cluster = members(1);
+    let settings = Settings { deadline: Duration::from_secs(2), ..cluster.settings() };
+    let store = EtcdV2::connect(settings).unwrap();
+    store.commit(vec![Step::create(key(1), "x")]).await.unwrap();
+    cluster.members[0].stop();
+    assert!(matches!(store.get(&key(1)).await, Err(StoreError::Unavailable { .. })));
+    let error = store.commit(vec![Step::put(key(1), "y")]).await.unwrap_err();
+    assert!(error.error.outcome_unknown(), "{error}");
+    cluster.members[0].resume();
+    cluster.wait();
+    assert!(store.get(&key(1)).await.unwrap().is_some());
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_server_without_the_v2_api_is_refused_and_not_taken_for_empty() {
+    let cluster = Cluster::single();
+    let store = client(&cluster.members[0].client);
+    for error in [
+        store.get(&key(1)).await.map(drop).unwrap_err(),
+        store.list(&Prefix::handles()).await.map(drop).unwrap_err(),
+        store.commit(vec![Step::put(key(1), "x")]).await.map(drop).unwrap_err().error,
+    ] {
+        assert!(matches!(error, StoreError::Invalid { .. }), "{error}");
+        assert!(error.to_string().contains("--enable-v2"), "{error}");
+    }
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn keys_and_values_that_the_api_would_change_are_refused_before_anything_is_done() {
+    let cluster = members(1);
+    let store = client(&cluster.members[0].client);
+    let text = "é<&>%2f+ \"\n\u{1}\u{10ffff}";
+    let odd = Key::from_stored("/calico/v1/host/n1/workload/cni/a%2fb c?d#e&f=g/endpoint/eth0");
+    store.commit(vec![Step::create(odd.clone(), text)]).await.unwrap();
+    assert_eq!(store.get(&odd).await.unwrap().unwrap().value, text.as_bytes());
+    assert_eq!(store.list(&Prefix::everything()).await.unwrap().records[0].key, odd);
+    for step in [
+        Step::put(Key::from_stored("/a/../b"), "x"),
+        Step::put(Key::from_stored("/a/_hidden"), "x"),
+        Step::put(key(2), [0xff, 0xfe]),
+    ] {
+        let error = store.commit(vec![Step::put(key(1), "x"), step]).await.unwrap_err();
+        assert!(matches!(error.error, StoreError::Invalid { .. }) && error.done == 0, "{error}");
+    }
+    assert_eq!(store.get(&key(1)).await.unwrap(), None);
+    // A key cannot lie below another.
+    let below = Key::from_stored(format!("{}/below", odd.as_str()));
+    let error = store.commit(vec![Step::create(below.clone(), "x")]).await.unwrap_err();
+    assert!(matches!(error.error, StoreError::Invalid { .. }), "{error}");
+    assert_eq!(store.get(&below).await.unwrap(), None);
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn only_an_empty_directory_is_removed() {
+    let cluster = members(1);
+    let store = client(&cluster.members[0].client);
+    let (key, directory) = (Key::from_stored("/a/b/c"), Key::from_stored("/a/b"));
+    store.commit(vec![Step::create(key.clone(), "x")]).await.unwrap();
+    assert!(!store.remove_empty_directory(&directory).await.unwrap());
+    store.commit(vec![Step::delete(key.clone(), None)]).await.unwrap();
+    assert!(store.remove_empty_directory(&directory).await.unwrap());
+    assert!(!store.remove_empty_directory(&directory).await.unwrap());
+    assert_eq!(store.get(&key).await.unwrap(), None);
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_user_needs_his_password() {
+    let cluster = members(1);
+    let address = &cluster.members[0].client;
+    let etcdctl = |arguments: &[&str]| {
+        let endpoints = format!("--endpoints=http://{address}");
+        let user = "--username=root:opensesame";
+        russet_testkit::run(
+            "env",
+            &[&["ETCDCTL_API=2", "etcdctl", &endpoints, user][..], arguments].concat(),
+        );
+    };
+    for (path, body) in
+        [("/v2/auth/users/root", r#"{"user":"root","password":"opensesame"}"#), ("/v2/auth/enable", "")]
+    {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let length = body.len();
+        let head = format!(
+            "PUT {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 20"), "{answer}");
+    }
+    etcdctl(&["role", "revoke", "guest", "--path", "/*", "--rw"]);
+    let user = |password: &str| {
+        let settings = Settings {
+            username: Some("root".to_owned()),
+            password: Some(Secret::new(password)),
+            ..cluster.settings()
+        };
+        EtcdV2::connect(settings).unwrap()
+    };
+    let known = user("opensesame");
+    known.commit(vec![Step::create(key(1), "x")]).await.unwrap();
+    assert!(known.get(&key(1)).await.unwrap().is_some());
+    assert!(!format!("{known:?}").contains("opensesame"));
+    for stranger in [user("guess"), client(address)] {
+        let error = stranger.get(&key(1)).await.unwrap_err();
+        assert!(matches!(error, StoreError::Invalid { .. }), "{error}");
+        let error = stranger.commit(vec![Step::put(key(1), "y")]).await.unwrap_err();
+        assert!(matches!(error.error, StoreError::Invalid { .. }), "surely not done: {error}");
+    }
+}
