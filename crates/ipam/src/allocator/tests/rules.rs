@@ -161,6 +161,27 @@ fn a_limit_ends_a_request_even_where_borrowing_would_do() {
 }
 
 #[test]
+fn settings_that_cannot_be_read_are_named_and_nobody_guesses_them() {
+    // calico-ipam.md sections 1.2 and 1.7: Get fails where a list would drop the record; strict affinity may stand in it
+    for text in ["", "null", "[]", r#"{"strict_affinity":"true"}"#, r#"{"maxBlocksPerHost":1.0}"#] {
+        for bench in Bench::both().map(Bench::with_pool) {
+            let bench = bench.config(text);
+            let request = pod("node-a", "a", "p", "03:04:05");
+            for error in [
+                run(bench.ipam.auto_assign(&request)).unwrap_err(),
+                run(bench.ipam.assign_ip(&request, "10.1.0.20".parse().unwrap())).unwrap_err(),
+            ] {
+                assert!(
+                    error.to_string().starts_with("/calico/ipam/v2/config is corrupt: IPAM config"),
+                    "{error}"
+                );
+            }
+            bench.check_consistent();
+        }
+    }
+}
+
+#[test]
 fn the_limit_counts_blocks_of_the_pools_that_may_serve_the_request() {
     // calico-ipam.md section 3.4 step 6: per family, and only in the pools eligible for this request
     for bench in Bench::both() {

@@ -212,11 +212,16 @@ fn tv13_ipv6() {
         bench.claim("node-a", BLOCK);
         bench.wait(Duration::from_nanos(5));
         bench.claim("node-a", "fd80:24e2:f998:72d6::/122");
+        let key = "/calico/ipam/v2/assignment/ipv6/block/fd80:24e2:f998:72d6::-122";
+        assert!(bench.sim.records().contains_key(&Key::from_stored(key)));
+        let new = bench.block("fd80:24e2:f998:72d6::/122");
+        assert_eq!((new.allocations, new.unallocated), (vec![None; 64], (0..64).collect()));
+        assert_eq!(new.sequence_number, S + 5);
         let request = Request { v6: 1, ..pod("node-a", "aaaa", "web-0", "03:04:05.678901234") };
         assert_eq!(bench.assign(&request).unwrap(), ["10.1.0.16/29", "fd80:24e2:f998:72d6::/122"]);
         let six = bench.block("fd80:24e2:f998:72d6::/122");
         assert_eq!((six.allocations[0], six.unallocated.len(), six.sequence_number), (Some(0), 63, S + 6));
-        assert_eq!(six.sequence_number_of(0), S + 5);
+        assert_eq!((six.sequence_number_of(0), six.unallocated.first()), (S + 5, Some(&1)));
         assert_eq!(
             bench.handle_text("aaaa").unwrap(),
             r#"{"block":{"10.1.0.16/29":1,"fd80:24e2:f998:72d6::/122":1},"deleted":false}"#

@@ -106,8 +106,15 @@ fn tv11_releasing_the_affinity_of_a_block_in_use_then_draining_it() {
         assert!(matches!(refused, IpamError::NotEmpty { .. }), "{refused}");
         assert_eq!(bench.affinity_text("node-a", LENT).unwrap(), CONFIRMED);
 
+        bench.writes();
         run(bench.ipam.release_affinity(&node("node-a"), cidr(LENT), false)).unwrap();
         assert_eq!(bench.affinity_text("node-a", LENT), None);
+        if !bench.atomic() {
+            let writes = bench.writes();
+            assert_eq!(writes[0], r#"affinity 10.2.0.0-30 {"state":"pendingDeletion","deleted":false}"#);
+            assert!(writes[1].starts_with("block 10.2.0.0-30 {"), "{writes:?}");
+            assert_eq!(writes[2..], ["affinity 10.2.0.0-30 deleted"]);
+        }
         let expected = BORROWED
             .replace(
                 r#""affinity":"host:node-a","affinity_claim_time":"2026-01-02T03:00:00Z""#,
