@@ -24,6 +24,8 @@ struct List {
     prefix: String,
     /// What the page puts before a number.
     label: String,
+    /// With how many digits at least it shows one.
+    digits: usize,
     rows: Vec<Row>,
 }
 
@@ -192,6 +194,8 @@ impl List {
         };
         let (title, source, prefix, label) =
             (take("title")?, take("source")?, take("prefix")?, take("label")?);
+        let digits = table.remove("digits").map_or(Some(1), |digits| digits.as_integer());
+        let digits = digits.and_then(|digits| usize::try_from(digits).ok()).ok_or("digits is no number")?;
         let Some(toml::Value::Array(rows)) = table.remove("row") else {
             return Err("it has no [[row]]".to_owned());
         };
@@ -201,8 +205,13 @@ impl List {
         }
         match table.keys().next() {
             Some(unknown) => Err(format!("unknown member {unknown}")),
-            None => Ok(Self { title, source, prefix, label, rows }),
+            None => Ok(Self { title, source, prefix, label, digits, rows }),
         }
+    }
+
+    /// The number as its source writes it.
+    fn name_of(&self, row: &Row) -> String {
+        format!("{}{:0digits$}", self.label, row.number, digits = self.digits)
     }
 
     fn tests_of<'a>(&self, number: u32, tests: &'a [Test]) -> Vec<&'a Test> {
@@ -229,7 +238,7 @@ impl List {
                 (Verdict::OutOfScope(_), true) => "is out of scope, and has a test",
                 _ => continue,
             };
-            problems.push(format!("{} {}{} {problem}", self.source, self.label, row.number));
+            problems.push(format!("{} {} {problem}", self.source, self.name_of(row)));
         }
         problems
     }
@@ -266,7 +275,7 @@ impl List {
             let names: Vec<String> =
                 self.tests_of(row.number, tests).into_iter().map(ToString::to_string).collect();
             let cells = [
-                format!("{}{}", self.label, row.number),
+                self.name_of(row),
                 row.title.clone(),
                 self.verdict(row, tests).to_string(),
                 names.join(", "),

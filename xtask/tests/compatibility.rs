@@ -65,6 +65,13 @@ fn rows_are_shown_with_their_tests_and_reasons() {
 }
 
 #[test]
+fn numbers_are_written_as_their_source_writes_them() {
+    let text =
+        page(&workspace("digits", &format!("digits = 2\n{ROW}"), "#[tokio::test]\nasync fn tv01_x() {}\n"));
+    assert!(text.unwrap().contains("| TV01 | a \\| b | passes | `tv01_x` (one) |"));
+}
+
+#[test]
 fn a_row_and_its_tests_do_not_contradict_each_other() {
     let with = |member: &str| format!("{ROW}{member}\n");
     for (name, rows, tests, problem) in [
