@@ -1,17 +1,32 @@
-//! What needs the Kubernetes API goes through here: one small interface with the calls that the plugins and daemons need, and its objects.
+//! What needs the Kubernetes API goes through here: one small interface with the calls that the plugins and daemons need, its objects, and
+//! its client.
 //!
 //! The `calico` plugin reads pods and namespaces and writes a pod's addresses into its annotations (calico-cni.md 2.2.4 and 2.5); flannel's
 //! subnet manager follows nodes and patches its own (flannel.md 5). Callers hold a [`Kubernetes`] and never know who answers.
 
+mod answer;
 mod api;
+mod backoff;
+mod client;
+mod config;
+mod connection;
 mod error;
 mod objects;
 mod patch;
+mod path;
+mod secret;
+#[cfg(feature = "testing")]
+pub mod testing;
+mod tls;
+mod watch;
 
 pub use api::{BoxFuture, Kubernetes, NodeEvent, NodeWatch};
+pub use client::{CALL_DEADLINE, Client};
+pub use config::{ConfigError, Overrides, Source};
 pub use error::{KubeError, Said, absent_is_none};
 pub use objects::{
     Address, Condition, Container, ContainerPort, Namespace, Node, NodeSpec, NodeStatus, ObjectMeta, Pod,
     PodIp, PodSpec, PodStatus,
 };
 pub use patch::StatusPatch;
+pub use secret::Secret;

@@ -1,0 +1,222 @@
+//! What an answer of an API server means: decided here and nowhere else, from the HTTP status and the `Status` object in the body.
+
+use std::time::Duration;
+
+use hyper::StatusCode;
+use serde::Deserialize;
+
+use crate::connection::Cause;
+use crate::{KubeError, Said};
+
+/// Longest part of a server's words that we repeat.
+const MAX_MESSAGE_CHARS: usize = 500;
+
+/// Whether a failed request may be sent again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Again {
+    /// It would fail again.
+    Never,
+    /// If it changes nothing: it may have been carried out.
+    IfRead,
+    /// Surely it was not carried out.
+    Always,
+}
+
+/// One failed exchange.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) error: KubeError,
+    pub(crate) again: Again,
+    /// The server asked for this pause.
+    pub(crate) after: Option<Duration>,
+    /// 410: the server has forgotten the revision that we named.
+    pub(crate) expired: bool,
+}
+
+/// The API's error object (meta/v1 `Status`).
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Status {
+    kind: String,
+    reason: Option<String>,
+    message: Option<String>,
+    pub(crate) code: Option<u16>,
+    details: Option<Details>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Details {
+    causes: Option<Vec<FieldCause>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct FieldCause {
+    field: Option<String>,
+}
+
+// === impl Failure ===
+
+impl Failure {
+    /// Reads an answer that is no success. `after` is its `Retry-After`.
+    pub(crate) fn of_answer(operation: &str, code: StatusCode, after: Option<Duration>, body: &[u8]) -> Self {
+        let status: Status = serde_json::from_slice(body).unwrap_or_default();
+        if status.kind == "Status" {
+            return Self::of_status(operation, code.as_u16(), after, &status);
+        }
+        // Not the words of an API server, but of a proxy, or of another kind of server altogether.
+        let text = String::from_utf8_lossy(body);
+        let message = match printable(text.trim()) {
+            empty if empty.is_empty() => format!("HTTP {code}"),
+            words => format!("HTTP {code}: {words}"),
+        };
+        match code.as_u16() {
+            401 | 403 | 408 | 429 | 500..=599 => Self::of_code(operation, code.as_u16(), after, message),
+            _ => Self::nonsense(operation, format!("this is no Kubernetes API server: {message}")),
+        }
+    }
+
+    /// Reads a `Status` object, which also comes as an event of a watch.
+    pub(crate) fn of_status(operation: &str, code: u16, after: Option<Duration>, status: &Status) -> Self {
+        let said = status.message.as_deref().or(status.reason.as_deref()).unwrap_or("no reason given");
+        let mut failure = Self::of_code(operation, code, after, printable(said));
+        failure.expired |= matches!(status.reason.as_deref(), Some("Expired" | "Gone"));
+        if status.names_another_uid(code) {
+            failure.error =
+                KubeError::Replaced(Said { operation: operation.to_owned(), message: printable(said) });
+        }
+        failure
+    }
+
+    fn of_code(operation: &str, code: u16, after: Option<Duration>, message: String) -> Self {
+        let said = Said { operation: operation.to_owned(), message: message.clone() };
+        let unavailable =
+            || KubeError::Unavailable { operation: operation.to_owned(), source: message.into() };
+        let (error, again) = match code {
+            401 => (KubeError::Unauthorized(said), Again::Never),
+            403 => (KubeError::Forbidden(said), Again::Never),
+            404 => (KubeError::NotFound(said), Again::Never),
+            409 => (KubeError::Conflict(said), Again::Never),
+            // The server refuses before it does anything when it is overloaded (API priority and fairness).
+            429 => (unavailable(), Again::Always),
+            408 | 500..=599 => (unavailable(), Again::IfRead),
+            _ => (KubeError::Invalid(said), Again::Never),
+        };
+        Self { error, again, after, expired: code == 410 }
+    }
+
+    /// The connection failed.
+    pub(crate) fn broken(operation: &str, source: Cause, again: Again) -> Self {
+        let error =
+            KubeError::Unavailable { operation: operation.to_owned(), source: with_causes(&*source).into() };
+        Self { error, again, after: None, expired: false }
+    }
+
+    /// An answer that does not fit the question.
+    pub(crate) fn nonsense(operation: &str, message: String) -> Self {
+        let error = KubeError::Invalid(Said { operation: operation.to_owned(), message });
+        Self { error, again: Again::Never, after: None, expired: false }
+    }
+}
+
+// === impl Status ===
+
+impl Status {
+    /// A precondition on the uid failed: 409 with these words, or 422 about the member (seen from servers of both kinds).
+    fn names_another_uid(&self, code: u16) -> bool {
+        let causes = self.details.iter().flat_map(|details| details.causes.iter().flatten());
+        let about_uid = || causes.into_iter().any(|cause| cause.field.as_deref() == Some("metadata.uid"));
+        match code {
+            409 => self.message.as_deref().is_some_and(|message| message.contains("UID in precondition")),
+            422 => about_uid(),
+            _ => false,
+        }
+    }
+}
+
+/// Somebody else's words as they may stand in a log.
+fn printable(text: &str) -> String {
+    let shown = text.chars().take(MAX_MESSAGE_CHARS);
+    shown.map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// An error with what lies beneath it in one line; hyper's alone says only "error shutting down connection".
+fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let words = cause.to_string();
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
+        next = cause.source();
+    }
+    printable(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn failure(code: u16, body: &str) -> Failure {
+        Failure::of_answer("patch pod shop/web-0", StatusCode::from_u16(code).unwrap(), None, body.as_bytes())
+    }
+
+    fn status(code: u16, reason: &str, message: &str) -> String {
+        json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "message": message,
+            "details": { "name": "web-0", "kind": "pods" }, "code": code })
+        .to_string()
+    }
+
+    #[test]
+    fn the_status_decides_what_the_caller_is_told() {
+        let told = |code, reason| failure(code, &status(code, reason, "words")).error;
+        assert!(matches!(told(401, "Unauthorized"), KubeError::Unauthorized(_)));
+        assert!(matches!(told(403, "Forbidden"), KubeError::Forbidden(_)));
+        assert!(matches!(told(404, "NotFound"), KubeError::NotFound(_)));
+        assert!(matches!(told(409, "Conflict"), KubeError::Conflict(_)));
+        assert!(matches!(told(422, "Invalid"), KubeError::Invalid(_)));
+        assert!(matches!(told(503, "ServiceUnavailable"), KubeError::Unavailable { .. }));
+        assert!(failure(410, &status(410, "Expired", "too old resource version")).expired);
+        assert_eq!(told(404, "NotFound").to_string(), "patch pod shop/web-0: words");
+    }
+
+    #[test]
+    fn only_what_was_surely_not_done_may_be_sent_again() {
+        let again = |code| failure(code, &status(code, "", "words")).again;
+        assert_eq!(again(429), Again::Always);
+        assert_eq!([500, 502, 503, 504].map(again), [Again::IfRead; 4]);
+        assert_eq!([400, 401, 403, 404, 409, 410, 422].map(again), [Again::Never; 7]);
+    }
+
+    #[test]
+    fn another_uid_means_another_object() {
+        let body =
+            status(409, "Conflict", "Precondition failed: UID in precondition: a, UID in object meta: b");
+        assert!(matches!(failure(409, &body).error, KubeError::Replaced(_)));
+        let cause = json!({ "reason": "FieldValueInvalid", "field": "metadata.uid", "message": "field is immutable" });
+        let body =
+            json!({ "kind": "Status", "reason": "Invalid", "code": 422, "details": { "causes": [cause] } });
+        assert!(matches!(failure(422, &body.to_string()).error, KubeError::Replaced(_)));
+    }
+
+    #[test]
+    fn a_404_of_something_else_is_not_a_missing_object() {
+        let error = failure(404, "404 page not found\n").error;
+        assert!(
+            matches!(&error, KubeError::Invalid(said) if said.message.contains("no Kubernetes API")),
+            "{error}"
+        );
+        assert!(matches!(failure(502, "<html>").error, KubeError::Unavailable { .. }));
+        assert!(matches!(failure(301, "").error, KubeError::Invalid(_)));
+    }
+
+    #[test]
+    fn a_servers_words_cannot_draw_on_the_terminal_nor_fill_it() {
+        let body = status(404, "NotFound", &format!("\u{1b}[2J{}", "x".repeat(10_000)));
+        let text = failure(404, &body).error.to_string();
+        assert!(!text.chars().any(char::is_control) && text.len() < 1000, "{text}");
+    }
+}

@@ -1,0 +1,287 @@
+//! A watch of nodes: list, then follow from the list's revision; again from the last bookmark when a connection ends, and from a new
+//! list when the server has forgotten that revision (flannel.md 5.2, step 3; Kubernetes API concepts, "efficient detection of changes").
+
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use hyper::Method;
+use hyper::body::Incoming;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use crate::answer::{Again, Failure, Status};
+use crate::backoff::{Backoff, random_below};
+use crate::client::{Ask, Client, MAX_OBJECT_BYTES};
+use crate::path::Path;
+use crate::{BoxFuture, KubeError, Node, NodeEvent, NodeWatch};
+
+/// Nodes asked for at once, as client-go does.
+const PAGE: &str = "500";
+/// Largest page. A node with its images has 10 to 50 kB; a server may answer a list at revision 0 in one piece, whatever the limit.
+const MAX_PAGE_BYTES: usize = 512 << 20;
+/// The server ends a watch after this long (5 to 10 minutes, so that not all nodes come back at once), as client-go asks it to.
+const WATCH_MIN_SECONDS: u64 = 300;
+/// A server that neither speaks nor ends a watch this long after it should have is gone.
+const WATCH_GRACE: Duration = Duration::from_secs(30);
+const OPERATION_LIST: &str = "list nodes";
+const OPERATION_WATCH: &str = "watch nodes";
+
+/// The watch. Its state changes only when something has arrived, so that a dropped `next` loses nothing.
+pub(crate) struct Nodes {
+    client: Client,
+    backoff: Backoff,
+    state: State,
+    /// The first list may come from the server's cache, any later one must not be older than what we know.
+    listed_before: bool,
+}
+
+enum State {
+    /// Nothing is known, or what is known is too old.
+    List,
+    /// Everything up to this revision is known.
+    Known(String),
+    /// And this brings what comes after.
+    Following(String, Stream),
+}
+
+struct Stream {
+    body: Incoming,
+    /// The beginning of a line whose end has not arrived.
+    buffer: Vec<u8>,
+    /// Bytes of `buffer` in which there is no line's end.
+    searched: usize,
+    until: Instant,
+}
+
+#[derive(Deserialize)]
+struct List {
+    #[serde(default)]
+    metadata: ListMeta,
+    #[serde(default)]
+    items: Option<Vec<Node>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ListMeta {
+    resource_version: String,
+    #[serde(rename = "continue")]
+    next: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Line<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+/// What one line of a watch means.
+enum Told {
+    Event(Box<NodeEvent>, String),
+    Bookmark(String),
+    Failed(Failure),
+}
+
+// === impl Nodes ===
+
+impl Nodes {
+    pub(crate) fn new(client: Client) -> Self {
+        Self { client, backoff: Backoff::new(), state: State::List, listed_before: false }
+    }
+
+    async fn advance(&mut self) -> Result<NodeEvent, KubeError> {
+        loop {
+            match &mut self.state {
+                State::List => {
+                    let (nodes, revision) = self.list().await.map_err(|failure| failure.error)?;
+                    self.state = State::Known(revision);
+                    self.listed_before = true;
+                    return Ok(NodeEvent::Snapshot(nodes));
+                }
+                State::Known(revision) => {
+                    let revision = revision.clone();
+                    match self.follow(&revision).await {
+                        Ok(stream) => self.state = State::Following(revision, stream),
+                        Err(failure) if failure.expired => self.state = State::List,
+                        Err(failure) => return Err(failure.error),
+                    }
+                }
+                State::Following(revision, stream) => match stream.next().await {
+                    Ok(Told::Event(event, newer)) => {
+                        self.backoff.reset();
+                        *revision = newer;
+                        return Ok(*event);
+                    }
+                    Ok(Told::Bookmark(newer)) => {
+                        self.backoff.reset();
+                        *revision = newer;
+                    }
+                    Ok(Told::Failed(failure)) | Err(failure) => self.interrupted(failure).await?,
+                },
+            }
+        }
+    }
+
+    /// A watch has ended, as each does. A server that ends them all at once is not asked without a pause. Only what makes no sense is told
+    /// to the caller, because asking again will bring the same.
+    async fn interrupted(&mut self, failure: Failure) -> Result<(), KubeError> {
+        tracing::debug!(error = %failure.error, expired = failure.expired, "watch of nodes interrupted");
+        let pause = self.backoff.pause().max(failure.after.unwrap_or_default());
+        self.state = match std::mem::replace(&mut self.state, State::List) {
+            State::Following(revision, _) if !failure.expired => State::Known(revision),
+            _ => State::List,
+        };
+        if !failure.expired && matches!(failure.error, KubeError::Invalid(_)) {
+            return Err(failure.error);
+        }
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+
+    async fn list(&self) -> Result<(Vec<Node>, String), Failure> {
+        match self.pages(Some(PAGE)).await {
+            // The pages that were still to come are forgotten, because it took too long: all at once, then.
+            Err(failure) if failure.expired => self.pages(None).await,
+            done => done,
+        }
+    }
+
+    async fn pages(&self, limit: Option<&str>) -> Result<(Vec<Node>, String), Failure> {
+        let mut nodes = Vec::new();
+        let mut next: Option<String> = None;
+        loop {
+            let mut query: Vec<(&str, &str)> = limit.map(|limit| ("limit", limit)).into_iter().collect();
+            match &next {
+                Some(next) => query.push(("continue", next)),
+                None if !self.listed_before => query.push(("resourceVersion", "0")),
+                None => {}
+            }
+            let page = self.page(Path::nodes(&query)).await?;
+            nodes.extend(page.items.unwrap_or_default());
+            match page.metadata.next.filter(|next| !next.is_empty()) {
+                None => return Ok((nodes, page.metadata.resource_version)),
+                more => next = more,
+            }
+        }
+    }
+
+    async fn page(&self, path: Path) -> Result<List, Failure> {
+        let operation = OPERATION_LIST.to_owned();
+        let ask = Ask { operation, method: Method::GET, path, patch: None, limit_bytes: MAX_PAGE_BYTES };
+        let page: List = self.client.call(&ask).await?;
+        if page.metadata.resource_version.is_empty() {
+            return Err(Failure::nonsense(OPERATION_LIST, "the list has no resourceVersion".to_owned()));
+        }
+        Ok(page)
+    }
+
+    async fn follow(&self, revision: &str) -> Result<Stream, Failure> {
+        let seconds = WATCH_MIN_SECONDS + random_below(WATCH_MIN_SECONDS);
+        let timeout = seconds.to_string();
+        let path = Path::nodes(&[
+            ("watch", "true"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", revision),
+            ("timeoutSeconds", &timeout),
+        ]);
+        let operation = OPERATION_WATCH.to_owned();
+        let ask = Ask { operation, method: Method::GET, path, patch: None, limit_bytes: MAX_OBJECT_BYTES };
+        let body = self.client.stream(&ask).await?;
+        let until = Instant::now() + Duration::from_secs(seconds) + WATCH_GRACE;
+        Ok(Stream { body, buffer: Vec::new(), searched: 0, until })
+    }
+}
+
+impl NodeWatch for Nodes {
+    fn next(&mut self) -> BoxFuture<'_, Result<NodeEvent, KubeError>> {
+        Box::pin(self.advance())
+    }
+}
+
+// === impl Stream ===
+
+impl Stream {
+    /// What the next line tells; waits until there is one.
+    async fn next(&mut self) -> Result<Told, Failure> {
+        loop {
+            if let Some(told) = self.line() {
+                return told;
+            }
+            if self.buffer.len() > MAX_OBJECT_BYTES {
+                let message = format!("an event is longer than {MAX_OBJECT_BYTES} bytes");
+                return Err(Failure::nonsense(OPERATION_WATCH, message));
+            }
+            let broken = |cause| Err(Failure::broken(OPERATION_WATCH, cause, Again::IfRead));
+            match tokio::time::timeout_at(self.until, self.body.frame()).await {
+                Ok(Some(Ok(frame))) => {
+                    self.buffer.extend_from_slice(frame.data_ref().map_or(&[], |data| data))
+                }
+                Ok(Some(Err(error))) => return broken(error.into()),
+                Ok(None) => return broken("the server ended it".into()),
+                Err(_) => return broken("the server is silent".into()),
+            }
+        }
+    }
+
+    /// What the first whole line in the buffer tells.
+    fn line(&mut self) -> Option<Result<Told, Failure>> {
+        let found = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n');
+        let Some(end) = found.map(|at| self.searched + at) else {
+            self.searched = self.buffer.len();
+            return None;
+        };
+        let told = read(&self.buffer[..end]);
+        self.buffer.drain(..=end);
+        self.searched = 0;
+        Some(told)
+    }
+}
+
+fn read(line: &[u8]) -> Result<Told, Failure> {
+    let nonsense = |error: serde_json::Error| {
+        Failure::nonsense(OPERATION_WATCH, format!("an event that makes no sense: {error}"))
+    };
+    let line: Line<'_> = serde_json::from_slice(line).map_err(nonsense)?;
+    if line.kind == "ERROR" {
+        let status: Status = serde_json::from_str(line.object.get()).map_err(nonsense)?;
+        let code = status.code.unwrap_or(500);
+        return Ok(Told::Failed(Failure::of_status(OPERATION_WATCH, code, None, &status)));
+    }
+    let node: Node = serde_json::from_str(line.object.get()).map_err(nonsense)?;
+    let revision = node.metadata.resource_version.clone();
+    if revision.is_empty() {
+        return Err(Failure::nonsense(OPERATION_WATCH, "an event without resourceVersion".to_owned()));
+    }
+    match line.kind {
+        "ADDED" | "MODIFIED" => Ok(Told::Event(Box::new(NodeEvent::Changed(node)), revision)),
+        "DELETED" => Ok(Told::Event(Box::new(NodeEvent::Deleted(node)), revision)),
+        "BOOKMARK" => Ok(Told::Bookmark(revision)),
+        other => Err(Failure::nonsense(OPERATION_WATCH, format!("an event of type {other:?}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_a_watch_are_events_bookmarks_and_errors() {
+        let node = r#"{"kind":"Node","metadata":{"name":"n1","resourceVersion":"7"}}"#;
+        let told =
+            |kind: &str, object: &str| read(format!(r#"{{"type":"{kind}","object":{object}}}"#).as_bytes());
+        let event = |kind| match told(kind, node) {
+            Ok(Told::Event(event, revision)) => (*event, revision),
+            _ => panic!("{kind} is no event"),
+        };
+        assert!(matches!(event("ADDED"), (NodeEvent::Changed(_), revision) if revision == "7"));
+        assert!(matches!(event("MODIFIED"), (NodeEvent::Changed(_), _)));
+        assert!(matches!(event("DELETED"), (NodeEvent::Deleted(_), _)));
+        assert!(matches!(told("BOOKMARK", node), Ok(Told::Bookmark(revision)) if revision == "7"));
+        let gone = r#"{"kind":"Status","status":"Failure","reason":"Expired","code":410,"message":"too old resource version: 1 (5)"}"#;
+        assert!(matches!(told("ERROR", gone), Ok(Told::Failed(failure)) if failure.expired));
+        assert!(told("RUMOUR", node).is_err() && told("ADDED", "{}").is_err() && read(b"").is_err());
+    }
+}
