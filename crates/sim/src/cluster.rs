@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::str::FromStr;
 use std::time::Duration;
 
-use russet_addr::{IpNet, NodeName};
+use russet_addr::NodeName;
 use russet_model::{HandleId, IpPool, IpPoolSpec, IpReservation, IpReservationSpec, IpamConfig, Key};
 use russet_store::sim::Faults;
 use russet_store::{Sim, Step, Store};
@@ -48,6 +48,8 @@ struct NodeState {
     lanes: Vec<Rc<RefCell<Memory>>>,
     /// Until which step it is down.
     down_until: Option<u64>,
+    /// What it runs; none before its first start.
+    process: Option<Rc<Process>>,
 }
 
 /// Steps that the longest run takes for each of its operations, generously; beyond that somebody goes round in circles.
@@ -94,6 +96,7 @@ impl<'a> Cluster<'a> {
                 })
                 .collect(),
             down_until: Some(0),
+            process: None,
         };
         let nodes = plan.nodes.iter().enumerate().map(state).collect();
         let cluster = Self {
@@ -158,6 +161,7 @@ impl<'a> Cluster<'a> {
         self.use_again()?;
         stats.runs = 1;
         stats.steps = self.log.step.get();
+        stats.shared_commits = self.log.shared_commits.get();
         stats.store_operations = self.sim.operations();
         Ok(stats)
     }
@@ -172,7 +176,7 @@ impl<'a> Cluster<'a> {
             self.log.step.set(step);
             self.log.advance(STEP_TIME);
             while let Some((_, event)) = events.next_if(|(at, _)| *at <= step) {
-                self.happen(*event);
+                self.happen(*event)?;
             }
             self.start_nodes()?;
             let polled = self.executor.step();
@@ -204,21 +208,36 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    fn happen(&mut self, event: Event) {
+    fn happen(&mut self, event: Event) -> Result<(), Violation> {
         self.log.note("cluster", || format!("{event:?}"));
         match event {
             Event::Jump => self.log.advance(JUMP),
+            Event::HangUp { node, lane } => self.hang_up(node, lane)?,
             Event::Crash { node, down, changes_sides } => {
                 let until = self.log.step.get() + down;
-                let Some(state) = self.nodes.get_mut(node) else { return };
+                let Some(state) = self.nodes.get_mut(node) else { return Ok(()) };
                 self.executor.kill(node);
                 state.down_until = Some(until);
                 if changes_sides {
                     state.kind = other_side(state.kind);
                 }
+                state.process = None;
                 self.world.borrow_mut().stats.crashes += 1;
             }
         }
+        Ok(())
+    }
+
+    /// Drops what a lane of ours is at; its process goes on.
+    fn hang_up(&mut self, node: usize, lane: usize) -> Result<(), Violation> {
+        let process = self.nodes.get(node).and_then(|state| state.process.clone());
+        if let Some(process) = process.filter(|process| !process.is_go())
+            && self.executor.hang_up((node, lane))
+        {
+            self.world.borrow_mut().stats.hang_ups += 1;
+            self.start_lane(node, lane, process)?;
+        }
+        Ok(())
     }
 
     fn start_nodes(&mut self) -> Result<(), Violation> {
@@ -233,22 +252,27 @@ impl<'a> Cluster<'a> {
     }
 
     fn start(&mut self, index: usize) -> Result<(), Violation> {
-        let pool: IpNet = parsed(self.plan.shape.pools[0].1)?;
         let process = Rc::new(self.process(index, self.nodes[index].kind));
-        for (number, memory) in self.nodes[index].lanes.iter().enumerate() {
-            let lane = Lane {
-                name: format!("{}/{number}", self.names[index]),
-                process: process.clone(),
-                memory: memory.clone(),
-                world: self.world.clone(),
-                log: self.log.clone(),
-                sim: self.sim.clone(),
-                pool,
-                node_names: self.names.clone(),
-                is_healthy: self.plan.is_healthy(),
-            };
-            self.executor.spawn(Some(index), lane.work());
+        self.nodes[index].process = Some(process.clone());
+        for lane in 0..self.nodes[index].lanes.len() {
+            self.start_lane(index, lane, process.clone())?;
         }
+        Ok(())
+    }
+
+    fn start_lane(&mut self, index: usize, number: usize, process: Rc<Process>) -> Result<(), Violation> {
+        let lane = Lane {
+            name: format!("{}/{number}", self.names[index]),
+            process,
+            memory: self.nodes[index].lanes[number].clone(),
+            world: self.world.clone(),
+            log: self.log.clone(),
+            sim: self.sim.clone(),
+            pool: parsed(self.plan.shape.pools[0].1)?,
+            node_names: self.names.clone(),
+            is_healthy: self.plan.is_healthy(),
+        };
+        self.executor.spawn(Some((index, number)), lane.work());
         Ok(())
     }
 

@@ -10,8 +10,8 @@ use russet_store::sim::Chance;
 
 /// A future that makes no progress by itself.
 pub(crate) struct Task {
-    /// The node that it dies with; none for the watcher.
-    pub(crate) node: Option<usize>,
+    /// The node that it dies with, and its lane there; none for the watcher.
+    lane: Option<(usize, usize)>,
     future: Pin<Box<dyn Future<Output = ()>>>,
     awake: Arc<Awake>,
 }
@@ -37,19 +37,26 @@ impl Executor {
         Self { tasks: Vec::new(), chance: Chance::new(seed) }
     }
 
-    pub(crate) fn spawn(&mut self, node: Option<usize>, future: impl Future<Output = ()> + 'static) {
+    pub(crate) fn spawn(&mut self, lane: Option<(usize, usize)>, future: impl Future<Output = ()> + 'static) {
         let awake = Arc::new(Awake(AtomicBool::new(true)));
-        self.tasks.push(Task { node, future: Box::pin(future), awake });
+        self.tasks.push(Task { lane, future: Box::pin(future), awake });
     }
 
     /// Drops all tasks of a node where they stand.
     pub(crate) fn kill(&mut self, node: usize) {
-        self.tasks.retain(|task| task.node != Some(node));
+        self.tasks.retain(|task| task.lane.is_none_or(|(of, _)| of != node));
+    }
+
+    /// Drops one lane of a node where it stands; false when it has done its work.
+    pub(crate) fn hang_up(&mut self, lane: (usize, usize)) -> bool {
+        let before = self.tasks.len();
+        self.tasks.retain(|task| task.lane != Some(lane));
+        self.tasks.len() < before
     }
 
     /// Whether any node has something to do.
     pub(crate) fn is_busy(&self) -> bool {
-        self.tasks.iter().any(|task| task.node.is_some())
+        self.tasks.iter().any(|task| task.lane.is_some())
     }
 
     /// Polls some task that can go on; false when there is none.

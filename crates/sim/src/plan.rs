@@ -86,12 +86,16 @@ pub(crate) enum Op {
 pub(crate) enum Event {
     /// The node is killed, and comes back later, perhaps with the other implementation.
     Crash { node: usize, down: u64, changes_sides: bool },
+    /// What one lane is at is dropped where it stands, while its process lives on: its client hung up. It begins anew.
+    HangUp { node: usize, lane: usize },
     /// Time passes, so that idle blocks grow old.
     Jump,
 }
 
 const NAMES: [&str; 8] = ["node-a", "node-b", "worker-1", "Node.C", "n5", "n6", "n7", "n8"];
 const ZONES: [&str; 2] = ["x", "y"];
+/// How many times more lanes a node has in a third of the runs, so that many requests wait at once and share commits.
+const BUSY: usize = 4;
 /// Steps that an operation takes about, to spread the events over the run.
 const STEPS_PER_OP: u64 = 30;
 
@@ -100,7 +104,15 @@ const STEPS_PER_OP: u64 = 30;
 impl Plan {
     pub(crate) fn of(seed: u64, options: &Options) -> Self {
         let mut chance = Chance::new(seed ^ 0x05ee_d0fa_914a);
-        let shape = Shape::of(&mut chance, options);
+        let mut shape = Shape::of(&mut chance, options);
+        let mut own = Chance::new(seed ^ 0x0b05_1e57_ca7e);
+        let options = &match own.below(3) {
+            0 => {
+                shape = shape.roomy();
+                Options { lanes: options.lanes * BUSY, ops: options.ops.div_ceil(2), ..*options }
+            }
+            _ => *options,
+        };
         let count = options.nodes.clamp(1, NAMES.len());
         let mut nodes: Vec<NodePlan> = (0..count)
             .map(|index| NodePlan {
@@ -117,7 +129,9 @@ impl Plan {
             }
         }
         let steps = (count * options.lanes * options.ops) as u64 * STEPS_PER_OP;
-        let events = events(&mut chance, steps, count, options.writers);
+        let mut events = events(&mut chance, steps, count, options.writers);
+        events.extend(hang_ups(&mut own, steps, count, options.lanes));
+        events.sort_by_key(|(step, _)| *step);
         Self { seed, mode: options.mode, faults: faults(&mut chance), shape, nodes, events }
     }
 
@@ -148,6 +162,14 @@ impl Shape {
             strict: chance.below(5) == 0,
             cooldown_s: if options.writers == Writers::Mixed && chance.below(6) == 0 { 60 } else { 0 },
         }
+    }
+}
+
+impl Shape {
+    /// The same with blocks in which there is room for many requests at once.
+    fn roomy(self) -> Self {
+        let six = [("s", "fd00:1::/121", 124, None)];
+        Self { pools: [("p", "10.1.0.0/24", 27, None)].into_iter().chain(six).collect(), ..self }
     }
 }
 
@@ -190,8 +212,17 @@ fn events(chance: &mut Chance, steps: u64, nodes: usize, writers: Writers) -> Ve
     for _ in 0..chance.below(4) {
         events.push((chance.below(steps), Event::Jump));
     }
-    events.sort_by_key(|(step, _)| *step);
     events
+}
+
+/// Half of the runs has clients that hang up.
+fn hang_ups(chance: &mut Chance, steps: u64, nodes: usize, lanes: usize) -> Vec<(u64, Event)> {
+    let count = if chance.below(2) == 0 { 0 } else { chance.below(4 * lanes as u64) };
+    let mut hang_up = || {
+        let node = chance.below(nodes as u64) as usize;
+        (chance.below(steps), Event::HangUp { node, lane: chance.below(lanes as u64) as usize })
+    };
+    (0..count).map(|_| hang_up()).collect()
 }
 
 /// What one lane does. Containers come and go; some are asked for again, some have two interfaces.

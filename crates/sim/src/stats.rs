@@ -24,6 +24,10 @@ pub struct Stats {
     pub failed_dels: u64,
     /// Nodes killed.
     pub crashes: u64,
+    /// Requests dropped in processes that lived on.
+    pub hang_ups: u64,
+    /// Commits of several requests.
+    pub shared_commits: u64,
     /// Addresses that the Go model leaked: allocated after everything was deleted, reachable by no handle.
     pub go_leaked_addresses: u64,
     /// Handles that the Go model left.
@@ -43,6 +47,8 @@ impl AddAssign for Stats {
         self.dels += other.dels;
         self.failed_dels += other.failed_dels;
         self.crashes += other.crashes;
+        self.hang_ups += other.hang_ups;
+        self.shared_commits += other.shared_commits;
         self.go_leaked_addresses += other.go_leaked_addresses;
         self.go_orphan_handles += other.go_orphan_handles;
         self.go_handles_under += other.go_handles_under;
@@ -53,7 +59,7 @@ impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} runs, {} steps, {} store operations, {} adds (+{} failed, {} repeated), {} dels (+{} failed), {} crashes",
+            "{} runs, {} steps, {} store operations, {} adds (+{} failed, {} repeated), {} dels (+{} failed), {} crashes, {} hang-ups, {} shared commits",
             self.runs,
             self.steps,
             self.store_operations,
@@ -62,7 +68,9 @@ impl fmt::Display for Stats {
             self.repeats,
             self.dels,
             self.failed_dels,
-            self.crashes
+            self.crashes,
+            self.hang_ups,
+            self.shared_commits
         )?;
         if self.go_leaked_addresses + self.go_orphan_handles + self.go_handles_under > 0 {
             write!(

@@ -45,11 +45,18 @@ fn was_lively(stats: Stats) {
     assert!(stats.crashes > stats.runs && stats.repeats > stats.runs, "{stats}");
 }
 
+/// Requests share commits only where commits are atomic (DESIGN.md section 3).
+fn shared_commits(stats: Stats) {
+    assert!(stats.shared_commits > 0 && stats.hang_ups > 0, "{stats}");
+}
+
 // DESIGN.md section 6, items 1 and 2: one owner, no leak.
 
 #[test]
 fn our_nodes_keep_the_rules_where_commits_are_atomic() {
-    was_lively(play(OURS_ATOMIC, FEW));
+    let stats = play(OURS_ATOMIC, FEW);
+    was_lively(stats);
+    shared_commits(stats);
 }
 
 #[test]
@@ -59,7 +66,9 @@ fn our_nodes_keep_the_rules_where_steps_are_executed_one_by_one() {
 
 #[test]
 fn our_nodes_keep_the_rules_beside_go_peers() {
-    was_lively(play(MIXED_ATOMIC, FEW));
+    let stats = play(MIXED_ATOMIC, FEW);
+    was_lively(stats);
+    shared_commits(stats);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use russet_ipam::Clock;
-use russet_model::{Key, Prefix};
+use russet_model::{Key, KeyKind, Prefix};
 use russet_store::{
     BoxFuture, Claims, CommitError, Record, Revision, Sim, Snapshot, Step, Store, StoreError, Watch,
 };
@@ -19,6 +19,8 @@ pub(crate) struct Log {
     now: Cell<Duration>,
     /// A commit was under way since this was last looked at.
     pub(crate) written: Cell<bool>,
+    /// Commits of several requests.
+    pub(crate) shared_commits: Cell<u64>,
     /// A runtime was told of addresses since this was last looked at.
     pub(crate) told: Cell<bool>,
 }
@@ -47,6 +49,7 @@ impl Log {
             now: Cell::new(BEGIN),
             written: Cell::new(false),
             told: Cell::new(false),
+            shared_commits: Cell::new(0),
         }
     }
 
@@ -113,6 +116,10 @@ impl Store for Wire {
             let text: Vec<String> =
                 if self.log.traced { steps.iter().map(told).collect() } else { Vec::new() };
             self.log.note(&self.who, || format!("send {}", text.join(" + ")));
+            let handles = steps.iter().filter(|step| matches!(step.key().kind(), KeyKind::Handle(_))).count();
+            if handles > 1 {
+                self.log.shared_commits.set(self.log.shared_commits.get() + 1);
+            }
             let mut work = self.sim.commit(steps);
             let result = poll_fn(|context| {
                 self.log.written.set(true);

@@ -21,6 +21,7 @@ mod operator;
 mod published;
 mod races;
 mod rules;
+mod shared;
 mod vectors;
 mod vectors_release;
 

@@ -1,6 +1,7 @@
 //! One commit for many requests: each one's handle, and the blocks that they share, once. Decides only; `fast` sends it.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::rc::Rc;
 use std::time::SystemTime;
 
@@ -236,14 +237,14 @@ impl Draft {
     }
 
     fn load(&mut self, cidr: BlockCidr, cache: &Cache, read: &[Stored<Block>]) -> Option<&mut Drafted> {
-        if !self.blocks.contains_key(&cidr) {
-            let read = || read.iter().find(|block| block.value.cidr == cidr).cloned();
-            let Stored { value: block, revision: base } = cache.block(cidr).or_else(read)?;
-            let base_sequence = block.sequence_number;
-            let drafted = Drafted { block, base, base_sequence, is_changed: false, freed_by: None };
-            self.blocks.insert(cidr, drafted);
-        }
-        self.blocks.get_mut(&cidr)
+        let vacant = match self.blocks.entry(cidr) {
+            Entry::Occupied(entry) => return Some(entry.into_mut()),
+            Entry::Vacant(vacant) => vacant,
+        };
+        let read = || read.iter().find(|block| block.value.cidr == cidr).cloned();
+        let Stored { value: block, revision: base } = cache.block(cidr).or_else(read)?;
+        let base_sequence = block.sequence_number;
+        Some(vacant.insert(Drafted { block, base, base_sequence, is_changed: false, freed_by: None }))
     }
 
     /// The steps, in an order that is safe at each prefix: handles that count more, blocks, handles that count less.
