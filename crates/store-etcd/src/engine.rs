@@ -91,6 +91,10 @@ impl Store for Etcd {
         Box::pin(range::scan(&self.client, prefix, take))
     }
 
+    fn keys<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Vec<Key>, StoreError>> {
+        Box::pin(range::keys(&self.client, prefix))
+    }
+
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
         Box::pin(self.commit_steps(steps))
     }

@@ -33,12 +33,27 @@ pub(crate) async fn get(client: &Client, key: &Key) -> Result<Option<Record>, St
 
 /// Reads all records under a prefix, as they were at one moment.
 pub(crate) async fn list(client: &Client, prefix: &Prefix) -> Result<Snapshot, StoreError> {
+    let (records, revision) = collected(client, prefix, false, |record| record).await?;
+    Ok(Snapshot { records, revision })
+}
+
+/// Reads all keys under a prefix; values stay where they are.
+pub(crate) async fn keys(client: &Client, prefix: &Prefix) -> Result<Vec<Key>, StoreError> {
+    Ok(collected(client, prefix, true, |record| record.key).await?.0)
+}
+
+async fn collected<T>(
+    client: &Client,
+    prefix: &Prefix,
+    keys_only: bool,
+    keep: fn(Record) -> T,
+) -> Result<(Vec<T>, Revision), StoreError> {
     let mut backoff = Backoff::new();
     let mut restarts = 0;
     loop {
-        let mut records = Vec::new();
-        match pages(client, prefix, &mut |record| records.push(record)).await {
-            Ok(revision) => return Ok(Snapshot { records, revision }),
+        let mut kept = Vec::new();
+        match pages(client, prefix, keys_only, &mut |record| kept.push(keep(record))).await {
+            Ok(revision) => return Ok((kept, revision)),
             Err(failure) if failure.class == Class::Compacted && restarts < MAX_RESTARTS => restarts += 1,
             Err(failure) => return Err(failure.told(format!("list {prefix}"), Effect::Read)),
         }
@@ -52,18 +67,19 @@ pub(crate) async fn scan(
     prefix: &Prefix,
     take: &mut dyn FnMut(Record),
 ) -> Result<Revision, StoreError> {
-    let scanned = pages(client, prefix, take).await;
+    let scanned = pages(client, prefix, false, take).await;
     scanned.map_err(|failure| failure.told(format!("scan {prefix}"), Effect::Read))
 }
 
 async fn pages<F: FnMut(Record) + ?Sized>(
     client: &Client,
     prefix: &Prefix,
+    keys_only: bool,
     take: &mut F,
 ) -> Result<Revision, Failure> {
     let (key, range_end) = range_of(prefix);
     let limit = i64::try_from(FIRST_PAGE).unwrap_or(1);
-    let mut request = RangeRequest { key, range_end, limit, ..RangeRequest::default() };
+    let mut request = RangeRequest { key, range_end, limit, keys_only, ..RangeRequest::default() };
     let mut answer = page(client, &request).await?;
     request.revision = answer.header.as_ref().map_or(0, |header| header.revision);
     while answer.more {

@@ -206,6 +206,10 @@ impl Store for Access {
         self.store().scan(prefix, take)
     }
 
+    fn keys<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Vec<Key>, StoreError>> {
+        self.store().keys(prefix)
+    }
+
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
         self.store().commit(steps)
     }

@@ -39,6 +39,15 @@ pub trait Store {
         })
     }
 
+    /// The keys under a prefix at one moment, in order: for whoever only asks which records there are.
+    fn keys<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Vec<Key>, StoreError>> {
+        Box::pin(async move {
+            let mut keys = Vec::new();
+            self.scan(prefix, &mut |record| keys.push(record.key)).await?;
+            Ok(keys)
+        })
+    }
+
     /// Executes guarded steps in order and answers with each one's revision. Atomic engines: all or nothing. Others stop at the first
     /// failure, and `done` says how many surely took effect. Once the future was polled the commit may happen even if it is then dropped.
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>>;

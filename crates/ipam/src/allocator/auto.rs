@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use russet_addr::{BlockCidr, Family, IpNet};
 use russet_model::{AddressUse, Affinity, Block, IpPool, IpamConfig, Node};
+use russet_store::Record;
 
 use super::cache::Asked;
 use super::claim::Claimed;
@@ -200,7 +201,7 @@ impl Allocator {
             };
             let cidr = match finder.next(&run.reserved) {
                 Some(cidr) => Some(cidr),
-                None => self.reclaim(finder).await?,
+                None => self.left_over(run, finder).await?,
             };
             let Some(cidr) = cidr else { break };
             if let Claimed::Ours(block) = self.claim(node, cidr).await? {
@@ -213,8 +214,30 @@ impl Allocator {
 
     async fn finder(&self, run: &FamilyRun<'_>) -> Result<Finder, IpamError> {
         let prefix = russet_model::Prefix::blocks(Some(run.family));
-        let records = self.records(&prefix).await?;
-        Ok(Finder::new(&run.request.node, &run.pools, &run.reserved, &records, self.clock.now()))
+        let keys = self.store.keys(&prefix).await;
+        let keys = keys.map_err(|error| IpamError::store(format!("list the keys of {prefix}"), error))?;
+        Ok(Finder::new(&run.request.node, &run.pools, &keys))
+    }
+
+    /// Where the pools have no hole: a block of the node that it did not know of, or one that another left lying.
+    async fn left_over(
+        &self,
+        run: &FamilyRun<'_>,
+        finder: &mut Finder,
+    ) -> Result<Option<BlockCidr>, IpamError> {
+        if finder.must_look_closer() {
+            let prefix = russet_model::Prefix::blocks(Some(run.family));
+            let now = self.clock.now();
+            let mut take = |record: Record| {
+                finder.consider(&run.request.node, &run.pools, &record, &run.reserved, now);
+            };
+            let scanned = self.store.scan(&prefix, &mut take).await;
+            scanned.map_err(|error| IpamError::store(format!("look through {prefix}"), error))?;
+        }
+        match finder.next_mine() {
+            Some(block) => Ok(Some(block)),
+            None => self.reclaim(finder).await,
+        }
     }
 
     /// Takes what is missing from a block, provided that it still serves the node when it is written.

@@ -110,6 +110,8 @@ async fn scan(bench: &Bench<'_>) {
     let listed = bench.store.list(&Prefix::handles()).await.unwrap();
     assert_eq!((records.len(), revision), (SCANNED, listed.revision));
     assert_eq!(records, listed.records);
+    let keys = bench.store.keys(&Prefix::handles()).await.unwrap();
+    assert_eq!(keys, records.into_iter().map(|record| record.key).collect::<Vec<_>>());
 }
 
 async fn terminating_slash(bench: &Bench<'_>) {

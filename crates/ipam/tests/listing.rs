@@ -1,0 +1,124 @@
+//! What an ADD may list: the agent of a cluster with 10,000 blocks (200 MB) must not read them all to give one pod an address.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use russet_ipam::{Allocator, Request, SystemClock};
+use russet_model::{HandleId, IpPool, IpPoolSpec, Key, Prefix};
+use russet_store::{
+    BoxFuture, Claims, CommitError, Record, Revision, Sim, Snapshot, Step, Store, StoreError, Watch,
+};
+
+/// A store that writes down what is listed with its values, and what by key alone.
+struct Counting {
+    sim: Sim,
+    listed: RefCell<Vec<Prefix>>,
+    keys: RefCell<Vec<Prefix>>,
+}
+
+impl Store for Counting {
+    fn claims(&self) -> Claims {
+        self.sim.claims()
+    }
+
+    fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<Record>, StoreError>> {
+        self.sim.get(key)
+    }
+
+    fn list<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        self.listed.borrow_mut().push(prefix.clone());
+        self.sim.list(prefix)
+    }
+
+    fn scan<'a>(
+        &'a self,
+        prefix: &'a Prefix,
+        take: &'a mut dyn FnMut(Record),
+    ) -> BoxFuture<'a, Result<Revision, StoreError>> {
+        self.listed.borrow_mut().push(prefix.clone());
+        self.sim.scan(prefix, take)
+    }
+
+    fn keys<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Vec<Key>, StoreError>> {
+        self.keys.borrow_mut().push(prefix.clone());
+        self.sim.keys(prefix)
+    }
+
+    fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
+        self.sim.commit(steps)
+    }
+
+    fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
+        self.listed.borrow_mut().push(prefix.clone());
+        self.sim.watch(prefix)
+    }
+}
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return value;
+        }
+    }
+}
+
+/// A pool of 16 blocks of 4 addresses in which another node has some.
+fn store(sim: Sim) -> Rc<Counting> {
+    let ipam = Allocator::new(Rc::new(sim.clone()), Rc::new(SystemClock));
+    let mut spec = IpPoolSpec::new("10.1.0.0/26".parse().unwrap());
+    spec.block_size = Some(30);
+    run(ipam.create_pool(IpPool::new("p", spec))).unwrap();
+    (0..6).for_each(|n| add(&ipam, "other", n));
+    Rc::new(Counting { sim, listed: RefCell::default(), keys: RefCell::default() })
+}
+
+#[track_caller]
+fn add(ipam: &Allocator, node: &str, n: u32) {
+    let handle = HandleId::new(format!("net.{node}-{n}")).unwrap();
+    let request = Request::pod(node.parse().unwrap(), handle);
+    assert_eq!(run(ipam.auto_assign(&request)).unwrap().addresses.len(), 1);
+}
+
+/// Whether some block is under the prefix.
+fn covers_blocks(prefix: &Prefix) -> bool {
+    let blocks = Prefix::blocks(None);
+    prefix.as_str().starts_with(blocks.as_str()) || blocks.as_str().starts_with(prefix.as_str())
+}
+
+// DESIGN.md section 3: "The agent never lists all blocks on an ADD."
+
+#[test]
+fn an_add_reads_no_list_of_blocks_whether_its_node_has_room_or_claims_a_block() {
+    for sim in [Sim::atomic, Sim::non_atomic] {
+        for remembers in [false, true] {
+            let store = store(sim(1));
+            let node = if remembers { "agent" } else { "plugin" };
+            let ipam = Allocator::new(store.clone(), Rc::new(SystemClock));
+            let ipam = if remembers { ipam.with_cache(Duration::from_secs(600)) } else { ipam };
+            // The first and the fifth claim a block; the others find room.
+            (0..5).for_each(|n| add(&ipam, node, n));
+            let listed = store.listed.borrow();
+            assert!(!listed.iter().any(covers_blocks), "{listed:?}");
+            let keys = store.keys.borrow();
+            assert_eq!(
+                *keys,
+                [Prefix::blocks(Some(russet_addr::Family::V4)), keys[0].clone()],
+                "once a claim"
+            );
+        }
+    }
+}
+
+#[test]
+fn blocks_are_looked_into_when_there_is_no_hole_left() {
+    // calico-ipam.md section 3.5: at last an empty block of another node, or a borrowed address.
+    let store = store(Sim::atomic(1));
+    let ipam = Allocator::new(store.clone(), Rc::new(SystemClock));
+    (0..56).for_each(|n| add(&ipam, "greedy", n));
+    assert!(!store.listed.borrow().iter().any(covers_blocks));
+    add(&ipam, "greedy", 56);
+    assert!(store.listed.borrow().iter().any(covers_blocks));
+}
