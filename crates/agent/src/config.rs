@@ -216,6 +216,11 @@ impl Paths {
         self.root.join("var/lib/calico/mtu")
     }
 
+    /// Who had which address when.
+    pub fn history_file(&self) -> PathBuf {
+        self.state_dir().join("history")
+    }
+
     /// The socket at which the embedded store's owner serves it.
     pub fn store_socket(&self) -> PathBuf {
         self.state_dir().join("store.sock")
@@ -245,10 +250,12 @@ mod tests {
 
     #[test]
     fn a_store_location_reads_back_as_written() {
-        for text in ["embedded", "unix:/run/russet/store.sock"] {
+        for text in
+            ["embedded", "unix:/run/russet/store.sock", "etcd:http://10.0.0.1:2379,http://[fd00::1]:2379"]
+        {
             assert_eq!(text.parse::<StoreLocation>().unwrap().to_string(), text);
         }
         let error = "etcd".parse::<StoreLocation>().unwrap_err().to_string();
-        assert!(error.contains("`embedded` or `unix:`"), "{error}");
+        assert!(error.contains("`embedded`, `unix:`"), "{error}");
     }
 }

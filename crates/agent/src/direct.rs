@@ -11,6 +11,7 @@ use russet_plugins::Teardown;
 use crate::bootstrap::{self, BootstrapError, Known};
 use crate::config::Config;
 use crate::health::{Condition, Readiness};
+use crate::history::History;
 use crate::{stores, underlay};
 
 /// How long a request may wait for others that work without an agent; runtimes give up after one to four minutes.
@@ -49,7 +50,9 @@ pub async fn direct(config: &Config, request: &Request) -> Result<Option<CniResu
         // Only here: a node whose settings cannot be written must still get rid of its pods.
         forward_packets(&node).await?;
     }
-    russet_plugins::run(&node, &request.config.kind, request).await
+    let result = russet_plugins::run(&node, &request.config.kind, request).await?;
+    History::at(config.paths.history_file()).record(request, result.as_ref());
+    Ok(result)
 }
 
 /// Lets the node forward what its pods send, on the families that have a pool. With an agent the overlay does this.

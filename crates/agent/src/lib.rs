@@ -6,6 +6,7 @@ mod cluster;
 mod config;
 mod direct;
 mod health;
+mod history;
 mod metrics;
 mod operations;
 mod pause;
@@ -32,6 +33,7 @@ use tokio::task::{JoinSet, LocalSet};
 pub use config::{Config, DEFAULT_HEALTH, DefaultPools, Encapsulation, Paths, SettingError, StoreLocation};
 pub use direct::direct;
 pub use health::{Condition, Readiness};
+pub use history::{History, Tenure};
 pub use russet_store_etcd::{Secret, Settings as EtcdSettings, SettingsError as EtcdSettingsError};
 pub use stores::{Opened, open as open_store, own as own_store};
 
@@ -93,7 +95,8 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
     let listener = server::bind(&config.paths.cni_socket()).map_err(io("make the CNI socket"))?;
     let (stopping, stopped) = watch::channel(false);
     let (jobs, mut requests) = server::queue();
-    let operations = Rc::new(Operations::new(node.clone(), metrics.clone()));
+    let operations =
+        Rc::new(Operations::new(node.clone(), metrics.clone(), History::at(config.paths.history_file())));
 
     let local = LocalSet::new();
     local

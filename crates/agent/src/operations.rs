@@ -11,6 +11,7 @@ use russet_cni_spec::{Call, CniError, CniResult, Request, Target};
 use russet_plugins::Node;
 use tokio::sync::{Mutex, OwnedMutexGuard, RwLock, RwLockReadGuard};
 
+use crate::history::History;
 use crate::metrics::Metrics;
 
 /// What introduces the plugin to somebody who runs it by hand; the small executable says it, too.
@@ -23,6 +24,7 @@ const DEFAULT_DEADLINE: Duration = Duration::from_secs(55);
 pub struct Operations {
     node: Node,
     metrics: Metrics,
+    history: History,
     /// Held for reading by work on one container, for writing by GC, which looks at all of them.
     everyone: RwLock<()>,
     /// By container ID, and by `namespace/name` for pods, which no container ID can be.
@@ -40,8 +42,8 @@ struct Turn<'a> {
 
 impl Operations {
     /// Serves requests for `node`.
-    pub fn new(node: Node, metrics: Metrics) -> Self {
-        Self { node, metrics, everyone: RwLock::new(()), locks: RefCell::default() }
+    pub fn new(node: Node, metrics: Metrics, history: History) -> Self {
+        Self { node, metrics, history, everyone: RwLock::new(()), locks: RefCell::default() }
     }
 
     /// Carries out one request to its end, whoever still waits for the answer. One that does not get its turn before its caller gives up is not begun.
@@ -70,7 +72,10 @@ impl Operations {
         let ifname = target.map_or("", |target| target.ifname.as_str());
         let verb = verb_of(&request.env.vars);
         match &done {
-            Ok(_) => tracing::debug!(verb, container, ifname, "request done"),
+            Ok(result) => {
+                self.history.record(request, result.as_ref());
+                tracing::debug!(verb, container, ifname, "request done");
+            }
             // Asked every few seconds by every runtime; readiness logs its changes itself.
             Err(error) if matches!(request.env.call, Call::Status) => {
                 tracing::debug!(verb, %error, "not ready")
@@ -168,7 +173,8 @@ mod tests {
         };
         let store = Rc::new(Sim::atomic(1));
         let node = crate::node(&config, store, Teardown::Synchronous, &Readiness::pending());
-        Operations::new(node, Metrics::new().0)
+        let history = History::at("/nonexistent/history".into());
+        Operations::new(node, Metrics::new().0, history)
     }
 
     fn message(verb: &str, deadline: Duration) -> RelayRequest {

@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
-use russet_addr::{BlockCidr, Family, IpNet};
-use russet_model::{Block, HandleId, IpamConfig, Key, KeyKind, Prefix};
+use russet_addr::{BlockCidr, IpNet};
+use russet_model::{Block, HandleId, IpamConfig, Key};
 use russet_store::{Revision, Step};
 
 use super::existing::held_at;
-use super::{Allocator, Held, readable};
+use super::{Allocator, Held};
 use crate::IpamError;
 
 /// The settings before and after a change; equal when there was nothing to write.
@@ -25,20 +25,20 @@ impl Allocator {
     /// Who holds an address, whether its pool is enabled, disabled or gone. None when nobody does.
     pub async fn holder_of(&self, address: IpAddr) -> Result<Option<Held>, IpamError> {
         let host = IpNet::from(address);
-        for pool in self.pools().await?.iter().filter(|pool| pool.spec.cidr.contains(&host)) {
-            let Ok(cidr) = BlockCidr::containing(address, pool.spec.block_prefix_len()) else { continue };
+        let pools = self.pools().await?;
+        let sizes = pools
+            .iter()
+            .filter(|pool| pool.spec.cidr.contains(&host))
+            .map(|pool| pool.spec.block_prefix_len());
+        // The pool may be gone, or have had another block size when the block was made: a block of any size may hold it, one read each.
+        for length in sizes.chain((0..=host.max_prefix_len()).rev()) {
+            let Ok(cidr) = BlockCidr::containing(address, length) else { continue };
             let block = self.block(cidr).await?;
             if let Some(held) = block.and_then(|block| held_in(&block.value, address)) {
                 return Ok(Some(held));
             }
         }
-        // Nobody does, or the pool is gone, or had another block size when the block was made.
-        let records = self.records(&Prefix::blocks(Some(Family::of(address)))).await?;
-        let blocks = records.iter().filter(|record| match record.key.kind() {
-            KeyKind::Block(cidr) => cidr.net().contains(&host),
-            _ => false,
-        });
-        Ok(blocks.filter_map(|record| held_in(&readable(record, Block::decode)?, address)).next())
+        Ok(None)
     }
 
     /// Removes what a handle counts although no block holds it; says whether the handle was still the one seen at `revision`. Counts of

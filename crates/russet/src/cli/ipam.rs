@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::SystemTime;
 
 use clap::{ArgAction, Args, Subcommand};
 
@@ -11,6 +13,7 @@ use super::store::StoreChoice;
 const EXAMPLES: &str = "Examples:
   russet ipam show --show-blocks
   russet ipam show --ip 10.244.1.7
+  russet ipam who 10.244.1.7 --at 2026-11-21T15:04:05Z
   russet ipam check -o json > report.json
   russet ipam release --from-report report.json
   russet ipam configure --strict-affinity true --max-blocks-per-host 4
@@ -36,6 +39,8 @@ pub struct IpamArgs {
 pub enum IpamVerb {
     /// Show pools and how much of them is in use, or who has an address.
     Show(ShowArgs),
+    /// Who has an address, and who had it on this node; exits with 3 when nothing is known.
+    Who(WhoArgs),
     /// Look for faults in blocks, handles and affinities. Writes nothing; exits with 3 when there are any.
     Check(OutputArgs),
     /// Give addresses back whose owners are gone.
@@ -62,6 +67,32 @@ pub struct ShowArgs {
     /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+/// `russet ipam who`.
+#[derive(Debug, Args)]
+pub struct WhoArgs {
+    /// The address.
+    pub ip: IpAddr,
+    /// Who had it then, as this node remembers: a time such as 2026-11-21T15:04:05Z.
+    #[arg(long, value_name = "TIME")]
+    pub at: Option<Moment>,
+    /// Output.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// A moment, in RFC 3339.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment(pub SystemTime);
+
+impl FromStr for Moment {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parsed = russet_model::time::parse_rfc3339(text);
+        parsed.map(Self).ok_or("a time such as 2026-11-21T15:04:05Z, or with +01:00 for Z, is wanted")
+    }
 }
 
 /// `russet ipam release`.

@@ -4,6 +4,7 @@ mod check;
 mod configure;
 mod release;
 mod show;
+mod who;
 
 use std::process::ExitCode;
 
@@ -17,6 +18,7 @@ pub fn run(args: IpamArgs) -> Result<ExitCode, Failure> {
         let place = Place::open(args.place).await?;
         match args.verb {
             IpamVerb::Show(args) => show::run(&place, args).await.map(|()| ExitCode::SUCCESS),
+            IpamVerb::Who(args) => who::run(&place, args).await,
             IpamVerb::Check(args) => check::run(&place, args).await,
             IpamVerb::Release(args) => release::run(&place, args).await,
             IpamVerb::Configure(args) => configure::run(&place, args).await.map(|()| ExitCode::SUCCESS),

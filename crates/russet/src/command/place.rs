@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use russet_agent::{Opened, StoreLocation};
+use russet_agent::{Opened, Paths, StoreLocation};
 use russet_ipam::{Allocator, SystemClock};
 use russet_store::Store;
 
@@ -14,6 +14,8 @@ use crate::settings;
 pub struct Place {
     /// The store.
     pub store: Rc<dyn Store>,
+    /// The node's files.
+    pub paths: Paths,
     /// Holds the store's lock when nobody else owns it.
     _opened: Opened,
 }
@@ -26,15 +28,24 @@ struct NoStore(String);
 // === impl Place ===
 
 impl Place {
-    /// Opens what the arguments and the node's settings name.
+    /// Opens what the arguments and the node's settings name. Whoever looks must not leave an empty store behind: one that is not there is an error.
     pub async fn open(choice: StoreChoice) -> Result<Self, Failure> {
         let (paths, location) = settings::store(choice)?;
-        // Whoever looks must not leave an empty store behind.
         if location == StoreLocation::Embedded && !paths.state_dir().exists() {
             return Err(NoStore(paths.state_dir().display().to_string()).into());
         }
+        Self::at(paths, location).await
+    }
+
+    /// The same for whoever writes: an embedded store that is not there is made.
+    pub async fn open_or_make(choice: StoreChoice) -> Result<Self, Failure> {
+        let (paths, location) = settings::store(choice)?;
+        Self::at(paths, location).await
+    }
+
+    async fn at(paths: Paths, location: StoreLocation) -> Result<Self, Failure> {
         let opened = russet_agent::open_store(&paths, &location).await?;
-        Ok(Self { store: opened.store.clone(), _opened: opened })
+        Ok(Self { store: opened.store.clone(), paths, _opened: opened })
     }
 
     /// An allocator over the store, as peers' tools have it: it remembers nothing.

@@ -67,7 +67,7 @@ async fn dump(place: StoreChoice, prefix: &str) -> Result<(), Failure> {
 }
 
 async fn put(place: StoreChoice, key: String, value: String) -> Result<(), Failure> {
-    let place = Place::open(place).await?;
+    let place = Place::open_or_make(place).await?;
     place.store.commit(vec![Step::put(Key::from_stored(key), value)]).await.map_err(|error| error.error)?;
     Ok(())
 }

@@ -339,3 +339,36 @@ fn what_an_agent_writes_has_no_problems_and_is_shown_while_it_runs() {
     assert_eq!(node.allocated(), 0);
     assert_eq!(ipam(&node, &["check"]).status, 0);
 }
+
+/// Issue 4, item 5: who has it, and who had it when.
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn who_remembers_pods_that_are_gone_with_and_without_an_agent() {
+    let mut node = TestNode::start(&["--ipv6-pool", "none"]);
+    let pod = node.pod();
+    let address = node.add(&pod).addresses().remove(0);
+    let who = |node: &TestNode, more: &[&str]| {
+        let answer = node.russet(&[&["ipam", "who", &address, "-o", "json"], more].concat());
+        let status = answer.status;
+        (status, serde_json::from_str::<Value>(&answer.stdout).unwrap_or_else(|_| panic!("{answer:?}")))
+    };
+    let (status, known) = who(&node, &[]);
+    assert_eq!((status, &known["now"]["node"]), (0, &json!("node-a")), "{known}");
+    let tenure = &known["history"][0];
+    assert_eq!((&tenure["container"], &tenure["until"]), (&json!(pod.container), &Value::Null), "{known}");
+
+    assert_eq!(node.del(&pod).status, 0);
+    let (status, known) = who(&node, &[]);
+    assert_eq!((status, &known["now"]), (0, &Value::Null), "{known}");
+    let until = known["history"][0]["until"].as_str().unwrap().to_owned();
+    assert_eq!(who(&node, &["--at", "2020-01-01T00:00:00Z"]).0, 3, "nobody had it then");
+    assert_eq!(who(&node, &["--at", &until]).0, 3, "it ended at that moment");
+
+    // A plugin that works without the agent remembers, too.
+    node.stop_agent();
+    let other = node.pod();
+    node.add(&other).result();
+    let log = std::fs::read_to_string(node.path("var/lib/russet/history")).unwrap();
+    assert!(log.lines().count() == 3 && log.contains(&other.container), "{log}");
+    assert_eq!(node.russet(&["ipam", "who", "10.244.0.300"]).status, 2);
+}

@@ -186,6 +186,12 @@ impl TestNode {
         names.filter(|name| name != "lo" && !name.starts_with("vxlan")).collect()
     }
 
+    /// Runs a verb of `russet` on this node.
+    pub fn russet(&self, args: &[&str]) -> Answer {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.args(args).arg("--root").arg(self.root()).output().unwrap().into()
+    }
+
     /// Runs `russet store ...` on this node's store. The agent must be stopped, or serve it.
     fn run_store(&self, verb: &str, args: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));

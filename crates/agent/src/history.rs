@@ -1,0 +1,282 @@
+//! Who had which address when: a line for each attachment that came and went on this node. Written by the agent, and by plugins that work
+//! without it; read by `russet ipam who`. It is a memory, not a truth: nothing is decided by it, and a line that cannot be written or read costs
+//! nobody a pod.
+
+use std::cell::RefCell;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use russet_cni_spec::{Call, CniResult, Request};
+use russet_model::time;
+use serde::{Deserialize, Serialize};
+
+/// The history of one node. Two files take turns: the older one goes when the newer one is full.
+#[derive(Debug)]
+pub struct History {
+    path: PathBuf,
+    writer: RefCell<Option<Writer>>,
+}
+
+#[derive(Debug)]
+struct Writer {
+    file: File,
+    size_bytes: u64,
+}
+
+/// One line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Line {
+    /// When, in RFC 3339.
+    at: String,
+    verb: Verb,
+    /// Of an ADD.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    ips: Vec<IpAddr>,
+    container: String,
+    ifname: String,
+    network: String,
+    /// `namespace/name`, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pod: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+enum Verb {
+    Add,
+    Del,
+}
+
+/// A time during which somebody had an address.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Tenure {
+    /// From the ADD on, in RFC 3339.
+    pub from: String,
+    /// Until the DEL, or the next ADD that got the address; none: it has not ended, as far as is known.
+    pub until: Option<String>,
+    /// `namespace/name`, where there is one.
+    pub pod: Option<String>,
+    /// The container's ID.
+    pub container: String,
+    /// The interface in it.
+    pub ifname: String,
+    /// The network.
+    pub network: String,
+}
+
+/// How large one of the two files grows: about 15,000 attachments come and go before the first is forgotten.
+const FILE_MAX_BYTES: u64 = 4 * 1024 * 1024;
+/// The interface whose addresses are everybody's.
+const LOOPBACK: &str = "lo";
+/// More than a line that was written here can have; a file with longer ones is somebody else's.
+const LINE_MAX_BYTES: usize = 4096;
+
+// === impl History ===
+
+impl History {
+    /// The history at `path`. Nothing is opened before it is needed.
+    pub fn at(path: PathBuf) -> Self {
+        Self { path, writer: RefCell::default() }
+    }
+
+    /// Remembers a request that was carried out.
+    pub fn record(&self, request: &Request, result: Option<&CniResult>) {
+        let (verb, target) = match &request.env.call {
+            Call::Add(target) => (Verb::Add, target),
+            Call::Del(target) => (Verb::Del, target),
+            Call::Check(_) | Call::Gc | Call::Status => return,
+        };
+        if target.ifname.as_str() == LOOPBACK {
+            return;
+        }
+        let ips: Vec<IpAddr> =
+            result.map(|result| result.ips.iter().map(|ip| ip.address.addr()).collect()).unwrap_or_default();
+        if verb == Verb::Add && ips.is_empty() {
+            return;
+        }
+        let line = Line {
+            at: time::rfc3339(SystemTime::now()),
+            verb,
+            ips,
+            container: target.container_id.to_string(),
+            ifname: target.ifname.to_string(),
+            network: request.config.name.to_string(),
+            pod: request.env.args.pod().map(|pod| format!("{}/{}", pod.namespace, pod.name)),
+        };
+        if let Err(error) = self.append(&line) {
+            // Opened anew by the next one: the disk may have room again.
+            self.writer.take();
+            tracing::warn!(path = %self.path.display(), %error, "the history of addresses cannot be written");
+        }
+    }
+
+    fn append(&self, line: &Line) -> io::Result<()> {
+        let mut text = serde_json::to_vec(line)?;
+        text.push(b'\n');
+        let mut writer = self.writer.borrow_mut();
+        if writer.as_ref().is_some_and(|writer| writer.size_bytes >= FILE_MAX_BYTES) {
+            fs::rename(&self.path, older(&self.path))?;
+            *writer = None;
+        }
+        let writer = match &mut *writer {
+            Some(writer) => writer,
+            empty => empty.insert(Writer::open(&self.path)?),
+        };
+        // One call: a line is there whole or, after a power cut, not at all; a torn one is passed over.
+        writer.file.write_all(&text)?;
+        writer.size_bytes += text.len() as u64;
+        Ok(())
+    }
+
+    /// Who had an address, oldest first, as far as this node remembers.
+    pub fn of(path: &Path, address: IpAddr) -> io::Result<Vec<Tenure>> {
+        let mut found: Vec<Tenure> = Vec::new();
+        let wanted = format!("\"{address}\"");
+        for path in [older(path), path.to_owned()] {
+            let bytes = match fs::read(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                result => result?,
+            };
+            let text = String::from_utf8_lossy(&bytes);
+            for line in text.lines().filter(|line| line.len() <= LINE_MAX_BYTES) {
+                // Parsing is what takes time; most lines are about somebody else.
+                let open = found.last().filter(|tenure| tenure.until.is_none());
+                if !line.contains(&wanted) && !open.is_some_and(|open| line.contains(&open.container)) {
+                    continue;
+                }
+                if let Ok(line) = serde_json::from_str::<Line>(line) {
+                    follow(&mut found, line, address);
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn follow(found: &mut Vec<Tenure>, line: Line, address: IpAddr) {
+    let open = found.last_mut().filter(|tenure| tenure.until.is_none());
+    let same = open.as_ref().is_some_and(|open| {
+        (&open.container, &open.ifname, &open.network) == (&line.container, &line.ifname, &line.network)
+    });
+    match line.verb {
+        Verb::Add if line.ips.contains(&address) && !same => {
+            if let Some(open) = open {
+                open.until = Some(line.at.clone());
+            }
+            let Line { at, container, ifname, network, pod, .. } = line;
+            found.push(Tenure { from: at, until: None, pod, container, ifname, network });
+        }
+        Verb::Del if same => {
+            if let Some(open) = open {
+                open.until = Some(line.at);
+            }
+        }
+        Verb::Add | Verb::Del => {}
+    }
+}
+
+fn older(path: &Path) -> PathBuf {
+    path.with_extension("1")
+}
+
+// === impl Writer ===
+
+impl Writer {
+    fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
+        let size_bytes = file.metadata()?.len();
+        Ok(Self { file, size_bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(at: &str, verb: Verb, ips: &[&str], container: &str) -> Line {
+        Line {
+            at: at.to_owned(),
+            verb,
+            ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
+            container: container.to_owned(),
+            ifname: "eth0".to_owned(),
+            network: "russet".to_owned(),
+            pod: Some(format!("shop/{container}")),
+        }
+    }
+
+    fn history() -> (tempfile::TempDir, History) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("history");
+        (dir, History::at(path))
+    }
+
+    fn told(history: &History, address: &str) -> Vec<(String, String, Option<String>)> {
+        let tenures = History::of(&history.path, address.parse().unwrap()).unwrap();
+        tenures.into_iter().map(|tenure| (tenure.container, tenure.from, tenure.until)).collect()
+    }
+
+    fn tenure(container: &str, from: &str, until: Option<&str>) -> (String, String, Option<String>) {
+        (container.to_owned(), from.to_owned(), until.map(str::to_owned))
+    }
+
+    #[test]
+    fn an_address_is_followed_from_hand_to_hand() {
+        let (_dir, history) = history();
+        assert_eq!(told(&history, "10.1.0.7"), []);
+        for line in [
+            line("1", Verb::Add, &["10.1.0.7", "fd00::7"], "a"),
+            line("2", Verb::Add, &["10.1.0.70"], "b"),
+            line("3", Verb::Add, &["10.1.0.7"], "a"),
+            line("4", Verb::Del, &[], "b"),
+            line("5", Verb::Del, &[], "a"),
+            line("6", Verb::Add, &["10.1.0.7"], "c"),
+            line("7", Verb::Add, &["10.1.0.7"], "d"),
+        ] {
+            history.append(&line).unwrap();
+        }
+        let told_of_7 = told(&history, "10.1.0.7");
+        assert_eq!(
+            told_of_7,
+            [tenure("a", "1", Some("5")), tenure("c", "6", Some("7")), tenure("d", "7", None)]
+        );
+        assert_eq!(told(&history, "fd00::7"), [tenure("a", "1", Some("5"))]);
+        assert_eq!(told(&history, "10.1.0.70"), [tenure("b", "2", Some("4"))]);
+    }
+
+    #[test]
+    fn rubbish_and_torn_lines_are_passed_over() {
+        let (_dir, history) = history();
+        history.append(&line("1", Verb::Add, &["10.1.0.7"], "a")).unwrap();
+        let mut text = fs::read(&history.path).unwrap();
+        text.extend_from_slice(
+            b"{\"at\":\"2\",\"verb\":\"ADD\",\"ips\":[\"10.1.0.7\"],\"conta\n\xff\xfe10.1.0.7\n",
+        );
+        fs::write(&history.path, text).unwrap();
+        history.append(&line("3", Verb::Del, &[], "a")).unwrap();
+        assert_eq!(told(&history, "10.1.0.7"), [tenure("a", "1", Some("3"))]);
+    }
+
+    #[test]
+    fn the_oldest_is_forgotten_when_both_files_are_full() {
+        let (_dir, history) = history();
+        history.append(&line("first", Verb::Add, &["10.1.0.1"], "a")).unwrap();
+        let filler = line("then", Verb::Add, &["10.1.0.2"], &"x".repeat(2000));
+        let lines = 2 * FILE_MAX_BYTES / serde_json::to_vec(&filler).unwrap().len() as u64;
+        for _ in 0..lines {
+            history.append(&filler).unwrap();
+        }
+        assert_eq!(told(&history, "10.1.0.1").len(), 1, "two files hold it yet");
+        for _ in 0..lines {
+            history.append(&filler).unwrap();
+        }
+        assert_eq!(told(&history, "10.1.0.1"), []);
+        let sizes =
+            [older(&history.path), history.path.clone()].map(|path| fs::metadata(path).unwrap().len());
+        assert!(sizes.iter().all(|size| *size < FILE_MAX_BYTES + 4096), "{sizes:?}");
+    }
+}
