@@ -11,6 +11,7 @@
 //! * An endpoint is found by node, orchestrator, workload and interface; a workload of Kubernetes is `<namespace>.<pod>`.
 //! * A node is several keys of plain text, half of them below `/calico/bgp/v1`.
 
+mod convert;
 mod endpoint;
 mod ipam;
 mod key;

@@ -9,6 +9,7 @@ use russet_addr::{IfName, NodeName};
 use russet_agent::{Encapsulation, StoreLocation};
 
 pub mod ipam;
+pub mod migrate;
 pub mod store;
 
 /// Container networking for Linux.
@@ -47,6 +48,8 @@ pub enum Verb {
     Store(store::StoreArgs),
     /// Show, check and mend addresses: pools, blocks, handles, affinities.
     Ipam(ipam::IpamArgs),
+    /// Carry data of other programs over.
+    Migrate(migrate::MigrateArgs),
     /// Carry out one CNI request without an agent. The plugin calls this by itself when no agent runs.
     #[command(name = "cni-direct")]
     CniDirect(NodeArgs),

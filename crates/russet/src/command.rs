@@ -5,6 +5,7 @@ mod cni_direct;
 mod demo_forward;
 mod ipam;
 mod logging;
+mod migrate;
 mod place;
 mod store;
 mod version;
@@ -27,6 +28,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Store(args) => store::run(args),
         Verb::CniDirect(args) => return cni_direct::run(args),
         Verb::Ipam(args) => return ipam::run(args).unwrap_or_else(failed),
+        Verb::Migrate(args) => return migrate::run(args).unwrap_or_else(failed),
         Verb::Version(args) => version::run(args),
     };
     match result {

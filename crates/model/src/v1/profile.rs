@@ -85,8 +85,7 @@ impl Profile {
     /// The same profile in v3, where tags are labels without a value. A rule that says what this conversion does not know is an error: a
     /// rule that lost a condition would let through what it should not.
     pub fn to_v3(&self) -> Result<ProfileSpec, DecodeError> {
-        let convert =
-            |rules: &[Extra]| rules.iter().map(rule_to_v3).collect::<Result<Vec<_>, _>>();
+        let convert = |rules: &[Extra]| rules.iter().map(rule_to_v3).collect::<Result<Vec<_>, _>>();
         let mut labels = self.labels.clone();
         for tag in &self.tags {
             labels.entry(tag.clone()).or_default();

@@ -36,8 +36,6 @@ pub struct TestPod {
 pub struct Answer {
     pub status: i32,
     pub stdout: String,
-    /// Only ever printed, with the rest, when an assertion fails.
-    #[expect(dead_code, reason = "read through Debug")]
     pub stderr: String,
 }
 

@@ -1,0 +1,71 @@
+//! The command line of `russet migrate`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use russet_agent::StoreLocation;
+
+use super::OutputArgs;
+use super::store::StoreChoice;
+
+const EXAMPLES: &str = "Examples:
+  russet migrate calico-v1 --from http://10.0.0.1:2379 --to etcd:http://10.0.0.1:2379 --dry-run
+  russet migrate calico-v1 --from http://10.0.0.1:2379 --to etcd:http://10.0.0.1:2379
+
+The v2 data is only read. What the new store has already is compared, and never overwritten without --force.
+Stop Calico's v1 programs on all nodes first: docs/migrate-calico-v1.md.
+Exit codes: 0 done and verified; 1 failed; 3 there is a list of what stands in the way, and nothing was written.";
+
+/// `russet migrate`.
+#[derive(Debug, Args)]
+pub struct MigrateArgs {
+    /// From what.
+    #[command(subcommand)]
+    pub verb: MigrateVerb,
+}
+
+/// The verbs of `russet migrate`.
+#[derive(Debug, Subcommand)]
+pub enum MigrateVerb {
+    /// Carry the data of Calico up to v1.11, behind etcd's v2 API, over into v3 resources.
+    #[command(name = "calico-v1", after_help = EXAMPLES)]
+    CalicoV1(CalicoV1Args),
+}
+
+/// `russet migrate calico-v1`.
+#[derive(Debug, Args)]
+pub struct CalicoV1Args {
+    /// The members of the etcd with the v2 data, separated by commas.
+    #[arg(long, value_name = "URL,URL")]
+    pub from: String,
+    /// The authorities of its certificates, in PEM; https needs it.
+    #[arg(long, value_name = "FILE")]
+    pub from_ca_file: Option<PathBuf>,
+    /// Our certificate for it, in PEM.
+    #[arg(long, value_name = "FILE")]
+    pub from_cert_file: Option<PathBuf>,
+    /// Its private key, in PEM.
+    #[arg(long, value_name = "FILE")]
+    pub from_key_file: Option<PathBuf>,
+    /// Our user there.
+    #[arg(long, value_name = "NAME")]
+    pub from_username: Option<String>,
+    /// The file with the user's password; one line.
+    #[arg(long, value_name = "FILE")]
+    pub from_password_file: Option<PathBuf>,
+    /// The store to write to; by default the one that the node's settings name.
+    #[arg(long, value_name = "STORE", conflicts_with = "store")]
+    pub to: Option<StoreLocation>,
+    /// The store to write to.
+    #[command(flatten)]
+    pub place: StoreChoice,
+    /// Say what would be done, and write nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Overwrite what the new store has and says differently.
+    #[arg(long)]
+    pub force: bool,
+    /// Output.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}

@@ -1,0 +1,300 @@
+//! What the records of the v1 model are in v3: what to write in which order, what can have no place there, and what is left. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use russet_addr::{IpNet, NodeName};
+use russet_model::v1::{self, NodeData, V1Key};
+use russet_model::{
+    Affinity, AffinityState, Block, ClusterInformation, ClusterInformationSpec, Handle, IpamConfig, Key,
+    KeyKind, Node, Profile, ResourceKind,
+};
+use russet_store::Record;
+
+/// What a record is, in the order of writing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Blocks: before anything could lead to them.
+    Block,
+    /// Handles.
+    Handle,
+    /// Affinities.
+    Affinity,
+    /// The allocator's settings.
+    Settings,
+    /// Nodes.
+    Node,
+    /// Profiles.
+    Profile,
+    /// Workload endpoints.
+    Endpoint,
+    /// Pools: from here on addresses are taken.
+    Pool,
+    /// The cluster's information: from here on plugins believe the store.
+    Cluster,
+}
+
+/// One record to be written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Planned {
+    /// What it is.
+    pub kind: Kind,
+    /// The v2 key that it comes from; of several, the first.
+    pub from: Key,
+    /// Where it goes.
+    pub key: Key,
+    /// What it says.
+    pub value: Vec<u8>,
+}
+
+/// Something that stands in the way.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// The v2 key.
+    pub key: Key,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// The whole migration.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Plan {
+    /// In the order of writing.
+    pub writes: Vec<Planned>,
+    /// With any of these nothing is written.
+    pub problems: Vec<Problem>,
+    /// What v3 has no use for, or what is not carried over: beginnings of keys, and how many.
+    pub left: BTreeMap<String, usize>,
+}
+
+/// Parts of a key that say what kind of thing was left.
+const LEFT_PARTS: usize = 3;
+/// Longest name of a resource.
+const NAME_MAX_BYTES: usize = 253;
+
+/// The plan in the making.
+#[derive(Default)]
+struct Draft {
+    plan: Plan,
+    blocks: BTreeMap<String, Block>,
+    affinities: Vec<(Key, NodeName, Affinity, String)>,
+    profiles: BTreeMap<String, (Key, v1::Profile)>,
+    nodes: BTreeMap<NodeName, (Key, NodeData)>,
+    pools: Vec<(Key, IpNet)>,
+    ready: Option<(Key, bool)>,
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// Plans for all records of the v1 model.
+    pub fn of(records: &[Record]) -> Self {
+        let mut draft = Draft::default();
+        for record in records {
+            if let Err(reason) = draft.take(record) {
+                draft.plan.problems.push(Problem { key: record.key.clone(), reason });
+            }
+        }
+        draft.finish()
+    }
+}
+
+// === impl Draft ===
+
+impl Draft {
+    fn take(&mut self, record: &Record) -> Result<(), String> {
+        match V1Key::parse(&record.key) {
+            Some(key) => self.take_v1(key, record),
+            None => self.take_ipam(record),
+        }
+    }
+
+    fn take_ipam(&mut self, record: &Record) -> Result<(), String> {
+        let (key, bytes) = (&record.key, record.value.as_slice());
+        let text = |error: russet_model::DecodeError| error.to_string();
+        match key.kind() {
+            KeyKind::Block(cidr) => {
+                let block = v1::block_to_v3(&Block::decode(bytes).map_err(text)?);
+                if block.cidr != cidr {
+                    return Err(format!("the block of {} lies there", block.cidr));
+                }
+                self.write(Kind::Block, key, key.clone(), block.encode());
+                self.blocks.insert(cidr.to_string(), block);
+            }
+            KeyKind::Affinity { node, block } => {
+                let affinity = Affinity::decode(bytes).map_err(text)?;
+                self.affinities.push((key.clone(), node, affinity, block.to_string()));
+            }
+            KeyKind::Handle(_) => {
+                let handle = Handle::decode(bytes).map_err(text)?;
+                self.write(Kind::Handle, key, key.clone(), handle.encode());
+            }
+            KeyKind::IpamConfig => {
+                let config = IpamConfig::decode(bytes).map_err(text)?;
+                self.write(Kind::Settings, key, key.clone(), config.encode());
+            }
+            _ => self.leave(key),
+        }
+        Ok(())
+    }
+
+    fn take_v1(&mut self, parsed: V1Key, record: &Record) -> Result<(), String> {
+        let (key, bytes) = (&record.key, record.value.as_slice());
+        let text = |error: russet_model::DecodeError| error.to_string();
+        match &parsed {
+            V1Key::Ready => {
+                self.ready = Some((key.clone(), String::from_utf8_lossy(bytes).trim() != "false"));
+            }
+            V1Key::Pool(net) => {
+                let pool = v1::Pool::decode(bytes).map_err(text)?;
+                if pool.cidr != *net {
+                    return Err(format!("the pool of {} lies there", pool.cidr));
+                }
+                self.take_pool(key, &pool)?;
+            }
+            V1Key::Endpoint(id) => {
+                let endpoint = v1::Endpoint::decode(bytes).map_err(text)?;
+                let converted = id.to_v3(&endpoint)?;
+                let (namespace, name) = (converted.metadata.namespace.clone(), &converted.metadata.name);
+                dns_name(name)?;
+                let to = Key::workload_endpoint(&namespace.unwrap_or_default(), name);
+                self.write(Kind::Endpoint, key, to.map_err(|e| e.to_string())?, converted.encode());
+            }
+            V1Key::Profile { name, part } => {
+                let (_, profile) = self
+                    .profiles
+                    .entry(name.clone())
+                    .or_insert_with(|| (key.clone(), v1::Profile::default()));
+                profile.read(*part, bytes).map_err(text)?;
+            }
+            V1Key::HostIp(node)
+            | V1Key::HostMetadata(node)
+            | V1Key::HostOrchestrators(node)
+            | V1Key::HostTunnel(node)
+            | V1Key::Bgp { node, .. } => {
+                let (_, data) =
+                    self.nodes.entry(node.clone()).or_insert_with(|| (key.clone(), NodeData::default()));
+                data.read(&parsed, bytes).map_err(text)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_pool(&mut self, key: &Key, pool: &v1::Pool) -> Result<(), String> {
+        let overlaps = |other: &IpNet| other.contains(&pool.cidr) || pool.cidr.contains(other);
+        if let Some((other, _)) = self.pools.iter().find(|(_, net)| overlaps(net)) {
+            return Err(format!("it overlaps {other}, which v3 does not allow"));
+        }
+        self.pools.push((key.clone(), pool.cidr));
+        let converted = pool.to_v3();
+        let to = Key::pool(&converted.metadata.name).map_err(|error| error.to_string())?;
+        self.write(Kind::Pool, key, to, converted.encode());
+        Ok(())
+    }
+
+    fn write(&mut self, kind: Kind, from: &Key, key: Key, value: Vec<u8>) {
+        self.plan.writes.push(Planned { kind, from: from.clone(), key, value });
+    }
+
+    fn leave(&mut self, key: &Key) {
+        let parts: Vec<&str> = key.as_str().split('/').skip(1).take(LEFT_PARTS).collect();
+        *self.plan.left.entry(format!("/{}", parts.join("/"))).or_default() += 1;
+    }
+
+    fn problem(&mut self, key: Key, reason: impl Into<String>) {
+        self.plan.problems.push(Problem { key, reason: reason.into() });
+    }
+
+    fn finish(mut self) -> Plan {
+        self.finish_affinities();
+        self.finish_nodes();
+        self.finish_profiles();
+        if let Some((from, ready)) = self.ready.take() {
+            let spec = ClusterInformationSpec { datastore_ready: Some(ready), ..Default::default() };
+            let cluster = ClusterInformation::new(ClusterInformationSpec::NAME, spec);
+            match Key::resource(ResourceKind::ClusterInformation, None, ClusterInformationSpec::NAME) {
+                Ok(key) => self.write(Kind::Cluster, &from, key, cluster.encode()),
+                Err(error) => self.problem(from, error.to_string()),
+            }
+        }
+        self.find_collisions();
+        let Plan { writes, problems, .. } = &mut self.plan;
+        writes.sort_by(|a, b| (a.kind, &a.key).cmp(&(b.kind, &b.key)));
+        problems.sort();
+        self.plan
+    }
+
+    /// Claiming was a single step: a claim that its block does not confirm is what a crash left behind, and is not carried over.
+    fn finish_affinities(&mut self) {
+        for (key, node, affinity, block) in std::mem::take(&mut self.affinities) {
+            if self.blocks.get(&block).is_some_and(|block| block.serves(&node)) {
+                let confirmed = affinity.with_state(AffinityState::Confirmed);
+                self.write(Kind::Affinity, &key, key.clone(), confirmed.encode());
+            } else {
+                *self
+                    .plan
+                    .left
+                    .entry("affinities that their block does not confirm".to_owned())
+                    .or_default() += 1;
+            }
+        }
+    }
+
+    fn finish_nodes(&mut self) {
+        for (node, (from, data)) in std::mem::take(&mut self.nodes) {
+            match dns_name(node.as_str()) {
+                Ok(()) => {
+                    let converted = Node::new(node.as_str(), data.to_v3());
+                    self.write(Kind::Node, &from, Key::node(&node), converted.encode());
+                }
+                Err(reason) => self.problem(from, reason),
+            }
+        }
+    }
+
+    fn finish_profiles(&mut self) {
+        for (name, (from, profile)) in std::mem::take(&mut self.profiles) {
+            let name = v1::profile_name_in_v3(&name);
+            let converted = dns_name(&name).and_then(|()| profile.to_v3().map_err(|error| error.to_string()));
+            let key = Key::resource(ResourceKind::Profile, None, &name).map_err(|error| error.to_string());
+            match converted.and_then(|spec| Ok((key?, spec))) {
+                Ok((key, spec)) => {
+                    self.write(Kind::Profile, &from, key, Profile::new(name, spec).encode());
+                }
+                Err(reason) => self.problem(from, reason),
+            }
+        }
+    }
+
+    /// Two records of v1 that would be one in v3.
+    fn find_collisions(&mut self) {
+        let mut taken: BTreeMap<&Key, &Key> = BTreeMap::new();
+        let mut collisions = BTreeSet::new();
+        for planned in &self.plan.writes {
+            if let Some(other) = taken.insert(&planned.key, &planned.from) {
+                for (key, rival) in [(&planned.from, other), (other, &planned.from)] {
+                    let reason = format!("in v3 it would be {}, and so would {rival}", planned.key);
+                    collisions.insert(Problem { key: key.clone(), reason });
+                }
+            }
+        }
+        self.plan.problems.extend(collisions);
+    }
+}
+
+/// Refuses a name that peers' validation does not let through.
+fn dns_name(name: &str) -> Result<(), String> {
+    let label = |label: &str| {
+        let inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+        label.starts_with(inside) && label.ends_with(inside) && label.chars().all(|c| inside(c) || c == '-')
+    };
+    if name.len() <= NAME_MAX_BYTES && name.split('.').all(label) {
+        return Ok(());
+    }
+    Err(format!(
+        "{:?} can be no name in v3: lower-case letters, digits, '-' and '.', no part beginning or ending with '-'",
+        name.chars().take(NAME_MAX_BYTES).collect::<String>()
+    ))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! Records of Calico's v1 model, written and read as its own programs would: with plain requests to etcd's v2 API.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+/// A member that serves the v2 API.
+pub struct V2 {
+    address: String,
+}
+
+// === impl V2 ===
+
+impl V2 {
+    pub fn at(address: &str) -> Self {
+        Self { address: address.to_owned() }
+    }
+
+    /// One request: status line and body.
+    fn request(&self, method: &str, target: &str, form: &str) -> (String, String) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let head = format!(
+            "{method} /v2/keys{target} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\
+             Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {}\r\n\r\n{form}",
+            self.address,
+            form.len()
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.lines().next().unwrap().to_owned(), body.to_owned())
+    }
+
+    pub fn put(&self, key: &str, value: &str) {
+        let escaped: String = value.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        let (status, body) = self.request("PUT", &key.replace('%', "%25"), &format!("value={escaped}"));
+        assert!(status.contains(" 20"), "{key}: {status} {body}");
+    }
+
+    /// A value; none when there is no such key.
+    pub fn get(&self, key: &str) -> Option<String> {
+        let (status, body) = self.request("GET", &format!("{}?quorum=true", key.replace('%', "%25")), "");
+        if status.contains(" 404") {
+            return None;
+        }
+        let answer: serde_json::Value = serde_json::from_str(&body).unwrap();
+        Some(answer["node"]["value"].as_str().unwrap_or("").to_owned())
+    }
+
+    /// All there is, as JSON.
+    pub fn everything(&self) -> String {
+        let (status, body) = self.request("GET", "/?recursive=true&sorted=true&quorum=true", "");
+        assert!(status.contains(" 200"), "{status} {body}");
+        body
+    }
+}
+
+/// A v1 block of 64 addresses, of which `handle` holds the first.
+pub fn block(cidr: &str, node: &str, handle: &str) -> String {
+    let allocations: Vec<&str> = (0..64).map(|n| if n == 0 { "0" } else { "null" }).collect();
+    let free: Vec<String> = (1..64).map(|n| n.to_string()).collect();
+    format!(
+        r#"{{"cidr":"{cidr}","affinity":"host:{node}","strictAffinity":false,"allocations":[{}],"unallocated":[{}],"attributes":[{{"handle_id":"{handle}","secondary":{{}}}}]}}"#,
+        allocations.join(","),
+        free.join(",")
+    )
+}
