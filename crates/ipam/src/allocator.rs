@@ -279,4 +279,4 @@ impl From<StoreError> for Failure {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -7,10 +7,12 @@ pub mod audit;
 pub mod block_ops;
 mod clock;
 mod error;
+pub mod explain;
 mod finder;
 pub mod pools;
 mod request;
 pub mod search;
+mod shadow;
 
 pub use allocator::{Allocator, Configured, DefaultPool, Held};
 pub use block_ops::ReleaseOptions;

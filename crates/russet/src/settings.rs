@@ -125,6 +125,25 @@ pub fn store(choice: StoreChoice) -> Result<(Paths, StoreLocation), SettingsErro
     Ok((paths, location))
 }
 
+/// This node's name, for whoever asks about it.
+pub fn node_name(paths: &Paths) -> Result<NodeName, SettingsError> {
+    let file = File::read(&paths.settings_file())?;
+    name_of(paths, &file, None, file.flag("calico")?)
+}
+
+fn name_of(
+    paths: &Paths,
+    file: &File,
+    given: Option<NodeName>,
+    calico: bool,
+) -> Result<NodeName, SettingsError> {
+    let set = std::env::var("RUSSET_NODE_NAME").ok().and_then(|name| NodeName::new(name).ok());
+    match or_file(given.or(set), file, "node_name")? {
+        Some(name) => Ok(name),
+        None => Ok(calicos_name(paths).filter(|_| calico).map_or_else(host_name, Ok)?),
+    }
+}
+
 fn location(args: LocationArgs, file: &File) -> Result<StoreLocation, SettingsError> {
     let ca = or_file(args.etcd_ca_file, file, "etcd_ca_file")?;
     let cert = or_file(args.etcd_cert_file, file, "etcd_cert_file")?;
@@ -175,10 +194,7 @@ fn node_with(args: NodeArgs, file: &File) -> Result<(Config, Logging), SettingsE
     };
     let paths = Paths::new(args.root);
     let calico = args.calico || file.flag("calico")?;
-    let node_name = match or_file(args.node_name, file, "node_name")? {
-        Some(name) => name,
-        None => calicos_name(&paths).filter(|_| calico).map_or_else(host_name, Ok)?,
-    };
+    let node_name = name_of(&paths, file, args.node_name, calico)?;
     let mtu = match args.mtu {
         Some(mtu) => Some(mtu),
         None => file.integer("mtu", 1280..=65535)?,

@@ -92,7 +92,7 @@ fn line(step: &Step) -> String {
     format!("{kind} {name} {value}")
 }
 
-pub(super) fn run<T>(future: impl Future<Output = T>) -> T {
+pub(crate) fn run<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);
     for _ in 0..1_000_000 {
         if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {

@@ -6,6 +6,8 @@ use std::str::FromStr;
 use std::time::SystemTime;
 
 use clap::{ArgAction, Args, Subcommand};
+use ipnet::IpNet;
+use russet_addr::NodeName;
 
 use super::OutputArgs;
 use super::store::StoreChoice;
@@ -13,6 +15,7 @@ use super::store::StoreChoice;
 const EXAMPLES: &str = "Examples:
   russet ipam show --show-blocks
   russet ipam show --ip 10.244.1.7
+  russet ipam why --node worker-1
   russet ipam who 10.244.1.7 --at 2026-11-21T15:04:05Z
   russet ipam check -o json > report.json
   russet ipam release --from-report report.json
@@ -41,6 +44,9 @@ pub enum IpamVerb {
     Show(ShowArgs),
     /// Who has an address, and who had it on this node; exits with 3 when nothing is known.
     Who(WhoArgs),
+    /// What would come of a request for an address now, and why: pools, limits, the node's blocks. Writes nothing; exits with 3 if there
+    /// would be none.
+    Why(WhyArgs),
     /// Look for faults in blocks, handles and affinities. Writes nothing; exits with 3 when there are any.
     Check(OutputArgs),
     /// Give addresses back whose owners are gone.
@@ -92,6 +98,39 @@ impl FromStr for Moment {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let parsed = russet_model::time::parse_rfc3339(text);
         parsed.map(Self).ok_or("a time such as 2026-11-21T15:04:05Z, or with +01:00 for Z, is wanted")
+    }
+}
+
+/// `russet ipam why`.
+#[derive(Debug, Args)]
+pub struct WhyArgs {
+    /// The node that asks; by default this one.
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<NodeName>,
+    /// A pool that is asked for, by its prefix; may be given several times.
+    #[arg(long, value_name = "CIDR")]
+    pub pool: Vec<IpNet>,
+    /// A label of the pod's namespace; may be given several times.
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub namespace_label: Vec<Label>,
+    /// Ask for a tunnel's address instead of a pod's.
+    #[arg(long)]
+    pub tunnel: bool,
+    /// Output.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// A label and its value.
+#[derive(Debug, Clone)]
+pub struct Label(pub (String, String));
+
+impl FromStr for Label {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (name, value) = text.split_once('=').ok_or("a label such as team=blue is wanted")?;
+        Ok(Self((name.to_owned(), value.to_owned())))
     }
 }
 

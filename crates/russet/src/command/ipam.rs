@@ -5,6 +5,7 @@ mod configure;
 mod release;
 mod show;
 mod who;
+mod why;
 
 use std::process::ExitCode;
 
@@ -19,6 +20,7 @@ pub fn run(args: IpamArgs) -> Result<ExitCode, Failure> {
         match args.verb {
             IpamVerb::Show(args) => show::run(&place, args).await.map(|()| ExitCode::SUCCESS),
             IpamVerb::Who(args) => who::run(&place, args).await,
+            IpamVerb::Why(args) => why::run(&place, args).await,
             IpamVerb::Check(args) => check::run(&place, args).await,
             IpamVerb::Release(args) => release::run(&place, args).await,
             IpamVerb::Configure(args) => configure::run(&place, args).await.map(|()| ExitCode::SUCCESS),

@@ -84,7 +84,8 @@ fn two_agents_in_calicos_place_and_a_go_node_are_peers() {
     let mut fabric = Fabric::new();
     put_pool(&fabric, "Always");
     let (mut n1, mut n2) = (fabric.node("n1", &["--calico"]), fabric.node("n2", &["--calico"]));
-    (n1.start_agent(), n2.start_agent());
+    n1.start_agent();
+    n2.start_agent();
     let (a, b) = (n1.pod(), n2.pod());
     let to = n2.add(&b).addresses().remove(0);
     n1.add(&a).result();
@@ -138,7 +139,8 @@ fn an_agent_in_calicos_place_leaves_routes_to_a_running_felix() {
         assert_eq!(node.status().status, 0, "pods can be attached");
         assert_eq!(routes(&node, "80").trim(), "blackhole 10.66.0.0/26");
         assert!(fabric.keys(&format!("{NODES}/n1")).is_empty(), "calico/node registers the node");
-        (felix.kill().unwrap(), felix.wait().unwrap());
+        felix.kill().unwrap();
+        felix.wait().unwrap();
         node.stop_agent();
     }
     // Nobody is there now: its leftovers are taken over, and on one subnet the route is direct (oracle 57).
@@ -153,5 +155,6 @@ fn an_agent_in_calicos_place_leaves_routes_to_a_running_felix() {
     fabric.etcdctl(&["put", "/calico/resources/v3/projectcalico.org/nodes/other", "{}"]);
     node.stop_agent();
     assert!(!routes(&node, "80").contains(direct), "the agent had stepped aside");
-    (felix.kill().unwrap(), felix.wait().unwrap());
+    felix.kill().unwrap();
+    felix.wait().unwrap();
 }

@@ -372,3 +372,24 @@ fn who_remembers_pods_that_are_gone_with_and_without_an_agent() {
     assert!(log.lines().count() == 3 && log.contains(&other.container), "{log}");
     assert_eq!(node.russet(&["ipam", "who", "10.244.0.300"]).status, 2);
 }
+
+/// Issue 4, item 5: why a request gets what it gets.
+#[test]
+fn why_names_the_pools_and_the_limit_and_writes_nothing() {
+    let planted = Planted::tv4();
+    let before = planted.dump("/");
+    let told: Value =
+        serde_json::from_str(&planted.good(&["why", "--node", "node-a", "-o", "json"])).unwrap();
+    let family = &told["families"][0];
+    assert_eq!(family["pools"][0]["serves"], true, "{told}");
+    assert_eq!(
+        (&family["blocks"][0]["cidr"], &family["blocks"][0]["free"]),
+        (&json!("10.1.0.16/29"), &json!(4))
+    );
+    assert_eq!(family["outcome"]["address"]["from"], "own_block");
+
+    let other = planted.ipam(&["why", "--node", "node-a", "--pool", "10.9.0.0/24"]);
+    assert_eq!(other.status, 3, "{other:?}");
+    assert!(other.stdout.contains("the given pool 10.9.0.0/24 does not exist"), "{other:?}");
+    assert_eq!(planted.dump("/"), before);
+}

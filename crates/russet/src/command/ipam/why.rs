@@ -1,0 +1,114 @@
+//! `russet ipam why`: what would come of a request for an address now, and why. Writes nothing.
+
+use std::process::ExitCode;
+use std::rc::Rc;
+
+use russet_addr::{Family, NodeName};
+use russet_ipam::explain::{BlockPart, Explanation, Outcome, PoolPart, Source};
+use russet_ipam::{Request, SystemClock, Use};
+use russet_model::HandleId;
+use serde::Serialize;
+
+use super::super::{Failure, PROBLEMS};
+use super::Place;
+use crate::cli::Format;
+use crate::cli::ipam::WhyArgs;
+use crate::{output, settings};
+
+/// What is said; `schema` grows when a member changes its meaning.
+#[derive(Serialize)]
+struct Why {
+    schema: u32,
+    node: String,
+    families: Vec<Explanation>,
+}
+
+/// A handle that nobody has: with one that holds an address the answer would be that address.
+const TRIAL: &str = "russet-ipam-why.trial";
+
+/// Prints the explanation; exits with 3 when no family that has pools would get an address.
+pub async fn run(place: &Place, args: WhyArgs) -> Result<ExitCode, Failure> {
+    let node: NodeName = match args.node {
+        Some(node) => node,
+        None => settings::node_name(&place.paths)?,
+    };
+    let mut request = Request::pod(node.clone(), HandleId::new(TRIAL)?);
+    request.namespace_labels = args.namespace_label.iter().map(|label| label.0.clone()).collect();
+    request.use_ = if args.tunnel { Use::Tunnel } else { Use::Workload };
+    let named = |family| {
+        let nets: Vec<_> = args.pool.iter().copied().filter(|net| Family::of_net(net) == family).collect();
+        (!nets.is_empty()).then_some(nets)
+    };
+    (request.pools4, request.pools6) = (named(Family::V4), named(Family::V6));
+    let mut why = Why { schema: 1, node: node.to_string(), families: Vec::new() };
+    for family in Family::BOTH {
+        let told = Explanation::of(place.store.clone(), Rc::new(SystemClock), &request, family).await?;
+        // A family that nobody made a pool for is not missed.
+        let wanted = args.pool.is_empty() && !told.pools.is_empty() || request.pools(family).is_some();
+        if wanted {
+            why.families.push(told);
+        }
+    }
+    let refused = |told: &Explanation| matches!(told.outcome, Outcome::Refused { .. });
+    let bad = why.families.is_empty() || why.families.iter().any(refused);
+    output::print(&match args.output.format {
+        Format::Json => output::json(&why),
+        Format::Table => why.text(),
+    });
+    Ok(if bad { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS })
+}
+
+// === impl Why ===
+
+impl Why {
+    fn text(&self) -> String {
+        if self.families.is_empty() {
+            return "there is no such pool; make one, and see `russet ipam show`\n".to_owned();
+        }
+        self.families.iter().map(|told| self.family(told)).collect::<Vec<_>>().join("\n")
+    }
+
+    fn family(&self, told: &Explanation) -> String {
+        let mut text = match &told.outcome {
+            Outcome::Address { ip, from } => {
+                format!(
+                    "{}: {} would get an address such as {ip}, {}\n",
+                    told.family,
+                    self.node,
+                    source(*from)
+                )
+            }
+            Outcome::Refused { error } => {
+                format!("{}: {} would get no address: {}\n", told.family, self.node, output::visible(error))
+            }
+        };
+        let pools: Vec<Vec<String>> = told.pools.iter().map(pool).collect();
+        text.push_str(&output::table(&["POOL", "CIDR", "SERVES", "WHY"], &pools));
+        let blocks: Vec<Vec<String>> = told.blocks.iter().map(block).collect();
+        let affinity =
+            if told.strict_affinity { "strict affinity" } else { "others' blocks may be borrowed from" };
+        text.push_str(&format!("{} of {} blocks; {affinity}\n", blocks.len(), told.block_limit));
+        if !blocks.is_empty() {
+            text.push_str(&output::table(&["BLOCK", "CLAIM", "FREE", "PROBLEM"], &blocks));
+        }
+        text
+    }
+}
+
+const fn source(source: Source) -> &'static str {
+    match source {
+        Source::OwnBlock => "from a block that it has",
+        Source::NewBlock => "from a block that it would claim",
+        Source::Borrowed => "borrowed from another node's block",
+    }
+}
+
+fn pool(pool: &PoolPart) -> Vec<String> {
+    let serves = if pool.serves { "yes" } else { "no" };
+    vec![pool.name.clone(), pool.cidr.clone(), serves.to_owned(), pool.why.clone()]
+}
+
+fn block(block: &BlockPart) -> Vec<String> {
+    let free = block.free.map_or_else(|| "-".to_owned(), |free| free.to_string());
+    vec![block.cidr.clone(), block.state.to_owned(), free, block.problem.clone().unwrap_or_default()]
+}
