@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use russet_addr::Family;
 use russet_cni_spec::{Call, CniError, CniResult, Request};
 use russet_linux::{FileLock, sysctl};
-use russet_plugins::Teardown;
+use russet_plugins::{CalicoHost, RequestLog, Teardown};
 
 use crate::bootstrap::{self, BootstrapError, Known};
 use crate::config::Config;
+use crate::datastores::EtcdDatastores;
 use crate::health::{Condition, Readiness};
 use crate::history::History;
 use crate::{stores, underlay};
@@ -17,8 +18,20 @@ use crate::{stores, underlay};
 /// How long a request may wait for others that work without an agent; runtimes give up after one to four minutes.
 const LOCK_PATIENCE: Duration = Duration::from_secs(45);
 
-/// Carries out `request`. The plugin is the one that the configuration names.
-pub async fn direct(config: &Config, request: &Request) -> Result<Option<CniResult>, CniError> {
+/// Carries out `request` of the plugin called `plugin`; `log` is for the runtime's standard error.
+pub async fn direct(
+    config: &Config,
+    plugin: &str,
+    request: &Request,
+    log: &RequestLog,
+) -> Result<Option<CniResult>, CniError> {
+    if russet_plugins::is_ipam(plugin) {
+        // It works on no store of this node's, and its caller may be a main plugin that holds the node's lock.
+        let host = CalicoHost::new(config.paths.root(), Rc::new(EtcdDatastores::of_request()));
+        let result = russet_plugins::run_ipam(&host, request, log).await?;
+        History::at(config.paths.history_file()).record(request, result.as_ref());
+        return Ok(result);
+    }
     if matches!(request.env.call, Call::Status) {
         return Err(CniError::not_available("no agent is running on this node", "start `russet agent`"));
     }
@@ -50,7 +63,7 @@ pub async fn direct(config: &Config, request: &Request) -> Result<Option<CniResu
         // Only here: a node whose settings cannot be written must still get rid of its pods.
         forward_packets(&node).await?;
     }
-    let result = russet_plugins::run(&node, &request.config.kind, request).await?;
+    let result = russet_plugins::run(&node, plugin, request, log).await?;
     History::at(config.paths.history_file()).record(request, result.as_ref());
     Ok(result)
 }

@@ -4,6 +4,7 @@
 pub mod bootstrap;
 mod cluster;
 mod config;
+mod datastores;
 mod direct;
 mod health;
 mod history;
@@ -25,7 +26,7 @@ use std::time::{Duration, Instant};
 use russet_ipam::Allocator;
 use russet_linux::{FileLock, LockError};
 use russet_overlay::Reconciler;
-use russet_plugins::{Node, SystemClock, Teardown};
+use russet_plugins::{CalicoHost, Datastore, Node, SystemClock, Teardown};
 use russet_store::Store;
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinSet, LocalSet};
@@ -34,9 +35,11 @@ pub use config::{Config, DEFAULT_HEALTH, DefaultPools, Encapsulation, Paths, Set
 pub use direct::direct;
 pub use health::{Condition, Readiness};
 pub use history::{History, Tenure};
+pub use russet_plugins::RequestLog;
 pub use russet_store_etcd::{Secret, Settings as EtcdSettings, SettingsError as EtcdSettingsError};
 pub use stores::{Opened, open as open_store, own as own_store};
 
+use datastores::EtcdDatastores;
 use health::serve as serve_health;
 use metrics::Metrics;
 use operations::Operations;
@@ -170,9 +173,18 @@ fn teardown(config: &Config, doomed: &Rc<Notify>) -> Teardown {
 fn node(config: &Config, store: Rc<dyn Store>, teardown: Teardown, readiness: &Readiness) -> Node {
     let readiness = readiness.clone();
     let allocator = Allocator::new(Rc::clone(&store), Rc::new(SystemClock));
+    let allocator = Rc::new(allocator.with_backoff(Rc::new(Pause)).with_cache(CACHE_MAX_AGE));
+    let own = match &config.store {
+        StoreLocation::Etcd(settings) => {
+            Some((*settings.clone(), Datastore::of(Rc::clone(&store), Rc::clone(&allocator))))
+        }
+        StoreLocation::Embedded | StoreLocation::Unix(_) => None,
+    };
+    let datastores = Rc::new(EtcdDatastores::of_agent(own));
     Node {
         name: config.node_name.clone(),
-        allocator: Rc::new(allocator.with_backoff(Rc::new(Pause)).with_cache(CACHE_MAX_AGE)),
+        calico: CalicoHost::new(config.paths.root(), datastores),
+        allocator,
         store,
         wiring: Default::default(),
         mtu_bytes: Rc::new(Cell::new(config.mtu_bytes.unwrap_or(MTU_UNTIL_KNOWN_BYTES))),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use russet_cni_spec::plugin::{Outcome, Prepared, prepare};
 use russet_cni_spec::relay::RelayRequest;
 use russet_cni_spec::{Call, CniError, CniResult, Request, Target};
-use russet_plugins::Node;
+use russet_plugins::{Node, RequestLog};
 use tokio::sync::{Mutex, OwnedMutexGuard, RwLock, RwLockReadGuard};
 
 use crate::history::History;
@@ -25,6 +25,15 @@ pub struct Operations {
     node: Node,
     metrics: Metrics,
     history: History,
+    /// Main plugins.
+    main: Lane,
+    /// IPAM plugins: a main plugin calls them in the middle of its own request, so they must not wait for main plugins.
+    ipam: Lane,
+}
+
+/// Plugins that wait for each other.
+#[derive(Default)]
+struct Lane {
     /// Held for reading by work on one container, for writing by GC, which looks at all of them.
     everyone: RwLock<()>,
     /// By container ID, and by `namespace/name` for pods, which no container ID can be.
@@ -43,7 +52,7 @@ struct Turn<'a> {
 impl Operations {
     /// Serves requests for `node`.
     pub fn new(node: Node, metrics: Metrics, history: History) -> Self {
-        Self { node, metrics, history, everyone: RwLock::new(()), locks: RefCell::default() }
+        Self { node, metrics, history, main: Lane::default(), ipam: Lane::default() }
     }
 
     /// Carries out one request to its end, whoever still waits for the answer. One that does not get its turn before its caller gives up is not begun.
@@ -63,7 +72,8 @@ impl Operations {
     }
 
     async fn run(&self, plugin: &str, request: &Request, deadline: Duration) -> Outcome {
-        let done = self.work(plugin, request, deadline).await;
+        let log = RequestLog::new(plugin);
+        let done = self.work(plugin, request, deadline, &log).await;
         let target = match &request.env.call {
             Call::Add(target) | Call::Check(target) | Call::Del(target) => Some(target),
             Call::Gc | Call::Status => None,
@@ -84,7 +94,7 @@ impl Operations {
                 tracing::warn!(verb, container, ifname, code = error.code, %error, "request failed");
             }
         }
-        done.into()
+        Outcome { stderr: log.text(), ..done.into() }
     }
 
     async fn work(
@@ -92,24 +102,35 @@ impl Operations {
         plugin: &str,
         request: &Request,
         deadline: Duration,
+        log: &RequestLog,
     ) -> Result<Option<CniResult>, CniError> {
+        let lane = if russet_plugins::is_ipam(plugin) { &self.ipam } else { &self.main };
         let late = |_| {
             let details = format!("it waited {deadline:?}; nothing was begun");
             CniError::try_again_later("the requests before this one are not done yet", details)
         };
         match &request.env.call {
             Call::Add(target) | Call::Check(target) | Call::Del(target) => {
-                let _turn = tokio::time::timeout(deadline, self.turn(request, target)).await.map_err(late)?;
-                russet_plugins::run(&self.node, plugin, request).await
+                let _turn = tokio::time::timeout(deadline, lane.turn(request, target)).await.map_err(late)?;
+                russet_plugins::run(&self.node, plugin, request, log).await
             }
             Call::Gc => {
-                let _alone = tokio::time::timeout(deadline, self.everyone.write()).await.map_err(late)?;
-                russet_plugins::run(&self.node, plugin, request).await
+                let _alone = tokio::time::timeout(deadline, lane.everyone.write()).await.map_err(late)?;
+                russet_plugins::run(&self.node, plugin, request, log).await
             }
-            Call::Status => russet_plugins::run(&self.node, plugin, request).await,
+            Call::Status => russet_plugins::run(&self.node, plugin, request, log).await,
         }
     }
 
+    fn failed(&self, verb: &str, error: &CniError) -> Outcome {
+        tracing::warn!(verb, code = error.code, error = %error, "request refused");
+        Outcome::failure(error)
+    }
+}
+
+// === impl Lane ===
+
+impl Lane {
     /// Waits for whatever else works on the container, then on the pod: an old sandbox and a new one of the same pod want the same host end.
     async fn turn(&self, request: &Request, target: &Target) -> Turn<'_> {
         let _shared = self.everyone.read().await;
@@ -119,11 +140,6 @@ impl Operations {
             None => None,
         };
         Turn { _shared, _container, _pod }
-    }
-
-    fn failed(&self, verb: &str, error: &CniError) -> Outcome {
-        tracing::warn!(verb, code = error.code, error = %error, "request refused");
-        Outcome::failure(error)
     }
 
     /// The lock of one container or pod. Locks that nobody holds are forgotten on the way.
@@ -202,7 +218,7 @@ mod tests {
         let operations = operations();
         let short = Duration::from_millis(10);
         for subject in ["abc", "default/web-0"] {
-            let busy = operations.lock_of(subject).try_lock_owned().unwrap();
+            let busy = operations.main.lock_of(subject).try_lock_owned().unwrap();
             assert_eq!(
                 code_of(&runtime.block_on(operations.execute(message("DEL", short)))),
                 11,
@@ -210,7 +226,7 @@ mod tests {
             );
             drop(busy);
         }
-        let busy = operations.everyone.try_read().unwrap();
+        let busy = operations.main.everyone.try_read().unwrap();
         assert_eq!(code_of(&runtime.block_on(operations.execute(message("GC", short)))), 11);
         drop(busy);
         for verb in ["DEL", "GC"] {

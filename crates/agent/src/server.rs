@@ -8,11 +8,11 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::routing::post;
-use russet_cni_spec::CniError;
 use russet_cni_spec::plugin::Outcome;
-use russet_cni_spec::relay::{HTTP_PATH, RelayRequest, RelayResponse};
+use russet_cni_spec::relay::{HTTP_PATH, RelayRequest, RelayResponse, STDERR_HEADER, STDERR_MAX_BYTES};
+use russet_cni_spec::{CniError, base64};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
@@ -65,11 +65,23 @@ pub async fn serve(
     axum::serve(RootOnly { listener, own_uid }, router).with_graceful_shutdown(stop).await
 }
 
-async fn answer(State(jobs): State<mpsc::Sender<Job>>, body: Bytes) -> (StatusCode, Vec<u8>) {
+async fn answer(State(jobs): State<mpsc::Sender<Job>>, body: Bytes) -> (StatusCode, HeaderMap, Vec<u8>) {
     let outcome = outcome(&jobs, &body).await.unwrap_or_else(|error| Outcome::failure(&error));
     let response = RelayResponse::from(&outcome);
     let status = StatusCode::from_u16(response.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    (status, response.body)
+    (status, said(&response.stderr), response.body)
+}
+
+/// What belongs on the plugin's standard error.
+fn said(stderr: &str) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let end = stderr.len().min(STDERR_MAX_BYTES);
+    if end > 0
+        && let Ok(value) = HeaderValue::try_from(base64::encode(&stderr.as_bytes()[..end]))
+    {
+        headers.insert(HeaderName::from_static(STDERR_HEADER), value);
+    }
+    headers
 }
 
 async fn outcome(jobs: &mpsc::Sender<Job>, body: &[u8]) -> Result<Outcome, CniError> {

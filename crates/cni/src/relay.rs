@@ -1,20 +1,21 @@
 //! The small executable that container runtimes run: it hands the request to the agent and prints the answer.
 //!
 //! It touches no kernel interface and no datastore. With no agent it becomes `russet cni-direct`, which does the same
-//! work through the same code, except for STATUS: without an agent the node is not ready. `russet-cni` is nothing but
+//! work through the same code, except for STATUS: without an agent the node is not ready, unless the plugin is one of
+//! Calico's, which need none. `russet-cni` is nothing but
 //! a call of [`main`]; `russet` calls it too when it is run under that name.
 
 mod direct;
 mod http;
 mod message;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-pub use message::{RelayRequest, RelayResponse};
+pub use message::{RelayRequest, RelayResponse, STDERR_HEADER, STDERR_MAX_BYTES};
 
 use crate::plugin::{self, Outcome, Prepared, Request};
 use crate::{CniError, NetworkConfig, Verb, Version, code};
@@ -28,8 +29,16 @@ pub const HTTP_PATH: &str = "/v1/cni";
 /// The argument under which `russet` does a request's work itself.
 pub const DIRECT_COMMAND: &str = "cni-direct";
 
+/// Where [`DIRECT_COMMAND`] finds the name of the plugin that it is to be. A variable, because an older command would refuse an argument.
+pub const DIRECT_PLUGIN: &str = "RUSSET_CNI_PLUGIN";
+
+/// The plugins that work like Calico's: an agent is a help to them, not a need, and its absence changes no answer.
+pub const CALICO: [&str; 2] = ["calico", "calico-ipam"];
+
 /// For ADD, CHECK and DEL: the shortest time that a runtime allows is CRI-O's minute for DEL; we answer before.
 const WORK_DEADLINE: Duration = Duration::from_secs(55);
+/// The same for Calico's plugins, whose IPAM has 90 s after it got its lock (calico-ipam.md section 4.2), and waits a while for that.
+const CALICO_DEADLINE: Duration = Duration::from_secs(115);
 /// CRI-O allows GC 30 seconds.
 const GC_DEADLINE: Duration = Duration::from_secs(25);
 /// Runtimes poll STATUS every 5 seconds.
@@ -50,12 +59,23 @@ pub enum Executable {
 pub fn main(args: impl IntoIterator<Item = OsString>, executable: Executable) -> ExitCode {
     let mut args = args.into_iter();
     let plugin = plugin_name(args.next().unwrap_or_default());
-    let outcome = if args.next().is_some_and(|argument| argument == DIRECT_COMMAND) {
-        Outcome::failure(&not_the_command())
-    } else {
-        run(&plugin, executable).unwrap_or_else(|error| Outcome::failure(&error))
+    let outcome = match args.next() {
+        Some(argument) if argument == DIRECT_COMMAND => Outcome::failure(&not_the_command()),
+        Some(argument) if argument == "-v" || argument == "--version" => version(),
+        _ => run(&plugin, executable).unwrap_or_else(|error| Outcome::failure(&error)),
     };
     plugin::finish(&outcome)
+}
+
+/// Calico's plugins answer `-v` (calico-cni.md section 1.1).
+fn version() -> Outcome {
+    let stdout = format!("Russet {}\n", env!("CARGO_PKG_VERSION")).into_bytes();
+    Outcome { stdout, ..Outcome::default() }
+}
+
+/// Whether an executable of this name is one of Calico's plugins, whatever its arguments.
+pub fn is_calico(argv0: &OsStr) -> bool {
+    CALICO.contains(&plugin_name(argv0.to_owned()).as_str())
 }
 
 fn run(plugin: &str, executable: Executable) -> Result<Outcome, CniError> {
@@ -72,17 +92,19 @@ fn run(plugin: &str, executable: Executable) -> Result<Outcome, CniError> {
 fn relay(plugin: &str, request: Request, executable: Executable) -> Result<Outcome, CniError> {
     let verb = request.env.verb();
     let socket = path_setting(&request.config, "agent_socket")?.unwrap_or_else(|| DEFAULT_SOCKET.into());
-    let deadline = deadline(verb);
-    let message = RelayRequest {
-        plugin: plugin.to_owned(),
-        env: request.env.vars.clone(),
-        config: request.stdin.clone(),
-        deadline,
-    };
+    let calico = CALICO.contains(&plugin);
+    let deadline = deadline(verb, calico);
+    let mut env = request.env.vars.clone();
+    if calico {
+        env.extend(request.env.overrides.iter().map(|(key, value)| (key.to_owned(), value.to_owned())));
+    }
+    let message = RelayRequest { plugin: plugin.to_owned(), env, config: request.stdin.clone(), deadline };
     match http::post(&socket, &message.encode(), deadline + GRACE) {
         Ok(response) => response.into_outcome(verb),
-        Err(http::Failure::Connect(error)) if verb != Verb::Status && nobody_listens(error.kind()) => {
-            Err(direct::exec(&request, executable))
+        Err(http::Failure::Connect(error))
+            if (calico || verb != Verb::Status) && nobody_listens(error.kind()) =>
+        {
+            Err(direct::exec(plugin, &request, executable))
         }
         Err(failure) => Err(unanswered(verb, &socket, failure)),
     }
@@ -106,10 +128,11 @@ fn unanswered(verb: Verb, socket: &Path, failure: http::Failure) -> CniError {
     CniError::new(code, msg, details)
 }
 
-fn deadline(verb: Verb) -> Duration {
+fn deadline(verb: Verb, calico: bool) -> Duration {
     match verb {
         Verb::Gc => GC_DEADLINE,
         Verb::Status | Verb::Version => STATUS_DEADLINE,
+        Verb::Add | Verb::Check | Verb::Del if calico => CALICO_DEADLINE,
         Verb::Add | Verb::Check | Verb::Del => WORK_DEADLINE,
     }
 }
@@ -166,7 +189,7 @@ mod tests {
     #[test]
     fn the_agents_deadline_ends_before_the_runtimes() {
         // cni-runtime.md section 3.4: CRI-O gives DEL a minute and GC 30 s
-        assert!(deadline(Verb::Del) + GRACE < Duration::from_secs(60));
-        assert!(deadline(Verb::Gc) + GRACE < Duration::from_secs(30));
+        assert!(deadline(Verb::Del, false) + GRACE < Duration::from_secs(60));
+        assert!(deadline(Verb::Gc, true) + GRACE < Duration::from_secs(30));
     }
 }

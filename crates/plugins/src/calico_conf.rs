@@ -274,9 +274,7 @@ impl KubernetesSettings {
     fn read(root: &Fields<'_>, overrides: &russet_cni_spec::Overrides) -> Result<Self, CniError> {
         let (policy, kubernetes) = (root.object("policy")?, root.object("kubernetes")?);
         let chosen = |name: &str, given: Option<String>| fields::choose(overrides, name, given);
-        let path = |name: &str, given: Option<PathBuf>| {
-            fields::choose_path(overrides, name, given).map(PathBuf::from)
-        };
+        let path = |name: &str, given: Option<PathBuf>| fields::choose_path(overrides, name, given);
         let api_root = kubernetes.text("k8s_api_root")?.or(policy.text("k8s_api_root")?);
         let number = |name: &str| overrides.bare(name).and_then(|text| text.parse::<f64>().ok());
         let burst = root.number("burst", 0..=u32::MAX)?.filter(|burst| *burst > 0);

@@ -33,9 +33,12 @@ pub fn ipam(msg: &str, error: IpamError) -> CniError {
         IpamError::Corrupt { .. } => CniError::new(CORRUPT_RECORD, msg, error),
         IpamError::PoolMissing { .. } | IpamError::PoolFamily { .. } => CniError::invalid_config(msg, error),
         error if error.exhausted() => CniError::new(NO_ADDRESS, msg, error),
-        IpamError::NoPool { .. } | IpamError::NodeMissing { .. } | IpamError::Selector { .. } => {
-            CniError::new(NO_ADDRESS, msg, error)
-        }
+        IpamError::NoPool { .. }
+        | IpamError::NodeMissing { .. }
+        | IpamError::Selector { .. }
+        | IpamError::NotInPool { .. }
+        | IpamError::AlreadyAssigned { .. }
+        | IpamError::ForeignBlock { .. } => CniError::new(NO_ADDRESS, msg, error),
         error if error.retryable() => CniError::try_again_later(msg, error),
         error => CniError::internal(msg, error),
     }

@@ -1,10 +1,10 @@
 //! GC: takes down what is in a network on this node and in nobody's list (cni-runtime.md section 1.5).
 
-use russet_addr::{ContainerId, IfName, NetworkName};
+use russet_addr::{ContainerId, IfName, NetworkName, NodeName};
 use russet_attach::OwnedLink;
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{CniError, ValidAttachment};
-use russet_ipam::{Held, ReleaseOptions};
+use russet_ipam::{Allocator, Held, ReleaseOptions};
 use russet_model::HandleId;
 
 use crate::failure;
@@ -17,7 +17,7 @@ pub async fn run(node: &Node, request: &Request) -> Result<(), CniError> {
     let errors = detach_stale(node, network, &valid).await?;
     if errors.is_empty() {
         // Not before: an interface that could not be taken down may still answer for its address.
-        let stale = stale_addresses(node, network, &valid).await?;
+        let stale = stale_addresses(&node.allocator, &node.name, network, &valid).await?;
         let released = node.allocator.release_ips(&stale).await;
         released
             .map_err(|error| failure::ipam("addresses that are no longer valid are still held", error))?;
@@ -55,12 +55,13 @@ async fn detach_stale(
 
 /// What this node holds in `network` for nobody in the list. Each is to be released only if it is still the same
 /// allocation: GC looks first and acts later.
-async fn stale_addresses(
-    node: &Node,
+pub async fn stale_addresses(
+    allocator: &Allocator,
+    node: &NodeName,
     network: &NetworkName,
     valid: &[ValidAttachment],
 ) -> Result<Vec<ReleaseOptions>, CniError> {
-    let held = node.allocator.held_by_node(&node.name).await;
+    let held = allocator.held_by_node(node).await;
     let held = held.map_err(|error| failure::ipam("the node's addresses could not be read", error))?;
     let stale = |held: Held| {
         let handle = HandleId::new(held.attribute.handle_id.as_deref()?).ok()?;

@@ -1,12 +1,16 @@
 //! The CNI plugins, one module each. The agent runs them for requests of its socket, `russet cni-direct` for a node
 //! without an agent: the same code, on a [`Node`] that says what it has to work with.
 
-#[allow(dead_code, reason = "`calico` and `calico-ipam`, which read it, are being written")]
+#[allow(dead_code, unused_imports, reason = "`calico`, which reads the rest of it, is being written")]
 mod calico_conf;
+#[allow(dead_code, unused_imports, reason = "`calico`, which calls the rest of it, is being written")]
+mod calico_ipam;
+mod datastore;
 mod failure;
 mod gc;
 mod loopback;
 mod node;
+mod request_log;
 mod russet;
 mod settings;
 mod target;
@@ -15,21 +19,45 @@ mod wiring;
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{CniError, CniResult};
 
+pub use datastore::{CalicoHost, Datastore, Datastores};
 pub use node::{Clock, Node, NotReady, SystemClock, Teardown};
+pub use request_log::RequestLog;
 
 /// Types that [`run`] knows.
-pub const NAMES: [&str; 2] = ["russet", "loopback"];
+pub const NAMES: [&str; 3] = ["russet", "loopback", calico_ipam::NAME];
 
-/// Carries out one request of the plugin called `name`. Once started it is to be run to its end: dropping the future
-/// half-way may leave an address that only DEL gives back.
-pub async fn run(node: &Node, name: &str, request: &Request) -> Result<Option<CniResult>, CniError> {
+/// Carries out one request of the plugin called `name`; `log` is for the runtime's standard error. Once started it is to be run to its end: dropping
+/// the future half-way may leave an address that only DEL gives back.
+pub async fn run(
+    node: &Node,
+    name: &str,
+    request: &Request,
+    log: &RequestLog,
+) -> Result<Option<CniResult>, CniError> {
     let done = match name {
         "russet" => russet::run(node, request).await,
         "loopback" => loopback::run(node, request).await,
+        calico_ipam::NAME => calico_ipam::run(&node.calico, request, log).await,
         _ => {
             let details = format!("known: {}", NAMES.join(", "));
             Err(CniError::unsupported_field(format!("type: {name:?} is not a plugin of this agent"), details))
         }
     };
+    done.map_err(|error| error.in_version(request.config.cni_version))
+}
+
+/// Whether the plugin only works on addresses. It is called in the middle of another plugin's request and must wait for none of these; and it needs
+/// no [`Node`]: [`run_ipam`] will do.
+pub fn is_ipam(name: &str) -> bool {
+    name == calico_ipam::NAME
+}
+
+/// [`run`] for a plugin that [`is_ipam`].
+pub async fn run_ipam(
+    host: &CalicoHost,
+    request: &Request,
+    log: &RequestLog,
+) -> Result<Option<CniResult>, CniError> {
+    let done = calico_ipam::run(host, request, log).await;
     done.map_err(|error| error.in_version(request.config.cni_version))
 }

@@ -10,6 +10,7 @@ use russet_store::Store;
 
 pub use russet_ipam::{Clock, SystemClock};
 
+use crate::datastore::CalicoHost;
 use crate::wiring::Wiring;
 
 /// Where interfaces of deleted pods go.
@@ -38,6 +39,8 @@ pub struct Node {
     pub teardown: Teardown,
     /// Why ADD cannot be served, if it cannot.
     pub not_ready: Rc<dyn Fn() -> Option<NotReady>>,
+    /// What plugins of Calico's work with.
+    pub calico: CalicoHost,
 }
 
 /// Why ADD cannot be served.

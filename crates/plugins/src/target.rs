@@ -74,7 +74,8 @@ impl Target {
     }
 }
 
-fn pod(env: &Env) -> Result<Option<Pod>, CniError> {
+/// The pod that `CNI_ARGS` name.
+pub fn pod(env: &Env) -> Result<Option<Pod>, CniError> {
     let Some(pod) = env.args.pod() else { return Ok(None) };
     for (key, value) in [("K8S_POD_NAMESPACE", pod.namespace), ("K8S_POD_NAME", pod.name)] {
         let well_formed = value.len() <= POD_NAME_MAX_BYTES

@@ -191,8 +191,7 @@ fn status_without_an_agent_is_code_50() {
     assert_eq!(plugin.call("STATUS", json!({})).error_code(), 50);
 }
 
-const DIRECT: &str =
-    "[ \"$*\" = cni-direct ] || exit 9\nprintf '%s|%s|' \"$CNI_COMMAND\" \"$CNI_NETNS\"\nwc -c\nexit 3";
+const DIRECT: &str = "[ \"$* $RUSSET_CNI_PLUGIN\" = 'cni-direct russet' ] || exit 9\nprintf '%s|%s|' \"$CNI_COMMAND\" \"$CNI_NETNS\"\nwc -c\nexit 3";
 
 fn is_direct(done: &Done, stdin: &str) {
     assert_eq!(done.stdout.trim_end(), format!("ADD|/run/netns/c1|{}", stdin.len()));

@@ -14,8 +14,9 @@ use russet_cni_spec::relay;
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    // A runtime starts plugins without arguments and with CNI_COMMAND set; nobody types that.
-    if std::env::args_os().len() == 1 && std::env::var_os("CNI_COMMAND").is_some() {
+    // A runtime starts plugins without arguments and with CNI_COMMAND set; nobody types that. Calico's are known by their names.
+    let by_runtime = std::env::args_os().len() == 1 && std::env::var_os("CNI_COMMAND").is_some();
+    if by_runtime || std::env::args_os().next().is_some_and(|name| relay::is_calico(&name)) {
         return relay::main(std::env::args_os(), relay::Executable::Command);
     }
     match cli::parse() {

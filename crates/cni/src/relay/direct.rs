@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{DIRECT_COMMAND, Executable, path_setting};
+use super::{DIRECT_COMMAND, DIRECT_PLUGIN, Executable, path_setting};
 use crate::CniError;
 use crate::plugin::Request;
 
@@ -16,7 +16,7 @@ use crate::plugin::Request;
 const SPOOL_DIRS: [&str; 3] = ["/run", "/dev/shm", "/tmp"];
 
 /// Replaces this process; returns only when that fails.
-pub(super) fn exec(request: &Request, executable: Executable) -> CniError {
+pub(super) fn exec(plugin: &str, request: &Request, executable: Executable) -> CniError {
     let prepared = command(request, executable).and_then(|binary| {
         let stdin =
             spool(&request.stdin).map_err(|error| CniError::io("cannot keep the configuration", error))?;
@@ -24,7 +24,8 @@ pub(super) fn exec(request: &Request, executable: Executable) -> CniError {
     });
     match prepared {
         Ok((binary, stdin)) => {
-            let error = Command::new(&binary).arg(DIRECT_COMMAND).stdin(stdin).exec();
+            let error =
+                Command::new(&binary).arg(DIRECT_COMMAND).env(DIRECT_PLUGIN, plugin).stdin(stdin).exec();
             let msg = format!("the russet agent is not running, and {} cannot be executed", binary.display());
             match error.kind() {
                 ErrorKind::ExecutableFileBusy => CniError::try_again_later(msg, error),

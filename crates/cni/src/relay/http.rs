@@ -9,7 +9,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-use super::{HTTP_PATH, RelayResponse};
+use super::{HTTP_PATH, RelayResponse, STDERR_HEADER};
+use crate::base64;
 
 /// Where an exchange broke, which decides whether the request may have been carried out.
 #[derive(Debug, thiserror::Error)]
@@ -96,6 +97,7 @@ fn parse(received: &[u8], ended: bool) -> io::Result<Option<RelayResponse>> {
     let http = words.next().is_some_and(|word| word.starts_with("HTTP/1."));
     let status = words.next().filter(|_| http).and_then(|word| word.parse().ok());
     let status = status.ok_or_else(|| bad("the answer is no HTTP"))?;
+    let stderr = stderr(lines.clone());
     let length = length(lines).ok_or_else(|| bad("the answer's length is not understood"))?;
     if length.unwrap_or(body.len()) > BODY_MAX_BYTES {
         return Err(bad("the answer is too long"));
@@ -104,7 +106,15 @@ fn parse(received: &[u8], ended: bool) -> io::Result<Option<RelayResponse>> {
         Some(length) => body.get(..length),
         None => ended.then_some(body),
     };
-    Ok(whole.map(|body| RelayResponse { status, body: body.to_vec() }))
+    Ok(whole.map(|body| RelayResponse { status, body: body.to_vec(), stderr }))
+}
+
+/// What the agent wants to be said. It is not worth an error.
+fn stderr<'a>(headers: impl Iterator<Item = &'a str>) -> String {
+    let mut values = headers.filter_map(|header| header.split_once(':'));
+    let value = values.find(|(name, _)| name.eq_ignore_ascii_case(STDERR_HEADER));
+    let bytes = value.and_then(|(_, value)| base64::decode(value.trim()).ok()).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// `Some(None)` when no length is given; none when it is wrong, or the body comes in chunks.
@@ -159,6 +169,16 @@ mod tests {
     }
 
     #[test]
+    fn what_the_agent_says_comes_with_the_answer() {
+        let said = |value: &str| {
+            let text = format!("HTTP/1.1 200 OK\r\nRusset-Stderr: {value}\r\nContent-Length: 2\r\n\r\n{{}}");
+            answer(&text, false).unwrap().unwrap().stderr
+        };
+        assert_eq!(said(&base64::encode(b"line\n")), "line\n");
+        assert_eq!(said("*"), "");
+    }
+
+    #[test]
     fn an_answer_without_a_length_ends_with_the_stream() {
         let text = "HTTP/1.0 503 x\r\n\r\n{\"code\":11}";
         assert_eq!(answer(text, false).unwrap(), None);
@@ -185,7 +205,7 @@ mod tests {
     #[test]
     fn a_request_reaches_the_agent() {
         let response = exchange(b"{}", 100, b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnull").unwrap();
-        assert_eq!(response, RelayResponse { status: 200, body: b"null".to_vec() });
+        assert_eq!(response, RelayResponse { status: 200, body: b"null".to_vec(), stderr: String::new() });
     }
 
     #[test]

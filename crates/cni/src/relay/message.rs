@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use crate::env::is_ours;
 use crate::plugin::{Outcome, STDIN_MAX_BYTES};
 use crate::{CniError, Verb, base64, code, field};
 
@@ -14,7 +15,7 @@ use crate::{CniError, Verb, base64, code, field};
 pub struct RelayRequest {
     /// The plugin that the runtime executed.
     pub plugin: String,
-    /// The `CNI_*` variables, and nothing else of the runtime's environment.
+    /// The `CNI_*` variables, and for Calico's plugins those of [`Overrides`](crate::Overrides); nothing else of the runtime's environment.
     pub env: Vec<(String, String)>,
     /// The bytes of stdin.
     pub config: Vec<u8>,
@@ -30,7 +31,15 @@ pub struct RelayResponse {
     pub status: u16,
     /// The document for stdout; may be empty.
     pub body: Vec<u8>,
+    /// What belongs on stderr, for people.
+    pub stderr: String,
 }
+
+/// The header in which the agent sends what belongs on stderr, in base64. It is left out when there is nothing.
+pub const STDERR_HEADER: &str = "russet-stderr";
+
+/// The most of it that is sent: with base64 it fits the head that plugins accept.
+pub const STDERR_MAX_BYTES: usize = 8 * 1024;
 
 /// Longest part of a strange answer that an error repeats.
 const SHOWN_MAX_CHARS: usize = 200;
@@ -72,7 +81,7 @@ impl RelayRequest {
             let env = field::object(&object, "env")?;
             let pair =
                 |key: &String| Ok((key.clone(), env.map_or(Ok(""), |env| field::text(env, key))?.to_owned()));
-            let keys = env.iter().flat_map(|env| env.keys()).filter(|key| key.starts_with("CNI_"));
+            let keys = env.iter().flat_map(|env| env.keys()).filter(|key| is_ours(key));
             let env = keys.map(pair).collect::<Result<_, crate::FieldError>>()?;
             let deadline = Duration::from_millis(deadline_ms.into());
             Ok((version, Self { plugin, env, config, deadline }))
@@ -94,11 +103,11 @@ impl RelayResponse {
         if self.status != 200 {
             let error =
                 CniError::decode(&self.body).map_err(|_| self.strange("the agent refused the request"))?;
-            return Ok(Outcome::failure(&error));
+            return Ok(Outcome { stderr: self.stderr, ..Outcome::failure(&error) });
         }
         let document = serde_json::from_slice::<Value>(&self.body).is_ok_and(|value| value.is_object());
         if document || (self.body.is_empty() && verb != Verb::Add) {
-            return Ok(Outcome { stdout: self.body, ..Outcome::default() });
+            return Ok(Outcome { stdout: self.body, stderr: self.stderr, exit_code: 0 });
         }
         Err(self.strange("the agent's answer is no result"))
     }
@@ -111,8 +120,9 @@ impl RelayResponse {
 
 impl From<&Outcome> for RelayResponse {
     fn from(outcome: &Outcome) -> Self {
+        let (body, stderr) = (outcome.stdout.clone(), outcome.stderr.clone());
         if outcome.is_success() {
-            return Self { status: 200, body: outcome.stdout.clone() };
+            return Self { status: 200, body, stderr };
         }
         let code = CniError::decode(&outcome.stdout).map_or(code::INTERNAL, |error| error.code);
         let status = match code {
@@ -120,7 +130,7 @@ impl From<&Outcome> for RelayResponse {
             code::TRY_AGAIN_LATER | code::NOT_AVAILABLE | code::LIMITED_CONNECTIVITY => 503,
             _ => 500,
         };
-        Self { status, body: outcome.stdout.clone() }
+        Self { status, body, stderr }
     }
 }
 
@@ -148,11 +158,12 @@ mod tests {
     }
 
     #[test]
-    fn only_cni_variables_reach_the_agent() {
+    fn only_cni_variables_and_calicos_reach_the_agent() {
         let body =
-            br#"{"v":1,"plugin":"p","env":{"PATH":"/x","LD_PRELOAD":"/y","CNI_PATH":"/z"},"config":""}"#;
+            br#"{"v":1,"plugin":"p","env":{"PATH":"/x","LD_PRELOAD":"/y","CNI_PATH":"/z","CALICO_ETCD_ENDPOINTS":"e"},"config":""}"#;
         let request = RelayRequest::decode(body).unwrap();
-        assert_eq!(request.env, [("CNI_PATH".to_owned(), "/z".to_owned())]);
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        assert_eq!(request.env, [pair("CNI_PATH", "/z"), pair("CALICO_ETCD_ENDPOINTS", "e")]);
     }
 
     #[test]
@@ -180,20 +191,21 @@ mod tests {
             (Outcome::failure(&CniError::invalid_config("bad", "")), 400),
             (Outcome::failure(&CniError::io("disk", "")), 500),
             (Outcome::failure(&CniError::try_again_later("busy", "pool")), 503),
+            (Outcome { stderr: "said\n".into(), ..Outcome::failure(&CniError::io("disk", "")) }, 500),
         ];
         for (outcome, status) in outcomes {
             let response = RelayResponse::from(&outcome);
             assert_eq!(response.status, status);
             assert_eq!(response.into_outcome(Verb::Add).unwrap(), outcome);
         }
-        let empty = RelayResponse { status: 200, body: Vec::new() };
+        let empty = RelayResponse { status: 200, body: Vec::new(), stderr: String::new() };
         assert_eq!(empty.into_outcome(Verb::Del).unwrap(), Outcome::default());
     }
 
     #[test]
     fn an_answer_that_is_none_becomes_an_error() {
         for (status, body) in [(200, "\u{1b}[2J"), (200, ""), (200, "{}{}"), (404, "not found"), (500, "")] {
-            let response = RelayResponse { status, body: body.into() };
+            let response = RelayResponse { status, body: body.into(), stderr: String::new() };
             let error = response.into_outcome(Verb::Add).unwrap_err();
             assert!(error.code == code::IO && error.details.contains(&status.to_string()), "{error}");
         }

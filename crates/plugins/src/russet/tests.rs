@@ -7,16 +7,19 @@ use russet_store::Sim;
 
 use super::*;
 use crate::Teardown;
+use crate::datastore::{CalicoHost, Datastore, Fixed};
 
 async fn node() -> Node {
-    let store = Rc::new(Sim::atomic(1));
+    let store: Rc<dyn russet_store::Store> = Rc::new(Sim::atomic(1));
     let allocator = Rc::new(Allocator::new(store.clone(), Rc::new(SystemClock)));
     for (name, cidr) in [("four", "10.1.0.0/24"), ("six", "fd00:1::/112")] {
         let cidr = cidr.parse().unwrap();
         let pool = DefaultPool { name: name.into(), cidr, vxlan_mode: EncapMode::Never, nat_outgoing: false };
         allocator.ensure_pools(&[pool]).await.unwrap();
     }
+    let fixed = Rc::new(Fixed(Datastore::of(store.clone(), Rc::clone(&allocator))));
     Node {
+        calico: CalicoHost::new("/nonexistent", fixed),
         name: "node-a".parse().unwrap(),
         store,
         allocator,

@@ -2,7 +2,9 @@
 
 use std::process::ExitCode;
 
+use russet_agent::RequestLog;
 use russet_cni_spec::plugin::{Outcome, finish, prepare_process};
+use russet_cni_spec::relay::DIRECT_PLUGIN;
 use russet_cni_spec::{CniError, Prepared, Request};
 
 use super::runtime;
@@ -20,12 +22,21 @@ fn answer(args: NodeArgs) -> Result<Outcome, CniError> {
         Prepared::Answer(outcome) => Ok(outcome),
         Prepared::Request(request) => {
             let version = request.config.cni_version;
-            Ok(work(args, &request).map_err(|error| error.in_version(version)).into())
+            // An older plugin does not say which one it is.
+            let plugin = std::env::var(DIRECT_PLUGIN).unwrap_or_else(|_| request.config.kind.clone());
+            let log = RequestLog::new(&plugin);
+            let done = work(args, &plugin, &request, &log).map_err(|error| error.in_version(version));
+            Ok(Outcome { stderr: log.text(), ..done.into() })
         }
     }
 }
 
-fn work(mut args: NodeArgs, request: &Request) -> Result<Option<russet_cni_spec::CniResult>, CniError> {
+fn work(
+    mut args: NodeArgs,
+    plugin: &str,
+    request: &Request,
+    log: &RequestLog,
+) -> Result<Option<russet_cni_spec::CniResult>, CniError> {
     // Several nodes on one machine are told apart by their root, and a runtime sets no flags.
     if let Some(root) = request.config.settings.get("root").and_then(|root| root.as_str()) {
         args.root = root.into();
@@ -34,5 +45,5 @@ fn work(mut args: NodeArgs, request: &Request) -> Result<Option<russet_cni_spec:
         .map_err(|e| CniError::invalid_config("the node's settings cannot be used", e))?;
     let runtime = runtime().map_err(|error| CniError::internal("start the runtime", error))?;
     let local = tokio::task::LocalSet::new();
-    local.block_on(&runtime, russet_agent::direct(&config, request))
+    local.block_on(&runtime, russet_agent::direct(&config, plugin, request, log))
 }

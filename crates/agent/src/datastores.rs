@@ -1,0 +1,133 @@
+//! The datastores that requests of Calico's plugins name (calico-cni.md section 1.7): the agent's own where it is the same, else connections that are
+//! kept for the next request. A plugin without an agent opens one for its only request.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use russet_ipam::Allocator;
+use russet_plugins::{Datastore, Datastores, SystemClock};
+use russet_store::{BoxFuture, Store, StoreError};
+use russet_store_etcd::{Etcd, Settings as EtcdSettings};
+
+use crate::CACHE_MAX_AGE;
+use crate::pause::Pause;
+
+/// Opens datastores and keeps them.
+pub struct EtcdDatastores {
+    /// The agent's own, if it is an etcd.
+    own: Option<(EtcdSettings, Datastore)>,
+    /// Others, the last one used first.
+    others: RefCell<VecDeque<(EtcdSettings, Datastore)>>,
+    /// An agent believes for a moment what it has read; a process of one request has no use for that.
+    remembers: bool,
+}
+
+/// Networks of one node that name different datastores; more is a mistake that must not cost ever more connections.
+const OTHERS_MAX: usize = 4;
+
+// === impl EtcdDatastores ===
+
+impl EtcdDatastores {
+    /// An agent's; `own` is its store where that is an etcd.
+    pub fn of_agent(own: Option<(EtcdSettings, Datastore)>) -> Self {
+        Self { own, others: RefCell::default(), remembers: true }
+    }
+
+    /// For one request without an agent.
+    pub fn of_request() -> Self {
+        Self { own: None, others: RefCell::default(), remembers: false }
+    }
+
+    fn known(&self, settings: &EtcdSettings) -> Option<Datastore> {
+        if let Some((_, own)) = self.own.as_ref().filter(|(known, _)| same(known, settings)) {
+            return Some(own.clone());
+        }
+        let mut others = self.others.borrow_mut();
+        let found = others.iter().position(|(known, _)| same(known, settings))?;
+        let entry = others.remove(found)?;
+        let datastore = entry.1.clone();
+        others.push_front(entry);
+        Some(datastore)
+    }
+
+    fn connect(&self, settings: &EtcdSettings) -> Result<Datastore, StoreError> {
+        let etcd = Etcd::connect(settings.clone()).map_err(|error| {
+            let operation = format!("use etcd at {}", settings.endpoints.join(","));
+            StoreError::Invalid { operation, reason: error.to_string() }
+        })?;
+        let store: Rc<dyn Store> = Rc::new(etcd);
+        let allocator = Allocator::new(Rc::clone(&store), Rc::new(SystemClock)).with_backoff(Rc::new(Pause));
+        let allocator = if self.remembers { allocator.with_cache(CACHE_MAX_AGE) } else { allocator };
+        Ok(Datastore::new(store, allocator))
+    }
+}
+
+impl Datastores for EtcdDatastores {
+    fn open<'a>(&'a self, settings: &'a EtcdSettings) -> BoxFuture<'a, Result<Datastore, StoreError>> {
+        Box::pin(async move {
+            if let Some(datastore) = self.known(settings) {
+                return Ok(datastore);
+            }
+            let datastore = self.connect(settings)?;
+            let mut others = self.others.borrow_mut();
+            others.push_front((settings.clone(), datastore.clone()));
+            others.truncate(OTHERS_MAX);
+            Ok(datastore)
+        })
+    }
+}
+
+/// Whether two settings lead to the same cluster as the same user. How long a call may take does not matter.
+fn same(one: &EtcdSettings, other: &EtcdSettings) -> bool {
+    let sorted = |settings: &EtcdSettings| {
+        let mut endpoints = settings.endpoints.clone();
+        endpoints.sort();
+        EtcdSettings { endpoints, deadline: one.deadline, ..settings.clone() }
+    };
+    sorted(one) == sorted(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(endpoints: &str) -> EtcdSettings {
+        EtcdSettings::for_endpoints(endpoints).unwrap()
+    }
+
+    fn open(datastores: &EtcdDatastores, endpoints: &str) -> Datastore {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async { datastores.open(&settings(endpoints)).await.unwrap() })
+    }
+
+    fn is_same(one: &Datastore, other: &Datastore) -> bool {
+        Rc::ptr_eq(&one.allocator, &other.allocator)
+    }
+
+    #[test]
+    fn the_agents_own_etcd_is_used_under_any_order_of_its_members() {
+        let own = open(&EtcdDatastores::of_request(), "http://127.0.0.1:1,http://127.0.0.1:2");
+        let own_settings = settings("http://127.0.0.1:1,http://127.0.0.1:2");
+        let datastores = EtcdDatastores::of_agent(Some((own_settings, own.clone())));
+        assert!(is_same(&open(&datastores, "http://127.0.0.1:2,127.0.0.1:1"), &own));
+        assert!(!is_same(&open(&datastores, "http://127.0.0.1:1"), &own));
+        let user = EtcdSettings { username: Some("calico".into()), ..settings("http://127.0.0.1:1") };
+        assert!(!same(&user, &settings("http://127.0.0.1:1")), "another user sees other things");
+    }
+
+    #[test]
+    fn connections_are_kept_but_not_without_end() {
+        let datastores = EtcdDatastores::of_agent(None);
+        let first = open(&datastores, "http://127.0.0.1:1");
+        for port in 2..=OTHERS_MAX {
+            open(&datastores, &format!("http://127.0.0.1:{port}"));
+        }
+        assert!(is_same(&open(&datastores, "http://127.0.0.1:1"), &first));
+        for port in 10..20 {
+            open(&datastores, &format!("http://127.0.0.1:{port}"));
+        }
+        assert_eq!(datastores.others.borrow().len(), OTHERS_MAX);
+        assert!(!is_same(&open(&datastores, "http://127.0.0.1:1"), &first));
+    }
+}

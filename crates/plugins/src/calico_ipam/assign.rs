@@ -1,0 +1,142 @@
+//! ADD: addresses for one interface of one container (calico-ipam.md section 4.2).
+
+use std::net::IpAddr;
+use std::time::{Duration, SystemTime};
+
+use russet_addr::{Family, IpNet};
+use russet_cni_spec::CniError;
+use russet_ipam::{Allocator, Assigned, Held, IpamError, ReleaseOptions, Request as AddressRequest};
+use russet_model::{HandleId, time};
+
+use super::{IpamRequest, Subject, Wanted, pools, shown};
+use crate::calico_conf::CalicoConf;
+use crate::datastore::{CalicoHost, Datastore};
+use crate::failure;
+use crate::request_log::RequestLog;
+
+/// What an ADD was given.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Allocation {
+    /// Chosen addresses have their block's prefix length, requested ones /32 or /128.
+    pub(crate) addresses: Vec<IpNet>,
+    /// An earlier ADD of the same interface had them already.
+    pub(crate) existing: bool,
+    handle: HandleId,
+    mark: String,
+}
+
+/// The attribute with the time of a request, as peers write it: it tells what this request took from what an earlier one did.
+const MARK: &str = "timestamp";
+/// How long the work on addresses may take once the lock is there, for ADD as for DEL (calico-ipam.md section 2.2).
+pub(super) const BUDGET: Duration = Duration::from_secs(90);
+
+/// Gives the request's addresses: those that the interface has already, or new ones. All or nothing.
+pub(crate) async fn assign(
+    host: &CalicoHost,
+    datastore: &Datastore,
+    conf: &CalicoConf,
+    request: &IpamRequest,
+    log: &RequestLog,
+) -> Result<Allocation, CniError> {
+    let IpamRequest { node, subject, wanted } = request;
+    subject.refuse_bad_parts(node)?;
+    let handle = subject.handle();
+    let mark = time::go_timestamp(SystemTime::now());
+    let mut asked = AddressRequest::pod(node.clone(), handle.clone()).with(MARK, mark.clone());
+    asked.attributes.extend(subject.attributes());
+    let assigned = match wanted {
+        Wanted::Address(address) => {
+            log.info(format!("Calico CNI IPAM request IP: {address}"));
+            log.info(format!("Calico CNI IPAM handle={handle}"));
+            let _lock = host.locks().take(&conf.ipam_lock_file(&host.root), log).await;
+            let assigned = within(&datastore.allocator).assign_ip(&asked, *address).await;
+            assigned.map_err(|error| refused(&format!("failed to assign IP {address}"), error))?
+        }
+        Wanted::Families { .. } => {
+            describe(datastore, subject, wanted, &mut asked, log).await?;
+            log.info(format!("Calico CNI IPAM handle={handle}"));
+            let _lock = host.locks().take(&conf.ipam_lock_file(&host.root), log).await;
+            within(&datastore.allocator).auto_assign(&asked).await.map_err(short)?
+        }
+    };
+    let Assigned { addresses, existing } = assigned;
+    let (v4, v6) = (shown(&addresses, Family::V4), shown(&addresses, Family::V6));
+    if existing {
+        log.info(format!("Calico CNI IPAM: interface {} has its addresses already", subject.ifname));
+    }
+    log.info(format!("Calico CNI IPAM assigned addresses IPv4={v4} IPv6={v6}"));
+    Ok(Allocation { addresses, existing, handle, mark })
+}
+
+/// The allocator with 90 s for one request.
+pub(super) fn within(allocator: &Allocator) -> Allocator {
+    allocator.until(SystemTime::now() + BUDGET)
+}
+
+/// Fills in families, pools and labels.
+async fn describe(
+    datastore: &Datastore,
+    subject: &Subject,
+    wanted: &Wanted,
+    asked: &mut AddressRequest,
+    log: &RequestLog,
+) -> Result<(), CniError> {
+    let Wanted::Families { v4, v6, v4_pools, v6_pools } = wanted else { return Ok(()) };
+    (asked.v4, asked.v6) = (u32::from(*v4), u32::from(*v6));
+    log.info(format!("Calico CNI IPAM request count IPv4={} IPv6={}", asked.v4, asked.v6));
+    asked.pools4 = pools::resolve(datastore, Family::V4, v4_pools).await?;
+    asked.pools6 = pools::resolve(datastore, Family::V6, v6_pools).await?;
+    log.debug(format!("pools IPv4={:?} IPv6={:?}", asked.pools4, asked.pools6));
+    if let Some(pod) = &subject.pod {
+        asked.namespace_labels = pools::namespace_labels(datastore, &pod.namespace, log).await?;
+    }
+    Ok(())
+}
+
+/// Gives back what the ADD of `allocation` took itself; what an earlier one had stays. For a main plugin that failed later.
+pub(crate) async fn give_back(datastore: &Datastore, allocation: &Allocation) -> Result<(), CniError> {
+    let Allocation { handle, mark, .. } = allocation;
+    let failed = |error| failure::ipam("the addresses could not be given back; DEL will do it", error);
+    let allocator = within(&datastore.allocator);
+    let held = allocator.ips_by_handle(handle).await.map_err(failed)?;
+    let ours = held.into_iter().filter(|held| held.attribute.get(MARK) == Some(mark.as_str()));
+    let options = |held: Held| ReleaseOptions {
+        address: held.address,
+        handle: Some(handle.clone()),
+        sequence_number: Some(held.sequence_number),
+    };
+    let options: Vec<ReleaseOptions> = ours.map(options).collect();
+    if options.is_empty() {
+        return Ok(());
+    }
+    allocator.release_ips(&options).await.map(drop).map_err(failed)
+}
+
+/// Peers' words for a family that ran short (calico-ipam.md section 4.2).
+fn short(error: IpamError) -> CniError {
+    let family = match &error {
+        IpamError::PoolExhausted { family, .. }
+        | IpamError::BlockLimit { family, .. }
+        | IpamError::StrictAffinity { family, .. }
+        | IpamError::AutoAllocateOff { family, .. } => Some(*family),
+        _ => None,
+    };
+    match family {
+        Some(family) => refused(&format!("failed to request {family} addresses"), error),
+        None => refused("failed to request addresses", error),
+    }
+}
+
+/// The allocator's reason belongs to the message: Go's plugins have no details, and their users look for these words there.
+fn refused(what: &str, error: IpamError) -> CniError {
+    let msg = format!("{what}: {error}");
+    CniError { details: String::new(), ..failure::ipam(&msg, error) }
+}
+
+/// Whether `address` is among what was given.
+impl Allocation {
+    /// The bare addresses.
+    pub(crate) fn hosts(&self) -> impl Iterator<Item = IpAddr> {
+        self.addresses.iter().map(IpNet::addr)
+    }
+}

@@ -1,0 +1,35 @@
+//! GC: gives back what this node holds in the network for nobody in the runtime's list.
+
+use russet_cni_spec::CniError;
+use russet_cni_spec::plugin::Request;
+
+use crate::calico_conf::CalicoConf;
+use crate::datastore::CalicoHost;
+use crate::failure;
+use crate::gc::stale_addresses;
+use crate::request_log::RequestLog;
+
+use super::assign::within;
+
+/// A request without a list says nothing about what is valid.
+pub(super) async fn gc(
+    host: &CalicoHost,
+    conf: &CalicoConf,
+    request: &Request,
+    log: &RequestLog,
+) -> Result<(), CniError> {
+    let Some(valid) = request.config.valid_attachments()? else { return Ok(()) };
+    let choice = conf.node_choice(&host.root)?;
+    let datastore = host.datastore(conf).await?;
+    let node = choice.resolve(&*datastore.store).await?;
+    let allocator = within(&datastore.allocator);
+    let stale = stale_addresses(&allocator, &node, &conf.network, &valid).await?;
+    if stale.is_empty() {
+        return Ok(());
+    }
+    let released = allocator.release_ips(&stale).await;
+    let released = released
+        .map_err(|error| failure::ipam("addresses that are no longer valid are still held", error))?;
+    log.info(format!("Calico CNI IPAM released {:?}: no valid attachment has them", released.addresses));
+    Ok(())
+}

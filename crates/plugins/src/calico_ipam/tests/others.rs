@@ -1,0 +1,86 @@
+//! CHECK, STATUS, and which datastore is worked on.
+
+use super::*;
+
+fn with_previous(addresses: &[&str]) -> Ask {
+    let ips: Vec<Value> = addresses.iter().map(|address| json!({ "address": address })).collect();
+    Ask { more: json!({"prevResult": {"cniVersion": "1.0.0", "ips": ips}}), ..ASK() }
+}
+
+#[test]
+fn check_sees_whether_the_interface_still_holds_its_address() {
+    on_both(async |sim| {
+        let bench = Bench::v4(sim).await;
+        assert_eq!(bench.refused("CHECK", &ASK()).await.code, failure::NO_ADDRESS);
+        let net = bench.add(&ASK()).await.remove(0);
+        bench.done("CHECK", &ASK()).await;
+        bench.done("CHECK", &with_previous(&[&net])).await;
+        // A main plugin's result may hold another's address, but not one of ours that is gone.
+        bench.done("CHECK", &with_previous(&[&net, "192.0.2.1/24"])).await;
+        for lost in [&["10.1.0.200/32"][..], &[&net, "10.1.0.200/32"]] {
+            let error = bench.refused("CHECK", &with_previous(lost)).await;
+            assert!(error.code == failure::NO_ADDRESS && error.msg.contains("10.1.0.200"), "{error}");
+        }
+        let other = Ask { ifname: "eth1", ..with_previous(&[&net]) };
+        assert_eq!(bench.refused("CHECK", &other).await.code, failure::NO_ADDRESS);
+        bench.done("DEL", &ASK()).await;
+        bench.refused("CHECK", &with_previous(&[&net])).await;
+    });
+}
+
+#[test]
+fn status_says_whether_an_add_would_find_a_pool() {
+    on_both(async |sim| {
+        let bench = Bench::v4(sim).await;
+        let status = |ipam: Value| Ask { version: "1.1.0", ipam, ..ASK() };
+        bench.done("STATUS", &status(json!({}))).await;
+        let error = bench.refused("STATUS", &status(json!({"assign_ipv6": "true"}))).await;
+        assert!(error.code == 50 && error.msg.contains("IPv6"), "{error}");
+    });
+}
+
+#[test]
+fn an_etcd_that_was_not_named_as_v3_must_hold_something_of_v3() {
+    // calico-cni.md section 0.2: a configuration of v1.11 has no datastore_type and means the v2 keys
+    on_both(async |sim| {
+        let bench = bench(sim, &[]).await;
+        let old = Ask { more: json!({"datastore_type": null}), ..ASK() };
+        for verb in ["ADD", "DEL"] {
+            let error = bench.refused(verb, &old).await;
+            assert!(error.code == 7 && error.details.contains("v1.11"), "{error}");
+        }
+        bench.done("DEL", &ASK()).await;
+        let spec = IpPoolSpec::new("10.1.0.0/24".parse().unwrap());
+        bench.datastore.allocator.create_pool(IpPool::new("four", spec)).await.unwrap();
+        bench.add(&old).await;
+        bench.done("DEL", &old).await;
+        assert_eq!(bench.held("net.abc").await, 0);
+    });
+}
+
+#[test]
+fn datastores_that_cannot_be_reached_yet_are_refused_by_every_verb() {
+    on_both(async |sim| {
+        let bench = Bench::v4(sim).await;
+        for kind in ["etcdv2", "kubernetes"] {
+            let ask = Ask { version: "1.1.0", more: json!({ "datastore_type": kind }), ..ASK() };
+            for verb in ["ADD", "DEL", "CHECK"] {
+                let error = bench.refused(verb, &ask).await;
+                assert!(error.code == 2 && error.msg.contains(kind), "{verb}: {error}");
+            }
+            assert_eq!(bench.refused("STATUS", &ask).await.code, 50);
+        }
+        assert_eq!(bench.written(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_store_that_is_away_is_code_11() {
+    on_both(async |sim| {
+        let bench = Bench::v4(sim.clone()).await;
+        sim.script([russet_store::sim::Fault::Unavailable]);
+        assert_eq!(bench.refused("ADD", &ASK()).await.code, 11);
+        assert_eq!(bench.add(&ASK()).await.len(), 1);
+        assert_eq!(bench.held("net.abc").await, 1);
+    });
+}

@@ -1,0 +1,139 @@
+//! The datastores that requests of Calico's plugins name: each network says for itself where its addresses are, whatever the agent's store is.
+
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use russet_cni_spec::CniError;
+use russet_ipam::Allocator;
+use russet_model::{IpPool, Key, Prefix, ResourceKind};
+use russet_store::{BoxFuture, Store, StoreError};
+use russet_store_etcd::Settings as EtcdSettings;
+
+use crate::calico_conf::CalicoConf;
+use crate::calico_ipam::HostLocks;
+use crate::failure;
+
+/// What plugins of Calico's work with that touch no kernel: they need neither the agent's store nor its name. Clones share everything.
+#[derive(Clone)]
+pub struct CalicoHost {
+    /// Below which default files lie: `/`, except in tests and demos.
+    pub root: PathBuf,
+    /// Opens what requests name.
+    pub datastores: Rc<dyn Datastores>,
+    locks: Rc<HostLocks>,
+}
+
+/// Opens datastores: the agent keeps some open, a plugin without an agent opens the one it needs.
+pub trait Datastores {
+    /// The etcd v3 of these settings.
+    fn open<'a>(&'a self, settings: &'a EtcdSettings) -> BoxFuture<'a, Result<Datastore, StoreError>>;
+}
+
+/// A datastore with Calico's records, and the allocator over it. Clones share everything.
+#[derive(Clone)]
+pub struct Datastore {
+    /// Its records.
+    pub store: Rc<dyn Store>,
+    /// Its addresses.
+    pub allocator: Rc<Allocator>,
+    /// Records of Calico's v3 were seen in it.
+    seen: Rc<Cell<bool>>,
+    /// Whether a pool selects namespaces, and when that was looked up.
+    selects_namespaces: Rc<Cell<Option<(Instant, bool)>>>,
+}
+
+/// How long an edit of a pool's namespace selector may take to be seen: as long as the agent's allocator believes pools.
+const POOLS_MAX_AGE: Duration = Duration::from_secs(1);
+
+/// The same datastore whatever a request names.
+#[cfg(test)]
+pub(crate) struct Fixed(pub(crate) Datastore);
+
+// === impl CalicoHost ===
+
+impl CalicoHost {
+    /// A host whose default files lie below `root`.
+    pub fn new(root: impl Into<PathBuf>, datastores: Rc<dyn Datastores>) -> Self {
+        Self { root: root.into(), datastores, locks: Rc::default() }
+    }
+
+    /// The locks that this process holds on the host.
+    pub(crate) fn locks(&self) -> &HostLocks {
+        &self.locks
+    }
+
+    /// The datastore that a configuration names. One that was not named as v3 must have records of v3: a configuration of v1.11 would otherwise
+    /// read an empty store where its v2 keys are full, and a DEL would forget addresses that are still held.
+    pub(crate) async fn datastore(&self, conf: &CalicoConf) -> Result<Datastore, CniError> {
+        let settings = conf.datastore.etcd_v3()?;
+        let opened = self.datastores.open(&settings).await;
+        let failed = |error| failure::store("the datastore could not be opened", &error, &error);
+        let datastore = opened.map_err(failed)?;
+        if !conf.datastore.explicit && !datastore.has_v3().await? {
+            let msg = format!("etcd at {} holds nothing of Calico v3", settings.endpoints.join(","));
+            let details = "datastore_type is not set: with Calico v1.11 it meant etcd's v2 keys, which are not supported yet; with v3, create an IP pool first, or set datastore_type to \"etcdv3\"";
+            return Err(CniError::invalid_config(msg, details));
+        }
+        Ok(datastore)
+    }
+}
+
+// === impl Datastore ===
+
+impl Datastore {
+    /// A datastore and the allocator over it.
+    pub fn new(store: Rc<dyn Store>, allocator: Allocator) -> Self {
+        Self { store, allocator: Rc::new(allocator), seen: Rc::default(), selects_namespaces: Rc::default() }
+    }
+
+    /// Another handle for a store whose allocator is there already.
+    pub fn of(store: Rc<dyn Store>, allocator: Rc<Allocator>) -> Self {
+        Self { store, allocator, seen: Rc::default(), selects_namespaces: Rc::default() }
+    }
+
+    /// Whether any enabled pool is for certain namespaces only.
+    pub(crate) async fn selects_namespaces(&self) -> Result<bool, CniError> {
+        if let Some((at, known)) = self.selects_namespaces.get()
+            && at.elapsed() < POOLS_MAX_AGE
+        {
+            return Ok(known);
+        }
+        let pools = self.pools().await?;
+        let selects = |pool: &IpPool| {
+            pool.is_enabled()
+                && pool.spec.namespaces().map_or(true, |selector| selector.to_string() != "all()")
+        };
+        let found = pools.iter().any(selects);
+        self.selects_namespaces.set(Some((Instant::now(), found)));
+        Ok(found)
+    }
+
+    /// All pools.
+    pub(crate) async fn pools(&self) -> Result<Vec<IpPool>, CniError> {
+        self.allocator.pools().await.map_err(|error| failure::ipam("the pools could not be read", error))
+    }
+
+    async fn has_v3(&self) -> Result<bool, CniError> {
+        if self.seen.get() {
+            return Ok(true);
+        }
+        let failed = |error| failure::store("the datastore could not be read", &error, &error);
+        let known = Key::resource(ResourceKind::ClusterInformation, None, "default");
+        let known = known.map_err(|error| CniError::internal("name the cluster's record", error))?;
+        let mut seen = self.store.get(&known).await.map_err(failed)?.is_some();
+        for prefix in [Prefix::pools(), Prefix::handles()] {
+            seen = seen || !self.store.list(&prefix).await.map_err(failed)?.records.is_empty();
+        }
+        self.seen.set(seen);
+        Ok(seen)
+    }
+}
+
+#[cfg(test)]
+impl Datastores for Fixed {
+    fn open<'a>(&'a self, _settings: &'a EtcdSettings) -> BoxFuture<'a, Result<Datastore, StoreError>> {
+        Box::pin(std::future::ready(Ok(self.0.clone())))
+    }
+}
