@@ -14,7 +14,6 @@ mod server;
 mod silence;
 mod tls;
 mod v2;
-mod volume;
 mod watch;
 
 use russet_model::{HandleId, Key};

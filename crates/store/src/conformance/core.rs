@@ -110,6 +110,11 @@ async fn scan(bench: &Bench<'_>) {
     let listed = bench.store.list(&Prefix::handles()).await.unwrap();
     assert_eq!((records.len(), revision), (SCANNED, listed.revision));
     assert_eq!(records, listed.records);
+    // What is beside them has directories of its own.
+    let around = Prefix::from_stored("/calico/ipam/v2/");
+    let mut all = Vec::new();
+    bench.store.scan(&around, &mut |record| all.push(record)).await.unwrap();
+    assert_eq!((all.len(), all), (SCANNED + 2, bench.store.list(&around).await.unwrap().records));
     let keys = bench.store.keys(&Prefix::handles()).await.unwrap();
     assert_eq!(keys, records.into_iter().map(|record| record.key).collect::<Vec<_>>());
 }
