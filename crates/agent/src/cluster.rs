@@ -25,6 +25,8 @@ pub struct Cluster {
     pub pools: BTreeMap<String, IpPool>,
     /// Claims of blocks.
     pub affinities: BTreeMap<(NodeName, BlockCidr), Affinity>,
+    /// Grows when something changes that decides where addresses come from: pools, nodes' labels, reservations, settings.
+    pub rules: u64,
     /// By block; those without any are left out, and where blocks are not watched there are none.
     pub strays: BTreeMap<BlockCidr, Strays>,
     /// Calico's settings by name.
@@ -44,6 +46,7 @@ impl Cluster {
     }
 
     fn put(&mut self, record: &Record) {
+        self.note(&record.key);
         let read = match record.key.kind() {
             KeyKind::Node(name) => {
                 Node::decode(&record.value).map(|node| drop(self.nodes.insert(name, node)))
@@ -71,7 +74,18 @@ impl Cluster {
         }
     }
 
+    fn note(&mut self, key: &Key) {
+        let decides = |kind| {
+            matches!(
+                kind,
+                KeyKind::Pool(_) | KeyKind::Node(_) | KeyKind::Reservation(_) | KeyKind::IpamConfig
+            )
+        };
+        self.rules += u64::from(decides(key.kind()));
+    }
+
     fn remove(&mut self, key: &Key) {
+        self.note(key);
         match key.kind() {
             KeyKind::Node(name) => drop(self.nodes.remove(&name)),
             KeyKind::Affinity { node, block } => drop(self.affinities.remove(&(node, block))),

@@ -72,8 +72,9 @@ pub enum AgentError {
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// How long requests under way may take when the agent is told to stop. Then they are cut off, and DEL cleans up.
 const STOP_PATIENCE: Duration = Duration::from_secs(15);
-/// How long an edit of a pool may take to be seen by the next ADD. Blocks are not trusted that way: each commit is guarded by the block's revision.
-const CACHE_MAX_AGE: Duration = Duration::from_secs(1);
+/// How long an edit of a pool may take to be seen by the next ADD where the watch is late; the loop makes the allocator forget when it sees one. Blocks
+/// are not trusted that way: each commit is guarded by the block's revision.
+const CACHE_MAX_AGE: Duration = Duration::from_secs(30);
 /// The MTU until the underlay is known.
 const MTU_UNTIL_KNOWN_BYTES: u32 = 1450;
 

@@ -170,8 +170,13 @@ impl Loop {
         let resync = tokio::time::Instant::now() + RESYNC;
         let mut retry = BACKOFF_FIRST;
         let mut registered = cluster.nodes.contains_key(&self.node.name);
+        // What was remembered before may be older than what this pass began with.
+        let mut rules = u64::MAX;
         loop {
             watches.drain(cluster).await?;
+            if std::mem::replace(&mut rules, cluster.rules) != cluster.rules {
+                self.node.allocator.forget();
+            }
             let was_registered = registered;
             registered = cluster.nodes.contains_key(&self.node.name);
             if was_registered && !registered {
@@ -381,7 +386,13 @@ fn pod_mtu(inputs: &Inputs) -> u32 {
 impl Watches {
     /// Opens all, and takes their snapshots over. Blocks are of interest where peers may borrow from each other's.
     async fn open(store: &dyn Store, calico: bool, cluster: &mut Cluster) -> Result<Self, StoreError> {
-        let mut prefixes = vec![Prefix::nodes(), Prefix::pools(), Prefix::all_affinities()];
+        let mut prefixes = vec![
+            Prefix::nodes(),
+            Prefix::pools(),
+            Prefix::all_affinities(),
+            Prefix::reservations(),
+            Prefix::from_stored(Key::ipam_config().as_str()),
+        ];
         if calico {
             prefixes.extend([Prefix::resources(ResourceKind::FelixConfiguration), Prefix::blocks(None)]);
         }

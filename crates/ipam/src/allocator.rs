@@ -114,7 +114,7 @@ impl Allocator {
 
     /// Forgets what was remembered; for an agent that sees a pool, a reservation, the settings or its node change.
     pub fn forget(&self) {
-        self.cache.clear();
+        self.cache.forget_rules();
     }
 
     /// The cluster's settings, or what holds where nobody stored any.

@@ -77,9 +77,8 @@ async fn families(node: &Node, settings: &Settings) -> Result<Vec<Family>, CniEr
     if asked.iter().any(|(_, pools)| pools.is_some()) {
         return Ok(asked.iter().filter(|(_, pools)| pools.is_some()).map(|(family, _)| *family).collect());
     }
-    let pools = node.allocator.pools().await.map_err(|e| failure::ipam("the pools could not be read", e))?;
-    let has = |family: &Family| pools.iter().any(|pool| pool.spec.family() == *family && pool.is_enabled());
-    let families: Vec<Family> = Family::BOTH.into_iter().filter(has).collect();
+    let families = node.allocator.enabled_families().await;
+    let families = families.map_err(|e| failure::ipam("the pools could not be read", e))?;
     if families.is_empty() {
         let details =
             "every pool is disabled, or there is none; an agent creates the default pools in a fresh store";

@@ -6,7 +6,7 @@ use russet_addr::{BlockCidr, Family, IpNet};
 use russet_model::{AddressUse, Affinity, Block, IpPool, IpamConfig, Node};
 use russet_store::Record;
 
-use super::cache::Asked;
+use super::cache::{Asked, Plan};
 use super::claim::Claimed;
 use super::existing::with_block_prefix;
 use super::fast::Shortcut;
@@ -38,6 +38,8 @@ pub(super) struct FamilyRun<'a> {
 
 /// What is read once for both families of a request.
 struct Facts {
+    /// Of the cache, when the reading began.
+    generation: u64,
     config: IpamConfig,
     reserved: Vec<IpNet>,
     pools: Vec<IpPool>,
@@ -88,8 +90,10 @@ impl Allocator {
     }
 
     async fn facts(&self, request: &Request) -> Result<Facts, IpamError> {
+        let generation = self.cache.generation();
         let (pools, rubbish) = self.pools_and_rubbish().await?;
         Ok(Facts {
+            generation,
             config: self.config().await?,
             reserved: self.reserved().await?,
             pools,
@@ -106,7 +110,7 @@ impl Allocator {
         (family, wanted): (Family, usize),
         touched: &mut Touched,
     ) -> Result<Vec<IpNet>, IpamError> {
-        let Facts { config, reserved, pools: all_pools, rubbish, node } = facts;
+        let Facts { config, reserved, pools: all_pools, rubbish, node, .. } = facts;
         let reserved = reserved.iter().copied().filter(|net| Family::of_net(net) == family).collect();
         let asker = Asker {
             node: &request.node,
@@ -146,8 +150,8 @@ impl Allocator {
         if run.missing() > 0 {
             return Err(run.short());
         }
-        let asked = Asked::of(request, family);
-        self.cache.keep_plan(asked, run.own, run.reserved, self.clock.now());
+        let (asked, at) = (Asked::of(request, family), self.clock.now());
+        self.cache.keep_plan(Plan { asked, at, own: run.own, reserved: run.reserved }, facts.generation);
         Ok(run.taken)
     }
 

@@ -26,6 +26,10 @@ pub(super) struct Cache {
     blocks: RefCell<BTreeMap<BlockCidr, Stored<Block>>>,
     handles: RefCell<BTreeMap<HandleId, Stored<Handle>>>,
     plans: RefCell<VecDeque<Plan>>,
+    /// The families that have an enabled pool, and since when that is known.
+    families: RefCell<Option<(SystemTime, Vec<Family>)>>,
+    /// How often the rules were forgotten: what was read before counts for nothing after.
+    generation: Cell<u64>,
     /// How often something was found out the long way.
     learned: Cell<u64>,
     /// Requests that share commits.
@@ -39,8 +43,8 @@ pub(super) struct Cache {
 /// Where requests of one kind get their addresses.
 #[derive(Clone)]
 pub(super) struct Plan {
-    asked: Asked,
-    at: SystemTime,
+    pub(super) asked: Asked,
+    pub(super) at: SystemTime,
     /// The node's blocks that may serve it, in order.
     pub(super) own: Vec<BlockCidr>,
     /// What is not handed out.
@@ -76,11 +80,16 @@ impl Cache {
         self.max_age.is_some()
     }
 
-    /// Forgets everything.
-    pub(super) fn clear(&self) {
-        self.blocks.borrow_mut().clear();
-        self.handles.borrow_mut().clear();
+    /// Forgets what pools, reservations, settings and labels say. Blocks and handles stay: their revisions guard them.
+    pub(super) fn forget_rules(&self) {
         self.plans.borrow_mut().clear();
+        self.families.take();
+        self.generation.set(self.generation.get() + 1);
+    }
+
+    /// Which rules are being read: remember nothing that was read in an earlier generation.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.get()
     }
 
     /// Remembers a block as it was just written or read. Answers may come in another order than they were given in: the newest counts.
@@ -134,24 +143,40 @@ impl Cache {
     }
 
     /// Remembers where requests like this one get their addresses.
-    pub(super) fn keep_plan(&self, asked: Asked, own: Vec<BlockCidr>, reserved: Reserved, at: SystemTime) {
-        if !self.is_on() {
+    pub(super) fn keep_plan(&self, plan: Plan, generation: u64) {
+        if !self.is_on() || generation != self.generation() {
             return;
         }
         let mut plans = self.plans.borrow_mut();
-        plans.retain(|plan| plan.asked != asked);
-        plans.push_front(Plan { asked, at, own, reserved });
+        plans.retain(|known| known.asked != plan.asked);
+        plans.push_front(plan);
         plans.truncate(PLANS_MAX);
         self.learned.set(self.learned.get() + 1);
     }
 
     /// Where requests like this one get their addresses, if that was found out lately.
     pub(super) fn plan(&self, asked: &Asked, now: SystemTime) -> Option<Plan> {
-        let max_age = self.max_age?;
         let plans = self.plans.borrow();
         let plan = plans.iter().find(|plan| plan.asked == *asked)?;
-        // A clock that went backwards makes everything old.
-        now.duration_since(plan.at).is_ok_and(|age| age <= max_age).then(|| plan.clone())
+        self.is_fresh(plan.at, now).then(|| plan.clone())
+    }
+
+    /// Remembers which families have an enabled pool.
+    pub(super) fn keep_families(&self, families: &[Family], at: SystemTime, generation: u64) {
+        if self.is_on() && generation == self.generation() {
+            self.families.replace(Some((at, families.to_vec())));
+        }
+    }
+
+    /// The families that have an enabled pool, if that was read lately.
+    pub(super) fn families(&self, now: SystemTime) -> Option<Vec<Family>> {
+        let known = self.families.borrow();
+        known.as_ref().filter(|(at, _)| self.is_fresh(*at, now)).map(|(_, families)| families.clone())
+    }
+
+    /// A clock that went backwards makes everything old.
+    fn is_fresh(&self, at: SystemTime, now: SystemTime) -> bool {
+        self.max_age.is_some_and(|max_age| now.duration_since(at).is_ok_and(|age| age <= max_age))
     }
 }
 

@@ -47,6 +47,23 @@ impl Allocator {
         Ok(created)
     }
 
+    /// The families that have an enabled pool. With a memory, as old as that allows.
+    pub async fn enabled_families(&self) -> Result<Vec<Family>, IpamError> {
+        if let Some(families) = self.cache.families(self.clock.now()) {
+            return Ok(families);
+        }
+        let generation = self.cache.generation();
+        let pools = self.pools().await?;
+        let has =
+            |family: &Family| pools.iter().any(|pool| pool.spec.family() == *family && pool.is_enabled());
+        let families: Vec<Family> = Family::BOTH.into_iter().filter(has).collect();
+        // Whoever waits for the first pool must see it at once.
+        if !families.is_empty() {
+            self.cache.keep_families(&families, self.clock.now(), generation);
+        }
+        Ok(families)
+    }
+
     /// Creates a pool, unless it overlaps another one or blocks of another size are left in its range.
     pub async fn create_pool(&self, mut pool: IpPool) -> Result<(), IpamError> {
         let name = pool.metadata.name.clone();

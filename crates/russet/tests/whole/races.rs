@@ -126,3 +126,24 @@ fn connections_to_the_health_address_do_not_take_the_requests_descriptors() {
     let open = std::fs::read_dir(format!("/proc/{}/fd", node.agent_pid())).unwrap().count();
     assert!(open < idle.len(), "{open} descriptors are open");
 }
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn an_edited_pool_is_obeyed_at_once_although_the_agent_remembers() {
+    let mut node = TestNode::start(&["--ipv6-pool", "none"]);
+    let pod = node.pod();
+    node.add(&pod).result();
+    let key = "/calico/resources/v3/projectcalico.org/ippools/default-ipv4";
+    let dump: serde_json::Value = serde_json::from_str(&node.store_get(key)).unwrap();
+    let mut pool = dump["records"][0]["value"].clone();
+    pool["spec"]["disabled"] = true.into();
+    node.store_put(key, &pool.to_string());
+    // The agent would believe what it remembers for 30 s; its watch tells it sooner.
+    let other = node.pod();
+    eventually(std::time::Duration::from_secs(10), || {
+        let answer = node.add(&other);
+        node.del(&other);
+        answer.status != 0
+    });
+    assert_eq!(node.add(&other).code(), 100);
+}

@@ -203,10 +203,11 @@ impl Draft {
             let left = drafted.block.ordinals_of(id).count();
             lost.push(Lost { block: cidr, freed: freed.len(), left });
         }
-        let answer = Answer::Freed { addresses, emptied: Vec::new() };
         if lost.is_empty() {
-            return Err(answer.into());
+            // Nothing to free, as far as memory goes; nothing is written that would prove it right.
+            return Err(Answer::nothing_known().into());
         }
+        let answer = Answer::Freed { addresses, emptied: Vec::new() };
         let handle = handles::after(&stored.value, lost);
         let step = handles::written(id, stored, &handle);
         let handle = Some(handle).filter(|handle| !handle.block.is_empty());

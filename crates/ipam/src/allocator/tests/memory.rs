@@ -82,6 +82,16 @@ fn a_pool_that_was_disabled_is_believed_enabled_no_longer_than_agreed() {
 }
 
 #[test]
+fn families_with_a_pool_are_read_once_and_forgotten_with_the_rules() {
+    let bench = bench();
+    let families = || run(bench.ipam.enabled_families()).unwrap();
+    assert_eq!(families(), Family::BOTH);
+    assert_eq!(cost(&bench, || assert_eq!(families(), Family::BOTH)), 0);
+    bench.ipam.forget();
+    assert_eq!(cost(&bench, || assert_eq!(families(), Family::BOTH)), 1);
+}
+
+#[test]
 fn a_lost_answer_on_the_short_way_is_found_on_the_long_one() {
     for fault in [Fault::LostReply, Fault::LostRequest, Fault::Conflict, Fault::Unavailable] {
         let bench = bench();
