@@ -46,11 +46,19 @@ impl Fabric {
 
     /// Another node, 10.77.0.11 and so on, without an agent. Its settings name the etcd and, with `args`, the rest.
     pub fn node(&mut self, name: &str, args: &[&str]) -> TestNode {
-        self.wires += 1;
         let location = format!("etcd:http://{ETCD}");
         let mut all = vec!["--store", &location, "--node-name", name];
         all.extend(args);
-        let node = TestNode::without_agent(&all);
+        self.wired(TestNode::without_agent(&all))
+    }
+
+    /// The same, but its agent would keep a store of its own.
+    pub fn node_with_own_store(&mut self, name: &str) -> TestNode {
+        self.wired(TestNode::without_agent(&["--node-name", name]))
+    }
+
+    fn wired(&mut self, node: TestNode) -> TestNode {
+        self.wires += 1;
         let (end, address) = (format!("w{}", self.wires), format!("{}/24", self.address(self.wires)));
         let netns = node.netns_name();
         let peer = ["peer", "name", "eth0", "netns", netns];

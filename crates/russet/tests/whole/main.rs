@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod calico_agent;
+mod calico_ipam;
 mod demo;
 mod demo_etcd;
 mod fabric;

@@ -1,0 +1,282 @@
+//! `calico-ipam` as Debian's Go `bridge` calls it, on a real etcd: without an agent, with one that keeps its own store, and with one on that etcd
+//! (calico-ipam.md section 4, calico-cni.md sections 1 and 5).
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use russet_linux::process;
+use russet_testkit::run;
+use serde_json::{Value, json};
+
+use crate::fabric::Fabric;
+use crate::node::{Answer, TestNode, TestPod};
+
+const GO_PLUGINS: &str = "/usr/lib/cni";
+const POOLS: &str = "/calico/resources/v3/projectcalico.org/ippools";
+
+/// Who carries out the requests.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Agent {
+    None,
+    OnItsOwnStore,
+    OnThatEtcd,
+}
+
+/// A node with our executable under Calico's name.
+struct Scene {
+    fabric: Fabric,
+    node: TestNode,
+    plugins: tempfile::TempDir,
+}
+
+// === impl Scene ===
+
+impl Scene {
+    fn new(agent: Agent) -> Self {
+        let mut fabric = Fabric::new();
+        let pool = |name: &str, cidr: &str| {
+            let pool = json!({"kind": "IPPool", "apiVersion": "projectcalico.org/v3", "metadata": {"name": name},
+                "spec": {"cidr": cidr, "ipipMode": "Never", "vxlanMode": "Never", "nodeSelector": "all()"}});
+            fabric.put(&format!("{POOLS}/{name}"), &pool.to_string());
+        };
+        pool("pool-a", "10.65.0.0/24");
+        pool("pool-b", "10.66.0.0/24");
+        pool("pool-six", "fd00:65::/112");
+        let mut node = match agent {
+            Agent::OnItsOwnStore => fabric.node_with_own_store("node-a"),
+            _ => fabric.node("node-a", &["--calico"]),
+        };
+        if agent != Agent::None {
+            node.start_agent();
+        }
+        let plugins = tempfile::tempdir().unwrap();
+        symlink(env!("CARGO_BIN_EXE_russet"), plugins.path().join("calico-ipam")).unwrap();
+        Self { fabric, node, plugins }
+    }
+
+    fn config(&self, version: &str, ipam: Value, more: Value) -> Value {
+        let mut config = self.node.config(json!({
+            "cniVersion": version, "name": "calicotest", "type": "bridge", "bridge": "cni0",
+            "datastore_type": "etcdv3", "etcd_endpoints": "http://10.77.0.1:2379", "nodename": "node-a",
+            "ipam": {"type": "calico-ipam"},
+        }));
+        config["ipam"].as_object_mut().unwrap().extend(ipam.as_object().unwrap().clone());
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        config
+    }
+
+    /// Runs a plugin in the node as a runtime does; `more` adds variables.
+    fn call(
+        &self,
+        plugin: &Path,
+        verb: &str,
+        pod: &TestPod,
+        config: &Value,
+        more: &[(&str, &str)],
+    ) -> Answer {
+        let mut command = Command::new(plugin);
+        let path = format!("{}:{GO_PLUGINS}", self.plugins.path().display());
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("CNI_PATH", path);
+        command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", &pod.container).env("CNI_NETNS", pod.path());
+        command.env("CNI_IFNAME", "eth0").envs(more.iter().copied());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        process::in_netns(&mut command, self.node.netns()).unwrap();
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", plugin.display()));
+        use std::io::Write;
+        let _ = child.stdin.take().unwrap().write_all(config.to_string().as_bytes());
+        child.wait_with_output().unwrap().into()
+    }
+
+    fn bridge(&self, verb: &str, pod: &TestPod, config: &Value) -> Answer {
+        self.call(&Path::new(GO_PLUGINS).join("bridge"), verb, pod, config, &[])
+    }
+
+    fn ipam(&self, verb: &str, pod: &TestPod, config: &Value, more: &[(&str, &str)]) -> Answer {
+        self.call(&self.plugins.path().join("calico-ipam"), verb, pod, config, more)
+    }
+
+    /// How many addresses the blocks say are taken; handles must agree.
+    fn taken(&self) -> usize {
+        let blocks = self.fabric.keys("/calico/ipam/v2/assignment/");
+        let taken = |key: &String| {
+            let block = self.fabric.get(key);
+            block["allocations"].as_array().unwrap().iter().filter(|entry| !entry.is_null()).count()
+        };
+        let total = blocks.iter().map(taken).sum();
+        let handles = self.fabric.keys("/calico/ipam/v2/handle/");
+        let counted = |key: &String| {
+            let handle = self.fabric.get(key);
+            handle["block"].as_object().unwrap().values().map(|count| count.as_u64().unwrap()).sum::<u64>()
+        };
+        assert_eq!(handles.iter().map(counted).sum::<u64>(), total as u64, "{handles:?}");
+        total
+    }
+}
+
+fn inside(pod: &TestPod, args: &[&str]) -> String {
+    let output = Command::new("ip").args(["-n", &pod.netns_name]).args(args).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The first address of a result in any version, with its prefix.
+fn address(result: &Value) -> String {
+    let ip = result.get("ip4").map_or_else(|| &result["ips"][0]["address"], |ip4| &ip4["ip"]);
+    ip.as_str().unwrap_or_else(|| panic!("{result}")).to_owned()
+}
+
+fn the_life_of_a_container(agent: Agent) {
+    let mut scene = Scene::new(agent);
+    for version in ["0.2.0", "0.3.1", "0.4.0", "1.0.0"] {
+        let pod = scene.node.pod();
+        let config = scene.config(version, json!({}), json!({}));
+        let added = scene.bridge("ADD", &pod, &config);
+        let result = added.result();
+        assert_eq!(result["cniVersion"], version);
+        if agent != Agent::None {
+            let by_agent = format!("[INFO][{}] calico-ipam: ", scene.node.agent_pid());
+            assert!(added.stderr.contains(&by_agent), "it was not the agent that did it: {added:?}");
+        }
+        let net = address(&result);
+        assert!(net.starts_with("10.65.0.") && net.ends_with("/26"), "{result}");
+        for fact in [
+            "Calico CNI IPAM request count IPv4=1 IPv6=0".to_owned(),
+            format!("Calico CNI IPAM handle=calicotest.{}", pod.container),
+            format!("Calico CNI IPAM assigned addresses IPv4=[{net}] IPv6=[]"),
+        ] {
+            assert!(added.stderr.contains(&fact), "{fact}: {added:?}");
+        }
+        assert!(inside(&pod, &["-o", "-4", "address"]).contains(&net), "{net}");
+        assert_eq!(scene.taken(), 1);
+        // The plugin by itself, as a main plugin would repeat it.
+        assert_eq!(address(&scene.ipam("ADD", &pod, &config, &[]).result()), net);
+        assert_eq!(scene.taken(), 1);
+        if version >= "0.4.0" {
+            let mut with_result = config.clone();
+            with_result["prevResult"] = result;
+            let checked = scene.bridge("CHECK", &pod, &with_result);
+            assert_eq!(checked.status, 0, "{checked:?}");
+            let other = TestPod { container: "somebody-else".into(), ..pod.clone() };
+            assert_eq!(scene.ipam("CHECK", &other, &with_result, &[]).code(), 100);
+        }
+        for _ in 0..2 {
+            let deleted = scene.bridge("DEL", &pod, &config);
+            assert_eq!(deleted.status, 0, "{deleted:?}");
+            assert_eq!(scene.taken(), 0);
+        }
+    }
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: ip, bridge (containernetworking-plugins), etcd, etcdctl"]
+fn go_bridge_calls_calico_ipam_without_an_agent() {
+    the_life_of_a_container(Agent::None);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: ip, bridge (containernetworking-plugins), etcd, etcdctl"]
+fn go_bridge_calls_calico_ipam_of_an_agent_with_a_store_of_its_own() {
+    the_life_of_a_container(Agent::OnItsOwnStore);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: ip, bridge (containernetworking-plugins), etcd, etcdctl"]
+fn go_bridge_calls_calico_ipam_of_an_agent_on_the_same_etcd() {
+    the_life_of_a_container(Agent::OnThatEtcd);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: ip, bridge (containernetworking-plugins), etcd, etcdctl"]
+fn a_requested_address_and_two_families_work_under_go_bridge() {
+    // calico-ipam.md section 4.2: requested ones /32, chosen ones with the block's prefix
+    let mut scene = Scene::new(Agent::None);
+    let pod = scene.node.pod();
+    let config = scene.config("1.0.0", json!({}), json!({}));
+    let bridge = Path::new(GO_PLUGINS).join("bridge");
+    let asked = [("CNI_ARGS", "IgnoreUnknown=1;IP=10.66.0.77")];
+    let added = scene.call(&bridge, "ADD", &pod, &config, &asked);
+    assert_eq!(address(&added.result()), "10.66.0.77/32");
+    assert!(added.stderr.contains("Calico CNI IPAM request IP: 10.66.0.77"), "{added:?}");
+    assert_eq!(scene.bridge("DEL", &pod, &config).status, 0);
+    let pod = scene.node.pod();
+    let dual = json!({"assign_ipv6": "true", "ipv4_pools": ["pool-b"], "ipv6_pools": ["fd00:65::/112"]});
+    let config = scene.config("1.0.0", dual, json!({}));
+    let result = scene.bridge("ADD", &pod, &config).result();
+    let ips: Vec<&str> =
+        result["ips"].as_array().unwrap().iter().map(|ip| ip["address"].as_str().unwrap()).collect();
+    assert!(
+        ips[0].starts_with("10.66.0.") && ips[1].starts_with("fd00:65::") && ips[1].ends_with("/122"),
+        "{ips:?}"
+    );
+    assert_eq!(scene.taken(), 2);
+    assert_eq!(scene.bridge("DEL", &pod, &config).status, 0);
+    assert_eq!(scene.taken(), 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: ip, etcd, etcdctl"]
+fn the_environment_counts_in_the_same_order_with_and_without_an_agent() {
+    // calico-ipam.md section 4.1: CALICO_ETCD_ENDPOINTS, then the configuration, then ETCD_ENDPOINTS
+    for agent in [Agent::None, Agent::OnItsOwnStore] {
+        let mut scene = Scene::new(agent);
+        let pod = scene.node.pod();
+        let good = "http://10.77.0.1:2379";
+        let bad = "http://10.77.0.1:1";
+        let with =
+            |endpoints: Value| scene.config("1.0.0", json!({}), json!({ "etcd_endpoints": endpoints }));
+        let code = |config: &Value, vars: &[(&str, &str)]| {
+            let answer = scene.ipam("ADD", &pod, config, vars);
+            if answer.status == 0 { 0 } else { answer.code() }
+        };
+        assert_eq!(code(&with(Value::Null), &[("ETCD_ENDPOINTS", good)]), 0, "{agent:?}");
+        assert_eq!(code(&with(json!(good)), &[("ETCD_ENDPOINTS", bad)]), 0, "{agent:?}");
+        assert_eq!(code(&with(json!(bad)), &[("CALICO_ETCD_ENDPOINTS", good)]), 0, "{agent:?}");
+        assert_eq!(code(&with(json!(good)), &[("CALICO_ETCD_ENDPOINTS", bad)]), 11, "{agent:?}");
+        assert_eq!(code(&with(json!(good)), &[("CALICO_DATASTORE_TYPE", "kubernetes")]), 2, "{agent:?}");
+        assert_eq!(scene.taken(), 1);
+    }
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: ip, etcd, etcdctl"]
+fn every_refusal_is_one_document_with_its_code_and_leaves_nothing() {
+    let mut scene = Scene::new(Agent::None);
+    let pod = scene.node.pod();
+    let ipam = |ipam: Value, more: Value| scene.ipam("ADD", &pod, &scene.config("1.0.0", ipam, more), &[]);
+    assert_eq!(ipam(json!({"assign_ipv4": "false"}), json!({})).code(), 7);
+    let short = ipam(json!({"ipv4_pools": ["10.99.0.0/24"]}), json!({}));
+    assert!(
+        short.error()["msg"].as_str().unwrap().contains("does not exist, or is not enabled"),
+        "{short:?}"
+    );
+    assert_eq!(ipam(json!({}), json!({"datastore_type": "etcdv2"})).code(), 2);
+    assert_eq!(ipam(json!({}), json!({"nodename": "a/b"})).code(), 7);
+    assert_eq!(scene.fabric.keys("/calico/ipam/"), Vec::<String>::new());
+    // STATUS needs no agent, either: ADD does not.
+    let status = scene.config("1.1.0", json!({}), json!({}));
+    let vars = [("CNI_CONTAINERID", ""), ("CNI_NETNS", "")];
+    assert_eq!(scene.ipam("STATUS", &pod, &status, &vars).status, 0);
+    let version = scene.ipam("VERSION", &pod, &json!({"cniVersion": "1.0.0"}), &[]).result();
+    assert!(version["supportedVersions"].as_array().unwrap().contains(&json!("0.1.0")), "{version}");
+    let printed = Command::new(scene.plugins.path().join("calico-ipam")).arg("-v").output().unwrap();
+    assert!(printed.status.success() && printed.stdout.starts_with(b"Russet "));
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: ip, flock, etcd, etcdctl"]
+fn an_add_waits_for_another_plugin_of_the_host_that_holds_calicos_lock() {
+    // calico-ipam.md section 4.4: flock(2) on the same file
+    let mut scene = Scene::new(Agent::None);
+    let pod = scene.node.pod();
+    let lock = scene.node.path("calico-ipam.lock");
+    let marker = scene.node.path("released");
+    let config = scene.config("1.0.0", json!({}), json!({ "ipam_lock_file": lock }));
+    let hold = format!("touch {0}.held; sleep 1; touch {0}", marker.display());
+    let mut holder = Command::new("flock").arg(&lock).args(["sh", "-c", &hold]).spawn().unwrap();
+    russet_testkit::eventually(crate::node::PATIENCE, || marker.with_extension("held").exists());
+    let answer = scene.ipam("ADD", &pod, &config, &[]);
+    assert!(marker.exists(), "the ADD was answered while another held the lock: {answer:?}");
+    assert!(holder.wait().unwrap().success());
+    assert_eq!(answer.status, 0, "{answer:?}");
+    run("flock", &["--nonblock", lock.to_str().unwrap(), "true"]);
+}
