@@ -11,8 +11,9 @@ use russet_model::{IpPool, Key, Prefix, ResourceKind};
 use russet_store::{BoxFuture, Store, StoreError};
 use russet_store_etcd::Settings as EtcdSettings;
 
-use crate::calico_conf::CalicoConf;
+use crate::calico_conf::{CalicoConf, DatastoreKind};
 use crate::calico_ipam::HostLocks;
+use crate::calico_v1;
 use crate::failure;
 
 /// What plugins of Calico's work with that touch no kernel: they need neither the agent's store nor its name. Clones share everything.
@@ -29,6 +30,16 @@ pub struct CalicoHost {
 pub trait Datastores {
     /// The etcd v3 of these settings.
     fn open<'a>(&'a self, settings: &'a EtcdSettings) -> BoxFuture<'a, Result<Datastore, StoreError>>;
+
+    /// The data of Calico v1.11 behind the v2 API of the same etcd, `named` when the configuration says that they are meant; or why they
+    /// cannot be had, and how to carry them over.
+    fn open_v1<'a>(
+        &'a self,
+        settings: &'a EtcdSettings,
+        named: bool,
+    ) -> BoxFuture<'a, Result<Datastore, CniError>> {
+        Box::pin(calico_v1::datastore(settings, named))
+    }
 }
 
 /// A datastore with Calico's records, and the allocator over it. Clones share everything.
@@ -65,16 +76,18 @@ impl CalicoHost {
     }
 
     /// The datastore that a configuration names. One that was not named as v3 must have records of v3: a configuration of v1.11 would otherwise
-    /// read an empty store where its v2 keys are full, and a DEL would forget addresses that are still held.
+    /// read an empty store where its v2 keys are full, and a DEL would forget addresses that are still held. Those of v1.11 get a view of
+    /// their v1 data, or an error that says how to carry these over.
     pub(crate) async fn datastore(&self, conf: &CalicoConf) -> Result<Datastore, CniError> {
+        if conf.datastore.kind == DatastoreKind::EtcdV2 {
+            return self.datastores.open_v1(&conf.datastore.etcd.v1_settings()?, true).await;
+        }
         let settings = conf.datastore.etcd_v3()?;
         let opened = self.datastores.open(&settings).await;
         let failed = |error| failure::store("the datastore could not be opened", &error, &error);
         let datastore = opened.map_err(failed)?;
         if !conf.datastore.explicit && !datastore.has_v3().await? {
-            let msg = format!("etcd at {} holds nothing of Calico v3", settings.endpoints.join(","));
-            let details = "datastore_type is not set: with Calico v1.11 it meant etcd's v2 keys, which are not supported yet; with v3, create an IP pool first, or set datastore_type to \"etcdv3\"";
-            return Err(CniError::invalid_config(msg, details));
+            return self.datastores.open_v1(&settings, false).await;
         }
         Ok(datastore)
     }
@@ -135,5 +148,18 @@ impl Datastore {
 impl Datastores for Fixed {
     fn open<'a>(&'a self, _settings: &'a EtcdSettings) -> BoxFuture<'a, Result<Datastore, StoreError>> {
         Box::pin(std::future::ready(Ok(self.0.clone())))
+    }
+
+    fn open_v1<'a>(
+        &'a self,
+        settings: &'a EtcdSettings,
+        named: bool,
+    ) -> BoxFuture<'a, Result<Datastore, CniError>> {
+        let found = if named {
+            Ok(self.0.clone())
+        } else {
+            Err(calico_v1::nothing_found(&settings.endpoints.join(",")))
+        };
+        Box::pin(std::future::ready(found))
     }
 }

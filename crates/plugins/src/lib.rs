@@ -5,6 +5,8 @@
 mod calico_conf;
 #[allow(dead_code, unused_imports, reason = "`calico`, which calls the rest of it, is being written")]
 mod calico_ipam;
+#[allow(dead_code, unused_imports, reason = "`calico`, which calls the rest of it, is being written")]
+mod calico_v1;
 mod datastore;
 mod failure;
 mod gc;

@@ -60,6 +60,9 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
+/// Where plugins of v1.11 looked for etcd when nobody said otherwise.
+const V1_AUTHORITY: &str = "127.0.0.1:2379";
+
 // === impl DatastoreSettings ===
 
 impl DatastoreSettings {
@@ -88,7 +91,7 @@ impl DatastoreSettings {
             DatastoreKind::EtcdV3 => self.etcd.settings(),
             DatastoreKind::EtcdV2 => Err(CniError::unsupported_field(
                 "datastore_type: \"etcdv2\" (the v2 keys of Calico v1.11) is not supported yet",
-                "convert the data to etcd v3 with calico-upgrade and set datastore_type to \"etcdv3\"; nothing was read or written",
+                "carry the data over with `russet migrate calico-v1` and set datastore_type to \"etcdv3\"; nothing was read or written",
             )),
             DatastoreKind::Kubernetes => Err(CniError::unsupported_field(
                 "datastore_type: \"kubernetes\" is not supported yet",
@@ -115,6 +118,14 @@ impl EtcdMembers {
             username: choose(overrides, "ETCD_USERNAME", None),
             password: choose(overrides, "ETCD_PASSWORD", None).map(Secret::new),
         })
+    }
+
+    /// How to reach the etcd of a v1.11 configuration, which may name it by authority and scheme, or not at all (calico-cni.md section 1.2).
+    pub fn v1_settings(&self) -> Result<EtcdSettings, CniError> {
+        let authority = self.authority.as_deref().unwrap_or(V1_AUTHORITY);
+        let one = || format!("{}://{authority}", self.scheme.as_deref().unwrap_or("http"));
+        let endpoints = self.endpoints.clone().unwrap_or_else(one);
+        Self { endpoints: Some(endpoints), ..self.clone() }.settings()
     }
 
     fn settings(&self) -> Result<EtcdSettings, CniError> {

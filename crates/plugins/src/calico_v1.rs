@@ -1,0 +1,493 @@
+//! The `calico` plugin on the data of Calico v1.11, for clusters that were not migrated yet: addresses, endpoints and profiles in the v1 model
+//! behind etcd's v2 API (calico-cni.md sections 2.3, 2.6 and 3.6). Called by the `calico` plugin once [`choose`] has found that a
+//! configuration means that data.
+//!
+//! What the later releases of that line fixed is done as they do it: profiles are not repeated, only what a request took itself is given back,
+//! an endpoint is marked with its newest container. An endpoint that is there keeps its addresses (oracle 56) as long as the allocator
+//! says that they are still this workload's.
+
+mod choice;
+mod endpoint;
+mod view;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::rc::Rc;
+
+use russet_addr::{IpNet, NodeName, host_net};
+use russet_attach::{Attachment, Detachment, Dialect};
+use russet_cni_spec::plugin::Request;
+use russet_cni_spec::{Call, CniError, CniResult, IpConfig};
+use russet_ipam::{
+    Allocator, Clock, Held, IpamError, ReleaseOptions, Request as AddressRequest, SystemClock,
+};
+use russet_model::v1::{Endpoint, EndpointId, ORCHESTRATOR_CNI, ORCHESTRATOR_K8S};
+use russet_model::{HandleId, time};
+use russet_store::Store;
+use russet_store_etcd::{EtcdV2, Settings as EtcdSettings};
+
+use crate::calico_conf::CalicoConf;
+use crate::datastore::Datastore;
+use crate::failure;
+use crate::node::Node;
+use crate::target::Target;
+use crate::wiring::Unattached;
+use endpoint::{Records, Stored};
+use view::View;
+
+#[cfg(test)]
+pub(crate) use choice::nothing_found;
+pub use choice::{Model, choose};
+
+/// MTU of pods where the configuration names none: the library's default (calico-cni.md section 1.2).
+const MTU_DEFAULT_BYTES: u32 = 1500;
+/// The attribute with the time of a request.
+const MARK: &str = "timestamp";
+
+/// What Kubernetes says of a pod, for configurations whose policy is Kubernetes'.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodFacts {
+    /// The pod's labels.
+    pub labels: BTreeMap<String, String>,
+    /// `cni.projectcalico.org/ipv4pools`, instead of the configuration's.
+    pub ipv4_pools: Option<Vec<String>>,
+    /// `cni.projectcalico.org/ipv6pools`.
+    pub ipv6_pools: Option<Vec<String>>,
+}
+
+/// One request on the v1 model.
+struct Work<'a> {
+    node: &'a Node,
+    conf: &'a CalicoConf,
+    facts: Option<&'a PodFacts>,
+    name: NodeName,
+    target: Target,
+    id: EndpointId,
+    records: Records,
+    allocator: Allocator,
+}
+
+/// The addresses of an ADD.
+struct Taken {
+    addresses: Vec<IpAddr>,
+    /// The mark of what this very request took; none when it took nothing.
+    mark: Option<String>,
+}
+
+/// Carries out a request on the data behind the v2 API of `etcd`. `facts` are the pod's, where somebody could ask Kubernetes.
+pub async fn run(
+    node: &Node,
+    request: &Request,
+    conf: &CalicoConf,
+    etcd: EtcdSettings,
+    facts: Option<&PodFacts>,
+) -> Result<Option<CniResult>, CniError> {
+    let etcd =
+        EtcdV2::connect(etcd).map_err(|error| CniError::invalid_config("etcd cannot be used", error))?;
+    let store: Rc<dyn Store> = Rc::new(etcd.clone());
+    let records = Records { store, directories: Some(etcd) };
+    run_on(node, request, conf, records, facts).await
+}
+
+/// The addresses of a configuration of v1.11, for `calico-ipam`: v1 data that look like v3's. `named` when the configuration names them.
+pub(crate) async fn datastore(settings: &EtcdSettings, named: bool) -> Result<Datastore, CniError> {
+    if !choice::decide(settings, named).await? {
+        // Whoever asks has found no v3 data a moment ago.
+        return Err(CniError::try_again_later("the datastore is being set up", "v3 data appeared just now"));
+    }
+    let etcd = EtcdV2::connect(settings.clone());
+    let etcd = etcd.map_err(|error| CniError::invalid_config("etcd cannot be used", error))?;
+    let view: Rc<dyn Store> = Rc::new(View::of(Rc::new(etcd)));
+    Ok(Datastore::new(view.clone(), Allocator::new(view, Rc::new(SystemClock))))
+}
+
+async fn run_on(
+    node: &Node,
+    request: &Request,
+    conf: &CalicoConf,
+    records: Records,
+    facts: Option<&PodFacts>,
+) -> Result<Option<CniResult>, CniError> {
+    match &request.env.call {
+        Call::Add(target) => {
+            Work::new(node, request, conf, target, records, facts)?.add(request).await.map(Some)
+        }
+        Call::Del(target) => {
+            Work::new(node, request, conf, target, records, facts)?.del().await.map(|()| None)
+        }
+        Call::Check(target) => {
+            Work::new(node, request, conf, target, records, facts)?.check().await.map(|()| None)
+        }
+        // Both came with CNI 1.1.0, which no configuration of that time names; there is nothing to collect that DEL did not.
+        Call::Gc => Ok(None),
+        Call::Status => records.refuse_unready().await.map(|()| None),
+    }
+}
+
+/// `nodename`, else `hostname`, else the host's name as it is (calico-cni.md section 1.6).
+fn node_name(conf: &CalicoConf) -> Result<NodeName, CniError> {
+    let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let name = conf.nodename.clone().or_else(|| conf.hostname.clone()).unwrap_or_else(host);
+    NodeName::new(name).map_err(|error| CniError::invalid_config("the node's name cannot be used", error))
+}
+
+// === impl Work ===
+
+impl<'a> Work<'a> {
+    fn new(
+        node: &'a Node,
+        request: &Request,
+        conf: &'a CalicoConf,
+        target: &russet_cni_spec::Target,
+        records: Records,
+        facts: Option<&'a PodFacts>,
+    ) -> Result<Self, CniError> {
+        if !conf.ipam.is_calico() {
+            return Err(CniError::unsupported_field(
+                format!("ipam.type: {:?} on the data of Calico v1", conf.ipam.kind),
+                "only calico-ipam is supported there; others work once the data are carried over: russet migrate calico-v1",
+            ));
+        }
+        let target = Target::of(request, target)?;
+        let name = node_name(conf)?;
+        let (orchestrator, workload) = match &target.pod {
+            Some(pod) => (ORCHESTRATOR_K8S, format!("{}.{}", pod.namespace, pod.name)),
+            None => (ORCHESTRATOR_CNI, target.container.to_string()),
+        };
+        let id = EndpointId::new(name.clone(), orchestrator, &workload, target.ifname.as_str());
+        let id = id.map_err(|error| CniError::environment("the workload cannot be named", error))?;
+        let view = Rc::new(View::of(records.store.clone()));
+        let allocator = Allocator::new(view, Rc::new(SystemClock));
+        Ok(Self { node, conf, facts, name, target, id, records, allocator })
+    }
+
+    fn is_pod(&self) -> bool {
+        self.target.pod.is_some()
+    }
+
+    async fn add(&self, request: &Request) -> Result<CniResult, CniError> {
+        self.refuse_blind_policy()?;
+        self.records.refuse_unready().await?;
+        let netns = self.target.open_netns()?;
+        let existing = self.records.of_workload(&self.id).await?;
+        if let Some(stored) = existing.as_ref().filter(|_| !self.is_pod()) {
+            return self.join_network(request, stored).await;
+        }
+        let taken = self.take(existing.as_ref()).await?;
+        let attached = match self.node.wiring.attach(self.attachment(&taken.addresses), netns).await {
+            Ok(attached) => attached,
+            Err(Unattached { error, undone }) => {
+                return Err(if undone { self.give_back(&taken, error).await } else { error });
+            }
+        };
+        let mut endpoint = existing.as_ref().map_or_else(fresh, |stored| stored.endpoint.clone());
+        endpoint.name = attached.host_name.to_string();
+        endpoint.mac = Some(attached.pod_mac);
+        endpoint.active_instance_id = self.target.container.to_string();
+        endpoint.set_addresses(taken.addresses.iter().copied());
+        self.describe(&mut endpoint);
+        if let Err(error) = self.publish(&endpoint, existing.as_ref()).await {
+            return Err(self.undo(&taken, error).await);
+        }
+        Ok(self.result(request, &taken.addresses))
+    }
+
+    /// Kubernetes' policies select by labels that only Kubernetes knows: an endpoint without them would escape its policies.
+    fn refuse_blind_policy(&self) -> Result<(), CniError> {
+        if !self.conf.policy.is_k8s() || !self.is_pod() || self.facts.is_some() {
+            return Ok(());
+        }
+        Err(CniError::unsupported_field(
+            "policy.type: \"k8s\" on the data of Calico v1: the pod's labels are not known here",
+            "without them its policies would not hold; carry the data over with: russet migrate calico-v1",
+        ))
+    }
+
+    /// A container that is on a network already joins another: it gets that network's profile and nothing else (section 2.3, step 2).
+    async fn join_network(&self, request: &Request, stored: &Stored) -> Result<CniResult, CniError> {
+        let mut endpoint = stored.endpoint.clone();
+        self.add_profile(&mut endpoint);
+        if endpoint != stored.endpoint {
+            self.publish(&endpoint, Some(stored)).await?;
+        }
+        let addresses: Vec<IpAddr> = endpoint.nets().map(|net| net.addr()).collect();
+        Ok(self.result(request, &addresses))
+    }
+
+    /// The endpoint's own addresses again, or new ones.
+    async fn take(&self, existing: Option<&Stored>) -> Result<Taken, CniError> {
+        if let Some(stored) = existing
+            && let Some(addresses) = self.still_held(&stored.endpoint).await?
+        {
+            return Ok(Taken { addresses, mark: None });
+        }
+        let mark = time::go_timestamp(SystemClock.now());
+        let mut attributes = BTreeMap::from([
+            ("interface".to_owned(), self.target.ifname.to_string()),
+            (MARK.to_owned(), mark.clone()),
+        ]);
+        if let Some(pod) = &self.target.pod {
+            attributes.insert("namespace".to_owned(), pod.namespace.clone());
+            attributes.insert("pod".to_owned(), pod.name.clone());
+        }
+        let facts = self.facts.cloned().unwrap_or_default();
+        let request = AddressRequest {
+            v4: u32::from(self.conf.ipam.assign_ipv4),
+            v6: u32::from(self.conf.ipam.assign_ipv6),
+            pools4: pools("ipv4_pools", facts.ipv4_pools.as_ref().unwrap_or(&self.conf.ipam.ipv4_pools))?,
+            pools6: pools("ipv6_pools", facts.ipv6_pools.as_ref().unwrap_or(&self.conf.ipam.ipv6_pools))?,
+            attributes,
+            ..AddressRequest::pod(self.name.clone(), self.handle())
+        };
+        let assigned = self.allocator.auto_assign(&request).await;
+        let assigned = assigned.map_err(|error| failure::ipam("no address could be allocated", error))?;
+        let addresses = assigned.addresses.iter().map(IpNet::addr).collect();
+        Ok(Taken { addresses, mark: Some(mark).filter(|_| !assigned.existing) })
+    }
+
+    /// The endpoint's addresses, if every one of them is still this workload's. One that was freed in the meantime may be anybody's.
+    async fn still_held(&self, endpoint: &Endpoint) -> Result<Option<Vec<IpAddr>>, CniError> {
+        let addresses: Vec<IpAddr> = endpoint.nets().map(|net| net.addr()).collect();
+        for address in &addresses {
+            let held = self.holder(*address).await?;
+            if !held.is_some_and(|held| self.is_ours(&held, endpoint)) {
+                tracing::info!(%address, workload = self.id.workload, "the endpoint's address is no longer its own");
+                return Ok(None);
+            }
+        }
+        Ok((!addresses.is_empty()).then_some(addresses))
+    }
+
+    async fn holder(&self, address: IpAddr) -> Result<Option<Held>, CniError> {
+        let held = self.allocator.holder_of(address).await;
+        held.map_err(|error| failure::ipam("the pod's addresses could not be read", error))
+    }
+
+    /// Whether what holds an address is this workload: by its name, or by one of its containers.
+    fn is_ours(&self, held: &Held, endpoint: &Endpoint) -> bool {
+        let attribute = &held.attribute;
+        if let (Some(pod), Some(of), Some(namespace)) =
+            (&self.target.pod, attribute.get("pod"), attribute.get("namespace"))
+        {
+            return pod.name == of && pod.namespace == namespace;
+        }
+        let of_container = |container: &str| format!("{}.{container}", self.target.network);
+        let known = [
+            self.id.workload.clone(),
+            of_container(self.target.container.as_str()),
+            of_container(&endpoint.active_instance_id),
+        ];
+        attribute
+            .handle_id
+            .as_deref()
+            .is_some_and(|id| known.iter().any(|known| known == HandleId::sanitized(id)))
+    }
+
+    /// The name under which addresses are held since 1.11.2.
+    fn handle(&self) -> HandleId {
+        HandleId::pod(&self.target.network, &self.target.container)
+    }
+
+    fn attachment(&self, addresses: &[IpAddr]) -> Attachment {
+        let Target { network, container, ifname, pod, .. } = self.target.clone();
+        let mut attachment = Attachment::new(Dialect::Calico, network, container, ifname, pod);
+        attachment.addresses = addresses.to_vec();
+        attachment.mtu = self.conf.mtu_bytes.unwrap_or(MTU_DEFAULT_BYTES);
+        attachment.sync_delete = matches!(self.node.teardown, crate::Teardown::Synchronous);
+        attachment
+    }
+
+    /// Labels and profiles of an endpoint (sections 2.3 and 2.6).
+    fn describe(&self, endpoint: &mut Endpoint) {
+        if let Some(pod) = &self.target.pod {
+            endpoint.labels = self.facts.map(|facts| facts.labels.clone()).unwrap_or_default();
+            endpoint.labels.insert(Endpoint::NAMESPACE_LABEL.to_owned(), pod.namespace.clone());
+        }
+        match &self.target.pod {
+            Some(pod) if self.conf.policy.is_k8s() => {
+                endpoint.profile_ids = vec![format!("k8s_ns.{}", pod.namespace)];
+            }
+            _ => self.add_profile(endpoint),
+        }
+    }
+
+    fn add_profile(&self, endpoint: &mut Endpoint) {
+        let network = self.target.network.to_string();
+        if !endpoint.profile_ids.contains(&network) {
+            endpoint.profile_ids.push(network);
+        }
+    }
+
+    /// The profile before the endpoint that names it: without it the endpoint's packets are dropped.
+    async fn publish(&self, endpoint: &Endpoint, before: Option<&Stored>) -> Result<(), CniError> {
+        if self.conf.policy.kind.is_empty() {
+            self.records.ensure_profile(self.target.network.as_str(), !self.is_pod()).await?;
+        }
+        self.records.write(&self.id, endpoint, before).await
+    }
+
+    /// As plugins of that time answered: addresses alone, without gateways and interfaces (section 1.10).
+    fn result(&self, request: &Request, addresses: &[IpAddr]) -> CniResult {
+        let mut result = CniResult::empty(request.config.cni_version);
+        result.ips = addresses.iter().map(|address| IpConfig::new(host_net(*address))).collect();
+        result
+    }
+
+    /// After a step behind the wiring failed.
+    async fn undo(&self, taken: &Taken, mut error: CniError) -> CniError {
+        let detached = self.node.wiring.detach(self.detachment(true), self.target.netns_if_any()).await;
+        self.node.teardown.doomed();
+        match detached {
+            Ok(()) => self.give_back(taken, error).await,
+            Err(also) => {
+                error.details =
+                    format!("{}; its addresses are still held until DEL: {}", error.details, also.msg);
+                error
+            }
+        }
+    }
+
+    /// What this very request took is given back; what an earlier one holds stays.
+    async fn give_back(&self, taken: &Taken, mut error: CniError) -> CniError {
+        let Some(mark) = &taken.mark else { return error };
+        if let Err(also) = self.release_marked(mark).await {
+            error.details = format!("{}; its addresses are still held until DEL: {also}", error.details);
+        }
+        error
+    }
+
+    async fn release_marked(&self, mark: &str) -> Result<(), IpamError> {
+        let held = self.allocator.ips_by_handle(&self.handle()).await?;
+        let ours = held.into_iter().filter(|held| held.attribute.get(MARK) == Some(mark));
+        let handle = self.handle();
+        let options: Vec<ReleaseOptions> = ours.map(|held| freeing(&held, &handle)).collect();
+        self.allocator.release_ips(&options).await.map(drop)
+    }
+
+    fn detachment(&self, by_name: bool) -> Detachment {
+        Detachment {
+            container: self.target.container.clone(),
+            ifname: self.target.ifname.clone(),
+            host_name: by_name.then(|| self.attachment(&[]).host_name),
+            dialect: Dialect::Calico,
+            removal: self.node.teardown.removal(),
+        }
+    }
+
+    /// The interface, then the endpoint, then the addresses: one is only free again when nothing answers for it, and nothing names it. A
+    /// container that is not the endpoint's newest takes only its own with it (section 3.6).
+    async fn del(&self) -> Result<(), CniError> {
+        self.records.refuse_unready().await?;
+        let stored = self.records.of_workload(&self.id).await?;
+        let container = self.target.container.as_str();
+        let (mine, newer) = match stored {
+            Some(stored) if self.is_pod() && stored.endpoint.active_instance_id != container => {
+                (None, Some(stored.endpoint))
+            }
+            stored => (stored, None),
+        };
+        let detached =
+            self.node.wiring.detach(self.detachment(newer.is_none()), self.target.netns_if_any()).await;
+        self.node.teardown.doomed();
+        detached?;
+        let endpoint = mine.as_ref().map(|stored| stored.endpoint.clone());
+        if let Some(stored) = mine {
+            self.records.remove(&self.id, stored).await?;
+        }
+        let released = self.release(endpoint.as_ref(), newer.as_ref()).await;
+        released.map_err(|error| failure::ipam("the pod's addresses could not be released", error))
+    }
+
+    async fn release(&self, mine: Option<&Endpoint>, newer: Option<&Endpoint>) -> Result<(), IpamError> {
+        if let Some(newer) = newer {
+            // The newer container may have taken over what this one's handle holds.
+            let kept: Vec<IpAddr> = newer.nets().map(|net| net.addr()).collect();
+            let handle = self.handle();
+            let held = self.allocator.ips_by_handle(&handle).await?;
+            let freed = held.iter().filter(|held| !kept.contains(&held.address));
+            let options: Vec<ReleaseOptions> = freed.map(|held| freeing(held, &handle)).collect();
+            return self.allocator.release_ips(&options).await.map(drop);
+        }
+        self.allocator.release_by_handle(&self.handle(), None).await?;
+        // Plugins before 1.11.2 held addresses under the workload's own name.
+        if let Ok(workload) = HandleId::new(self.id.workload.as_str()) {
+            self.allocator.release_by_handle(&workload, None).await?;
+        }
+        // What an earlier container of the workload took and this one had again.
+        for address in mine.into_iter().flat_map(Endpoint::nets).map(|net| net.addr()) {
+            let Some(held) = self.allocator.holder_of(address).await? else { continue };
+            let Some(id) = held.attribute.handle_id.as_deref() else { continue };
+            if mine.is_some_and(|endpoint| self.is_ours(&held, endpoint))
+                && let Ok(handle) = HandleId::new(HandleId::sanitized(id))
+            {
+                self.allocator.release_ips(&[freeing(&held, &handle)]).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn check(&self) -> Result<(), CniError> {
+        let netns = self.target.open_netns()?;
+        let stored = self.records.of_workload(&self.id).await?;
+        let container = self.target.container.as_str();
+        let ours = |stored: &Stored| stored.endpoint.active_instance_id == container;
+        let Some(stored) = stored.filter(ours) else {
+            let msg = format!("{container} has no endpoint");
+            return Err(CniError::new(
+                failure::WIRING,
+                msg,
+                "somebody removed it, or a newer container has it",
+            ));
+        };
+        let addresses: Vec<IpAddr> = stored.endpoint.nets().map(|net| net.addr()).collect();
+        let mismatches = self.node.wiring.check(self.attachment(&addresses), netns).await?;
+        if mismatches.is_empty() {
+            return Ok(());
+        }
+        let details: Vec<String> = mismatches.iter().map(ToString::to_string).collect();
+        Err(CniError::new(failure::WIRING, "the interface is not as ADD left it", details.join("; ")))
+    }
+}
+
+fn freeing(held: &Held, handle: &HandleId) -> ReleaseOptions {
+    ReleaseOptions {
+        address: held.address,
+        handle: Some(handle.clone()),
+        sequence_number: Some(held.sequence_number),
+    }
+}
+
+fn fresh() -> Endpoint {
+    Endpoint {
+        state: Endpoint::ACTIVE.to_owned(),
+        name: String::new(),
+        active_instance_id: String::new(),
+        mac: None,
+        profile_ids: Vec::new(),
+        ipv4_nets: Vec::new(),
+        ipv6_nets: Vec::new(),
+        ipv4_nat: Vec::new(),
+        ipv6_nat: Vec::new(),
+        labels: BTreeMap::new(),
+        extra: Default::default(),
+    }
+}
+
+/// Pools are named by their networks alone; none named is all.
+fn pools(key: &str, named: &[String]) -> Result<Option<Vec<IpNet>>, CniError> {
+    let parse = |text: &String| {
+        text.parse().map_err(|_| {
+            CniError::invalid_config(
+                format!("{key}: {text:?} is no network"),
+                "Calico v1 names pools by their CIDR",
+            )
+        })
+    };
+    if named.is_empty() {
+        return Ok(None);
+    }
+    named.iter().map(parse).collect::<Result<Vec<_>, _>>().map(Some)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! A workload's endpoint and its network's profile in the v1 model (calico-cni.md sections 2.2.3, 2.3 and 2.6).
+
+use std::rc::Rc;
+
+use russet_cni_spec::CniError;
+use russet_model::v1::{Endpoint, EndpointId, Profile, ProfilePart, V1Key};
+use russet_model::{Key, Prefix};
+use russet_store::{Revision, Step, Store, StoreError};
+use russet_store_etcd::EtcdV2;
+
+use crate::failure;
+
+/// Attempts at a record that others write at the same time; peers use the same number.
+const TRIES_MAX: u32 = 6;
+
+/// The records of the v1 model, apart from addresses.
+pub struct Records {
+    /// The store as it is.
+    pub store: Rc<dyn Store>,
+    /// The same, where it is a real one: only there directories are left behind.
+    pub directories: Option<EtcdV2>,
+}
+
+/// An endpoint as it stands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stored {
+    /// Where it lies: the interface in the key may be another than the one asked about.
+    pub key: Key,
+    /// What it says.
+    pub endpoint: Endpoint,
+    revision: Revision,
+}
+
+fn failed(msg: &str, error: &StoreError) -> CniError {
+    failure::store(msg, error, error)
+}
+
+// === impl Records ===
+
+impl Records {
+    /// Refuses while an upgrade or an operator has the datastore closed. Plugins before 1.11.2 did not look, and their clusters have no flag.
+    pub async fn refuse_unready(&self) -> Result<(), CniError> {
+        let ready = self.store.get(&V1Key::Ready.key()).await;
+        match ready.map_err(|error| failed("the datastore could not be read", &error))? {
+            Some(record) if record.value != b"true" => {
+                let details =
+                    "/calico/v1/Ready is not `true`: an upgrade is under way, or an operator closed it";
+                Err(CniError::try_again_later("Calico's datastore is not ready", details))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The endpoint of a workload on this node, whatever its interface. More than one is nobody's guess.
+    pub async fn of_workload(&self, id: &EndpointId) -> Result<Option<Stored>, CniError> {
+        let listed = self.list(&id.workload_prefix()).await?;
+        match <[Stored; 1]>::try_from(listed) {
+            Ok([one]) => Ok(Some(one)),
+            Err(none) if none.is_empty() => Ok(None),
+            Err(several) => {
+                let keys: Vec<&str> = several.iter().map(|stored| stored.key.as_str()).collect();
+                let msg = "the workload has more than one endpoint on this node";
+                Err(CniError::internal(msg, format!("remove those that are left over: {}", keys.join(", "))))
+            }
+        }
+    }
+
+    async fn list(&self, prefix: &Prefix) -> Result<Vec<Stored>, CniError> {
+        let listed = self.store.list(prefix).await;
+        let listed = listed.map_err(|error| failed("the endpoint could not be read", &error))?;
+        let read = |record: russet_store::Record| {
+            let endpoint = Endpoint::decode(&record.value).map_err(|error| {
+                CniError::new(failure::CORRUPT_RECORD, format!("{} cannot be read", record.key), error)
+            })?;
+            Ok(Stored { key: record.key, endpoint, revision: record.revision })
+        };
+        listed.records.into_iter().map(read).collect()
+    }
+
+    /// Writes an endpoint: a new one, or in place of the one that was read. A write whose answer was lost is looked up.
+    pub async fn write(
+        &self,
+        id: &EndpointId,
+        endpoint: &Endpoint,
+        before: Option<&Stored>,
+    ) -> Result<(), CniError> {
+        let value = endpoint.encode();
+        let step = match before {
+            Some(stored) => Step::update(stored.key.clone(), value.clone(), stored.revision),
+            None => Step::create(V1Key::Endpoint(id.clone()).key(), value.clone()),
+        };
+        let key = step.key().clone();
+        let msg = "the endpoint could not be written";
+        match self.store.commit(vec![step]).await.map_err(|error| error.error) {
+            Ok(_) => Ok(()),
+            Err(error) if error.outcome_unknown() => {
+                let found = self.store.get(&key).await.map_err(|error| failed(msg, &error))?;
+                if found.is_some_and(|record| record.value == value) {
+                    Ok(())
+                } else {
+                    Err(failed(msg, &error))
+                }
+            }
+            Err(error) => Err(failed(msg, &error)),
+        }
+    }
+
+    /// Removes an endpoint as long as it is this container's, and the directories that hold nothing else.
+    pub async fn remove(&self, id: &EndpointId, mut stored: Stored) -> Result<(), CniError> {
+        let msg = "the endpoint could not be removed";
+        for _ in 0..TRIES_MAX {
+            let step = Step::delete(stored.key.clone(), Some(stored.revision));
+            match self.store.commit(vec![step]).await.map_err(|error| error.error) {
+                Ok(_) | Err(StoreError::NotFound { .. }) => return self.remove_directories(id).await,
+                Err(error) if error.lost_race() || error.outcome_unknown() => {}
+                Err(error) => return Err(failed(msg, &error)),
+            }
+            match self.of_workload(id).await? {
+                None => return self.remove_directories(id).await,
+                // A newer container has it.
+                Some(now) if now.endpoint.active_instance_id != stored.endpoint.active_instance_id => {
+                    return Ok(());
+                }
+                Some(now) => stored = now,
+            }
+        }
+        let details = format!("{} is being written all the time", stored.key);
+        Err(CniError::try_again_later(msg, details))
+    }
+
+    /// The v2 API keeps empty directories for ever; peers remove these, too. Failing here leaves nothing but them.
+    async fn remove_directories(&self, id: &EndpointId) -> Result<(), CniError> {
+        let Some(etcd) = &self.directories else { return Ok(()) };
+        for directory in id.own_directories() {
+            if let Err(error) = etcd.remove_empty_directory(&directory).await {
+                tracing::debug!(%directory, %error, "an empty directory stays");
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the network's profile where there is none; one that is there stays as it is.
+    pub async fn ensure_profile(&self, network: &str, only_from_network: bool) -> Result<(), CniError> {
+        let msg = "the network's profile could not be made";
+        let key = |part| V1Key::Profile { name: network.to_owned(), part }.key();
+        let tags = self.store.get(&key(ProfilePart::Tags)).await;
+        if tags.map_err(|error| failed(msg, &error))?.is_some() {
+            return Ok(());
+        }
+        let profile = Profile::of_network(network, only_from_network);
+        // The tags last: who finds them takes the profile for whole.
+        for part in [ProfilePart::Labels, ProfilePart::Rules, ProfilePart::Tags] {
+            let step = Step::create(key(part), profile.encode(part));
+            match self.store.commit(vec![step]).await.map_err(|error| error.error) {
+                // Another node makes the same profile.
+                Ok(_) | Err(StoreError::AlreadyExists { .. }) => {}
+                Err(error) => return Err(failed(msg, &error)),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,257 @@
+//! Addresses and records of the v1 model over a simulated store that commits one step at a time, as the v2 API does. Kernel and real etcd:
+//! crates/russet/tests/whole/calico_v1.rs.
+
+use russet_model::v1::{ProfilePart, V1Key};
+use russet_model::{Block, Key, Prefix};
+use russet_store::{Sim, Step};
+
+use super::*;
+use crate::datastore::{CalicoHost, Fixed};
+
+fn conf(request: &Request) -> CalicoConf {
+    CalicoConf::read(request).unwrap()
+}
+
+fn request(container: &str, pod: Option<&str>, extra: &str) -> Request {
+    let config = format!(
+        r#"{{"cniVersion":"0.3.1","name":"net1","type":"calico","nodename":"n1","etcd_authority":"127.0.0.1:2379","ipam":{{"type":"calico-ipam"}}{extra}}}"#
+    );
+    let args = pod.map(|pod| format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod}")).unwrap_or_default();
+    let vars = [
+        ("CNI_COMMAND", "ADD"),
+        ("CNI_CONTAINERID", container),
+        ("CNI_NETNS", "/run/netns/none"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", "/"),
+        ("CNI_ARGS", &args),
+    ];
+    let vars = vars.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
+    let prepared = russet_cni_spec::plugin::prepare(vars, config.into_bytes(), "test").unwrap();
+    let russet_cni_spec::Prepared::Request(request) = prepared else { panic!("{prepared:?}") };
+    *request
+}
+
+/// A node; its own store is of no interest here.
+fn node(store: &Rc<Sim>) -> Node {
+    let store: Rc<dyn Store> = store.clone();
+    let allocator = Rc::new(Allocator::new(store.clone(), Rc::new(SystemClock)));
+    let fixed = Rc::new(Fixed(Datastore::of(store.clone(), Rc::clone(&allocator))));
+    Node {
+        calico: CalicoHost::new("/nonexistent", fixed),
+        name: "n1".parse().unwrap(),
+        store,
+        allocator,
+        wiring: Default::default(),
+        mtu_bytes: Rc::new(std::cell::Cell::new(1450)),
+        teardown: crate::Teardown::Synchronous,
+        not_ready: Rc::new(|| None),
+    }
+}
+
+async fn planted() -> Rc<Sim> {
+    let store = Rc::new(Sim::non_atomic(1));
+    let pool = russet_model::v1::Pool::new("10.1.0.0/24".parse().unwrap());
+    let key = V1Key::Pool(pool.cidr).key();
+    store.commit(vec![Step::create(key, pool.encode())]).await.unwrap();
+    store
+}
+
+/// What a test keeps of one container's requests.
+struct Container {
+    node: Node,
+    request: Request,
+    conf: CalicoConf,
+    store: Rc<Sim>,
+}
+
+impl Container {
+    fn new(store: &Rc<Sim>, container: &str, pod: Option<&str>) -> Self {
+        let request = request(container, pod, "");
+        let conf = conf(&request);
+        Self { node: node(store), conf, request, store: store.clone() }
+    }
+
+    fn work(&self) -> Work<'_> {
+        let records = Records { store: self.store.clone(), directories: None };
+        let target = self.request.env.target().unwrap();
+        Work::new(&self.node, &self.request, &self.conf, target, records, None).unwrap()
+    }
+
+    /// An ADD without its wiring.
+    async fn add(&self) -> Vec<IpAddr> {
+        let work = self.work();
+        let existing = work.records.of_workload(&work.id).await.unwrap();
+        let taken = work.take(existing.as_ref()).await.unwrap();
+        let mut endpoint = existing.as_ref().map_or_else(fresh, |stored| stored.endpoint.clone());
+        endpoint.name = work.attachment(&[]).host_name.to_string();
+        endpoint.active_instance_id = work.target.container.to_string();
+        endpoint.set_addresses(taken.addresses.iter().copied());
+        work.describe(&mut endpoint);
+        work.publish(&endpoint, existing.as_ref()).await.unwrap();
+        taken.addresses
+    }
+
+    /// A DEL without its wiring.
+    async fn del(&self) {
+        let work = self.work();
+        let stored = work.records.of_workload(&work.id).await.unwrap();
+        let mine = |stored: &Stored| stored.endpoint.active_instance_id == work.target.container.as_str();
+        match stored {
+            Some(stored) if mine(&stored) => {
+                let endpoint = stored.endpoint.clone();
+                work.records.remove(&work.id, stored).await.unwrap();
+                work.release(Some(&endpoint), None).await.unwrap();
+            }
+            Some(newer) => work.release(None, Some(&newer.endpoint)).await.unwrap(),
+            None => work.release(None, None).await.unwrap(),
+        }
+    }
+
+    async fn held(&self) -> usize {
+        let blocks = self.store.list(&Prefix::blocks(None)).await.unwrap().records;
+        let used = |block: Block| block.allocations.iter().filter(|slot| slot.is_some()).count();
+        blocks.iter().map(|record| used(Block::decode(&record.value).unwrap())).sum()
+    }
+}
+
+fn run(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(test);
+}
+
+#[test]
+fn an_add_writes_what_v1_peers_write_and_a_del_leaves_nothing() {
+    // calico-cni.md oracle 55, calico-ipam.md 1.9
+    run(async {
+        let store = planted().await;
+        let pod = Container::new(&store, "f00d", Some("web-0"));
+        let addresses = pod.add().await;
+        let text = async |key: &str| {
+            let record = store.get(&Key::from_stored(key)).await.unwrap();
+            String::from_utf8(record.unwrap_or_else(|| panic!("{key}")).value).unwrap()
+        };
+        let block = store.list(&Prefix::blocks(None)).await.unwrap().records.remove(0);
+        let text_of_block = String::from_utf8(block.value).unwrap();
+        assert!(text_of_block.contains(r#""affinity":"host:n1","strictAffinity":false"#), "{text_of_block}");
+        assert!(
+            !text_of_block.contains("sequenceNumber") && !text_of_block.contains("deleted"),
+            "{text_of_block}"
+        );
+        let handle = text("/calico/ipam/v2/handle/net1.f00d").await;
+        assert!(!handle.contains("deleted"), "{handle}");
+        let endpoint = text("/calico/v1/host/n1/workload/k8s/shop.web-0/endpoint/eth0").await;
+        let endpoint = Endpoint::decode(endpoint.as_bytes()).unwrap();
+        assert_eq!(endpoint.nets().map(|net| net.addr()).collect::<Vec<_>>(), addresses);
+        assert_eq!(
+            (endpoint.active_instance_id.as_str(), endpoint.labels["calico/k8s_ns"].as_str()),
+            ("f00d", "shop")
+        );
+        assert_eq!(text("/calico/v1/policy/profile/net1/tags").await, r#"["net1"]"#);
+        pod.del().await;
+        assert_eq!(pod.held().await, 0);
+        assert!(store.list(&Prefix::handles()).await.unwrap().records.is_empty());
+        assert!(store.list(&Prefix::from_stored("/calico/v1/host/")).await.unwrap().records.is_empty());
+    });
+}
+
+#[test]
+fn a_pod_that_comes_again_keeps_its_address_and_no_second_one_is_taken() {
+    // calico-cni.md oracle 56
+    run(async {
+        let store = planted().await;
+        let first = Container::new(&store, "old", Some("web-0"));
+        let addresses = first.add().await;
+        let second = Container::new(&store, "new", Some("web-0"));
+        assert_eq!(second.add().await, addresses);
+        assert_eq!(second.held().await, 1);
+        // The old container's DEL must not free what the new one has.
+        first.del().await;
+        assert_eq!(second.held().await, 1);
+        let other = Container::new(&store, "other", Some("web-1"));
+        assert_ne!(other.add().await, addresses);
+        second.del().await;
+        assert_eq!(second.held().await, 1, "the other pod's");
+        other.del().await;
+        assert_eq!(other.held().await, 0);
+    });
+}
+
+#[test]
+fn an_address_that_was_freed_meanwhile_is_not_taken_from_its_new_owner() {
+    run(async {
+        let store = planted().await;
+        let pod = Container::new(&store, "old", Some("web-0"));
+        let address = pod.add().await;
+        // Somebody frees it, and another pod gets it.
+        pod.work().release(None, None).await.unwrap();
+        let thief = Container::new(&store, "thief", Some("web-1"));
+        let request = AddressRequest {
+            attributes: BTreeMap::from([
+                ("pod".to_owned(), "web-1".to_owned()),
+                ("namespace".to_owned(), "shop".to_owned()),
+            ]),
+            ..AddressRequest::pod("n1".parse().unwrap(), thief.work().handle())
+        };
+        thief.work().allocator.assign_ip(&request, address[0]).await.unwrap();
+        let again = Container::new(&store, "new", Some("web-0"));
+        assert_ne!(again.add().await, address);
+        assert_eq!(again.held().await, 2);
+    });
+}
+
+#[test]
+fn addresses_of_old_plugins_are_found_by_the_workloads_name() {
+    // calico-ipam.md 1.6: plugins up to 1.11.1 held them under `<namespace>.<pod>`
+    run(async {
+        let store = planted().await;
+        let pod = Container::new(&store, "f00d", Some("web-0"));
+        let old = AddressRequest::pod("n1".parse().unwrap(), HandleId::new("shop.web-0").unwrap());
+        let taken = pod.work().allocator.auto_assign(&old).await.unwrap();
+        let mut endpoint = fresh();
+        endpoint.active_instance_id = "older".to_owned();
+        endpoint.set_addresses(taken.addresses.iter().map(IpNet::addr));
+        pod.work().publish(&endpoint, None).await.unwrap();
+        assert_eq!(pod.add().await, taken.addresses.iter().map(IpNet::addr).collect::<Vec<_>>());
+        pod.del().await;
+        assert_eq!(pod.held().await, 0);
+    });
+}
+
+#[test]
+fn a_container_outside_kubernetes_is_its_own_workload_with_the_networks_profile() {
+    run(async {
+        let store = planted().await;
+        let container = Container::new(&store, "f00d", None);
+        container.add().await;
+        let work = container.work();
+        let stored = work.records.of_workload(&work.id).await.unwrap().unwrap();
+        assert_eq!(stored.key.as_str(), "/calico/v1/host/n1/workload/cni/f00d/endpoint/eth0");
+        assert_eq!(stored.endpoint.profile_ids, ["net1"]);
+        let result = work.join_network(&container.request, &stored).await.unwrap();
+        assert_eq!(result.ips.len(), 1);
+        let stored = work.records.of_workload(&work.id).await.unwrap().unwrap();
+        assert_eq!(stored.endpoint.profile_ids, ["net1"], "not repeated");
+        let rules =
+            store.get(&V1Key::Profile { name: "net1".into(), part: ProfilePart::Rules }.key()).await.unwrap();
+        assert!(String::from_utf8(rules.unwrap().value).unwrap().contains("src_tag"));
+    });
+}
+
+#[test]
+fn a_closed_datastore_and_what_v1_cannot_do_are_refused() {
+    run(async {
+        let store = planted().await;
+        store.commit(vec![Step::create(V1Key::Ready.key(), "false")]).await.unwrap();
+        let pod = Container::new(&store, "f00d", Some("web-0"));
+        assert!(pod.work().records.refuse_unready().await.is_err());
+        store.commit(vec![Step::put(V1Key::Ready.key(), "true")]).await.unwrap();
+        pod.work().records.refuse_unready().await.unwrap();
+        let request = request("f00d", Some("web-0"), r#","policy":{"type":"k8s"}"#);
+        let conf = conf(&request);
+        let records = Records { store: store.clone(), directories: None };
+        let work =
+            Work::new(&pod.node, &request, &conf, request.env.target().unwrap(), records, None).unwrap();
+        let error = work.refuse_blind_policy().unwrap_err();
+        assert!(error.details.contains("russet migrate calico-v1"), "{error:?}");
+        assert!(pools("ipv4_pools", &["a-name".to_owned()]).is_err());
+    });
+}
