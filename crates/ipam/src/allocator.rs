@@ -32,6 +32,7 @@ mod operator;
 mod pool;
 mod release;
 mod release_ips;
+mod split;
 mod take;
 mod tunnel;
 

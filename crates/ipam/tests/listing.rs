@@ -1,5 +1,7 @@
 //! What an ADD may list: the agent of a cluster with 10,000 blocks (200 MB) must not read them all to give one pod an address.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends where it stands")]
+
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};

@@ -69,10 +69,7 @@ impl Allocator {
         let name = pool.metadata.name.clone();
         let key = Key::pool(&name).map_err(|error| IpamError::Invalid(error.to_string()))?;
         self.refuse_pool(&pool).await?;
-        let now = self.clock.now();
-        pool.metadata.creation_timestamp.get_or_insert_with(|| time::rfc3339(now));
-        let nanos = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        pool.metadata.uid.get_or_insert_with(|| uuid(&name, nanos));
+        self.stamp_pool(&mut pool);
         let create = Step::create(key.clone(), pool.encode());
         let failed = match self.store.commit(vec![create]).await {
             Ok(_) => return Ok(()),
@@ -85,6 +82,19 @@ impl Allocator {
             return Ok(());
         }
         Err(IpamError::store(format!("create {key}"), failed))
+    }
+
+    /// Fills what every v3 resource must have when it is created (calico-ipam.md section 1.8).
+    pub(super) fn stamp_pool(&self, pool: &mut IpPool) {
+        let (now, metadata) = (self.clock.now(), &mut pool.metadata);
+        metadata.creation_timestamp.get_or_insert_with(|| time::rfc3339(now));
+        let nanos = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let name = metadata.name.clone();
+        metadata.uid.get_or_insert_with(|| uuid(&name, nanos));
+    }
+
+    pub(super) fn claims_atomic(&self) -> bool {
+        self.store.claims().atomic
     }
 
     /// Deletes a pool: disables it, gives up its blocks, and removes it. Blocks with addresses stay until those are released.

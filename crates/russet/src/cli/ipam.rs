@@ -19,6 +19,7 @@ const EXAMPLES: &str = "Examples:
   russet ipam who 10.244.1.7 --at 2026-11-21T15:04:05Z
   russet ipam check -o json > report.json
   russet ipam release --from-report report.json
+  russet ipam split 4 --name default-ipv4
   russet ipam configure --strict-affinity true --max-blocks-per-host 4
 
 A report lists as leaked what no handle's, endpoint's or node's record names.
@@ -51,6 +52,8 @@ pub enum IpamVerb {
     Check(OutputArgs),
     /// Give addresses back whose owners are gone.
     Release(ReleaseArgs),
+    /// Put equal parts under new names in the place of a pool; pods keep their addresses.
+    Split(SplitArgs),
     /// Change the settings of the cluster.
     Configure(ConfigureArgs),
 }
@@ -144,6 +147,19 @@ pub struct ReleaseArgs {
     /// Release what a report of `check -o json` lists as leaked and what has not changed since; given several times, what all of them list.
     #[arg(long, value_name = "FILE")]
     pub from_report: Vec<PathBuf>,
+}
+
+/// `russet ipam split`.
+#[derive(Debug, Args)]
+pub struct SplitArgs {
+    /// How many parts: a power of two.
+    pub parts: u32,
+    /// The pool's name.
+    #[arg(long, value_name = "NAME", required_unless_present = "cidr", conflicts_with = "cidr")]
+    pub name: Option<String>,
+    /// The pool's prefix.
+    #[arg(long, value_name = "CIDR")]
+    pub cidr: Option<IpNet>,
 }
 
 /// `russet ipam configure`.

@@ -4,6 +4,7 @@ mod check;
 mod configure;
 mod release;
 mod show;
+mod split;
 mod who;
 mod why;
 
@@ -23,6 +24,7 @@ pub fn run(args: IpamArgs) -> Result<ExitCode, Failure> {
             IpamVerb::Why(args) => why::run(&place, args).await,
             IpamVerb::Check(args) => check::run(&place, args).await,
             IpamVerb::Release(args) => release::run(&place, args).await,
+            IpamVerb::Split(args) => split::run(&place, args).await.map(|()| ExitCode::SUCCESS),
             IpamVerb::Configure(args) => configure::run(&place, args).await.map(|()| ExitCode::SUCCESS),
         }
     })

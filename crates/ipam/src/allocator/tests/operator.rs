@@ -74,3 +74,42 @@ fn settings_are_changed_by_the_rules_and_keep_what_we_do_not_know() {
         );
     }
 }
+
+/// calico-ipam.md section 5.2, `split`.
+#[test]
+fn a_pool_is_split_under_its_pods_on_either_kind_of_store() {
+    for sim in [Sim::atomic(1), Sim::non_atomic(1)] {
+        let bench = Bench::new(sim).pool("p", "10.7.0.0/24", 26);
+        let got = bench.assign(&pod("node-a", "first", "p", "03:04:05")).unwrap();
+        let parts = run(bench.ipam.split_pool("p", 4)).unwrap();
+        let names: Vec<String> =
+            parts.iter().map(|pool| format!("{} {}", pool.metadata.name, pool.spec.cidr)).collect();
+        assert_eq!(names[0], "split-p-0 10.7.0.0/26");
+        assert_eq!(names[3], "split-p-3 10.7.0.192/26");
+        let pools = run(bench.ipam.pools()).unwrap();
+        assert_eq!(pools.len(), 4, "the old one is gone");
+        assert!(pools.iter().all(|pool| !pool.spec.disabled && pool.spec.block_prefix_len() == 26));
+        assert_eq!(
+            bench.assign(&pod("node-a", "first", "p", "03:04:05")).unwrap(),
+            got,
+            "pods keep their addresses"
+        );
+        assert_eq!(bench.release("first").addresses.len(), 1);
+    }
+}
+
+#[test]
+fn a_split_that_makes_no_sense_changes_nothing() {
+    let bench = Bench::new(Sim::atomic(1)).pool("p", "10.7.0.0/25", 26).pool("split-p-1", "10.8.0.0/24", 26);
+    for (name, parts, reason) in [
+        ("p", 3, "power of two"),
+        ("p", 1, "power of two"),
+        ("p", 4, "smaller than its blocks"),
+        ("q", 2, "no pool q"),
+        ("p", 2, "already"),
+    ] {
+        let error = run(bench.ipam.split_pool(name, parts)).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+    assert!(bench.writes().is_empty());
+}

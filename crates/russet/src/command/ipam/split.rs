@@ -1,0 +1,31 @@
+//! `russet ipam split`: equal parts in the place of a pool.
+
+use super::super::Failure;
+use super::Place;
+use crate::cli::ipam::SplitArgs;
+use crate::output;
+
+/// No pool has the prefix that was named.
+#[derive(Debug, thiserror::Error)]
+#[error("no pool has the prefix {0}; see `russet ipam show`")]
+struct NoPool(ipnet::IpNet);
+
+/// Splits and prints the new pools.
+pub async fn run(place: &Place, args: SplitArgs) -> Result<(), Failure> {
+    let allocator = place.allocator();
+    let name = match (args.name, args.cidr) {
+        (Some(name), _) => name,
+        (None, Some(cidr)) => {
+            let pools = allocator.pools().await?;
+            let found = pools.into_iter().find(|pool| pool.spec.cidr == cidr);
+            found.ok_or(NoPool(cidr))?.metadata.name
+        }
+        // The command line does not come this far without either.
+        (None, None) => return Ok(()),
+    };
+    let pools = allocator.split_pool(&name, args.parts).await?;
+    let rows: Vec<Vec<String>> =
+        pools.iter().map(|pool| vec![pool.metadata.name.clone(), pool.spec.cidr.to_string()]).collect();
+    output::print(&output::table(&["POOL", "CIDR"], &rows));
+    Ok(())
+}
