@@ -1,6 +1,8 @@
 //! Addresses and records of the v1 model over a simulated store that commits one step at a time, as the v2 API does. Kernel and real etcd:
 //! crates/russet/tests/whole/calico_v1.rs.
 
+mod wired;
+
 use russet_model::v1::{ProfilePart, V1Key};
 use russet_model::{Block, Key, Prefix};
 use russet_store::{Sim, Step};

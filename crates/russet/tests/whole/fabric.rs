@@ -36,7 +36,7 @@ impl Fabric {
         let url = format!("http://{ETCD}");
         etcd.arg("--data-dir").arg(data.path()).args(["--log-level", "error", "--logger", "zap"]);
         etcd.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
-        etcd.args(["--listen-peer-urls", "http://127.0.0.1:2380"]);
+        etcd.args(["--listen-peer-urls", "http://127.0.0.1:2380", "--enable-v2"]);
         etcd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         process::in_netns(&mut etcd, &netns).unwrap();
         let fabric = Self { hub, etcd: etcd.spawn().unwrap(), wires: 0, _data: data };
@@ -85,6 +85,21 @@ impl Fabric {
     #[track_caller]
     pub fn etcdctl(&self, args: &[&str]) -> String {
         self.try_etcdctl(args).unwrap_or_else(|| panic!("etcdctl {} failed", args.join(" ")))
+    }
+
+    /// Runs etcdctl on the v2 API; none when it fails.
+    pub fn try_etcdctl_v2(&self, args: &[&str]) -> Option<String> {
+        let mut command = Command::new("ip");
+        let endpoints = format!("http://{ETCD}");
+        command.args(["netns", "exec", &self.hub, "etcdctl", "--endpoints", &endpoints]).args(args);
+        let output = command.env("ETCDCTL_API", "2").output().unwrap();
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Runs etcdctl on the v2 API; it has to succeed.
+    #[track_caller]
+    pub fn etcdctl_v2(&self, args: &[&str]) -> String {
+        self.try_etcdctl_v2(args).unwrap_or_else(|| panic!("etcdctl (v2) {} failed", args.join(" ")))
     }
 
     /// Writes a record.

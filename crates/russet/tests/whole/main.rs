@@ -5,6 +5,7 @@
 mod bad_input;
 mod calico_agent;
 mod calico_ipam;
+mod calico_v1;
 mod demo;
 mod demo_etcd;
 mod fabric;
@@ -13,6 +14,7 @@ mod ipam;
 mod migrate_calico_v1;
 mod node;
 mod races;
+mod resources;
 mod restart;
 mod storm;
 mod v1_data;

@@ -1,0 +1,159 @@
+//! ADD, CHECK and DEL with real namespaces and a real etcd that serves the v2 API.
+
+use russet_linux::NetNs;
+use russet_testkit::etcd::Cluster;
+use russet_testkit::{in_netns_with_loopback, run as tool};
+
+use super::*;
+
+/// A node on an etcd with one v1 pool.
+struct Scene {
+    cluster: Cluster,
+    node: Node,
+}
+
+impl Scene {
+    async fn new(pool: bool) -> Self {
+        let cluster = Cluster::start(1, "http", |_| vec!["--enable-v2".to_owned()], Vec::new());
+        let scene = Self { cluster, node: node(&Rc::new(Sim::atomic(1))) };
+        if pool {
+            let pool = russet_model::v1::Pool::new("10.1.0.0/24".parse().unwrap());
+            scene.put(V1Key::Pool(pool.cidr).key(), pool.encode()).await;
+        }
+        scene
+    }
+
+    fn v2(&self) -> EtcdV2 {
+        EtcdV2::connect(self.settings()).unwrap()
+    }
+
+    fn settings(&self) -> EtcdSettings {
+        EtcdSettings::for_endpoints(&self.cluster.members[0].client).unwrap()
+    }
+
+    async fn put(&self, key: Key, value: impl Into<Vec<u8>>) {
+        self.v2().commit(vec![Step::put(key, value)]).await.unwrap();
+    }
+
+    /// A request whose configuration is one of v1.11: no datastore_type. Its version only is newer, for CHECK.
+    fn request(&self, verb: &str, container: &str, pod: Option<&str>, more: &str) -> Request {
+        let config = format!(
+            r#"{{"cniVersion":"0.4.0","name":"net1","type":"calico","nodename":"n1","etcd_endpoints":"http://{}","log_level":"info","ipam":{{"type":"calico-ipam"}}{more}}}"#,
+            self.cluster.members[0].client
+        );
+        let args = pod.map(|pod| format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod}"));
+        let netns = format!("/run/netns/{container}");
+        let vars = [
+            ("CNI_COMMAND", verb),
+            ("CNI_CONTAINERID", container),
+            ("CNI_NETNS", &netns),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", "/"),
+            ("CNI_ARGS", args.as_deref().unwrap_or_default()),
+        ];
+        let vars = vars.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
+        let prepared = russet_cni_spec::plugin::prepare(vars, config.into_bytes(), "test").unwrap();
+        let russet_cni_spec::Prepared::Request(request) = prepared else { panic!("{prepared:?}") };
+        *request
+    }
+
+    /// What the `calico` plugin does with such a configuration.
+    async fn call(&self, verb: &str, container: &str, pod: Option<&str>) -> Result<Vec<String>, CniError> {
+        let request = self.request(verb, container, pod, "");
+        let conf = conf(&request);
+        let Model::V1(etcd) = choose(&conf).await? else { panic!("the v1 data are meant") };
+        let result = super::super::run(&self.node, &request, &conf, *etcd, None).await?;
+        Ok(result
+            .map(|result| result.ips.iter().map(|ip| ip.address.to_string()).collect())
+            .unwrap_or_default())
+    }
+
+    async fn add(&self, container: &str, pod: Option<&str>) -> String {
+        self.call("ADD", container, pod).await.unwrap().remove(0)
+    }
+
+    async fn keys(&self, prefix: &str) -> Vec<String> {
+        let listed = self.v2().list(&Prefix::from_stored(prefix)).await.unwrap();
+        listed.records.into_iter().map(|record| record.key.to_string()).collect()
+    }
+}
+
+fn inside(container: &str, arguments: &[&str]) -> String {
+    tool("ip", &[&["-n", container], arguments].concat())
+}
+
+fn in_namespaces(test: impl AsyncFnOnce() + Send) {
+    in_netns_with_loopback(|| {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test());
+    });
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: veth; tool: etcd, ip"]
+fn an_unchanged_configuration_of_v1_11_works_on_its_v2_data() {
+    in_namespaces(async || {
+        let scene = Scene::new(true).await;
+        for container in ["web", "again", "plain"] {
+            NetNs::create_named(container).unwrap();
+        }
+        let address = scene.add("web", Some("web-0")).await;
+        assert!(address.starts_with("10.1.0.") && address.ends_with("/32"), "{address}");
+        assert!(inside("web", &["address", "show", "dev", "eth0"]).contains(&address));
+        // calico-cni.md 3.1: the name that peers give this pod's host end
+        assert!(tool("ip", &["route"]).contains("calia4fc3c48bd8"), "{}", tool("ip", &["route"]));
+        scene.call("CHECK", "web", Some("web-0")).await.unwrap();
+        let endpoint = "/calico/v1/host/n1/workload/k8s/shop.web-0/endpoint/eth0";
+        assert_eq!(scene.keys("/calico/v1/host/").await, [endpoint]);
+
+        // The same pod in another sandbox: the same address (oracle 56), the interface is the new sandbox's.
+        assert_eq!(scene.add("again", Some("web-0")).await, address);
+        assert!(inside("again", &["address", "show", "dev", "eth0"]).contains(&address));
+        scene.call("DEL", "web", Some("web-0")).await.unwrap();
+        assert!(inside("again", &["address", "show", "dev", "eth0"]).contains(&address), "it is still there");
+        scene.call("CHECK", "again", Some("web-0")).await.unwrap();
+
+        let other = scene.add("plain", None).await;
+        assert_ne!(other, address);
+        for (container, pod) in [("again", Some("web-0")), ("again", Some("web-0")), ("plain", None)] {
+            scene.call("DEL", container, pod).await.unwrap();
+        }
+        assert_eq!(scene.keys("/calico/v1/host/").await, [""; 0]);
+        assert_eq!(scene.keys("/calico/ipam/v2/handle/").await, [""; 0]);
+        assert!(!tool("ip", &["link"]).contains("cali"));
+        // Nothing was written behind the v3 API.
+        assert_eq!(scene.cluster.members[0].etcdctl(&["get", "/", "--prefix", "--keys-only"]).trim(), "");
+    });
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: veth; tool: etcd, ip"]
+fn without_v1_data_it_is_refused_with_the_name_of_the_migration_and_nothing_is_written() {
+    in_namespaces(async || {
+        let scene = Scene::new(false).await;
+        NetNs::create_named("web").unwrap();
+        for verb in ["ADD", "DEL"] {
+            let error = scene.call(verb, "web", Some("web-0")).await.unwrap_err();
+            assert!(error.details.contains("russet migrate calico-v1"), "{verb}: {error:?}");
+        }
+        assert_eq!(scene.keys("/").await, [""; 0]);
+        assert_eq!(scene.cluster.members[0].etcdctl(&["get", "/", "--prefix", "--keys-only"]).trim(), "");
+    });
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: veth; tool: etcd, ip"]
+fn once_v3_data_are_there_they_are_meant_and_v1_by_name_is_refused() {
+    in_namespaces(async || {
+        let scene = Scene::new(true).await;
+        let pool = "/calico/resources/v3/projectcalico.org/ippools/p";
+        scene.cluster.members[0].etcdctl(&["put", pool, "{}"]);
+        let request = scene.request("ADD", "web", None, "");
+        assert!(matches!(choose(&conf(&request)).await.unwrap(), Model::V3));
+        let request = scene.request("ADD", "web", None, r#","datastore_type":"etcdv2""#);
+        let error = choose(&conf(&request)).await.unwrap_err();
+        assert!(
+            error.details.contains("russet migrate calico-v1") && error.msg.contains("twice"),
+            "{error:?}"
+        );
+    });
+}

@@ -1,0 +1,156 @@
+//! A configuration of Calico v1.11, unchanged, as Debian's Go `bridge` hands it to our `calico-ipam`: on its v2 data, without them, and after
+//! `russet migrate calico-v1` (issue 4, item 3).
+
+use std::os::unix::fs::symlink;
+use std::process::{Command, Stdio};
+
+use russet_linux::process;
+use serde_json::{Value, json};
+
+use crate::fabric::Fabric;
+use crate::node::{Answer, TestNode, TestPod};
+
+const GO_PLUGINS: &str = "/usr/lib/cni";
+const ENDPOINTS: &str = "http://10.77.0.1:2379";
+
+/// A node with our executable under Calico's name, without an agent.
+struct Scene {
+    fabric: Fabric,
+    node: TestNode,
+    plugins: tempfile::TempDir,
+}
+
+// === impl Scene ===
+
+impl Scene {
+    fn new() -> Self {
+        let mut fabric = Fabric::new();
+        let node = fabric.node("n1", &["--calico"]);
+        let plugins = tempfile::tempdir().unwrap();
+        symlink(env!("CARGO_BIN_EXE_russet"), plugins.path().join("calico-ipam")).unwrap();
+        Self { fabric, node, plugins }
+    }
+
+    /// The pool of a v1 cluster that is ready.
+    fn plant(&self) {
+        self.fabric.etcdctl_v2(&["set", "/calico/v1/Ready", "true"]);
+        let pool = r#"{"cidr":"10.65.0.0/24","ipip":"","ipip_mode":"","masquerade":true,"ipam":true,"disabled":false}"#;
+        self.fabric.etcdctl_v2(&["set", "/calico/v1/ipam/v4/pool/10.65.0.0-24", pool]);
+    }
+
+    fn bridge(&self, verb: &str, pod: &TestPod, more: Value) -> Answer {
+        let mut config = json!({
+            "cniVersion": "0.3.1", "name": "calicotest", "type": "bridge", "bridge": "cni0",
+            "etcd_endpoints": ENDPOINTS, "nodename": "n1", "log_level": "info",
+            "ipam": {"type": "calico-ipam"},
+            "root": self.node.root(),
+        });
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let mut command = Command::new(format!("{GO_PLUGINS}/bridge"));
+        let path = format!("{}:{GO_PLUGINS}", self.plugins.path().display());
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("CNI_PATH", path);
+        command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", &pod.container).env("CNI_NETNS", pod.path());
+        command.env("CNI_IFNAME", "eth0");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        process::in_netns(&mut command, self.node.netns()).unwrap();
+        let mut child = command.spawn().unwrap();
+        use std::io::Write;
+        let _ = child.stdin.take().unwrap().write_all(config.to_string().as_bytes());
+        child.wait_with_output().unwrap().into()
+    }
+
+    /// The only block.
+    fn block(&self) -> String {
+        let keys = self.v2_keys("/calico/ipam/v2/assignment");
+        assert_eq!(keys.len(), 1, "{keys:?}");
+        self.fabric.etcdctl_v2(&["get", &keys[0]])
+    }
+
+    fn migrate(&self) -> Answer {
+        let to = format!("etcd:{ENDPOINTS}");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.args(["migrate", "calico-v1", "--from", ENDPOINTS, "--to", &to]);
+        process::in_netns(&mut command, self.node.netns()).unwrap();
+        command.output().unwrap().into()
+    }
+
+    fn v3_keys(&self) -> Vec<String> {
+        self.fabric.keys("/")
+    }
+
+    fn v2_keys(&self, directory: &str) -> Vec<String> {
+        let listed = self.fabric.try_etcdctl_v2(&["ls", "--recursive", "-p", directory]).unwrap_or_default();
+        let mut keys: Vec<String> =
+            listed.lines().filter(|line| !line.ends_with('/')).map(str::to_owned).collect();
+        keys.sort();
+        keys
+    }
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: bridge; tool: etcd, ip, containernetworking-plugins"]
+fn an_unchanged_configuration_works_on_v2_and_after_the_migration_on_v3() {
+    let mut scene = Scene::new();
+    let (a, b) = (scene.node.pod(), scene.node.pod());
+
+    // Neither API has data: no silent fall to an empty v3 store.
+    for verb in ["ADD", "DEL"] {
+        let refused = scene.bridge(verb, &a, json!({}));
+        assert_ne!(refused.status, 0, "{refused:?}");
+        assert!(refused.stdout.contains("russet migrate calico-v1"), "{verb}: {refused:?}");
+    }
+    assert_eq!((scene.v3_keys(), scene.v2_keys("/")), (Vec::new(), Vec::new()));
+
+    scene.plant();
+    let added = scene.bridge("ADD", &a, json!({}));
+    assert_eq!(added.status, 0, "{added:?}");
+    let address = added.result()["ips"][0]["address"].as_str().unwrap().to_owned();
+    assert!(address.starts_with("10.65.0."), "{address}");
+    assert_eq!(
+        scene.v2_keys("/calico/ipam/v2/handle"),
+        [format!("/calico/ipam/v2/handle/calicotest.{}", a.container)]
+    );
+    let block = scene.block();
+    assert!(block.contains(r#""affinity":"host:n1","strictAffinity":false"#), "{block}");
+    assert_eq!(scene.v3_keys(), Vec::<String>::new());
+
+    // The named model works the same.
+    let named = json!({"datastore_type": "etcdv2"});
+    let added = scene.bridge("ADD", &b, named.clone());
+    assert_eq!(added.status, 0, "{added:?}");
+    assert_eq!(scene.bridge("DEL", &b, named.clone()).status, 0);
+
+    // Carried over: the same configuration means v3 now, and finds the address to give back.
+    let migrated = scene.migrate();
+    assert_eq!(migrated.status, 0, "{migrated:?}");
+    let before = scene.v2_keys("/");
+    let refused = scene.bridge("ADD", &b, named);
+    assert!(refused.status != 0 && refused.stdout.contains("russet migrate calico-v1"), "{refused:?}");
+    let deleted = scene.bridge("DEL", &a, json!({}));
+    assert_eq!(deleted.status, 0, "{deleted:?}");
+    assert_eq!(scene.fabric.keys("/calico/ipam/v2/handle/"), Vec::<String>::new());
+    assert_eq!(scene.v2_keys("/"), before, "v2 is no longer written");
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: bridge; tool: etcd, ip, containernetworking-plugins"]
+fn del_on_v2_leaves_nothing() {
+    let mut scene = Scene::new();
+    scene.plant();
+    let pods: Vec<TestPod> = (0..3).map(|_| scene.node.pod()).collect();
+    let mut addresses: Vec<String> = Vec::new();
+    for pod in &pods {
+        let added = scene.bridge("ADD", pod, json!({}));
+        assert_eq!(added.status, 0, "{added:?}");
+        addresses.push(added.result()["ips"][0]["address"].as_str().unwrap().to_owned());
+    }
+    addresses.sort();
+    addresses.dedup();
+    assert_eq!(addresses.len(), 3, "no address twice");
+    for pod in pods.iter().chain(&pods) {
+        assert_eq!(scene.bridge("DEL", pod, json!({})).status, 0);
+    }
+    assert_eq!(scene.v2_keys("/calico/ipam/v2/handle"), Vec::<String>::new());
+    let block: Value = serde_json::from_str(&scene.block()).unwrap();
+    assert!(block["allocations"].as_array().unwrap().iter().all(Value::is_null), "{block}");
+}
