@@ -10,6 +10,7 @@ use russet_agent::{Encapsulation, StoreLocation};
 
 pub mod ipam;
 pub mod migrate;
+pub mod resources;
 pub mod store;
 
 /// Container networking for Linux.
@@ -28,6 +29,7 @@ const EXAMPLES: &str = "Examples:
   russet demo --nodes 8 --pods 4 --mode routed
   russet agent --node-name worker-1 --interface eth0
   russet ipam show --show-blocks
+  russet get ippools -o yaml
   russet version -o json
 
 Exit codes: 0 good; 1 failed; 2 usage; 3 ran well and found problems. CNI error codes: docs/errors.md.";
@@ -50,6 +52,15 @@ pub enum Verb {
     Ipam(ipam::IpamArgs),
     /// Carry data of other programs over.
     Migrate(migrate::MigrateArgs),
+    /// Show resources: pools, reservations, nodes, profiles, workload endpoints.
+    #[command(after_help = resources::GET_EXAMPLES)]
+    Get(resources::GetArgs),
+    /// Create or change resources as files say.
+    #[command(after_help = resources::APPLY_EXAMPLES)]
+    Apply(resources::ApplyArgs),
+    /// Delete resources.
+    #[command(after_help = resources::DELETE_EXAMPLES)]
+    Delete(resources::DeleteArgs),
     /// Carry out one CNI request without an agent. The plugin calls this by itself when no agent runs.
     #[command(name = "cni-direct")]
     CniDirect(NodeArgs),

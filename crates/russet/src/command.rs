@@ -1,8 +1,11 @@
 //! One module a verb; each takes its arguments and answers with an exit code.
 
 mod agent;
+mod apply;
 mod cni_direct;
+mod delete;
 mod demo_forward;
+mod get;
 mod ipam;
 mod logging;
 mod migrate;
@@ -28,6 +31,9 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Store(args) => store::run(args),
         Verb::CniDirect(args) => return cni_direct::run(args),
         Verb::Ipam(args) => return ipam::run(args).unwrap_or_else(failed),
+        Verb::Get(args) => return get::run(args).unwrap_or_else(failed),
+        Verb::Apply(args) => apply::run(args),
+        Verb::Delete(args) => delete::run(args),
         Verb::Migrate(args) => return migrate::run(args).unwrap_or_else(failed),
         Verb::Version(args) => version::run(args),
     };

@@ -4,6 +4,7 @@ mod cli;
 mod command;
 mod demo;
 mod output;
+mod resources;
 mod settings;
 
 use std::process::ExitCode;

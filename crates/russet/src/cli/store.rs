@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use russet_agent::StoreLocation;
 
 /// The store that a node's settings name.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct StoreChoice {
     /// The root directory of the node whose store it is.
     #[arg(long, global = true, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]

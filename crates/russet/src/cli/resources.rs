@@ -1,0 +1,133 @@
+//! The command lines of `russet get`, `apply` and `delete`. The words are calicoctl's, since runbooks use them.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::store::StoreChoice;
+use crate::resources::Kind;
+
+pub const GET_EXAMPLES: &str = "Examples:
+  russet get ippools -o wide
+  russet get node worker-1 -o yaml > worker-1.yaml
+  russet get wep --all-namespaces
+  russet get pools -o yaml --export > pools.yaml
+
+Kinds: ippools, ipreservations, nodes, profiles, workloadendpoints.";
+
+pub const APPLY_EXAMPLES: &str = "Examples:
+  russet apply -f pool.yaml
+  russet apply -f pools.yaml -f nodes.json
+  kustomize build | russet apply -f -
+  russet apply -f pool.yaml --dry-run
+
+A file may hold several documents and lists. All of it is checked before anything is written.
+With metadata.resourceVersion, a resource is changed only if nobody else changed it since.";
+
+pub const DELETE_EXAMPLES: &str = "Examples:
+  russet delete ippool old-pool
+  russet delete -f reservations.yaml
+  russet delete node worker-7 --release-addresses
+
+A pool's blocks are given up first; addresses that are in use stay with their pods.";
+
+/// `russet get`.
+#[derive(Debug, Args)]
+pub struct GetArgs {
+    /// The store.
+    #[command(flatten)]
+    pub place: StoreChoice,
+    /// What: ippool, ipreservation, node, profile or workloadendpoint.
+    #[arg(value_name = "KIND")]
+    pub kind: Kind,
+    /// Which; all when none is named.
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Where to look.
+    #[command(flatten)]
+    pub namespace: NamespaceArgs,
+    /// In all namespaces.
+    #[arg(short = 'A', long, visible_alias = "allnamespaces", conflicts_with = "namespace")]
+    pub all_namespaces: bool,
+    /// Leave out what belongs to this cluster only: versions, UIDs, times, status. For files that are applied elsewhere.
+    #[arg(long)]
+    pub export: bool,
+    /// How to print.
+    #[arg(short = 'o', long = "output", default_value = "table", value_name = "FORMAT")]
+    pub format: ResourceFormat,
+}
+
+/// `russet apply`.
+#[derive(Debug, Args)]
+pub struct ApplyArgs {
+    /// The store.
+    #[command(flatten)]
+    pub place: StoreChoice,
+    /// A file of resources, YAML or JSON; `-` is standard input.
+    #[arg(short = 'f', long = "filename", required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// For resources that name none.
+    #[command(flatten)]
+    pub namespace: NamespaceArgs,
+    /// Check everything, say what would happen, and write nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// `russet delete`.
+#[derive(Debug, Args)]
+pub struct DeleteArgs {
+    /// The store.
+    #[command(flatten)]
+    pub place: StoreChoice,
+    /// What: ippool, ipreservation, node, profile or workloadendpoint.
+    #[arg(value_name = "KIND", required_unless_present = "files")]
+    pub kind: Option<Kind>,
+    /// Which.
+    #[arg(value_name = "NAME", required_unless_present = "files")]
+    pub names: Vec<String>,
+    /// Delete what this file names; `-` is standard input.
+    #[arg(short = 'f', long = "filename", value_name = "FILE", conflicts_with_all = ["kind", "names"])]
+    pub files: Vec<PathBuf>,
+    /// Where to look.
+    #[command(flatten)]
+    pub namespace: NamespaceArgs,
+    /// What is not there is as good as deleted.
+    #[arg(short = 's', long, visible_alias = "ignore-not-found")]
+    pub skip_not_exists: bool,
+    /// The node is gone for good: give back the addresses of its pods, and delete their endpoints. While one of its pods lives, another pod may
+    /// get the same address.
+    #[arg(long)]
+    pub release_addresses: bool,
+}
+
+/// The namespace of kinds that live in one.
+#[derive(Debug, Args)]
+pub struct NamespaceArgs {
+    /// The namespace of workload endpoints [default: default].
+    #[arg(short = 'n', long, value_name = "NAME")]
+    pub namespace: Option<String>,
+}
+
+/// How to print resources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ResourceFormat {
+    /// A table for people.
+    #[value(alias = "ps")]
+    Table,
+    /// The same with more columns.
+    Wide,
+    /// What `apply` reads.
+    Yaml,
+    /// The same as JSON.
+    Json,
+}
+
+// === impl NamespaceArgs ===
+
+impl NamespaceArgs {
+    /// The namespace that was named, or Calico's default.
+    pub fn or_default(&self) -> &str {
+        self.namespace.as_deref().unwrap_or("default")
+    }
+}

@@ -1,0 +1,257 @@
+//! `russet apply`: creates what is not there and changes what is, guarded by the revision that was read or that the file names. Everything
+//! is checked before anything is written.
+
+use russet_model::{Key, Resource};
+use russet_store::{BoxFuture, Record, Revision, Step, Store, StoreError};
+use serde_json::Value;
+
+use super::place::Place;
+use super::{Failure, runtime};
+use crate::cli::resources::ApplyArgs;
+use crate::output;
+use crate::resources::{Definition, Document, Kind, Problems, Refused, each_kind, prepare, read};
+
+/// Tries of one change while others write the same resource; each loses only to a write that took effect.
+const TRIES_MAX: u32 = 20;
+
+/// What became of a resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Created,
+    Configured,
+    Unchanged,
+}
+
+/// A resource that is good by itself, whatever is stored.
+struct Prepared<S> {
+    origin: String,
+    resource: Resource<S>,
+    key: Key,
+    /// The revision that it must be changed from, if the file names one.
+    revision: Option<Revision>,
+}
+
+/// Why something was not applied.
+#[derive(Debug, thiserror::Error)]
+enum ApplyError {
+    /// Somebody else changed it since the file was read.
+    #[error(
+        "{origin}: {subject} is at resourceVersion {stored}, not {named}: somebody else changed it; get it again"
+    )]
+    Outdated { origin: String, subject: String, named: u64, stored: u64 },
+    /// It was deleted since the file was read.
+    #[error("{origin}: {subject} does not exist any more; leave out resourceVersion to make it anew")]
+    Gone { origin: String, subject: String },
+    /// Others write it all the time.
+    #[error("{origin}: {subject} was changed by others {TRIES_MAX} times in a row; try again")]
+    Contended { origin: String, subject: String },
+    /// There was nothing to apply.
+    #[error("there are no resources in the files")]
+    Nothing,
+    /// Some are applied and some not.
+    #[error("{applied} of {all} applied: {source}")]
+    Part { applied: usize, all: usize, source: Failure },
+}
+
+/// Applies every resource of the files, in order.
+pub fn run(mut args: ApplyArgs) -> Result<(), Failure> {
+    let mut documents = Vec::new();
+    for file in &args.files {
+        documents.extend(read(file)?);
+    }
+    if documents.is_empty() {
+        return Err(ApplyError::Nothing.into());
+    }
+    let namespace = args.namespace.namespace.clone();
+    for document in &mut documents {
+        settle_namespace(document, namespace.as_deref())?;
+        each_kind!(document.kind, checked(document))?;
+    }
+    runtime()?.block_on(async {
+        let choice = std::mem::take(&mut args.place);
+        // Pools may be written before the first agent starts.
+        let place =
+            if args.dry_run { Place::open(choice).await? } else { Place::open_or_make(choice).await? };
+        let all = documents.len();
+        for (applied, document) in documents.iter().enumerate() {
+            let done = each_kind!(document.kind, boxed(&place, document, args.dry_run)).await;
+            done.map_err(|source| ApplyError::Part { applied, all, source })?;
+        }
+        Ok(())
+    })
+}
+
+/// Puts resources that live in a namespace and name none into the one of the command line.
+fn settle_namespace(document: &mut Document, wanted: Option<&str>) -> Result<(), Refused> {
+    if !document.kind.resource().namespaced() {
+        return Ok(());
+    }
+    let Some(Value::Object(metadata)) = document.members.get_mut("metadata") else { return Ok(()) };
+    let given = metadata.get("namespace").and_then(Value::as_str).map(str::to_owned);
+    match (given, wanted) {
+        (Some(given), Some(wanted)) if given != wanted => {
+            let mut problems = Problems::default();
+            problems.add("metadata.namespace", &format!("{given:.60?} is not the --namespace {wanted:.60?}"));
+            Err(document.refused(problems))
+        }
+        (Some(_), _) => Ok(()),
+        (None, wanted) => {
+            metadata.insert("namespace".to_owned(), wanted.unwrap_or("default").into());
+            Ok(())
+        }
+    }
+}
+
+fn checked<S: Definition>(document: &Document) -> Result<(), Refused> {
+    prepared::<S>(document).map(|_| ())
+}
+
+fn prepared<S: Definition>(document: &Document) -> Result<Prepared<S>, Refused> {
+    let (resource, revision) = prepare::<S>(document)?;
+    let metadata = &resource.metadata;
+    let key = Key::resource(S::KIND, metadata.namespace.as_deref(), &metadata.name).map_err(|error| {
+        let mut problems = Problems::default();
+        problems.add("metadata.name", &error.to_string());
+        document.refused(problems)
+    })?;
+    Ok(Prepared { origin: document.origin.clone(), resource, key, revision })
+}
+
+/// The same type of future for every kind.
+fn boxed<'a, S: Definition + 'a>(
+    place: &'a Place,
+    document: &'a Document,
+    dry_run: bool,
+) -> BoxFuture<'a, Result<(), Failure>> {
+    Box::pin(apply::<S>(place, document, dry_run))
+}
+
+async fn apply<S: Definition>(place: &Place, document: &Document, dry_run: bool) -> Result<(), Failure> {
+    let prepared = prepared::<S>(document)?;
+    let outcome = prepared.apply(place, document, dry_run).await?;
+    let done = match outcome {
+        Outcome::Created => "created",
+        Outcome::Configured => "configured",
+        Outcome::Unchanged => "unchanged",
+    };
+    let tried = if dry_run { " (dry run)" } else { "" };
+    output::print(&format!("{} {done}{tried}\n", output::visible(&document.subject())));
+    Ok(())
+}
+
+// === impl Prepared ===
+
+impl<S: Definition> Prepared<S> {
+    async fn apply(&self, place: &Place, document: &Document, dry_run: bool) -> Result<Outcome, Failure> {
+        let (origin, subject) = (self.origin.clone(), document.subject());
+        for _ in 0..TRIES_MAX {
+            let done = match (place.store.get(&self.key).await?, self.revision) {
+                (None, Some(_)) => return Err(ApplyError::Gone { origin, subject }.into()),
+                (Some(stored), Some(named)) if stored.revision != named => {
+                    let (named, stored) = (named.0, stored.revision.0);
+                    return Err(ApplyError::Outdated { origin, subject, named, stored }.into());
+                }
+                (None, None) if dry_run => Some(Outcome::Created),
+                (None, None) => self.create(place).await?,
+                (Some(stored), _) => self.change(place, document, &stored, dry_run).await?,
+            };
+            if let Some(outcome) = done {
+                return Ok(outcome);
+            }
+        }
+        Err(ApplyError::Contended { origin, subject }.into())
+    }
+
+    /// None if somebody else was faster.
+    async fn create(&self, place: &Place) -> Result<Option<Outcome>, Failure> {
+        let mut resource = Resource::<S>::decode(&self.resource.encode())?;
+        stamp(&mut resource)?;
+        let value = resource.encode();
+        if document_is_pool::<S>() {
+            // The allocator refuses pools that overlap others, or blocks of another size.
+            let pool = russet_model::IpPool::decode(&value)?;
+            return match place.allocator().create_pool(pool).await {
+                Ok(()) => Ok(Some(Outcome::Created)),
+                Err(russet_ipam::IpamError::Store { source, .. }) if source.lost_race() => Ok(None),
+                Err(error) => Err(error.into()),
+            };
+        }
+        commit(
+            &*place.store,
+            &self.key,
+            &value,
+            Step::create(self.key.clone(), value.clone()),
+            Outcome::Created,
+        )
+        .await
+    }
+
+    /// None if somebody else changed it in between.
+    async fn change(
+        &self,
+        place: &Place,
+        document: &Document,
+        stored: &Record,
+        dry_run: bool,
+    ) -> Result<Option<Outcome>, Failure> {
+        let old = Resource::<S>::decode(&stored.value)?;
+        let mut new = Resource::<S>::decode(&self.resource.encode())?;
+        let mut problems = Problems::default();
+        if let (Some(wanted), Some(found)) = (&new.metadata.uid, &old.metadata.uid) {
+            problems.unless(wanted == found, "metadata.uid", "another resource has this name now");
+        }
+        S::check_change(&old, &mut new, &mut problems);
+        if !problems.is_empty() {
+            return Err(document.refused(problems).into());
+        }
+        new.metadata.uid = old.metadata.uid;
+        new.metadata.creation_timestamp = old.metadata.creation_timestamp;
+        new.metadata.deletion_timestamp = old.metadata.deletion_timestamp;
+        new.metadata.generate_name = new.metadata.generate_name.or(old.metadata.generate_name);
+        new.status = old.status;
+        stamp(&mut new)?;
+        let value = new.encode();
+        if value == stored.value {
+            return Ok(Some(Outcome::Unchanged));
+        }
+        if dry_run {
+            return Ok(Some(Outcome::Configured));
+        }
+        let step = Step::update(self.key.clone(), value.clone(), stored.revision);
+        commit(&*place.store, &self.key, &value, step, Outcome::Configured).await
+    }
+}
+
+fn document_is_pool<S: Definition>() -> bool {
+    S::KIND == Kind::Pool.resource()
+}
+
+/// None if somebody else was faster. When nobody knows whether it was done, what is stored tells.
+async fn commit(
+    store: &dyn Store,
+    key: &Key,
+    value: &[u8],
+    step: Step,
+    outcome: Outcome,
+) -> Result<Option<Outcome>, Failure> {
+    let error: StoreError = match store.commit(vec![step]).await {
+        Ok(_) => return Ok(Some(outcome)),
+        Err(error) => error.into(),
+    };
+    if error.lost_race() {
+        return Ok(None);
+    }
+    let done = error.outcome_unknown() && store.get(key).await?.is_some_and(|record| record.value == value);
+    if done { Ok(Some(outcome)) } else { Err(error.into()) }
+}
+
+/// What every stored resource must have (calico-ipam.md 1.8).
+fn stamp<S>(resource: &mut Resource<S>) -> std::io::Result<()> {
+    let metadata = &mut resource.metadata;
+    if metadata.uid.is_none() {
+        metadata.uid = Some(std::fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().to_owned());
+    }
+    let now = || russet_model::time::rfc3339(std::time::SystemTime::now());
+    metadata.creation_timestamp.get_or_insert_with(now);
+    Ok(())
+}

@@ -1,0 +1,47 @@
+//! Deleting a pool (calico-ipam.md 1.8): it is disabled, its blocks are given up, and then it goes. Addresses in use stay.
+
+use russet_model::{Block, IpPool, KeyKind, Prefix};
+use russet_store::Step;
+
+use super::{DeleteError, Target};
+use crate::command::Failure;
+use crate::command::place::Place;
+use crate::output;
+
+/// Deletes a pool; says what of it remains.
+pub(super) async fn delete(place: &Place, target: &Target) -> Result<(), Failure> {
+    let record = target.read(place).await?;
+    let pool = IpPool::decode(&record.value);
+    if let (Ok(pool), Some(_)) = (&pool, target.revision) {
+        // The guard of the revision that was named: from here on the pool is ours to take away.
+        let mut disabled = pool.clone();
+        disabled.spec.disabled = true;
+        let step = Step::update(record.key.clone(), disabled.encode(), record.revision);
+        if let Err(error) = place.store.commit(vec![step]).await {
+            let lost = error.error.lost_race();
+            return Err(if lost { DeleteError::Contended(target.subject()).into() } else { error.into() });
+        }
+    }
+    let Ok(pool) = pool else { return target.remove(place).await };
+    place.allocator().delete_pool(&target.name).await?;
+    let in_use = in_use(place, &pool).await?;
+    if in_use > 0 {
+        output::progress(&format!(
+            "{in_use} addresses of {} are still in use; their pods keep them, and `russet ipam show` lists their blocks",
+            pool.spec.cidr
+        ));
+    }
+    Ok(())
+}
+
+async fn in_use(place: &Place, pool: &IpPool) -> Result<usize, Failure> {
+    let records = place.store.list(&Prefix::blocks(Some(pool.spec.family()))).await?.records;
+    let inside = records.iter().filter(|record| match record.key.kind() {
+        KeyKind::Block(block) => pool.spec.cidr.contains(&block.net()),
+        _ => false,
+    });
+    let blocks = inside.filter_map(|record| Block::decode(&record.value).ok());
+    Ok(blocks
+        .map(|block| (0..block.cidr.size()).filter(|ordinal| block.attribute(*ordinal).is_some()).count())
+        .sum())
+}

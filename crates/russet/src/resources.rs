@@ -1,0 +1,19 @@
+//! Calico's resources as operators write and read them: which kinds there are, what their files may say, how they are shown. The verbs `get`,
+//! `apply` and `delete` stand on this; nothing here touches a store.
+
+mod check;
+mod documents;
+mod endpoint;
+mod fields;
+mod kind;
+mod node;
+mod pool;
+mod profile;
+mod reservation;
+mod show;
+
+pub use check::{Problems, Refused, prepare};
+pub use documents::{Document, read};
+pub(crate) use kind::each_kind;
+pub use kind::{Definition, Kind};
+pub use show::{Shown, list_value, make_portable, value, yaml};

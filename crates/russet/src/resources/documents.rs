@@ -1,0 +1,262 @@
+//! Files of resources: YAML or JSON, several documents in a file, lists of resources in a document.
+
+use std::io::Read;
+use std::path::Path;
+
+use russet_model::API_VERSION;
+use serde::Deserialize;
+use serde_json::{Map, Number, Value};
+
+use super::fields::nearest;
+use super::{Kind, Problems, Refused};
+
+/// One resource as it was written.
+#[derive(Debug)]
+pub struct Document {
+    /// Where it stands: file, document, item.
+    pub origin: String,
+    /// Its kind.
+    pub kind: Kind,
+    /// All of it.
+    pub members: Map<String, Value>,
+}
+
+/// Why a file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DocumentError {
+    /// The kernel refuses.
+    #[error("read {file}: {source}")]
+    Read {
+        /// Which.
+        file: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Larger than any file of resources.
+    #[error("{0} is larger than {MAX_FILE_BYTES} bytes")]
+    TooLarge(String),
+    /// No YAML.
+    #[error("{origin}: {source}")]
+    Yaml {
+        /// Which document.
+        origin: String,
+        /// What is wrong.
+        source: yaml_serde::Error,
+    },
+    /// YAML, and no resource of ours.
+    #[error("{origin}: {problem}")]
+    NoResource {
+        /// Which document.
+        origin: String,
+        /// Why not.
+        problem: String,
+    },
+}
+
+/// What stands for standard input.
+const STDIN: &str = "-";
+/// Thousands of resources; a mistaken path to something else ends here.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
+/// Reads every resource of a file, `-` being standard input, in order.
+pub fn read(file: &Path) -> Result<Vec<Document>, DocumentError> {
+    let is_stdin = file.as_os_str() == STDIN;
+    let name = if is_stdin { "standard input".to_owned() } else { file.display().to_string() };
+    let text =
+        if is_stdin { bounded(std::io::stdin().lock()) } else { std::fs::File::open(file).and_then(bounded) };
+    let text = text.map_err(|source| DocumentError::Read { file: name.clone(), source })?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        return Err(DocumentError::TooLarge(name));
+    }
+    parse(&name, &text)
+}
+
+fn bounded(input: impl Read) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    input.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn parse(name: &str, text: &[u8]) -> Result<Vec<Document>, DocumentError> {
+    let mut found = Vec::new();
+    for (index, document) in yaml_serde::Deserializer::from_slice(text).enumerate() {
+        let origin = format!("{name}, document {}", index + 1);
+        let yaml =
+            yaml_serde::Value::deserialize(document).and_then(|mut yaml| yaml.apply_merge().map(|()| yaml));
+        let yaml = yaml.map_err(|source| DocumentError::Yaml { origin: origin.clone(), source })?;
+        let value =
+            json(yaml).map_err(|problem| DocumentError::NoResource { origin: origin.clone(), problem })?;
+        // Three dashes at the end of a file begin a document without anything in it.
+        if !value.is_null() {
+            resources(origin, value, &mut found)?;
+        }
+    }
+    Ok(found)
+}
+
+/// A document is a resource, or a list of them.
+fn resources(origin: String, value: Value, found: &mut Vec<Document>) -> Result<(), DocumentError> {
+    let wrong = |problem: String| DocumentError::NoResource { origin: origin.clone(), problem };
+    let members = match value {
+        Value::Object(members) => members,
+        Value::Array(items) => {
+            for (index, item) in items.into_iter().enumerate() {
+                resources(format!("{origin}, item {}", index + 1), item, found)?;
+            }
+            return Ok(());
+        }
+        _ => return Err(wrong("a resource is wanted: kind, apiVersion, metadata and spec".to_owned())),
+    };
+    let text = |name: &str| members.get(name).and_then(Value::as_str).unwrap_or_default();
+    let kind = text("kind").to_owned();
+    if let Some(of) = kind.strip_suffix("List") {
+        if !of.is_empty() && Kind::of_file(of).is_none() {
+            return Err(wrong(unknown_kind(of)));
+        }
+        let mut members = members;
+        let Some(Value::Array(items)) = members.remove("items") else {
+            return Err(wrong(format!("a {kind} needs items")));
+        };
+        for (index, item) in items.into_iter().enumerate() {
+            resources(format!("{origin}, item {}", index + 1), item, found)?;
+        }
+        return Ok(());
+    }
+    let Some(of) = Kind::of_file(&kind) else { return Err(wrong(unknown_kind(&kind))) };
+    let version = text("apiVersion");
+    if version != API_VERSION {
+        return Err(wrong(format!("apiVersion: {API_VERSION} is wanted, not {version:.60?}")));
+    }
+    found.push(Document { origin, kind: of, members });
+    Ok(())
+}
+
+fn unknown_kind(kind: &str) -> String {
+    let known = Kind::ALL.map(|kind| kind.resource().kind());
+    match nearest(kind, known.into_iter()) {
+        Some(near) => format!("kind: {kind:.60?} is not known; did you mean {near}?"),
+        None => format!("kind: {kind:.60?} is none of {}", known.join(", ")),
+    }
+}
+
+/// YAML as JSON, as Kubernetes' tools turn it.
+fn json(yaml: yaml_serde::Value) -> Result<Value, String> {
+    use yaml_serde::Value as Yaml;
+    Ok(match yaml {
+        Yaml::Null => Value::Null,
+        Yaml::Bool(flag) => Value::Bool(flag),
+        Yaml::Number(number) => {
+            Value::Number(json_number(&number).ok_or_else(|| format!("{number} is no number"))?)
+        }
+        Yaml::String(text) => Value::String(text),
+        Yaml::Sequence(items) => Value::Array(items.into_iter().map(json).collect::<Result<_, _>>()?),
+        Yaml::Mapping(mapping) => {
+            let mut members = Map::new();
+            for (name, value) in mapping {
+                let name = match name {
+                    Yaml::String(name) => name,
+                    Yaml::Bool(flag) => flag.to_string(),
+                    Yaml::Number(number) => number.to_string(),
+                    other => return Err(format!("{other:?} cannot be the name of a member")),
+                };
+                members.insert(name, json(value)?);
+            }
+            Value::Object(members)
+        }
+        Yaml::Tagged(tagged) => return Err(format!("the tag {} means nothing here", tagged.tag)),
+    })
+}
+
+fn json_number(number: &yaml_serde::Number) -> Option<Number> {
+    let whole = number.as_u64().map(Number::from).or_else(|| number.as_i64().map(Number::from));
+    whole.or_else(|| number.as_f64().and_then(Number::from_f64))
+}
+
+// === impl Document ===
+
+impl Document {
+    /// A text or number of its metadata.
+    pub fn metadata(&self, name: &str) -> Option<String> {
+        match self.members.get("metadata")?.get(name)? {
+            Value::String(text) => Some(text.clone()),
+            Value::Number(number) => Some(number.to_string()),
+            _ => None,
+        }
+    }
+
+    /// `IPPool/default`, as messages name it.
+    pub fn subject(&self) -> String {
+        let name = self.metadata("name").unwrap_or_default();
+        match self.metadata("namespace").filter(|_| self.kind.resource().namespaced()) {
+            Some(namespace) => format!("{}/{namespace}/{name}", self.kind.resource().kind()),
+            None => format!("{}/{name}", self.kind.resource().kind()),
+        }
+    }
+
+    /// It must not be stored.
+    pub fn refused(&self, problems: Problems) -> Refused {
+        Refused { origin: self.origin.clone(), subject: self.subject(), problems }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<Vec<Document>, String> {
+        parse("f.yaml", text.as_bytes()).map_err(|error| error.to_string())
+    }
+
+    const POOL: &str =
+        "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: p}\nspec: {cidr: 10.0.0.0/16}\n";
+
+    #[test]
+    fn a_file_holds_documents_and_documents_hold_lists() {
+        let list = "apiVersion: projectcalico.org/v3\nkind: NodeList\nmetadata: {}\nitems:\n- {apiVersion: projectcalico.org/v3, kind: Node, metadata: {name: n}}\n";
+        let found = parsed(&format!(
+            "---\n{POOL}---\n# nothing\n---\n{list}---\n[{}]\n",
+            r#"{"kind":"Profile","apiVersion":"projectcalico.org/v3"}"#
+        ));
+        let found = found.unwrap();
+        let kinds: Vec<Kind> = found.iter().map(|document| document.kind).collect();
+        assert_eq!(kinds, [Kind::Pool, Kind::Node, Kind::Profile]);
+        assert_eq!(found[1].origin, "f.yaml, document 3, item 1");
+        assert!(parsed("").unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_no_resource_is_refused_with_its_place() {
+        for (text, problem) in [
+            ("kind: IPool", "did you mean IPPool?"),
+            ("kind: BGPConfiguration", "is none of IPPool"),
+            ("kind: BGPPeerList\nitems: []", "is none of"),
+            ("apiVersion: v1\nkind: IPPool", "projectcalico.org/v3 is wanted, not \"v1\""),
+            ("hello", "a resource is wanted"),
+            ("kind: IPPoolList", "needs items"),
+            ("kind: [", "document 1"),
+            ("{kind: IPPool, kind: Node}", "duplicate"),
+            ("kind: !secret x", "tag !secret"),
+        ] {
+            let error = parsed(text).unwrap_err();
+            assert!(error.starts_with("f.yaml, document 1") && error.contains(problem), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_bomb_of_aliases_is_refused() {
+        let mut text = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned();
+        for level in 1..9 {
+            let below = vec![format!("*a{}", level - 1); 10].join(",");
+            text.push_str(&format!("a{level}: &a{level} [{below}]\n"));
+        }
+        assert!(parsed(&text).is_err());
+    }
+
+    #[test]
+    fn anchors_merges_and_large_numbers_are_understood() {
+        let text = "x: &x {b: 1}\nkind: IPPool\napiVersion: projectcalico.org/v3\nspec: {<<: *x, n: 18446744073709551615, 1: y}\n";
+        let found = parsed(text).unwrap();
+        let spec = serde_json::json!({ "n": u64::MAX, "1": "y", "b": 1 });
+        assert_eq!(found[0].members["spec"], spec);
+    }
+}

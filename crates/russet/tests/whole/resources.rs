@@ -1,0 +1,405 @@
+//! `russet get`, `apply` and `delete` over the embedded store: no agent, no namespace, only a directory.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::node::Answer;
+
+const POOLS: &str = "\
+apiVersion: projectcalico.org/v3
+kind: IPPool
+metadata:
+  name: blue
+  labels: {team: net}
+spec:
+  cidr: 10.20.0.0/16
+  natOutgoing: true
+  vxlanMode: Always
+---
+# A second document, and a list in it.
+apiVersion: projectcalico.org/v3
+kind: IPPoolList
+items:
+- apiVersion: projectcalico.org/v3
+  kind: IPPool
+  metadata: {name: green}
+  spec: {cidr: 'fd20::/64', disabled: true}
+- {apiVersion: projectcalico.org/v3, kind: IPReservation, metadata: {name: gateways}, spec: {reservedCIDRs: [10.20.0.1]}}
+";
+
+/// A directory whose store the verbs work on.
+struct Store {
+    root: TempDir,
+}
+
+// === impl Store ===
+
+impl Store {
+    fn empty() -> Self {
+        Self { root: tempfile::tempdir().unwrap() }
+    }
+
+    /// With what `text` says.
+    fn with(text: &str) -> Self {
+        let store = Self::empty();
+        let answer = store.apply(text);
+        assert_eq!(answer.status, 0, "{answer:?}");
+        store
+    }
+
+    fn run_with(&self, args: &[&str], stdin: &str) -> Answer {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.args(args).arg("--root").arg(self.root.path()).env_remove("RUSSET_STORE");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // Whoever refuses its arguments reads no input.
+        let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+        child.wait_with_output().unwrap().into()
+    }
+
+    fn run(&self, args: &[&str]) -> Answer {
+        self.run_with(args, "")
+    }
+
+    /// The output of a verb that has to succeed.
+    fn good(&self, args: &[&str]) -> String {
+        let answer = self.run(args);
+        assert_eq!(answer.status, 0, "{answer:?}");
+        answer.stdout
+    }
+
+    /// What a verb that has to fail says.
+    fn bad(&self, args: &[&str]) -> String {
+        let answer = self.run(args);
+        assert_eq!(answer.status, 1, "{answer:?}");
+        answer.stderr
+    }
+
+    fn apply(&self, text: &str) -> Answer {
+        self.run_with(&["apply", "-f", "-"], text)
+    }
+
+    /// Why a text is refused.
+    fn refusal(&self, text: &str) -> String {
+        let answer = self.apply(text);
+        assert_eq!(answer.status, 1, "{answer:?}");
+        assert_eq!(answer.stdout, "");
+        answer.stderr
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        serde_json::from_str(&self.good(&[args, &["-o", "json"]].concat())).unwrap()
+    }
+
+    fn put(&self, key: &str, value: &Value) {
+        self.good(&["store", "put", key, &value.to_string()]);
+    }
+
+    /// How many records there are below a prefix.
+    fn count(&self, prefix: &str) -> usize {
+        let dump: Value = serde_json::from_str(&self.good(&["store", "dump", "--prefix", prefix])).unwrap();
+        dump["records"].as_array().unwrap().len()
+    }
+
+    /// A block of `node` with one address, as its agent leaves it, in pool 10.20.0.0/16.
+    fn occupy(&self, node: &str) {
+        self.put(
+            "/calico/ipam/v2/assignment/ipv4/block/10.20.0.0-26",
+            &json!({ "cidr": "10.20.0.0/26", "affinity": format!("host:{node}"), "deleted": false, "sequenceNumber": 9,
+                "sequenceNumberForAllocation": { "2": 8 },
+                "allocations": (0..64).map(|ordinal| if ordinal == 2 { json!(0) } else { json!(null) }).collect::<Vec<_>>(),
+                "unallocated": (0..64).filter(|ordinal| *ordinal != 2).collect::<Vec<_>>(),
+                "attributes": [{ "handle_id": "net.aaaa", "secondary": { "node": node, "namespace": "shop", "pod": "web-0" } }] }),
+        );
+        self.put(
+            &format!("/calico/ipam/v2/host/{node}/ipv4/block/10.20.0.0-26"),
+            &json!({ "state": "confirmed", "deleted": false }),
+        );
+        self.put(
+            "/calico/ipam/v2/handle/net.aaaa",
+            &json!({ "block": { "10.20.0.0/26": 1 }, "deleted": false }),
+        );
+    }
+}
+
+#[test]
+fn what_is_applied_is_shown_with_calicos_defaults() {
+    let store = Store::empty();
+    let answer = store.apply(POOLS);
+    assert_eq!(
+        (answer.status, answer.stdout.as_str()),
+        (0, "IPPool/blue created\nIPPool/green created\nIPReservation/gateways created\n"),
+        "{answer:?}"
+    );
+    assert_eq!(
+        store.good(&["get", "pools"]),
+        "NAME   CIDR          SELECTOR\nblue   10.20.0.0/16  all()\ngreen  fd20::/64     all()\n"
+    );
+    let wide = store.good(&["get", "ippools", "-o", "wide"]);
+    assert!(
+        wide.contains("blue   10.20.0.0/16  26         true   Never     Always     false     false"),
+        "{wide}"
+    );
+    assert_eq!(store.good(&["get", "ipreservation", "-o", "wide"]), "NAME      CIDRS\ngateways  10.20.0.1\n");
+    let blue = store.json(&["get", "ippool", "blue"]);
+    assert_eq!(
+        blue["spec"],
+        json!({ "cidr": "10.20.0.0/16", "vxlanMode": "Always", "ipipMode": "Never", "natOutgoing": true, "blockSize": 26,
+            "nodeSelector": "all()", "allowedUses": ["Workload", "Tunnel"], "assignmentMode": "Automatic" })
+    );
+    let metadata = &blue["metadata"];
+    assert_eq!(metadata["labels"], json!({ "team": "net" }));
+    for name in ["uid", "creationTimestamp", "resourceVersion"] {
+        assert!(metadata[name].is_string(), "{name}: {blue}");
+    }
+}
+
+#[test]
+fn what_is_shown_can_be_applied_again_and_changes_nothing() {
+    let store = Store::with(POOLS);
+    for format in ["yaml", "json"] {
+        let shown = store.good(&["get", "pools", "-o", format]);
+        let answer = store.apply(&shown);
+        assert_eq!(answer.stdout, "IPPool/blue unchanged\nIPPool/green unchanged\n", "{answer:?}");
+    }
+    let again = store.apply(POOLS);
+    assert_eq!(again.stdout.matches("unchanged").count(), 3, "{again:?}");
+}
+
+#[test]
+fn what_is_exported_can_be_applied_to_another_store() {
+    let store = Store::with(POOLS);
+    let pools = store.good(&["get", "pools", "-o", "yaml", "--export"]);
+    assert!(!pools.contains("uid") && !pools.contains("resourceVersion"), "{pools}");
+    let other = Store::with(&pools);
+    assert_eq!(other.good(&["get", "pools", "-o", "yaml", "--export"]), pools);
+    let one = store.good(&["get", "pool", "blue", "-o", "yaml"]);
+    assert!(
+        other
+            .refusal(&one.replace("resourceVersion: '", "resourceVersion: '9"))
+            .contains("somebody else changed it")
+    );
+}
+
+#[test]
+fn a_change_needs_no_version_and_with_one_nobody_else_is_overwritten() {
+    let store = Store::with(POOLS);
+    let first = store.good(&["get", "pool", "blue", "-o", "yaml"]);
+    let disabled = POOLS.replace("natOutgoing: true", "natOutgoing: true\n  disabled: true");
+    assert_eq!(store.apply(&disabled).stdout.lines().next(), Some("IPPool/blue configured"));
+    let before = store.json(&["get", "pool", "blue"]);
+    assert_eq!(before["spec"]["disabled"], true);
+
+    let late = store.refusal(&first.replace("vxlanMode: Always", "vxlanMode: Never"));
+    assert!(late.contains("IPPool/blue is at resourceVersion") && late.contains("get it again"), "{late}");
+    assert_eq!(store.json(&["get", "pool", "blue"]), before);
+    let current = store.good(&["get", "pool", "blue", "-o", "yaml"]);
+    let answer = store.apply(&current.replace("vxlanMode: Always", "vxlanMode: Never"));
+    assert_eq!(answer.stdout, "IPPool/blue configured\n", "{answer:?}");
+    let after = store.json(&["get", "pool", "blue"]);
+    assert_eq!(after["metadata"]["uid"], before["metadata"]["uid"]);
+    assert_ne!(after["metadata"]["resourceVersion"], before["metadata"]["resourceVersion"]);
+
+    store.good(&["delete", "pool", "blue"]);
+    let gone = store.refusal(&current);
+    assert!(gone.contains("does not exist any more"), "{gone}");
+}
+
+#[test]
+fn one_mistake_in_the_files_and_nothing_at_all_is_written() {
+    let store = Store::with(POOLS);
+    let reservation = "---\n{apiVersion: projectcalico.org/v3, kind: IPReservation, metadata: {name: other}, spec: {reservedCidrs: []}}\n";
+    let changed = POOLS.replace("natOutgoing: true", "natOutgoing: false");
+    let refused = store.refusal(&format!("{changed}{reservation}"));
+    assert_eq!(
+        refused,
+        "error: standard input, document 3: IPReservation/other: spec.reservedCidrs: there is no such field; did you mean reservedCIDRs?\n"
+    );
+    assert_eq!(store.json(&["get", "pool", "blue"])["spec"]["natOutgoing"], true);
+    for (text, problem) in [
+        (POOLS.replace("cidr: 10.20.0.0/16", "cidr: 10.20.0.1/16"), "bits set behind the prefix"),
+        (POOLS.replace("name: blue", "name: Blue"), "metadata.name"),
+        (POOLS.replace("kind: IPPool\n", "kind: IPPols\n"), "did you mean IPPool?"),
+        (
+            POOLS.replace(
+                "apiVersion: projectcalico.org/v3\nkind: IPPool\n",
+                "apiVersion: v1\nkind: ipPool\n",
+            ),
+            "document 1",
+        ),
+        (POOLS.replace("natOutgoing: true", "natOutgoing: 'true'"), "true or false is wanted"),
+        ("# nothing\n".to_owned(), "no resources"),
+    ] {
+        let refused = store.refusal(&text);
+        assert!(refused.contains(problem), "{refused}");
+    }
+}
+
+#[test]
+fn a_change_of_a_pool_that_would_strand_its_blocks_is_refused() {
+    // calico-ipam.md section 1.8
+    let store = Store::with(POOLS);
+    let before = store.json(&["get", "pool", "blue"]);
+    for (from, to, problem) in [
+        ("cidr: 10.20.0.0/16", "cidr: 10.20.0.0/15", "spec.cidr: it cannot change from 10.20.0.0/16"),
+        (
+            "cidr: 10.20.0.0/16",
+            "cidr: 10.20.0.0/16\n  blockSize: 28",
+            "spec.blockSize: it cannot change from 26",
+        ),
+    ] {
+        let refused = store.refusal(&POOLS.replace(from, to));
+        assert!(refused.contains(problem), "{refused}");
+    }
+    let third = POOLS.replace("name: blue", "name: red").replace("10.20.0.0/16", "10.20.7.0/24");
+    let refused = store.refusal(&third);
+    assert!(refused.contains("0 of 3 applied") && refused.contains("overlap"), "{refused}");
+    assert_eq!(store.json(&["get", "pool", "blue"]), before);
+}
+
+#[test]
+fn a_dry_run_says_what_would_happen_and_does_nothing() {
+    let store = Store::with(POOLS);
+    let text = format!(
+        "{}---\n{{apiVersion: projectcalico.org/v3, kind: Profile, metadata: {{name: dev}}, spec: {{labelsToApply: {{stage: dev}}}}}}\n",
+        POOLS.replace("natOutgoing: true", "natOutgoing: false")
+    );
+    let answer = store.run_with(&["apply", "-f", "-", "--dry-run"], &text);
+    let said: Vec<&str> = answer.stdout.lines().collect();
+    assert_eq!(said[0], "IPPool/blue configured (dry run)", "{answer:?}");
+    assert_eq!(said[3], "Profile/dev created (dry run)");
+    assert_eq!(store.json(&["get", "pool", "blue"])["spec"]["natOutgoing"], true);
+    assert!(store.bad(&["get", "profile", "dev"]).contains("Profile \"dev\" does not exist"));
+}
+
+#[test]
+fn a_file_that_keeps_silent_does_not_erase_a_nodes_tunnel() {
+    // calico-cni.md section 4.6
+    let store = Store::with(POOLS);
+    let node = json!({ "kind": "Node", "apiVersion": "projectcalico.org/v3",
+        "metadata": { "name": "n1", "uid": "u", "creationTimestamp": "2026-01-02T03:04:05Z" },
+        "spec": { "bgp": { "ipv4Address": "10.0.0.1/24" }, "ipv4VXLANTunnelAddr": "10.20.0.0" } });
+    store.put("/calico/resources/v3/projectcalico.org/nodes/n1", &node);
+    let text = "{apiVersion: projectcalico.org/v3, kind: Node, metadata: {name: n1, labels: {zone: a}}, spec: {bgp: {ipv4Address: 10.0.0.2/24, asNumber: 64512}}}";
+    assert_eq!(store.apply(text).stdout, "Node/n1 configured\n");
+    let after = store.json(&["get", "node", "n1"]);
+    assert_eq!(after["spec"]["ipv4VXLANTunnelAddr"], "10.20.0.0");
+    assert_eq!(after["metadata"]["labels"], json!({ "zone": "a" }));
+    assert_eq!(after["metadata"]["uid"], "u");
+    assert_eq!(
+        store.good(&["get", "nodes", "-o", "wide"]),
+        "NAME  ASN    IPV4         IPV6  VXLANV4    VXLANV6\nn1    64512  10.0.0.2/24        10.20.0.0\n"
+    );
+}
+
+#[test]
+fn endpoints_live_in_namespaces() {
+    let endpoint = |namespace: &str, pod: &str| {
+        format!(
+            "---\napiVersion: projectcalico.org/v3\nkind: WorkloadEndpoint\nmetadata: {{name: n1-k8s-{pod}-eth0{namespace}}}\n\
+             spec: {{orchestrator: k8s, node: n1, pod: {pod}, endpoint: eth0, ipNetworks: [10.20.0.7/32], interfaceName: cali1}}\n"
+        )
+    };
+    let store = Store::with(&format!("{}{}", endpoint("", "web"), endpoint(", namespace: shop", "db")));
+    let table = "WORKLOAD  NODE  NETWORKS      INTERFACE\n";
+    assert_eq!(store.good(&["get", "wep"]), format!("{table}web       n1    10.20.0.7/32  cali1\n"));
+    assert_eq!(
+        store.good(&["get", "wep", "-n", "shop"]),
+        format!("{table}db        n1    10.20.0.7/32  cali1\n")
+    );
+    let all = store.good(&["get", "weps", "-A"]);
+    assert!(
+        all.starts_with("NAMESPACE  WORKLOAD")
+            && all.contains("\ndefault    web")
+            && all.contains("\nshop       db"),
+        "{all}"
+    );
+    let labels = &store.json(&["get", "wep", "n1-k8s-db-eth0", "-n", "shop"])["metadata"]["labels"];
+    assert_eq!(
+        labels,
+        &json!({ "projectcalico.org/namespace": "shop", "projectcalico.org/orchestrator": "k8s" })
+    );
+    let answer = store.run_with(&["apply", "-f", "-", "-n", "other"], &endpoint(", namespace: shop", "db"));
+    assert!(answer.status == 1 && answer.stderr.contains("is not the --namespace"), "{answer:?}");
+    assert!(
+        store
+            .bad(&["delete", "wep", "n1-k8s-db-eth0"])
+            .contains("WorkloadEndpoint/default/n1-k8s-db-eth0 does not exist")
+    );
+    assert_eq!(
+        store.good(&["delete", "wep", "n1-k8s-db-eth0", "--namespace", "shop"]),
+        "WorkloadEndpoint/shop/n1-k8s-db-eth0 deleted\n"
+    );
+}
+
+#[test]
+fn a_deleted_pool_gives_up_its_empty_blocks_and_leaves_addresses_that_are_in_use() {
+    // calico-ipam.md section 1.8
+    let store = Store::with(POOLS);
+    store.occupy("n1");
+    let answer = store.run(&["delete", "pool", "blue"]);
+    assert_eq!((answer.status, answer.stdout.as_str()), (0, "IPPool/blue deleted\n"), "{answer:?}");
+    assert!(answer.stderr.contains("1 addresses of 10.20.0.0/16 are still in use"), "{answer:?}");
+    assert_eq!(store.count("/calico/ipam/v2/host/"), 0);
+    assert_eq!(store.count("/calico/ipam/v2/assignment/"), 1);
+    assert_eq!(store.good(&["get", "pools"]).lines().count(), 2);
+}
+
+#[test]
+fn a_delete_by_file_is_guarded_by_its_version() {
+    let store = Store::with(POOLS);
+    let file = store.root.path().join("pool.yaml");
+    std::fs::write(&file, store.good(&["get", "pool", "blue", "-o", "yaml"])).unwrap();
+    let file = file.display().to_string();
+    store.apply(&POOLS.replace("natOutgoing: true", "natOutgoing: false"));
+    assert!(store.bad(&["delete", "-f", &file]).contains("somebody else changed it"));
+    std::fs::write(&file, store.good(&["get", "pool", "blue", "-o", "yaml"])).unwrap();
+    assert_eq!(store.good(&["delete", "-f", &file]), "IPPool/blue deleted\n");
+    assert!(store.bad(&["delete", "-f", &file]).contains("IPPool/blue does not exist"));
+    assert_eq!(store.good(&["delete", "-f", &file, "--skip-not-exists"]), "IPPool/blue does not exist\n");
+    assert_eq!(store.good(&["delete", "ipreservation", "gateways"]), "IPReservation/gateways deleted\n");
+}
+
+#[test]
+fn a_node_with_pods_is_deleted_only_when_the_operator_says_that_it_is_gone() {
+    // calico-ipam.md section 3.10
+    let store = Store::with(POOLS);
+    let node = "---\n{apiVersion: projectcalico.org/v3, kind: Node, metadata: {name: n1}, spec: {bgp: {ipv4Address: 10.0.0.1/24}}}\n";
+    let endpoint = "---\n{apiVersion: projectcalico.org/v3, kind: WorkloadEndpoint, metadata: {name: n1-k8s-web--0-eth0, namespace: shop},\n spec: {orchestrator: k8s, node: n1, pod: web-0, endpoint: eth0}}\n";
+    assert_eq!(store.apply(&format!("{node}{endpoint}")).status, 0);
+    store.occupy("n1");
+    let refused = store.bad(&["delete", "node", "n1"]);
+    assert!(
+        refused.contains("1 addresses of pods and 1 workload endpoints (10.20.0.2 shop/web-0)"),
+        "{refused}"
+    );
+    assert_eq!(store.count("/calico/ipam/v2/"), 3, "nothing was touched");
+
+    assert_eq!(store.good(&["delete", "node", "n1", "--release-addresses"]), "Node/n1 deleted\n");
+    assert_eq!(store.count("/calico/ipam/v2/host/"), 0);
+    assert_eq!(store.count("/calico/ipam/v2/handle/"), 0);
+    assert_eq!(store.good(&["get", "wep", "-A"]).lines().count(), 1);
+    assert_eq!(store.good(&["get", "nodes"]), "NAME\n");
+    assert_eq!(store.run(&["ipam", "check"]).status, 0);
+}
+
+#[test]
+fn what_cannot_be_read_is_passed_over_and_told() {
+    let store = Store::with(POOLS);
+    store.put("/calico/resources/v3/projectcalico.org/ippools/broken", &json!({ "kind": "IPPool" }));
+    let answer = store.run(&["get", "pools"]);
+    assert_eq!(answer.status, 3, "{answer:?}");
+    assert!(
+        answer.stdout.contains("blue") && answer.stderr.contains("ippools/broken is passed over"),
+        "{answer:?}"
+    );
+    let usage = store.run(&["get", "bgppeers"]);
+    assert!(usage.status == 2 && usage.stderr.contains("there are ippools"), "{usage:?}");
+    assert_eq!(store.run(&["delete", "pool"]).status, 2);
+    assert_eq!(store.run(&["apply"]).status, 2);
+    let nowhere = Store::empty();
+    assert!(nowhere.bad(&["get", "pools"]).contains("there is no store"));
+}
