@@ -45,7 +45,8 @@ impl Cluster {
         }
     }
 
-    fn put(&mut self, record: &Record) {
+    /// Takes over one record.
+    pub fn put(&mut self, record: &Record) {
         self.note(&record.key);
         let read = match record.key.kind() {
             KeyKind::Node(name) => {

@@ -398,9 +398,8 @@ impl Watches {
         }
         let mut all = Vec::new();
         for prefix in prefixes {
-            let mut watch = store.watch(&prefix).await?;
-            cluster.apply(watch.next().await?);
-            all.push(watch);
+            // Record by record: all blocks of a large cluster at once would be more than the agent needs for anything else.
+            all.push(store.follow(&prefix, &mut |record| cluster.put(&record)).await?);
         }
         Ok(Self { all })
     }

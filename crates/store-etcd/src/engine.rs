@@ -106,6 +106,17 @@ impl Store for Etcd {
         })
     }
 
+    fn follow<'a>(
+        &'a self,
+        prefix: &'a Prefix,
+        take: &'a mut dyn FnMut(Record),
+    ) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
+        Box::pin(async move {
+            let watch = EtcdWatch::begin_with(self.client.clone(), prefix.clone(), take).await?;
+            Ok(Box::new(watch) as Box<dyn Watch>)
+        })
+    }
+
     fn grant(&self, ttl: Duration) -> BoxFuture<'_, Result<LeaseId, StoreError>> {
         Box::pin(lease::grant(&self.client, ttl))
     }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use russet_model::Prefix;
-use russet_store::{BoxFuture, Cause, Event, Known, StoreError, Watch};
+use russet_store::{BoxFuture, Cause, Event, Known, Record, Revision, StoreError, Watch};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::task::AbortHandle;
@@ -64,14 +64,33 @@ impl EtcdWatch {
     /// Lists, and follows from there.
     pub(crate) async fn begin(client: Arc<Client>, prefix: Prefix) -> Result<Self, StoreError> {
         let snapshot = range::list(&client, &prefix).await?;
-        let at = position(&snapshot);
+        let at = position(snapshot.revision);
         let mut known = Known::new();
         let ready = known.absorb(snapshot);
+        Ok(Self::from(client, prefix, known, at, ready))
+    }
+
+    /// The same, with what is there handed out record by record.
+    pub(crate) async fn begin_with(
+        client: Arc<Client>,
+        prefix: Prefix,
+        take: &mut dyn FnMut(Record),
+    ) -> Result<Self, StoreError> {
+        let mut known = Known::nothing();
+        let mut learn = |record: Record| {
+            known.learn(&record);
+            take(record);
+        };
+        let at = position(range::scan(&client, &prefix, &mut learn).await?);
+        Ok(Self::from(client, prefix, known, at, VecDeque::new()))
+    }
+
+    fn from(client: Arc<Client>, prefix: Prefix, known: Known, at: i64, ready: VecDeque<Event>) -> Self {
         let (teller, told) = mpsc::channel(TOLD_MAX);
         let follower =
             Follower { client, prefix, known, at, told: teller, backoff: Backoff::new(), refusals: 0 };
         let task = tokio::spawn(follower.run()).abort_handle();
-        Ok(Self { ready, told, task })
+        Self { ready, told, task }
     }
 
     async fn advance(&mut self) -> Result<Event, StoreError> {
@@ -141,7 +160,7 @@ impl Follower {
     async fn relist(&mut self) -> Option<Told> {
         match range::list(&self.client, &self.prefix).await {
             Ok(snapshot) => {
-                self.at = position(&snapshot);
+                self.at = position(snapshot.revision);
                 Some(Ok(self.known.absorb(snapshot)))
             }
             Err(error @ StoreError::Unavailable { .. }) => {
@@ -260,8 +279,8 @@ impl Follower {
     }
 }
 
-fn position(snapshot: &russet_store::Snapshot) -> i64 {
-    i64::try_from(snapshot.revision.0).unwrap_or(i64::MAX)
+fn position(revision: Revision) -> i64 {
+    i64::try_from(revision.0).unwrap_or(i64::MAX)
 }
 
 /// An event of ours, unless it lies before `at`: a member that was behind may tell old ones.

@@ -38,6 +38,11 @@ impl Known {
         Self { started: false, revisions: BTreeMap::new() }
     }
 
+    /// Told, so far, that there is nothing.
+    pub fn nothing() -> Self {
+        Self { started: true, revisions: BTreeMap::new() }
+    }
+
     /// Takes in a full listing: the first becomes the snapshot event, a later one only what differs.
     pub fn absorb(&mut self, snapshot: Snapshot) -> VecDeque<Event> {
         let next = snapshot.records.iter().map(|record| (record.key.clone(), record.revision)).collect();
@@ -56,6 +61,11 @@ impl Known {
         changed.sort_by_key(|record| record.revision);
         let deleted = gone.into_iter().map(|key| Event::Deleted { key, revision });
         changed.into_iter().map(Event::Put).chain(deleted).collect()
+    }
+
+    /// Takes in a record of the first listing, told record by record instead of as a snapshot.
+    pub fn learn(&mut self, record: &Record) {
+        self.revisions.insert(record.key.clone(), record.revision);
     }
 
     /// Takes in one change; `None` when the watcher knows it already, or never knew what is now gone.

@@ -56,6 +56,22 @@ pub trait Store {
     /// repeating a change.
     fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>>;
 
+    /// The same as `watch`, except that what is there now is handed to `take` instead of being the first event: for prefixes that would fill
+    /// memory. Where it fails, what was handed out before counts for nothing.
+    fn follow<'a>(
+        &'a self,
+        prefix: &'a Prefix,
+        take: &'a mut dyn FnMut(Record),
+    ) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
+        Box::pin(async move {
+            let mut watch = self.watch(prefix).await?;
+            if let Event::Snapshot(snapshot) = watch.next().await? {
+                snapshot.records.into_iter().for_each(take);
+            }
+            Ok(watch)
+        })
+    }
+
     /// Opens a lease of at least `ttl`.
     fn grant(&self, _ttl: Duration) -> BoxFuture<'_, Result<LeaseId, StoreError>> {
         unsupported("grant lease")

@@ -11,6 +11,7 @@ use crate::{Event, Step, Watch};
 
 pub(super) const CASES: &[(&str, Case)] = &[
     ("a_watch_is_a_snapshot_and_then_what_changes", |bench| Box::pin(snapshot_then_events(bench))),
+    ("following_hands_out_what_is_there_and_then_tells_what_changes", |bench| Box::pin(following(bench))),
     ("a_watch_tells_nothing_of_other_prefixes", |bench| Box::pin(other_prefixes(bench))),
     ("dropping_a_pending_next_loses_nothing", |bench| Box::pin(dropped_next(bench))),
     ("a_watch_survives_interruptions_without_loss_or_repeat", |bench| Box::pin(interruptions(bench))),
@@ -39,6 +40,21 @@ async fn snapshot_then_events(bench: &Bench<'_>) {
     bench.one(Step::delete(key(1), None)).await;
     let Event::Deleted { key: gone, revision } = next(&mut watch).await else { panic!("a removal is told") };
     assert!(gone == key(1) && revision > updated);
+}
+
+async fn following(bench: &Bench<'_>) {
+    bench.create(2, 2).await;
+    let first = bench.create(1, 1).await;
+    let mut there = Vec::new();
+    let mut watch =
+        bench.store.follow(&Prefix::handles(), &mut |record| there.push(count(&record.value))).await.unwrap();
+    assert_eq!(there, [1, 2]);
+    let updated = bench.one(Step::update(key(1), value(4), first)).await;
+    let Event::Put(record) = next(&mut watch).await else { panic!("the first event is a change") };
+    assert_eq!((record.key, record.revision, count(&record.value)), (key(1), updated, 4));
+    bench.one(Step::delete(key(2), None)).await;
+    let Event::Deleted { key: gone, .. } = next(&mut watch).await else { panic!("a removal is told") };
+    assert_eq!(gone, key(2), "what was handed out is known");
 }
 
 async fn other_prefixes(bench: &Bench<'_>) {
