@@ -121,7 +121,7 @@ fn run(test: impl Future<Output = ()>) {
 }
 
 #[test]
-fn an_add_writes_what_v1_peers_write_and_a_del_leaves_nothing() {
+fn oracle_55_an_add_writes_what_v1_peers_write_and_a_del_leaves_nothing() {
     // calico-cni.md oracle 55, calico-ipam.md 1.9
     run(async {
         let store = planted().await;
@@ -156,7 +156,7 @@ fn an_add_writes_what_v1_peers_write_and_a_del_leaves_nothing() {
 }
 
 #[test]
-fn a_pod_that_comes_again_keeps_its_address_and_no_second_one_is_taken() {
+fn oracle_56_a_pod_that_comes_again_keeps_its_address_and_no_second_one_is_taken() {
     // calico-cni.md oracle 56
     run(async {
         let store = planted().await;

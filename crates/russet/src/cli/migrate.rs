@@ -62,7 +62,8 @@ pub struct CalicoV1Args {
     /// Say what would be done, and write nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Overwrite what the new store has and says differently.
+    /// Overwrite what the new store has and says differently. Only before anything uses the new store: an address that was taken there in the
+    /// meantime would be given twice.
     #[arg(long)]
     pub force: bool,
     /// Output.

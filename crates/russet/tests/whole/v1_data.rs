@@ -37,16 +37,6 @@ impl V2 {
         assert!(status.contains(" 20"), "{key}: {status} {body}");
     }
 
-    /// A value; none when there is no such key.
-    pub fn get(&self, key: &str) -> Option<String> {
-        let (status, body) = self.request("GET", &format!("{}?quorum=true", key.replace('%', "%25")), "");
-        if status.contains(" 404") {
-            return None;
-        }
-        let answer: serde_json::Value = serde_json::from_str(&body).unwrap();
-        Some(answer["node"]["value"].as_str().unwrap_or("").to_owned())
-    }
-
     /// All there is, as JSON.
     pub fn everything(&self) -> String {
         let (status, body) = self.request("GET", "/?recursive=true&sorted=true&quorum=true", "");

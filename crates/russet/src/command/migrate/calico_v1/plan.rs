@@ -68,6 +68,10 @@ pub struct Plan {
 
 /// Parts of a key that say what kind of thing was left.
 const LEFT_PARTS: usize = 3;
+/// Where network policies lie, and what is said of them.
+const POLICIES: &str = "/calico/v1/policy/tier/";
+const POLICIES_LEFT: &str =
+    "/calico/v1/policy/tier, network policies: make them anew in v3, nothing enforces them there until then";
 /// Longest name of a resource.
 const NAME_MAX_BYTES: usize = 253;
 
@@ -80,7 +84,6 @@ struct Draft {
     profiles: BTreeMap<String, (Key, v1::Profile)>,
     nodes: BTreeMap<NodeName, (Key, NodeData)>,
     pools: Vec<(Key, IpNet)>,
-    ready: Option<(Key, bool)>,
 }
 
 // === impl Plan ===
@@ -141,9 +144,8 @@ impl Draft {
         let (key, bytes) = (&record.key, record.value.as_slice());
         let text = |error: russet_model::DecodeError| error.to_string();
         match &parsed {
-            V1Key::Ready => {
-                self.ready = Some((key.clone(), String::from_utf8_lossy(bytes).trim() != "false"));
-            }
+            // Whoever closed the v1 data for the migration means the old programs.
+            V1Key::Ready => {}
             V1Key::Pool(net) => {
                 let pool = v1::Pool::decode(bytes).map_err(text)?;
                 if pool.cidr != *net {
@@ -196,6 +198,10 @@ impl Draft {
     }
 
     fn leave(&mut self, key: &Key) {
+        if key.as_str().starts_with(POLICIES) {
+            *self.plan.left.entry(POLICIES_LEFT.to_owned()).or_default() += 1;
+            return;
+        }
         let parts: Vec<&str> = key.as_str().split('/').skip(1).take(LEFT_PARTS).collect();
         *self.plan.left.entry(format!("/{}", parts.join("/"))).or_default() += 1;
     }
@@ -208,14 +214,7 @@ impl Draft {
         self.finish_affinities();
         self.finish_nodes();
         self.finish_profiles();
-        if let Some((from, ready)) = self.ready.take() {
-            let spec = ClusterInformationSpec { datastore_ready: Some(ready), ..Default::default() };
-            let cluster = ClusterInformation::new(ClusterInformationSpec::NAME, spec);
-            match Key::resource(ResourceKind::ClusterInformation, None, ClusterInformationSpec::NAME) {
-                Ok(key) => self.write(Kind::Cluster, &from, key, cluster.encode()),
-                Err(error) => self.problem(from, error.to_string()),
-            }
-        }
+        self.finish_cluster();
         self.find_collisions();
         let Plan { writes, problems, .. } = &mut self.plan;
         writes.sort_by(|a, b| (a.kind, &a.key).cmp(&(b.kind, &b.key)));
@@ -262,6 +261,17 @@ impl Draft {
                 }
                 Err(reason) => self.problem(from, reason),
             }
+        }
+    }
+
+    /// Without it no v3 plugin believes the store.
+    fn finish_cluster(&mut self) {
+        let spec = ClusterInformationSpec { datastore_ready: Some(true), ..Default::default() };
+        let cluster = ClusterInformation::new(ClusterInformationSpec::NAME, spec);
+        let from = V1Key::Ready.key();
+        match Key::resource(ResourceKind::ClusterInformation, None, ClusterInformationSpec::NAME) {
+            Ok(key) => self.write(Kind::Cluster, &from, key, cluster.encode()),
+            Err(error) => self.problem(from, error.to_string()),
         }
     }
 

@@ -66,11 +66,7 @@ fn everything_of_a_cluster_has_its_place_and_pools_come_last() {
     let left: Vec<_> = plan.left.iter().map(|(what, count)| (what.as_str(), *count)).collect();
     assert_eq!(
         left,
-        [
-            ("/calico/v1/config", 1),
-            ("/calico/v1/policy", 1),
-            ("affinities that their block does not confirm", 1)
-        ]
+        [("/calico/v1/config", 1), (POLICIES_LEFT, 1), ("affinities that their block does not confirm", 1)]
     );
 }
 
