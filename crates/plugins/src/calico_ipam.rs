@@ -49,6 +49,7 @@ pub async fn run(
     if let Err(error) = &done {
         log.error(error);
     }
+    log.save(&conf.log).await;
     done
 }
 

@@ -2,13 +2,15 @@
 //!
 //! The agent sends it with the answer, so that it stands where it stands without an agent.
 
+mod file;
+
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::time::SystemTime;
 
 use russet_model::time;
 
-use crate::calico_conf::LogLevel;
+use crate::calico_conf::{LogLevel, LogSettings};
 
 /// Lines about one request.
 pub struct RequestLog {
@@ -56,6 +58,11 @@ impl RequestLog {
     /// All lines so far.
     pub fn text(&self) -> String {
         self.text.borrow().clone()
+    }
+
+    /// Adds the lines to the file that the configuration names, if it names one.
+    pub(crate) async fn save(&self, settings: &LogSettings) {
+        file::append(settings, self.text()).await;
     }
 
     /// `2026-01-02 03:04:05Z [INFO][1234] calico-ipam: message`, as Calico's plugins have it but for the name of a source file.

@@ -15,6 +15,9 @@ use crate::plugin::Request;
 /// nobody would be left to fill it. In memory first.
 const SPOOL_DIRS: [&str; 3] = ["/run", "/dev/shm", "/tmp"];
 
+/// Where docs/install.md and distributions put the command.
+const USUAL_PATHS: [&str; 2] = ["/usr/local/bin/russet", "/usr/bin/russet"];
+
 /// Replaces this process; returns only when that fails.
 pub(super) fn exec(plugin: &str, request: &Request, executable: Executable) -> CniError {
     let prepared = command(request, executable).and_then(|binary| {
@@ -36,7 +39,8 @@ pub(super) fn exec(plugin: &str, request: &Request, executable: Executable) -> C
     }
 }
 
-/// The `russet` command: this executable if it is the command, else beside it, then where the configuration's `russet_path` points.
+/// The `russet` command: this executable if it is the command, else beside it, then where the configuration's `russet_path` points, then where it
+/// is usually installed: configurations of Calico's do not name it.
 fn command(request: &Request, executable: Executable) -> Result<PathBuf, CniError> {
     let own = std::env::current_exe().map_err(|error| CniError::io("cannot find this executable", error))?;
     if executable == Executable::Command {
@@ -44,9 +48,13 @@ fn command(request: &Request, executable: Executable) -> Result<PathBuf, CniErro
     }
     let beside = own.parent().map(|dir| dir.join("russet"));
     let fixed = path_setting(&request.config, "russet_path")?;
-    let mut candidates = [beside, fixed].into_iter().flatten();
+    let mut candidates = [beside, fixed].into_iter().flatten().chain(USUAL_PATHS.map(PathBuf::from));
     candidates.find(|candidate| is_command(candidate, &own)).ok_or_else(|| {
-        let details = format!("{} has no russet beside it, and russet_path names none", own.display());
+        let [first, second] = USUAL_PATHS;
+        let details = format!(
+            "{} has no russet beside it, russet_path names none, and there is neither {first} nor {second}",
+            own.display()
+        );
         CniError::io("the russet agent is not running, and the russet command was not found", details)
     })
 }

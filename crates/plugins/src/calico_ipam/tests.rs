@@ -13,6 +13,7 @@ use crate::failure;
 
 mod add;
 mod del;
+mod faults;
 mod oracles;
 mod others;
 

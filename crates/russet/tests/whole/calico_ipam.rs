@@ -263,6 +263,61 @@ fn every_refusal_is_one_document_with_its_code_and_leaves_nothing() {
 }
 
 #[test]
+#[ignore = "root: makes network namespaces; tool: ip, etcd, etcdctl"]
+fn many_containers_at_once_on_two_nodes_have_addresses_of_their_own() {
+    // One node has an agent, the other none; both claim blocks of the same pool.
+    const EACH: usize = 12;
+    let mut scene = Scene::new(Agent::OnItsOwnStore);
+    let other = scene.fabric.node("node-b", &["--calico"]);
+    let pods: Vec<TestPod> = (0..EACH).map(|_| scene.node.pod()).collect();
+    let config = |node: &TestNode, name: &str| {
+        let mut config =
+            scene.config("1.0.0", json!({"ipv4_pools": ["pool-a"]}), json!({ "nodename": name }));
+        let own = node.config(json!({}));
+        for key in ["agent_socket", "root"] {
+            config[key] = own[key].clone();
+        }
+        config
+    };
+    let configs = [config(&scene.node, "node-a"), config(&other, "node-b")];
+    let both = |verb: &str, pod: &TestPod| {
+        let there = TestPod { container: format!("{}-b", pod.container), ..pod.clone() };
+        [scene.ipam(verb, pod, &configs[0], &[]), scene.ipam(verb, &there, &configs[1], &[])]
+    };
+    let all = |verb: &str| -> Vec<Answer> {
+        std::thread::scope(|scope| {
+            let running: Vec<_> = pods.iter().map(|pod| scope.spawn(|| both(verb, pod))).collect();
+            running.into_iter().flat_map(|it| it.join().unwrap()).collect()
+        })
+    };
+    let added = all("ADD");
+    let given: std::collections::BTreeSet<String> = added.iter().map(|it| address(&it.result())).collect();
+    assert_eq!(given.len(), 2 * EACH, "{added:?}");
+    assert_eq!(scene.taken(), 2 * EACH);
+    assert!(all("DEL").iter().all(|answer| answer.status == 0));
+    assert_eq!(scene.taken(), 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: ip, etcd, etcdctl"]
+fn the_log_file_has_the_same_lines_with_and_without_an_agent() {
+    for agent in [Agent::None, Agent::OnThatEtcd] {
+        let mut scene = Scene::new(agent);
+        let pod = scene.node.pod();
+        let file = scene.node.path("log/cni.log");
+        let config = scene.config("1.0.0", json!({}), json!({ "log_file_path": file }));
+        let mut said = String::new();
+        for verb in ["ADD", "DEL"] {
+            let answer = scene.ipam(verb, &pod, &config, &[]);
+            assert_eq!(answer.status, 0, "{answer:?}");
+            said.push_str(&answer.stderr);
+        }
+        assert!(said.contains("request count IPv4=1") && said.contains("Released addresses"), "{said}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), said);
+    }
+}
+
+#[test]
 #[ignore = "root: makes network namespaces; tool: ip, flock, etcd, etcdctl"]
 fn an_add_waits_for_another_plugin_of_the_host_that_holds_calicos_lock() {
     // calico-ipam.md section 4.4: flock(2) on the same file

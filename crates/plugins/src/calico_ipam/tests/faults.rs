@@ -1,0 +1,67 @@
+//! A store that fails at any one operation of a container's life: the next attempt finds one address or none, never two.
+
+use russet_store::sim::Fault;
+
+use super::*;
+
+/// More than an ADD or a DEL has.
+const OPERATIONS: usize = 24;
+const FAULTS: [Fault; 4] = [Fault::Conflict, Fault::LostReply, Fault::LostRequest, Fault::Unavailable];
+
+fn script(sim: &Sim, at: usize, fault: Fault) {
+    sim.script((0..at).map(|_| Fault::None).chain([fault]));
+}
+
+/// Tries until it works, as a runtime does.
+async fn insist(bench: &Bench, verb: &str, ask: &Ask) -> Option<CniResult> {
+    for _ in 0..3 {
+        match bench.run(verb, ask).await.0 {
+            Ok(result) => return result,
+            Err(error) => assert_eq!(error.code, 11, "{verb}: {error}"),
+        }
+    }
+    panic!("{verb} fails again and again");
+}
+
+#[test]
+fn a_repeated_add_has_one_address_whatever_failed_before() {
+    // calico-ipam.md section 9: a write of unknown outcome is looked for, and an ADD is idempotent
+    for fault in FAULTS {
+        for at in 0..OPERATIONS {
+            on_both(async |sim| {
+                let bench = Bench::dual(sim.clone()).await;
+                let ask = Ask { ipam: json!({"assign_ipv6": "true"}), args: POD, ..ASK() };
+                script(&sim, at, fault);
+                let result = insist(&bench, "ADD", &ask).await.unwrap();
+                assert_eq!(bench.held("net.abc").await, 2, "{fault:?} at {at}: {result:?}");
+                let taken: Vec<IpAddr> = result.ips.iter().map(|ip| ip.address.addr()).collect();
+                let held =
+                    bench.datastore.allocator.ips_by_handle(&"net.abc".parse().unwrap()).await.unwrap();
+                assert!(held.iter().all(|held| taken.contains(&held.address)), "{fault:?} at {at}");
+                insist(&bench, "DEL", &ask).await;
+                assert_eq!(bench.held("net.abc").await, 0);
+            });
+        }
+    }
+}
+
+#[test]
+fn a_repeated_del_leaves_nothing_whatever_failed_before() {
+    for fault in FAULTS {
+        for at in 0..OPERATIONS {
+            on_both(async |sim| {
+                let bench = Bench::v4(sim.clone()).await;
+                let ask = Ask { args: POD, ..ASK() };
+                bench.add(&ask).await;
+                script(&sim, at, fault);
+                insist(&bench, "DEL", &ask).await;
+                // Where commits are not atomic, a lost answer may leave a count without an address, which the next DEL clears.
+                insist(&bench, "DEL", &ask).await;
+                let handles = bench.written().into_iter().filter(|key| key.contains("/handle/")).count();
+                let node = "node-a".parse().unwrap();
+                let held = bench.datastore.allocator.held_by_node(&node).await.unwrap();
+                assert_eq!((handles, held.len()), (0, 0), "{fault:?} at {at}");
+            });
+        }
+    }
+}

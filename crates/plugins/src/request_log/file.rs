@@ -1,0 +1,143 @@
+//! The log file that a configuration of Calico's names, with the turnover of the library that Go's plugins use: a full file is set aside under the
+//! time of day, and only so many, and none too old, are kept.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use russet_model::time;
+
+use crate::calico_conf::LogSettings;
+
+/// A file system that hangs must not keep a pod waiting.
+const PATIENCE: Duration = Duration::from_secs(2);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Appends `text`. A file that cannot be written costs nobody a pod.
+pub(super) async fn append(settings: &LogSettings, text: String) {
+    let Some(path) = settings.file.clone().filter(|_| !text.is_empty()) else { return };
+    let (settings, shown) = (settings.clone(), path.display().to_string());
+    let writing = tokio::task::spawn_blocking(move || write(&path, &settings, &text, SystemTime::now()));
+    let failed = match tokio::time::timeout(PATIENCE, writing).await {
+        Ok(Ok(Ok(()))) => return,
+        Ok(Ok(Err(error))) => error.to_string(),
+        Ok(Err(error)) => error.to_string(),
+        Err(_elapsed) => format!("it took longer than {PATIENCE:?}"),
+    };
+    tracing::warn!(file = shown, error = failed, "the log file could not be written");
+}
+
+fn write(path: &Path, settings: &LogSettings, text: &str, now: SystemTime) -> io::Result<()> {
+    if let Some(dir) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+    }
+    let size = fs::metadata(path).map_or(0, |metadata| metadata.len());
+    if size > 0 && size + text.len() as u64 > settings.file_max_bytes {
+        // Another plugin may have been faster: then there is nothing to set aside.
+        match fs::rename(path, aside(path, now)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => forget_old(path, settings, now),
+        }
+    }
+    let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+    // In one piece, so that lines of plugins that write at the same time stay whole.
+    file.write_all(text.as_bytes())
+}
+
+/// `cni.log` becomes `cni-2026-01-02T15-04-05.678.log`.
+fn aside(path: &Path, now: SystemTime) -> PathBuf {
+    let (stem, end) = parts(path);
+    let millis = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.subsec_millis());
+    let at = time::rfc3339(now).replace(':', "-").replace('Z', "");
+    path.with_file_name(format!("{stem}-{at}.{millis:03}{end}"))
+}
+
+fn parts(path: &Path) -> (String, String) {
+    let text = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+    let end = path.extension().map(|end| format!(".{}", end.to_string_lossy())).unwrap_or_default();
+    (text(path.file_stem()), end)
+}
+
+/// Names are times, so the order of names is the order of ages.
+fn forget_old(path: &Path, settings: &LogSettings, now: SystemTime) {
+    let (stem, end) = parts(path);
+    let is_aside = |name: &str| {
+        let time = name.strip_prefix(&format!("{stem}-")).and_then(|rest| rest.strip_suffix(&end));
+        time.is_some_and(|time| {
+            time.len() == "2026-01-02T15-04-05.678".len() && time.starts_with(|c: char| c.is_ascii_digit())
+        })
+    };
+    let listed = path.parent().and_then(|dir| fs::read_dir(dir).ok()).into_iter().flatten().flatten();
+    let mut asides: Vec<PathBuf> = listed.map(|entry| entry.path()).collect();
+    asides.retain(|it| it.file_name().and_then(|name| name.to_str()).is_some_and(is_aside));
+    asides.sort();
+    asides.reverse();
+    for (index, old) in asides.iter().enumerate() {
+        let modified = fs::metadata(old).and_then(|metadata| metadata.modified());
+        let age = modified.ok().and_then(|at| now.duration_since(at).ok()).unwrap_or_default();
+        if index >= settings.file_max_count as usize || age > DAY * settings.file_max_age_d {
+            // What cannot be deleted is tried again at the next turnover.
+            let _ = fs::remove_file(old);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::calico_conf::LogLevel;
+
+    fn settings(file: PathBuf) -> LogSettings {
+        let file = Some(file);
+        LogSettings { level: LogLevel::Info, file, file_max_bytes: 20, file_max_age_d: 30, file_max_count: 2 }
+    }
+
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<String> =
+            fs::read_dir(dir).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_full_file_is_set_aside_and_only_so_many_are_kept() {
+        // calico-cni.md section 1.3
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("cni/cni.log");
+        let settings = settings(path.clone());
+        let begin = SystemTime::now();
+        for second in 0..5 {
+            write(&path, &settings, "fifteen letters\n", begin + Duration::from_secs(second)).unwrap();
+        }
+        let kept = names(path.parent().unwrap());
+        assert_eq!(kept.len(), 3, "{kept:?}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "fifteen letters\n");
+        write(&path, &settings, "ab\n", begin).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "fifteen letters\nab\n");
+    }
+
+    #[test]
+    fn files_set_aside_go_when_they_are_too_old_and_others_stay() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("cni.log");
+        for name in ["cni-2026-01-02T15-04-05.678.log", "cni-notes-of-an-operator.log", "cni.conf"] {
+            fs::write(root.path().join(name), "x").unwrap();
+        }
+        fs::write(&path, "x".repeat(20)).unwrap();
+        write(&path, &settings(path.clone()), "y", SystemTime::now() + DAY * 31).unwrap();
+        let kept = names(root.path());
+        assert!(!kept.iter().any(|name| name.starts_with("cni-2026-01-02")), "{kept:?}");
+        assert!(
+            kept.contains(&"cni-notes-of-an-operator.log".to_owned())
+                && kept.contains(&"cni.conf".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_no_failure() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(append(&settings("/proc/none/cni.log".into()), "line\n".into()));
+    }
+}
