@@ -249,7 +249,8 @@ fn every_refusal_is_one_document_with_its_code_and_leaves_nothing() {
         short.error()["msg"].as_str().unwrap().contains("does not exist, or is not enabled"),
         "{short:?}"
     );
-    assert_eq!(ipam(json!({}), json!({"datastore_type": "etcdv2"})).code(), 2);
+    assert_eq!(ipam(json!({}), json!({"datastore_type": "etcdv2"})).code(), 7, "it holds v3 data");
+    assert_eq!(ipam(json!({}), json!({"datastore_type": "kubernetes"})).code(), 2);
     assert_eq!(ipam(json!({}), json!({"nodename": "a/b"})).code(), 7);
     assert_eq!(scene.fabric.keys("/calico/ipam/"), Vec::<String>::new());
     // STATUS needs no agent, either: ADD does not.
