@@ -81,7 +81,7 @@ impl EtcdV2 {
     pub async fn remove_empty_directory(&self, directory: &Key) -> Result<bool, StoreError> {
         let operation = || format!("remove directory {directory}");
         let target = format!("{}?dir=true", target(directory, operation)?);
-        let question = Question { method: Method::DELETE, target, form: None };
+        let question = Question { method: Method::DELETE, target, form: None, large: false };
         let reply = self.client.call(Effect::Idempotent, &question).await;
         match reply.map_err(|failure| failure.told(operation(), Effect::Idempotent))? {
             Reply::Done(_) => Ok(true),
@@ -157,7 +157,7 @@ impl EtcdV2 {
             form.push_str(&format!("&ttl={seconds}"));
         }
         let target = if guard.is_empty() { target } else { format!("{target}?{guard}") };
-        Ok(Question { method, target, form: form.map(Into::into) })
+        Ok(Question { method, target, form: form.map(Into::into), large: false })
     }
 }
 
@@ -208,7 +208,8 @@ impl Store for EtcdV2 {
 async fn list(client: &Client, prefix: &Prefix) -> Result<Snapshot, StoreError> {
     let told = |failure: Failure| failure.told(format!("list {prefix}"), Effect::Read);
     let target = format!("{}?recursive=true&quorum=true", path::of_directory(prefix));
-    match client.call(Effect::Read, &Question::get(target)).await.map_err(told)? {
+    let question = Question { large: true, ..Question::get(target) };
+    match client.call(Effect::Read, &question).await.map_err(told)? {
         Reply::Done(done) if done.index < done.node.modified_index => {
             Err(told(Failure::nonsense("etcd", "a listing without the store's index")))
         }

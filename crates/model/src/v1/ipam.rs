@@ -11,7 +11,7 @@ use crate::{Attribute, Block, Handle};
 pub fn block_to_v3(block: &Block) -> Block {
     let legacy = block.host_affinity.as_deref().and_then(|node| NodeName::new(node).ok());
     let affinity = block.affinity.clone().or_else(|| legacy.map(|node| Block::affinity_of(&node)));
-    Block { affinity, host_affinity: None, strict_affinity: false, ..block.clone() }
+    Block { affinity, host_affinity: None, ..block.clone() }
 }
 
 /// The bytes of a block as a v1 peer writes them: without sequence numbers, claim time and `deleted`, with `strictAffinity`. Members that
@@ -87,6 +87,16 @@ mod tests {
         assert!(!String::from_utf8(block.encode()).unwrap().contains("hostAffinity"));
         let python = V1.replace("host:node-a", "");
         assert_eq!(block_to_v3(&Block::decode(python.as_bytes()).unwrap()).affinity, None);
+    }
+
+    #[test]
+    fn a_strict_block_stays_strict() {
+        // calico-ipam.md section 1.3: enforced by peers up to 3.13
+        let text = V1.replace(r#""strictAffinity":false"#, r#""strictAffinity":true"#);
+        let text = text.replace(r#""secondary":{}"#, r#""secondary":{"node":"n"}"#);
+        let there = block_to_v3(&Block::decode(text.as_bytes()).unwrap());
+        let back = Block::decode(&there.encode()).unwrap();
+        assert_eq!(String::from_utf8(block_from_v3(&back)).unwrap(), text);
     }
 
     #[test]

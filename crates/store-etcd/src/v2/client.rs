@@ -71,6 +71,7 @@ impl Client {
     ) -> Result<Reply, Failure> {
         // Giving up early on what cannot be asked twice would only turn an answer into a doubt.
         let until = match effect {
+            _ if question.large => deadline,
             Effect::Once => deadline,
             Effect::Read | Effect::Idempotent => deadline.min(Instant::now() + self.patience()),
         };

@@ -40,6 +40,8 @@ pub(crate) struct Question {
     pub(crate) target: String,
     /// A form.
     pub(crate) form: Option<Bytes>,
+    /// A member has to put much together before it can begin to answer.
+    pub(crate) large: bool,
 }
 
 /// The members, and which one is asked first.
@@ -69,7 +71,7 @@ pub(crate) struct Opened {
 
 impl Question {
     pub(crate) fn get(target: String) -> Self {
-        Self { method: Method::GET, target, form: None }
+        Self { method: Method::GET, target, form: None, large: false }
     }
 }
 

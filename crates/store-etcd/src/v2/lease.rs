@@ -126,7 +126,7 @@ impl Leases {
             let told = |failure: Failure| failure.told(format!("revoke lease {}", id.0), Effect::Idempotent);
             let target = target(key).map_err(told)?;
             let target = format!("{target}?prevIndex={}", written.revision.0);
-            let question = Question { method: Method::DELETE, target, form: None };
+            let question = Question { method: Method::DELETE, target, form: None, large: false };
             // Deleted, gone, or somebody else's by now: in each case the lease holds it no longer.
             client.call(Effect::Idempotent, &question).await.map_err(told)?;
         }
@@ -147,6 +147,7 @@ async fn refresh(
             method: Method::PUT,
             target: format!("{target}?prevExist=true&prevIndex={}&refresh=true", written.revision.0),
             form: Some(format!("ttl={}", ttl.as_secs()).into()),
+            large: false,
         };
         match client.call(Effect::Once, &question).await {
             Ok(Reply::Done(done)) => {

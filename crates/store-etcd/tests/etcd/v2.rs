@@ -151,6 +151,37 @@ async fn a_whole_directory_that_somebody_removes_is_told_key_by_key() {
     }
 }
 
+/// As many full blocks as a large cluster has, and what one takes (calico-ipam.md 1.3).
+const BLOCKS: usize = 5_000;
+const BLOCK_BYTES: usize = 20_000;
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn five_thousand_blocks_of_20_kb_are_listed_in_one_answer() {
+    let cluster = members(1);
+    let store = client(&cluster.members[0].client);
+    let local = tokio::task::LocalSet::new();
+    for writer in 0..8 {
+        let store = store.clone();
+        local.spawn_local(async move {
+            for n in (writer..BLOCKS).step_by(8) {
+                // Quotes, as in the JSON of a block: each takes two bytes more as a string within JSON.
+                let value = format!("{n:0width$}", width = BLOCK_BYTES / 2) + &"\"".repeat(BLOCK_BYTES / 2);
+                store.commit(vec![Step::create(key(n), value)]).await.unwrap();
+            }
+        });
+    }
+    local.await;
+    let begun = std::time::Instant::now();
+    let snapshot = store.list(&Prefix::handles()).await.unwrap();
+    let bytes: usize = snapshot.records.iter().map(|record| record.value.len()).sum();
+    println!("listed {} records, {} MB in {:?}", snapshot.records.len(), bytes / 1_000_000, begun.elapsed());
+    assert_eq!((snapshot.records.len(), bytes), (BLOCKS, BLOCKS * BLOCK_BYTES));
+    for (n, record) in snapshot.records.iter().enumerate() {
+        assert_eq!(record.key, key(n));
+    }
+}
+
 /// One request of somebody else's: head and body of the answer.
 async fn request(address: &str, method: &str, target: &str) -> String {
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
