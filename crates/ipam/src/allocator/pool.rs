@@ -68,7 +68,7 @@ impl Allocator {
     pub async fn create_pool(&self, mut pool: IpPool) -> Result<(), IpamError> {
         let name = pool.metadata.name.clone();
         let key = Key::pool(&name).map_err(|error| IpamError::Invalid(error.to_string()))?;
-        self.refuse_pool(&pool).await?;
+        self.check_pool(&pool).await?;
         self.stamp_pool(&mut pool);
         let create = Step::create(key.clone(), pool.encode());
         let failed = match self.store.commit(vec![create]).await {
@@ -123,7 +123,8 @@ impl Allocator {
         }
     }
 
-    async fn refuse_pool(&self, pool: &IpPool) -> Result<(), IpamError> {
+    /// Finds why a pool cannot be created now: it overlaps another one, or blocks of another size are left in its range.
+    pub async fn check_pool(&self, pool: &IpPool) -> Result<(), IpamError> {
         let cidr = pool.spec.cidr;
         let overlaps = |other: IpNet| other.contains(&cidr) || cidr.contains(&other);
         for other in self.pools().await? {

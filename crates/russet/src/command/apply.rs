@@ -1,7 +1,8 @@
 //! `russet apply`: creates what is not there and changes what is, guarded by the revision that was read or that the file names. Everything
 //! is checked before anything is written.
 
-use russet_model::{Key, Resource};
+use russet_addr::IpNet;
+use russet_model::{IpPool, Key, Resource};
 use russet_store::{BoxFuture, Record, Revision, Step, Store, StoreError};
 use serde_json::Value;
 
@@ -67,15 +68,26 @@ pub fn run(mut args: ApplyArgs) -> Result<(), Failure> {
         settle_namespace(document, namespace.as_deref())?;
         each_kind!(document.kind, checked(document))?;
     }
+    overlaps(&documents)?;
     runtime()?.block_on(async {
         let choice = std::mem::take(&mut args.place);
         // Pools may be written before the first agent starts.
         let place =
             if args.dry_run { Place::open(choice).await? } else { Place::open_or_make(choice).await? };
+        // First without writing, so that a refusal leaves everything as it was.
+        let mut would = Vec::new();
+        for document in &documents {
+            would.push(each_kind!(document.kind, boxed(&place, document, true)).await?);
+        }
         let all = documents.len();
-        for (applied, document) in documents.iter().enumerate() {
-            let done = each_kind!(document.kind, boxed(&place, document, args.dry_run)).await;
-            done.map_err(|source| ApplyError::Part { applied, all, source })?;
+        for (applied, (document, would)) in documents.iter().zip(would).enumerate() {
+            let outcome = match args.dry_run {
+                true => would,
+                false => each_kind!(document.kind, boxed(&place, document, false))
+                    .await
+                    .map_err(|source| ApplyError::Part { applied, all, source })?,
+            };
+            tell(document, outcome, args.dry_run);
         }
         Ok(())
     })
@@ -122,13 +134,11 @@ fn boxed<'a, S: Definition + 'a>(
     place: &'a Place,
     document: &'a Document,
     dry_run: bool,
-) -> BoxFuture<'a, Result<(), Failure>> {
-    Box::pin(apply::<S>(place, document, dry_run))
+) -> BoxFuture<'a, Result<Outcome, Failure>> {
+    Box::pin(async move { prepared::<S>(document)?.apply(place, document, dry_run).await })
 }
 
-async fn apply<S: Definition>(place: &Place, document: &Document, dry_run: bool) -> Result<(), Failure> {
-    let prepared = prepared::<S>(document)?;
-    let outcome = prepared.apply(place, document, dry_run).await?;
+fn tell(document: &Document, outcome: Outcome, dry_run: bool) {
     let done = match outcome {
         Outcome::Created => "created",
         Outcome::Configured => "configured",
@@ -136,6 +146,27 @@ async fn apply<S: Definition>(place: &Place, document: &Document, dry_run: bool)
     };
     let tried = if dry_run { " (dry run)" } else { "" };
     output::print(&format!("{} {done}{tried}\n", output::visible(&document.subject())));
+}
+
+/// Pools of the files that overlap each other.
+fn overlaps(documents: &[Document]) -> Result<(), Refused> {
+    let cidr = |document: &Document| -> Option<IpNet> {
+        let spec = document.members.get("spec").filter(|_| document.kind == Kind::Pool)?;
+        spec.get("cidr")?.as_str()?.parse().ok()
+    };
+    for (index, document) in documents.iter().enumerate() {
+        for other in &documents[..index] {
+            let (Some(net), Some(taken)) = (cidr(document), cidr(other)) else { continue };
+            if document.subject() != other.subject() && (net.contains(&taken) || taken.contains(&net)) {
+                let mut problems = Problems::default();
+                problems.add(
+                    "spec.cidr",
+                    &format!("{net} overlaps {taken} of {}, {}", other.subject(), other.origin),
+                );
+                return Err(document.refused(problems));
+            }
+        }
+    }
     Ok(())
 }
 
@@ -151,8 +182,7 @@ impl<S: Definition> Prepared<S> {
                     let (named, stored) = (named.0, stored.revision.0);
                     return Err(ApplyError::Outdated { origin, subject, named, stored }.into());
                 }
-                (None, None) if dry_run => Some(Outcome::Created),
-                (None, None) => self.create(place).await?,
+                (None, None) => self.create(place, dry_run).await?,
                 (Some(stored), _) => self.change(place, document, &stored, dry_run).await?,
             };
             if let Some(outcome) = done {
@@ -163,18 +193,25 @@ impl<S: Definition> Prepared<S> {
     }
 
     /// None if somebody else was faster.
-    async fn create(&self, place: &Place) -> Result<Option<Outcome>, Failure> {
+    async fn create(&self, place: &Place, dry_run: bool) -> Result<Option<Outcome>, Failure> {
         let mut resource = Resource::<S>::decode(&self.resource.encode())?;
         stamp(&mut resource)?;
         let value = resource.encode();
         if document_is_pool::<S>() {
             // The allocator refuses pools that overlap others, or blocks of another size.
-            let pool = russet_model::IpPool::decode(&value)?;
-            return match place.allocator().create_pool(pool).await {
+            let pool = IpPool::decode(&value)?;
+            let created = match dry_run {
+                true => place.allocator().check_pool(&pool).await,
+                false => place.allocator().create_pool(pool).await,
+            };
+            return match created {
                 Ok(()) => Ok(Some(Outcome::Created)),
                 Err(russet_ipam::IpamError::Store { source, .. }) if source.lost_race() => Ok(None),
                 Err(error) => Err(error.into()),
             };
+        }
+        if dry_run {
+            return Ok(Some(Outcome::Created));
         }
         commit(
             &*place.store,
@@ -186,6 +223,19 @@ impl<S: Definition> Prepared<S> {
         .await
     }
 
+    /// The resource, with those members of the stored spec that only a newer release of Calico knows: no file of ours can mention them
+    /// (calico-ipam.md 1.10).
+    fn with_unknown_members(&self, old: &Resource<S>) -> Result<Resource<S>, Failure> {
+        let mut value = self.resource.to_value();
+        let stored = old.to_value();
+        for (name, member) in stored["spec"].as_object().into_iter().flatten() {
+            if !S::FIELDS.iter().any(|field| field.0 == name) {
+                value["spec"][name] = member.clone();
+            }
+        }
+        Ok(Resource::decode(value.to_string().as_bytes())?)
+    }
+
     /// None if somebody else changed it in between.
     async fn change(
         &self,
@@ -195,7 +245,7 @@ impl<S: Definition> Prepared<S> {
         dry_run: bool,
     ) -> Result<Option<Outcome>, Failure> {
         let old = Resource::<S>::decode(&stored.value)?;
-        let mut new = Resource::<S>::decode(&self.resource.encode())?;
+        let mut new = self.with_unknown_members(&old)?;
         let mut problems = Problems::default();
         if let (Some(wanted), Some(found)) = (&new.metadata.uid, &old.metadata.uid) {
             problems.unless(wanted == found, "metadata.uid", "another resource has this name now");
@@ -208,6 +258,9 @@ impl<S: Definition> Prepared<S> {
         new.metadata.creation_timestamp = old.metadata.creation_timestamp;
         new.metadata.deletion_timestamp = old.metadata.deletion_timestamp;
         new.metadata.generate_name = new.metadata.generate_name.or(old.metadata.generate_name);
+        for (name, value) in old.metadata.extra {
+            new.metadata.extra.entry(name).or_insert(value);
+        }
         new.status = old.status;
         stamp(&mut new)?;
         let value = new.encode();

@@ -256,8 +256,14 @@ fn a_change_of_a_pool_that_would_strand_its_blocks_is_refused() {
     }
     let third = POOLS.replace("name: blue", "name: red").replace("10.20.0.0/16", "10.20.7.0/24");
     let refused = store.refusal(&third);
-    assert!(refused.contains("0 of 3 applied") && refused.contains("overlap"), "{refused}");
+    assert!(refused.contains("overlap") && refused.contains("blue"), "{refused}");
+    let mine = store.refusal(&format!("{third}---\n{}", third.replace("name: red", "name: pink")));
+    assert!(
+        mine.contains("IPPool/pink: spec.cidr: 10.20.7.0/24 overlaps 10.20.7.0/24 of IPPool/red"),
+        "{mine}"
+    );
     assert_eq!(store.json(&["get", "pool", "blue"]), before);
+    assert_eq!(store.good(&["get", "pools"]).lines().count(), 3, "nothing was written before the refusal");
 }
 
 #[test]
@@ -293,6 +299,84 @@ fn a_file_that_keeps_silent_does_not_erase_a_nodes_tunnel() {
         store.good(&["get", "nodes", "-o", "wide"]),
         "NAME  ASN    IPV4         IPV6  VXLANV4    VXLANV6\nn1    64512  10.0.0.2/24        10.20.0.0\n"
     );
+}
+
+#[test]
+fn what_newer_releases_stored_outlives_an_older_file() {
+    // calico-ipam.md section 1.10
+    let store = Store::with(POOLS);
+    let mut pool = store.json(&["get", "pool", "blue"]);
+    pool["metadata"]["finalizers"] = json!(["x/y"]);
+    pool["spec"]["future"] = json!({ "a": 1 });
+    pool["status"] = json!({ "conditions": [{ "type": "Allocatable", "status": "True" }] });
+    store.put("/calico/resources/v3/projectcalico.org/ippools/blue", &pool);
+    let answer = store.apply(&POOLS.replace("natOutgoing: true", "natOutgoing: false"));
+    assert_eq!(answer.stdout.lines().next(), Some("IPPool/blue configured"), "{answer:?}");
+    let after = store.json(&["get", "pool", "blue"]);
+    assert_eq!(after["spec"]["natOutgoing"], Value::Null);
+    assert_eq!(after["spec"]["future"], json!({ "a": 1 }));
+    assert_eq!(after["metadata"]["finalizers"], json!(["x/y"]));
+    assert_eq!(after["status"], pool["status"]);
+}
+
+#[test]
+fn writers_at_once_lose_nothing() {
+    let store = Store::with(POOLS);
+    let text = |zone: usize| {
+        format!(
+            "{{apiVersion: projectcalico.org/v3, kind: Node, metadata: {{name: n1, labels: {{zone: z{zone}}}}}}}"
+        )
+    };
+    let with_spec = |zone| format!("{}, spec: {{}}}}", text(zone).strip_suffix('}').unwrap());
+    std::thread::scope(|scope| {
+        let tasks: Vec<_> = (0..6)
+            .map(|zone| {
+                scope.spawn({
+                    let (store, text) = (&store, with_spec(zone));
+                    move || store.apply(&text)
+                })
+            })
+            .collect();
+        let answers: Vec<Answer> = tasks.into_iter().map(|task| task.join().unwrap()).collect();
+        assert!(answers.iter().all(|answer| answer.status == 0), "{answers:?}");
+        let created = answers.iter().filter(|answer| answer.stdout.contains("created")).count();
+        assert_eq!(created, 1, "{answers:?}");
+    });
+    let zone = store.json(&["get", "node", "n1"])["metadata"]["labels"]["zone"].clone();
+    assert!(zone.as_str().unwrap().starts_with('z'), "{zone}");
+}
+
+#[test]
+#[ignore = "tool: etcd"]
+fn the_verbs_work_on_etcd_as_on_a_file() {
+    let etcd = russet_testkit::etcd::Cluster::single();
+    etcd.wait();
+    let location = etcd.location();
+    let store = Store::empty();
+    let on_etcd =
+        |args: &[&str], stdin: &str| store.run_with(&[args, &["--store", &location]].concat(), stdin);
+    let applied = on_etcd(&["apply", "-f", "-"], POOLS);
+    assert_eq!(applied.stdout.matches("created").count(), 3, "{applied:?}");
+    let shown = on_etcd(&["get", "pool", "blue", "-o", "yaml"], "").stdout;
+    let stored = etcd.members[0].etcdctl(&[
+        "get",
+        "--print-value-only",
+        "/calico/resources/v3/projectcalico.org/ippools/blue",
+    ]);
+    assert!(
+        stored.starts_with(
+            r#"{"kind":"IPPool","apiVersion":"projectcalico.org/v3","metadata":{"name":"blue","#
+        ),
+        "{stored}"
+    );
+    assert!(!stored.contains("resourceVersion"), "{stored}");
+    let changed = on_etcd(&["apply", "-f", "-"], &shown.replace("natOutgoing: true", "natOutgoing: false"));
+    assert_eq!(changed.stdout, "IPPool/blue configured\n", "{changed:?}");
+    let late = on_etcd(&["apply", "-f", "-"], &shown.replace("natOutgoing: true", "disabled: true"));
+    assert!(late.stderr.contains("somebody else changed it"), "{late:?}");
+    let deleted = on_etcd(&["delete", "pool", "blue"], "");
+    assert_eq!(deleted.stdout, "IPPool/blue deleted\n", "{deleted:?}");
+    assert!(!store.root.path().join("var").exists(), "the file's store was left alone");
 }
 
 #[test]
