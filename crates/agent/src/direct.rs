@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use russet_addr::Family;
 use russet_cni_spec::{Call, CniError, CniResult, Request};
 use russet_linux::{FileLock, sysctl};
-use russet_plugins::{CalicoHost, RequestLog, Teardown};
+use russet_plugins::{CalicoHost, CalicoNode, RequestLog, Teardown};
 
 use crate::bootstrap::{self, BootstrapError, Known};
 use crate::config::Config;
@@ -32,7 +32,8 @@ pub async fn direct(
         History::at(config.paths.history_file()).record(request, result.as_ref());
         return Ok(result);
     }
-    if matches!(request.env.call, Call::Status) {
+    let calico = russet_plugins::is_calico(plugin);
+    if matches!(request.env.call, Call::Status) && !calico {
         return Err(CniError::not_available("no agent is running on this node", "start `russet agent`"));
     }
     let busy = |error: russet_linux::LockError| {
@@ -45,6 +46,13 @@ pub async fn direct(
         .map_err(|e| CniError::io("make the run directory", e))?;
     let _lock =
         FileLock::exclusive(config.paths.node_lock(), Instant::now() + LOCK_PATIENCE).map_err(busy)?;
+    if calico {
+        // Its datastore is the configuration's, and who this node is, too.
+        let host = CalicoHost::new(config.paths.root(), Rc::new(EtcdDatastores::of_request()));
+        let result = russet_plugins::run_calico(&CalicoNode::of_request(host), request, log).await?;
+        History::at(config.paths.history_file()).record(request, result.as_ref());
+        return Ok(result);
+    }
     let opened = stores::open(&config.paths, &config.store)
         .await
         .map_err(|error| CniError::try_again_later("the store cannot be opened", error))?;

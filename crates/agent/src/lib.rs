@@ -190,6 +190,7 @@ fn node(config: &Config, store: Rc<dyn Store>, teardown: Teardown, readiness: &R
         wiring: Default::default(),
         mtu_bytes: Rc::new(Cell::new(config.mtu_bytes.unwrap_or(MTU_UNTIL_KNOWN_BYTES))),
         teardown,
+        clusters: Default::default(),
         not_ready: Rc::new(move || readiness.not_ready()),
     }
 }

@@ -16,7 +16,6 @@ use serde_json::{Map, Value};
 
 pub use datastore::{DatastoreKind, DatastoreSettings};
 pub use log_settings::{LogLevel, LogSettings};
-pub use node_name::NodeChoice;
 
 use fields::Fields;
 
@@ -266,11 +265,6 @@ impl PolicySettings {
 // === impl KubernetesSettings ===
 
 impl KubernetesSettings {
-    /// Whether anything says where Kubernetes is.
-    pub fn is_reachable(&self) -> bool {
-        self.kubeconfig.is_some() || self.api_root.is_some()
-    }
-
     fn read(root: &Fields<'_>, overrides: &russet_cni_spec::Overrides) -> Result<Self, CniError> {
         let (policy, kubernetes) = (root.object("policy")?, root.object("kubernetes")?);
         let chosen = |name: &str, given: Option<String>| fields::choose(overrides, name, given);

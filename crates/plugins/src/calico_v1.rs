@@ -29,7 +29,7 @@ use russet_store_etcd::{EtcdV2, Settings as EtcdSettings};
 use crate::calico_conf::CalicoConf;
 use crate::datastore::Datastore;
 use crate::failure;
-use crate::node::Node;
+use crate::node::CalicoNode;
 use crate::target::Target;
 use crate::wiring::Unattached;
 use endpoint::{Records, Stored};
@@ -57,7 +57,7 @@ pub struct PodFacts {
 
 /// One request on the v1 model.
 struct Work<'a> {
-    node: &'a Node,
+    node: &'a CalicoNode,
     conf: &'a CalicoConf,
     facts: Option<&'a PodFacts>,
     name: NodeName,
@@ -76,7 +76,7 @@ struct Taken {
 
 /// Carries out a request on the data behind the v2 API of `etcd`. `facts` are the pod's, where somebody could ask Kubernetes.
 pub async fn run(
-    node: &Node,
+    node: &CalicoNode,
     request: &Request,
     conf: &CalicoConf,
     etcd: EtcdSettings,
@@ -102,7 +102,7 @@ pub(crate) async fn datastore(settings: &EtcdSettings, named: bool) -> Result<Da
 }
 
 async fn run_on(
-    node: &Node,
+    node: &CalicoNode,
     request: &Request,
     conf: &CalicoConf,
     records: Records,
@@ -135,7 +135,7 @@ fn node_name(conf: &CalicoConf) -> Result<NodeName, CniError> {
 
 impl<'a> Work<'a> {
     fn new(
-        node: &'a Node,
+        node: &'a CalicoNode,
         request: &Request,
         conf: &'a CalicoConf,
         target: &russet_cni_spec::Target,

@@ -75,6 +75,14 @@ impl CalicoHost {
         &self.locks
     }
 
+    /// Whether the etcd that a configuration names by its address alone has records of v3. One that does not answer may be of etcd's v2.
+    pub(crate) async fn has_v3(&self, conf: &CalicoConf) -> Result<bool, CniError> {
+        match self.datastores.open(&conf.datastore.etcd_v3()?).await {
+            Ok(datastore) => Ok(datastore.has_v3().await.unwrap_or(false)),
+            Err(_) => Ok(false),
+        }
+    }
+
     /// The datastore that a configuration names. One that was not named as v3 must have records of v3: a configuration of v1.11 would otherwise
     /// read an empty store where its v2 keys are full, and a DEL would forget addresses that are still held. Those of v1.11 get a view of
     /// their v1 data, or an error that says how to carry these over.

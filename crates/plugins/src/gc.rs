@@ -1,5 +1,7 @@
 //! GC: takes down what is in a network on this node and in nobody's list (cni-runtime.md section 1.5).
 
+use std::collections::BTreeSet;
+
 use russet_addr::{ContainerId, IfName, NetworkName, NodeName};
 use russet_attach::OwnedLink;
 use russet_cni_spec::plugin::Request;
@@ -8,13 +10,14 @@ use russet_ipam::{Allocator, Held, ReleaseOptions};
 use russet_model::HandleId;
 
 use crate::failure;
-use crate::node::Node;
+use crate::node::{Node, Teardown};
+use crate::wiring::Wiring;
 
 /// Goes on past errors and tells them together. A request without a list says nothing about what is valid.
 pub async fn run(node: &Node, request: &Request) -> Result<(), CniError> {
     let Some(valid) = request.config.valid_attachments()? else { return Ok(()) };
     let network = &request.config.name;
-    let errors = detach_stale(node, network, &valid).await?;
+    let (_, errors) = detach_stale(&node.wiring, &node.teardown, network, &valid).await?;
     if errors.is_empty() {
         // Not before: an interface that could not be taken down may still answer for its address.
         let stale = stale_addresses(&node.allocator, &node.name, network, &valid).await?;
@@ -32,12 +35,14 @@ fn is_valid(valid: &[ValidAttachment], container: &ContainerId, ifname: Option<&
     valid.iter().any(|it| it.container_id == *container && ifname.is_none_or(|ifname| it.ifname == *ifname))
 }
 
-async fn detach_stale(
-    node: &Node,
+/// Takes down what nobody has in their list; says whose it was, and what went wrong.
+pub async fn detach_stale(
+    wiring: &Wiring,
+    teardown: &Teardown,
     network: &NetworkName,
     valid: &[ValidAttachment],
-) -> Result<Vec<String>, CniError> {
-    let mut errors = Vec::new();
+) -> Result<(BTreeSet<ContainerId>, Vec<String>), CniError> {
+    let (mut containers, mut errors) = (BTreeSet::new(), Vec::new());
     let stale = |link: &OwnedLink| {
         let container = link.owner.container();
         // A container whose name did not fit into the alias is left to its own DEL.
@@ -45,12 +50,13 @@ async fn detach_stale(
             && link.owner.network() == network
             && container.is_some_and(|it| !is_valid(valid, it, link.owner.ifname()))
     };
-    for link in node.wiring.list().await?.into_iter().filter(stale) {
-        let removal = node.teardown.removal();
-        errors.extend(node.wiring.detach_owned(link, removal).await.err().map(|error| error.to_string()));
+    for link in wiring.list().await?.into_iter().filter(stale) {
+        let removal = teardown.removal();
+        containers.extend(link.owner.container().cloned());
+        errors.extend(wiring.detach_owned(link, removal).await.err().map(|error| error.to_string()));
     }
-    node.teardown.doomed();
-    Ok(errors)
+    teardown.doomed();
+    Ok((containers, errors))
 }
 
 /// What this node holds in `network` for nobody in the list. Each is to be released only if it is still the same
@@ -77,7 +83,7 @@ pub async fn stale_addresses(
 
 /// The container that a handle of `network` is for. With a dot in it, `a.b.c` may as well be container `c` of network `a.b`, whose list of what is
 /// valid is another: it is left to its own DEL.
-fn container_of(handle: &HandleId, network: &NetworkName) -> Option<ContainerId> {
+pub fn container_of(handle: &HandleId, network: &NetworkName) -> Option<ContainerId> {
     let container = handle.as_str().strip_prefix(network.as_str())?.strip_prefix('.')?;
     ContainerId::new(container).ok().filter(|container| !container.as_str().contains('.'))
 }

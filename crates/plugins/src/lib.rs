@@ -1,13 +1,13 @@
 //! The CNI plugins, one module each. The agent runs them for requests of its socket, `russet cni-direct` for a node
 //! without an agent: the same code, on a [`Node`] that says what it has to work with.
 
-#[allow(dead_code, unused_imports, reason = "`calico`, which reads the rest of it, is being written")]
+mod calico;
 mod calico_conf;
-#[allow(dead_code, unused_imports, reason = "`calico`, which calls the rest of it, is being written")]
 mod calico_ipam;
-#[allow(dead_code, unused_imports, reason = "`calico`, which calls the rest of it, is being written")]
 mod calico_v1;
+mod clusters;
 mod datastore;
+mod delegate;
 mod failure;
 mod gc;
 mod loopback;
@@ -21,12 +21,13 @@ mod wiring;
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{CniError, CniResult};
 
+pub use clusters::Clusters;
 pub use datastore::{CalicoHost, Datastore, Datastores};
-pub use node::{Clock, Node, NotReady, SystemClock, Teardown};
+pub use node::{CalicoNode, Clock, Node, NotReady, SystemClock, Teardown};
 pub use request_log::RequestLog;
 
 /// Types that [`run`] knows.
-pub const NAMES: [&str; 3] = ["russet", "loopback", calico_ipam::NAME];
+pub const NAMES: [&str; 4] = ["russet", "loopback", calico::NAME, calico_ipam::NAME];
 
 /// Carries out one request of the plugin called `name`; `log` is for the runtime's standard error. Once started it is to be run to its end: dropping
 /// the future half-way may leave an address that only DEL gives back.
@@ -39,12 +40,28 @@ pub async fn run(
     let done = match name {
         "russet" => russet::run(node, request).await,
         "loopback" => loopback::run(node, request).await,
+        calico::NAME => calico::run(&node.for_calico(), request, log).await,
         calico_ipam::NAME => calico_ipam::run(&node.calico, request, log).await,
         _ => {
             let details = format!("known: {}", NAMES.join(", "));
             Err(CniError::unsupported_field(format!("type: {name:?} is not a plugin of this agent"), details))
         }
     };
+    done.map_err(|error| error.in_version(request.config.cni_version))
+}
+
+/// Whether the plugin is Calico's main one, which needs no [`Node`]: [`run_calico`] will do.
+pub fn is_calico(name: &str) -> bool {
+    name == calico::NAME
+}
+
+/// [`run`] for a plugin that [`is_calico`].
+pub async fn run_calico(
+    node: &CalicoNode,
+    request: &Request,
+    log: &RequestLog,
+) -> Result<Option<CniResult>, CniError> {
+    let done = calico::run(node, request, log).await;
     done.map_err(|error| error.in_version(request.config.cni_version))
 }
 

@@ -10,6 +10,7 @@ use russet_store::Store;
 
 pub use russet_ipam::{Clock, SystemClock};
 
+use crate::clusters::Clusters;
 use crate::datastore::CalicoHost;
 use crate::wiring::Wiring;
 
@@ -41,6 +42,23 @@ pub struct Node {
     pub not_ready: Rc<dyn Fn() -> Option<NotReady>>,
     /// What plugins of Calico's work with.
     pub calico: CalicoHost,
+    /// Kubernetes, as configurations name it.
+    pub clusters: Clusters,
+}
+
+/// A node, as the plugin `calico` sees it: its name and its datastore are the configuration's. Clones share everything.
+#[derive(Clone)]
+pub struct CalicoNode {
+    /// What needs no kernel.
+    pub host: CalicoHost,
+    /// The way to the kernel.
+    pub wiring: Wiring,
+    /// What DEL does with interfaces.
+    pub teardown: Teardown,
+    /// Kubernetes, as configurations name it.
+    pub clusters: Clusters,
+    /// Why ADD cannot be served, if it cannot.
+    pub not_ready: Rc<dyn Fn() -> Option<NotReady>>,
 }
 
 /// Why ADD cannot be served.
@@ -50,6 +68,31 @@ pub struct NotReady {
     pub reason: String,
     /// The node was ready, and has lost its datastore: what its pods reach no longer follows the cluster.
     pub lost_store: bool,
+}
+
+// === impl Node ===
+
+impl Node {
+    /// The same node for the plugin `calico`.
+    pub fn for_calico(&self) -> CalicoNode {
+        let Self { calico, wiring, teardown, clusters, not_ready, .. } = self.clone();
+        CalicoNode { host: calico, wiring, teardown, clusters, not_ready }
+    }
+}
+
+// === impl CalicoNode ===
+
+impl CalicoNode {
+    /// A node without an agent, for one request.
+    pub fn of_request(host: CalicoHost) -> Self {
+        Self {
+            host,
+            wiring: Wiring::default(),
+            teardown: Teardown::Synchronous,
+            clusters: Clusters::default(),
+            not_ready: Rc::new(|| None),
+        }
+    }
 }
 
 // === impl Teardown ===

@@ -26,7 +26,7 @@ pub async fn run(node: &Node, request: &Request) -> Result<Option<CniResult>, Cn
         Call::Del(target) => del(node, &Target::of(request, target)?).await.map(|()| None),
         Call::Check(target) => check(node, request, &Target::of(request, target)?).await.map(|()| None),
         Call::Gc => crate::gc::run(node, request).await.map(|()| None),
-        Call::Status => status(node).map(|()| None),
+        Call::Status => status(&*node.not_ready).map(|()| None),
     }
 }
 
@@ -237,8 +237,8 @@ fn recorded_mtu(request: &Request, target: &Target) -> Result<Option<u32>, CniEr
     Ok(ours.and_then(|interface| interface.mtu))
 }
 
-fn status(node: &Node) -> Result<(), CniError> {
-    match (node.not_ready)() {
+pub(crate) fn status(not_ready: &dyn Fn() -> Option<NotReady>) -> Result<(), CniError> {
+    match not_ready() {
         None => Ok(()),
         Some(NotReady { reason, lost_store: true }) => Err(CniError::new(
             code::LIMITED_CONNECTIVITY,

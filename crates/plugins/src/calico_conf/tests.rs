@@ -4,6 +4,7 @@ use russet_cni_spec::code;
 use russet_model::Key;
 use russet_store::{Sim, Step, Store};
 
+use super::node_name::NodeChoice;
 use super::*;
 
 fn request(config: &str, vars: &[(&str, &str)]) -> Request {
@@ -45,7 +46,7 @@ fn the_configuration_that_calico_ships_is_read_unmodified() {
     assert_eq!((conf.mtu_bytes, conf.num_queues, conf.nodename.as_deref()), (None, 1, Some("worker-1")));
     assert_eq!(conf.datastore.kind, DatastoreKind::Kubernetes);
     assert_eq!(conf.kubernetes.kubeconfig.as_deref(), Some(Path::new("/etc/cni/net.d/calico-kubeconfig")));
-    assert!(conf.policy.is_k8s() && conf.ipam.is_calico() && conf.kubernetes.is_reachable());
+    assert!(conf.policy.is_k8s() && conf.ipam.is_calico());
     assert!(conf.ipam.assign_ipv4 && !conf.ipam.assign_ipv6);
     assert_eq!(conf.log.file.as_deref(), Some(Path::new("/var/log/calico/cni/cni.log")));
     assert_eq!((conf.log.level, conf.log.file_max_bytes), (LogLevel::Info, 100_000_000));

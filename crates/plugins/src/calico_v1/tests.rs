@@ -33,21 +33,12 @@ fn request(container: &str, pod: Option<&str>, extra: &str) -> Request {
     *request
 }
 
-/// A node; its own store is of no interest here.
-fn node(store: &Rc<Sim>) -> Node {
+/// A node; what it would open is of no interest here.
+fn node(store: &Rc<Sim>) -> CalicoNode {
     let store: Rc<dyn Store> = store.clone();
     let allocator = Rc::new(Allocator::new(store.clone(), Rc::new(SystemClock)));
-    let fixed = Rc::new(Fixed(Datastore::of(store.clone(), Rc::clone(&allocator))));
-    Node {
-        calico: CalicoHost::new("/nonexistent", fixed),
-        name: "n1".parse().unwrap(),
-        store,
-        allocator,
-        wiring: Default::default(),
-        mtu_bytes: Rc::new(std::cell::Cell::new(1450)),
-        teardown: crate::Teardown::Synchronous,
-        not_ready: Rc::new(|| None),
-    }
+    let fixed = Rc::new(Fixed(Datastore::of(store, allocator)));
+    CalicoNode::of_request(CalicoHost::new("/nonexistent", fixed))
 }
 
 async fn planted() -> Rc<Sim> {
@@ -60,7 +51,7 @@ async fn planted() -> Rc<Sim> {
 
 /// What a test keeps of one container's requests.
 struct Container {
-    node: Node,
+    node: CalicoNode,
     request: Request,
     conf: CalicoConf,
     store: Rc<Sim>,

@@ -27,6 +27,7 @@ async fn node() -> Node {
         mtu_bytes: Rc::new(Cell::new(1450)),
         teardown: Teardown::Synchronous,
         not_ready: Rc::new(|| None),
+        clusters: Default::default(),
     }
 }
 
@@ -95,10 +96,10 @@ fn addresses_stay_held_as_long_as_something_may_answer_for_them() {
 fn status_tells_a_node_that_is_not_ready_yet_from_one_that_lost_its_store() {
     run(async {
         let mut node = node().await;
-        assert_eq!(status(&node), Ok(()));
+        assert_eq!(status(&*node.not_ready), Ok(()));
         for (lost_store, code) in [(false, 50), (true, 51)] {
             node.not_ready = Rc::new(move || Some(NotReady { reason: "why".to_owned(), lost_store }));
-            let error = status(&node).unwrap_err();
+            let error = status(&*node.not_ready).unwrap_err();
             assert_eq!((error.code, error.details.as_str()), (code, "why"));
         }
     });

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends where it stands")]
 
 mod bad_input;
+mod calico;
 mod calico_agent;
 mod calico_ipam;
 mod calico_v1;

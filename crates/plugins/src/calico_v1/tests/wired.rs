@@ -9,7 +9,7 @@ use super::*;
 /// A node on an etcd with one v1 pool.
 struct Scene {
     cluster: Cluster,
-    node: Node,
+    node: CalicoNode,
 }
 
 impl Scene {

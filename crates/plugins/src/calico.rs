@@ -1,0 +1,225 @@
+//! The `calico` plugin: an address from any IPAM plugin, Calico's wiring, and a workload endpoint in the datastore, from which Felix and every peer of
+//! the cluster know the pod (calico-cni.md sections 1 to 3). `calico-ipam` runs inside it.
+
+mod add;
+mod addresses;
+mod annotations;
+mod check;
+mod del;
+mod draft;
+mod endpoint;
+mod gc;
+mod labels;
+mod own_ipam;
+mod pod_cidr;
+mod profile;
+mod qos;
+mod ready;
+mod status_file;
+mod wire;
+mod workload;
+
+use std::path::Path;
+use std::rc::Rc;
+
+use russet_cni_spec::plugin::Request;
+use russet_cni_spec::{Call, CniError, CniResult, Target as CniTarget};
+use russet_kube::{KubeError, Kubernetes, absent_is_none};
+use serde_json::{Map, Value};
+
+use crate::calico_conf::{CalicoConf, DatastoreKind};
+use crate::calico_v1::{self, Model, PodFacts};
+use crate::target::Target;
+use crate::{CalicoNode, Datastore, RequestLog};
+use annotations::Wishes;
+use pod_cidr::PodCidrs;
+use wire::Kernel;
+use workload::Workload;
+
+/// The plugin's name.
+pub const NAME: &str = "calico";
+
+/// A request with everything that it needs.
+struct Scene<'a> {
+    node: &'a CalicoNode,
+    request: &'a Request,
+    target: &'a Target,
+    conf: &'a CalicoConf,
+    workload: Workload,
+    datastore: Datastore,
+    log: &'a RequestLog,
+    /// The configuration for IPAM plugins.
+    stdin: Vec<u8>,
+}
+
+/// Carries out one request.
+pub async fn run(
+    node: &CalicoNode,
+    request: &Request,
+    log: &RequestLog,
+) -> Result<Option<CniResult>, CniError> {
+    if let Call::Del(target) = &request.env.call {
+        // Needs neither configuration nor datastore: it is done whatever becomes of the rest.
+        del::detach(node, &Target::of(request, target)?).await?;
+    }
+    let conf = CalicoConf::read(request)?;
+    log.set_level(conf.log.level);
+    let done = match model(node, &conf).await? {
+        Model::V1(etcd) => {
+            let facts = facts(node, request, &conf).await?;
+            calico_v1::run(node, request, &conf, *etcd, facts.as_ref()).await
+        }
+        Model::V3 => run_v3(node, request, &conf, log).await,
+    };
+    if let Err(error) = &done {
+        log.error(error);
+    }
+    done
+}
+
+/// Whose data the configuration means. One that names an etcd and no more is looked at closely only where there is nothing of v3.
+async fn model(node: &CalicoNode, conf: &CalicoConf) -> Result<Model, CniError> {
+    let unclear = conf.datastore.kind == DatastoreKind::EtcdV3 && !conf.datastore.explicit;
+    if unclear && node.host.has_v3(conf).await? {
+        return Ok(Model::V3);
+    }
+    calico_v1::choose(conf).await
+}
+
+/// What an ADD on v1 data wants to know of its pod (calico-cni.md section 2.6).
+async fn facts(
+    node: &CalicoNode,
+    request: &Request,
+    conf: &CalicoConf,
+) -> Result<Option<PodFacts>, CniError> {
+    let pod = match (&request.env.call, request.env.args.pod()) {
+        (Call::Add(_), Some(pod)) if conf.policy.is_k8s() => pod,
+        _ => return Ok(None),
+    };
+    let kubernetes = node.clusters.open(&conf.kubernetes)?;
+    let found = absent_is_none(kubernetes.pod(pod.namespace, pod.name).await)
+        .map_err(|error| kubernetes_failed("the pod could not be looked up", error))?
+        .ok_or_else(|| absent(format!("pod {}/{}", pod.namespace, pod.name)))?;
+    let wishes = Wishes::read(&Default::default(), &found.metadata.annotations)?;
+    let Wishes { ipv4_pools, ipv6_pools, .. } = wishes;
+    Ok(Some(PodFacts { labels: found.metadata.labels, ipv4_pools, ipv6_pools }))
+}
+
+async fn run_v3(
+    node: &CalicoNode,
+    request: &Request,
+    conf: &CalicoConf,
+    log: &RequestLog,
+) -> Result<Option<CniResult>, CniError> {
+    match &request.env.call {
+        Call::Add(target) => add(node, request, conf, target, log).await.map(Some),
+        Call::Del(target) => {
+            let target = Target::of(request, target)?;
+            let mut scene = Scene::open(node, request, conf, &target, log).await?;
+            del::forget(&mut scene).await.map(|()| None)
+        }
+        Call::Check(target) => {
+            let target = Target::of(request, target)?;
+            let mut scene = Scene::open(node, request, conf, &target, log).await?;
+            check::run(&mut scene).await.map(|()| None)
+        }
+        Call::Gc => gc::run(node, request, conf).await.map(|()| None),
+        Call::Status => check::status(node, request, conf).await.map(|()| None),
+    }
+}
+
+async fn add(
+    node: &CalicoNode,
+    request: &Request,
+    conf: &CalicoConf,
+    target: &CniTarget,
+    log: &RequestLog,
+) -> Result<CniResult, CniError> {
+    let target = Target::of(request, target)?;
+    let netns = target.open_netns()?;
+    let mut scene = Scene::open(node, request, conf, &target, log).await?;
+    add::run(&mut scene, &Kernel { wiring: node.wiring.clone(), netns }).await
+}
+
+fn kubernetes_failed(msg: &str, error: KubeError) -> CniError {
+    if error.retryable() || matches!(error, KubeError::Unauthorized(_)) {
+        CniError::try_again_later(msg, error)
+    } else {
+        CniError::internal(msg, error)
+    }
+}
+
+fn absent(what: String) -> CniError {
+    CniError::internal(format!("{what} does not exist"), "it was deleted while its sandbox was made")
+}
+
+// === impl Scene ===
+
+impl<'a> Scene<'a> {
+    /// Opens the datastore that the configuration names, and finds out who this node is.
+    async fn open(
+        node: &'a CalicoNode,
+        request: &'a Request,
+        conf: &'a CalicoConf,
+        target: &'a Target,
+        log: &'a RequestLog,
+    ) -> Result<Self, CniError> {
+        conf.require_nodename_file(&node.host.root)?;
+        let choice = conf.node_choice(&node.host.root)?;
+        let datastore = node.host.datastore(conf).await?;
+        let name = choice.resolve(&*datastore.store).await?;
+        let workload = Workload::of(request, conf, target, name);
+        Ok(Self { node, request, target, conf, workload, datastore, log, stdin: request.stdin.clone() })
+    }
+
+    fn root(&self) -> &Path {
+        &self.node.host.root
+    }
+
+    /// `ipam`, as IPAM plugins get it.
+    fn ipam(&self) -> Result<Map<String, Value>, CniError> {
+        let config: Map<String, Value> = serde_json::from_slice(&self.stdin)
+            .map_err(|error| CniError::decoding("failed to decode the network configuration", error))?;
+        Ok(config.get("ipam").and_then(Value::as_object).cloned().unwrap_or_default())
+    }
+
+    /// Puts the node's pod prefixes into the configuration of `host-local` where that names them.
+    async fn fill_pod_cidrs(&mut self) -> Result<(), CniError> {
+        if !pod_cidr::wanted(&self.ipam()?) {
+            return Ok(());
+        }
+        let name = self.conf.kubernetes.node_name.clone().unwrap_or_else(|| self.workload.node.to_string());
+        let node = absent_is_none(self.kubernetes()?.node(&name).await)
+            .map_err(|error| kubernetes_failed("the node's pod prefixes could not be read", error))?
+            .ok_or_else(|| {
+                CniError::invalid_config(
+                    format!("there is no Kubernetes node {name}"),
+                    "set kubernetes.node_name",
+                )
+            })?;
+        self.fill(&PodCidrs::of_node(&name, &node.pod_cidrs())?)
+    }
+
+    fn fill(&mut self, cidrs: &PodCidrs) -> Result<(), CniError> {
+        let mut config: Map<String, Value> = serde_json::from_slice(&self.stdin)
+            .map_err(|error| CniError::decoding("failed to decode the network configuration", error))?;
+        if let Some(ipam) = config.get_mut("ipam").and_then(Value::as_object_mut) {
+            cidrs.fill(ipam)?;
+        }
+        self.stdin = Value::Object(config).to_string().into_bytes();
+        Ok(())
+    }
+
+    fn kubernetes(&self) -> Result<Rc<dyn Kubernetes>, CniError> {
+        self.node.clusters.open(&self.conf.kubernetes)
+    }
+
+    /// Namespace and name of the pod; empty where there is none.
+    fn pod_names(&self) -> (String, String) {
+        let pod = self.workload.pod.as_ref();
+        pod.map(|pod| (pod.namespace.clone(), pod.name.clone())).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

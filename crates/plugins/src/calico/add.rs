@@ -1,0 +1,242 @@
+//! ADD (calico-cni.md sections 2.1, 2.3 and 2.5). What can be refused is refused before anything is taken; the endpoint is written last, so that whatever
+//! fails before it is undone by taking the interface down and giving the addresses back.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use russet_addr::{IpNet, host_net};
+use russet_attach::{Attached, PodRoutes};
+use russet_cni_spec::{CniError, CniResult, Interface, IpConfig};
+use russet_kube::absent_is_none;
+use russet_model::{HandleId, IpNat};
+
+use super::addresses::{self, Addresses, Source};
+use super::draft::Draft;
+use super::endpoint::{self, Stored};
+use super::own_ipam;
+use super::wire::{self, Wire};
+use super::{Scene, pod_cidr, profile, ready, status_file};
+use crate::SystemClock;
+
+/// Carries out an ADD.
+pub async fn run(scene: &mut Scene<'_>, wire: &dyn Wire) -> Result<CniResult, CniError> {
+    ready::refuse_impossible(scene.conf, &scene.workload)?;
+    let mtu = ready::mtu_bytes(scene.conf, scene.root())?;
+    ready::datastore(&*scene.datastore.store).await?;
+    ready::gates(&scene.conf.readiness_gates).await?;
+    let existing = endpoint::find(&*scene.datastore.store, &scene.workload).await?;
+    if scene.workload.pod.is_some() {
+        let draft = pod_draft(scene).await?;
+        return establish(scene, wire, &draft, existing.as_ref(), mtu).await;
+    }
+    match existing {
+        Some(stored) => repeat(scene, stored, mtu).await,
+        None => {
+            let draft = Draft::of_network(scene.conf, &scene.workload);
+            establish(scene, wire, &draft, None, mtu).await
+        }
+    }
+}
+
+/// A container that has its endpoint already joins another network: neither its interface nor its addresses change (section 2.3, step 2).
+async fn repeat(scene: &Scene<'_>, stored: Stored, mtu: u32) -> Result<CniResult, CniError> {
+    let mut endpoint = stored.endpoint.clone();
+    let network = scene.conf.network.to_string();
+    let nets = endpoint.spec.ip_networks.clone();
+    if nets.is_empty() {
+        let details = format!("delete {} if the container is gone", stored.key);
+        return Err(CniError::new(crate::failure::CORRUPT_RECORD, "the endpoint has no address", details));
+    }
+    ensure_profile(scene).await?;
+    if !endpoint.spec.profiles.contains(&network) {
+        endpoint.spec.profiles.push(network);
+        let written =
+            endpoint::write(&*scene.datastore.store, &scene.workload, Some(&stored), &endpoint).await;
+        written.map_err(|unwritten| unwritten.error)?;
+    }
+    let host = endpoint.spec.interface_name.map(|name| name.to_string()).unwrap_or_default();
+    let mac = endpoint.spec.mac.map(|mac| mac.to_string()).unwrap_or_default();
+    let mut result = CniResult::empty(scene.conf.result_version);
+    result.ips = nets.into_iter().map(IpConfig::new).collect();
+    Ok(with_interfaces(scene, result, host, mac, mtu))
+}
+
+/// What Kubernetes says about the pod, as far as anybody wants to know (section 2.5, steps 1 to 4).
+async fn pod_draft(scene: &mut Scene<'_>) -> Result<Draft, CniError> {
+    let routes = routes(scene).await?;
+    let mut draft = if scene.conf.policy.is_k8s() {
+        let kubernetes = scene.kubernetes()?;
+        let (namespace, name) = scene.pod_names();
+        let failed = |error| super::kubernetes_failed("the pod could not be looked up", error);
+        let known = absent_is_none(kubernetes.namespace(&namespace).await).map_err(failed)?;
+        let known = known.ok_or_else(|| super::absent(format!("namespace {namespace}")))?;
+        let pod = absent_is_none(kubernetes.pod(&namespace, &name).await).map_err(failed)?;
+        let pod = pod.ok_or_else(|| super::absent(format!("pod {namespace}/{name}")))?;
+        Draft::of_pod(&scene.workload, &known, &pod)?
+    } else {
+        Draft::of_network(scene.conf, &scene.workload)
+    };
+    draft.routes = routes;
+    if draft.wishes.floating_ips.is_some() && !scene.conf.floating_ips {
+        let details = "the feature is off: feature_control.floating_ips is not true";
+        return Err(CniError::invalid_config("the annotation floatingIPs cannot be used", details));
+    }
+    Ok(draft)
+}
+
+/// Where a pod sends packets to: with `host-local`, whose configuration may name the node's pod prefixes, its routes instead of the defaults (section 2.5.1).
+pub(super) async fn routes(scene: &mut Scene<'_>) -> Result<PodRoutes, CniError> {
+    if scene.workload.pod.is_none() || scene.conf.ipam.kind != "host-local" {
+        return Ok(PodRoutes::Default);
+    }
+    scene.fill_pod_cidrs().await?;
+    let listed = pod_cidr::routes(&scene.ipam()?, scene.conf.include_default_routes)?;
+    Ok(listed.map_or(PodRoutes::Default, PodRoutes::Only))
+}
+
+/// Addresses, interface, endpoint.
+async fn establish(
+    scene: &Scene<'_>,
+    wire: &dyn Wire,
+    draft: &Draft,
+    existing: Option<&Stored>,
+    mtu: u32,
+) -> Result<CniResult, CniError> {
+    let source = addresses::source(scene, &draft.wishes, existing.map(|stored| &stored.endpoint.spec))?;
+    if let (Source::Exactly(_), Some(stored)) = (&source, existing) {
+        release_previous(scene, wire, stored).await?;
+    }
+    let addresses = addresses::obtain(scene, &source, &draft.wishes).await?;
+    let ips: Vec<IpAddr> = addresses.ips().collect();
+    let ready = async {
+        let nats = draft.nats(&ips)?;
+        ensure_profile(scene).await?;
+        Ok(nats)
+    };
+    let nats = match ready.await {
+        Ok(nats) => nats,
+        Err(error) => return Err(addresses.give_back(scene, error).await),
+    };
+    let attached = match attach(scene, wire, draft, &ips, mtu).await {
+        Ok(attached) => attached,
+        Err(failed) if failed.undone => return Err(addresses.give_back(scene, failed.error).await),
+        Err(failed) => return Err(addresses.keep(failed.error, "something may still answer for them")),
+    };
+    if let Err(unwritten) = publish(scene, draft, existing, &ips, nats, &attached).await {
+        return Err(undo(scene, wire, addresses, &attached, unwritten).await);
+    }
+    if scene.workload.pod.is_some() && scene.conf.policy_setup_timeout_s > 0 {
+        let patience = Duration::from_secs(scene.conf.policy_setup_timeout_s.into());
+        status_file::wait(&scene.conf.endpoint_status_dir(scene.root()), &scene.workload, patience).await;
+    }
+    let mut result = addresses.result;
+    result.cni_version = scene.conf.result_version;
+    Ok(with_interfaces(
+        scene,
+        result,
+        attached.host_name.to_string(),
+        attached.pod_mac.to_string(),
+        attached.mtu,
+    ))
+}
+
+async fn ensure_profile(scene: &Scene<'_>) -> Result<(), CniError> {
+    if !scene.conf.policy.kind.is_empty() {
+        return Ok(());
+    }
+    let only_from_network = scene.workload.pod.is_none();
+    profile::ensure(&*scene.datastore.store, &scene.conf.network, only_from_network, &SystemClock).await
+}
+
+async fn attach(
+    scene: &Scene<'_>,
+    wire: &dyn Wire,
+    draft: &Draft,
+    ips: &[IpAddr],
+    mtu: u32,
+) -> Result<Attached, crate::wiring::Unattached> {
+    let mut attachment = wire::attachment(scene.node, scene.conf, scene.target)?;
+    attachment.addresses = ips.to_vec();
+    attachment.mtu = mtu;
+    attachment.mac = draft.wishes.mac;
+    attachment.routes = draft.routes.clone();
+    wire.attach(attachment).await
+}
+
+async fn publish(
+    scene: &Scene<'_>,
+    draft: &Draft,
+    existing: Option<&Stored>,
+    ips: &[IpAddr],
+    nats: Vec<IpNat>,
+    attached: &Attached,
+) -> Result<(), endpoint::Unwritten> {
+    let nets: Vec<IpNet> = ips.iter().copied().map(host_net).collect();
+    let spec = draft.spec(&scene.workload, nets, nats, attached);
+    let endpoint = endpoint::prepare(&scene.workload, existing, spec, &SystemClock);
+    let mut endpoint = endpoint.map_err(|error| endpoint::Unwritten { error, surely: true })?;
+    endpoint.metadata.labels = draft.labels.clone();
+    endpoint.metadata.generate_name = draft.generate_name.clone();
+    endpoint::write(&*scene.datastore.store, &scene.workload, existing, &endpoint).await
+}
+
+/// After an endpoint that could not be written: a new interface goes, and with it this request's addresses. One that was there before is a
+/// running pod's.
+async fn undo(
+    scene: &Scene<'_>,
+    wire: &dyn Wire,
+    addresses: Addresses,
+    attached: &Attached,
+    unwritten: endpoint::Unwritten,
+) -> CniError {
+    let endpoint::Unwritten { error, surely } = unwritten;
+    if attached.reused {
+        return addresses.keep(error, "the interface was there before");
+    }
+    let Scene { node, workload, .. } = scene;
+    let what = wire::detachment(node, workload, &workload.container, Some(attached.host_name.clone()));
+    let detached = wire.detach(what).await;
+    node.teardown.doomed();
+    match detached {
+        Ok(()) if surely => addresses.give_back(scene, error).await,
+        Ok(()) => addresses.keep(error, "the endpoint may have been written"),
+        Err(also) => addresses.keep(error, &also.to_string()),
+    }
+}
+
+/// The addresses of the pod's previous container are those that it is to have again: they are freed, but not before nothing answers for them any more
+/// (section 2.5.3). Only what that container really holds is freed.
+async fn release_previous(scene: &Scene<'_>, wire: &dyn Wire, stored: &Stored) -> Result<(), CniError> {
+    let spec = &stored.endpoint.spec;
+    let Ok(container) = spec.container_id.parse() else { return Ok(()) };
+    if container == scene.workload.container {
+        return Ok(());
+    }
+    let what = wire::detachment(scene.node, &scene.workload, &container, spec.interface_name.clone());
+    wire.detach(what).await?;
+    scene.node.teardown.doomed();
+    let handle = HandleId::pod(&scene.conf.network, &container);
+    own_ipam::release_addresses(scene, &handle, &spec.ip_networks).await
+}
+
+/// The result's interfaces: the node's end by its name only, then the pod's (section 1.10).
+fn with_interfaces(
+    scene: &Scene<'_>,
+    mut result: CniResult,
+    host: String,
+    mac: String,
+    mtu: u32,
+) -> CniResult {
+    let pod = Interface {
+        name: scene.target.ifname.to_string(),
+        mac,
+        sandbox: scene.target.netns_path().to_owned(),
+        mtu: Some(mtu),
+        ..Interface::default()
+    };
+    result.interfaces = vec![Interface { name: host, ..Interface::default() }, pod];
+    for ip in &mut result.ips {
+        (ip.interface, ip.gateway) = (Some(1), None);
+    }
+    result
+}

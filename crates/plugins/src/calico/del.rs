@@ -1,0 +1,34 @@
+//! DEL (calico-cni.md section 3.6), in an order of our own: the interface first, which needs nobody else; then the endpoint, so that nobody looks for the
+//! addresses any more; then the addresses. Whatever fails, the same request again goes on from there.
+
+use russet_cni_spec::{CniError, Verb};
+
+use super::pod_cidr::{self, PodCidrs};
+use super::{Scene, endpoint, own_ipam, ready, wire};
+use crate::CalicoNode;
+use crate::delegate::Delegate;
+use crate::target::Target;
+
+/// Takes the interface down.
+pub async fn detach(node: &CalicoNode, target: &Target) -> Result<(), CniError> {
+    let what = wire::detachment_of(node, target);
+    let detached = node.wiring.detach(what, target.netns_if_any()).await;
+    node.teardown.doomed();
+    detached
+}
+
+/// Endpoint and addresses.
+pub async fn forget(scene: &mut Scene<'_>) -> Result<(), CniError> {
+    ready::datastore(&*scene.datastore.store).await?;
+    endpoint::remove(&*scene.datastore.store, &scene.workload, &scene.workload.container).await?;
+    match scene.conf.ipam.kind.as_str() {
+        "" => Ok(()),
+        "calico-ipam" => own_ipam::release(scene).await,
+        kind => {
+            if kind == "host-local" && pod_cidr::wanted(&scene.ipam()?) {
+                scene.fill(&PodCidrs::dummies())?;
+            }
+            Delegate::new(kind, scene.request, scene.stdin.clone()).tell(Verb::Del).await
+        }
+    }
+}

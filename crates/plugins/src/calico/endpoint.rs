@@ -1,0 +1,195 @@
+//! The workload endpoint in the datastore: found, written by compare-and-swap, removed (calico-cni.md sections 2.1 and 2.2).
+
+use russet_addr::ContainerId;
+use russet_cni_spec::CniError;
+use russet_model::{Key, WorkloadEndpoint, WorkloadEndpointSpec, time};
+use russet_store::{Record, Revision, Step, Store, StoreError};
+
+use super::workload::Workload;
+use crate::{Clock, failure};
+
+/// An endpoint as it stands in the datastore.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stored {
+    /// Where.
+    pub key: Key,
+    /// What it says.
+    pub endpoint: WorkloadEndpoint,
+    /// The revision that a write must find.
+    pub revision: Revision,
+}
+
+/// An endpoint that could not be written.
+#[derive(Debug)]
+pub struct Unwritten {
+    /// Why.
+    pub error: CniError,
+    /// It is surely not there, so that nobody will look for its addresses.
+    pub surely: bool,
+}
+
+/// Tries at a write whose answers get lost.
+const WRITE_MAX_TRIES: u32 = 3;
+/// Tries at a removal that races with other writers (calico-cni.md section 3.6).
+const REMOVE_MAX_TRIES: u32 = 6;
+
+/// The endpoint of the workload, whatever its interface. More than one cannot be told apart.
+pub async fn find(store: &dyn Store, workload: &Workload) -> Result<Option<Stored>, CniError> {
+    let prefix = workload.prefix()?;
+    let failed =
+        |error: StoreError| failure::store("the pod's endpoint could not be looked for", &error, &error);
+    let own = workload.key()?;
+    let mut found = Vec::new();
+    for record in store.list(&prefix).await.map_err(failed)?.records {
+        let at_own_name = record.key == own;
+        match decode(record) {
+            Ok(stored) if workload.owns(&stored.endpoint.spec) => found.push(stored),
+            // Not ours: `mypod--x` lies below `mypod-`.
+            Ok(_) => {}
+            Err(error) if at_own_name => return Err(error),
+            Err(error) => tracing::warn!(%error, "endpoint passed over"),
+        }
+    }
+    if found.len() > 1 {
+        let keys: Vec<&str> = found.iter().map(|stored| stored.key.as_str()).collect();
+        let details = format!("delete those that no pod has any more: {}", keys.join(", "));
+        return Err(CniError::new(failure::CORRUPT_RECORD, "the pod has several endpoints", details));
+    }
+    Ok(found.pop())
+}
+
+/// The endpoint of exactly this interface.
+pub async fn get(store: &dyn Store, workload: &Workload) -> Result<Option<Stored>, CniError> {
+    let key = workload.key()?;
+    let failed = |error: StoreError| failure::store("the pod's endpoint could not be read", &error, &error);
+    store.get(&key).await.map_err(failed)?.map(decode).transpose()
+}
+
+fn decode(record: Record) -> Result<Stored, CniError> {
+    let Record { key, value, revision } = record;
+    match WorkloadEndpoint::decode(&value) {
+        Ok(endpoint) => Ok(Stored { key, endpoint, revision }),
+        Err(error) => {
+            let msg = format!("the endpoint {key} cannot be understood");
+            Err(CniError::new(failure::CORRUPT_RECORD, msg, error))
+        }
+    }
+}
+
+/// An endpoint of this workload with this specification: what was there before keeps its name, its identity and what others wrote beside it.
+pub fn prepare(
+    workload: &Workload,
+    existing: Option<&Stored>,
+    spec: WorkloadEndpointSpec,
+    clock: &dyn Clock,
+) -> Result<WorkloadEndpoint, CniError> {
+    let mut endpoint = match existing {
+        Some(stored) => {
+            let mut endpoint = stored.endpoint.clone();
+            let (interface, extra) =
+                (endpoint.spec.endpoint.clone(), std::mem::take(&mut endpoint.spec.extra));
+            endpoint.spec = WorkloadEndpointSpec { endpoint: interface, extra, ..spec };
+            endpoint
+        }
+        None => {
+            let mut endpoint = WorkloadEndpoint::new(workload.name()?, spec);
+            endpoint.metadata.namespace = Some(workload.namespace.clone());
+            endpoint
+        }
+    };
+    stamp(&mut endpoint.metadata, clock);
+    Ok(endpoint)
+}
+
+/// Fills what every resource must have when it is created (calico-ipam.md section 1.8).
+pub fn stamp(metadata: &mut russet_model::Metadata, clock: &dyn Clock) {
+    metadata.uid.get_or_insert_with(random_uid);
+    metadata.creation_timestamp.get_or_insert_with(|| time::rfc3339(clock.now()));
+}
+
+/// A random UUID (RFC 9562 version 4).
+fn random_uid() -> String {
+    let mut bytes = [0; 16];
+    // The kernel's generator does not fail once it is seeded, which is long before any pod.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// Creates the endpoint, or replaces the one that was found. Whoever came first wins; only a write whose answer was lost is tried again.
+pub async fn write(
+    store: &dyn Store,
+    workload: &Workload,
+    existing: Option<&Stored>,
+    endpoint: &WorkloadEndpoint,
+) -> Result<(), Unwritten> {
+    let key = match existing {
+        Some(stored) => stored.key.clone(),
+        None => workload.key().map_err(Unwritten::surely)?,
+    };
+    let bytes = endpoint.encode();
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let step = match existing {
+            Some(stored) => Step::update(key.clone(), bytes.clone(), stored.revision),
+            None => Step::create(key.clone(), bytes.clone()),
+        };
+        let Err(failed) = store.commit(vec![step]).await else { return Ok(()) };
+        let told = failure::store("the pod's endpoint could not be written", &failed.error, &failed.error);
+        if !failed.error.outcome_unknown() && tries == 1 {
+            return Err(Unwritten::surely(told));
+        }
+        // An earlier try may have been the one that took effect.
+        match store.get(&key).await {
+            Ok(Some(record)) if record.value == bytes => return Ok(()),
+            Ok(_) if failed.error.outcome_unknown() && tries < WRITE_MAX_TRIES => {}
+            Ok(_) => return Err(Unwritten { error: told, surely: !failed.error.outcome_unknown() }),
+            Err(_) => return Err(Unwritten { error: told, surely: false }),
+        }
+    }
+}
+
+/// Removes the endpoint, unless it is by now that of another container; that there is none is success. Says whether it went. One that nobody can
+/// understand stays, lest the pod could never be deleted.
+pub async fn remove(
+    store: &dyn Store,
+    workload: &Workload,
+    container: &ContainerId,
+) -> Result<bool, CniError> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let stored = match get(store, workload).await {
+            Ok(Some(stored)) => stored,
+            Ok(None) => return Ok(false),
+            Err(error) if error.code == failure::CORRUPT_RECORD => {
+                tracing::warn!(%error, "endpoint kept");
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        };
+        let holder = &stored.endpoint.spec.container_id;
+        if holder != container.as_str() {
+            tracing::info!(key = %stored.key, holder, %container, "endpoint kept: it is another container's");
+            return Ok(false);
+        }
+        let delete = Step::delete(stored.key, Some(stored.revision));
+        let Err(failed) = store.commit(vec![delete]).await else { return Ok(true) };
+        let again = failed.error.lost_race() || failed.error.outcome_unknown();
+        if !again || tries == REMOVE_MAX_TRIES {
+            let msg = "the pod's endpoint could not be removed";
+            return Err(failure::store(msg, &failed.error, &failed.error));
+        }
+    }
+}
+
+// === impl Unwritten ===
+
+impl Unwritten {
+    fn surely(error: CniError) -> Self {
+        Self { error, surely: true }
+    }
+}

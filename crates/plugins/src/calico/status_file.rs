@@ -1,0 +1,62 @@
+//! Felix's word that an endpoint's policy is in place: a file for each endpoint (calico-cni.md section 4.9).
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::workload::Workload;
+
+/// Between two looks for the file.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Waits until the file is there. It is only waited for: a pod without policy is denied, and comes to its own later.
+pub async fn wait(dir: &Path, workload: &Workload, patience: Duration) {
+    let Some(file) = path(dir, workload) else { return };
+    let end = tokio::time::Instant::now() + patience;
+    while !file.exists() {
+        if tokio::time::Instant::now() >= end {
+            tracing::warn!(file = %file.display(), "the pod's policy is not known to be in place yet");
+            return;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+fn path(dir: &Path, workload: &Workload) -> Option<PathBuf> {
+    let pod = workload.pod.as_ref()?;
+    let id = format!("{}/{}", pod.namespace, pod.name);
+    let parts = [workload.orchestrator(), &id, workload.ifname.as_str()].map(escaped);
+    Some(dir.join(parts.join(" ")))
+}
+
+/// As Go's `url.PathEscape` does.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_.~$&+=:@".contains(&byte) {
+            escaped.push(char::from(byte));
+        } else {
+            escaped.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_attach::Pod;
+
+    use super::*;
+
+    #[test]
+    fn oracle_75_an_endpoints_file_is_named_as_felix_does() {
+        let workload = Workload {
+            node: "n1".parse().unwrap(),
+            namespace: "shop".into(),
+            pod: Some(Pod { namespace: "shop".into(), name: "web-0".into() }),
+            container: "c".parse().unwrap(),
+            ifname: "eth0".parse().unwrap(),
+        };
+        assert_eq!(path(Path::new("/s"), &workload).unwrap(), Path::new("/s/k8s shop%2Fweb-0 eth0"));
+        assert_eq!(path(Path::new("/s"), &Workload { pod: None, ..workload }), None);
+    }
+}

@@ -1,0 +1,367 @@
+//! Kubernetes' pods (calico-cni.md sections 2.5 and 5.1).
+
+use super::*;
+
+/// Annotations of Calico's.
+fn calico(pairs: &[(&str, &str)]) -> Value {
+    let pairs = pairs.iter().map(|(name, text)| (format!("cni.projectcalico.org/{name}"), json!(text)));
+    Value::Object(pairs.collect())
+}
+
+fn ips(result: &CniResult) -> Vec<String> {
+    result.ips.iter().map(|ip| ip.address.addr().to_string()).collect()
+}
+
+#[test]
+fn oracle_25_a_pods_endpoint_names_its_namespaces_and_accounts_profiles() {
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        stage.pod("mypod", json!({}));
+        let result = stage.add(&Ask::pod("c1", "mypod")).await.unwrap();
+        let endpoints = stage.endpoints();
+        let (name, endpoint) = endpoints.first_key_value().unwrap();
+        assert_eq!((endpoints.len(), name.as_str()), (1, "test/n1-k8s-mypod-eth0"));
+        let spec = json!({"orchestrator": "k8s", "node": "n1", "containerID": "c1", "pod": "mypod", "endpoint": "eth0",
+            "serviceAccountName": "default", "ipNetworks": [result.ips[0].address.to_string()],
+            "profiles": ["kns.test", "ksa.test.default"], "interfaceName": result.interfaces[0].name,
+            "mac": result.interfaces[1].mac});
+        assert_eq!(endpoint.to_value()["spec"], spec);
+        let labels = json!({"app": "web", "projectcalico.org/namespace": "test",
+            "projectcalico.org/orchestrator": "k8s", "projectcalico.org/serviceaccount": "default"});
+        assert_eq!(endpoint.to_value()["metadata"]["labels"], labels);
+        let profiles = stage.sim.records().into_keys().filter(|key| key.as_str().contains("/profiles/"));
+        assert_eq!(profiles.count(), 0, "section 2.7: those of namespaces are not the plugin's");
+    });
+}
+
+#[test]
+fn without_kubernetes_policy_a_pods_profile_is_its_networks_and_lets_everybody_in() {
+    // calico-cni.md sections 2.3 and 2.5, step 6
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        let ask = Ask::pod("c1", "mypod").with(json!({"policy": {}}));
+        stage.add(&ask).await.unwrap();
+        assert_eq!(stage.endpoint().profiles, ["net1"]);
+        let record = &stage.sim.records()[&Key::profile("net1").unwrap()];
+        let profile: Value = serde_json::from_slice(&record.value).unwrap();
+        assert_eq!(profile["spec"]["ingress"][0]["source"], json!({}));
+    });
+}
+
+#[test]
+fn a_pod_or_namespace_that_is_not_there_is_named() {
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        let error = stage.add(&Ask::pod("c1", "mypod")).await.unwrap_err();
+        assert!(error.msg.contains("namespace test"), "{error}");
+        stage.namespace(json!({}));
+        let error = stage.add(&Ask::pod("c1", "mypod")).await.unwrap_err();
+        assert!(error.msg.contains("pod test/mypod"), "{error}");
+        stage.assert_bare(&["c1"]).await;
+    });
+}
+
+#[test]
+fn oracle_35_a_namespaces_pools_are_used() {
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        let spec = russet_model::IpPoolSpec::new("10.2.0.0/24".parse().unwrap());
+        stage.datastore.allocator.create_pool(russet_model::IpPool::new("other", spec)).await.unwrap();
+        stage.pod("mypod", json!({}));
+        for (container, pools) in [("c1", r#"["10.2.0.0/24"]"#), ("c2", r#"["other"]"#)] {
+            stage.namespace(calico(&[("ipv4pools", pools)]));
+            let result = stage.add(&Ask::pod(container, "mypod")).await.unwrap();
+            assert!(ips(&result)[0].starts_with("10.2.0."), "{pools}: {result:?}");
+        }
+        // Oracle 36: the pod's own override them.
+        stage.pod("mypod", calico(&[("ipv4pools", r#"["10.1.0.0/24"]"#)]));
+        let result = stage.add(&Ask::pod("c3", "mypod")).await.unwrap();
+        assert!(ips(&result)[0].starts_with("10.1.0."), "{result:?}");
+    });
+}
+
+#[test]
+fn oracle_38_a_pool_that_does_not_exist_is_an_error() {
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        stage.pod("mypod", calico(&[("ipv4pools", r#"["nowhere"]"#)]));
+        assert!(stage.add(&Ask::pod("c1", "mypod")).await.is_err());
+        stage.assert_bare(&["c1"]).await;
+    });
+}
+
+#[test]
+fn families_of_an_annotation_are_given() {
+    // calico-cni.md section 2.5.2
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        stage.pod("mypod", calico(&[("ipFamilies", r#"["IPv4","IPv6"]"#)]));
+        let result = stage.add(&Ask::pod("c1", "mypod")).await.unwrap();
+        assert_eq!(stage.endpoint().ip_networks.len(), 2, "{result:?}");
+        stage.pod("mypod", calico(&[("ipFamilies", r#"["IPv6"]"#)]));
+        let result = stage.add(&Ask::pod("c2", "mypod")).await.unwrap();
+        assert!(result.ips.len() == 1 && ips(&result)[0].starts_with("fd00:1:"), "{result:?}");
+    });
+}
+
+#[test]
+fn oracle_39_a_pod_gets_exactly_the_address_that_it_asks_for() {
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        stage.pod("mypod", calico(&[("ipAddrs", r#"["10.1.0.111","fd00:1::6f"]"#)]));
+        let result = stage.add(&Ask::pod("c1", "mypod")).await.unwrap();
+        assert_eq!(ips(&result), ["10.1.0.111", "fd00:1::6f"]);
+        assert_eq!(stage.endpoint().ip_networks.len(), 2);
+        // Section 2.5.3: the pod's next container has them from the one before.
+        let result = stage.add(&Ask::pod("c2", "mypod")).await.unwrap();
+        assert_eq!(ips(&result), ["10.1.0.111", "fd00:1::6f"]);
+        assert!(stage.held("net1", "c1").await.is_empty());
+        assert_eq!(stage.held("net1", "c2").await.len(), 2);
+        // The same container again is no other owner.
+        let again = stage.add(&Ask::pod("c2", "mypod")).await.unwrap();
+        assert_eq!(ips(&again), ["10.1.0.111", "fd00:1::6f"]);
+        stage.del(&Ask::pod("c2", "mypod")).await.unwrap();
+        stage.assert_bare(&["c1", "c2"]).await;
+    });
+}
+
+#[test]
+fn an_address_that_another_pod_holds_is_refused_and_the_others_are_given_back() {
+    // calico-cni.md section 2.5.3
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        stage.pod("first", calico(&[("ipAddrs", r#"["10.1.0.111"]"#)]));
+        stage.pod("second", calico(&[("ipAddrs", r#"["fd00:1::6f","10.1.0.111"]"#)]));
+        stage.add(&Ask::pod("c1", "first")).await.unwrap();
+        assert!(stage.add(&Ask::pod("c2", "second")).await.is_err());
+        assert!(stage.held("net1", "c2").await.is_empty());
+        assert_eq!(stage.held("net1", "c1").await.len(), 1);
+    });
+}
+
+#[test]
+fn oracle_40_addresses_without_ipam_are_used_and_not_reserved() {
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        stage.pod("mypod", calico(&[("ipAddrsNoIpam", r#"["10.0.0.1"]"#)]));
+        let ask = Ask::pod("c1", "mypod").with(json!({"feature_control": {"ip_addrs_no_ipam": true}}));
+        let result = stage.add(&ask).await.unwrap();
+        assert_eq!(ips(&result), ["10.0.0.1"]);
+        assert_eq!(stage.endpoint().ip_networks, ["10.0.0.1/32".parse().unwrap()]);
+        assert!(stage.held("net1", "c1").await.is_empty());
+        stage.del(&ask).await.unwrap();
+        stage.assert_bare(&["c1"]).await;
+    });
+}
+
+#[test]
+fn oracle_41_addresses_without_ipam_need_the_feature_and_one_of_a_family() {
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        let on = json!({"feature_control": {"ip_addrs_no_ipam": true}});
+        let other = json!({"ipam": {"type": "host-local"}, "feature_control": {"ip_addrs_no_ipam": true}});
+        for (wish, config) in [
+            (calico(&[("ipAddrsNoIpam", r#"["10.0.0.1"]"#)]), json!({})),
+            (calico(&[("ipAddrsNoIpam", r#"["10.0.0.1","10.0.0.2"]"#)]), on.clone()),
+            (calico(&[("ipAddrsNoIpam", "[]")]), on.clone()),
+            (calico(&[("ipAddrsNoIpam", r#"["10.0.0.1"]"#)]), other.clone()),
+            (calico(&[("ipAddrsNoIpam", r#"["10.0.0.1"]"#), ("ipAddrs", r#"["10.1.0.1"]"#)]), on),
+            (calico(&[("ipAddrs", r#"["10.1.0.1"]"#)]), other),
+            (calico(&[("ipAddrs", "[]")]), json!({})),
+        ] {
+            stage.pod("mypod", wish.clone());
+            let error = stage.add(&Ask::pod("c1", "mypod").with(config)).await.unwrap_err();
+            assert!(error.msg.contains("ipAddrs"), "{wish}: {error}");
+            stage.assert_bare(&["c1"]).await;
+        }
+    });
+}
+
+#[test]
+fn oracle_42_a_floating_address_becomes_a_nat() {
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        stage.pod("mypod", calico(&[("floatingIPs", r#"["1.1.1.1"]"#)]));
+        let ask = Ask::pod("c1", "mypod").with(json!({"feature_control": {"floating_ips": true}}));
+        let result = stage.add(&ask).await.unwrap();
+        let spec = stage.endpoints().into_values().next().unwrap().to_value()["spec"].clone();
+        assert_eq!(spec["ipNATs"], json!([{"internalIP": ips(&result)[0], "externalIP": "1.1.1.1"}]));
+    });
+}
+
+#[test]
+fn oracle_43_floating_addresses_that_cannot_be_leave_nothing() {
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        stage.pod("mypod", calico(&[("floatingIPs", r#"["1.1.1.1"]"#)]));
+        assert!(stage.add(&Ask::pod("c1", "mypod")).await.unwrap_err().details.contains("floating_ips"));
+        stage.assert_bare(&["c1"]).await;
+        stage.pod("mypod", calico(&[("floatingIPs", r#"["2001:db8::1"]"#)]));
+        let ask = Ask::pod("c1", "mypod").with(json!({"feature_control": {"floating_ips": true}}));
+        assert!(stage.add(&ask).await.unwrap_err().details.contains("no IPv6 address"));
+        stage.assert_bare(&["c1"]).await;
+    });
+}
+
+#[test]
+fn oracle_46_a_mac_of_an_annotation_is_the_pods() {
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        stage.pod("mypod", calico(&[("hwAddr", "ca:fe:ca:fe:ca:fe")]));
+        let result = stage.add(&Ask::pod("c1", "mypod")).await.unwrap();
+        assert_eq!(result.interfaces[1].mac, "ca:fe:ca:fe:ca:fe");
+        assert_eq!(stage.endpoint().mac.unwrap().to_string(), "ca:fe:ca:fe:ca:fe");
+        stage.pod("mypod", calico(&[("hwAddr", "garbage")]));
+        assert!(stage.add(&Ask::pod("c2", "mypod")).await.is_err());
+    });
+}
+
+#[test]
+fn oracle_47_del_of_an_old_container_keeps_the_newer_ones_endpoint() {
+    run(async {
+        for sim in [Sim::atomic(1), Sim::non_atomic(1)] {
+            let stage = Stage::new(sim).await;
+            stage.pod("mypod", json!({}));
+            stage.add(&Ask::pod("x", "mypod")).await.unwrap();
+            let newer = stage.add(&Ask::pod("y", "mypod")).await.unwrap();
+            stage.del(&Ask::pod("x", "mypod")).await.unwrap();
+            let spec = stage.endpoint();
+            assert_eq!((spec.container_id.as_str(), spec.ip_networks[0]), ("y", newer.ips[0].address));
+            assert!(stage.held("net1", "x").await.is_empty());
+            assert_eq!(stage.held("net1", "y").await.len(), 1);
+        }
+    });
+}
+
+#[test]
+fn oracle_48_a_new_container_of_a_pod_gets_a_fresh_address_and_mac() {
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        stage.pod("mypod", json!({}));
+        let x = stage.add(&Ask::pod("x", "mypod")).await.unwrap();
+        let before = stage.endpoints();
+        let y = stage.add(&Ask::pod("y", "mypod")).await.unwrap();
+        assert_ne!(ips(&x), ips(&y));
+        assert_ne!(x.interfaces[1].mac, y.interfaces[1].mac);
+        assert_eq!(x.interfaces[0].name, y.interfaces[0].name, "oracle 27");
+        assert!(stage.held("net1", "x").await.len() == 1 && stage.held("net1", "y").await.len() == 1);
+        let uid = |endpoints: &BTreeMap<String, WorkloadEndpoint>| {
+            endpoints.values().next().unwrap().metadata.uid.clone()
+        };
+        assert_eq!(uid(&before), uid(&stage.endpoints()), "the endpoint is the same one");
+    });
+}
+
+#[test]
+fn the_same_container_of_a_pod_again_keeps_its_address() {
+    run(async {
+        for sim in [Sim::atomic(1), Sim::non_atomic(1)] {
+            let stage = Stage::new(sim).await;
+            stage.pod("mypod", json!({}));
+            let first = stage.add(&Ask::pod("x", "mypod")).await.unwrap();
+            let second = stage.add(&Ask::pod("x", "mypod")).await.unwrap();
+            assert_eq!(ips(&first), ips(&second));
+            assert_eq!(stage.held("net1", "x").await.len(), 1);
+        }
+    });
+}
+
+#[test]
+fn oracle_49_a_second_add_that_fails_leaves_the_first_ones_address() {
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        stage.pod("mypod", json!({}));
+        let first = stage.add(&Ask::pod("x", "mypod")).await.unwrap();
+        stage.wire.refuse.set(true);
+        for container in ["x", "y"] {
+            assert!(stage.add(&Ask::pod(container, "mypod")).await.is_err());
+            assert_eq!(stage.held("net1", "x").await.len(), 1, "oracle 21, too");
+            assert!(stage.held("net1", "y").await.is_empty());
+            assert_eq!(stage.endpoint().ip_networks, [first.ips[0].address]);
+        }
+    });
+}
+
+#[test]
+fn oracle_50_a_second_interface_leaves_one_endpoint_of_the_first_ones_name() {
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        stage.pod("mypod", json!({}));
+        stage.add(&Ask::pod("x", "mypod")).await.unwrap();
+        stage.add(&Ask { ifname: "eth1".into(), ..Ask::pod("x", "mypod") }).await.unwrap();
+        let endpoints = stage.endpoints();
+        assert_eq!(endpoints.keys().collect::<Vec<_>>(), ["test/n1-k8s-mypod-eth0"]);
+        assert_eq!(stage.endpoint().endpoint, "eth0");
+    });
+}
+
+#[test]
+fn oracle_51_pods_with_similar_names_have_endpoints_of_their_own() {
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        for (container, pod) in [("b", "mypod-1"), ("a", "mypod")] {
+            stage.pod(pod, json!({}));
+            stage.add(&Ask::pod(container, pod)).await.unwrap();
+        }
+        assert_eq!(stage.endpoints().len(), 2);
+        stage.del(&Ask::pod("a", "mypod")).await.unwrap();
+        assert_eq!(stage.endpoint().pod, "mypod-1");
+    });
+}
+
+#[test]
+fn several_endpoints_of_a_pod_are_an_error() {
+    // calico-cni.md section 2.1
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        stage.pod("mypod", json!({}));
+        for ifname in ["eth0", "eth1"] {
+            let spec = json!({"node": "n1", "orchestrator": "k8s", "pod": "mypod", "endpoint": ifname});
+            let name = format!("n1-k8s-mypod-{ifname}");
+            let endpoint = json!({"kind": "WorkloadEndpoint", "metadata": {"name": name}, "spec": spec});
+            stage.put(Key::workload_endpoint("test", &name).unwrap(), endpoint.to_string()).await;
+        }
+        let error = stage.add(&Ask::pod("x", "mypod")).await.unwrap_err();
+        assert!(error.details.contains("n1-k8s-mypod-eth1"), "{error}");
+    });
+}
+
+#[test]
+fn oracle_53_a_readiness_gate_that_nobody_answers_keeps_pods_out() {
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        stage.pod("mypod", json!({}));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/readiness", listener.local_addr().unwrap());
+        drop(listener);
+        let ask = Ask::pod("x", "mypod").with(json!({"readiness_gates": [url]}));
+        let error = stage.add(&ask).await.unwrap_err();
+        assert!(error.msg.contains(&url), "{error}");
+        stage.assert_bare(&["x"]).await;
+        let ask = Ask::pod("x", "mypod").with(json!({"readiness_gates": ["https://a/"]}));
+        assert!(stage.add(&ask).await.unwrap_err().details.contains("http://"));
+        let ask = Ask::pod("x", "mypod").with(json!({"readiness_gates": "http://a/"}));
+        assert!(stage.add(&ask).await.is_err());
+    });
+}
+
+#[test]
+fn an_open_readiness_gate_lets_pods_in() {
+    // calico-cni.md section 5.1, 53. The clock is the real one: a server takes its time.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/readiness", listener.local_addr().unwrap());
+        let serve = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut asked = [0; 24];
+            stream.read_exact(&mut asked).await.unwrap();
+            assert_eq!(&asked, b"GET /readiness HTTP/1.1\r");
+            stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.unwrap();
+        };
+        let urls = [url];
+        let (opened, ()) = tokio::join!(ready::gates(&urls), serve);
+        opened.unwrap();
+    });
+}

@@ -1,0 +1,120 @@
+//! The pod's interface as Calico makes it, and the way to it (calico-cni.md section 3).
+
+use russet_addr::{ContainerId, IfName};
+use russet_attach::{Attached, Attachment, Detachment, Dialect, Pod, naming};
+use russet_cni_spec::CniError;
+use russet_linux::NetNs;
+use russet_store::BoxFuture;
+
+use super::workload::Workload;
+use crate::calico_conf::CalicoConf;
+use crate::target::Target;
+use crate::wiring::{Unattached, Wiring};
+use crate::{CalicoNode, Teardown};
+
+/// What an ADD does to the kernel: a test of what happens when it fails needs no kernel.
+pub trait Wire {
+    /// Wires the interface.
+    fn attach(&self, attachment: Attachment) -> BoxFuture<'_, Result<Attached, Unattached>>;
+    /// Takes it down again.
+    fn detach(&self, what: Detachment) -> BoxFuture<'_, Result<(), CniError>>;
+}
+
+/// The real one: a pod's namespace, and the node's way to the kernel.
+pub struct Kernel {
+    /// The way.
+    pub wiring: Wiring,
+    /// The pod's namespace.
+    pub netns: NetNs,
+}
+
+/// An interface without addresses, as the configuration wants it.
+pub fn attachment(node: &CalicoNode, conf: &CalicoConf, target: &Target) -> Result<Attachment, CniError> {
+    let Target { network, container, ifname, pod, .. } = target.clone();
+    let host_name = host_name(conf.interface_prefix.as_deref(), &container, &ifname, pod.as_ref())?;
+    let mut attachment = Attachment::new(Dialect::Calico, network, container, ifname, pod);
+    attachment.host_name = host_name;
+    attachment.allow_ip_forwarding = conf.allow_ip_forwarding;
+    attachment.sync_delete = matches!(node.teardown, Teardown::Synchronous);
+    Ok(attachment)
+}
+
+/// The host end's name; operators choose its prefix for Kubernetes' pods (calico-cni.md section 3.1).
+pub fn host_name(
+    prefix: Option<&str>,
+    container: &ContainerId,
+    ifname: &IfName,
+    pod: Option<&Pod>,
+) -> Result<IfName, CniError> {
+    let name = naming::host_end(Dialect::Calico, container, ifname, pod);
+    match (prefix, pod, name.as_str().strip_prefix(naming::prefix(Dialect::Calico))) {
+        (Some(prefix), Some(_), Some(rest)) => IfName::new(format!("{prefix}{rest}")).map_err(|error| {
+            CniError::environment(format!("FELIX_INTERFACEPREFIX: {prefix:?} cannot be used"), error)
+        }),
+        _ => Ok(name),
+    }
+}
+
+/// What takes a DEL's interface down. Its host end is looked for by the name that it has without any choice of the operator's: nothing that DEL can do
+/// without the configuration may depend on it.
+pub fn detachment_of(node: &CalicoNode, target: &Target) -> Detachment {
+    let Target { container, ifname, pod, .. } = target;
+    Detachment {
+        container: container.clone(),
+        ifname: ifname.clone(),
+        host_name: Some(naming::host_end(Dialect::Calico, container, ifname, pod.as_ref())),
+        dialect: Dialect::Calico,
+        removal: node.teardown.removal(),
+    }
+}
+
+/// What takes the interface of `container` down again.
+pub fn detachment(
+    node: &CalicoNode,
+    workload: &Workload,
+    container: &ContainerId,
+    host_name: Option<IfName>,
+) -> Detachment {
+    Detachment {
+        container: container.clone(),
+        ifname: workload.ifname.clone(),
+        host_name,
+        dialect: Dialect::Calico,
+        removal: node.teardown.removal(),
+    }
+}
+
+// === impl Kernel ===
+
+impl Wire for Kernel {
+    fn attach(&self, attachment: Attachment) -> BoxFuture<'_, Result<Attached, Unattached>> {
+        Box::pin(async move {
+            let netns = self.netns.try_clone();
+            let netns = netns.map_err(|error| CniError::internal("keep the pod's namespace open", error))?;
+            self.wiring.attach(attachment, netns).await
+        })
+    }
+
+    fn detach(&self, what: Detachment) -> BoxFuture<'_, Result<(), CniError>> {
+        Box::pin(self.wiring.detach(what, self.netns.try_clone().ok()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oracle_27_a_pods_host_end_is_named_after_namespace_and_pod() {
+        let pod = Pod { namespace: "shop".into(), name: "web-0".into() };
+        let name = |prefix, container: &str, pod: Option<&Pod>| {
+            let (container, ifname) = (container.parse().unwrap(), "eth0".parse().unwrap());
+            host_name(prefix, &container, &ifname, pod).map(|name| name.to_string())
+        };
+        assert_eq!(name(None, "c1", Some(&pod)).unwrap(), "calia4fc3c48bd8");
+        assert_eq!(name(None, "c2", Some(&pod)).unwrap(), "calia4fc3c48bd8");
+        assert_eq!(name(Some("tap"), "c2", Some(&pod)).unwrap(), "tapa4fc3c48bd8");
+        assert_eq!(name(Some("tap"), "abc123", None).unwrap(), "caliabc123");
+        assert!(name(Some("toolong"), "c2", Some(&pod)).is_err());
+    }
+}

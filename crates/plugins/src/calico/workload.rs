@@ -1,0 +1,93 @@
+//! Who an endpoint is: orchestrator, node, namespace, pod or container (calico-cni.md sections 1.5 and 2.2.1).
+
+use russet_addr::{ContainerId, IfName, NodeName};
+use russet_attach::Pod;
+use russet_cni_spec::CniError;
+use russet_cni_spec::plugin::Request;
+use russet_model::{Key, Prefix, WorkloadEndpointSpec, WorkloadNameError};
+
+use super::labels;
+use crate::calico_conf::CalicoConf;
+use crate::target::Target;
+
+/// One interface of one container, as endpoints name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Workload {
+    /// The node that runs it.
+    pub node: NodeName,
+    /// The namespace of its endpoint.
+    pub namespace: String,
+    /// The pod, where Kubernetes named one.
+    pub pod: Option<Pod>,
+    /// The container.
+    pub container: ContainerId,
+    /// The interface inside it.
+    pub ifname: IfName,
+}
+
+/// The orchestrator of pods that Kubernetes named.
+pub const K8S: &str = "k8s";
+/// That of all other containers.
+pub const CNI: &str = "cni";
+/// Where endpoints of other containers live.
+const DEFAULT_NAMESPACE: &str = "default";
+
+// === impl Workload ===
+
+impl Workload {
+    /// The workload of a request.
+    pub fn of(request: &Request, conf: &CalicoConf, target: &Target, node: NodeName) -> Self {
+        let namespace = match &target.pod {
+            Some(pod) => pod.namespace.clone(),
+            // Upstream's own tests choose a namespace with an argument.
+            None => (request.env.args.get("CNI_TEST_NAMESPACE").map(str::to_owned))
+                .filter(|namespace| !namespace.is_empty())
+                .or_else(|| labels::mesos_namespace(&conf.mesos_labels))
+                .unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()),
+        };
+        let Target { container, ifname, pod, .. } = target.clone();
+        Self { node, namespace, pod, container, ifname }
+    }
+
+    /// `k8s` or `cni`.
+    pub fn orchestrator(&self) -> &'static str {
+        if self.pod.is_some() { K8S } else { CNI }
+    }
+
+    /// The endpoint's name.
+    pub fn name(&self) -> Result<String, CniError> {
+        let name = match &self.pod {
+            Some(pod) => WorkloadEndpointSpec::k8s_name(&self.node, &pod.name, &self.ifname),
+            None => WorkloadEndpointSpec::cni_name(&self.node, &self.container, &self.ifname),
+        };
+        name.map_err(unnameable)
+    }
+
+    /// The endpoint's key.
+    pub fn key(&self) -> Result<Key, CniError> {
+        Key::workload_endpoint(&self.namespace, &self.name()?)
+            .map_err(|error| CniError::environment("the workload endpoint cannot be named", error))
+    }
+
+    /// Where the workload's endpoints are, whatever their interface. Others may be there, too: see [`owns`](Self::owns).
+    pub fn prefix(&self) -> Result<Prefix, CniError> {
+        let workload = self.pod.as_ref().map_or(self.container.as_str(), |pod| &pod.name);
+        let start = WorkloadEndpointSpec::name_prefix(&self.node, self.orchestrator(), workload)
+            .map_err(unnameable)?;
+        Prefix::workload_endpoints_named(&self.namespace, &start)
+            .map_err(|error| CniError::environment("the workload endpoint cannot be named", error))
+    }
+
+    /// Whether an endpoint below [`prefix`](Self::prefix) is this workload's, whatever its interface.
+    pub fn owns(&self, spec: &WorkloadEndpointSpec) -> bool {
+        let same = match &self.pod {
+            Some(pod) => spec.pod == pod.name,
+            None => spec.container_id == self.container.as_str(),
+        };
+        same && spec.node == self.node.as_str() && spec.orchestrator == self.orchestrator()
+    }
+}
+
+fn unnameable(error: WorkloadNameError) -> CniError {
+    CniError::environment("the workload endpoint cannot be named", error)
+}

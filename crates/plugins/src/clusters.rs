@@ -1,0 +1,66 @@
+//! Kubernetes API servers, as network configurations name them: a connection is kept from request to request.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use russet_cni_spec::CniError;
+use russet_kube::{Client, Kubernetes, Overrides, Secret, Source};
+
+use crate::calico_conf::{Hidden, KubernetesSettings};
+
+/// API servers by how configurations say that they are reached. Clones share them.
+#[derive(Clone, Default)]
+pub struct Clusters {
+    fixed: Option<Rc<dyn Kubernetes>>,
+    open: Rc<RefCell<Vec<Open>>>,
+}
+
+type Open = (KubernetesSettings, Rc<dyn Kubernetes>);
+
+/// Nodes have one cluster; an operator who edits the configuration leaves one behind each time.
+const OPEN_MAX: usize = 4;
+
+// === impl Clusters ===
+
+impl Clusters {
+    /// The same one, whatever configurations say.
+    pub fn fixed(kubernetes: Rc<dyn Kubernetes>) -> Self {
+        Self { fixed: Some(kubernetes), open: Rc::default() }
+    }
+
+    /// The API server that `settings` name.
+    pub(crate) fn open(&self, settings: &KubernetesSettings) -> Result<Rc<dyn Kubernetes>, CniError> {
+        if let Some(fixed) = &self.fixed {
+            return Ok(Rc::clone(fixed));
+        }
+        let mut open = self.open.borrow_mut();
+        if let Some((_, known)) = open.iter().find(|(known, _)| known == settings) {
+            return Ok(Rc::clone(known));
+        }
+        let client = Client::new(source(settings)).map_err(|error| {
+            CniError::invalid_config("Kubernetes cannot be reached as `kubernetes` and `policy` say", error)
+        })?;
+        let client: Rc<dyn Kubernetes> = Rc::new(client);
+        if open.len() == OPEN_MAX {
+            open.remove(0);
+        }
+        open.push((settings.clone(), Rc::clone(&client)));
+        Ok(client)
+    }
+}
+
+/// A kubeconfig, or what the configuration names by itself; without either we may be a pod with an account of its own.
+fn source(settings: &KubernetesSettings) -> Source {
+    let overrides = Overrides {
+        server: settings.api_root.clone(),
+        token: settings.token.as_ref().map(|token: &Hidden| Secret::new(token.reveal())),
+        certificate_authority: settings.certificate_authority.clone(),
+        client_certificate: settings.client_certificate.clone(),
+        client_key: settings.client_key.clone(),
+    };
+    match (&settings.kubeconfig, &settings.api_root) {
+        (Some(path), _) => Source::Kubeconfig { path: path.clone(), overrides },
+        (None, Some(_)) => Source::Direct { overrides },
+        (None, None) => Source::InCluster { overrides },
+    }
+}

@@ -1,0 +1,173 @@
+//! Other plugins, executed by the CNI protocol: IPAM plugins that a configuration names (cni-runtime.md sections 1.4 and 2.2).
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use russet_cni_spec::plugin::Request;
+use russet_cni_spec::{CniError, CniResult, Verb, Version};
+use russet_linux::execute::{ExecuteError, Execution, Finished};
+
+/// A plugin and what it is to be told.
+#[derive(Debug, Clone)]
+pub struct Delegate {
+    kind: String,
+    dirs: Vec<PathBuf>,
+    vars: Vec<(&'static str, OsString)>,
+    stdin: Vec<u8>,
+    version: Version,
+}
+
+/// dockershim gave a chain 220 s and CRI-O gives a DEL one minute: a plugin of a plugin has less than either.
+const DEADLINE: Duration = Duration::from_secs(45);
+/// What every plugin gets besides `CNI_COMMAND` and `CNI_ARGS`.
+const VARS: [&str; 4] = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"];
+
+// === impl Delegate ===
+
+impl Delegate {
+    /// The plugin called `kind`, for the container of `request`, with `stdin` as its configuration. Arguments that it does not know are to
+    /// be ignored by it: they are Kubernetes' (calico-cni.md section 1.1).
+    pub fn new(kind: &str, request: &Request, stdin: Vec<u8>) -> Self {
+        let var = |key: &str| {
+            let found = request.env.vars.iter().rev().find(|(known, _)| known == key);
+            found.map(|(_, value)| value.as_str()).unwrap_or_default()
+        };
+        let mut vars: Vec<(&'static str, OsString)> =
+            VARS.iter().map(|key| (*key, var(key).into())).collect();
+        vars.push(("CNI_ARGS", format!("IgnoreUnknown=1;{}", var("CNI_ARGS")).trim_end_matches(';').into()));
+        let (kind, dirs) = (kind.to_owned(), request.env.path.clone());
+        Self { kind, dirs, vars, stdin, version: request.config.cni_version }
+    }
+
+    /// Has it allocate, and gives its result.
+    pub async fn add(&self) -> Result<CniResult, CniError> {
+        let stdout = self.run(Verb::Add).await?;
+        let result = CniResult::decode(&stdout, self.version).and_then(|it| it.convert(self.version));
+        result.map_err(|error| CniError::from(error).during(&format!("the result of {}", self.kind)))
+    }
+
+    /// Has it do anything else.
+    pub async fn tell(&self, verb: Verb) -> Result<(), CniError> {
+        self.run(verb).await.map(drop)
+    }
+
+    async fn run(&self, verb: Verb) -> Result<Vec<u8>, CniError> {
+        let Self { kind, dirs, mut vars, stdin, .. } = self.clone();
+        vars.push(("CNI_COMMAND", verb.as_str().into()));
+        let work = move || execute(&kind, &dirs, &vars, &stdin);
+        let done = tokio::task::spawn_blocking(work).await;
+        done.unwrap_or_else(|error| Err(CniError::internal("running a plugin stopped half-way", error)))
+    }
+}
+
+fn execute(
+    kind: &str,
+    dirs: &[PathBuf],
+    env: &[(&'static str, OsString)],
+    stdin: &[u8],
+) -> Result<Vec<u8>, CniError> {
+    // A name with a slash would be looked for elsewhere.
+    let found = dirs.iter().map(|dir| dir.join(kind)).find(|path| !kind.contains('/') && path.is_file());
+    let Some(binary) = found else {
+        let msg = format!("failed to find plugin {kind:?} in path {dirs:?}");
+        return Err(CniError::invalid_config(msg, "install it, or change `type`"));
+    };
+    let finished = Execution { binary: &binary, env, stdin, deadline: DEADLINE }.run();
+    let finished = finished.map_err(|error| {
+        let msg = format!("plugin {kind:?} did not come to its end");
+        match error {
+            ExecuteError::Deadline(_) => CniError::try_again_later(msg, error),
+            _ => CniError::io(msg, error),
+        }
+    })?;
+    if finished.status.success() { Ok(finished.stdout) } else { Err(complaint(kind, &finished)) }
+}
+
+/// What a plugin with a bad exit status meant to say: its own words, where it has any.
+fn complaint(kind: &str, finished: &Finished) -> CniError {
+    CniError::decode(&finished.stdout).unwrap_or_else(|_| {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        let details = format!("{}; {} {}", finished.status, text(&finished.stdout), text(&finished.stderr));
+        CniError::internal(format!("plugin {kind:?} failed without an error object"), details.trim())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn request(dir: &std::path::Path, args: &str) -> Request {
+        let vars = [
+            ("CNI_COMMAND", "ADD"),
+            ("CNI_CONTAINERID", "abc"),
+            ("CNI_NETNS", "/run/netns/none"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_ARGS", args),
+            ("CNI_PATH", dir.to_str().unwrap()),
+        ];
+        let vars = vars.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let config = br#"{"cniVersion":"1.0.0","name":"n","type":"calico"}"#.to_vec();
+        let prepared = russet_cni_spec::plugin::prepare(vars, config, "test").unwrap();
+        let russet_cni_spec::Prepared::Request(request) = prepared else { panic!("{prepared:?}") };
+        *request
+    }
+
+    /// A plugin that is a shell script.
+    fn scripted(script: &str, args: &str) -> (tempfile::TempDir, Delegate) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("fake");
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let delegate = Delegate::new("fake", &request(dir.path(), args), b"{\"stdin\":1}".to_vec());
+        (dir, delegate)
+    }
+
+    fn wait<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn a_plugin_gets_the_containers_variables_and_is_told_to_ignore_others() {
+        // calico-cni.md section 1.1
+        let script = r#"cat >"$0.stdin"; env | grep ^CNI_ | sort >"$0.env"; echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.5/8"}]}'"#;
+        let (dir, delegate) = scripted(script, "K8S_POD_NAME=web");
+        let result = wait(delegate.add()).unwrap();
+        assert_eq!(result.ips[0].address.to_string(), "10.0.0.5/8");
+        let env = std::fs::read_to_string(dir.path().join("fake.env")).unwrap();
+        for line in ["CNI_COMMAND=ADD", "CNI_CONTAINERID=abc", "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAME=web"] {
+            assert!(env.lines().any(|it| it == line), "{line} is not in {env}");
+        }
+        assert_eq!(std::fs::read(dir.path().join("fake.stdin")).unwrap(), b"{\"stdin\":1}");
+    }
+
+    #[test]
+    fn without_arguments_only_the_request_to_ignore_is_passed() {
+        let (dir, delegate) = scripted(r#"echo "$CNI_ARGS $CNI_COMMAND" >"$0.args""#, "");
+        wait(delegate.tell(Verb::Del)).unwrap();
+        assert_eq!(std::fs::read(dir.path().join("fake.args")).unwrap(), b"IgnoreUnknown=1 DEL\n");
+    }
+
+    #[test]
+    fn a_plugins_own_error_is_passed_on_word_for_word() {
+        // calico-cni.md section 2.3, step 3
+        let (_dir, delegate) = scripted(r#"echo '{"code":77,"msg":"no more","details":"d"}'; exit 1"#, "");
+        let error = wait(delegate.add()).unwrap_err();
+        assert_eq!((error.code, error.msg.as_str(), error.details.as_str()), (77, "no more", "d"));
+        let (_dir, delegate) = scripted("echo oh no >&2; exit 3", "");
+        let error = wait(delegate.add()).unwrap_err();
+        assert!(error.msg.contains("\"fake\"") && error.details.contains("oh no"), "{error}");
+    }
+
+    #[test]
+    fn a_plugin_that_is_not_there_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        for kind in ["absent", "../absent"] {
+            let delegate = Delegate::new(kind, &request(dir.path(), ""), Vec::new());
+            let error = wait(delegate.tell(Verb::Del)).unwrap_err();
+            assert!(error.msg.contains(kind), "{error}");
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! `calico` as a runtime runs it, on a real etcd and a real kernel: the non-Kubernetes path, Kubernetes' pods against an API server of the
+//! tests, and the chain with Debian's `portmap` (issue 4, item 2; calico-cni.md section 5.1). Without an agent unless a test says so.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use russet_kube::testing::Server;
+use russet_linux::process;
+use russet_runtime::{Attachment, Runtime};
+use serde_json::{Value, json};
+
+use crate::fabric::Fabric;
+use crate::node::{Answer, PATIENCE, TestNode, TestPod};
+
+const RESOURCES: &str = "/calico/resources/v3/projectcalico.org";
+
+/// A node of a Calico cluster, and the plugin under its name.
+struct Scene {
+    fabric: Fabric,
+    node: TestNode,
+    bin: PathBuf,
+}
+
+/// A request.
+struct Ask<'a> {
+    pod: &'a TestPod,
+    container: &'a str,
+    ifname: &'a str,
+    args: String,
+    config: Value,
+}
+
+// === impl Scene ===
+
+impl Scene {
+    fn new() -> Self {
+        let mut fabric = Fabric::new();
+        let node = fabric.node("n1", &["--calico"]);
+        let bin = node.path("bin");
+        std::fs::create_dir(&bin).unwrap();
+        for name in ["calico", "calico-ipam"] {
+            std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_russet"), bin.join(name)).unwrap();
+        }
+        let metadata = |name: &str| json!({"name": name, "uid": "u", "creationTimestamp": "2026-08-22T10:00:00Z"});
+        let resource = |kind: &str, name: &str, spec: Value| {
+            json!({"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": metadata(name), "spec": spec})
+        };
+        let information = resource("ClusterInformation", "default", json!({"datastoreReady": true}));
+        fabric.put(&format!("{RESOURCES}/clusterinformations/default"), &information.to_string());
+        let pool = resource("IPPool", "four", json!({"cidr": "10.65.0.0/16", "blockSize": 26, "vxlanMode": "Never",
+            "ipipMode": "Never", "nodeSelector": "all()"}));
+        fabric.put(&format!("{RESOURCES}/ippools/four"), &pool.to_string());
+        let n1 = resource("Node", "n1", json!({}));
+        fabric.put(&format!("{RESOURCES}/nodes/n1"), &n1.to_string());
+        Self { fabric, node, bin }
+    }
+
+    /// A configuration of Calico's, to which `extra` is added.
+    fn config(&self, extra: Value) -> Value {
+        let mut config = json!({
+            "cniVersion": "1.0.0", "name": "net1", "type": "calico", "log_level": "info",
+            "datastore_type": "etcdv3", "etcd_endpoints": "http://10.77.0.1:2379",
+            "nodename": "n1", "nodename_file_optional": true, "ipam": {"type": "calico-ipam"},
+            "agent_socket": self.node.path("run/russet/cni.sock"), "root": self.node.root(),
+            "russet_path": env!("CARGO_BIN_EXE_russet"),
+        });
+        config.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        config
+    }
+
+    /// `host-local`'s section, with its files below the node's root.
+    fn host_local(&self, extra: Value) -> Value {
+        let mut ipam = json!({"type": "host-local", "dataDir": self.node.path("host-local")});
+        ipam.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        json!({"ipam": ipam})
+    }
+
+    fn ask<'a>(&self, pod: &'a TestPod, container: &'a str, extra: Value) -> Ask<'a> {
+        Ask { pod, container, ifname: "eth0", args: String::new(), config: self.config(extra) }
+    }
+
+    fn run(&self, verb: &str, ask: &Ask<'_>) -> Answer {
+        let mut command = Command::new(self.bin.join("calico"));
+        let path = format!("{}:/usr/lib/cni", self.bin.display());
+        command.env_clear().env("CNI_COMMAND", verb).env("CNI_CONTAINERID", ask.container);
+        command.env("CNI_NETNS", ask.pod.path()).env("CNI_IFNAME", ask.ifname).env("CNI_PATH", path);
+        command.env("CNI_ARGS", &ask.args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        process::in_netns(&mut command, self.node.netns()).unwrap();
+        let mut child = command.spawn().unwrap();
+        let _ = child.stdin.take().unwrap().write_all(ask.config.to_string().as_bytes());
+        child.wait_with_output().unwrap().into()
+    }
+
+    #[track_caller]
+    fn add(&self, ask: &Ask<'_>) -> Value {
+        self.run("ADD", ask).result()
+    }
+
+    #[track_caller]
+    fn succeed(&self, verb: &str, ask: &Ask<'_>) {
+        let answer = self.run(verb, ask);
+        assert!(answer.status == 0 && answer.stdout.is_empty(), "{verb}: {answer:?}");
+    }
+
+    /// CHECK with what ADD said.
+    fn check(&self, ask: &Ask<'_>, result: &Value) -> Answer {
+        let mut config = ask.config.clone();
+        config["prevResult"] = result.clone();
+        self.run("CHECK", &Ask { args: ask.args.clone(), config, ..*ask })
+    }
+
+    fn endpoints(&self) -> Vec<String> {
+        let prefix = format!("{RESOURCES}/workloadendpoints/");
+        self.fabric.keys(&prefix).into_iter().map(|key| key.replace(&prefix, "")).collect()
+    }
+
+    fn endpoint(&self, name: &str) -> Value {
+        self.fabric.get(&format!("{RESOURCES}/workloadendpoints/{name}"))
+    }
+
+    fn ip(&self, namespace: &str, args: &[&str]) -> String {
+        let output = Command::new("ip").args(["-n", namespace]).args(args).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn sysctl(&self, namespace: &str, path: &str) -> String {
+        let path = format!("/proc/sys/net/{path}");
+        let output = Command::new("ip").args(["netns", "exec", namespace, "cat", &path]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    fn routes(&self, pod: &TestPod) -> Vec<String> {
+        let text = self.ip(&pod.netns_name, &["route", "show"]);
+        text.lines().map(|line| line.trim().to_owned()).collect()
+    }
+}
+
+fn address(result: &Value) -> String {
+    result["ips"][0]["address"].as_str().unwrap().to_owned()
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip, host-local"]
+fn oracle_01_a_container_with_host_local_gets_calicos_wiring_and_one_endpoint() {
+    let mut scene = Scene::new();
+    let pod = scene.node.pod();
+    let ask = scene.ask(&pod, "abc123", scene.host_local(json!({"subnet": "10.0.0.0/8"})));
+    let result = scene.add(&ask);
+    let net = address(&result);
+    assert!(net.ends_with("/32") && result["ips"].as_array().unwrap().len() == 1, "{result}");
+    let mac = &result["interfaces"][1]["mac"];
+    assert_eq!(scene.endpoints(), ["default/n1-cni-abc123-eth0"]);
+    let spec = json!({"orchestrator": "cni", "node": "n1", "containerID": "abc123", "endpoint": "eth0",
+        "ipNetworks": [net], "profiles": ["net1"], "interfaceName": "caliabc123", "mac": mac});
+    assert_eq!(scene.endpoint("default/n1-cni-abc123-eth0")["spec"], spec);
+    // Oracle 24.
+    let sandbox = pod.path().display().to_string();
+    assert_eq!(result["interfaces"][0], json!({"name": "caliabc123"}));
+    let pod_end = json!({"name": "eth0", "mac": mac, "sandbox": sandbox, "mtu": 1500});
+    assert_eq!(result["interfaces"][1], pod_end);
+    assert_eq!(result["ips"][0], json!({"address": net, "interface": 1}));
+    // Oracle 2.
+    let profile = scene.fabric.get(&format!("{RESOURCES}/profiles/net1"));
+    assert_eq!(profile["spec"]["ingress"][0]["source"]["selector"], "has(net1)");
+    // Oracle 3.
+    let node = scene.node.netns_name().to_owned();
+    let link: Value = serde_json::from_str(&scene.ip(&node, &["-j", "link", "show", "caliabc123"])).unwrap();
+    assert_eq!((&link[0]["mtu"], &link[0]["operstate"]), (&json!(1500), &json!("UP")), "{link}");
+    assert_eq!(link[0]["address"], "ee:ee:ee:ee:ee:ee");
+    for (path, value) in [
+        ("ipv4/conf/caliabc123/proxy_arp", "1"),
+        ("ipv4/neigh/caliabc123/proxy_delay", "0"),
+        ("ipv4/conf/caliabc123/forwarding", "1"),
+    ] {
+        assert_eq!(scene.sysctl(&node, path), value, "{path}");
+    }
+    assert_eq!(scene.sysctl(&pod.netns_name, "ipv4/ip_forward"), "0");
+    // Oracle 4.
+    let bare = net.trim_end_matches("/32");
+    let to_pod = scene.ip(&node, &["route", "show", bare]);
+    assert_eq!(to_pod.trim(), format!("{bare} dev caliabc123 scope link"), "and protocol boot, which ip leaves out");
+    assert_eq!(scene.routes(&pod), ["default via 169.254.1.1 dev eth0", "169.254.1.1 dev eth0 scope link"]);
+    assert!(scene.ip(&pod.netns_name, &["link", "show", "eth0"]).contains(mac.as_str().unwrap()));
+    // Oracle 5.
+    assert_eq!(scene.check(&ask, &result).status, 0);
+    scene.succeed("DEL", &ask);
+    assert_eq!(scene.endpoints(), Vec::<String>::new());
+    assert!(!scene.node.links().iter().any(|name| name.starts_with("cali")), "{:?}", scene.node.links());
+    assert!(!scene.ip(&pod.netns_name, &["link"]).contains("eth0"));
+    scene.succeed("DEL", &ask);
+    assert_ne!(scene.check(&ask, &result).status, 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn oracle_19_the_same_container_again_has_the_same_address_and_endpoint() {
+    let mut scene = Scene::new();
+    let pod = scene.node.pod();
+    let ask = scene.ask(&pod, "abc123", json!({"container_settings": {"allow_ip_forwarding": true}, "mtu": 1400}));
+    let first = scene.add(&ask);
+    assert!(address(&first).starts_with("10.65."), "{first}");
+    assert_eq!(scene.add(&ask)["ips"], first["ips"]);
+    assert_eq!(scene.endpoints().len(), 1);
+    // Oracle 9.
+    assert_eq!(scene.sysctl(&pod.netns_name, "ipv4/ip_forward"), "1");
+    assert!(scene.ip(&pod.netns_name, &["link", "show", "eth0"]).contains("mtu 1400"));
+    // Oracle 20.
+    let mut other = scene.ask(&pod, "abc123", json!({}));
+    other.config["name"] = json!("net2");
+    assert_eq!(scene.add(&other)["ips"], first["ips"]);
+    assert_eq!(scene.endpoint("default/n1-cni-abc123-eth0")["spec"]["profiles"], json!(["net1", "net2"]));
+    assert_eq!(scene.fabric.keys(&format!("{RESOURCES}/profiles/")).len(), 2);
+    scene.succeed("CHECK", &ask);
+    scene.succeed("DEL", &ask);
+    scene.succeed("DEL", &ask);
+    assert_eq!(scene.fabric.keys("/calico/ipam/v2/handle/"), Vec::<String>::new());
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn oracle_06_an_interface_of_the_host_ends_name_makes_room() {
+    let mut scene = Scene::new();
+    let pod = scene.node.pod();
+    let node = scene.node.netns_name().to_owned();
+    scene.ip(&node, &["link", "add", "caliabc123", "type", "veth", "peer", "name", "other"]);
+    let ask = scene.ask(&pod, "abc123", json!({}));
+    scene.add(&ask);
+    let links = scene.node.links();
+    assert!(links.contains(&"caliabc123".to_owned()) && !links.contains(&"other".to_owned()), "{links:?}");
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn oracle_17_del_of_what_was_never_added_succeeds_with_and_without_a_namespace() {
+    let mut scene = Scene::new();
+    let pod = scene.node.pod();
+    scene.succeed("DEL", &scene.ask(&pod, "never", json!({})));
+    // Oracle 18.
+    let ask = scene.ask(&pod, "abc123", json!({}));
+    scene.add(&ask);
+    russet_linux::NetNs::delete_named(&pod.netns_name).unwrap();
+    scene.succeed("DEL", &ask);
+    assert_eq!((scene.endpoints(), scene.fabric.keys("/calico/ipam/v2/handle/")), (Vec::new(), Vec::new()));
+    // Oracle 7: the error stays, the interface goes.
+    let second = scene.node.pod();
+    let ask = scene.ask(&second, "def456", json!({}));
+    scene.add(&ask);
+    let locked = json!({"kind": "ClusterInformation", "metadata": {"name": "default"}, "spec": {"datastoreReady": false}});
+    scene.fabric.put(&format!("{RESOURCES}/clusterinformations/default"), &locked.to_string());
+    assert_ne!(scene.run("DEL", &ask).status, 0);
+    assert_ne!(scene.run("ADD", &scene.ask(&second, "ghi789", json!({}))).status, 0);
+    assert!(!scene.node.links().iter().any(|name| name.starts_with("cali")), "{:?}", scene.node.links());
+}
+
+/// Starts an API server that the node reaches, with a namespace and a pod.
+fn api(scene: &Scene, annotations: Value) -> Server {
+    let server = scene.node.netns().with(Server::start).unwrap();
+    server.put(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop", "annotations": {}}}));
+    let metadata = json!({"name": "web-0", "namespace": "shop", "generateName": "web-", "labels": {"app": "web"},
+        "annotations": annotations});
+    let container = json!({"name": "c", "ports": [{"name": "http", "containerPort": 8080, "protocol": "TCP"}]});
+    let spec = json!({"nodeName": "n1", "serviceAccountName": "web-sa", "containers": [container]});
+    server.put(json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}));
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"},
+        "spec": {"podCIDR": "10.10.0.0/24", "podCIDRs": ["10.10.0.0/24"]}});
+    server.put(node);
+    server.write_kubeconfig(&scene.node.path("kubeconfig"));
+    server
+}
+
+fn of_pod<'a>(scene: &Scene, pod: &'a TestPod, container: &'a str, extra: Value) -> Ask<'a> {
+    let mut config = json!({"policy": {"type": "k8s"}, "kubernetes": {"kubeconfig": scene.node.path("kubeconfig")}});
+    config.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=x".to_owned();
+    Ask { args, ..scene.ask(pod, container, config) }
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn oracle_25_a_kubernetes_pod_gets_the_endpoint_of_the_example() {
+    let mut scene = Scene::new();
+    let _api = api(&scene, json!({"cni.projectcalico.org/hwAddr": "8e:01:7c:aa:10:f3"}));
+    let pod = scene.node.pod();
+    let ask = of_pod(&scene, &pod, "4be1", json!({}));
+    let result = scene.add(&ask);
+    // calico-cni.md section 2.2.2
+    let endpoint = scene.endpoint("shop/n1-k8s-web--0-eth0");
+    let spec = json!({
+        "orchestrator": "k8s", "node": "n1", "containerID": "4be1", "pod": "web-0", "endpoint": "eth0",
+        "serviceAccountName": "web-sa", "ipNetworks": [address(&result)],
+        "profiles": ["kns.shop", "ksa.shop.web-sa"], "interfaceName": "calia4fc3c48bd8", "mac": "8e:01:7c:aa:10:f3",
+        "ports": [{"name": "http", "protocol": "TCP", "port": 8080, "hostPort": 0, "hostIP": ""}],
+    });
+    assert_eq!(endpoint["spec"], spec);
+    assert_eq!(endpoint["metadata"]["generateName"], "web-");
+    let labels = json!({"app": "web", "projectcalico.org/namespace": "shop",
+        "projectcalico.org/orchestrator": "k8s", "projectcalico.org/serviceaccount": "web-sa"});
+    assert_eq!(endpoint["metadata"]["labels"], labels);
+    assert!(scene.ip(&pod.netns_name, &["link", "show", "eth0"]).contains("8e:01:7c:aa:10:f3"));
+    assert_eq!(scene.add(&ask)["ips"], result["ips"]);
+    assert_eq!(scene.check(&ask, &result).status, 0);
+    // Oracles 47 and 48: a newer container's endpoint survives.
+    let second = scene.node.pod();
+    let newer = of_pod(&scene, &second, "5cf2", json!({}));
+    let fresh = scene.add(&newer);
+    assert_ne!(fresh["ips"], result["ips"]);
+    assert_eq!(scene.fabric.keys("/calico/ipam/v2/handle/").len(), 2);
+    assert_ne!(scene.check(&ask, &result).status, 0, "its endpoint is another container's");
+    scene.succeed("DEL", &ask);
+    assert_eq!(scene.endpoint("shop/n1-k8s-web--0-eth0")["spec"]["containerID"], "5cf2");
+    assert_eq!(scene.check(&newer, &fresh).status, 0);
+    scene.succeed("DEL", &newer);
+    scene.succeed("DEL", &newer);
+    assert_eq!((scene.endpoints(), scene.fabric.keys("/calico/ipam/v2/handle/")), (Vec::new(), Vec::new()));
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip, host-local"]
+fn oracle_30_host_local_takes_the_nodes_pod_prefix_and_its_routes() {
+    let mut scene = Scene::new();
+    let server = api(&scene, json!({}));
+    let routes = json!([{"dst": "10.20.0.0/16"}]);
+    let config = scene.host_local(json!({"subnet": "usePodCidr", "routes": routes}));
+    let mut given = Vec::new();
+    for container in ["one", "two"] {
+        let pod = scene.node.pod();
+        let ask = of_pod(&scene, &pod, container, config.clone());
+        let result = scene.add(&ask);
+        assert!(address(&result).starts_with("10.10.0."), "{result}");
+        // Oracle 32.
+        assert_eq!(scene.routes(&pod), ["10.20.0.0/16 via 169.254.1.1 dev eth0", "169.254.1.1 dev eth0 scope link"]);
+        assert_eq!(scene.add(&ask)["ips"], result["ips"], "the same container again");
+        assert_eq!(scene.check(&ask, &result).status, 0);
+        given.push((pod, container, address(&result)));
+    }
+    assert_ne!(given[0].2, given[1].2);
+    // calico-cni.md section 3.6: DEL asks no API server.
+    drop(server);
+    for (pod, container, _) in &given {
+        scene.succeed("DEL", &of_pod(&scene, pod, container, config.clone()));
+    }
+    let left = std::fs::read_dir(scene.node.path("host-local/net1")).unwrap();
+    let left: Vec<String> = left.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(!left.iter().any(|name| name.starts_with("10.10.")), "{left:?}");
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip, nft, portmap"]
+fn a_chain_of_calico_and_portmap_opens_a_port_and_closes_it_again() {
+    let mut scene = Scene::new();
+    let pod = scene.node.pod();
+    let mut calico = scene.config(json!({}));
+    calico.as_object_mut().unwrap().retain(|key, _| key != "name" && key != "cniVersion");
+    let portmap = json!({"type": "portmap", "snat": true, "capabilities": {"portMappings": true}});
+    let list = json!({"cniVersion": "1.0.0", "name": "net1", "plugins": [calico, portmap]});
+    let list = russet_cni_spec::ConfigList::parse(list.to_string().as_bytes()).unwrap();
+    let dirs = vec![scene.bin.clone(), "/usr/lib/cni".into()];
+    let runtime = Runtime::new(dirs, scene.node.path("cache"));
+    let mut attachment = Attachment::new("abc123".parse().unwrap(), pod.path(), "eth0".parse().unwrap());
+    let mapping = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
+    attachment.capability_args.insert("portMappings".into(), mapping);
+    let result = scene.node.netns().with(|| runtime.add(&list, &attachment)).unwrap().unwrap();
+    assert_eq!((result.interfaces.len(), result.interfaces[0].name.as_str()), (2, "caliabc123"));
+    let netns = russet_linux::NetNs::open(pod.path()).unwrap();
+    let listener = netns.with(|| TcpListener::bind("0.0.0.0:80")).unwrap().unwrap();
+    let accepted = std::thread::spawn(move || listener.accept().unwrap().1);
+    let connect = || TcpStream::connect_timeout(&"10.77.0.11:8080".parse().unwrap(), PATIENCE);
+    scene.node.netns().with(connect).unwrap().unwrap();
+    accepted.join().unwrap();
+    for _ in 0..2 {
+        scene.node.netns().with(|| runtime.del(&list, &attachment)).unwrap().unwrap();
+        assert!(scene.node.netns().with(connect).unwrap().is_err());
+    }
+    assert_eq!((scene.endpoints(), scene.fabric.keys("/calico/ipam/v2/handle/")), (Vec::new(), Vec::new()));
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip, ping"]
+fn through_the_agent_the_same_plugin_gives_the_same_endpoint_and_the_pod_is_reached() {
+    let mut scene = Scene::new();
+    let _api = api(&scene, json!({}));
+    scene.node.start_agent();
+    let pod = scene.node.pod();
+    let ask = of_pod(&scene, &pod, "4be1", json!({}));
+    let result = scene.add(&ask);
+    assert_eq!(scene.add(&ask)["ips"], result["ips"]);
+    assert_eq!(scene.check(&ask, &result).status, 0);
+    assert_eq!(scene.endpoint("shop/n1-k8s-web--0-eth0")["spec"]["ipNetworks"], json!([address(&result)]));
+    let ping = ["netns", "exec", scene.node.netns_name(), "ping", "-c", "1", "-W", "2"];
+    let bare = address(&result).replace("/32", "");
+    assert!(Command::new("ip").args(ping).arg(&bare).stdout(Stdio::null()).status().unwrap().success());
+    // A second network's STATUS, and GC that keeps what is valid and takes what is not.
+    assert_eq!(scene.run("STATUS", &with_version(&ask)).status, 0);
+    let valid = |id: &str| json!({"cni.dev/valid-attachments": [{"containerID": id, "ifname": "eth0"}]});
+    for (id, left) in [("4be1", 1), ("other", 0)] {
+        let mut gc = with_version(&ask);
+        gc.config.as_object_mut().unwrap().extend(valid(id).as_object().unwrap().clone());
+        scene.succeed("GC", &gc);
+        assert_eq!(scene.endpoints().len(), left, "{id}");
+        assert_eq!(scene.fabric.keys("/calico/ipam/v2/handle/net1.").len(), left, "{id}");
+    }
+    scene.succeed("DEL", &ask);
+}
+
+/// The same request in the version that has STATUS and GC.
+fn with_version<'a>(ask: &Ask<'a>) -> Ask<'a> {
+    let mut config = ask.config.clone();
+    config["cniVersion"] = json!("1.1.0");
+    Ask { args: ask.args.clone(), config, ..*ask }
+}
