@@ -62,10 +62,7 @@ impl EtcdV2 {
         let reply = self.client.call(Effect::Read, &question).await;
         match reply.map_err(|failure| failure.told(operation(), Effect::Read))? {
             Reply::Done(done) => {
-                let life = match done.node.ttl {
-                    None => Life::Forever,
-                    Some(seconds) => Life::For(Duration::from_secs(u64::try_from(seconds).unwrap_or(0))),
-                };
+                let life = done.node.life();
                 Ok(done.node.record().map(|record| (Record { key: key.clone(), ..record }, life)))
             }
             Reply::Refused(refusal) => match refusal.why() {
@@ -74,6 +71,14 @@ impl EtcdV2 {
                 _ => Err(invalid(operation(), &refusal.to_string())),
             },
         }
+    }
+
+    /// Reads everything under a prefix, as it was at one moment, and how long each record still lives.
+    pub async fn list_with_life(
+        &self,
+        prefix: &Prefix,
+    ) -> Result<(Vec<(Record, Life)>, Revision), StoreError> {
+        listed(&self.client, prefix).await
     }
 
     /// Removes a directory that holds nothing; whether there was one. Deleting records leaves their directories behind, which the v2 API
@@ -206,6 +211,11 @@ impl Store for EtcdV2 {
 
 /// Reads everything under a prefix, as it was at one moment: the API answers with a whole directory at once.
 async fn list(client: &Client, prefix: &Prefix) -> Result<Snapshot, StoreError> {
+    let (records, revision) = listed(client, prefix).await?;
+    Ok(Snapshot { records: records.into_iter().map(|(record, _)| record).collect(), revision })
+}
+
+async fn listed(client: &Client, prefix: &Prefix) -> Result<(Vec<(Record, Life)>, Revision), StoreError> {
     let told = |failure: Failure| failure.told(format!("list {prefix}"), Effect::Read);
     let target = format!("{}?recursive=true&quorum=true", path::of_directory(prefix));
     let question = Question { large: true, ..Question::get(target) };
@@ -215,12 +225,10 @@ async fn list(client: &Client, prefix: &Prefix) -> Result<Snapshot, StoreError> 
         }
         Reply::Done(done) => {
             let revision = Revision(done.index);
-            Ok(Snapshot { records: done.node.records(prefix), revision })
+            Ok((done.node.records(prefix), revision))
         }
         Reply::Refused(refusal) => match refusal.why() {
-            Some(Why::NotFound | Why::NoDirectory) => {
-                Ok(Snapshot { records: Vec::new(), revision: Revision(refusal.index) })
-            }
+            Some(Why::NotFound | Why::NoDirectory) => Ok((Vec::new(), Revision(refusal.index))),
             _ => Err(invalid(format!("list {prefix}"), &refusal.to_string())),
         },
     }

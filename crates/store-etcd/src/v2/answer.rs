@@ -1,10 +1,13 @@
 //! What a member answers on the v2 API, read once: records with their indexes, refusals by number, and what is neither.
 
+use std::time::Duration;
+
 use russet_model::{Key, Prefix};
 use russet_store::{Record, Revision};
 use serde::Deserialize;
 
 use crate::failure::{Class, Failure, printable};
+use crate::v2::Life;
 
 /// Longest part of somebody else's answer that goes into an error.
 const QUOTED_MAX: usize = 200;
@@ -164,15 +167,25 @@ impl Node {
         Some(Record { key: Key::from_stored(self.key), value, revision: Revision(self.modified_index) })
     }
 
-    /// All records at and below this node that the prefix covers, in key order.
-    pub(crate) fn records(self, prefix: &Prefix) -> Vec<Record> {
+    /// How long it still lives.
+    pub(crate) fn life(&self) -> Life {
+        match self.ttl {
+            None => Life::Forever,
+            Some(seconds) => Life::For(Duration::from_secs(u64::try_from(seconds).unwrap_or(0))),
+        }
+    }
+
+    /// All records at and below this node that the prefix covers, in key order, and how long each still lives.
+    pub(crate) fn records(self, prefix: &Prefix) -> Vec<(Record, Life)> {
         let mut records = Vec::new();
         let mut left = vec![self];
         while let Some(mut node) = left.pop() {
             left.append(&mut node.nodes);
-            records.extend(node.record().filter(|record| prefix.covers(&record.key)));
+            let life = node.life();
+            let record = node.record().filter(|record| prefix.covers(&record.key));
+            records.extend(record.map(|record| (record, life)));
         }
-        records.sort_by(|a, b| a.key.cmp(&b.key));
+        records.sort_by(|(a, _), (b, _)| a.key.cmp(&b.key));
         records
     }
 }
@@ -195,6 +208,7 @@ mod tests {
         let Reply::Done(done) = read(200, body).unwrap() else { panic!("found") };
         assert_eq!(done.index, 7);
         let records = done.node.records(&Prefix::from_stored("/a/"));
+        let records: Vec<Record> = records.into_iter().map(|(record, _)| record).collect();
         let shown: Vec<_> =
             records.iter().map(|r| (r.key.as_str(), r.value.as_slice(), r.revision.0)).collect();
         assert_eq!(shown, [("/a/b/x", &b""[..], 4), ("/a/c", b"2", 5)]);

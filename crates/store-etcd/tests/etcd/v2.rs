@@ -227,6 +227,9 @@ async fn a_time_to_live_is_the_servers_and_a_reservation_has_none() {
     assert!(seen.contains("\"ttl\":86400") && seen.contains("\"expiration\""), "{seen}");
     let (record, life) = store.get_with_life(&subnet).await.unwrap().unwrap();
     assert!(matches!(life, Life::For(left) if left > Duration::from_secs(86_000)), "{life:?}");
+    let (listed, _) =
+        store.list_with_life(&Prefix::from_stored("/coreos.com/network/subnets")).await.unwrap();
+    assert!(matches!(&listed[..], [(found, Life::For(_))] if *found == record), "{listed:?}");
     // Somebody makes it a reservation, with the same value: renewing must not give it a time again.
     store.commit(vec![Step::update(subnet.clone(), "{}", record.revision)]).await.unwrap();
     store.keep_alive(lease).await.unwrap();
