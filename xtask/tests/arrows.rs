@@ -72,6 +72,7 @@ const KEPT_FROM_THE_SHIM: &[(&str, &str)] = &[
     ("tokio", "one blocking call needs no runtime"),
     ("tonic", "it talks to no datastore"),
     ("kube", "it talks to no datastore"),
+    ("russet-kube", "the agent or the full russet asks the Kubernetes API"),
     ("redb", "it talks to no datastore"),
     ("rustls", "it opens no TLS connection"),
     ("tracing-subscriber", "it prints one document; the agent logs"),

@@ -10,7 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::{LIMIT, client, pod, words};
 
-const SHORT: Duration = Duration::from_millis(300);
+/// A third of it is how long one try of a read waits.
+const SHORT: Duration = Duration::from_secs(1);
 
 fn at(url: String) -> Source {
     Source::Direct { overrides: Overrides { server: Some(url), ..Overrides::default() } }

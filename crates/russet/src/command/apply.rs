@@ -197,7 +197,7 @@ impl<S: Definition> Prepared<S> {
         let mut resource = Resource::<S>::decode(&self.resource.encode())?;
         stamp(&mut resource)?;
         let value = resource.encode();
-        if document_is_pool::<S>() {
+        if is_pool::<S>() {
             // The allocator refuses pools that overlap others, or blocks of another size.
             let pool = IpPool::decode(&value)?;
             let created = match dry_run {
@@ -275,7 +275,7 @@ impl<S: Definition> Prepared<S> {
     }
 }
 
-fn document_is_pool<S: Definition>() -> bool {
+fn is_pool<S: Definition>() -> bool {
     S::KIND == Kind::Pool.resource()
 }
 
