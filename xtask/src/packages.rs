@@ -35,6 +35,17 @@ const PACKAGES: &[Package] = &[
     Package { name: "procps", proof: "kill", reason: "tests end and pause etcd members with it" },
     Package { name: "etcd-client", proof: "etcdctl", reason: "`etcdctl` is the second opinion on etcd" },
     Package {
+        name: "containerd",
+        proof: "containerd",
+        reason: "the container runtime that starts our plugins as clusters do",
+    },
+    Package { name: "runc", proof: "runc", reason: "what containerd starts pods with" },
+    Package {
+        name: "busybox-static",
+        proof: "busybox",
+        reason: "the pause image of containerd's pods, made without a registry",
+    },
+    Package {
         name: "containernetworking-plugins",
         proof: "/usr/lib/cni/bridge",
         reason: "the reference plugins: chained by tests, and the other side of `bench cni`",

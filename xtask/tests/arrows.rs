@@ -50,6 +50,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("russet-cni", L5),
     ("russet", L5),
     ("russet-testkit", Support),
+    ("russet-cri-client", Support),
     ("russet-sim", Support),
     ("russet-swarm", Support),
     ("russet-bench-floor", Support),

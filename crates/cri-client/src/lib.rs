@@ -1,0 +1,266 @@
+//! A client of the container runtime interface (CRI v1), for tests: what kubelet asks of containerd about sandboxes, and no more.
+//!
+//! The whole-program tests drive Debian's containerd with it; whatever serves CRI can be driven the same way.
+
+pub mod v1;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::runtime::Runtime;
+use tonic::transport::{Channel, Endpoint};
+
+use v1::runtime_service_client::RuntimeServiceClient;
+
+/// A connection to a runtime. Its methods wait for the answer, and may be called from several threads at once.
+#[derive(Debug)]
+pub struct Cri {
+    runtime: Runtime,
+    channel: Channel,
+    socket: PathBuf,
+}
+
+/// A pod as kubelet describes it to a runtime.
+#[derive(Debug, Clone, Default)]
+pub struct Pod {
+    /// Its namespace in the cluster.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Counts the sandboxes that the pod has had.
+    pub attempt: u32,
+    /// Ports of the host that lead to it over TCP: (host's, pod's).
+    pub host_ports: Vec<(u16, u16)>,
+}
+
+/// What a runtime tells of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sandbox {
+    /// Whether it runs.
+    pub ready: bool,
+    /// Its addresses, the primary one first.
+    pub addresses: Vec<String>,
+    /// The path of its network namespace.
+    pub netns: PathBuf,
+}
+
+/// A request that did not come to an answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No tokio runtime could be made.
+    #[error("start the client of {socket}")]
+    Start {
+        /// Where the runtime listens.
+        socket: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The path cannot be one of a socket.
+    #[error("the address of {socket}")]
+    Address {
+        /// Where the runtime should listen.
+        socket: PathBuf,
+        /// Why.
+        source: tonic::transport::Error,
+    },
+    /// The runtime answered with an error, or not at all.
+    #[error("{method} {subject:?} on {socket}: {}: {}", source.code(), source.message())]
+    Call {
+        /// The method, as in the interface's definition.
+        method: &'static str,
+        /// The sandbox or pod in question.
+        subject: String,
+        /// Where the runtime listens.
+        socket: PathBuf,
+        /// What it said.
+        source: Box<tonic::Status>,
+    },
+    /// The runtime answered something that makes no sense.
+    #[error("{method} {subject:?} on {socket}: the answer lacks {missing}")]
+    Answer {
+        /// The method, as in the interface's definition.
+        method: &'static str,
+        /// The sandbox in question.
+        subject: String,
+        /// Where the runtime listens.
+        socket: PathBuf,
+        /// What should have been there.
+        missing: &'static str,
+    },
+}
+
+/// The result of a request.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What kubelet grants `RunPodSandbox`: twice its two minutes (cni-runtime.md section 3.1).
+const REQUEST_LIMIT: Duration = Duration::from_secs(240);
+
+// === impl Cri ===
+
+impl Cri {
+    /// A client of the runtime behind a unix socket. Connects with the first request, and again when the runtime was started again.
+    pub fn new(socket: &Path) -> Result<Self> {
+        let start = |source| Error::Start { socket: socket.to_owned(), source };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .map_err(start)?;
+        let address = |source| Error::Address { socket: socket.to_owned(), source };
+        let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).map_err(address)?;
+        let entered = runtime.enter();
+        let channel = endpoint.timeout(REQUEST_LIMIT).connect_lazy();
+        drop(entered);
+        Ok(Self { runtime, channel, socket: socket.to_owned() })
+    }
+
+    fn service(&self) -> RuntimeServiceClient<Channel> {
+        RuntimeServiceClient::new(self.channel.clone())
+    }
+
+    fn wait<T>(
+        &self,
+        method: &'static str,
+        subject: &str,
+        request: impl Future<Output = std::result::Result<tonic::Response<T>, tonic::Status>>,
+    ) -> Result<T> {
+        let failed = |source| Error::Call {
+            method,
+            subject: subject.to_owned(),
+            socket: self.socket.clone(),
+            source: Box::new(source),
+        };
+        self.runtime.block_on(request).map(tonic::Response::into_inner).map_err(failed)
+    }
+
+    /// Whether the runtime serves and has a usable network configuration.
+    pub fn is_ready(&self) -> bool {
+        let asked = self.wait("Status", "", self.service().status(v1::StatusRequest {}));
+        let conditions = asked.ok().and_then(|answer| answer.status).unwrap_or_default().conditions;
+        !conditions.is_empty() && conditions.iter().all(|condition| condition.status)
+    }
+
+    /// Starts a sandbox and returns its ID.
+    pub fn run(&self, pod: &Pod) -> Result<String> {
+        let request = v1::RunPodSandboxRequest { config: Some(pod.config()) };
+        let asked = self.wait("RunPodSandbox", &pod.name, self.service().run_pod_sandbox(request));
+        asked.map(|answer| answer.pod_sandbox_id)
+    }
+
+    /// Ends a sandbox's processes and takes its network away.
+    pub fn stop(&self, id: &str) -> Result<()> {
+        let request = v1::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
+        self.wait("StopPodSandbox", id, self.service().stop_pod_sandbox(request)).map(drop)
+    }
+
+    /// Forgets a sandbox.
+    pub fn remove(&self, id: &str) -> Result<()> {
+        let request = v1::RemovePodSandboxRequest { pod_sandbox_id: id.to_owned() };
+        self.wait("RemovePodSandbox", id, self.service().remove_pod_sandbox(request)).map(drop)
+    }
+
+    /// What has become of a sandbox.
+    pub fn sandbox(&self, id: &str) -> Result<Sandbox> {
+        const METHOD: &str = "PodSandboxStatus";
+        let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: true };
+        let answer = self.wait(METHOD, id, self.service().pod_sandbox_status(request))?;
+        let missing = |missing| Error::Answer {
+            method: METHOD,
+            subject: id.to_owned(),
+            socket: self.socket.clone(),
+            missing,
+        };
+        let info = answer.info.get("info").map_or("", String::as_str);
+        let netns = netns_of(info).ok_or_else(|| missing("the network namespace in runtimeSpec"))?;
+        let status = answer.status.ok_or_else(|| missing("the status"))?;
+        let network = status.network.clone().unwrap_or_default();
+        let more = network.additional_ips.into_iter().map(|more| more.ip);
+        let addresses = std::iter::once(network.ip).chain(more).filter(|ip| !ip.is_empty()).collect();
+        Ok(Sandbox { ready: status.state() == v1::PodSandboxState::SandboxReady, addresses, netns })
+    }
+
+    /// The IDs of all sandboxes.
+    pub fn sandboxes(&self) -> Result<Vec<String>> {
+        let request = v1::ListPodSandboxRequest {};
+        let asked = self.wait("ListPodSandbox", "", self.service().list_pod_sandbox(request))?;
+        Ok(asked.items.into_iter().map(|item| item.id).collect())
+    }
+}
+
+/// The path of the network namespace in containerd's verbose status: that of the OCI configuration.
+fn netns_of(info: &str) -> Option<PathBuf> {
+    let info: serde_json::Value = serde_json::from_str(info).ok()?;
+    let namespaces = info["runtimeSpec"]["linux"]["namespaces"].as_array()?;
+    let network = namespaces.iter().find(|namespace| namespace["type"] == "network")?;
+    network["path"].as_str().map(PathBuf::from)
+}
+
+// === impl Pod ===
+
+impl Pod {
+    /// A pod of the namespace `default`.
+    pub fn named(name: &str) -> Self {
+        Self { namespace: "default".to_owned(), name: name.to_owned(), ..Self::default() }
+    }
+
+    fn config(&self) -> v1::PodSandboxConfig {
+        let metadata = v1::PodSandboxMetadata {
+            name: self.name.clone(),
+            uid: format!("uid-{}-{}", self.namespace, self.name),
+            namespace: self.namespace.clone(),
+            attempt: self.attempt,
+        };
+        let mapping = |(host, pod): &(u16, u16)| v1::PortMapping {
+            protocol: v1::Protocol::Tcp.into(),
+            container_port: i32::from(*pod),
+            host_port: i32::from(*host),
+            host_ip: String::new(),
+        };
+        // kubelet's default for pods: a network and an IPC namespace of the pod, a PID namespace of each container.
+        let namespaces = v1::NamespaceOption {
+            network: v1::NamespaceMode::Pod.into(),
+            pid: v1::NamespaceMode::Container.into(),
+            ipc: v1::NamespaceMode::Pod.into(),
+        };
+        let security_context = v1::LinuxSandboxSecurityContext { namespace_options: Some(namespaces) };
+        v1::PodSandboxConfig {
+            metadata: Some(metadata),
+            hostname: self.name.clone(),
+            port_mappings: self.host_ports.iter().map(mapping).collect(),
+            linux: Some(v1::LinuxPodSandboxConfig {
+                cgroup_parent: String::new(),
+                security_context: Some(security_context),
+            }),
+            ..v1::PodSandboxConfig::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_that_is_not_there_is_an_error_that_names_it() {
+        let cri = Cri::new(Path::new("/nonexistent/cri.sock")).unwrap();
+        assert!(!cri.is_ready());
+        let error = cri.remove("abc").unwrap_err().to_string();
+        assert!(error.starts_with("RemovePodSandbox \"abc\" on /nonexistent/cri.sock: "), "{error}");
+    }
+
+    #[test]
+    fn the_namespace_is_where_the_oci_configuration_says() {
+        let info = r#"{"pid":7,"runtimeSpec":{"linux":{"namespaces":[{"type":"pid"},{"type":"network","path":"/run/netns/cni-1"}]}}}"#;
+        assert_eq!(netns_of(info), Some(PathBuf::from("/run/netns/cni-1")));
+        assert_eq!(netns_of("{}"), None);
+    }
+
+    #[test]
+    fn a_pod_is_described_as_kubelet_does() {
+        let pod = Pod { host_ports: vec![(18_080, 80)], attempt: 1, ..Pod::named("web") };
+        let config = pod.config();
+        let metadata = config.metadata.unwrap();
+        assert_eq!((metadata.namespace.as_str(), metadata.attempt), ("default", 1));
+        assert_eq!((config.port_mappings[0].host_port, config.port_mappings[0].container_port), (18_080, 80));
+    }
+}

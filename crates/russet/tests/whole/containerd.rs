@@ -1,0 +1,208 @@
+//! Debian's containerd on a node of a test: in the node's network namespace, with directories of its own, without a registry, asked over CRI
+//! (cni-runtime.md section 3.6).
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use russet_cri_client::{Cri, Pod, Sandbox};
+use russet_linux::{NetNs, process};
+use russet_testkit::{eventually, require_tool, run};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::node::{PATIENCE, TestNode};
+
+/// A containerd; dropping it ends it, and whatever it has started.
+pub struct Containerd {
+    cri: Cri,
+    server: Child,
+    directory: TempDir,
+}
+
+/// The name of the image that every sandbox runs.
+const PAUSE: &str = "registry.local/pause:1";
+/// Where Debian puts the reference plugins.
+const REFERENCE_PLUGINS: &str = "/usr/lib/cni";
+
+// === impl Containerd ===
+
+impl Containerd {
+    /// A containerd on the node whose only network is `conflist`. Plugins of ours are found under their names, Debian's `loopback` and `portmap`
+    /// beside them.
+    pub fn start(node: &TestNode, conflist: &Value) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        install_plugins(&path("bin"));
+        std::fs::create_dir(path("net.d")).unwrap();
+        std::fs::write(path("net.d/10-pods.conflist"), conflist.to_string()).unwrap();
+        std::fs::write(path("config.toml"), configuration(directory.path())).unwrap();
+        let log = std::fs::File::create(path("containerd.log")).unwrap();
+        let mut command = Command::new(require_tool("containerd"));
+        command.arg("--config").arg(path("config.toml"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        process::in_netns(&mut command, node.netns()).unwrap();
+        let server = command.spawn().unwrap();
+        let containerd = Self { cri: Cri::new(&path("c.sock")).unwrap(), server, directory };
+        eventually(PATIENCE, || containerd.cri.is_ready());
+        containerd.import_pause();
+        containerd
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn import_pause(&self) {
+        let archive = pause_image(&self.path("image"));
+        let socket = self.path("c.sock");
+        run("ctr", &["-a", text(&socket), "-n", "k8s.io", "images", "import", text(&archive)]);
+    }
+
+    /// Starts one sandbox and tells what became of it.
+    pub fn run(&self, pod: &Pod) -> (String, Sandbox) {
+        let id = self.cri.run(pod).unwrap();
+        let sandbox = self.cri.sandbox(&id).unwrap();
+        assert!(sandbox.ready && !sandbox.addresses.is_empty(), "{sandbox:?}");
+        (id, sandbox)
+    }
+
+    /// The same for many at once.
+    pub fn run_all(&self, pods: &[Pod]) -> Vec<(String, Sandbox)> {
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = pods.iter().map(|pod| scope.spawn(|| self.run(pod))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    /// Stops and removes many at once, as kubelet does: the removal stops once more.
+    pub fn remove_all(&self, pods: &[(String, Sandbox)]) {
+        std::thread::scope(|scope| {
+            for (id, _) in pods {
+                scope.spawn(|| {
+                    self.cri.stop(id).unwrap();
+                    self.cri.remove(id).unwrap();
+                });
+            }
+        });
+    }
+
+    /// Nothing of the sandboxes is left but what containerd itself keeps: no namespace, no process, no result in the cache of libcni.
+    pub fn assert_forgotten(&self, pods: &[(String, Sandbox)]) {
+        assert_eq!(self.cri.sandboxes().unwrap(), Vec::<String>::new());
+        eventually(PATIENCE, || self.shims().is_empty());
+        let cached = std::fs::read_dir("/var/lib/cni/results").unwrap().flatten();
+        let cached: Vec<String> =
+            cached.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        for (id, sandbox) in pods {
+            assert!(!sandbox.netns.exists(), "{sandbox:?}");
+            assert!(!cached.iter().any(|name| name.contains(id.as_str())), "{cached:?}");
+        }
+    }
+
+    /// The processes that keep this containerd's sandboxes.
+    fn shims(&self) -> Vec<u32> {
+        let socket = self.path("c.sock");
+        let pids = std::fs::read_dir("/proc").unwrap().flatten();
+        let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let is_shim = |pid: &u32| {
+            let cmdline = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            *pid != self.server.id()
+                && cmdline.split(|byte| *byte == 0).any(|word| word == text(&socket).as_bytes())
+        };
+        pids.filter(is_shim).collect()
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.path("containerd.log")).unwrap_or_default()
+    }
+
+    /// What a test that failed has left running.
+    fn clean_up(&mut self) {
+        for id in self.cri.sandboxes().unwrap_or_default() {
+            let sandbox = self.cri.sandbox(&id);
+            let _ = self.cri.stop(&id).and_then(|()| self.cri.remove(&id));
+            if let Some(name) = sandbox.ok().as_ref().and_then(|sandbox| sandbox.netns.file_name()) {
+                let _ = NetNs::delete_named(&name.to_string_lossy());
+            }
+        }
+        let _ = kill_process(Pid::from_child(&self.server), Signal::TERM);
+        let _ = self.server.wait();
+        for shim in self.shims() {
+            let children =
+                std::fs::read_to_string(format!("/proc/{shim}/task/{shim}/children")).unwrap_or_default();
+            let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+            for pid in children.chain([i32::try_from(shim).unwrap()]) {
+                let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+            }
+        }
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let below = |place: &&str| Path::new(place).starts_with(self.directory.path());
+        for place in mounts.lines().filter_map(|line| line.split(' ').nth(4)).filter(below) {
+            let _ = rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- containerd log\n{}", self.log());
+        }
+        self.clean_up();
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Under the names that configurations know, as an installer would put them there.
+fn install_plugins(directory: &Path) {
+    std::fs::create_dir(directory).unwrap();
+    for ours in ["russet", "calico", "calico-ipam"] {
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_russet"), directory.join(ours)).unwrap();
+    }
+    for debians in ["loopback", "portmap"] {
+        let program = Path::new(REFERENCE_PLUGINS).join(debians);
+        assert!(program.exists(), "the package containernetworking-plugins is not installed");
+        std::os::unix::fs::symlink(program, directory.join(debians)).unwrap();
+    }
+}
+
+/// cni-runtime.md section 3.6: no systemd, no AppArmor, no CAP_SYS_RESOURCE; and nothing outside of the directory.
+fn configuration(directory: &Path) -> String {
+    let at = |name: &str| format!("{:?}", directory.join(name));
+    let (root, state, socket) = (at("root"), at("state"), at("c.sock"));
+    let (bin, conf) = (at("bin"), at("net.d"));
+    format!(
+        "version = 2\nroot = {root}\nstate = {state}\ndisabled_plugins = [\"io.containerd.internal.v1.opt\"]\n\
+         [grpc]\naddress = {socket}\n\
+         [plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = {PAUSE:?}\ndisable_apparmor = true\n\
+         restrict_oom_score_adj = true\nstream_server_address = \"127.0.0.1\"\nstream_server_port = \"0\"\n\
+         [plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = {bin}\nconf_dir = {conf}\n"
+    )
+}
+
+/// An image whose only program sleeps, in the format of `docker save`; returns the archive.
+fn pause_image(directory: &Path) -> PathBuf {
+    let program = directory.join("layer/bin/busybox");
+    std::fs::create_dir_all(program.parent().unwrap()).unwrap();
+    std::fs::copy(require_tool("busybox"), &program).unwrap();
+    let (layer, archive) = (directory.join("layer.tar"), directory.join("pause.tar"));
+    run("tar", &["-C", text(&directory.join("layer")), "-cf", text(&layer), "bin"]);
+    let digest = run("sha256sum", &[text(&layer)]);
+    let digest = digest.split_whitespace().next().unwrap();
+    let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    let config = json!({
+        "architecture": architecture, "os": "linux",
+        "config": {"Entrypoint": ["/bin/busybox", "sleep", "1000000"], "Env": ["PATH=/bin"]},
+        "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{digest}")]},
+        "history": [{"created": "1970-01-01T00:00:00Z"}],
+    });
+    let manifest = json!([{"Config": "config.json", "RepoTags": [PAUSE], "Layers": ["layer.tar"]}]);
+    std::fs::write(directory.join("config.json"), config.to_string()).unwrap();
+    std::fs::write(directory.join("manifest.json"), manifest.to_string()).unwrap();
+    run("tar", &["-C", text(directory), "-cf", text(&archive), "config.json", "layer.tar", "manifest.json"]);
+    archive
+}

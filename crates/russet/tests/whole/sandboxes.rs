@@ -1,0 +1,58 @@
+//! Pods as containerd makes them, on one node, with the native plugin.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use russet_cri_client::{Pod, Sandbox};
+use russet_linux::NetNs;
+use russet_testkit::eventually;
+use serde_json::{Value, json};
+
+use crate::containerd::Containerd;
+use crate::node::TestNode;
+
+/// Pods at once.
+const PODS: usize = 20;
+
+/// The configuration that an operator would install, for this node.
+fn conflist(node: &TestNode) -> Value {
+    let mut plugin = node.config(json!({}));
+    let plugin = plugin.as_object_mut().unwrap();
+    let (version, name) = (plugin.remove("cniVersion").unwrap(), plugin.remove("name").unwrap());
+    // Debian's containerd 1.6 knows versions up to 1.0.0.
+    assert_eq!(version, "1.1.0");
+    json!({"cniVersion": "1.0.0", "name": name, "plugins": [plugin]})
+}
+
+/// Whether a packet gets from one sandbox to an address and back.
+pub fn pings(from: &Sandbox, address: &str) -> bool {
+    let mut ping = Command::new("ping");
+    ping.args(["-c", "1", "-W", "2", address]).stdout(Stdio::null()).stderr(Stdio::null());
+    NetNs::open(&from.netns).unwrap().with(|| ping.status().unwrap().success()).unwrap()
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: containerd, runc, busybox, ctr, ping"]
+fn twenty_pods_of_containerd_at_once_reach_each_other_and_leave_nothing() {
+    let mut node = TestNode::start(&[]);
+    let containerd = Containerd::start(&node, &conflist(&node));
+    let pods: Vec<Pod> = (0..PODS).map(|n| Pod::named(&format!("web-{n}"))).collect();
+    let running = containerd.run_all(&pods);
+
+    let addresses: BTreeSet<&String> = running.iter().flat_map(|(_, sandbox)| &sandbox.addresses).collect();
+    assert_eq!(addresses.len(), 2 * PODS, "an address was given twice, or is missing: {running:?}");
+    assert_eq!(node.allocated(), 2 * PODS);
+    for (index, (_, from)) in running.iter().enumerate() {
+        let to = &running[(index + 1) % PODS].1;
+        for address in &to.addresses {
+            assert!(pings(from, address), "{from:?} does not reach {address}");
+        }
+    }
+
+    containerd.remove_all(&running);
+    containerd.assert_forgotten(&running);
+    eventually(Duration::from_secs(10), || node.links().is_empty());
+    node.stop_agent();
+    assert_eq!(node.allocated(), 0);
+}
