@@ -236,4 +236,20 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn an_ipam_plugin_does_not_wait_for_the_main_plugin_that_calls_it() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let operations = operations();
+        let _container = operations.main.lock_of("abc").try_lock_owned().unwrap();
+        let _pod = operations.main.lock_of("default/web-0").try_lock_owned().unwrap();
+        let _everyone = operations.main.everyone.try_write().unwrap();
+        for verb in ["DEL", "GC"] {
+            let request =
+                RelayRequest { plugin: "calico-ipam".to_owned(), ..message(verb, Duration::from_secs(5)) };
+            let outcome = runtime.block_on(operations.execute(request));
+            // It says nothing of where etcd is, which means Kubernetes: refused, but not for want of a turn.
+            assert_eq!(code_of(&outcome), 2, "{verb}");
+        }
+    }
 }

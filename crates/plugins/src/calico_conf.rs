@@ -183,6 +183,19 @@ impl CalicoConf {
         })
     }
 
+    /// What works and is not what it looks like; worth a warning.
+    pub fn remarks(&self) -> Vec<&'static str> {
+        let old_name = self.hostname.is_some() && self.nodename.is_none();
+        let remarks = [
+            (old_name, "`hostname` is deprecated, use `nodename`"),
+            (
+                self.datastore.etcd.has_idle_certificates(),
+                "certificates are named, but no etcd endpoint is https: they are not used",
+            ),
+        ];
+        remarks.into_iter().filter_map(|(applies, remark)| applies.then_some(remark)).collect()
+    }
+
     /// The file with the node's name; defaults lie below `root`, which is `/` except in tests and demos.
     pub fn nodename_file(&self, root: &Path) -> PathBuf {
         self.nodename_file.clone().unwrap_or_else(|| root.join(NODENAME_FILE))

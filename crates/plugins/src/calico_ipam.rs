@@ -35,6 +35,9 @@ pub async fn run(
 ) -> Result<Option<CniResult>, CniError> {
     let conf = CalicoConf::read(request)?;
     log.set_level(conf.log.level);
+    for remark in conf.remarks() {
+        log.warn(remark);
+    }
     let done = match &request.env.call {
         Call::Add(target) => add(host, &conf, request, target, log).await.map(Some),
         Call::Del(target) => {

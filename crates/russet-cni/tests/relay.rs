@@ -160,6 +160,32 @@ fn the_agent_gets_the_request_and_its_answer_is_printed() {
 }
 
 #[test]
+fn only_calicos_plugins_pass_on_the_variables_that_say_where_etcd_is() {
+    // calico-ipam.md section 4.1
+    let secret = ("ETCD_PASSWORD", "opensesame");
+    for (name, passed) in [("calico-ipam", json!("opensesame")), ("loopback", Value::Null)] {
+        let plugin = Plugin::new();
+        let agent = plugin.agent("HTTP/1.1 200 OK\r\nRusset-Stderr: c2FpZAo=\r\nContent-Length: 2\r\n\r\n{}");
+        symlink("russet-cni", plugin.dir.path().join(name)).unwrap();
+        let vars: Vec<_> = vars("DEL").into_iter().chain([secret, ("PATH", "/bin")]).collect();
+        let done = plugin.run(name, &vars, &plugin.config(json!({})));
+        assert_eq!((done.code, done.stderr.as_str()), (Some(0), "said\n"));
+        let body = agent.join().unwrap().1;
+        assert_eq!(body["env"].get("ETCD_PASSWORD").unwrap_or(&Value::Null), &passed, "{name}");
+        assert_eq!(body["env"].get("PATH"), None);
+    }
+}
+
+#[test]
+fn status_of_calicos_plugins_needs_no_agent() {
+    let plugin = Plugin::new();
+    symlink("russet-cni", plugin.dir.path().join("calico-ipam")).unwrap();
+    plugin.script("russet", "echo \"$RUSSET_CNI_PLUGIN $CNI_COMMAND\"");
+    let done = plugin.run("calico-ipam", &vars("STATUS"), &plugin.config(json!({})));
+    assert_eq!((done.code, done.stdout.trim_end()), (Some(0), "calico-ipam STATUS"));
+}
+
+#[test]
 fn the_agents_error_is_printed_and_the_exit_code_is_1() {
     let plugin = Plugin::new();
     let agent = plugin.agent(

@@ -139,15 +139,19 @@ impl EtcdMembers {
         };
         let wrong = |error| CniError::invalid_config("etcd_endpoints cannot be used", error);
         let mut settings = EtcdSettings::for_endpoints(endpoints).map_err(wrong)?;
-        if settings.endpoints.iter().any(|endpoint| endpoint.starts_with("https:")) {
+        if is_secured(endpoints) {
             (settings.key, settings.cert) = (self.key.clone(), self.cert.clone());
             settings.ca = self.ca.clone().or_else(system_authorities);
-        } else if self.ca.is_some() || self.cert.is_some() || self.key.is_some() {
-            tracing::warn!(endpoints, "certificates are named, but no endpoint is https: they are not used");
         }
         (settings.username, settings.password) = (self.username.clone(), self.password.clone());
         settings.check().map_err(|error| CniError::invalid_config("etcd cannot be used", error))?;
         Ok(settings)
+    }
+
+    /// Whether certificates are named that no endpoint has a use for.
+    pub(super) fn has_idle_certificates(&self) -> bool {
+        let named = self.ca.is_some() || self.cert.is_some() || self.key.is_some();
+        named && self.endpoints.as_deref().is_some_and(|endpoints| !is_secured(endpoints))
     }
 
     fn srv_refused(&self) -> CniError {
@@ -162,6 +166,10 @@ impl EtcdMembers {
             "name the members in etcd_endpoints: dig +short SRV _etcd-client._tcp.DOMAIN lists them";
         CniError::unsupported_field("etcd_discovery_srv is not supported", details)
     }
+}
+
+fn is_secured(endpoints: &str) -> bool {
+    endpoints.split(',').any(|endpoint| endpoint.trim().starts_with("https:"))
 }
 
 fn system_authorities() -> Option<PathBuf> {

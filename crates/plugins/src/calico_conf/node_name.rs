@@ -41,7 +41,6 @@ impl CalicoConf {
             return from_file(&text, file);
         }
         if let Some(name) = &self.hostname {
-            tracing::warn!("`hostname` in the network configuration is deprecated; use `nodename`");
             return given("hostname", name);
         }
         let name = rustix::system::uname();

@@ -153,6 +153,9 @@ fn certificates_go_to_https_endpoints_only() {
     };
     assert_eq!(with("https://a:1"), (true, true, true));
     assert_eq!(with("http://a:1"), (false, false, false));
+    let remarks = |more: &str| read(&format!("{files}{more}"), &[]).remarks().len();
+    assert_eq!(remarks(r#","etcd_endpoints":"http://a:1","hostname":"old""#), 2);
+    assert_eq!(remarks(r#","etcd_endpoints":"https://a:1","hostname":"old","nodename":"new""#), 0);
 }
 
 #[test]

@@ -29,6 +29,8 @@ pub(crate) struct Allocation {
 const MARK: &str = "timestamp";
 /// How long the work on addresses may take once the lock is there, for ADD as for DEL (calico-ipam.md section 2.2).
 pub(super) const BUDGET: Duration = Duration::from_secs(90);
+/// How long giving back may take after that; peers have the same.
+const GRACE: Duration = Duration::from_secs(30);
 
 /// Gives the request's addresses: those that the interface has already, or new ones. All or nothing.
 pub(crate) async fn assign(
@@ -49,14 +51,16 @@ pub(crate) async fn assign(
             log.info(format!("Calico CNI IPAM request IP: {address}"));
             log.info(format!("Calico CNI IPAM handle={handle}"));
             let _lock = host.locks().take(&conf.ipam_lock_file(&host.root), log).await;
-            let assigned = within(&datastore.allocator).assign_ip(&asked, *address).await;
+            let allocator = within(&datastore.allocator);
+            let assigned = in_time(datastore, &handle, &mark, allocator.assign_ip(&asked, *address)).await?;
             assigned.map_err(|error| refused(&format!("failed to assign IP {address}"), error))?
         }
         Wanted::Families { .. } => {
             describe(datastore, subject, wanted, &mut asked, log).await?;
             log.info(format!("Calico CNI IPAM handle={handle}"));
             let _lock = host.locks().take(&conf.ipam_lock_file(&host.root), log).await;
-            within(&datastore.allocator).auto_assign(&asked).await.map_err(short)?
+            let allocator = within(&datastore.allocator);
+            in_time(datastore, &handle, &mark, allocator.auto_assign(&asked)).await?.map_err(short)?
         }
     };
     let Assigned { addresses, existing } = assigned;
@@ -66,6 +70,25 @@ pub(crate) async fn assign(
     }
     log.info(format!("Calico CNI IPAM assigned addresses IPv4={v4} IPv6={v6}"));
     Ok(Allocation { addresses, existing, handle, mark })
+}
+
+/// Runs `work` for 90 s. After that nobody knows how far it came: what it wrote is looked for and given back, and what arrives even later is DEL's.
+async fn in_time<T>(
+    datastore: &Datastore,
+    handle: &HandleId,
+    mark: &str,
+    work: impl Future<Output = T>,
+) -> Result<T, CniError> {
+    if let Ok(done) = tokio::time::timeout(BUDGET, work).await {
+        return Ok(done);
+    }
+    let undone = tokio::time::timeout(GRACE, release_marked(datastore, handle, mark)).await;
+    let also = match undone {
+        Ok(Ok(())) => "what it had taken was given back".to_owned(),
+        Ok(Err(error)) => format!("and may hold addresses until DEL: {error}"),
+        Err(_elapsed) => "and may hold addresses until DEL: the datastore does not answer".to_owned(),
+    };
+    Err(CniError::try_again_later(format!("the datastore was too slow: no address within {BUDGET:?}"), also))
 }
 
 /// The allocator with 90 s for one request.
@@ -95,11 +118,14 @@ async fn describe(
 
 /// Gives back what the ADD of `allocation` took itself; what an earlier one had stays. For a main plugin that failed later.
 pub(crate) async fn give_back(datastore: &Datastore, allocation: &Allocation) -> Result<(), CniError> {
-    let Allocation { handle, mark, .. } = allocation;
+    release_marked(datastore, &allocation.handle, &allocation.mark).await
+}
+
+async fn release_marked(datastore: &Datastore, handle: &HandleId, mark: &str) -> Result<(), CniError> {
     let failed = |error| failure::ipam("the addresses could not be given back; DEL will do it", error);
     let allocator = within(&datastore.allocator);
     let held = allocator.ips_by_handle(handle).await.map_err(failed)?;
-    let ours = held.into_iter().filter(|held| held.attribute.get(MARK) == Some(mark.as_str()));
+    let ours = held.into_iter().filter(|held| held.attribute.get(MARK) == Some(mark));
     let options = |held: Held| ReleaseOptions {
         address: held.address,
         handle: Some(handle.clone()),

@@ -5,7 +5,7 @@ use russet_ipam::{Allocator, Held, IpamError, ReleaseOptions};
 use russet_model::HandleId;
 
 use super::Subject;
-use super::assign::within;
+use super::assign::{BUDGET, within};
 use crate::calico_conf::CalicoConf;
 use crate::datastore::{CalicoHost, Datastore};
 use crate::failure;
@@ -21,7 +21,16 @@ pub(crate) async fn release(
 ) -> Result<(), CniError> {
     log.info(format!("Calico CNI IPAM releasing addresses handle={}", subject.handle()));
     let _lock = host.locks().take(&conf.ipam_lock_file(&host.root), log).await;
-    let allocator = within(&datastore.allocator);
+    let released = tokio::time::timeout(BUDGET, release_both(&datastore.allocator, subject, log)).await;
+    let late = |_| {
+        let details = "what is not released yet is found by the next DEL";
+        CniError::try_again_later(format!("the datastore was too slow: not done within {BUDGET:?}"), details)
+    };
+    released.map_err(late)?.map_err(|error| failure::ipam("the pod's addresses could not be released", error))
+}
+
+async fn release_both(allocator: &Allocator, subject: &Subject, log: &RequestLog) -> Result<(), IpamError> {
+    let allocator = within(allocator);
     let handle = subject.handle();
     let first = allocator.release_by_handle(&handle, Some(&subject.ifname)).await.map(|released| {
         log.info(match released.addresses.as_slice() {
@@ -33,7 +42,7 @@ pub(crate) async fn release(
         Some(legacy) => release_legacy(&allocator, &legacy, subject, log).await,
         None => Ok(()),
     };
-    first.and(second).map_err(|error| failure::ipam("the pod's addresses could not be released", error))
+    first.and(second)
 }
 
 /// What the workload ID holds, except for what was evidently taken for something else.

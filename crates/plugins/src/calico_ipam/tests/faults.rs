@@ -1,6 +1,8 @@
 //! A store that fails at any one operation of a container's life: the next attempt finds one address or none, never two.
 
+use russet_model::Prefix;
 use russet_store::sim::Fault;
+use russet_store::{BoxFuture, Claims, CommitError, Record, Revision, Snapshot, StoreError, Watch};
 
 use super::*;
 
@@ -64,4 +66,48 @@ fn a_repeated_del_leaves_nothing_whatever_failed_before() {
             });
         }
     }
+}
+
+/// A store that takes requests and never answers.
+struct Silent;
+
+impl Store for Silent {
+    fn claims(&self) -> Claims {
+        Claims { atomic: true, ttl: false }
+    }
+
+    fn get<'a>(&'a self, _: &'a Key) -> BoxFuture<'a, Result<Option<Record>, StoreError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn list<'a>(&'a self, _: &'a Prefix) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn commit<'a>(&'a self, _: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn watch<'a>(&'a self, _: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
+        Box::pin(std::future::pending())
+    }
+}
+
+#[test]
+fn a_store_that_never_answers_is_given_up_after_90_s_and_30_more() {
+    // calico-ipam.md sections 2.2 and 4.2
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let mut bench = Bench::v4(Sim::atomic(1)).await;
+        let silent: Rc<dyn Store> = Rc::new(Silent);
+        let datastore = Datastore::new(Rc::clone(&silent), Allocator::new(silent, Rc::new(SystemClock)));
+        bench.host = CalicoHost::new(bench.host.root.clone(), Rc::new(Fixed(datastore)));
+        for (verb, seconds) in [("ADD", 120), ("DEL", 90)] {
+            let begun = tokio::time::Instant::now();
+            let error = bench.refused(verb, &ASK()).await;
+            assert!(error.code == 11 && error.msg.contains("too slow"), "{verb}: {error}");
+            assert_eq!(begun.elapsed().as_secs(), seconds, "{verb}");
+        }
+    });
 }
