@@ -39,6 +39,11 @@ const PACKAGES: &[Package] = &[
         proof: "containerd",
         reason: "the container runtime that starts our plugins as clusters do",
     },
+    Package {
+        name: "iptables",
+        proof: "iptables-save",
+        reason: "what Debian's `portmap` writes its rules with",
+    },
     Package { name: "runc", proof: "runc", reason: "what containerd starts pods with" },
     Package {
         name: "busybox-static",

@@ -18,18 +18,30 @@ pub struct Containerd {
     cri: Cri,
     server: Child,
     directory: TempDir,
+    /// The cache of libcni.
+    results: PathBuf,
 }
 
 /// The name of the image that every sandbox runs.
 const PAUSE: &str = "registry.local/pause:1";
 /// Where Debian puts the reference plugins.
 const REFERENCE_PLUGINS: &str = "/usr/lib/cni";
+/// What a node keeps where configurations without a word about it expect it. Several nodes on one machine each see their own.
+const PLACES: [&str; 6] =
+    ["run/russet", "var/lib/russet", "etc/russet", "var/lib/calico", "var/log/calico", "var/lib/cni"];
+/// In a mount namespace of its own, in which a node's directories ($1) lie over the host's; only that of network namespaces stays shared.
+const AT_HOME: &str = r#"
+for mount in / /run /var /etc; do ! mountpoint -q $mount || mount --make-private $mount; done
+root=$1; shift
+for place in $PLACES; do mkdir -p $root/$place /$place; mount --bind $root/$place /$place; done
+exec "$@"
+"#;
 
 // === impl Containerd ===
 
 impl Containerd {
-    /// A containerd on the node whose only network is `conflist`. Plugins of ours are found under their names, Debian's `loopback` and `portmap`
-    /// beside them.
+    /// A containerd on the node whose only network is `conflist`. Plugins of ours are found under their names, Debian's `loopback`, `portmap` and
+    /// `bandwidth` beside them; the node's agent, and what plugins keep, is where it is on a node that is alone on its machine.
     pub fn start(node: &TestNode, conflist: &Value) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
@@ -38,12 +50,15 @@ impl Containerd {
         std::fs::write(path("net.d/10-pods.conflist"), conflist.to_string()).unwrap();
         std::fs::write(path("config.toml"), configuration(directory.path())).unwrap();
         let log = std::fs::File::create(path("containerd.log")).unwrap();
-        let mut command = Command::new(require_tool("containerd"));
-        command.arg("--config").arg(path("config.toml"));
+        let mut command = Command::new(require_tool("unshare"));
+        command.args(["--mount", "--propagation", "unchanged", "sh", "-ec", AT_HOME, "sh"]).arg(node.root());
+        command.arg(require_tool("containerd")).arg("--config").arg(path("config.toml"));
+        command.env("PLACES", PLACES.join(" "));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         process::in_netns(&mut command, node.netns()).unwrap();
         let server = command.spawn().unwrap();
-        let containerd = Self { cri: Cri::new(&path("c.sock")).unwrap(), server, directory };
+        let results = node.path("var/lib/cni/results");
+        let containerd = Self { cri: Cri::new(&path("c.sock")).unwrap(), server, directory, results };
         eventually(PATIENCE, || containerd.cri.is_ready());
         containerd.import_pause();
         containerd
@@ -91,13 +106,8 @@ impl Containerd {
     pub fn assert_forgotten(&self, pods: &[(String, Sandbox)]) {
         assert_eq!(self.cri.sandboxes().unwrap(), Vec::<String>::new());
         eventually(PATIENCE, || self.shims().is_empty());
-        let cached = std::fs::read_dir("/var/lib/cni/results").unwrap().flatten();
-        let cached: Vec<String> =
-            cached.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-        for (id, sandbox) in pods {
-            assert!(!sandbox.netns.exists(), "{sandbox:?}");
-            assert!(!cached.iter().any(|name| name.contains(id.as_str())), "{cached:?}");
-        }
+        assert!(std::fs::read_dir(&self.results).unwrap().next().is_none(), "results are cached for nobody");
+        assert_eq!(pods.iter().find(|(_, sandbox)| sandbox.netns.exists()), None);
     }
 
     /// The processes that keep this containerd's sandboxes.
@@ -136,11 +146,6 @@ impl Containerd {
                 let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
             }
         }
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let below = |place: &&str| Path::new(place).starts_with(self.directory.path());
-        for place in mounts.lines().filter_map(|line| line.split(' ').nth(4)).filter(below) {
-            let _ = rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH);
-        }
     }
 }
 
@@ -163,7 +168,7 @@ fn install_plugins(directory: &Path) {
     for ours in ["russet", "calico", "calico-ipam"] {
         std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_russet"), directory.join(ours)).unwrap();
     }
-    for debians in ["loopback", "portmap"] {
+    for debians in ["loopback", "portmap", "bandwidth"] {
         let program = Path::new(REFERENCE_PLUGINS).join(debians);
         assert!(program.exists(), "the package containernetworking-plugins is not installed");
         std::os::unix::fs::symlink(program, directory.join(debians)).unwrap();

@@ -5,6 +5,7 @@
 mod bad_input;
 mod calico;
 mod calico_agent;
+mod calico_containerd;
 mod calico_ipam;
 mod calico_v1;
 mod containerd;
