@@ -145,7 +145,7 @@ fn tell(document: &Document, outcome: Outcome, dry_run: bool) {
         Outcome::Unchanged => "unchanged",
     };
     let tried = if dry_run { " (dry run)" } else { "" };
-    output::print(&format!("{} {done}{tried}\n", output::visible(&document.subject())));
+    output::print(&format!("{} {done}{tried}\n", document.subject()));
 }
 
 /// Pools of the files that overlap each other.

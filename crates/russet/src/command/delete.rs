@@ -50,7 +50,7 @@ pub fn run(mut args: DeleteArgs) -> Result<(), Failure> {
     runtime()?.block_on(async {
         let place = Place::open(std::mem::take(&mut args.place)).await?;
         for target in &targets {
-            let subject = output::visible(&target.subject());
+            let subject = target.subject();
             match delete(&place, target, args.release_addresses).await {
                 Ok(()) => output::print(&format!("{subject} deleted\n")),
                 Err(error) if args.skip_not_exists && is_missing(&error) => {
@@ -115,10 +115,10 @@ impl Target {
     }
 
     fn subject(&self) -> String {
-        match &self.namespace {
+        output::visible(&match &self.namespace {
             Some(namespace) => format!("{}/{namespace}/{}", self.resource().kind(), self.name),
             None => format!("{}/{}", self.resource().kind(), self.name),
-        }
+        })
     }
 
     /// The record, if it is at the revision that was named.

@@ -8,6 +8,7 @@ use russet_store::Revision;
 use serde_json::Value;
 
 use super::{Definition, Document, fields};
+use crate::output::visible;
 
 /// Everything that is wrong with one resource.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -125,9 +126,9 @@ pub fn is_label_value(value: &str) -> bool {
 // === impl Problems ===
 
 impl Problems {
-    /// One more.
+    /// One more. Somebody else's words in it are shown, not obeyed.
     pub fn add(&mut self, at: &str, what: &str) {
-        self.0.push(format!("{at}: {what}"));
+        self.0.push(visible(&format!("{at}: {what}")));
     }
 
     /// One more, unless it is good.
@@ -168,6 +169,13 @@ impl fmt::Display for Problems {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_files_words_cannot_draw_on_the_terminal() {
+        let mut problems = Problems::default();
+        problems.add("spec.\u{1b}[2J", "there is no such field");
+        assert_eq!(problems.to_string(), "spec.\\u{1b}[2J: there is no such field");
+    }
 
     #[test]
     fn names_are_dns_subdomains() {

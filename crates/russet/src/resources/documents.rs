@@ -9,6 +9,7 @@ use serde_json::{Map, Number, Value};
 
 use super::fields::nearest;
 use super::{Kind, Problems, Refused};
+use crate::output::visible;
 
 /// One resource as it was written.
 #[derive(Debug)]
@@ -186,11 +187,11 @@ impl Document {
 
     /// `IPPool/default`, as messages name it.
     pub fn subject(&self) -> String {
-        let name = self.metadata("name").unwrap_or_default();
-        match self.metadata("namespace").filter(|_| self.kind.resource().namespaced()) {
-            Some(namespace) => format!("{}/{namespace}/{name}", self.kind.resource().kind()),
-            None => format!("{}/{name}", self.kind.resource().kind()),
-        }
+        let (kind, name) = (self.kind.resource(), self.metadata("name").unwrap_or_default());
+        visible(&match self.metadata("namespace").filter(|_| kind.namespaced()) {
+            Some(namespace) => format!("{}/{namespace}/{name}", kind.kind()),
+            None => format!("{}/{name}", kind.kind()),
+        })
     }
 
     /// It must not be stored.
