@@ -101,8 +101,9 @@ async fn facts(
         .map_err(|error| kubernetes_failed("the pod could not be looked up", error))?
         .ok_or_else(|| absent(format!("pod {}/{}", pod.namespace, pod.name)))?;
     let wishes = Wishes::read(&Default::default(), &found.metadata.annotations)?;
-    let Wishes { ipv4_pools, ipv6_pools, .. } = wishes;
-    Ok(Some(PodFacts { labels: found.metadata.labels, ipv4_pools, ipv6_pools }))
+    let Wishes { ipv4_pools, ipv6_pools, ip_addrs, ip_addrs_no_ipam, .. } = wishes;
+    let labels = found.metadata.labels;
+    Ok(Some(PodFacts { labels, ipv4_pools, ipv6_pools, ip_addrs, ip_addrs_no_ipam }))
 }
 
 async fn run_v3(

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use russet_addr::{IpNet, NodeName, host_net};
+use russet_addr::{Family, IpNet, NodeName, host_net};
 use russet_attach::{Attachment, Detachment, Dialect};
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{Call, CniError, CniResult, IpConfig};
@@ -53,6 +53,10 @@ pub struct PodFacts {
     pub ipv4_pools: Option<Vec<String>>,
     /// `cni.projectcalico.org/ipv6pools`.
     pub ipv6_pools: Option<Vec<String>>,
+    /// `cni.projectcalico.org/ipAddrs`: exactly these addresses.
+    pub ip_addrs: Option<Vec<IpAddr>>,
+    /// `cni.projectcalico.org/ipAddrsNoIpam`: these, whatever the allocator knows about them. v1.11 had no switch for it.
+    pub ip_addrs_no_ipam: Option<Vec<IpAddr>>,
 }
 
 /// One request on the v1 model.
@@ -239,10 +243,40 @@ impl<'a> Work<'a> {
             attributes,
             ..AddressRequest::pod(self.name.clone(), self.handle())
         };
-        let assigned = self.allocator.auto_assign(&request).await;
-        let assigned = assigned.map_err(|error| failure::ipam("no address could be allocated", error))?;
-        let addresses = assigned.addresses.iter().map(IpNet::addr).collect();
-        Ok(Taken { addresses, mark: Some(mark).filter(|_| !assigned.existing) })
+        match (facts.ip_addrs, facts.ip_addrs_no_ipam) {
+            (None, None) => {
+                let assigned = self.allocator.auto_assign(&request).await;
+                let assigned =
+                    assigned.map_err(|error| failure::ipam("no address could be allocated", error))?;
+                let addresses = assigned.addresses.iter().map(IpNet::addr).collect();
+                Ok(Taken { addresses, mark: Some(mark).filter(|_| !assigned.existing) })
+            }
+            (Some(addresses), None) if !addresses.is_empty() => {
+                self.take_exactly(&request, addresses, mark).await
+            }
+            (None, Some(addresses)) if one_a_family(&addresses) => Ok(Taken { addresses, mark: None }),
+            _ => Err(CniError::invalid_config(
+                "the annotations ipAddrs and ipAddrsNoIpam cannot be used",
+                "they exclude each other, name at least one address, and the latter one a family",
+            )),
+        }
+    }
+
+    /// The addresses that the pod's annotation names, all of them or none.
+    async fn take_exactly(
+        &self,
+        request: &AddressRequest,
+        addresses: Vec<IpAddr>,
+        mark: String,
+    ) -> Result<Taken, CniError> {
+        let taken = Taken { addresses, mark: Some(mark) };
+        for address in &taken.addresses {
+            if let Err(error) = self.allocator.assign_ip(request, *address).await {
+                let error = failure::ipam("a requested address cannot be had", error);
+                return Err(self.give_back(&taken, error).await);
+            }
+        }
+        Ok(taken)
     }
 
     /// The endpoint's addresses, if every one of them is still this workload's. One that was freed in the meantime may be anybody's.
@@ -471,6 +505,12 @@ fn fresh() -> Endpoint {
         labels: BTreeMap::new(),
         extra: Default::default(),
     }
+}
+
+/// Whether there is an address, and of each family at most one.
+fn one_a_family(addresses: &[IpAddr]) -> bool {
+    let of = |family| addresses.iter().filter(|address| Family::of(**address) == family).count();
+    !addresses.is_empty() && Family::BOTH.into_iter().all(|family| of(family) <= 1)
 }
 
 /// Pools are named by their networks alone; none named is all.

@@ -230,6 +230,41 @@ fn a_container_outside_kubernetes_is_its_own_workload_with_the_networks_profile(
 }
 
 #[test]
+fn a_pod_may_name_its_addresses_and_gets_all_of_them_or_none() {
+    // calico-cni.md section 2.6: the annotations that v1.11 honours
+    run(async {
+        let store = planted().await;
+        let request = request("f00d", Some("web-0"), r#","policy":{"type":"k8s"}"#);
+        let conf = conf(&request);
+        let node = node(&store);
+        let taken = async |facts: PodFacts| {
+            let records = Records { store: store.clone(), directories: None };
+            let target = request.env.target().unwrap();
+            let work = Work::new(&node, &request, &conf, target, records, Some(&facts)).unwrap();
+            work.take(None).await.map(|taken| taken.addresses)
+        };
+        let list =
+            |texts: &[&str]| Some(texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>());
+        let held = Container::new(&store, "f00d", Some("web-0"));
+        let exact = PodFacts { ip_addrs: list(&["10.1.0.7", "10.1.0.77"]), ..PodFacts::default() };
+        assert_eq!(taken(exact.clone()).await.unwrap(), exact.ip_addrs.clone().unwrap());
+        assert_eq!(held.held().await, 2);
+        held.work().release(None, None).await.unwrap();
+        // One of them is in no pool.
+        let outside = PodFacts { ip_addrs: list(&["10.1.0.7", "192.0.2.1"]), ..PodFacts::default() };
+        taken(outside).await.unwrap_err();
+        assert_eq!(held.held().await, 0);
+        let unmanaged = PodFacts { ip_addrs_no_ipam: list(&["192.0.2.1"]), ..PodFacts::default() };
+        assert_eq!(taken(unmanaged.clone()).await.unwrap(), unmanaged.ip_addrs_no_ipam.clone().unwrap());
+        assert_eq!(held.held().await, 0);
+        let both = PodFacts { ip_addrs: list(&["10.1.0.7"]), ..unmanaged };
+        taken(both).await.unwrap_err();
+        let two = PodFacts { ip_addrs_no_ipam: list(&["192.0.2.1", "192.0.2.2"]), ..PodFacts::default() };
+        taken(two).await.unwrap_err();
+    });
+}
+
+#[test]
 fn a_closed_datastore_and_what_v1_cannot_do_are_refused() {
     run(async {
         let store = planted().await;

@@ -1,9 +1,10 @@
-//! A configuration of Calico v1.11, unchanged, as Debian's Go `bridge` hands it to our `calico-ipam`: on its v2 data, without them, and after
-//! `russet migrate calico-v1` (issue 4, item 3).
+//! A configuration of Calico v1.11, unchanged, for our `calico` and, as Debian's Go `bridge` hands it on, for our `calico-ipam`: on its v2 data,
+//! without them, and after `russet migrate calico-v1` (issue 4, item 3).
 
 use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 
+use russet_kube::testing::Server;
 use russet_linux::process;
 use serde_json::{Value, json};
 
@@ -27,7 +28,9 @@ impl Scene {
         let mut fabric = Fabric::new();
         let node = fabric.node("n1", &["--calico"]);
         let plugins = tempfile::tempdir().unwrap();
-        symlink(env!("CARGO_BIN_EXE_russet"), plugins.path().join("calico-ipam")).unwrap();
+        for name in ["calico", "calico-ipam"] {
+            symlink(env!("CARGO_BIN_EXE_russet"), plugins.path().join(name)).unwrap();
+        }
         Self { fabric, node, plugins }
     }
 
@@ -38,25 +41,45 @@ impl Scene {
         self.fabric.etcdctl_v2(&["set", "/calico/v1/ipam/v4/pool/10.65.0.0-24", pool]);
     }
 
-    fn bridge(&self, verb: &str, pod: &TestPod, more: Value) -> Answer {
+    /// Runs `plugin` on a configuration as v1.11 had it; `more` adds members.
+    fn run(&self, plugin: &str, verb: &str, pod: &TestPod, args: &str, more: Value) -> Answer {
         let mut config = json!({
-            "cniVersion": "0.3.1", "name": "calicotest", "type": "bridge", "bridge": "cni0",
-            "etcd_endpoints": ENDPOINTS, "nodename": "n1", "log_level": "info",
-            "ipam": {"type": "calico-ipam"},
-            "root": self.node.root(),
+            "cniVersion": "0.3.1", "name": "calicotest", "etcd_endpoints": ENDPOINTS, "nodename": "n1",
+            "log_level": "info", "ipam": {"type": "calico-ipam"},
+            "root": self.node.root(), "agent_socket": self.node.path("run/russet/cni.sock"),
+            "russet_path": env!("CARGO_BIN_EXE_russet"),
         });
         config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let mut command = Command::new(format!("{GO_PLUGINS}/bridge"));
+        let mut command = Command::new(plugin);
         let path = format!("{}:{GO_PLUGINS}", self.plugins.path().display());
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("CNI_PATH", path);
         command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", &pod.container).env("CNI_NETNS", pod.path());
-        command.env("CNI_IFNAME", "eth0");
+        command.env("CNI_IFNAME", "eth0").env("CNI_ARGS", args);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         process::in_netns(&mut command, self.node.netns()).unwrap();
         let mut child = command.spawn().unwrap();
         use std::io::Write;
         let _ = child.stdin.take().unwrap().write_all(config.to_string().as_bytes());
         child.wait_with_output().unwrap().into()
+    }
+
+    fn bridge(&self, verb: &str, pod: &TestPod, more: Value) -> Answer {
+        let mut config = json!({"type": "bridge", "bridge": "cni0"});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        self.run(&format!("{GO_PLUGINS}/bridge"), verb, pod, "", config)
+    }
+
+    /// `calico` for the pod `shop/web-0`.
+    fn calico(&self, verb: &str, pod: &TestPod, more: Value) -> Answer {
+        let mut config = json!({"type": "calico"});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0";
+        self.run(&self.plugins.path().join("calico").display().to_string(), verb, pod, args, config)
+    }
+
+    fn inside(&self, pod: &TestPod) -> String {
+        let arguments = ["-n", &pod.netns_name, "address", "show", "dev", "eth0"];
+        String::from_utf8(Command::new("ip").args(arguments).output().unwrap().stdout).unwrap()
     }
 
     /// The only block.
@@ -153,4 +176,74 @@ fn del_on_v2_leaves_nothing() {
     assert_eq!(scene.v2_keys("/calico/ipam/v2/handle"), Vec::<String>::new());
     let block: Value = serde_json::from_str(&scene.block()).unwrap();
     assert!(block["allocations"].as_array().unwrap().iter().all(Value::is_null), "{block}");
+}
+
+const ENDPOINT: &str = "/calico/v1/host/n1/workload/k8s/shop.web-0/endpoint/eth0";
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn oracle_55_and_56_calico_on_the_v2_data_of_an_unchanged_configuration() {
+    let mut scene = Scene::new();
+    let (old, new) = (scene.node.pod(), scene.node.pod());
+    for verb in ["ADD", "DEL"] {
+        let refused = scene.calico(verb, &old, json!({}));
+        assert!(refused.status != 0 && refused.stdout.contains("russet migrate calico-v1"), "{refused:?}");
+    }
+    assert_eq!((scene.v3_keys(), scene.v2_keys("/")), (Vec::new(), Vec::new()));
+
+    scene.plant();
+    let added = scene.calico("ADD", &old, json!({}));
+    let address = added.result()["ips"][0]["address"].as_str().unwrap().to_owned();
+    assert!(scene.inside(&old).contains(&address), "{address}");
+    let endpoint =
+        || -> Value { serde_json::from_str(&scene.fabric.etcdctl_v2(&["get", ENDPOINT])).unwrap() };
+    let first = endpoint();
+    assert_eq!((&first["active_instance_id"], &first["state"]), (&json!(old.container), &json!("active")));
+    assert_eq!((&first["ipv4_nets"], &first["name"]), (&json!([address]), &json!("calia4fc3c48bd8")));
+    assert_eq!(
+        (&first["labels"]["calico/k8s_ns"], &first["profile_ids"]),
+        (&json!("shop"), &json!(["calicotest"]))
+    );
+
+    // The pod again: the same address, no second allocation; the late DEL of its first sandbox takes neither.
+    let again = scene.calico("ADD", &new, json!({}));
+    assert_eq!(again.result()["ips"][0]["address"], json!(address));
+    assert_eq!(scene.calico("DEL", &old, json!({})).status, 0);
+    assert!(scene.inside(&new).contains(&address));
+    assert!(scene.node.links().contains(&"calia4fc3c48bd8".to_owned()), "{:?}", scene.node.links());
+    assert_eq!(endpoint()["active_instance_id"], json!(new.container));
+    for _ in 0..2 {
+        assert_eq!(scene.calico("DEL", &new, json!({})).status, 0);
+    }
+    assert_eq!(scene.v2_keys("/calico/v1/host"), Vec::<String>::new());
+    assert_eq!(scene.v2_keys("/calico/ipam/v2/handle"), Vec::<String>::new());
+    assert!(!scene.node.links().iter().any(|name| name.starts_with("cali")), "{:?}", scene.node.links());
+    assert_eq!(scene.v3_keys(), Vec::<String>::new());
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn kubernetes_says_what_labels_a_v1_endpoint_has_and_without_it_none_is_made() {
+    let mut scene = Scene::new();
+    scene.plant();
+    let pod = scene.node.pod();
+    let kubeconfig = scene.node.path("kubeconfig");
+    let config = json!({"policy": {"type": "k8s"}, "kubernetes": {"kubeconfig": kubeconfig}});
+    let refused = scene.calico("ADD", &pod, config.clone());
+    assert_ne!(refused.status, 0, "{refused:?}");
+    assert_eq!(scene.v2_keys("/calico/v1/host"), Vec::<String>::new());
+
+    let server = scene.node.netns().with(Server::start).unwrap();
+    server.put(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}}));
+    let metadata = json!({"name": "web-0", "namespace": "shop", "labels": {"app": "web"}});
+    server.put(json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": "n1"}}));
+    server.write_kubeconfig(&kubeconfig);
+    assert_eq!(scene.calico("ADD", &pod, config.clone()).status, 0);
+    let endpoint: Value = serde_json::from_str(&scene.fabric.etcdctl_v2(&["get", ENDPOINT])).unwrap();
+    assert_eq!(endpoint["labels"], json!({"app": "web", "calico/k8s_ns": "shop"}));
+    assert_eq!(endpoint["profile_ids"], json!(["k8s_ns.shop"]));
+    drop(server);
+    // A DEL needs no Kubernetes.
+    assert_eq!(scene.calico("DEL", &pod, config).status, 0);
+    assert_eq!(scene.v2_keys("/calico/v1/host"), Vec::<String>::new());
 }
