@@ -65,13 +65,16 @@ impl RequestLog {
         file::append(settings, self.text()).await;
     }
 
-    /// `2026-01-02 03:04:05Z [INFO][1234] calico-ipam: message`, as Calico's plugins have it but for the name of a source file.
+    /// `2026-01-02 03:04:05.678 [INFO][1234] calico-ipam: message`, as Calico's plugins have it but for the name of a source file; in UTC.
     fn line(&self, level: LogLevel, message: &dyn Display) {
         if level > self.level.get() {
             return;
         }
-        let now = time::rfc3339(SystemTime::now()).replace('T', " ");
-        let head = format!("{now} [{}][{}] {}: ", level.as_str(), std::process::id(), self.plugin);
+        let now = SystemTime::now();
+        let millis = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.subsec_millis());
+        let now = time::rfc3339(now).replace('T', " ").replace('Z', "");
+        let head =
+            format!("{now}.{millis:03} [{}][{}] {}: ", level.as_str(), std::process::id(), self.plugin);
         let message: String =
             message.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let mut text = self.text.borrow_mut();

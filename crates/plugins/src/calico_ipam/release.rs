@@ -19,7 +19,7 @@ pub(crate) async fn release(
     subject: &Subject,
     log: &RequestLog,
 ) -> Result<(), CniError> {
-    log.info(format!("Calico CNI IPAM releasing addresses handle={}", subject.handle()));
+    log.info(format!("Releasing address using handleID HandleID={}", subject.handle()));
     let _lock = host.locks().take(&conf.ipam_lock_file(&host.root), log).await;
     let released = tokio::time::timeout(BUDGET, release_both(&datastore.allocator, subject, log)).await;
     let late = |_| {
@@ -33,10 +33,12 @@ async fn release_both(allocator: &Allocator, subject: &Subject, log: &RequestLog
     let allocator = within(allocator);
     let handle = subject.handle();
     let first = allocator.release_by_handle(&handle, Some(&subject.ifname)).await.map(|released| {
-        log.info(match released.addresses.as_slice() {
-            [] => format!("Asked to release addresses of handle={handle} but there are none. Ignoring"),
-            some => format!("Released addresses {some:?} using handle={handle}"),
-        });
+        match released.addresses.as_slice() {
+            [] => {
+                log.warn(format!("Asked to release address but it doesn't exist. Ignoring HandleID={handle}"))
+            }
+            some => log.info(format!("Released address using handleID HandleID={handle} addresses={some:?}")),
+        }
     });
     let second = match subject.legacy_handle() {
         Some(legacy) => release_legacy(&allocator, &legacy, subject, log).await,
@@ -52,6 +54,7 @@ async fn release_legacy(
     subject: &Subject,
     log: &RequestLog,
 ) -> Result<(), IpamError> {
+    log.info(format!("Releasing address using workloadID Workload={handle}"));
     let held = allocator.ips_by_handle(handle).await?;
     let (ours, others): (Vec<Held>, Vec<Held>) = held.into_iter().partition(|held| subject.may_hold(held));
     if !others.is_empty() {
@@ -60,7 +63,8 @@ async fn release_legacy(
     if others.is_empty() {
         let released = allocator.release_by_handle(handle, None).await?;
         if !released.addresses.is_empty() {
-            log.info(format!("Released addresses {:?} using workload ID {handle}", released.addresses));
+            let addresses = released.addresses;
+            log.info(format!("Released address using workloadID Workload={handle} addresses={addresses:?}"));
         }
         return Ok(());
     }

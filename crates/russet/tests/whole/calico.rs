@@ -43,14 +43,17 @@ impl Scene {
         for name in ["calico", "calico-ipam"] {
             std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_russet"), bin.join(name)).unwrap();
         }
-        let metadata = |name: &str| json!({"name": name, "uid": "u", "creationTimestamp": "2026-08-22T10:00:00Z"});
-        let resource = |kind: &str, name: &str, spec: Value| {
-            json!({"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": metadata(name), "spec": spec})
-        };
+        let metadata =
+            |name: &str| json!({"name": name, "uid": "u", "creationTimestamp": "2026-08-22T10:00:00Z"});
+        let resource = |kind: &str, name: &str, spec: Value| json!({"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": metadata(name), "spec": spec});
         let information = resource("ClusterInformation", "default", json!({"datastoreReady": true}));
         fabric.put(&format!("{RESOURCES}/clusterinformations/default"), &information.to_string());
-        let pool = resource("IPPool", "four", json!({"cidr": "10.65.0.0/16", "blockSize": 26, "vxlanMode": "Never",
-            "ipipMode": "Never", "nodeSelector": "all()"}));
+        let pool = resource(
+            "IPPool",
+            "four",
+            json!({"cidr": "10.65.0.0/16", "blockSize": 26, "vxlanMode": "Never",
+            "ipipMode": "Never", "nodeSelector": "all()"}),
+        );
         fabric.put(&format!("{RESOURCES}/ippools/four"), &pool.to_string());
         let n1 = resource("Node", "n1", json!({}));
         fabric.put(&format!("{RESOURCES}/nodes/n1"), &n1.to_string());
@@ -181,7 +184,11 @@ fn oracle_01_a_container_with_host_local_gets_calicos_wiring_and_one_endpoint() 
     // Oracle 4.
     let bare = net.trim_end_matches("/32");
     let to_pod = scene.ip(&node, &["route", "show", bare]);
-    assert_eq!(to_pod.trim(), format!("{bare} dev caliabc123 scope link"), "and protocol boot, which ip leaves out");
+    assert_eq!(
+        to_pod.trim(),
+        format!("{bare} dev caliabc123 scope link"),
+        "and protocol boot, which ip leaves out"
+    );
     assert_eq!(scene.routes(&pod), ["default via 169.254.1.1 dev eth0", "169.254.1.1 dev eth0 scope link"]);
     assert!(scene.ip(&pod.netns_name, &["link", "show", "eth0"]).contains(mac.as_str().unwrap()));
     // Oracle 5.
@@ -199,7 +206,8 @@ fn oracle_01_a_container_with_host_local_gets_calicos_wiring_and_one_endpoint() 
 fn oracle_19_the_same_container_again_has_the_same_address_and_endpoint() {
     let mut scene = Scene::new();
     let pod = scene.node.pod();
-    let ask = scene.ask(&pod, "abc123", json!({"container_settings": {"allow_ip_forwarding": true}, "mtu": 1400}));
+    let ask =
+        scene.ask(&pod, "abc123", json!({"container_settings": {"allow_ip_forwarding": true}, "mtu": 1400}));
     let first = scene.add(&ask);
     assert!(address(&first).starts_with("10.65."), "{first}");
     assert_eq!(scene.add(&ask)["ips"], first["ips"]);
@@ -258,10 +266,13 @@ fn oracle_17_del_of_what_was_never_added_succeeds_with_and_without_a_namespace()
 /// Starts an API server that the node reaches, with a namespace and a pod.
 fn api(scene: &Scene, annotations: Value) -> Server {
     let server = scene.node.netns().with(Server::start).unwrap();
-    server.put(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop", "annotations": {}}}));
+    server.put(
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop", "annotations": {}}}),
+    );
     let metadata = json!({"name": "web-0", "namespace": "shop", "generateName": "web-", "labels": {"app": "web"},
         "annotations": annotations});
-    let container = json!({"name": "c", "ports": [{"name": "http", "containerPort": 8080, "protocol": "TCP"}]});
+    let container =
+        json!({"name": "c", "ports": [{"name": "http", "containerPort": 8080, "protocol": "TCP"}]});
     let spec = json!({"nodeName": "n1", "serviceAccountName": "web-sa", "containers": [container]});
     server.put(json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}));
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"},
@@ -272,9 +283,11 @@ fn api(scene: &Scene, annotations: Value) -> Server {
 }
 
 fn of_pod<'a>(scene: &Scene, pod: &'a TestPod, container: &'a str, extra: Value) -> Ask<'a> {
-    let mut config = json!({"policy": {"type": "k8s"}, "kubernetes": {"kubeconfig": scene.node.path("kubeconfig")}});
+    let mut config =
+        json!({"policy": {"type": "k8s"}, "kubernetes": {"kubeconfig": scene.node.path("kubeconfig")}});
     config.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-    let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=x".to_owned();
+    let args =
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=x".to_owned();
     Ask { args, ..scene.ask(pod, container, config) }
 }
 
@@ -331,7 +344,10 @@ fn oracle_30_host_local_takes_the_nodes_pod_prefix_and_its_routes() {
         let result = scene.add(&ask);
         assert!(address(&result).starts_with("10.10.0."), "{result}");
         // Oracle 32.
-        assert_eq!(scene.routes(&pod), ["10.20.0.0/16 via 169.254.1.1 dev eth0", "169.254.1.1 dev eth0 scope link"]);
+        assert_eq!(
+            scene.routes(&pod),
+            ["10.20.0.0/16 via 169.254.1.1 dev eth0", "169.254.1.1 dev eth0 scope link"]
+        );
         assert_eq!(scene.add(&ask)["ips"], result["ips"], "the same container again");
         assert_eq!(scene.check(&ask, &result).status, 0);
         given.push((pod, container, address(&result)));

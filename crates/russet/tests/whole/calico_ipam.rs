@@ -313,7 +313,10 @@ fn the_log_file_has_the_same_lines_with_and_without_an_agent() {
             assert_eq!(answer.status, 0, "{answer:?}");
             said.push_str(&answer.stderr);
         }
-        assert!(said.contains("request count IPv4=1") && said.contains("Released addresses"), "{said}");
+        assert!(
+            said.contains("request count IPv4=1") && said.contains("Released address using handleID"),
+            "{said}"
+        );
         assert_eq!(std::fs::read_to_string(&file).unwrap(), said);
     }
 }
