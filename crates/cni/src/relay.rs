@@ -62,6 +62,9 @@ pub fn main(args: impl IntoIterator<Item = OsString>, executable: Executable) ->
     let outcome = match args.next() {
         Some(argument) if argument == DIRECT_COMMAND => Outcome::failure(&not_the_command()),
         Some(argument) if argument == "-v" || argument == "--version" => version(),
+        Some(argument) if argument == "-t" && CALICO.contains(&plugin.as_str()) => {
+            Outcome::failure(&self_test(&plugin))
+        }
         _ => run(&plugin, executable).unwrap_or_else(|error| Outcome::failure(&error)),
     };
     plugin::finish(&outcome)
@@ -71,6 +74,21 @@ pub fn main(args: impl IntoIterator<Item = OsString>, executable: Executable) ->
 fn version() -> Outcome {
     let stdout = format!("Russet {}\n", env!("CARGO_PKG_VERSION")).into_bytes();
     Outcome { stdout, ..Outcome::default() }
+}
+
+/// Calico's plugins test with `-t` whether the datastore answers (calico-cni.md section 1.1): that is STATUS for the configuration on stdin, whatever its
+/// version. Returns only when that cannot be asked.
+fn self_test(plugin: &str) -> CniError {
+    let asked = plugin::read_stdin(std::io::stdin().lock()).and_then(|stdin| {
+        let mut config: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&stdin)
+            .map_err(|error| CniError::decoding("failed to decode the network configuration", error))?;
+        config.insert("cniVersion".into(), Version::LATEST.as_str().into());
+        Ok(serde_json::Value::Object(config).to_string())
+    });
+    match asked {
+        Ok(config) => direct::exec_status(plugin, config.as_bytes()),
+        Err(error) => error,
+    }
 }
 
 /// Whether an executable of this name is one of Calico's plugins, whatever its arguments.

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{DIRECT_COMMAND, DIRECT_PLUGIN, Executable, path_setting};
-use crate::CniError;
 use crate::plugin::Request;
+use crate::{CniError, Verb};
 
 /// Where the configuration waits, without a name, for the program that we become: a pipe holds only 64 KiB, and
 /// nobody would be left to fill it. In memory first.
@@ -36,6 +36,20 @@ pub(super) fn exec(plugin: &str, request: &Request, executable: Executable) -> C
             }
         }
         Err(error) => error,
+    }
+}
+
+/// Replaces this process by the plugin that answers STATUS for `config`; returns only when that fails.
+pub(super) fn exec_status(plugin: &str, config: &[u8]) -> CniError {
+    let own = std::env::current_exe().map_err(|error| CniError::io("cannot find this executable", error));
+    let stdin = spool(config).map_err(|error| CniError::io("cannot keep the configuration", error));
+    match (own, stdin) {
+        (Ok(own), Ok(stdin)) => {
+            let mut command = Command::new(own);
+            command.arg0(plugin).env("CNI_COMMAND", Verb::Status.as_str()).env("CNI_PATH", "/").stdin(stdin);
+            CniError::io("cannot execute this executable again", command.exec())
+        }
+        (Err(error), _) | (_, Err(error)) => error,
     }
 }
 

@@ -168,7 +168,22 @@ fn oracle_01_a_container_with_host_local_gets_calicos_wiring_and_one_endpoint() 
     // Oracle 2.
     let profile = scene.fabric.get(&format!("{RESOURCES}/profiles/net1"));
     assert_eq!(profile["spec"]["ingress"][0]["source"]["selector"], "has(net1)");
-    // Oracle 3.
+    // Oracle 5.
+    assert_eq!(scene.check(&ask, &result).status, 0);
+    scene.succeed("DEL", &ask);
+    assert_eq!(scene.endpoints(), Vec::<String>::new());
+    assert!(!scene.node.links().iter().any(|name| name.starts_with("cali")), "{:?}", scene.node.links());
+    assert!(!scene.ip(&pod.netns_name, &["link"]).contains("eth0"));
+    scene.succeed("DEL", &ask);
+    assert_ne!(scene.check(&ask, &result).status, 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn oracle_03_the_host_end_is_set_up_as_calico_does() {
+    let mut scene = Scene::new();
+    let pod = scene.node.pod();
+    scene.add(&scene.ask(&pod, "abc123", json!({})));
     let node = scene.node.netns_name().to_owned();
     let link: Value = serde_json::from_str(&scene.ip(&node, &["-j", "link", "show", "caliabc123"])).unwrap();
     assert_eq!((&link[0]["mtu"], &link[0]["operstate"]), (&json!(1500), &json!("UP")), "{link}");
@@ -181,24 +196,130 @@ fn oracle_01_a_container_with_host_local_gets_calicos_wiring_and_one_endpoint() 
         assert_eq!(scene.sysctl(&node, path), value, "{path}");
     }
     assert_eq!(scene.sysctl(&pod.netns_name, "ipv4/ip_forward"), "0");
-    // Oracle 4.
-    let bare = net.trim_end_matches("/32");
-    let to_pod = scene.ip(&node, &["route", "show", bare]);
-    assert_eq!(
-        to_pod.trim(),
-        format!("{bare} dev caliabc123 scope link"),
-        "and protocol boot, which ip leaves out"
-    );
-    assert_eq!(scene.routes(&pod), ["default via 169.254.1.1 dev eth0", "169.254.1.1 dev eth0 scope link"]);
-    assert!(scene.ip(&pod.netns_name, &["link", "show", "eth0"]).contains(mac.as_str().unwrap()));
-    // Oracle 5.
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn oracle_04_one_route_leads_to_the_container_and_two_lead_out_of_it() {
+    let mut scene = Scene::new();
+    let pod = scene.node.pod();
+    let ask = Ask {
+        args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0".into(),
+        ..scene.ask(&pod, "abc123", json!({}))
+    };
+    let bare = address(&scene.add(&ask)).replace("/32", "");
+    let to_pod = scene.ip(scene.node.netns_name(), &["-d", "route", "show", &bare]);
+    assert_eq!(to_pod.trim(), format!("unicast {bare} dev calia4fc3c48bd8 proto boot scope link"));
+    let out = ["default via 169.254.1.1 dev eth0", "169.254.1.1 dev eth0 scope link"];
+    assert_eq!(scene.routes(&pod), out);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn oracle_22_routes_set_up_twice_are_there_once() {
+    let mut scene = Scene::new();
+    let pod = scene.node.pod();
+    let ask = Ask {
+        args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0".into(),
+        ..scene.ask(&pod, "abc123", json!({}))
+    };
+    let first = scene.add(&ask);
+    let all = |scene: &Scene| (scene.ip(scene.node.netns_name(), &["route", "show"]), scene.routes(&pod));
+    let before = all(&scene);
+    assert_eq!(scene.add(&ask)["ips"], first["ips"]);
+    assert_eq!(all(&scene), before);
+    let bare = address(&first).replace("/32", "");
+    assert_eq!(before.0.lines().filter(|line| line.starts_with(&bare)).count(), 1, "{before:?}");
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn oracle_09_a_container_that_may_forward_does() {
+    let mut scene = Scene::new();
+    let pod = scene.node.pod();
+    scene.add(&scene.ask(&pod, "abc123", json!({"container_settings": {"allow_ip_forwarding": true}})));
+    assert_eq!(scene.sysctl(&pod.netns_name, "ipv4/ip_forward"), "1");
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn oracle_28_the_mtu_is_the_files_and_a_configured_one_comes_first() {
+    let mut scene = Scene::new();
+    std::fs::create_dir_all(scene.node.path("var/lib/calico")).unwrap();
+    std::fs::write(scene.node.path("var/lib/calico/mtu"), "3000").unwrap();
+    for (container, extra, mtu) in [("one", json!({}), 3000), ("two", json!({"mtu": 4000}), 4000)] {
+        let pod = scene.node.pod();
+        scene.add(&scene.ask(&pod, container, extra));
+        for (namespace, link) in
+            [(pod.netns_name.as_str(), "eth0"), (scene.node.netns_name(), &format!("cali{container}"))]
+        {
+            let shown = scene.ip(namespace, &["link", "show", link]);
+            assert!(shown.contains(&format!("mtu {mtu} ")), "{shown}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn oracle_34_addresses_of_both_families_are_usable_at_once() {
+    let mut scene = Scene::new();
+    let pool = json!({"kind": "IPPool", "apiVersion": "projectcalico.org/v3",
+        "metadata": {"name": "six", "uid": "u", "creationTimestamp": "2026-08-22T10:00:00Z"},
+        "spec": {"cidr": "fd00:65::/112", "blockSize": 122, "vxlanMode": "Never", "ipipMode": "Never", "nodeSelector": "all()"}});
+    scene.fabric.put(&format!("{RESOURCES}/ippools/six"), &pool.to_string());
+    let pod = scene.node.pod();
+    let ask = scene.ask(&pod, "abc123", json!({"ipam": {"type": "calico-ipam", "assign_ipv6": "true"}}));
+    let result = scene.add(&ask);
+    assert_eq!(result["ips"].as_array().unwrap().len(), 2, "{result}");
+    let shown = scene.ip(&pod.netns_name, &["-6", "address", "show", "dev", "eth0", "scope", "global"]);
+    assert!(shown.contains("fd00:65::") && !shown.contains("tentative"), "{shown}");
+    assert_eq!(scene.sysctl(&pod.netns_name, "ipv6/conf/eth0/accept_dad"), "0");
+    let routes = scene.ip(&pod.netns_name, &["-6", "route", "show", "default"]);
+    assert_eq!(routes.trim(), "default via fe80::ecee:eeff:feee:eeee dev eth0 metric 1024 pref medium");
     assert_eq!(scene.check(&ask, &result).status, 0);
     scene.succeed("DEL", &ask);
-    assert_eq!(scene.endpoints(), Vec::<String>::new());
-    assert!(!scene.node.links().iter().any(|name| name.starts_with("cali")), "{:?}", scene.node.links());
-    assert!(!scene.ip(&pod.netns_name, &["link"]).contains("eth0"));
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn oracle_18_del_succeeds_when_the_namespace_is_gone() {
+    let mut scene = Scene::new();
+    let pod = scene.node.pod();
+    let ask = scene.ask(&pod, "abc123", json!({}));
+    scene.add(&ask);
+    russet_linux::NetNs::delete_named(&pod.netns_name).unwrap();
     scene.succeed("DEL", &ask);
-    assert_ne!(scene.check(&ask, &result).status, 0);
+    assert_eq!((scene.endpoints(), scene.fabric.keys("/calico/ipam/v2/handle/")), (Vec::new(), Vec::new()));
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn oracle_23_the_self_test_tells_whether_the_datastore_answers() {
+    let scene = Scene::new();
+    let test = |config: Value| {
+        let mut command = Command::new(scene.bin.join("calico"));
+        command.env_clear().arg("-t").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        process::in_netns(&mut command, scene.node.netns()).unwrap();
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
+        Answer::from(child.wait_with_output().unwrap())
+    };
+    assert_eq!(test(scene.config(json!({"cniVersion": "0.3.1"}))).status, 0);
+    let wrong = test(scene.config(json!({"etcd_endpoints": "http://10.77.0.1:2378"})));
+    assert!(wrong.error()["msg"].as_str().unwrap().contains("cannot be attached"), "{wrong:?}");
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn oracle_12_the_endpoints_node_is_the_hostname_and_nodename_beats_it() {
+    let mut scene = Scene::new();
+    for (container, extra) in
+        [("one", json!({"nodename": null, "hostname": "n1"})), ("two", json!({"hostname": "other"}))]
+    {
+        let pod = scene.node.pod();
+        scene.add(&scene.ask(&pod, container, extra));
+        assert_eq!(scene.endpoint(&format!("default/n1-cni-{container}-eth0"))["spec"]["node"], "n1");
+    }
 }
 
 #[test]
@@ -245,14 +366,16 @@ fn oracle_06_an_interface_of_the_host_ends_name_makes_room() {
 fn oracle_17_del_of_what_was_never_added_succeeds_with_and_without_a_namespace() {
     let mut scene = Scene::new();
     let pod = scene.node.pod();
-    scene.succeed("DEL", &scene.ask(&pod, "never", json!({})));
-    // Oracle 18.
-    let ask = scene.ask(&pod, "abc123", json!({}));
-    scene.add(&ask);
+    let never = scene.ask(&pod, "never", json!({}));
+    scene.succeed("DEL", &never);
     russet_linux::NetNs::delete_named(&pod.netns_name).unwrap();
-    scene.succeed("DEL", &ask);
-    assert_eq!((scene.endpoints(), scene.fabric.keys("/calico/ipam/v2/handle/")), (Vec::new(), Vec::new()));
-    // Oracle 7: the error stays, the interface goes.
+    scene.succeed("DEL", &never);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn oracle_07_with_a_locked_datastore_del_fails_and_the_interface_goes_nevertheless() {
+    let mut scene = Scene::new();
     let second = scene.node.pod();
     let ask = scene.ask(&second, "def456", json!({}));
     scene.add(&ask);
