@@ -15,6 +15,7 @@ mod pod_cidr;
 mod profile;
 mod qos;
 mod ready;
+mod recent;
 mod status_file;
 mod wire;
 mod workload;
@@ -33,6 +34,7 @@ use crate::target::Target;
 use crate::{CalicoNode, Datastore, RequestLog};
 use annotations::Wishes;
 use pod_cidr::PodCidrs;
+pub use recent::Recent;
 use wire::Kernel;
 use workload::Workload;
 

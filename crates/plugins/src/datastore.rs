@@ -11,6 +11,7 @@ use russet_model::{IpPool, Key, Prefix, ResourceKind};
 use russet_store::{BoxFuture, Store, StoreError};
 use russet_store_etcd::Settings as EtcdSettings;
 
+use crate::calico::Recent;
 use crate::calico_conf::{CalicoConf, DatastoreKind};
 use crate::calico_ipam::HostLocks;
 use crate::calico_v1;
@@ -49,6 +50,8 @@ pub struct Datastore {
     pub store: Rc<dyn Store>,
     /// Its addresses.
     pub allocator: Rc<Allocator>,
+    /// What `calico` believes of it for a moment.
+    pub(crate) recent: Rc<Recent>,
     /// Records of Calico's v3 were seen in it.
     seen: Rc<Cell<bool>>,
     /// Whether a pool selects namespaces, and when that was looked up.
@@ -106,12 +109,18 @@ impl CalicoHost {
 impl Datastore {
     /// A datastore and the allocator over it.
     pub fn new(store: Rc<dyn Store>, allocator: Allocator) -> Self {
-        Self { store, allocator: Rc::new(allocator), seen: Rc::default(), selects_namespaces: Rc::default() }
+        Self::of(store, Rc::new(allocator))
     }
 
     /// Another handle for a store whose allocator is there already.
     pub fn of(store: Rc<dyn Store>, allocator: Rc<Allocator>) -> Self {
-        Self { store, allocator, seen: Rc::default(), selects_namespaces: Rc::default() }
+        Self {
+            store,
+            allocator,
+            recent: Rc::default(),
+            seen: Rc::default(),
+            selects_namespaces: Rc::default(),
+        }
     }
 
     /// Whether any enabled pool is for certain namespaces only.

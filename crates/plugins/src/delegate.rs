@@ -40,11 +40,19 @@ impl Delegate {
         Self { kind, dirs, vars, stdin, version: request.config.cni_version }
     }
 
-    /// Has it allocate, and gives its result.
+    /// Has it allocate, and gives its result. What it took is given back if nobody can read what it is.
     pub async fn add(&self) -> Result<CniResult, CniError> {
         let stdout = self.run(Verb::Add).await?;
-        let result = CniResult::decode(&stdout, self.version).and_then(|it| it.convert(self.version));
-        result.map_err(|error| CniError::from(error).during(&format!("the result of {}", self.kind)))
+        match CniResult::decode(&stdout, self.version).and_then(|it| it.convert(self.version)) {
+            Ok(result) => Ok(result),
+            Err(error) => {
+                let mut error = CniError::from(error).during(&format!("the result of {}", self.kind));
+                if let Err(also) = self.tell(Verb::Del).await {
+                    error.details = format!("{} what it took is held until DEL: {also}", error.details);
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Has it do anything else.
@@ -159,6 +167,15 @@ mod tests {
         let (_dir, delegate) = scripted("echo oh no >&2; exit 3", "");
         let error = wait(delegate.add()).unwrap_err();
         assert!(error.msg.contains("\"fake\"") && error.details.contains("oh no"), "{error}");
+    }
+
+    #[test]
+    fn what_a_plugin_took_is_given_back_when_its_result_cannot_be_read() {
+        // calico-cni.md section 2.3, step 4
+        let (dir, delegate) = scripted(r#"echo "$CNI_COMMAND" >>"$0.verbs"; echo rubbish"#, "");
+        let error = wait(delegate.add()).unwrap_err();
+        assert!(error.msg.contains("the result of fake"), "{error}");
+        assert_eq!(std::fs::read(dir.path().join("fake.verbs")).unwrap(), b"ADD\nDEL\n");
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::SystemClock;
 pub async fn run(scene: &mut Scene<'_>, wire: &dyn Wire) -> Result<CniResult, CniError> {
     ready::refuse_impossible(scene.conf, &scene.workload)?;
     let mtu = ready::mtu_bytes(scene.conf, scene.root())?;
-    ready::datastore(&*scene.datastore.store).await?;
+    ready::datastore(&scene.datastore).await?;
     ready::gates(&scene.conf.readiness_gates).await?;
     let existing = endpoint::find(&*scene.datastore.store, &scene.workload).await?;
     if scene.workload.pod.is_some() {
@@ -144,8 +144,13 @@ async fn ensure_profile(scene: &Scene<'_>) -> Result<(), CniError> {
     if !scene.conf.policy.kind.is_empty() {
         return Ok(());
     }
-    let only_from_network = scene.workload.pod.is_none();
-    profile::ensure(&*scene.datastore.store, &scene.conf.network, only_from_network, &SystemClock).await
+    let (datastore, network) = (&scene.datastore, &scene.conf.network);
+    if !datastore.recent.has_profile(network) {
+        let only_from_network = scene.workload.pod.is_none();
+        profile::ensure(&*datastore.store, network, only_from_network, &SystemClock).await?;
+        datastore.recent.saw_profile(network);
+    }
+    Ok(())
 }
 
 async fn attach(

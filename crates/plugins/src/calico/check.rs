@@ -86,7 +86,7 @@ fn recorded_mtu(request: &Request, target: &Target) -> Result<Option<u32>, CniEr
 pub async fn status(node: &CalicoNode, request: &Request, conf: &CalicoConf) -> Result<(), CniError> {
     crate::russet::status(&*node.not_ready)?;
     conf.require_nodename_file(&node.host.root)?;
-    let ready = async { ready::datastore(&*node.host.datastore(conf).await?.store).await };
+    let ready = async { ready::datastore(&node.host.datastore(conf).await?).await };
     ready.await.map_err(|error| {
         CniError::not_available(
             "pods cannot be attached on this node yet",

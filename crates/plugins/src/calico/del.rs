@@ -19,7 +19,7 @@ pub async fn detach(node: &CalicoNode, target: &Target) -> Result<(), CniError> 
 
 /// Endpoint and addresses.
 pub async fn forget(scene: &mut Scene<'_>) -> Result<(), CniError> {
-    ready::datastore(&*scene.datastore.store).await?;
+    ready::datastore(&scene.datastore).await?;
     endpoint::remove(&*scene.datastore.store, &scene.workload, &scene.workload.container).await?;
     match scene.conf.ipam.kind.as_str() {
         "" => Ok(()),

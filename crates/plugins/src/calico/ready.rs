@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use russet_cni_spec::CniError;
 use russet_model::{ClusterInformation, Key};
-use russet_store::{Store, StoreError};
+use russet_store::StoreError;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::workload::Workload;
 use crate::calico_conf::CalicoConf;
-use crate::failure;
+use crate::{Datastore, failure};
 
 /// The kernel's own, where nobody says anything.
 const MTU_DEFAULT_BYTES: u32 = 1500;
@@ -89,11 +89,14 @@ pub fn mtu_bytes(conf: &CalicoConf, root: &Path) -> Result<u32, CniError> {
 }
 
 /// Refuses to work while an upgrade has the datastore locked.
-pub async fn datastore(store: &dyn Store) -> Result<(), CniError> {
+pub async fn datastore(datastore: &Datastore) -> Result<(), CniError> {
+    if datastore.recent.is_ready() {
+        return Ok(());
+    }
     let key = Key::cluster_information();
     let failed =
         |error: StoreError| failure::store("the cluster's information could not be read", &error, &error);
-    let Some(record) = store.get(&key).await.map_err(failed)? else {
+    let Some(record) = datastore.store.get(&key).await.map_err(failed)? else {
         let details = "calico/node (or the russet agent in Calico mode) creates it in a fresh datastore";
         return Err(CniError::try_again_later(format!("there is no {key}"), details));
     };
@@ -101,7 +104,10 @@ pub async fn datastore(store: &dyn Store) -> Result<(), CniError> {
         CniError::new(failure::CORRUPT_RECORD, format!("{key} cannot be understood"), error)
     })?;
     match information.spec.datastore_ready {
-        Some(true) => Ok(()),
+        Some(true) => {
+            datastore.recent.saw_ready();
+            Ok(())
+        }
         _ => {
             let details = format!("datastoreReady of {key} is not true: an upgrade is under way");
             Err(CniError::try_again_later("Calico is currently not ready to process requests", details))

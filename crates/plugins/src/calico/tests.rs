@@ -39,6 +39,7 @@ struct Ask {
     container: String,
     ifname: String,
     args: String,
+    path: String,
     config: Value,
 }
 
@@ -198,6 +199,7 @@ impl Ask {
             container: container.into(),
             ifname: "eth0".into(),
             args: String::new(),
+            path: "/nowhere".into(),
             config: json!({"ipam": {"type": "calico-ipam"}}),
         }
     }
@@ -224,7 +226,7 @@ impl Ask {
             ("CNI_NETNS", "/run/netns/none"),
             ("CNI_IFNAME", &self.ifname),
             ("CNI_ARGS", &self.args),
-            ("CNI_PATH", "/nowhere"),
+            ("CNI_PATH", &self.path),
         ];
         let vars = vars.map(|(key, value)| (key.to_owned(), value.to_owned()));
         let prepared =

@@ -170,3 +170,43 @@ async fn assert_no_address_twice(stage: &Stage, seed: u64) {
         }
     }
 }
+
+/// An IPAM plugin that gives what it is told to, and writes down what it was asked for.
+fn scripted(result: &str) -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("fake");
+    let script =
+        format!("#!/bin/sh\necho $CNI_COMMAND >>\"$0.verbs\"\n[ $CNI_COMMAND = DEL ] || echo '{result}'\n");
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    dir
+}
+
+#[test]
+fn another_ipam_plugin_is_told_to_take_back_what_a_failed_add_got_from_it() {
+    // calico-cni.md section 2.3, steps 4, 7, 8 and 9
+    run(async {
+        let good = r#"{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.5/24","gateway":"10.9.0.1"}]}"#;
+        let none = r#"{"cniVersion":"1.0.0","ips":[]}"#;
+        for (result, refuse, writes) in
+            [(good, true, None), (good, false, Some(0)), (good, false, Some(1)), (none, false, None)]
+        {
+            let stage = Stage::new(Sim::atomic(1)).await;
+            let plugins = scripted(result);
+            let path = plugins.path().to_str().unwrap().to_owned();
+            let config = json!({"ipam": {"type": "fake"}});
+            let ask = Ask { path, ..Ask::container("abc123").with(config) };
+            stage.wire.refuse.set(refuse);
+            if let Some(nth) = writes {
+                fail_write(&stage, Fault::Unavailable, nth);
+            }
+            stage.add(&ask).await.unwrap_err();
+            let verbs = || std::fs::read_to_string(plugins.path().join("fake.verbs")).unwrap();
+            assert_eq!(verbs(), "ADD\nDEL\n", "{result} {refuse} {writes:?}");
+            stage.assert_bare(&["abc123"]).await;
+            stage.del(&ask).await.unwrap();
+            assert_eq!(verbs(), "ADD\nDEL\nDEL\n");
+        }
+    });
+}
