@@ -45,5 +45,8 @@ fn work(
         .map_err(|e| CniError::invalid_config("the node's settings cannot be used", e))?;
     let runtime = runtime().map_err(|error| CniError::internal("start the runtime", error))?;
     let local = tokio::task::LocalSet::new();
-    local.block_on(&runtime, russet_agent::direct(&config, plugin, request, log))
+    let done = local.block_on(&runtime, russet_agent::direct(&config, plugin, request, log));
+    // A thread that a dead file system holds must not hold the answer, too.
+    runtime.shutdown_background();
+    done
 }
