@@ -97,7 +97,8 @@ impl CalicoHost {
         let opened = self.datastores.open(&settings).await;
         let failed = |error| failure::store("the datastore could not be opened", &error, &error);
         let datastore = opened.map_err(failed)?;
-        if !conf.datastore.explicit && !datastore.has_v3().await? {
+        // One that does not answer may be an etcd 2, which has no v3 API; who looks closer finds out.
+        if !conf.datastore.explicit && !datastore.has_v3().await.unwrap_or(false) {
             return self.datastores.open_v1(&settings, false).await;
         }
         Ok(datastore)

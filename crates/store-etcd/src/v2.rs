@@ -54,6 +54,13 @@ impl EtcdV2 {
         Ok(Self { client: Arc::new(Client::new(settings)?), leases: Arc::default() })
     }
 
+    /// The version that the whole cluster works as, `3.4.0`. One of etcd 2 has no v3 API, whatever a failed look at that may mean otherwise.
+    pub async fn cluster_version(&self) -> Result<String, StoreError> {
+        let question = Question::get("/version".to_owned());
+        let version = self.client.call_for(Effect::Read, &question, answer::version).await;
+        version.map_err(|failure| failure.told("ask etcd's version".to_owned(), Effect::Read))
+    }
+
     /// Reads one record and how long it still lives: peers tell a lease from a reservation by that (flannel.md 3.1a).
     pub async fn get_with_life(&self, key: &Key) -> Result<Option<(Record, Life)>, StoreError> {
         let operation = || format!("get {key}");

@@ -1,8 +1,6 @@
 //! Which data a network configuration of Calico's means: v3, or the v1 model behind etcd's v2 API. A configuration of v1.11 often names
 //! only endpoints, as a v3 one does; then the data decide. An empty v3 store is never taken for a cluster while v1 data may be there.
 
-use std::time::Duration;
-
 use russet_cni_spec::CniError;
 use russet_model::v1::V1Key;
 use russet_model::{Key, Prefix, ResourceKind};
@@ -45,8 +43,6 @@ enum Verdict {
     NoV2,
 }
 
-/// Longest look at the v3 API where v1 was asked for by name: etcd 2.x has none, and hangs up.
-const LOOK_MAX: Duration = Duration::from_secs(2);
 /// How to carry the data over.
 const MIGRATE: &str = "russet migrate calico-v1 --from <etcd URLs> --to etcd:<etcd URLs>";
 
@@ -63,7 +59,7 @@ pub async fn choose(conf: &CalicoConf) -> Result<Model, CniError> {
 
 /// Whether the data of this etcd are those of v1; `named` when the configuration says so.
 pub async fn decide(settings: &EtcdSettings, named: bool) -> Result<bool, CniError> {
-    let v3 = look_v3(settings, named).await?;
+    let v3 = look_v3(settings).await?;
     if v3 == Found::Data && !named {
         return Ok(false);
     }
@@ -114,22 +110,19 @@ fn refusal(verdict: Verdict, endpoints: &str) -> CniError {
     }
 }
 
-/// Looks for what every v3 cluster has: its information, or a pool.
-async fn look_v3(settings: &EtcdSettings, shortly: bool) -> Result<Found, CniError> {
-    let deadline = if shortly { LOOK_MAX } else { settings.deadline };
-    let etcd = Etcd::connect(EtcdSettings { deadline, ..settings.clone() });
-    let etcd = etcd.map_err(|error| CniError::invalid_config("etcd cannot be used", error))?;
+/// Looks for what every v3 cluster has: its information, or a pool. A v3 API that does not answer may have data; only a cluster of etcd 2
+/// surely has none.
+async fn look_v3(settings: &EtcdSettings) -> Result<Found, CniError> {
+    let unusable = |error| CniError::invalid_config("etcd cannot be used", error);
+    let failed = |error| failure::store("the datastore could not be read", &error, &error);
+    let old = EtcdV2::connect(settings.clone()).map_err(unusable)?;
+    if old.cluster_version().await.map_err(failed)?.starts_with("2.") {
+        return Ok(Found::NoApi);
+    }
+    let etcd = Etcd::connect(settings.clone()).map_err(unusable)?;
     let key = Key::resource(ResourceKind::ClusterInformation, None, "default")
         .map_err(|error| CniError::internal("the cluster information has no key", error))?;
-    match any(&etcd, &key, &Prefix::pools()).await {
-        Ok(found) => Ok(found),
-        // With the v1 model named, a server without the v3 API is as good as an empty one.
-        Err(error) if shortly => {
-            tracing::debug!(%error, "no v3 API");
-            Ok(Found::NoApi)
-        }
-        Err(error) => Err(failure::store("the datastore could not be read", &error, &error)),
-    }
+    any(&etcd, &key, &Prefix::pools()).await.map_err(failed)
 }
 
 /// Looks for what every v1 cluster has: the flag that it is ready, or a pool.

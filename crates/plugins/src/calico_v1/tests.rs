@@ -283,3 +283,54 @@ fn a_closed_datastore_and_what_v1_cannot_do_are_refused() {
         assert!(pools("ipv4_pools", &["a-name".to_owned()]).is_err());
     });
 }
+
+/// Writes that lose their reply or never arrive, and conflicts with nobody: of 100 each so many.
+const FAULTS: russet_store::sim::Faults = russet_store::sim::Faults {
+    conflict: 10,
+    lost_reply: 15,
+    lost_request: 10,
+    unavailable: 5,
+    delayed_event: 0,
+    compaction: 0,
+};
+const SEEDS: u64 = 20;
+const PODS: usize = 24;
+
+#[test]
+fn no_address_is_given_twice_and_none_is_lost_whatever_becomes_of_the_replies() {
+    for seed in 0..SEEDS {
+        run(async {
+            let store = Rc::new(Sim::non_atomic(seed));
+            let pool = russet_model::v1::Pool::new("10.1.0.0/25".parse().unwrap());
+            store.commit(vec![Step::create(V1Key::Pool(pool.cidr).key(), pool.encode())]).await.unwrap();
+            store.set_faults(FAULTS);
+            let mut owners: BTreeMap<IpAddr, usize> = BTreeMap::new();
+            for round in 0..PODS * 2 {
+                let pod = round % PODS;
+                let container = Container::new(&store, &format!("c{round}"), Some(&format!("web-{pod}")));
+                let work = container.work();
+                let Ok(existing) = work.records.of_workload(&work.id).await else { continue };
+                let Ok(taken) = work.take(existing.as_ref()).await else { continue };
+                let mut endpoint = existing.as_ref().map_or_else(fresh, |stored| stored.endpoint.clone());
+                endpoint.active_instance_id = work.target.container.to_string();
+                endpoint.set_addresses(taken.addresses.iter().copied());
+                if work.publish(&endpoint, existing.as_ref()).await.is_err() {
+                    work.give_back(&taken, CniError::internal("no", "")).await;
+                    continue;
+                }
+                for address in taken.addresses {
+                    let owner = *owners.entry(address).or_insert(pod);
+                    assert_eq!(owner, pod, "seed {seed}, round {round}: {address} has two owners");
+                }
+            }
+            store.set_faults(Default::default());
+            for round in 0..PODS * 2 {
+                Container::new(&store, &format!("c{round}"), Some(&format!("web-{}", round % PODS)))
+                    .del()
+                    .await;
+            }
+            let any = Container::new(&store, "any", None);
+            assert_eq!(any.held().await, 0, "seed {seed}: something is left in\n{}", store.dump());
+        });
+    }
+}

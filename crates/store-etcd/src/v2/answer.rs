@@ -102,6 +102,20 @@ impl Reply {
     }
 }
 
+/// Reads the answer to `/version`.
+pub(crate) fn version(endpoint: &str, status: u16, _index: u64, body: &[u8]) -> Result<String, Failure> {
+    #[derive(Deserialize)]
+    struct Version {
+        etcdcluster: String,
+    }
+    if status != 200 {
+        return Err(foreign(endpoint, status, body));
+    }
+    let version: Result<Version, _> = serde_json::from_slice(body);
+    let version = version.map_err(|error| Failure::nonsense(endpoint, &format!("no version: {error}")))?;
+    Ok(version.etcdcluster)
+}
+
 /// An answer that no etcd with the v2 API gives.
 fn foreign(endpoint: &str, status: u16, body: &[u8]) -> Failure {
     let text = String::from_utf8_lossy(&body[..body.len().min(QUOTED_MAX)]);
@@ -237,6 +251,14 @@ mod tests {
         assert_eq!(failure.class, Class::Refused);
         let told = failure.told("list".to_owned(), Effect::Read).to_string();
         assert!(told.contains("--enable-v2"), "{told}");
+    }
+
+    #[test]
+    fn the_version_is_the_clusters() {
+        let read = |body: &str| version("http://a:2379", 200, 0, body.as_bytes());
+        assert_eq!(read(r#"{"etcdserver":"3.4.23","etcdcluster":"2.3.0"}"#).unwrap(), "2.3.0");
+        assert!(read("{}").is_err() && read("").is_err());
+        assert!(version("http://a:2379", 500, 0, b"").is_err());
     }
 
     #[test]

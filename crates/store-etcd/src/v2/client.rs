@@ -35,12 +35,22 @@ impl Client {
 
     /// Asks one member after another until one answers, the deadline passes, or asking again is out of the question.
     pub(crate) async fn call(&self, effect: Effect, question: &Question) -> Result<Reply, Failure> {
+        self.call_for(effect, question, Reply::read).await
+    }
+
+    /// [`call`](Self::call) for what is no record; `read` understands the answer: endpoint, status, index and body.
+    pub(crate) async fn call_for<T>(
+        &self,
+        effect: Effect,
+        question: &Question,
+        read: impl Fn(&str, u16, u64, &[u8]) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let deadline = Instant::now() + self.settings.deadline;
         let mut backoff = Backoff::new();
         let mut unknown = false;
         for tries in 1.. {
             let turn = self.members.turn();
-            let mut failure = match self.attempt(effect, deadline, turn, question).await {
+            let mut failure = match self.attempt(effect, deadline, turn, question, &read).await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
@@ -62,13 +72,14 @@ impl Client {
     }
 
     /// One try at one member. A body may take as long as it keeps coming: a listing of a large store takes seconds.
-    async fn attempt(
+    async fn attempt<T>(
         &self,
         effect: Effect,
         deadline: Instant,
         turn: usize,
         question: &Question,
-    ) -> Result<Reply, Failure> {
+        read: &impl Fn(&str, u16, u64, &[u8]) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         // Giving up early on what cannot be asked twice would only turn an answer into a doubt.
         let until = match effect {
             _ if question.large => deadline,
@@ -78,7 +89,7 @@ impl Client {
         let opened = self.ask(turn, until, question).await?;
         let (status, index) = (opened.status, opened.index);
         let body = self.members.finish(turn, opened, self.patience()).await?;
-        Reply::read(self.members.endpoint(turn), status, index, &body)
+        read(self.members.endpoint(turn), status, index, &body)
     }
 
     /// Sends a question to one member and waits for the head of its answer.

@@ -293,6 +293,7 @@ async fn a_member_that_stands_still_costs_reads_a_moment_and_writes_a_doubt() {
 async fn a_server_without_the_v2_api_is_refused_and_not_taken_for_empty() {
     let cluster = Cluster::single();
     let store = client(&cluster.members[0].client);
+    assert!(store.cluster_version().await.unwrap().starts_with("3."));
     for error in [
         store.get(&key(1)).await.map(drop).unwrap_err(),
         store.list(&Prefix::handles()).await.map(drop).unwrap_err(),

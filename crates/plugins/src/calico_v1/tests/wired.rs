@@ -3,6 +3,8 @@
 use russet_linux::NetNs;
 use russet_testkit::etcd::Cluster;
 use russet_testkit::{in_netns_with_loopback, run as tool};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 
@@ -155,5 +157,56 @@ fn once_v3_data_are_there_they_are_meant_and_v1_by_name_is_refused() {
             error.details.contains("russet migrate calico-v1") && error.msg.contains("twice"),
             "{error:?}"
         );
+    });
+}
+
+/// An etcd 2 in front of a member: it says so, hangs up on HTTP/2, and passes everything else on.
+async fn etcd_2(member: String) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let member = member.clone();
+            tokio::spawn(async move {
+                let mut head = [0; 16];
+                let read = client.read(&mut head).await.unwrap_or(0);
+                if head.starts_with(b"PRI ") {
+                    return;
+                }
+                if head.starts_with(b"GET /version") {
+                    let body = r#"{"etcdserver":"2.3.8","etcdcluster":"2.3.0"}"#;
+                    let length = body.len();
+                    let answer = format!(
+                        "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+                    );
+                    let _ = client.write_all(answer.as_bytes()).await;
+                    return;
+                }
+                let mut server = TcpStream::connect(member).await.unwrap();
+                server.write_all(&head[..read]).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+            });
+        }
+    });
+    address
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd"]
+fn an_etcd_2_has_no_v3_api_and_a_newer_one_that_does_not_answer_may_have_data() {
+    in_namespaces(async || {
+        let mut scene = Scene::new(true).await;
+        let address = etcd_2(scene.cluster.members[0].client.clone()).await;
+        let settings = EtcdSettings::for_endpoints(&address).unwrap();
+        for named in [false, true] {
+            assert!(choice::decide(&settings, named).await.unwrap(), "the v1 data are meant");
+        }
+        // A member of etcd 3 that is away: nobody knows what it has.
+        scene.cluster.members[0].kill();
+        let settings = EtcdSettings { deadline: std::time::Duration::from_secs(1), ..scene.settings() };
+        for named in [false, true] {
+            let error = choice::decide(&settings, named).await.unwrap_err();
+            assert_eq!(error.code, russet_cni_spec::code::TRY_AGAIN_LATER, "{error:?}");
+        }
     });
 }
