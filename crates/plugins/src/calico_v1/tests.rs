@@ -192,6 +192,19 @@ fn an_address_that_was_freed_meanwhile_is_not_taken_from_its_new_owner() {
 }
 
 #[test]
+fn a_node_may_have_more_blocks_than_v3_would_let_it() {
+    run(async {
+        let store = planted().await;
+        let pod = Container::new(&store, "f00d", Some("web-0"));
+        let config = async || pod.work().allocator.config().await.unwrap();
+        assert!(config().await.block_limit(0) > 1_000 && config().await.auto_allocate_blocks);
+        let stored = r#"{"strict_affinity":true,"auto_allocate_blocks":true}"#;
+        store.commit(vec![Step::create(Key::ipam_config(), stored)]).await.unwrap();
+        assert!(config().await.block_limit(0) > 1_000 && config().await.strict_affinity);
+    });
+}
+
+#[test]
 fn addresses_of_old_plugins_are_found_by_the_workloads_name() {
     // calico-ipam.md 1.6: plugins up to 1.11.1 held them under `<namespace>.<pod>`
     run(async {

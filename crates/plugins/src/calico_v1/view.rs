@@ -6,10 +6,13 @@ use std::rc::Rc;
 
 use russet_addr::Family;
 use russet_model::v1::{self, V1Key};
-use russet_model::{Block, Handle, Key, KeyKind, Node, NodeSpec, Prefix};
+use russet_model::{Block, Handle, IpamConfig, Key, KeyKind, Node, NodeSpec, Prefix};
 use russet_store::{
     BoxFuture, Claims, CommitError, Record, Revision, Snapshot, Step, Store, StoreError, Watch,
 };
+
+/// More blocks than a node can have pods.
+const NO_LIMIT: u64 = u32::MAX as u64;
 
 /// A view of a store with v1 data.
 pub struct View {
@@ -30,6 +33,7 @@ impl View {
                 let value = Node::new(node.as_str(), NodeSpec::default()).encode();
                 Ok(Some(Record { key: key.clone(), value, revision: Revision(0) }))
             }
+            KeyKind::IpamConfig => Ok(Some(unlimited(key, self.store.get(key).await?))),
             kind if shared(&kind) => Ok(self.store.get(key).await?.map(seen)),
             _ => Ok(None),
         }
@@ -64,6 +68,21 @@ impl View {
 /// Whether a key is the same in both models.
 fn shared(kind: &KeyKind) -> bool {
     matches!(kind, KeyKind::Block(_) | KeyKind::Affinity { .. } | KeyKind::Handle(_) | KeyKind::IpamConfig)
+}
+
+/// The settings as v1 plugins understood them: they knew no limit of a node's blocks, where v3's is 20 unless another is set.
+fn unlimited(key: &Key, stored: Option<Record>) -> Record {
+    let Some(record) = stored else {
+        let settings = IpamConfig { max_blocks_per_host: NO_LIMIT, ..IpamConfig::default() };
+        return Record { key: key.clone(), value: settings.encode(), revision: Revision(0) };
+    };
+    match IpamConfig::decode(&record.value) {
+        Ok(settings) if settings.max_blocks_per_host == 0 => {
+            let settings = IpamConfig { max_blocks_per_host: NO_LIMIT, ..settings };
+            Record { value: settings.encode(), ..record }
+        }
+        _ => record,
+    }
 }
 
 fn pool(record: Record) -> Option<Record> {
