@@ -4,7 +4,7 @@
 use russet_cni_spec::{CniError, Verb};
 
 use super::pod_cidr::{self, PodCidrs};
-use super::{Scene, endpoint, own_ipam, ready, wire};
+use super::{Scene, Workload, endpoint, own_ipam, ready, wire};
 use crate::CalicoNode;
 use crate::delegate::Delegate;
 use crate::target::Target;
@@ -20,7 +20,15 @@ pub async fn detach(node: &CalicoNode, target: &Target) -> Result<(), CniError> 
 /// Endpoint and addresses.
 pub async fn forget(scene: &mut Scene<'_>) -> Result<(), CniError> {
     ready::datastore(&scene.datastore).await?;
-    endpoint::remove(&*scene.datastore.store, &scene.workload, &scene.workload.container).await?;
+    let store = &*scene.datastore.store;
+    if !endpoint::remove(store, &scene.workload, &scene.workload.container).await? {
+        let Workload { container, ifname, pod, .. } = &scene.workload;
+        let prefix = scene.conf.interface_prefix.as_deref();
+        // With a prefix that makes no name nothing was ever wired.
+        if let Ok(host_name) = wire::host_name(prefix, container, ifname, pod.as_ref()) {
+            endpoint::remove_described(store, &scene.workload, &host_name).await?;
+        }
+    }
     match scene.conf.ipam.kind.as_str() {
         "" => Ok(()),
         "calico-ipam" => own_ipam::release(scene).await,

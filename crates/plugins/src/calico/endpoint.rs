@@ -1,6 +1,6 @@
 //! The workload endpoint in the datastore: found, written by compare-and-swap, removed (calico-cni.md sections 2.1 and 2.2).
 
-use russet_addr::ContainerId;
+use russet_addr::{ContainerId, IfName};
 use russet_cni_spec::CniError;
 use russet_model::{Key, WorkloadEndpoint, WorkloadEndpointSpec, time};
 use russet_store::{Record, Revision, Step, Store, StoreError};
@@ -184,6 +184,29 @@ pub async fn remove(
             return Err(failure::store(msg, &failed.error, &failed.error));
         }
     }
+}
+
+/// Removes an endpoint that is named after another interface of the container, but says what this one was: its addresses are about to be freed (oracle 50).
+pub async fn remove_described(
+    store: &dyn Store,
+    workload: &Workload,
+    host_name: &IfName,
+) -> Result<(), CniError> {
+    let found = find(store, workload).await;
+    let Some(stored) = found.or_else(|error| match error.code {
+        failure::CORRUPT_RECORD => Ok(None),
+        _ => Err(error),
+    })?
+    else {
+        return Ok(());
+    };
+    let spec = &stored.endpoint.spec;
+    if spec.container_id != workload.container.as_str() || spec.interface_name.as_ref() != Some(host_name) {
+        return Ok(());
+    }
+    let removed = store.commit(vec![Step::delete(stored.key, Some(stored.revision))]).await;
+    let msg = "the endpoint of the container could not be removed";
+    removed.map(drop).map_err(|failed| failure::store(msg, &failed.error, &failed.error))
 }
 
 // === impl Unwritten ===

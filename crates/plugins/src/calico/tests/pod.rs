@@ -292,6 +292,12 @@ fn oracle_50_a_second_interface_leaves_one_endpoint_of_the_first_ones_name() {
         let endpoints = stage.endpoints();
         assert_eq!(endpoints.keys().collect::<Vec<_>>(), ["test/n1-k8s-mypod-eth0"]);
         assert_eq!(stage.endpoint().endpoint, "eth0");
+        // It says what the second one is, and so goes with that one's addresses.
+        let described = stage.endpoint().ip_networks[0].addr();
+        stage.del(&Ask { ifname: "eth1".into(), ..Ask::pod("x", "mypod") }).await.unwrap();
+        assert!(stage.endpoints().is_empty() && !stage.held("net1", "x").await.contains(&described));
+        stage.del(&Ask::pod("x", "mypod")).await.unwrap();
+        stage.assert_bare(&["x"]).await;
     });
 }
 
