@@ -66,17 +66,30 @@ pub async fn run(
     }
     let conf = CalicoConf::read(request)?;
     log.set_level(conf.log.level);
-    let done = match model(node, &conf).await? {
-        Model::V1(etcd) => {
-            let facts = facts(node, request, &conf).await?;
-            calico_v1::run(node, request, &conf, *etcd, facts.as_ref()).await
-        }
-        Model::V3 => run_v3(node, request, &conf, log).await,
-    };
+    for remark in conf.remarks() {
+        log.warn(remark);
+    }
+    let done = run_on(node, request, &conf, log).await;
     if let Err(error) = &done {
         log.error(error);
     }
+    log.save(&conf.log).await;
     done
+}
+
+async fn run_on(
+    node: &CalicoNode,
+    request: &Request,
+    conf: &CalicoConf,
+    log: &RequestLog,
+) -> Result<Option<CniResult>, CniError> {
+    match model(node, conf).await? {
+        Model::V1(etcd) => {
+            let facts = facts(node, request, conf).await?;
+            calico_v1::run(node, request, conf, *etcd, facts.as_ref()).await
+        }
+        Model::V3 => run_v3(node, request, conf, log).await,
+    }
 }
 
 /// Whose data the configuration means. One that names an etcd and no more is looked at closely only where there is nothing of v3.

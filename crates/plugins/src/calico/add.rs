@@ -20,7 +20,7 @@ use crate::SystemClock;
 
 /// Carries out an ADD.
 pub async fn run(scene: &mut Scene<'_>, wire: &dyn Wire) -> Result<CniResult, CniError> {
-    ready::refuse_impossible(scene.conf, &scene.workload)?;
+    ready::refuse_impossible(scene.conf, &scene.workload, scene.log)?;
     let mtu = ready::mtu_bytes(scene.conf, scene.root())?;
     ready::datastore(&scene.datastore).await?;
     ready::gates(&scene.conf.readiness_gates).await?;
@@ -125,6 +125,10 @@ async fn establish(
     if let Err(unwritten) = publish(scene, draft, existing, &ips, nats, &attached).await {
         return Err(undo(scene, wire, addresses, &attached, unwritten).await);
     }
+    scene.log.info(format!(
+        "Wrote the endpoint of {}: {ips:?} on {}",
+        scene.workload.container, attached.host_name
+    ));
     if scene.workload.pod.is_some() && scene.conf.policy_setup_timeout_s > 0 {
         let patience = Duration::from_secs(scene.conf.policy_setup_timeout_s.into());
         status_file::wait(&scene.conf.endpoint_status_dir(scene.root()), &scene.workload, patience).await;

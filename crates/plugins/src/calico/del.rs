@@ -21,7 +21,9 @@ pub async fn detach(node: &CalicoNode, target: &Target) -> Result<(), CniError> 
 pub async fn forget(scene: &mut Scene<'_>) -> Result<(), CniError> {
     ready::datastore(&scene.datastore).await?;
     let store = &*scene.datastore.store;
-    if !endpoint::remove(store, &scene.workload, &scene.workload.container).await? {
+    if endpoint::remove(store, &scene.workload, &scene.workload.container).await? {
+        scene.log.info(format!("Removed the endpoint of {}", scene.workload.container));
+    } else {
         let Workload { container, ifname, pod, .. } = &scene.workload;
         let prefix = scene.conf.interface_prefix.as_deref();
         // With a prefix that makes no name nothing was ever wired.

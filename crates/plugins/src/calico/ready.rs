@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 
 use super::workload::Workload;
 use crate::calico_conf::CalicoConf;
-use crate::{Datastore, failure};
+use crate::{Datastore, RequestLog, failure};
 
 /// The kernel's own, where nobody says anything.
 const MTU_DEFAULT_BYTES: u32 = 1500;
@@ -27,18 +27,18 @@ const GATE_ANSWER: Duration = Duration::from_secs(2);
 const STATUS_LINE_BYTES: usize = 12;
 
 /// Refuses what cannot be before anything is taken.
-pub fn refuse_impossible(conf: &CalicoConf, workload: &Workload) -> Result<(), CniError> {
+pub fn refuse_impossible(conf: &CalicoConf, workload: &Workload, log: &RequestLog) -> Result<(), CniError> {
     dataplane(conf)?;
     match conf.device_type.as_str() {
         "" | "veth" => {}
-        "netkit" => tracing::warn!("device_type: netkit is not supported; the pod gets a veth"),
+        "netkit" => log.warn("device_type: netkit is not supported; the pod gets a veth"),
         other => {
             let details = "leave it out, or write \"veth\"";
             return Err(CniError::invalid_config(format!("device_type: {other:?} is not known"), details));
         }
     }
     if conf.num_queues > 1 {
-        tracing::warn!(num_queues = conf.num_queues, "num_queues ignored: veths have one queue");
+        log.warn(format!("num_queues: {} is ignored: veths have one queue", conf.num_queues));
     }
     if workload.pod.is_none() && conf.ip_addrs_no_ipam {
         let details = "feature_control.ip_addrs_no_ipam works for Kubernetes' pods only";

@@ -150,7 +150,8 @@ fn address(result: &Value) -> String {
 fn oracle_01_a_container_with_host_local_gets_calicos_wiring_and_one_endpoint() {
     let mut scene = Scene::new();
     let pod = scene.node.pod();
-    let ask = scene.ask(&pod, "abc123", scene.host_local(json!({"subnet": "10.0.0.0/8"})));
+    let mut ask = scene.ask(&pod, "abc123", scene.host_local(json!({"subnet": "10.0.0.0/8"})));
+    ask.config["log_file_path"] = json!(scene.node.path("cni.log"));
     let result = scene.add(&ask);
     let net = address(&result);
     assert!(net.ends_with("/32") && result["ips"].as_array().unwrap().len() == 1, "{result}");
@@ -176,6 +177,11 @@ fn oracle_01_a_container_with_host_local_gets_calicos_wiring_and_one_endpoint() 
     assert!(!scene.ip(&pod.netns_name, &["link"]).contains("eth0"));
     scene.succeed("DEL", &ask);
     assert_ne!(scene.check(&ask, &result).status, 0);
+    // calico-cni.md section 1.1
+    let log = std::fs::read_to_string(scene.node.path("cni.log")).unwrap();
+    for line in ["calico: Wrote the endpoint of abc123", "calico: Removed the endpoint of abc123"] {
+        assert!(log.contains(line), "{log}");
+    }
 }
 
 #[test]
