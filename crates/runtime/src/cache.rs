@@ -14,6 +14,10 @@ use serde_json::{Map, Value, json};
 
 use crate::Attachment;
 
+mod attached;
+
+pub use attached::{Attached, AttachedOwner, CacheError, attached};
+
 /// The cache's directory.
 #[derive(Debug, Clone)]
 pub(crate) struct Cache {

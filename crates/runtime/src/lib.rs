@@ -21,7 +21,7 @@ use std::time::Duration;
 use russet_addr::{ContainerId, IfName};
 use serde_json::{Map, Value};
 
-pub use cache::CacheEntry;
+pub use cache::{Attached, AttachedOwner, CacheEntry, CacheError, attached};
 pub use error::{PluginError, RuntimeError};
 pub use load::{ConfigDir, LoadError, load_conflist};
 
