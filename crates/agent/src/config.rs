@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use russet_addr::{IfName, NodeName};
@@ -31,6 +32,10 @@ pub struct Config {
     pub health: SocketAddr,
     /// DEL removes the pod's interface before it answers, instead of leaving that to the reaper.
     pub sync_delete: bool,
+    /// How often leaks are looked for, and how long a leak waits for the second look; none: never, unless somebody asks.
+    pub leak_repair: Option<Duration>,
+    /// Where the node's container runtimes keep what they have attached.
+    pub cni_caches: Vec<PathBuf>,
 }
 
 /// Which datastore to use.

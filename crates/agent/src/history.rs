@@ -1,6 +1,6 @@
 //! Who had which address when: a line for each attachment that came and went on this node. Written by the agent, and by plugins that work
-//! without it; read by `russet ipam who`. It is a memory, not a truth: nothing is decided by it, and a line that cannot be written or read costs
-//! nobody a pod.
+//! without it; read by `russet ipam who`. It is a memory, not a truth: nothing is given or taken because of it (a repair of leaks without
+//! an agent only refrains from what a line speaks for), and a line that cannot be written or read costs nobody a pod.
 
 use std::cell::RefCell;
 use std::fs::{self, File, OpenOptions};

@@ -13,6 +13,7 @@ mod operations;
 mod pause;
 mod reaper;
 mod reconcile;
+pub mod repair;
 mod rivals;
 mod server;
 mod stores;
@@ -28,7 +29,7 @@ use russet_linux::{FileLock, LockError};
 use russet_overlay::Reconciler;
 use russet_plugins::{CalicoHost, Datastore, Node, SystemClock, Teardown};
 use russet_store::Store;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{JoinSet, LocalSet};
 
 pub use config::{Config, DEFAULT_HEALTH, DefaultPools, Encapsulation, Paths, SettingError, StoreLocation};
@@ -45,6 +46,7 @@ use metrics::Metrics;
 use operations::Operations;
 use pause::Pause;
 use reconcile::Loop;
+use repair::{Crew, Door, Repairs};
 
 /// What keeps an agent from running.
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +100,8 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
     let reconciler = Arc::new(Mutex::new(Reconciler::new()?));
     let listener = server::bind(&config.paths.cni_socket()).map_err(io("make the CNI socket"))?;
     let (stopping, stopped) = watch::channel(false);
-    let (jobs, mut requests) = server::queue();
+    let (jobs, requests) = server::queue();
+    let (door, repair_jobs) = Door::new();
     let operations =
         Rc::new(Operations::new(node.clone(), metrics.clone(), History::at(config.paths.history_file())));
 
@@ -106,6 +109,11 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
     local
         .run_until(async {
             let mut background = JoinSet::new();
+            let repairs = Rc::new(Repairs::new(crew(&config, &node), Rc::clone(&operations), metrics.clone()));
+            background.spawn_local(Rc::clone(&repairs).serve(repair_jobs));
+            if let Some(every) = config.leak_repair {
+                background.spawn_local(repairs.run(every));
+            }
             background.spawn_local(reaper::run(node.clone(), doomed, metrics.clone()));
             let keep = Loop {
                 config: config.clone(),
@@ -119,20 +127,9 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
             if let Some(service) = store.service {
                 background.spawn_local(service);
             }
-            background.spawn_local(async move {
-                while let Some(job) = requests.recv().await {
-                    let operations = Rc::clone(&operations);
-                    // Not tied to the connection: a request whose caller went away is still carried out to its end.
-                    tokio::task::spawn_local(async move {
-                        let server::Job { request, answer } = job;
-                        let outcome = operations.execute(request).await;
-                        // The caller may be gone; the runtime will ask for DEL.
-                        let _ = answer.send(outcome);
-                    });
-                }
-            });
+            background.spawn_local(carry_out(operations, requests));
             let health = tokio::spawn(serve_health(config.health, readiness, registry, told(stopped.clone())));
-            let cni = tokio::spawn(server::serve(listener, jobs, told(stopped)));
+            let cni = tokio::spawn(server::serve(listener, jobs, door, told(stopped)));
             tracing::info!(node = %config.node_name, store = %config.store, socket = %config.paths.cni_socket().display(), "agent started");
             let early = tokio::select! {
                 () = stop => None,
@@ -148,6 +145,19 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
             Ok(())
         })
         .await
+}
+
+/// Carries out plugins' requests, each as a task of its own.
+async fn carry_out(operations: Rc<Operations>, mut requests: mpsc::Receiver<server::Job>) {
+    while let Some(server::Job { request, answer }) = requests.recv().await {
+        let operations = Rc::clone(&operations);
+        // Not tied to the connection: a request whose caller went away is still carried out to its end.
+        tokio::task::spawn_local(async move {
+            let outcome = operations.execute(request).await;
+            // The caller may be gone; the runtime will ask for DEL.
+            let _ = answer.send(outcome);
+        });
+    }
 }
 
 /// Waits for the requests under way, but not for ever.
@@ -168,6 +178,17 @@ async fn told(mut stopped: watch::Receiver<bool>) {
 
 fn teardown(config: &Config, doomed: &Rc<Notify>) -> Teardown {
     if config.sync_delete { Teardown::Synchronous } else { Teardown::Deferred(Rc::clone(doomed)) }
+}
+
+/// Who looks for leaks on this node.
+fn crew(config: &Config, node: &Node) -> Crew {
+    Crew {
+        node: config.node_name.clone(),
+        store: Rc::clone(&node.store),
+        allocator: Rc::clone(&node.allocator),
+        clock: Rc::new(SystemClock),
+        sight: repair::sight(config.cni_caches.clone()),
+    }
 }
 
 /// This node, as plugins see it.

@@ -30,6 +30,10 @@ pub struct Metrics {
     pub reaped: Counter,
     /// Nodes known, with this one.
     pub nodes: Gauge,
+    /// Leaks that were repaired, by kind.
+    pub repaired: Family<Kind, Counter>,
+    /// Looks for leaks that counted for nothing, because something could not be read.
+    pub void_repairs: Counter,
 }
 
 /// A CNI verb.
@@ -69,6 +73,8 @@ impl Metrics {
             reconcile_seconds: latency(),
             reaped: Counter::default(),
             nodes: Gauge::default(),
+            repaired: Family::default(),
+            void_repairs: Counter::default(),
         };
         let mut registry = Registry::with_prefix("russet");
         let it = &metrics;
@@ -87,6 +93,12 @@ impl Metrics {
             it.reconcile_seconds.clone(),
         );
         registry.register("attach_reaped_links", "Interfaces of deleted pods removed", it.reaped.clone());
+        registry.register("ipam_repaired", "Leaks repaired, by kind", it.repaired.clone());
+        registry.register(
+            "ipam_void_repairs",
+            "Looks for leaks that counted for nothing",
+            it.void_repairs.clone(),
+        );
         registry.register("overlay_nodes", "Nodes known, with this one", it.nodes.clone());
         (metrics, registry)
     }

@@ -1,7 +1,8 @@
 //! Requests of plugins: one at a time for each container and each pod, GC alone, everything else in parallel.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::rc::{Rc, Weak as RcWeak};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use russet_cni_spec::plugin::{Outcome, Prepared, prepare};
 use russet_cni_spec::relay::RelayRequest;
 use russet_cni_spec::{Call, CniError, CniResult, Request, Target};
 use russet_plugins::{Node, RequestLog};
-use tokio::sync::{Mutex, OwnedMutexGuard, RwLock, RwLockReadGuard};
+use tokio::sync::{Mutex, OwnedMutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::history::History;
 use crate::metrics::Metrics;
@@ -29,6 +30,18 @@ pub struct Operations {
     main: Lane,
     /// IPAM plugins: a main plugin calls them in the middle of its own request, so they must not wait for main plugins.
     ipam: Lane,
+    /// Whoever wants to know for which containers requests come.
+    asked: RefCell<RcWeak<Asked>>,
+}
+
+/// Containers for which a request came or ended while this was kept.
+#[derive(Debug, Default)]
+pub struct Asked(RefCell<BTreeSet<String>>);
+
+/// No request for any container is under way as long as this is kept.
+pub struct Alone<'a> {
+    _main: RwLockWriteGuard<'a, ()>,
+    _ipam: RwLockWriteGuard<'a, ()>,
 }
 
 /// Plugins that wait for each other.
@@ -52,7 +65,29 @@ struct Turn<'a> {
 impl Operations {
     /// Serves requests for `node`.
     pub fn new(node: Node, metrics: Metrics, history: History) -> Self {
-        Self { node, metrics, history, main: Lane::default(), ipam: Lane::default() }
+        let (main, ipam, asked) = (Lane::default(), Lane::default(), RefCell::default());
+        Self { node, metrics, history, main, ipam, asked }
+    }
+
+    /// Waits until no request for any container is under way, and keeps those that come from beginning. Main plugins first: those under way may still
+    /// call IPAM plugins.
+    pub async fn alone(&self) -> Alone<'_> {
+        let _main = self.main.everyone.write().await;
+        let _ipam = self.ipam.everyone.write().await;
+        Alone { _main, _ipam }
+    }
+
+    /// Keeps the containers for which requests come from now on, or are under way, for as long as the answer is kept. For one caller at a time.
+    pub fn remember_asked(&self) -> Rc<Asked> {
+        let asked = Rc::new(Asked::default());
+        *self.asked.borrow_mut() = Rc::downgrade(&asked);
+        asked
+    }
+
+    fn asks_for(&self, target: Option<&Target>) {
+        if let (Some(target), Some(asked)) = (target, self.asked.borrow().upgrade()) {
+            asked.0.borrow_mut().insert(target.container_id.to_string());
+        }
     }
 
     /// Carries out one request to its end, whoever still waits for the answer. One that does not get its turn before its caller gives up is not begun.
@@ -73,11 +108,14 @@ impl Operations {
 
     async fn run(&self, plugin: &str, request: &Request, deadline: Duration) -> Outcome {
         let log = RequestLog::new(plugin);
-        let done = self.work(plugin, request, deadline, &log).await;
         let target = match &request.env.call {
             Call::Add(target) | Call::Check(target) | Call::Del(target) => Some(target),
             Call::Gc | Call::Status => None,
         };
+        self.asks_for(target);
+        let done = self.work(plugin, request, deadline, &log).await;
+        // Once more: somebody may have begun to listen meanwhile.
+        self.asks_for(target);
         let container = target.map_or("", |target| target.container_id.as_str());
         let ifname = target.map_or("", |target| target.ifname.as_str());
         let verb = verb_of(&request.env.vars);
@@ -125,6 +163,15 @@ impl Operations {
     fn failed(&self, verb: &str, error: &CniError) -> Outcome {
         tracing::warn!(verb, code = error.code, error = %error, "request refused");
         Outcome::failure(error)
+    }
+}
+
+// === impl Asked ===
+
+impl Asked {
+    /// The containers up to now.
+    pub fn containers(&self) -> BTreeSet<String> {
+        self.0.borrow().clone()
     }
 }
 
@@ -186,6 +233,8 @@ mod tests {
             mtu_bytes: None,
             health: DEFAULT_HEALTH,
             sync_delete: false,
+            leak_repair: None,
+            cni_caches: Vec::new(),
         };
         let store = Rc::new(Sim::atomic(1));
         let node = crate::node(&config, store, Teardown::Synchronous, &Readiness::pending());

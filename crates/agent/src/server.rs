@@ -1,4 +1,4 @@
-//! The CNI socket: `POST /v1/cni`, for root only.
+//! The CNI socket: `POST /v1/cni`, and `POST /v1/repair` for operators. For root only.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -13,8 +13,11 @@ use axum::routing::post;
 use russet_cni_spec::plugin::Outcome;
 use russet_cni_spec::relay::{HTTP_PATH, RelayRequest, RelayResponse, STDERR_HEADER, STDERR_MAX_BYTES};
 use russet_cni_spec::{CniError, base64};
+use serde_json::json;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
+
+use crate::repair::{Door, REPAIR_PATH};
 
 /// Requests that may wait for the agent's loop; more are told to try again. A kubelet starts at most a few hundred pods.
 const QUEUE_MAX: usize = 1024;
@@ -55,12 +58,14 @@ pub fn queue() -> (mpsc::Sender<Job>, mpsc::Receiver<Job>) {
 pub async fn serve(
     listener: UnixListener,
     jobs: mpsc::Sender<Job>,
+    repairs: Door,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let router = Router::new()
         .route(HTTP_PATH, post(answer))
-        .layer(DefaultBodyLimit::max(RelayRequest::MAX_BYTES))
-        .with_state(jobs);
+        .with_state(jobs)
+        .merge(Router::new().route(REPAIR_PATH, post(repair)).with_state(repairs))
+        .layer(DefaultBodyLimit::max(RelayRequest::MAX_BYTES));
     let own_uid = rustix::process::geteuid().as_raw();
     axum::serve(RootOnly { listener, own_uid }, router).with_graceful_shutdown(stop).await
 }
@@ -82,6 +87,20 @@ fn said(stderr: &str) -> HeaderMap {
         headers.insert(HeaderName::from_static(STDERR_HEADER), value);
     }
     headers
+}
+
+/// A report, or an object with the reason why there is none.
+async fn repair(State(door): State<Door>, body: Bytes) -> (StatusCode, Vec<u8>) {
+    let done = match serde_json::from_slice(&body) {
+        Ok(request) => door.ask(request).await.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error)),
+        Err(error) => Err((StatusCode::BAD_REQUEST, error.to_string())),
+    };
+    match done.and_then(|report| {
+        serde_json::to_vec(&report).map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+    }) {
+        Ok(report) => (StatusCode::OK, report),
+        Err((status, error)) => (status, json!({ "error": error }).to_string().into_bytes()),
+    }
 }
 
 async fn outcome(jobs: &mpsc::Sender<Job>, body: &[u8]) -> Result<Outcome, CniError> {

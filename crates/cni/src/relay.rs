@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+pub use http::{Failure as ExchangeError, post};
 pub use message::{RelayRequest, RelayResponse, STDERR_HEADER, STDERR_MAX_BYTES};
 
 use crate::plugin::{self, Outcome, Prepared, Request};
@@ -117,7 +118,7 @@ fn relay(plugin: &str, request: Request, executable: Executable) -> Result<Outco
         env.extend(request.env.overrides.iter().map(|(key, value)| (key.to_owned(), value.to_owned())));
     }
     let message = RelayRequest { plugin: plugin.to_owned(), env, config: request.stdin.clone(), deadline };
-    match http::post(&socket, &message.encode(), deadline + GRACE) {
+    match http::post(&socket, HTTP_PATH, &message.encode(), deadline + GRACE) {
         Ok(response) => response.into_outcome(verb),
         Err(http::Failure::Connect(error))
             if (calico || verb != Verb::Status) && nobody_listens(error.kind()) =>
@@ -130,7 +131,7 @@ fn relay(plugin: &str, request: Request, executable: Executable) -> Result<Outco
 
 /// Only these two say for sure that there is no agent; anything else may be one that is busy, and that would then
 /// work on the same pod as we.
-fn nobody_listens(kind: ErrorKind) -> bool {
+pub fn nobody_listens(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::NotFound | ErrorKind::ConnectionRefused)
 }
 

@@ -10,7 +10,9 @@ use russet_agent::{Encapsulation, StoreLocation};
 
 pub mod ipam;
 pub mod migrate;
+pub mod repair;
 pub mod resources;
+pub mod span;
 pub mod store;
 
 /// Container networking for Linux.
@@ -136,6 +138,9 @@ pub struct AgentArgs {
     /// DEL removes the interface before it answers (about 20 ms), instead of leaving that to the agent.
     #[arg(long, env = "RUSSET_SYNC_DELETE")]
     pub sync_delete: bool,
+    /// Leaks.
+    #[command(flatten)]
+    pub leaks: repair::LeakArgs,
 }
 
 /// `russet demo`.

@@ -3,10 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use russet_addr::{NameError, NodeName};
+use russet_agent::repair::{DEFAULT_CACHE, DEFAULT_GRACE};
 use russet_agent::{
     Config, DEFAULT_HEALTH, DefaultPools, EtcdSettings, EtcdSettingsError, Paths, Secret, StoreLocation,
 };
 
+use crate::cli::repair::{CacheArgs, RepairArgs};
+use crate::cli::span::LeakRepair;
 use crate::cli::store::{LocationArgs, StoreChoice};
 use crate::cli::{AgentArgs, LogFormat, NodeArgs, PoolArg};
 
@@ -70,8 +73,9 @@ pub struct Logging {
 }
 
 /// Every key of the settings file; the names are those of the flags.
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 20] = [
     "calico",
+    "cni_cache_dirs",
     "encapsulation",
     "etcd_ca_file",
     "etcd_cert_file",
@@ -83,6 +87,7 @@ const KEYS: [&str; 18] = [
     "interface",
     "ipv4_pool",
     "ipv6_pool",
+    "leak_repair",
     "log_format",
     "log_level",
     "mtu",
@@ -103,9 +108,16 @@ pub fn agent(args: AgentArgs) -> Result<(Config, Logging), SettingsError> {
     let health =
         args.health_address.map_or_else(|| file.parsed("health_address"), |given| Ok(Some(given)))?;
     let sync_delete = args.sync_delete || file.flag("sync_delete")?;
+    let leak_repair = match or_file(args.leaks.leak_repair, &file, "leak_repair")? {
+        Some(LeakRepair::Off) => None,
+        Some(LeakRepair::Every(span)) => Some(span.0),
+        Some(LeakRepair::On) | None => Some(DEFAULT_GRACE),
+    };
     let (mut config, logging) = node_with(args.node, &file)?;
+    config.cni_caches = caches(&config.paths, args.leaks.caches, &file)?;
     config.health = health.unwrap_or(DEFAULT_HEALTH);
     config.sync_delete = sync_delete;
+    config.leak_repair = leak_repair;
     Ok((config, logging))
 }
 
@@ -115,6 +127,36 @@ pub fn direct(args: NodeArgs) -> Result<(Config, Logging), SettingsError> {
     let (mut config, logging) = node_with(args, &file)?;
     config.sync_delete = true;
     Ok((config, logging))
+}
+
+/// What a repair of this node works on.
+pub struct RepairPlace {
+    /// The node's files.
+    pub paths: Paths,
+    /// Its store.
+    pub store: StoreLocation,
+    /// Its name.
+    pub node: NodeName,
+    /// Its runtimes' caches.
+    pub caches: Vec<PathBuf>,
+}
+
+/// Settings of a repair without an agent; the file's and the defaults are an agent's.
+pub fn repair(choice: StoreChoice, args: &RepairArgs) -> Result<RepairPlace, SettingsError> {
+    let paths = Paths::new(choice.root);
+    let file = File::read(&paths.settings_file())?;
+    let store = location(choice.location, &file)?;
+    let node = name_of(&paths, &file, args.node_name.clone(), file.flag("calico")?)?;
+    let caches = caches(&paths, CacheArgs { cni_cache_dirs: args.caches.cni_cache_dirs.clone() }, &file)?;
+    Ok(RepairPlace { paths, store, node, caches })
+}
+
+fn caches(paths: &Paths, given: CacheArgs, file: &File) -> Result<Vec<PathBuf>, SettingsError> {
+    if !given.cni_cache_dirs.is_empty() {
+        return Ok(given.cni_cache_dirs);
+    }
+    let set = file.paths("cni_cache_dirs")?;
+    Ok(set.unwrap_or_else(|| vec![paths.root().join(DEFAULT_CACHE)]))
 }
 
 /// The store of a node, for whoever looks at it.
@@ -219,6 +261,8 @@ fn node_with(args: NodeArgs, file: &File) -> Result<(Config, Logging), SettingsE
         mtu_bytes: mtu,
         health: DEFAULT_HEALTH,
         sync_delete: false,
+        leak_repair: None,
+        cni_caches: Vec::new(),
     };
     Ok((config, logging))
 }
@@ -278,6 +322,13 @@ impl File {
             }
             Some(other) => Err(self.bad(key, format!("a string is wanted, not a {}", other.type_str()))),
         }
+    }
+
+    fn paths(&self, key: &'static str) -> Result<Option<Vec<PathBuf>>, SettingsError> {
+        let wanted = || self.bad(key, "a list of strings is wanted".to_owned());
+        let Some(value) = self.table.get(key) else { return Ok(None) };
+        let items = value.as_array().ok_or_else(wanted)?.iter();
+        items.map(|item| item.as_str().map(PathBuf::from)).collect::<Option<_>>().map(Some).ok_or_else(wanted)
     }
 
     fn flag(&self, key: &'static str) -> Result<bool, SettingsError> {

@@ -9,12 +9,12 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-use super::{HTTP_PATH, RelayResponse, STDERR_HEADER};
+use super::{RelayResponse, STDERR_HEADER};
 use crate::base64;
 
 /// Where an exchange broke, which decides whether the request may have been carried out.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failure {
+pub enum Failure {
     /// Before anything was sent.
     #[error("connect: {0}")]
     Connect(io::Error),
@@ -28,12 +28,12 @@ const HEAD_MAX_BYTES: usize = 16 * 1024;
 /// A result with 100 interfaces and 1,000 routes takes 100 KiB.
 const BODY_MAX_BYTES: usize = 1024 * 1024;
 
-/// Posts `body` to the agent and reads its answer, in `limit` altogether.
-pub(super) fn post(socket: &Path, body: &[u8], limit: Duration) -> Result<RelayResponse, Failure> {
+/// Posts `body` to the agent's `path` and reads its answer, in `limit` altogether.
+pub fn post(socket: &Path, path: &str, body: &[u8], limit: Duration) -> Result<RelayResponse, Failure> {
     let end = Instant::now() + limit;
     let mut stream = connect(socket, limit).map_err(Failure::Connect)?;
     let mut message = format!(
-        "POST {HTTP_PATH} HTTP/1.1\r\nHost: russet\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+        "POST {path} HTTP/1.1\r\nHost: russet\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
          Connection: close\r\n\r\n",
         body.len()
     )
@@ -134,6 +134,7 @@ fn length<'a>(headers: impl Iterator<Item = &'a str>) -> Option<Option<usize>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::HTTP_PATH;
     use super::*;
     use std::os::unix::net::UnixListener;
     use std::thread;
@@ -154,7 +155,7 @@ mod tests {
             stream.read_exact(&mut vec![0; expect]).unwrap();
             stream.write_all(answer).unwrap();
         });
-        let response = post(&path, body, LIMIT);
+        let response = post(&path, HTTP_PATH, body, LIMIT);
         agent.join().unwrap();
         response
     }
@@ -230,10 +231,10 @@ mod tests {
         ));
         let dir = tempfile::tempdir().unwrap();
         let absent = dir.path().join("s");
-        let Err(Failure::Connect(error)) = post(&absent, b"", LIMIT) else { panic!() };
+        let Err(Failure::Connect(error)) = post(&absent, HTTP_PATH, b"", LIMIT) else { panic!() };
         assert_eq!(error.kind(), ErrorKind::NotFound);
         drop(UnixListener::bind(&absent).unwrap());
-        let Err(Failure::Connect(error)) = post(&absent, b"", LIMIT) else { panic!() };
+        let Err(Failure::Connect(error)) = post(&absent, HTTP_PATH, b"", LIMIT) else { panic!() };
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
     }
 
@@ -242,7 +243,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let _listener = UnixListener::bind(&path).unwrap();
-        let Err(Failure::Lost(error)) = post(&path, b"{}", Duration::from_millis(20)) else { panic!() };
+        let Err(Failure::Lost(error)) = post(&path, HTTP_PATH, b"{}", Duration::from_millis(20)) else {
+            panic!()
+        };
         assert_eq!(error.kind(), ErrorKind::TimedOut);
     }
 

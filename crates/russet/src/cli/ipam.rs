@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use russet_addr::NodeName;
 
 use super::OutputArgs;
+use super::repair::RepairArgs;
 use super::store::StoreChoice;
 
 const EXAMPLES: &str = "Examples:
@@ -20,6 +21,7 @@ const EXAMPLES: &str = "Examples:
   russet ipam check -o json > report.json
   russet ipam release --from-report report.json
   russet ipam split 4 --name default-ipv4
+  russet ipam repair --dry-run
   russet ipam configure --strict-affinity true --max-blocks-per-host 4
 
 A report lists as leaked what no handle's, endpoint's or node's record names.
@@ -54,6 +56,8 @@ pub enum IpamVerb {
     Release(ReleaseArgs),
     /// Put equal parts under new names in the place of a pool; pods keep their addresses.
     Split(SplitArgs),
+    /// Give back what nobody on this node has any more, after two looks at everything that could speak for it.
+    Repair(RepairArgs),
     /// Change the settings of the cluster.
     Configure(ConfigureArgs),
 }

@@ -3,6 +3,7 @@
 mod check;
 mod configure;
 mod release;
+mod repair;
 mod show;
 mod split;
 mod who;
@@ -17,8 +18,14 @@ use crate::cli::ipam::{IpamArgs, IpamVerb};
 /// Runs one verb.
 pub fn run(args: IpamArgs) -> Result<ExitCode, Failure> {
     runtime()?.block_on(async {
+        let verb = match args.verb {
+            // Holds no store while it waits for its second look.
+            IpamVerb::Repair(verb) => return repair::run(args.place, verb).await,
+            verb => verb,
+        };
         let place = Place::open(args.place).await?;
-        match args.verb {
+        match verb {
+            IpamVerb::Repair(_) => unreachable!("it was taken care of"),
             IpamVerb::Show(args) => show::run(&place, args).await.map(|()| ExitCode::SUCCESS),
             IpamVerb::Who(args) => who::run(&place, args).await,
             IpamVerb::Why(args) => why::run(&place, args).await,

@@ -31,10 +31,16 @@ impl Place {
     /// Opens what the arguments and the node's settings name. Whoever looks must not leave an empty store behind: one that is not there is an error.
     pub async fn open(choice: StoreChoice) -> Result<Self, Failure> {
         let (paths, location) = settings::store(choice)?;
-        if location == StoreLocation::Embedded && !paths.state_dir().exists() {
+        Self::require(&paths, &location)?;
+        Self::at(paths, location).await
+    }
+
+    /// An error if whoever opens this store would make it.
+    pub fn require(paths: &Paths, location: &StoreLocation) -> Result<(), Failure> {
+        if *location == StoreLocation::Embedded && !paths.state_dir().exists() {
             return Err(NoStore(paths.state_dir().display().to_string()).into());
         }
-        Self::at(paths, location).await
+        Ok(())
     }
 
     /// The same for whoever writes: an embedded store that is not there is made.

@@ -17,6 +17,7 @@ mod ipam;
 mod migrate_calico_v1;
 mod node;
 mod races;
+mod repair;
 mod resources;
 mod restart;
 mod sandboxes;

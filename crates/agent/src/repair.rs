@@ -1,0 +1,349 @@
+//! Repair of leaks: addresses that nobody has, and handles that count what nobody holds. Run by the agent every ten minutes and by `russet ipam repair`.
+//!
+//! It must never hurt a pod that lives, so:
+//! * an address is judged by the agent of the node that took it and nobody else, against everything that may speak for it ([`judge`]); what is
+//!   unknown is alive, and evidence that cannot be read makes the look void;
+//! * two looks with a grace between must agree on the same entry: handle, sequence number and every attribute;
+//! * the second look and the release happen while no request for any container is under way, and no container for which one came since the first
+//!   look is touched: an ADD that is repeated has its old address again without writing anything;
+//! * the release is guarded by what was seen, so an address that changed hands is kept;
+//! * the node's record has to name this machine's addresses and to stay as it is in between: two machines under one name write it in turns, and
+//!   either would take the other's pods for leaks.
+//!
+//! [`judge`]: judge::judge
+
+mod books;
+mod judge;
+mod machine;
+mod report;
+mod rounds;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::{Duration, SystemTime};
+
+use russet_addr::{BlockCidr, NodeName};
+use russet_ipam::{Allocator, Held, IpamError, ReleaseOptions};
+use russet_model::HandleId;
+use russet_plugins::Clock;
+use russet_store::{BoxFuture, Store};
+
+pub use books::BooksError;
+pub use machine::MachineError;
+pub use report::{Finding, Outcome, Report, Seen, Subject};
+pub(crate) use rounds::{Door, Repairs};
+pub use rounds::{REPAIR_PATH, RepairRequest, alone, gone_nodes};
+
+use books::{Books, NodeRecord, Residue, Wanted};
+use judge::{Alive, Endpoint, Evidence, Machine, judge};
+
+/// How long the agent waits between its two looks, and between rounds: longer than any runtime takes over one pod, and what is leaked hurts nobody
+/// meanwhile.
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(600);
+/// Where libcni keeps results unless it is told otherwise (cni-runtime.md section 2.4); containerd and CRI-O leave it there.
+pub const DEFAULT_CACHE: &str = "var/lib/cni";
+/// Leaks that one round looks at; the rest is for the next. A node has a few hundred pods, and a round holds up their requests while it releases.
+const LEAKS_MAX: usize = 500;
+
+/// Why a look counts for nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum RepairError {
+    /// The store, or a record.
+    #[error(transparent)]
+    Books(#[from] BooksError),
+    /// The kernel, or a runtime's cache.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    /// The record is another machine's, or this is not the node's network namespace.
+    #[error(
+        "the record of node {node} names {address}, which this machine does not have; is it another machine's?"
+    )]
+    Elsewhere {
+        /// The node.
+        node: NodeName,
+        /// The address.
+        address: std::net::IpAddr,
+    },
+    /// Another machine may have the same name.
+    #[error(
+        "the record of node {0} was written between the two looks; if that happens again, two machines have this name"
+    )]
+    Rewritten(NodeName),
+    /// Requests that do not come to an end.
+    #[error("requests for pods are under way and did not end within {0:?}")]
+    Busy(Duration),
+    /// The second look took too long, while requests for pods were waiting.
+    #[error("the second look did not end within {0:?}")]
+    Slow(Duration),
+    /// A task of the agent.
+    #[error("a look at the machine stopped half-way: {0}")]
+    Task(#[from] tokio::task::JoinError),
+    /// Without an agent: the lock, the store, the socket.
+    #[error("{what}: {reason}")]
+    Alone {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        reason: String,
+    },
+}
+
+/// What a round is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// The time between the two looks, and the age below which an entry is left alone.
+    pub grace: Duration,
+    /// Release nothing.
+    pub dry_run: bool,
+}
+
+/// What a round looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// The entries in the node's own blocks.
+    OwnBlocks,
+    /// The node's entries in all blocks, and all handles.
+    Everything,
+    /// The entries of nodes that have no record any more, by what endpoints say.
+    GoneNodes,
+}
+
+/// Looks at the machine.
+pub type Sight = Rc<dyn Fn() -> BoxFuture<'static, Result<Machine, RepairError>>>;
+
+/// Who looks and releases.
+#[derive(Clone)]
+pub struct Crew {
+    /// This node.
+    pub node: NodeName,
+    /// The datastore.
+    pub store: Rc<dyn Store>,
+    /// The allocator of everybody on this node who allocates, so that what it remembers stays true.
+    pub allocator: Rc<Allocator>,
+    /// The clock by which entries were dated.
+    pub clock: Rc<dyn Clock>,
+    /// The machine.
+    pub sight: Sight,
+}
+
+/// One look.
+#[derive(Debug)]
+pub struct Look {
+    /// When it began.
+    pub began: SystemTime,
+    record: Option<NodeRecord>,
+    leaks: Vec<Held>,
+    alive: Vec<(Held, Alive)>,
+    residues: Vec<Residue>,
+    seen: Seen,
+}
+
+/// The real machine, with the caches of its runtimes.
+pub fn sight(caches: Vec<PathBuf>) -> Sight {
+    Rc::new(move || {
+        let caches = caches.clone();
+        Box::pin(async move { Ok(tokio::task::spawn_blocking(move || machine::look(&caches)).await??) })
+    })
+}
+
+// === impl Crew ===
+
+impl Crew {
+    /// The first look.
+    pub async fn look(&self, reach: Reach, grace: Duration) -> Result<Look, RepairError> {
+        let began = self.clock.now();
+        let known = self.known(reach).await?;
+        let books = match reach {
+            Reach::OwnBlocks => books::own(&*self.store, &self.node).await?,
+            Reach::Everything | Reach::GoneNodes => {
+                books::all(&*self.store, known.wanted(&self.node)).await?
+            }
+        };
+        self.judged(reach, known, books, &BTreeSet::new(), began, grace).await
+    }
+
+    /// The second look, at what the first one accused. `asked` are the containers for which a request came since.
+    async fn look_again(
+        &self,
+        reach: Reach,
+        first: &Look,
+        asked: &BTreeSet<String>,
+        grace: Duration,
+    ) -> Result<Look, RepairError> {
+        let began = self.clock.now();
+        let known = self.known(reach).await?;
+        if known.record.as_ref().map(|it| it.revision) != first.record.as_ref().map(|it| it.revision) {
+            return Err(RepairError::Rewritten(self.node.clone()));
+        }
+        let blocks: BTreeSet<BlockCidr> = first.leaks.iter().map(|leak| leak.block).collect();
+        let books = books::some(&*self.store, &blocks, known.wanted(&self.node)).await?;
+        self.judged(reach, known, books, asked, began, grace).await
+    }
+
+    async fn known(&self, reach: Reach) -> Result<Known, RepairError> {
+        if reach == Reach::GoneNodes {
+            let (names, tunnels) = books::nodes(&*self.store).await?;
+            return Ok(Known { record: None, names: Some(names), tunnels });
+        }
+        let record = books::node(&*self.store, &self.node).await?;
+        Ok(Known { tunnels: record.tunnels.clone(), record: Some(record), names: None })
+    }
+
+    async fn judged(
+        &self,
+        reach: Reach,
+        known: Known,
+        books: Books,
+        asked: &BTreeSet<String>,
+        began: SystemTime,
+        grace: Duration,
+    ) -> Result<Look, RepairError> {
+        // After the books: who came meanwhile is seen, and is not in them.
+        let machine = match reach {
+            Reach::GoneNodes => Machine::default(),
+            Reach::OwnBlocks | Reach::Everything => self.machine(&known).await?,
+        };
+        let judge = |entry: &Held, endpoints: &[Endpoint]| {
+            let (machine, tunnels) = (&machine, &known.tunnels);
+            judge(entry, &Evidence { machine, endpoints, tunnels, asked, now: began, grace })
+        };
+        let endpoints = match books.entries.iter().any(|entry| judge(entry, &[]).is_ok()) {
+            true => Some(books::endpoints(&*self.store).await?),
+            false => None,
+        };
+        let (mut leaks, mut alive) = (Vec::new(), Vec::new());
+        let seen = Seen::of(reach, &books, &machine, endpoints.as_deref());
+        for entry in books.entries {
+            match judge(&entry, endpoints.as_deref().unwrap_or_default()) {
+                Ok(()) if leaks.len() < LEAKS_MAX => leaks.push(entry),
+                Ok(()) => {}
+                Err(reason) => alive.push((entry, reason)),
+            }
+        }
+        Ok(Look { began, record: known.record, leaks, alive, residues: books.residues, seen })
+    }
+
+    async fn machine(&self, known: &Known) -> Result<Machine, RepairError> {
+        let machine = (self.sight)().await?;
+        let named = known.record.iter().flat_map(|record| &record.addresses);
+        match named.copied().find(|address| !machine.own.contains(address)) {
+            Some(address) => Err(RepairError::Elsewhere { node: self.node.clone(), address }),
+            None => Ok(machine),
+        }
+    }
+
+    /// What handles still count in vain, of what the first look found. Needs no peace: each is settled by its revision, and its block is written with it.
+    async fn residues_again(&self, first: &Look) -> Result<Vec<Residue>, RepairError> {
+        if first.residues.is_empty() {
+            return Ok(Vec::new());
+        }
+        let now = books::all(&*self.store, Wanted::Of(&self.node)).await?.residues;
+        let now: BTreeMap<&HandleId, &Residue> = now.iter().map(|it| (&it.handle, it)).collect();
+        let agreed = first.residues.iter().filter(|residue| now.get(&residue.handle) == Some(residue));
+        Ok(agreed.take(LEAKS_MAX).cloned().collect())
+    }
+
+    /// Gives an address back, if it is still exactly the entry that was seen.
+    async fn release(&self, leak: &Held) -> Outcome {
+        let handle = leak.attribute.handle_id.as_deref().map(HandleId::sanitized);
+        let Some(Ok(handle)) = handle.map(HandleId::new) else {
+            return Outcome::Kept { reason: "its handle is no handle".to_owned() };
+        };
+        let (address, sequence_number) = (leak.address, Some(leak.sequence_number));
+        let options = ReleaseOptions { address, handle: Some(handle), sequence_number };
+        match self.allocator.release_ips(&[options]).await {
+            Ok(released) if released.addresses.contains(&address) => Outcome::Released,
+            Ok(_) => Outcome::Kept { reason: "somebody else released it".to_owned() },
+            Err(IpamError::BadSequence { .. } | IpamError::BadHandle { .. }) => {
+                Outcome::Kept { reason: "it changed hands".to_owned() }
+            }
+            Err(error) => Outcome::Failed { reason: error.to_string() },
+        }
+    }
+
+    async fn settle(&self, residue: &Residue) -> Outcome {
+        match self.allocator.settle_handle(&residue.handle, residue.revision).await {
+            Ok(true) => Outcome::Released,
+            Ok(false) => Outcome::Kept { reason: "it was written meanwhile".to_owned() },
+            Err(error) => Outcome::Failed { reason: error.to_string() },
+        }
+    }
+
+    /// The second look, and what follows from both. Nobody may work on a container of this node meanwhile. Errors come before the first release.
+    pub async fn conclude(
+        &self,
+        reach: Reach,
+        first: &Look,
+        asked: &BTreeSet<String>,
+        options: Options,
+        patience: Duration,
+    ) -> Result<Vec<Finding>, RepairError> {
+        if first.leaks.is_empty() {
+            return Ok(Vec::new());
+        }
+        let again = self.look_again(reach, first, asked, options.grace);
+        let second =
+            tokio::time::timeout(patience, again).await.map_err(|_| RepairError::Slow(patience))??;
+        let mut findings = Vec::new();
+        for leak in &first.leaks {
+            let outcome = match second.verdict(leak) {
+                Err(outcome) => outcome,
+                Ok(()) if options.dry_run => Outcome::Leaked,
+                Ok(()) => self.release(leak).await,
+            };
+            findings.push(Finding::address(leak, &second.seen, outcome));
+        }
+        Ok(findings)
+    }
+
+    /// The same for what handles count in vain.
+    async fn conclude_handles(&self, first: &Look, residues: Vec<Residue>, options: Options) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        for residue in residues {
+            let outcome = if options.dry_run { Outcome::Leaked } else { self.settle(&residue).await };
+            findings.push(Finding::handle(&residue, &first.seen, outcome));
+        }
+        findings
+    }
+}
+
+/// What records say of nodes.
+struct Known {
+    record: Option<NodeRecord>,
+    /// All nodes that have a record; none where only one node is of interest.
+    names: Option<BTreeSet<String>>,
+    tunnels: BTreeSet<std::net::IpAddr>,
+}
+
+// === impl Known ===
+
+impl Known {
+    fn wanted<'a>(&'a self, node: &'a NodeName) -> Wanted<'a> {
+        self.names.as_ref().map_or(Wanted::Of(node), Wanted::NotOf)
+    }
+}
+
+// === impl Look ===
+
+impl Look {
+    /// Whether there is nothing to look at again.
+    pub fn is_clean(&self) -> bool {
+        self.leaks.is_empty() && self.residues.is_empty()
+    }
+
+    /// Whether this look, too, says that an entry of the first one is leaked; otherwise what became of it.
+    fn verdict(&self, leak: &Held) -> Result<(), Outcome> {
+        if self.leaks.contains(leak) {
+            return Ok(());
+        }
+        let reason = match self.alive.iter().find(|(entry, _)| entry == leak) {
+            Some((_, reason)) => reason.to_string(),
+            None => "it changed hands, or is free".to_owned(),
+        };
+        Err(Outcome::Alive { reason })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,315 @@
+//! What the store says, for one look: the entries to be judged, what handles count although nobody holds it, and the records that speak for somebody.
+//!
+//! An agent looks every ten minutes and is one of thousands, so it reads its own blocks only. Endpoints are read when there is somebody to accuse, and
+//! the handles of the whole cluster by one node an hour, in turn.
+
+use std::collections::{BTreeSet, HashSet};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
+use std::net::IpAddr;
+
+use russet_addr::{BlockCidr, Family, IpNet, NodeName};
+use russet_ipam::Held;
+use russet_model::{Block, DecodeError, Handle, HandleId, Key, KeyKind, Node, Prefix, WorkloadEndpoint};
+use russet_store::{Record, Revision, Store, StoreError};
+
+use super::judge::Endpoint;
+
+/// A record that has to be known before anything is judged.
+#[derive(Debug, thiserror::Error)]
+pub enum BooksError {
+    /// The store did not answer.
+    #[error("read {what}: {source}")]
+    Store {
+        /// What was read.
+        what: String,
+        /// Why not.
+        source: StoreError,
+    },
+    /// It might name somebody.
+    #[error("record {key} cannot be read, and may speak for somebody: {source}")]
+    Unreadable {
+        /// The record.
+        key: Key,
+        /// Where and why.
+        source: DecodeError,
+    },
+    /// Without its record nobody knows whose addresses are meant.
+    #[error("node {0} has no record in the store")]
+    NoNode(NodeName),
+}
+
+/// The node's record, as far as it matters here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeRecord {
+    /// When it was last written. Two machines under one name write it in turns.
+    pub revision: Revision,
+    /// The machine's own addresses, by its record.
+    pub addresses: Vec<IpAddr>,
+    /// Its tunnels'.
+    pub tunnels: BTreeSet<IpAddr>,
+}
+
+/// A handle that counts addresses which nobody holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Residue {
+    /// The handle.
+    pub handle: HandleId,
+    /// When it was last written.
+    pub revision: Revision,
+    /// The blocks that hold nothing of it, as they stand there.
+    pub blocks: Vec<String>,
+    /// It holds nothing anywhere.
+    pub orphan: bool,
+}
+
+/// Entries and residues.
+#[derive(Debug, Default)]
+pub struct Books {
+    /// What there is to judge.
+    pub entries: Vec<Held>,
+    /// How many blocks were read.
+    pub blocks: usize,
+    /// How many handles were read.
+    pub handles: usize,
+    /// What handles count too much.
+    pub residues: Vec<Residue>,
+}
+
+/// Whose entries are wanted.
+#[derive(Debug, Clone, Copy)]
+pub enum Wanted<'a> {
+    /// Those of this node.
+    Of(&'a NodeName),
+    /// Those of nodes that are not among these.
+    NotOf(&'a BTreeSet<String>),
+}
+
+/// A pass over all blocks and then all handles, which is the order of their keys.
+struct Pass<'a> {
+    wanted: Wanted<'a>,
+    books: Books,
+    /// Handle (its hash) and block, for each pair that holds something. Two of a million hashes meet once in 10^7 passes, and then a residue stays.
+    held: HashSet<(u64, BlockCidr)>,
+    /// Handles (their hashes) that hold something anywhere.
+    holders: HashSet<u64>,
+    /// Blocks that cannot be read may hold anything.
+    unread: HashSet<BlockCidr>,
+    hasher: RandomState,
+}
+
+/// This node's record.
+pub async fn node(store: &dyn Store, name: &NodeName) -> Result<NodeRecord, BooksError> {
+    let record = get(store, &Key::node(name)).await?.ok_or_else(|| BooksError::NoNode(name.clone()))?;
+    let node = Node::decode(&record.value).map_err(unreadable(&record))?;
+    let addresses = Family::BOTH.iter().filter_map(|family| node.spec.address(*family));
+    let addresses = addresses.map(|net| net.addr()).collect();
+    Ok(NodeRecord { revision: record.revision, addresses, tunnels: tunnels(&node) })
+}
+
+/// The names of all nodes that have a record, and all their tunnels.
+pub async fn nodes(store: &dyn Store) -> Result<(BTreeSet<String>, BTreeSet<IpAddr>), BooksError> {
+    let (mut names, mut addresses, mut failed) = (BTreeSet::new(), BTreeSet::new(), None);
+    scan(store, &Prefix::nodes(), &mut |record| match Node::decode(&record.value) {
+        Ok(node) => {
+            addresses.extend(tunnels(&node));
+            if let KeyKind::Node(name) = record.key.kind() {
+                names.insert(name.to_string());
+            }
+        }
+        Err(source) => _ = failed.get_or_insert(BooksError::Unreadable { key: record.key, source }),
+    })
+    .await?;
+    failed.map_or(Ok((names, addresses)), Err)
+}
+
+/// The names of all nodes that have a record, by the keys alone.
+pub async fn node_names(store: &dyn Store) -> Result<Vec<NodeName>, BooksError> {
+    let prefix = Prefix::nodes();
+    let keys = store.keys(&prefix).await;
+    let keys = keys.map_err(|source| BooksError::Store { what: prefix.to_string(), source })?;
+    let name = |key: Key| match key.kind() {
+        KeyKind::Node(name) => Some(name),
+        _ => None,
+    };
+    Ok(keys.into_iter().filter_map(name).collect())
+}
+
+/// The entries in the node's own blocks: one listing of keys a family, and one read a block.
+pub async fn own(store: &dyn Store, name: &NodeName) -> Result<Books, BooksError> {
+    let mut books = Books::default();
+    for family in Family::BOTH {
+        let prefix = Prefix::affinities_of(name, family);
+        let keys = store.keys(&prefix).await;
+        for key in keys.map_err(|source| BooksError::Store { what: prefix.to_string(), source })? {
+            let KeyKind::Affinity { block, .. } = key.kind() else { continue };
+            books.read(store, block, Wanted::Of(name)).await?;
+        }
+    }
+    Ok(books)
+}
+
+/// The entries in some blocks, one read each.
+pub async fn some(
+    store: &dyn Store,
+    blocks: &BTreeSet<BlockCidr>,
+    wanted: Wanted<'_>,
+) -> Result<Books, BooksError> {
+    let mut books = Books::default();
+    for block in blocks {
+        books.read(store, *block, wanted).await?;
+    }
+    Ok(books)
+}
+
+/// The entries and residues of the whole cluster, at one moment: a handle and its block are written together.
+pub async fn all(store: &dyn Store, wanted: Wanted<'_>) -> Result<Books, BooksError> {
+    let mut pass = Pass {
+        wanted,
+        books: Books::default(),
+        held: HashSet::new(),
+        holders: HashSet::new(),
+        unread: HashSet::new(),
+        hasher: RandomState::new(),
+    };
+    scan(store, &Prefix::from_stored("/calico/ipam/v2/"), &mut |record| pass.take(&record)).await?;
+    Ok(pass.books)
+}
+
+/// All endpoints. One that cannot be read might be anybody's.
+pub async fn endpoints(store: &dyn Store) -> Result<Vec<Endpoint>, BooksError> {
+    let (mut found, mut failed) = (Vec::new(), None);
+    scan(store, &Prefix::workload_endpoints(), &mut |record| match WorkloadEndpoint::decode(&record.value) {
+        Ok(endpoint) => {
+            let spec = endpoint.spec;
+            let container = Some(spec.container_id).filter(|container| !container.is_empty());
+            let inside = spec.ip_nats.iter().map(|nat| IpNet::from(nat.internal));
+            let nets = spec.ip_networks.iter().copied().chain(inside).collect();
+            found.push(Endpoint { key: record.key.to_string(), container, nets });
+        }
+        Err(source) => _ = failed.get_or_insert(BooksError::Unreadable { key: record.key, source }),
+    })
+    .await?;
+    failed.map_or(Ok(found), Err)
+}
+
+/// Whether it is this node's turn to look at the handles of the whole cluster: in each hour it is another node's, and all come to the same answer
+/// (agents of different builds may not; then two look, or none for an hour).
+pub fn has_turn(own: &NodeName, nodes: &[NodeName], hour: u64) -> bool {
+    let rank = |name: &NodeName| {
+        let mut hasher = DefaultHasher::new();
+        (hour, name.as_str()).hash(&mut hasher);
+        (hasher.finish(), name.to_string())
+    };
+    nodes.iter().map(rank).min().is_some_and(|first| first == rank(own))
+}
+
+fn tunnels(node: &Node) -> BTreeSet<IpAddr> {
+    let vxlan = Family::BOTH.iter().filter_map(|family| node.spec.vxlan_tunnel(*family));
+    let ipip = node.spec.bgp.as_ref().and_then(|bgp| bgp.ipv4_ipip_tunnel_addr);
+    vxlan.chain(ipip.map(IpAddr::V4)).collect()
+}
+
+fn entries<'a>(block: &'a Block, wanted: Wanted<'a>) -> impl Iterator<Item = Held> + 'a {
+    let entry = move |ordinal: usize| {
+        let attribute = block.attribute(ordinal)?;
+        let node = attribute.get("node")?;
+        let meant = match wanted {
+            Wanted::Of(name) => node == name.as_str(),
+            Wanted::NotOf(names) => !names.contains(node),
+        };
+        meant.then_some(())?;
+        Some(Held {
+            address: block.cidr.address(ordinal)?,
+            block: block.cidr,
+            attribute: attribute.clone(),
+            sequence_number: block.sequence_number_of(ordinal),
+        })
+    };
+    (0..block.cidr.size()).filter_map(entry)
+}
+
+/// A block that cannot be read is left alone, with all that it holds: `russet ipam check` names it.
+fn readable(record: &Record, cidr: BlockCidr) -> Option<Block> {
+    Block::decode(&record.value).ok().filter(|block| block.cidr == cidr)
+}
+
+async fn get(store: &dyn Store, key: &Key) -> Result<Option<Record>, BooksError> {
+    store.get(key).await.map_err(|source| BooksError::Store { what: key.to_string(), source })
+}
+
+async fn scan(store: &dyn Store, prefix: &Prefix, take: &mut dyn FnMut(Record)) -> Result<(), BooksError> {
+    let scanned = store.scan(prefix, take).await;
+    scanned.map(drop).map_err(|source| BooksError::Store { what: prefix.to_string(), source })
+}
+
+fn unreadable(record: &Record) -> impl FnOnce(DecodeError) -> BooksError {
+    let key = record.key.clone();
+    move |source| BooksError::Unreadable { key, source }
+}
+
+// === impl Books ===
+
+impl Books {
+    async fn read(
+        &mut self,
+        store: &dyn Store,
+        cidr: BlockCidr,
+        wanted: Wanted<'_>,
+    ) -> Result<(), BooksError> {
+        let Some(record) = get(store, &Key::block(cidr)).await? else { return Ok(()) };
+        self.blocks += 1;
+        if let Some(block) = readable(&record, cidr) {
+            self.entries.extend(entries(&block, wanted));
+        }
+        Ok(())
+    }
+}
+
+// === impl Pass ===
+
+impl Pass<'_> {
+    fn take(&mut self, record: &Record) {
+        match record.key.kind() {
+            KeyKind::Block(cidr) => self.block(record, cidr),
+            KeyKind::Handle(id) => self.handle(record, id),
+            _ => {}
+        }
+    }
+
+    fn block(&mut self, record: &Record, cidr: BlockCidr) {
+        self.books.blocks += 1;
+        let Some(block) = readable(record, cidr) else {
+            self.unread.insert(cidr);
+            return;
+        };
+        for ordinal in 0..cidr.size() {
+            let handle = block.attribute(ordinal).and_then(|attribute| attribute.handle_id.as_deref());
+            if let Some(handle) = handle.map(HandleId::sanitized) {
+                let hash = self.hasher.hash_one(handle);
+                self.held.insert((hash, cidr));
+                self.holders.insert(hash);
+            }
+        }
+        self.books.entries.extend(entries(&block, self.wanted));
+    }
+
+    /// What a handle counts in blocks that hold nothing of it. Too high a count of a block that does hold something stays: it does no harm and ends with
+    /// the pod, and a peer that is about to write would subtract from it.
+    fn handle(&mut self, record: &Record, handle: HandleId) {
+        self.books.handles += 1;
+        let Ok(stored) = Handle::decode(&record.value) else { return };
+        if stored.blocks().any(|block| self.unread.contains(&block)) {
+            return;
+        }
+        let hash = self.hasher.hash_one(handle.as_str());
+        let vain = |block: &BlockCidr| !self.held.contains(&(hash, *block));
+        let blocks: Vec<String> = stored.blocks().filter(vain).map(|block| block.to_string()).collect();
+        let orphan = !self.holders.contains(&hash) && blocks.len() == stored.block.len();
+        if orphan || !blocks.is_empty() {
+            self.books.residues.push(Residue { handle, revision: record.revision, blocks, orphan });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

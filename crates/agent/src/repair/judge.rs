@@ -1,0 +1,238 @@
+//! Whether an address is leaked: what the books say of it and what one look found, in; a verdict, out. Pure.
+//!
+//! Whatever is unknown is alive. Only an entry that has the form of a pod's, is older than the grace, and is known to nothing on the machine and to
+//! nobody's record is leaked; and only when two looks say so does anybody act upon it (`calico#5044`, `#12257`: one look at one source freed the
+//! addresses of running pods).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use russet_addr::{ContainerId, IfName, IpNet, NetworkName};
+use russet_attach::Owner;
+use russet_ipam::Held;
+use russet_model::{Attribute, HandleId, time};
+use russet_runtime::Attached;
+
+/// What the machine itself knows of attachments.
+#[derive(Debug, Clone, Default)]
+pub struct Machine {
+    /// Whom links of ours are for, doomed ones included.
+    pub links: Vec<Owner>,
+    /// The node's own addresses.
+    pub own: BTreeSet<IpAddr>,
+    /// Addresses that have a route of their own, whoever made it.
+    pub routes: BTreeSet<IpAddr>,
+    /// Addresses that an interface has, and the namespace in which it is.
+    pub interfaces: BTreeMap<IpAddr, PathBuf>,
+    /// How many namespaces were looked into.
+    pub namespaces: usize,
+    /// How many processes could not be asked for theirs.
+    pub unseen: usize,
+    /// What runtimes have attached.
+    pub cached: Vec<Attached>,
+}
+
+/// What a workload endpoint's record names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// The record.
+    pub key: String,
+    /// Its container; none in records that name none.
+    pub container: Option<String>,
+    /// Its addresses.
+    pub nets: Vec<IpNet>,
+}
+
+/// Everything that speaks for somebody's life. Missing parts speak for nobody, so whoever could not read one must not ask for a verdict.
+#[derive(Debug, Clone, Copy)]
+pub struct Evidence<'a> {
+    /// The machine.
+    pub machine: &'a Machine,
+    /// The endpoints.
+    pub endpoints: &'a [Endpoint],
+    /// The tunnel addresses that nodes' records name.
+    pub tunnels: &'a BTreeSet<IpAddr>,
+    /// Containers for which somebody asked something since the first look, by ID.
+    pub asked: &'a BTreeSet<String>,
+    /// What the clock said before the look.
+    pub now: SystemTime,
+    /// Entries younger than this are left alone.
+    pub grace: Duration,
+}
+
+/// Why an entry is left alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Alive {
+    /// It is none that a CNI plugin made for a pod.
+    NotAPods(&'static str),
+    /// A node's record names it.
+    Tunnel,
+    /// It is younger than the grace, or says a time that is not understood.
+    Young(String),
+    /// A request for its container came since the first look.
+    Asked,
+    /// A link of ours is for its container.
+    Link(String),
+    /// It has a route of its own.
+    Route,
+    /// An interface has it.
+    Interface(PathBuf),
+    /// A runtime has it attached.
+    Cached(PathBuf),
+    /// An endpoint names it, or its container.
+    Endpoint(String),
+}
+
+/// The verdict. What is leaked is judged from the cheap evidence to the dear.
+pub fn judge(entry: &Held, evidence: &Evidence<'_>) -> Result<(), Alive> {
+    let handle = pods_handle(&entry.attribute).map_err(Alive::NotAPods)?;
+    let subject = Subject { address: entry.address, handle, interface: entry.attribute.get("interface") };
+    if evidence.tunnels.contains(&entry.address) {
+        return Err(Alive::Tunnel);
+    }
+    if let Some(text) = entry.attribute.get("timestamp") {
+        let old = go_time(text).and_then(|taken| taken.checked_add(evidence.grace));
+        if old.is_none_or(|old| old > evidence.now) {
+            return Err(Alive::Young(text.to_owned()));
+        }
+    }
+    if evidence.asked.iter().any(|container| subject.is_of_container(container)) {
+        return Err(Alive::Asked);
+    }
+    subject.on(evidence.machine)?;
+    match evidence.endpoints.iter().find(|endpoint| subject.named_by(endpoint)) {
+        Some(endpoint) => Err(Alive::Endpoint(endpoint.key.clone())),
+        None => Ok(()),
+    }
+}
+
+/// The handle, if a CNI plugin took the address for a container; otherwise why that is not so.
+fn pods_handle(attribute: &Attribute) -> Result<&str, &'static str> {
+    let handle = attribute.handle_id.as_deref().map(HandleId::sanitized).ok_or("it has no handle")?;
+    let names = |name: &str| attribute.get(name).is_some();
+    let virtual_machine = !attribute.alternate_owner.is_empty()
+        || handle.contains(".vmi.")
+        || attribute.secondary.iter().flatten().any(|(name, _)| name.starts_with("vm"));
+    if attribute.released_at.is_some() {
+        return Err("it was released and cools down");
+    }
+    if handle == HandleId::WINDOWS_RESERVED {
+        return Err("it is reserved for Windows");
+    }
+    if names("type") || handle.contains("-tunnel-addr-") {
+        return Err("it is a tunnel's or a service's");
+    }
+    if virtual_machine {
+        return Err("it is a virtual machine's, which keeps it while it is off");
+    }
+    // Peers before 3.18 write no time; the others name at least that, and all name pods where there are any (calico-ipam.md section 1.4).
+    let pods = (names("pod") && names("namespace")) || names("interface") || names("timestamp");
+    if !(pods && handle.contains('.')) {
+        return Err("it is of unknown source");
+    }
+    Ok(handle)
+}
+
+/// Reads `2026-01-02 03:04:05.678901234 +0000 UTC`.
+fn go_time(text: &str) -> Option<SystemTime> {
+    let mut words = text.split_whitespace();
+    let (date, clock, zone) = (words.next()?, words.next()?, words.next()?);
+    (zone == "+0000").then(|| time::parse_rfc3339(&format!("{date}T{clock}Z")))?
+}
+
+/// What evidence is compared with.
+#[derive(Debug, Clone, Copy)]
+struct Subject<'a> {
+    address: IpAddr,
+    handle: &'a str,
+    /// None in entries of Go peers: they stand for every interface of the container.
+    interface: Option<&'a str>,
+}
+
+// === impl Subject ===
+
+impl Subject<'_> {
+    fn on(&self, machine: &Machine) -> Result<(), Alive> {
+        if let Some(link) = machine.links.iter().find(|link| self.wired_by(link)) {
+            return Err(Alive::Link(link.to_string()));
+        }
+        if machine.routes.contains(&self.address) {
+            return Err(Alive::Route);
+        }
+        if let Some(namespace) = machine.interfaces.get(&self.address) {
+            return Err(Alive::Interface(namespace.clone()));
+        }
+        match machine.cached.iter().find(|cached| self.cached_by(cached)) {
+            Some(cached) => Err(Alive::Cached(cached.path.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the handle is of this container, on whatever network. A dot may stand in both names: then both are meant.
+    fn is_of_container(&self, container: &str) -> bool {
+        self.handle.strip_suffix(container).is_some_and(|network| network.ends_with('.'))
+    }
+
+    fn is_interface(&self, ifname: &IfName) -> bool {
+        self.interface.is_none_or(|interface| interface == ifname.as_str())
+    }
+
+    fn wired_by(&self, link: &Owner) -> bool {
+        match (link.container(), link.ifname()) {
+            (Some(container), Some(ifname)) => {
+                self.is_of_container(container.as_str()) && self.is_interface(ifname)
+            }
+            _ => self.perhaps_hashed(link),
+        }
+    }
+
+    /// A link whose alias had no room for the names: it is asked whether it is this one; where it cannot be asked, it may be.
+    fn perhaps_hashed(&self, link: &Owner) -> bool {
+        let Some(container) = on_network(self.handle, link.network()) else { return false };
+        let interface = self.interface.and_then(|name| IfName::new(name).ok());
+        match (ContainerId::new(container), interface) {
+            (Ok(container), Some(ifname)) => link.is(&container, &ifname),
+            _ => true,
+        }
+    }
+
+    fn cached_by(&self, cached: &Attached) -> bool {
+        let owned = |owner: &russet_runtime::AttachedOwner| {
+            self.is_of_container(owner.container.as_str()) && self.is_interface(&owner.ifname)
+        };
+        cached.addresses.contains(&self.address) || cached.owner.as_ref().is_some_and(owned)
+    }
+
+    fn named_by(&self, endpoint: &Endpoint) -> bool {
+        endpoint.nets.iter().any(|net| net.contains(&self.address))
+            || endpoint.container.as_deref().is_some_and(|container| self.is_of_container(container))
+    }
+}
+
+fn on_network<'a>(handle: &'a str, network: &NetworkName) -> Option<&'a str> {
+    handle.strip_prefix(network.as_str())?.strip_prefix('.')
+}
+
+// === impl Alive ===
+
+impl fmt::Display for Alive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAPods(why) => f.write_str(why),
+            Self::Tunnel => f.write_str("a node's record names it as a tunnel's"),
+            Self::Young(taken) => write!(f, "it was taken at {taken}"),
+            Self::Asked => f.write_str("somebody asked for its container meanwhile"),
+            Self::Link(owner) => write!(f, "a link is for {owner}"),
+            Self::Route => f.write_str("it has a route"),
+            Self::Interface(namespace) => write!(f, "an interface in {} has it", namespace.display()),
+            Self::Cached(file) => write!(f, "a runtime has it attached: {}", file.display()),
+            Self::Endpoint(key) => write!(f, "endpoint {key} names it"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

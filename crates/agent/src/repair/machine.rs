@@ -1,0 +1,179 @@
+//! One look at the machine: the kernel's links, routes and addresses in every namespace, and the runtimes' caches. Reads only. Whatever cannot be read
+//! makes the look void; what went away while it was looked at does not.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use russet_addr::Family;
+use russet_linux::{NetNs, NetNsError, NetNsId};
+use russet_netlink::{NetlinkError, Route, RouteKind, Socket};
+use russet_runtime::CacheError;
+
+use super::judge::Machine;
+
+/// A part of the machine that cannot be seen.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    /// The kernel's links, routes or addresses.
+    #[error("read the node's network: {0}")]
+    Netlink(#[from] NetlinkError),
+    /// A namespace in which a pod may live.
+    #[error(transparent)]
+    Namespace(#[from] NetNsError),
+    /// Where namespaces are listed.
+    #[error("look for network namespaces in {}: {source}", path.display())]
+    Namespaces {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// What a runtime remembers.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+}
+
+/// Looks. Blocks for about a millisecond a namespace.
+pub fn look(caches: &[PathBuf]) -> Result<Machine, MachineError> {
+    let mut machine = Machine::default();
+    let mut socket = Socket::route()?;
+    machine.links = russet_attach::list(&mut socket)?.into_iter().map(|link| link.owner).collect();
+    for family in Family::BOTH {
+        machine.routes.extend(socket.routes(family)?.iter().filter_map(host_route));
+    }
+    machine.own = socket.addresses()?.iter().map(|address| address.net.addr()).collect();
+    let (namespaces, unseen) = namespaces()?;
+    (machine.namespaces, machine.unseen) = (namespaces.len(), unseen);
+    for namespace in namespaces.values() {
+        // A netlink socket belongs to the namespace in which it was opened.
+        let addresses = namespace.with(|| Socket::route()?.addresses())??;
+        let path = namespace.path();
+        machine.interfaces.extend(addresses.iter().map(|address| (address.net.addr(), path.to_owned())));
+    }
+    for cache in caches {
+        machine.cached.extend(russet_runtime::attached(cache)?);
+    }
+    Ok(machine)
+}
+
+/// The address that a route is for alone, if packets for it go anywhere.
+fn host_route(route: &Route) -> Option<IpAddr> {
+    let nowhere = matches!(
+        route.kind,
+        RouteKind::Blackhole | RouteKind::Unreachable | RouteKind::Prohibit | RouteKind::Throw
+    );
+    (route.dst.prefix_len() == route.dst.max_prefix_len() && !nowhere).then(|| route.dst.addr())
+}
+
+/// Every network namespace that this process can see: those of processes, and those that are only mounted somewhere; and how many processes could not
+/// be looked at. Those are more privileged than we, or we are less than root: a pod's namespace is mounted where the runtime told us to open it, so it
+/// is among the others.
+fn namespaces() -> Result<(BTreeMap<NetNsId, NetNs>, usize), MachineError> {
+    let mut found = BTreeMap::new();
+    let mut unseen = 0;
+    for path in processes()? {
+        match NetNs::open(&path) {
+            Ok(namespace) => _ = found.entry(namespace.id()).or_insert(namespace),
+            Err(error) if error.is_gone() || has_exited(&error) => {}
+            Err(error) if error_is(&error, ErrorKind::PermissionDenied) => unseen += 1,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    for path in mounts()? {
+        match NetNs::open(&path) {
+            Ok(namespace) => _ = found.entry(namespace.id()).or_insert(namespace),
+            Err(error) if error.is_gone() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok((found, unseen))
+}
+
+fn processes() -> Result<Vec<PathBuf>, MachineError> {
+    let failed = |source| MachineError::Namespaces { path: "/proc".into(), source };
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir("/proc").map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit) {
+            paths.push(entry.path().join("ns/net"));
+        }
+    }
+    Ok(paths)
+}
+
+fn error_is(error: &NetNsError, kind: ErrorKind) -> bool {
+    matches!(error, NetNsError::Io { source, .. } if source.kind() == kind)
+}
+
+/// A process that ends while it is looked at: the file was there, and then its process was not.
+fn has_exited(error: &NetNsError) -> bool {
+    const ESRCH: i32 = 3;
+    matches!(error, NetNsError::Io { source, .. } if source.raw_os_error() == Some(ESRCH))
+}
+
+fn mounts() -> Result<Vec<PathBuf>, MachineError> {
+    let path = Path::new("/proc/thread-self/mountinfo");
+    let read =
+        std::fs::read(path).map_err(|source| MachineError::Namespaces { path: path.into(), source })?;
+    Ok(read.split(|byte| *byte == b'\n').filter_map(mounted_namespace).collect())
+}
+
+/// The mount point of a line of mountinfo, if a network namespace is mounted there (proc_pid_mountinfo(5)).
+fn mounted_namespace(line: &[u8]) -> Option<PathBuf> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let (root, point) = (fields.nth(3)?, fields.next()?);
+    root.starts_with(b"net:[").then(|| OsString::from_vec(unescaped(point)).into())
+}
+
+/// Mount points have blanks and backslashes as three octal digits.
+fn unescaped(point: &[u8]) -> Vec<u8> {
+    let mut parts = point.split(|byte| *byte == b'\\');
+    let mut text = parts.next().unwrap_or_default().to_vec();
+    for part in parts {
+        let digits = part.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                text.push(byte);
+                text.extend_from_slice(&part[3..]);
+            }
+            None => {
+                text.push(b'\\');
+                text.extend_from_slice(part);
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounted_namespaces_are_found_whatever_their_path() {
+        let line = "612 25 0:4 net:[4026532288] /run/net\\040ns/a\\134b rw shared:300 - nsfs nsfs rw";
+        assert_eq!(mounted_namespace(line.as_bytes()), Some("/run/net ns/a\\b".into()));
+        for other in [
+            "612 25 0:4 mnt:[4026532288] /run/m rw - nsfs nsfs rw",
+            "25 1 254:0 / / rw - ext4 /dev/vda rw",
+            "",
+        ] {
+            assert_eq!(mounted_namespace(other.as_bytes()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn routes_to_one_address_that_lead_somewhere_speak_for_it() {
+        let route = |dst: &str, kind| host_route(&Route { kind, ..Route::new(dst.parse().unwrap()) });
+        assert!(route("10.1.0.7/32", RouteKind::Unicast).is_some());
+        assert!(route("fd00::7/128", RouteKind::Local).is_some());
+        assert!(route("10.1.0.0/26", RouteKind::Unicast).is_none());
+        for kind in [RouteKind::Blackhole, RouteKind::Unreachable, RouteKind::Prohibit, RouteKind::Throw] {
+            assert!(route("10.1.0.7/32", kind).is_none(), "{kind:?}");
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Rounds of two looks: by the agent, every so often and when it is asked at its socket, and by `russet ipam repair` where no agent runs.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use russet_addr::NodeName;
+use russet_ipam::{Allocator, SystemClock};
+use russet_linux::{FileLock, LockError};
+use russet_model::time;
+use russet_store::Store;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Mutex, mpsc, oneshot};
+
+use super::report::{Finding, Outcome, Report};
+use super::{Crew, Look, Options, Reach, RepairError, books, sight};
+use crate::config::Paths;
+use crate::history::History;
+use crate::metrics::{Kind, Metrics};
+use crate::operations::Operations;
+use crate::pause::random;
+use crate::{StoreLocation, stores};
+
+/// Where the agent is asked for a round.
+pub const REPAIR_PATH: &str = "/v1/repair";
+
+/// How long a round waits for requests that are under way: longer than one of them may take.
+const ALONE_PATIENCE: Duration = Duration::from_secs(60);
+/// How long the second look may keep requests waiting. A runtime waits for a minute and more.
+const LOOK_PATIENCE: Duration = Duration::from_secs(10);
+/// Rounds that may wait for the one before; somebody who asks more often than that gets an error.
+const QUEUE_MAX: usize = 4;
+/// The lock that Calico's IPAM plugins of one host take (calico-ipam.md section 4.4).
+const CALICO_LOCK: &str = "var/run/calico/ipam.lock";
+/// Between a plugin that gives its lock up and the line that it then writes into the history.
+const HISTORY_DELAY: Duration = Duration::from_secs(1);
+/// Each hour it is another node's turn to look at the handles.
+const TURN: Duration = Duration::from_secs(3600);
+
+/// What is asked at [`REPAIR_PATH`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RepairRequest {
+    /// The time between the looks.
+    pub grace_ms: u64,
+    /// Release nothing.
+    pub dry_run: bool,
+}
+
+/// A request on its way to the loop, with the way back.
+pub struct RepairJob {
+    request: RepairRequest,
+    answer: oneshot::Sender<Result<Report, String>>,
+}
+
+/// The way from the socket to the loop.
+#[derive(Clone)]
+pub(crate) struct Door(mpsc::Sender<RepairJob>);
+
+/// The agent's rounds.
+pub(crate) struct Repairs {
+    crew: Crew,
+    operations: Rc<Operations>,
+    metrics: Metrics,
+    /// One round at a time.
+    turn: Mutex<()>,
+}
+
+// === impl RepairRequest ===
+
+impl From<RepairRequest> for Options {
+    fn from(request: RepairRequest) -> Self {
+        Self { grace: Duration::from_millis(request.grace_ms), dry_run: request.dry_run }
+    }
+}
+
+// === impl Door ===
+
+impl Door {
+    /// The two ends.
+    pub fn new() -> (Self, mpsc::Receiver<RepairJob>) {
+        let (sender, receiver) = mpsc::channel(QUEUE_MAX);
+        (Self(sender), receiver)
+    }
+
+    /// Asks for a round, and waits for its end.
+    pub async fn ask(&self, request: RepairRequest) -> Result<Report, String> {
+        let (answer, answered) = oneshot::channel();
+        let busy = |_| format!("{QUEUE_MAX} repairs are waiting already");
+        self.0.try_send(RepairJob { request, answer }).map_err(busy)?;
+        answered.await.map_err(|_| "the agent is stopping".to_owned())?
+    }
+}
+
+// === impl Repairs ===
+
+impl Repairs {
+    /// Rounds of an agent.
+    pub fn new(crew: Crew, operations: Rc<Operations>, metrics: Metrics) -> Self {
+        Self { crew, operations, metrics, turn: Mutex::new(()) }
+    }
+
+    /// Answers whoever asks, for ever.
+    pub async fn serve(self: Rc<Self>, mut jobs: mpsc::Receiver<RepairJob>) {
+        while let Some(RepairJob { request, answer }) = jobs.recv().await {
+            let done = self.round(Reach::Everything, request.into()).await;
+            // Whoever asked may be gone; the round is done all the same.
+            let _ = answer.send(done.map_err(|error| error.to_string()));
+        }
+    }
+
+    /// A round every `every`, give or take a tenth, so that the nodes of a cluster do not look in step.
+    pub async fn run(self: Rc<Self>, every: Duration) {
+        let mut void = String::new();
+        loop {
+            tokio::time::sleep(jittered(every)).await;
+            let done = match self.reach().await {
+                Ok(reach) => self.round(reach, Options { grace: every, dry_run: false }).await,
+                Err(error) => Err(error),
+            };
+            match done {
+                Ok(_) => void.clear(),
+                Err(error) if error.to_string() == void => {
+                    tracing::debug!(%error, "leaks were not looked for")
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "leaks were not looked for");
+                    void = error.to_string();
+                }
+            }
+        }
+    }
+
+    /// What this node looks at now.
+    async fn reach(&self) -> Result<Reach, RepairError> {
+        let hour =
+            self.crew.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / TURN.as_secs();
+        let nodes = books::node_names(&*self.crew.store).await?;
+        let turn = books::has_turn(&self.crew.node, &nodes, hour);
+        Ok(if turn { Reach::Everything } else { Reach::OwnBlocks })
+    }
+
+    async fn round(&self, reach: Reach, options: Options) -> Result<Report, RepairError> {
+        let _turn = self.turn.lock().await;
+        let done = self.looks(reach, options).await;
+        match &done {
+            Ok(report) => report.findings.iter().for_each(|finding| self.tell(finding)),
+            Err(_) => _ = self.metrics.void_repairs.inc(),
+        }
+        done
+    }
+
+    async fn looks(&self, reach: Reach, options: Options) -> Result<Report, RepairError> {
+        let asked = self.operations.remember_asked();
+        let first = self.crew.look(reach, options.grace).await?;
+        if first.is_clean() {
+            return Ok(first.report(&self.crew, reach, options, Vec::new()));
+        }
+        tracing::debug!(
+            addresses = first.leaks.len(),
+            handles = first.residues.len(),
+            "what looks leaked is looked at again"
+        );
+        tokio::time::sleep(options.grace).await;
+        // Whatever can fail comes before the first release.
+        let residues = self.crew.residues_again(&first).await?;
+        let mut findings = if first.leaks.is_empty() {
+            Vec::new()
+        } else {
+            let alone = tokio::time::timeout(ALONE_PATIENCE, self.operations.alone()).await;
+            let _alone = alone.map_err(|_| RepairError::Busy(ALONE_PATIENCE))?;
+            let asked = asked.containers();
+            self.crew.conclude(reach, &first, &asked, options, LOOK_PATIENCE).await?
+        };
+        findings.extend(self.crew.conclude_handles(&first, residues, options).await);
+        Ok(first.report(&self.crew, reach, options, findings))
+    }
+
+    fn tell(&self, finding: &Finding) {
+        let (kind, subject) = (finding.subject.kind(), &finding.subject);
+        match &finding.outcome {
+            Outcome::Released => {
+                self.metrics.repaired.get_or_create(&Kind { kind: kind.to_owned() }).inc();
+                let evidence = finding.evidence.join("; ");
+                tracing::warn!(kind, %subject, evidence, "a leak was repaired");
+            }
+            outcome @ Outcome::Failed { .. } => {
+                tracing::warn!(kind, %subject, %outcome, "a leak could not be repaired");
+            }
+            Outcome::Leaked => tracing::info!(kind, %subject, "a leak was found"),
+            outcome => tracing::info!(kind, %subject, %outcome, "what looked like a leak was left alone"),
+        }
+    }
+}
+
+fn jittered(every: Duration) -> Duration {
+    every.mul_f64(0.9 + 0.2 * (random() as f64 / u64::MAX as f64))
+}
+
+// === impl Look ===
+
+impl Look {
+    fn report(&self, crew: &Crew, reach: Reach, options: Options, findings: Vec<Finding>) -> Report {
+        Report {
+            schema: Report::SCHEMA,
+            node: (reach != Reach::GoneNodes).then(|| crew.node.to_string()),
+            grace_ms: u64::try_from(options.grace.as_millis()).unwrap_or(u64::MAX),
+            dry_run: options.dry_run,
+            seen: self.seen.clone(),
+            findings,
+        }
+    }
+
+    /// The addresses that it says are leaked.
+    fn addresses(&self) -> impl Iterator<Item = std::net::IpAddr> + '_ {
+        self.leaks.iter().map(|leak| leak.address)
+    }
+}
+
+/// A round on a node without an agent: what plugins do by themselves is kept out by the node's lock, and by the lock that Calico's IPAM plugins take.
+/// Neither lock nor store is held between the looks.
+pub async fn alone(
+    paths: &Paths,
+    location: &StoreLocation,
+    node: &NodeName,
+    caches: Vec<std::path::PathBuf>,
+    options: Options,
+) -> Result<Report, RepairError> {
+    let failed =
+        |what| move |error: &dyn std::fmt::Display| RepairError::Alone { what, reason: error.to_string() };
+    let sight = sight(caches);
+    let crew = |store: &Rc<dyn Store>| Crew {
+        node: node.clone(),
+        allocator: Rc::new(Allocator::new(Rc::clone(store), Rc::new(SystemClock))),
+        store: Rc::clone(store),
+        clock: Rc::new(SystemClock),
+        sight: Rc::clone(&sight),
+    };
+    let reach = Reach::Everything;
+    crate::config::private_dir(&paths.run_dir()).map_err(|e| failed("make the run directory")(&e))?;
+    let lock = node_lock(paths).map_err(|e| failed("take the node's lock")(&e))?;
+    let opened = stores::open(paths, location).await.map_err(|e| failed("open the store")(&e))?;
+    let crew_then = crew(&opened.store);
+    let first = crew_then.look(reach, options.grace).await?;
+    if first.is_clean() {
+        return Ok(first.report(&crew_then, reach, options, Vec::new()));
+    }
+    drop((crew_then, opened, lock));
+    tokio::time::sleep(options.grace).await;
+    let _lock = node_lock(paths).map_err(|e| failed("take the node's lock")(&e))?;
+    let _calico =
+        calico_lock(paths.root()).map_err(|e| failed("take the lock of Calico's IPAM plugins")(&e))?;
+    tokio::time::sleep(HISTORY_DELAY).await;
+    let asked = asked_since(&paths.history_file(), &first).map_err(|e| failed("read the history")(&e))?;
+    let opened = stores::open(paths, location).await.map_err(|e| failed("open the store")(&e))?;
+    let crew = crew(&opened.store);
+    let residues = crew.residues_again(&first).await?;
+    let mut findings = crew.conclude(reach, &first, &asked, options, LOOK_PATIENCE).await?;
+    findings.extend(crew.conclude_handles(&first, residues, options).await);
+    Ok(first.report(&crew, reach, options, findings))
+}
+
+/// A round over the addresses of nodes that have no record any more. Nobody can look at their machines.
+pub async fn gone_nodes(
+    store: Rc<dyn Store>,
+    node: &NodeName,
+    options: Options,
+) -> Result<Report, RepairError> {
+    let crew = Crew {
+        node: node.clone(),
+        allocator: Rc::new(Allocator::new(Rc::clone(&store), Rc::new(SystemClock))),
+        store,
+        clock: Rc::new(SystemClock),
+        sight: sight(Vec::new()),
+    };
+    let reach = Reach::GoneNodes;
+    let first = crew.look(reach, options.grace).await?;
+    let mut findings = Vec::new();
+    if !first.leaks.is_empty() {
+        tokio::time::sleep(options.grace).await;
+        findings = crew.conclude(reach, &first, &BTreeSet::new(), options, LOOK_PATIENCE).await?;
+    }
+    Ok(first.report(&crew, reach, options, findings))
+}
+
+fn node_lock(paths: &Paths) -> Result<FileLock, LockError> {
+    FileLock::exclusive(paths.node_lock(), Instant::now() + ALONE_PATIENCE)
+}
+
+/// Taken only where there is such a plugin: the directory is Calico's.
+fn calico_lock(root: &Path) -> Result<Option<FileLock>, LockError> {
+    let path = root.join(CALICO_LOCK);
+    let there = path.parent().is_some_and(Path::exists);
+    there.then(|| FileLock::exclusive(path, Instant::now() + ALONE_PATIENCE)).transpose()
+}
+
+/// Containers to which plugins, working by themselves, have given one of these addresses since.
+fn asked_since(history: &Path, first: &Look) -> std::io::Result<BTreeSet<String>> {
+    // The history's clock ticks in seconds.
+    let since = time::parse_rfc3339(&time::rfc3339(first.began));
+    let mut asked = BTreeSet::new();
+    for address in first.addresses() {
+        let tenures = History::of(history, address)?.into_iter();
+        let recent = tenures.filter(|tenure| time::parse_rfc3339(&tenure.from) >= since);
+        asked.extend(recent.map(|tenure| tenure.container));
+    }
+    Ok(asked)
+}

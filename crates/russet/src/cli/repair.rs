@@ -1,0 +1,72 @@
+//! The command line of `russet ipam repair`, and the agent's settings of the same.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use russet_addr::NodeName;
+
+use super::OutputArgs;
+use super::span::{LeakRepair, Span};
+
+const EXAMPLES: &str = "Examples:
+  russet ipam repair --dry-run
+  russet ipam repair --grace 30s
+  russet ipam repair -o json > repaired.json
+
+Run it on the node. Where an agent runs, the agent does it. An address is given back when nothing speaks for
+it at two looks, --grace apart: no link, route or interface in any network namespace of the machine, no
+attachment in a runtime's cache, no workload endpoint, no node's record. What cannot be read ends it.
+A runtime must not take longer than --grace between an IPAM plugin's answer and the pod's wiring.
+
+Exit codes: 0 nothing is left; 1 something could not be looked at, and nothing was released; 3 leaks are left,
+or with --dry-run there are any.";
+
+/// Two minutes: no request to a plugin of ours or of Calico's takes longer.
+const DEFAULT_GRACE: Span = Span(Duration::from_secs(120));
+
+/// `russet ipam repair`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct RepairArgs {
+    /// Say what is leaked, and release nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// The time between the two looks, and the age below which an address is left alone.
+    #[arg(long, value_name = "TIME", default_value_t = DEFAULT_GRACE)]
+    pub grace: Span,
+    /// Judge the addresses of nodes that have no record in the store any more, instead of this node's. Only endpoints' records can speak for
+    /// them: make sure that these machines are off.
+    #[arg(long)]
+    pub gone_nodes: bool,
+    /// This node's name, where no agent runs; by default as the agent would be called.
+    #[arg(long, value_name = "NAME")]
+    pub node_name: Option<NodeName>,
+    /// Where the node's container runtimes keep their results, where no agent runs.
+    #[command(flatten)]
+    pub caches: CacheArgs,
+    /// Output.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Where runtimes keep what they have attached.
+#[derive(Debug, Default, Args)]
+pub struct CacheArgs {
+    /// A directory in which a container runtime keeps the results of CNI, in `results/`; several times for several runtimes
+    /// [default: /var/lib/cni].
+    #[arg(long = "cni-cache-dir", env = "RUSSET_CNI_CACHE_DIRS", value_name = "DIR", value_delimiter = ',')]
+    pub cni_cache_dirs: Vec<PathBuf>,
+}
+
+/// What an agent does about leaks.
+#[derive(Debug, Default, Args)]
+pub struct LeakArgs {
+    /// Whether, or how often, the agent looks for leaked addresses and gives them back: on, off or a time; a leak waits as long for the second
+    /// look [default: on, every 10m].
+    #[arg(long, env = "RUSSET_LEAK_REPAIR", value_name = "on|off|TIME")]
+    pub leak_repair: Option<LeakRepair>,
+    /// Runtimes' caches.
+    #[command(flatten)]
+    pub caches: CacheArgs,
+}

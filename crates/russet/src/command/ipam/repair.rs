@@ -1,0 +1,133 @@
+//! `russet ipam repair`: gives leaks back, by the agent where one runs and in its stead where none does.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use russet_agent::repair::{self, Options, REPAIR_PATH, RepairRequest, Report, Seen};
+use russet_cni_spec::relay::{ExchangeError, nobody_listens, post};
+
+use super::super::{Failure, PROBLEMS};
+use super::Place;
+use crate::cli::Format;
+use crate::cli::repair::RepairArgs;
+use crate::cli::store::StoreChoice;
+use crate::{output, settings};
+
+/// How much longer than the grace a round may take: a round of the agent's own may be under way, and requests for pods.
+const PATIENCE: Duration = Duration::from_secs(1200);
+
+/// What keeps the agent from repairing.
+#[derive(Debug, thiserror::Error)]
+enum AgentError {
+    /// It did not answer.
+    #[error("ask the agent at {socket}: {source}")]
+    Exchange {
+        /// Its socket.
+        socket: String,
+        /// How it failed.
+        source: ExchangeError,
+    },
+    /// It could not look, or refuses.
+    #[error("the agent could not look for leaks: {0}")]
+    Refused(String),
+    /// It speaks another version.
+    #[error("the agent's answer is no report: {0}; is it as new as this command?")]
+    NoReport(String),
+}
+
+/// Looks twice, and says what it found.
+pub async fn run(choice: StoreChoice, args: RepairArgs) -> Result<ExitCode, Failure> {
+    let options = Options { grace: args.grace.0, dry_run: args.dry_run };
+    let report = if args.gone_nodes {
+        output::progress(&format!("looking at nodes without a record, twice, {} apart", args.grace));
+        let place = Place::open(choice).await?;
+        let node = settings::node_name(&place.paths)?;
+        repair::gone_nodes(place.store.clone(), &node, options).await?
+    } else {
+        here(choice, &args, options).await?
+    };
+    output::print(&match args.output.format {
+        Format::Json => output::json(&report),
+        Format::Table => text(&report),
+    });
+    let bad = report.has_leaks_left();
+    Ok(if bad { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS })
+}
+
+/// This node's addresses.
+async fn here(choice: StoreChoice, args: &RepairArgs, options: Options) -> Result<Report, Failure> {
+    let at = settings::repair(choice, args)?;
+    output::progress(&format!("looking twice, {} apart if there is anything to look at again", args.grace));
+    if let Some(report) = ask_agent(&at.paths.cni_socket(), options)? {
+        return Ok(report);
+    }
+    output::progress("no agent runs: this command looks by itself");
+    Place::require(&at.paths, &at.store)?;
+    Ok(repair::alone(&at.paths, &at.store, &at.node, at.caches, options).await?)
+}
+
+/// The agent's report; none if no agent runs.
+fn ask_agent(socket: &Path, options: Options) -> Result<Option<Report>, AgentError> {
+    let grace_ms = u64::try_from(options.grace.as_millis()).unwrap_or(u64::MAX);
+    let request = RepairRequest { grace_ms, dry_run: options.dry_run };
+    let body = serde_json::to_vec(&request).map_err(|error| AgentError::NoReport(error.to_string()))?;
+    let answer = match post(socket, REPAIR_PATH, &body, options.grace + PATIENCE) {
+        Err(ExchangeError::Connect(error)) if nobody_listens(error.kind()) => return Ok(None),
+        Err(source) => return Err(AgentError::Exchange { socket: socket.display().to_string(), source }),
+        Ok(answer) => answer,
+    };
+    if answer.status != 200 {
+        let reason = serde_json::from_slice::<serde_json::Value>(&answer.body).ok();
+        let reason = reason.and_then(|reason| reason["error"].as_str().map(str::to_owned));
+        return Err(AgentError::Refused(reason.unwrap_or_else(|| format!("status {}", answer.status))));
+    }
+    let report: Report =
+        serde_json::from_slice(&answer.body).map_err(|error| AgentError::NoReport(error.to_string()))?;
+    if report.schema != Report::SCHEMA {
+        let reason = format!("its schema is {}, this version reads {}", report.schema, Report::SCHEMA);
+        return Err(AgentError::NoReport(reason));
+    }
+    Ok(Some(report))
+}
+
+fn text(report: &Report) -> String {
+    let whose =
+        report.node.as_ref().map_or_else(|| "nodes without a record".to_owned(), |n| format!("node {n}"));
+    let mut text = format!("looked at {}\n", seen(&whose, &report.seen));
+    for finding in &report.findings {
+        let subject = format!("{}: {}", finding.outcome, finding.subject);
+        text.push_str(&output::visible(&subject));
+        text.push('\n');
+        for line in &finding.evidence {
+            text.push_str(&format!("  {}\n", output::visible(line)));
+        }
+    }
+    let left = report.findings.iter().filter(|finding| finding.outcome.is_left()).count();
+    let released =
+        report.findings.iter().filter(|finding| finding.outcome == repair::Outcome::Released).count();
+    text + &format!("{released} leaks repaired, {left} left\n")
+}
+
+fn seen(whose: &str, seen: &Seen) -> String {
+    let mut text = format!("{} addresses of {whose} in {} blocks", seen.entries, seen.blocks);
+    if let Some(handles) = seen.handles {
+        text.push_str(&format!(", {handles} handles"));
+    }
+    if let Some(machine) = &seen.machine {
+        text.push_str(&format!(
+            ", {} links, {} addresses with a route, {} network namespaces, {} cached attachments",
+            machine.links, machine.routes, machine.namespaces, machine.cached
+        ));
+        if machine.unseen_processes > 0 {
+            text.push_str(&format!(
+                " (the namespaces of {} processes could not be seen)",
+                machine.unseen_processes
+            ));
+        }
+    }
+    if let Some(endpoints) = seen.endpoints {
+        text.push_str(&format!(", {endpoints} endpoints"));
+    }
+    text
+}
