@@ -4,7 +4,10 @@ use std::net::IpAddr;
 
 use russet_addr::{Family, IpNet, NodeName};
 use russet_ipam::{Allocator, DefaultPool, IpamError};
-use russet_model::{DecodeError, EncapMode, IpPool, Key, Node, NodeBgp, NodeSpec, Resource};
+use russet_model::{
+    ClusterInformation, ClusterInformationSpec, DecodeError, EncapMode, IpPool, Key, Node, NodeBgp, NodeSpec,
+    Resource,
+};
 use russet_store::{Record, Step, Store, StoreError};
 
 use crate::config::{DefaultPools, Encapsulation};
@@ -57,6 +60,24 @@ pub async fn ensure_pools(allocator: &Allocator, defaults: &DefaultPools) -> Res
         tracing::info!(pools = ?created, "default pools created");
     }
     Ok(())
+}
+
+/// Creates the cluster's information where there is none, as calico/node does at its first start: Calico's plugin refuses to work without it
+/// (calico-cni.md section 2.1). One that is there is left alone: it may say that the datastore is locked.
+pub async fn ensure_cluster_information(store: &dyn Store) -> Result<(), BootstrapError> {
+    let cluster_guid = random_uid().replace('-', "");
+    let spec = ClusterInformationSpec {
+        cluster_guid,
+        datastore_ready: Some(true),
+        ..ClusterInformationSpec::default()
+    };
+    let mut information = ClusterInformation::new(ClusterInformationSpec::NAME, spec);
+    stamp(&mut information);
+    let create = Step::create(Key::cluster_information(), information.encode());
+    match store.commit(vec![create]).await.map_err(|failed| failed.error) {
+        Ok(_) | Err(StoreError::AlreadyExists { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Fills what every v3 resource must have when it is created (calico-ipam.md section 1.8).

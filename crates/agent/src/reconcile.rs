@@ -142,7 +142,8 @@ impl Loop {
         let known = if self.config.calico { Known::Keep } else { Known::Replace };
         bootstrap::register(&*self.node.store, &self.node.name, choice, known).await?;
         if self.config.calico {
-            // Calico's plugin refuses to work without it.
+            // Calico's plugin refuses to work without either.
+            bootstrap::ensure_cluster_information(&*self.node.store).await?;
             self.publish(&self.config.paths.calico_nodename_file(), self.node.name.as_str());
         }
         Ok(())

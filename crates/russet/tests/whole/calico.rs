@@ -527,6 +527,8 @@ fn a_chain_of_calico_and_portmap_opens_a_port_and_closes_it_again() {
 fn through_the_agent_the_same_plugin_gives_the_same_endpoint_and_the_pod_is_reached() {
     let mut scene = Scene::new();
     let _api = api(&scene, json!({}));
+    // In a fresh datastore the agent stands in for calico/node.
+    scene.fabric.etcdctl(&["del", &format!("{RESOURCES}/clusterinformations/default")]);
     scene.node.start_agent();
     let pod = scene.node.pod();
     let ask = of_pod(&scene, &pod, "4be1", json!({}));
