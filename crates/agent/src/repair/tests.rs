@@ -52,17 +52,15 @@ impl Clock for TestClock {
     }
 }
 
-impl russet_ipam::Backoff for World {
-    fn wait(&self, _: u32) -> BoxFuture<'_, ()> {
-        Box::pin(pause())
-    }
-}
-
 async fn pause() {
     let mut paused = false;
-    std::future::poll_fn(
-        |_| if std::mem::replace(&mut paused, true) { Poll::Ready(()) } else { Poll::Pending },
-    )
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut paused, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
     .await;
 }
 
@@ -348,4 +346,82 @@ fn the_same_holds_where_handle_and_block_are_written_one_after_the_other() {
         released > usize::try_from(SEEDS).unwrap(),
         "{released} leaks in all: the test does not make any"
     );
+}
+
+/// A store with one leak in it, taken long ago, and who looks at it.
+fn one_leak() -> (Rc<World>, Crew) {
+    let world = World::new(1, true);
+    let request =
+        Request::pod("node-a".parse().unwrap(), "net.c1".parse().unwrap()).with("interface", "eth0");
+    run_alone(world.allocator.auto_assign(&request)).unwrap();
+    world.now.set(world.now.get() + GRACE);
+    let crew = world.crew();
+    (world, crew)
+}
+
+fn both_looks(world: &World, crew: &Crew, between: impl FnOnce(&World)) -> Result<Vec<Finding>, RepairError> {
+    let options = Options { grace: GRACE, dry_run: false };
+    let first = run_alone(crew.look(Reach::OwnBlocks, GRACE))?;
+    assert_eq!(first.leaks.len(), 1);
+    between(world);
+    run_alone(crew.conclude(Reach::OwnBlocks, &first, &BTreeSet::new(), options, PATIENCE))
+}
+
+fn put_node(world: &World, spec: &str) {
+    let key = Key::node(&"node-a".parse().unwrap());
+    let node = format!(r#"{{"kind":"Node","metadata":{{"name":"node-a"}},"spec":{spec}}}"#);
+    run_alone(world.sim.commit(vec![Step::put(key, node.into_bytes())])).unwrap();
+}
+
+#[test]
+fn a_leak_that_both_looks_see_is_released() {
+    let (world, crew) = one_leak();
+    let findings = both_looks(&world, &crew, |_| {}).unwrap();
+    assert_eq!(findings.iter().map(|it| &it.outcome).collect::<Vec<_>>(), [&Outcome::Released]);
+    assert!(world.entries().is_empty());
+}
+
+#[test]
+fn a_node_whose_record_is_written_between_the_looks_may_be_two_machines() {
+    let (world, crew) = one_leak();
+    let error = both_looks(&world, &crew, |world| put_node(world, "{}")).unwrap_err();
+    assert!(matches!(error, RepairError::Rewritten(_)), "{error}");
+    assert_eq!(world.entries().len(), 1);
+}
+
+#[test]
+fn a_node_whose_record_names_another_machine_judges_nothing() {
+    let (world, crew) = one_leak();
+    put_node(&world, r#"{"bgp":{"ipv4Address":"192.0.2.7/24"}}"#);
+    let error = run_alone(crew.look(Reach::OwnBlocks, GRACE)).unwrap_err();
+    assert!(matches!(error, RepairError::Elsewhere { .. }), "{error}");
+}
+
+#[test]
+fn a_second_look_that_cannot_see_the_machine_releases_nothing() {
+    let (world, mut crew) = one_leak();
+    let (looks, real) = (Rc::new(Cell::new(0)), Rc::clone(&crew.sight));
+    crew.sight = Rc::new(move || {
+        looks.set(looks.get() + 1);
+        let (blind, real) = (looks.get() > 1, Rc::clone(&real));
+        Box::pin(async move {
+            if blind {
+                let source = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+                return Err(MachineError::Namespaces { path: "/proc".into(), source }.into());
+            }
+            real().await
+        })
+    });
+    assert!(matches!(both_looks(&world, &crew, |_| {}), Err(RepairError::Machine(_))));
+    assert_eq!(world.entries().len(), 1);
+}
+
+#[test]
+fn what_is_wired_between_the_looks_is_alive() {
+    let (world, crew) = one_leak();
+    let address = world.entries()[0].parse().unwrap();
+    let wire = |world: &World| _ = world.live.borrow_mut().insert("c1".to_owned(), (address, true));
+    let findings = both_looks(&world, &crew, wire).unwrap();
+    assert!(matches!(findings[0].outcome, Outcome::Alive { .. }), "{findings:?}");
+    world.check(1);
 }

@@ -26,7 +26,8 @@ const EXAMPLES: &str = "Examples:
 
 A report lists as leaked what no handle's, endpoint's or node's record names.
 Look at it before you release: pods that Russet wired have no endpoint records.
-Two reports, some time apart, are safer: only what both list is released.";
+Two reports, some time apart, are safer: only what both list is released.
+Safer still, on a node: repair, which also looks at the machine, twice.";
 
 /// `russet ipam`.
 #[derive(Debug, Args)]
