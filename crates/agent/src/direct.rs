@@ -4,8 +4,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use russet_addr::Family;
-use russet_cni_spec::{Call, CniError, CniResult, Request};
-use russet_linux::{FileLock, sysctl};
+use russet_cni_spec::plugin::Outcome;
+use russet_cni_spec::{Call, CniError, CniResult, Request, relay};
+use russet_linux::{FileLock, LockError, sysctl};
 use russet_plugins::{CalicoHost, CalicoNode, RequestLog, Teardown};
 
 use crate::bootstrap::{self, BootstrapError, Known};
@@ -18,40 +19,47 @@ use crate::{stores, underlay};
 /// How long a request may wait for others that work without an agent; runtimes give up after one to four minutes.
 const LOCK_PATIENCE: Duration = Duration::from_secs(45);
 
+/// How long a request waits for the lock before it looks whether an agent has come: that one keeps the lock as long as it lives.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Who carried out a request, and what came of it.
+pub enum Direct {
+    /// We did.
+    Done(Option<CniResult>),
+    /// An agent, which came while the request waited for its turn.
+    HandedOver(Outcome),
+}
+
 /// Carries out `request` of the plugin called `plugin`; `log` is for the runtime's standard error.
 pub async fn direct(
     config: &Config,
     plugin: &str,
     request: &Request,
     log: &RequestLog,
-) -> Result<Option<CniResult>, CniError> {
+) -> Result<Direct, CniError> {
     if russet_plugins::is_ipam(plugin) {
         // It works on no store of this node's, and its caller may be a main plugin that holds the node's lock.
         let host = CalicoHost::new(config.paths.root(), Rc::new(EtcdDatastores::of_request()));
         let result = russet_plugins::run_ipam(&host, request, log).await?;
         History::at(config.paths.history_file()).record(request, result.as_ref());
-        return Ok(result);
+        return Ok(Direct::Done(result));
     }
     let calico = russet_plugins::is_calico(plugin);
     if matches!(request.env.call, Call::Status) && !calico {
         return Err(CniError::not_available("no agent is running on this node", "start `russet agent`"));
     }
-    let busy = |error: russet_linux::LockError| {
-        CniError::try_again_later(
-            "the node is busy with another request, or an agent has just started",
-            error,
-        )
-    };
     crate::config::private_dir(&config.paths.run_dir())
         .map_err(|e| CniError::io("make the run directory", e))?;
-    let _lock =
-        FileLock::exclusive(config.paths.node_lock(), Instant::now() + LOCK_PATIENCE).map_err(busy)?;
+    let _lock = match turn(config, plugin, request)? {
+        Turn::Ours(lock) => lock,
+        Turn::Agents(outcome) => return Ok(Direct::HandedOver(outcome)),
+    };
     if calico {
         // Its datastore is the configuration's, and who this node is, too.
         let host = CalicoHost::new(config.paths.root(), Rc::new(EtcdDatastores::of_request()));
         let result = russet_plugins::run_calico(&CalicoNode::of_request(host), request, log).await?;
         History::at(config.paths.history_file()).record(request, result.as_ref());
-        return Ok(result);
+        return Ok(Direct::Done(result));
     }
     let opened = stores::open(&config.paths, &config.store)
         .await
@@ -73,7 +81,31 @@ pub async fn direct(
     }
     let result = russet_plugins::run(&node, plugin, request, log).await?;
     History::at(config.paths.history_file()).record(request, result.as_ref());
-    Ok(result)
+    Ok(Direct::Done(result))
+}
+
+/// Whose turn it is.
+enum Turn {
+    Ours(FileLock),
+    Agents(Outcome),
+}
+
+/// Waits for the node's lock, or for an agent that has it.
+fn turn(config: &Config, plugin: &str, request: &Request) -> Result<Turn, CniError> {
+    let began = Instant::now();
+    loop {
+        let error = match FileLock::exclusive(config.paths.node_lock(), Instant::now() + LOOK_INTERVAL) {
+            Ok(lock) => return Ok(Turn::Ours(lock)),
+            Err(error) => error,
+        };
+        let waits = matches!(error, LockError::Timeout { .. });
+        if waits && let Some(outcome) = relay::hand_over(plugin, request, began.elapsed())? {
+            return Ok(Turn::Agents(outcome));
+        }
+        if !waits || began.elapsed() > LOCK_PATIENCE {
+            return Err(CniError::try_again_later("the node is busy with other requests", error));
+        }
+    }
 }
 
 /// Lets the node forward what its pods send, on the families that have a pool. With an agent the overlay does this.

@@ -14,6 +14,8 @@ use russet_cni_spec::{Call, CniResult, Request};
 use russet_model::time;
 use serde::{Deserialize, Serialize};
 
+use crate::config::private_dir;
+
 /// The history of one node. Two files take turns: the older one goes when the newer one is full.
 #[derive(Debug)]
 pub struct History {
@@ -187,6 +189,8 @@ fn older(path: &Path) -> PathBuf {
 
 impl Writer {
     fn open(path: &Path) -> io::Result<Self> {
+        // Nobody else makes it where the store is elsewhere.
+        path.parent().map_or(Ok(()), private_dir)?;
         let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
         let size_bytes = file.metadata()?.len();
         Ok(Self { file, size_bytes })
@@ -211,7 +215,7 @@ mod tests {
 
     fn history() -> (tempfile::TempDir, History) {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("history");
+        let path = dir.path().join("state/history");
         (dir, History::at(path))
     }
 

@@ -33,7 +33,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{JoinSet, LocalSet};
 
 pub use config::{Config, DEFAULT_HEALTH, DefaultPools, Encapsulation, Paths, SettingError, StoreLocation};
-pub use direct::direct;
+pub use direct::{Direct, direct};
 pub use health::{Condition, Readiness};
 pub use history::{History, Tenure};
 pub use russet_plugins::RequestLog;
@@ -108,6 +108,7 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
     let local = LocalSet::new();
     local
         .run_until(async {
+            reaper::newborn(&node).await;
             let mut background = JoinSet::new();
             let repairs = Rc::new(Repairs::new(crew(&config, &node), Rc::clone(&operations), metrics.clone()));
             background.spawn_local(Rc::clone(&repairs).serve(repair_jobs));

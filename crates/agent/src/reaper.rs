@@ -34,3 +34,13 @@ pub async fn run(node: Node, doomed: Rc<Notify>, metrics: Metrics) {
         tokio::time::sleep(GATHER).await;
     }
 }
+
+/// At start, before any request: what an agent or a plugin left that was killed at the birth of an interface. We have the node's lock, so that nobody
+/// else is at it now.
+pub async fn newborn(node: &Node) {
+    match node.wiring.reap_newborn().await {
+        Ok(0) => {}
+        Ok(links) => tracing::info!(links, "interfaces removed that killed requests had left unfinished"),
+        Err(error) => tracing::warn!(%error, "interfaces that killed requests left cannot be looked for"),
+    }
+}

@@ -1,6 +1,6 @@
 //! Takes an interface down from whatever state it is in: whole, half-built, already doomed, its namespace gone.
 //!
-//! Only links whose alias names the container and interface are touched. Deferred removal answers at once: the
+//! Only links whose alias names the container and interface are touched, and what a killed ADD of theirs left without one. Deferred removal answers at once: the
 //! kernel drops routes and neighbours of a link that goes down, both ends get doomed names, so that the next ADD of
 //! the same pod finds its own free, and [`reap`](crate::reap) deletes the group later (DESIGN section 7). A failing
 //! part never keeps the others from being done.
@@ -92,6 +92,9 @@ pub fn detach(host: &mut Socket, what: &Detachment, netns: Option<&NetNs>) -> Re
     if let Some(pod) = pod.as_mut().filter(|_| what.may_have_rules()) {
         errors.note(rules::remove(&mut pod.socket, &what.ifname));
     }
+    if links.is_empty() {
+        errors.note(delete_newborn(host, what, pod_link.as_ref()));
+    }
     if links.is_empty() && what.dialect == Dialect::Calico {
         errors.note(delete_calicos(host, pod.as_mut()));
     }
@@ -161,6 +164,24 @@ fn find(host: &mut Socket, what: &Detachment, pod: Option<&Link>) -> Result<Vec<
     let mut links = host.links()?;
     links.retain(ours);
     Ok(links)
+}
+
+/// What an ADD left that was killed before it could write its owner on the link: known by its other end in the pod, or by a name that no other pod's
+/// interface has. It has no owner by which a reaper would know it, and so goes at once.
+fn delete_newborn(host: &mut Socket, what: &Detachment, pod: Option<&Link>) -> Result<(), NetlinkError> {
+    let peer = match pod.and_then(|pod| Some((pod, pod.link?))) {
+        Some((pod, index)) => inspect::by_index(host, index)?.filter(|link| inspect::is_pair(link, pod)),
+        None => None,
+    };
+    // Calico's names are those of pods, and the pod's next sandbox may just be coming.
+    let named = match &what.host_name {
+        Some(name) if what.dialect == Dialect::Native => inspect::by_name(host, name)?,
+        _ => None,
+    };
+    match [peer, named].into_iter().flatten().find(inspect::is_newborn) {
+        Some(link) => delete(host, link.index),
+        None => Ok(()),
+    }
 }
 
 /// What Calico's own plugin does: deletes the pod's interface (calico-cni.md section 3.6). Only where its other end

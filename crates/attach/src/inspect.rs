@@ -1,11 +1,15 @@
 //! Reading links: absence is an answer, and an alias is an owner.
 
-use russet_addr::IfName;
+use russet_addr::{IfName, Mac};
 use russet_linux::{NetNs, NetNsError};
 use russet_netlink::{Link, NetlinkError, Socket};
 
 use crate::owner::Owner;
 use crate::{DOOMED_GROUP, naming};
+
+/// The group in which veths are born. Creation cannot set the alias, so a process that dies between creation and
+/// naming the owner leaves a link of this group, which is known as nobody's and ours to remove.
+pub(crate) const NEWBORN_GROUP: u32 = DOOMED_GROUP - 1;
 
 /// The link called `name`, when there is one.
 pub(crate) fn by_name(socket: &mut Socket, name: &IfName) -> Result<Option<Link>, NetlinkError> {
@@ -46,4 +50,12 @@ pub(crate) fn is_own(netns: &NetNs) -> Result<bool, NetNsError> {
 /// Whether the link only waits for its deletion.
 pub(crate) fn is_doomed(link: &Link) -> bool {
     link.group == DOOMED_GROUP && naming::is_doomed(&link.name) && owner(link).is_some()
+}
+
+/// Whether the link was created and its owner not yet written on it.
+pub(crate) fn is_newborn(link: &Link) -> bool {
+    link.group == NEWBORN_GROUP
+        && link.alias.is_none()
+        && link.mac == Some(Mac::GATEWAY)
+        && link.kind.as_deref() == Some("veth")
 }

@@ -28,7 +28,7 @@ pub use owner::{Owner, OwnerError};
 pub use plan::{
     Op, PermanentNeighbour, Plan, PlannedRoute, Setting, Side, SourceRule, Step, Via, When, plan,
 };
-pub use reap::{OwnedLink, Reaped, list, reap};
+pub use reap::{OwnedLink, Reaped, list, reap, reap_newborn};
 
 /// The group that links which wait for their deletion are in (DESIGN section 10).
 pub const DOOMED_GROUP: u32 = 7273;

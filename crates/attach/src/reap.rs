@@ -1,6 +1,6 @@
 //! Deletes, all at once, what deferred removals left; and lists what is ours.
 //!
-//! The agent calls both: `reap` a moment after a DEL and at its start, `list` for GC and `russet owned`.
+//! The agent calls all: `reap` a moment after a DEL and at its start, `reap_newborn` at its start, `list` for GC and `russet owned`.
 
 use russet_netlink::{Batch, Link, LinkDel, NetlinkError, Socket};
 
@@ -54,4 +54,13 @@ pub fn reap(host: &mut Socket) -> Result<Reaped, NetlinkError> {
     }
     let foreign = foreign.into_iter().map(|link| link.name).collect();
     Ok(Reaped { count: ours.len(), foreign })
+}
+
+/// Deletes what ADDs left that were killed before they could write an owner on their link, and tells how many. Only for whoever knows that no ADD is
+/// under way on the node.
+pub fn reap_newborn(host: &mut Socket) -> Result<usize, NetlinkError> {
+    let mut newborn = host.links()?;
+    newborn.retain(inspect::is_newborn);
+    newborn.iter().try_for_each(|link| detach::delete(host, link.index))?;
+    Ok(newborn.len())
 }

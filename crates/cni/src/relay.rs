@@ -109,23 +109,47 @@ fn run(plugin: &str, executable: Executable) -> Result<Outcome, CniError> {
 }
 
 fn relay(plugin: &str, request: Request, executable: Executable) -> Result<Outcome, CniError> {
+    let needs_agent = request.env.verb() == Verb::Status && !CALICO.contains(&plugin);
+    match ask(plugin, &request, Duration::ZERO)? {
+        Asked::Answered(outcome) => Ok(outcome),
+        Asked::Nobody(error) if needs_agent => Err(error),
+        Asked::Nobody(_) => Err(direct::exec(plugin, &request, executable)),
+    }
+}
+
+/// For [`DIRECT_COMMAND`], which may find that an agent has come: hands it the request. None while nobody listens. The runtime has `waited` so long
+/// already.
+pub fn hand_over(plugin: &str, request: &Request, waited: Duration) -> Result<Option<Outcome>, CniError> {
+    match ask(plugin, request, waited)? {
+        Asked::Answered(outcome) => Ok(Some(outcome)),
+        Asked::Nobody(_) => Ok(None),
+    }
+}
+
+/// What became of a question to the agent that was not lost on the way.
+enum Asked {
+    Answered(Outcome),
+    /// There is no agent; the error is for those that need one.
+    Nobody(CniError),
+}
+
+fn ask(plugin: &str, request: &Request, waited: Duration) -> Result<Asked, CniError> {
     let verb = request.env.verb();
     let socket = path_setting(&request.config, "agent_socket")?.unwrap_or_else(|| DEFAULT_SOCKET.into());
     let calico = CALICO.contains(&plugin);
-    let deadline = deadline(verb, calico);
+    let deadline = deadline(verb, calico).saturating_sub(waited);
     let mut env = request.env.vars.clone();
     if calico {
         env.extend(request.env.overrides.iter().map(|(key, value)| (key.to_owned(), value.to_owned())));
     }
     let message = RelayRequest { plugin: plugin.to_owned(), env, config: request.stdin.clone(), deadline };
     match http::post(&socket, HTTP_PATH, &message.encode(), deadline + GRACE) {
-        Ok(response) => response.into_outcome(verb),
-        Err(http::Failure::Connect(error))
-            if (calico || verb != Verb::Status) && nobody_listens(error.kind()) =>
-        {
-            Err(direct::exec(plugin, &request, executable))
+        Ok(response) => response.into_outcome(verb).map(Asked::Answered),
+        Err(failure) => {
+            let nobody = matches!(&failure, http::Failure::Connect(error) if nobody_listens(error.kind()));
+            let error = unanswered(verb, &socket, failure);
+            if nobody { Ok(Asked::Nobody(error)) } else { Err(error) }
         }
-        Err(failure) => Err(unanswered(verb, &socket, failure)),
     }
 }
 

@@ -86,6 +86,11 @@ impl Wiring {
         self.run(|socket| russet_attach::reap(socket).map_err(listing)).await
     }
 
+    /// Deletes what killed ADDs left without an owner; no ADD may be under way.
+    pub async fn reap_newborn(&self) -> Result<usize, CniError> {
+        self.run(|socket| russet_attach::reap_newborn(socket).map_err(listing)).await
+    }
+
     /// Raises a pod's loopback.
     pub async fn loopback_up(&self, netns: NetNs) -> Result<(), CniError> {
         let failed = |error| CniError::new(failure::WIRING, "lo cannot be raised", error);

@@ -6,11 +6,11 @@ use russet_addr::{IpNet, Mac};
 use russet_netlink::{Batch, Link, LinkAdd, LinkDel, LinkSet, NetlinkError, Peer, Scope};
 
 use super::AttachCause;
-use super::obstacle::{self, InTheWay, NEWBORN_GROUP, Verdict};
+use super::obstacle::{self, InTheWay, Verdict};
 use super::record::Reversal;
 use super::run::{Ends, Run, open_in};
 use crate::detach;
-use crate::inspect;
+use crate::inspect::{self, NEWBORN_GROUP};
 use crate::plan::Side;
 use crate::rules;
 

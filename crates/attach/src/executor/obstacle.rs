@@ -1,6 +1,5 @@
 //! What to do about a name that is taken: pure, from what the links on both sides look like.
 
-use russet_addr::Mac;
 use russet_netlink::Link;
 
 use super::AttachCause;
@@ -42,10 +41,6 @@ pub(super) enum Verdict {
     Refuse(AttachCause),
 }
 
-/// The group in which veths are born. Creation cannot set the alias, so a process that dies between creation and
-/// naming the owner leaves a link of this group, which is known as nobody's and ours to remove.
-pub(super) const NEWBORN_GROUP: u32 = crate::DOOMED_GROUP - 1;
-
 /// Decides. The pod's side comes first: an interface that somebody else put there must keep its host end, even
 /// where that has the name we want.
 pub(super) fn judge(plan: &Plan, found: InTheWay, netns: &std::path::Path) -> Verdict {
@@ -67,7 +62,7 @@ fn judge_pod(plan: &Plan, pod: Link, peer: Option<Link>, netns: &std::path::Path
         return Verdict::Reuse { host, pod };
     }
     // Calico replaces whatever has the host end's name (calico-cni.md section 3.3, step 1).
-    if ours || is_newborn(&host) || (named && plan.dialect == Dialect::Calico) {
+    if ours || inspect::is_newborn(&host) || (named && plan.dialect == Dialect::Calico) {
         return Verdict::Remove { host, pod: Some(pod) };
     }
     Verdict::Refuse(refused)
@@ -81,14 +76,9 @@ fn judge_host(plan: &Plan, host: Link) -> Verdict {
         }
         // The same pod's sandbox before this one: host ends are named after pods.
         Some(_) => Verdict::Remove { host, pod: None },
-        None if is_newborn(&host) || plan.dialect == Dialect::Calico => Verdict::Remove { host, pod: None },
+        None if inspect::is_newborn(&host) || plan.dialect == Dialect::Calico => {
+            Verdict::Remove { host, pod: None }
+        }
         None => Verdict::Refuse(AttachCause::ForeignLink(plan.host_name.clone())),
     }
-}
-
-fn is_newborn(host: &Link) -> bool {
-    host.group == NEWBORN_GROUP
-        && host.alias.is_none()
-        && host.mac == Some(Mac::GATEWAY)
-        && host.kind.as_deref() == Some("veth")
 }

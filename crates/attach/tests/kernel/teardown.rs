@@ -1,6 +1,8 @@
 //! DEL from every state, the reaper, and what belongs to whom.
 
-use russet_attach::{DOOMED_GROUP, Detachment, Removal, Step, check, detach, detach_owned, list, reap};
+use russet_attach::{
+    DOOMED_GROUP, Detachment, Removal, Step, check, detach, detach_owned, list, reap, reap_newborn,
+};
 use russet_linux::NetNs;
 use russet_testkit::{eventually, run};
 
@@ -37,6 +39,37 @@ fn a_deferred_del_cuts_the_pod_off_and_frees_its_names() {
         assert_eq!((reaped.count, reaped.foreign.len()), (1, 0));
         assert_eq!(links(Some("a")), ["eth0", "lo"]);
         ping("b", "fd00::1");
+    });
+}
+
+/// What an ADD leaves that is killed right after it made the veth: a link that says only that it is newborn.
+fn give_birth(netns: &str) {
+    let make = ["link", "add", "russa4fc3c48bd8", "address", "ee:ee:ee:ee:ee:ee", "group", "7272"];
+    run("ip", &[&make[..], &["type", "veth", "peer", "name", "eth0", "netns", netns]].concat());
+}
+
+#[test]
+#[ignore = "kernel: root"]
+fn what_an_add_left_that_was_killed_at_birth_goes_with_del_and_at_the_agents_start() {
+    on_a_node(|node| {
+        let (pod, other) = (namespace("p"), namespace("other"));
+        let wanted = attachment("c1", "web-0", &["10.1.0.1"]);
+        let what = detachment(&wanted, Removal::Deferred);
+        let by_pod = Detachment { host_name: None, ..what.clone() };
+        for (what, netns) in [(&what, None), (&by_pod, Some(&pod))] {
+            give_birth("p");
+            detach(&mut node.socket, what, netns).unwrap();
+            assert_eq!((links(None).len(), links(Some("p"))), (1, vec!["lo".to_owned()]));
+        }
+        // Another pod's.
+        give_birth("p");
+        detach(&mut node.socket, &by_pod, Some(&other)).unwrap();
+        assert_eq!(links(None).len(), 2);
+        let bystander = attachment("c2", "b", &["10.1.0.2"]);
+        node.attach(&bystander, &other);
+        assert_eq!(reap_newborn(&mut node.socket).unwrap(), 1);
+        assert_eq!(links(Some("p")), ["lo"]);
+        assert_eq!(check(&bystander, &mut node.socket, &other).unwrap(), []);
     });
 }
 

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use russet_agent::RequestLog;
+use russet_agent::{Direct, RequestLog};
 use russet_cni_spec::plugin::{Outcome, finish, prepare_process};
 use russet_cni_spec::relay::DIRECT_PLUGIN;
 use russet_cni_spec::{CniError, Prepared, Request};
@@ -25,7 +25,11 @@ fn answer(args: NodeArgs) -> Result<Outcome, CniError> {
             // An older plugin does not say which one it is.
             let plugin = std::env::var(DIRECT_PLUGIN).unwrap_or_else(|_| request.config.kind.clone());
             let log = RequestLog::new(&plugin);
-            let done = work(args, &plugin, &request, &log).map_err(|error| error.in_version(version));
+            let done = match work(args, &plugin, &request, &log) {
+                Ok(Direct::HandedOver(outcome)) => return Ok(outcome),
+                Ok(Direct::Done(result)) => Ok(result),
+                Err(error) => Err(error.in_version(version)),
+            };
             Ok(Outcome { stderr: log.text(), ..done.into() })
         }
     }
@@ -36,7 +40,7 @@ fn work(
     plugin: &str,
     request: &Request,
     log: &RequestLog,
-) -> Result<Option<russet_cni_spec::CniResult>, CniError> {
+) -> Result<Direct, CniError> {
     // Several nodes on one machine are told apart by their root, and a runtime sets no flags.
     if let Some(root) = request.config.settings.get("root").and_then(|root| root.as_str()) {
         args.root = root.into();

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use russet_testkit::eventually;
+use serde_json::json;
 
-use crate::node::{PATIENCE, TestNode};
+use crate::node::{PATIENCE, TestNode, TestPod};
 
 const ROUNDS: usize = 20;
 const PODS: usize = 50;
@@ -45,6 +46,32 @@ fn an_add_repeated_gives_the_same_address_and_a_del_may_be_repeated() {
         assert_eq!(node.del(&pod).status, 0);
     }
     eventually(PATIENCE, || node.links().is_empty());
+}
+
+/// Whether a plugin that found no agent is at work for the pod.
+fn works_directly(pod: &TestPod) -> bool {
+    let container = format!("CNI_CONTAINERID={}", pod.container);
+    let has = |path: std::path::PathBuf, word: &str| {
+        let text = std::fs::read(path).unwrap_or_default();
+        text.split(|byte| *byte == 0).any(|found| found == word.as_bytes())
+    };
+    let mut processes = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    processes.any(|path| has(path.join("cmdline"), "cni-direct") && has(path.join("environ"), &container))
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn a_request_that_waits_for_the_nodes_lock_is_handed_to_the_agent_that_has_come() {
+    let mut node = TestNode::start(&[]);
+    let (pod, socket) = (node.pod(), node.path("late.sock"));
+    std::thread::scope(|scope| {
+        // The agent has the lock, and seems not to listen yet.
+        let add = scope.spawn(|| node.verb("ADD", &pod, "eth0", json!({ "agent_socket": socket })));
+        eventually(PATIENCE, || works_directly(&pod));
+        std::os::unix::fs::symlink(node.path("run/russet/cni.sock"), &socket).unwrap();
+        assert_eq!(add.join().unwrap().addresses().len(), 2);
+    });
+    assert_eq!(node.allocated(), 2);
 }
 
 #[test]
