@@ -223,14 +223,17 @@ impl Auditor {
     /// Blocks are in the order of their addresses, the larger first: those that hold the present one are on the stack.
     fn overlaps(&mut self) {
         let mut around: Vec<BlockCidr> = Vec::new();
+        let mut found = Vec::new();
         for &block in self.blocks.keys() {
             while around.pop_if(|outer| !outer.net().contains(&block.net())).is_some() {}
             if let Some(&outer) = around.last() {
                 self.shared.extend([outer, block]);
-                self.audit.findings.push(Finding::Overlap { block, other: outer });
+                found.push(Finding::Overlap { block, other: outer });
             }
             around.push(block);
         }
+        // Worse than what could not be read, which was found before.
+        self.audit.findings.splice(..0, found);
     }
 
     /// Looks at a block of [`doubts`](Self::doubts) again. What has changed meanwhile is no longer wrong.
