@@ -2,7 +2,9 @@
 //!
 //! A benchmark answers with what it [found](Printed); this module prints it, as a table or as JSON.
 
+mod calico;
 mod cni;
+mod inside;
 mod ipam;
 mod quiet;
 mod report;
@@ -46,7 +48,11 @@ trait Printed: fmt::Display {
 /// None when the benchmark started itself again, and the report has been printed there.
 type Found = Option<Box<dyn Printed>>;
 
-const BENCHES: &[Bench] = &[Bench { name: "cni", run: cni::run }, Bench { name: "ipam", run: ipam::run }];
+const BENCHES: &[Bench] = &[
+    Bench { name: "cni", run: cni::run },
+    Bench { name: "ipam", run: ipam::run },
+    Bench { name: "calico", run: calico::run },
+];
 
 /// Below this many rounds the order of a lucky shuffle shows.
 const MIN_ROUNDS: u32 = 5;

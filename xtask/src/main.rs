@@ -33,7 +33,7 @@ usage: cargo xtask COMMAND
   soak                                   2,000 seeds of each kind of simulated cluster
 
 layers: format lint unit sim budget kernel program
-benches: cni ipam
+benches: cni ipam calico
 ";
 
 enum Command {

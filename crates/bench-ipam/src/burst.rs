@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use russet_addr::ContainerId;
 use russet_model::HandleId;
 use russet_store::BoxFuture;
 use tokio::task::JoinSet;
@@ -81,12 +82,16 @@ impl Pod {
         format!("web-7d4b9c6f5d-{:05x}", self.0)
     }
 
-    /// As long as containerd's: the network's name and 64 hexadecimal digits.
-    pub fn handle(self) -> Result<HandleId> {
+    /// As long as containerd's: 64 hexadecimal digits.
+    pub fn container(self) -> Result<ContainerId> {
         // Digits as random ones are: an odd factor takes no two numbers to the same.
         let digits = (0..4).map(|word| self.0.wrapping_add(word).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let container: String = digits.map(|word| format!("{word:016x}")).collect();
-        Ok(HandleId::new(format!("k8s-pod-network.{container}"))?)
+        Ok(digits.map(|word| format!("{word:016x}")).collect::<String>().parse()?)
+    }
+
+    /// The network's name and the container's ID.
+    pub fn handle(self) -> Result<HandleId> {
+        Ok(HandleId::new(format!("k8s-pod-network.{}", self.container()?))?)
     }
 }
 

@@ -2,8 +2,10 @@
 //! 4.2 to 4.4): each read and each transaction where it stands there, one record a request, real blocks, real compare-and-swap, its retries.
 //!
 //! It is not the Go program. In Go's favour: no process is started, blocks are decoded by our code, the host lock is a mutex of this process and
-//! not an flock(2), the Namespace that 3.31 asks Kubernetes for is not asked for, and nothing of the main plugin is replayed. Only what warm ADDs
-//! need is here: a node without room in a block of its own is an error. The simulator's model of the Go allocator has the rest, without a clock.
+//! not an flock(2), the Namespace that 3.31 asks Kubernetes for is not asked for. Only what warm ADDs need is here: a node without room in a block of
+//! its own is an error. The simulator's model of the Go allocator has the rest, without a clock. What the main plugin asks around it is in `plugin`.
+
+mod plugin;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -24,6 +26,7 @@ use crate::Result;
 use crate::burst::{Caller, Pod};
 use crate::counted::{Counted, Counts};
 use crate::stage::{GO_NODE, Place};
+pub use plugin::Calico;
 
 /// What differs between the variants.
 #[derive(Clone, Copy)]
@@ -82,16 +85,26 @@ impl Go {
         manner: Manner,
         count: usize,
     ) -> Result<Vec<Rc<dyn Caller>>> {
+        let all = Self::processes(&place.settings()?, counts, manner, count)?;
+        Ok(all.into_iter().map(|one| Rc::new(one) as Rc<dyn Caller>).collect())
+    }
+
+    fn processes(
+        settings: &Settings,
+        counts: &Rc<Counts>,
+        manner: Manner,
+        count: usize,
+    ) -> Result<Vec<Self>> {
         let lock = manner.locks.then(|| Rc::new(Mutex::new(())));
-        let caller = || {
-            let settings = place.settings()?;
+        let process = || {
+            let settings = settings.clone();
             let reach = match manner.connects {
                 true => Reach::Anew { settings, counts: Rc::clone(counts) },
                 false => Reach::Kept(connect(settings, counts)?),
             };
-            Ok(Rc::new(Self { reach, node: node()?, lock: lock.clone() }) as Rc<dyn Caller>)
+            Ok(Self { reach, node: node()?, lock: lock.clone() })
         };
-        (0..count).map(|_| caller()).collect()
+        (0..count).map(|_| process()).collect()
     }
 
     /// Section 4.2 step 1: the client comes before the lock.
@@ -334,7 +347,7 @@ mod tests {
     /// One caller on a filled simulated store, and what it asks for.
     async fn caller() -> (Go, Rc<Counts>) {
         let store: Rc<dyn Store> = Rc::new(Sim::atomic(1));
-        stage::fill(&store).await.unwrap();
+        stage::fill(&store, &[GO_NODE]).await.unwrap();
         let counts = Rc::new(Counts::default());
         let reach = Reach::Kept(Rc::new(Counted::new(store, &counts)));
         (Go { reach, node: node().unwrap(), lock: None }, counts)

@@ -3,8 +3,11 @@
 //! Started with `DIRECTORY SYNC_DELAY_US PLAIN_URL SLOW_URL`: where the embedded stores go, how much slower the slow disk is, and the two
 //! etcds. A line `sample IMPL DISK CALLERS` is answered with a line of JSON: the time of a burst of ADDs and of the burst of DELs after it,
 //! with the commits, reads and syncs that each took. `probe STORE DISK` measures a small commit. It ends with its stdin.
+//!
+//! Started with `calico URL` it is the worker of `cargo xtask bench calico`; see `calico`.
 
 mod burst;
+mod calico;
 mod counted;
 mod go;
 mod russet;
@@ -57,16 +60,25 @@ fn main() -> ExitCode {
 
 fn run() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [directory, delay_us, plain, slow] = arguments.as_slice() else {
-        return Err("wanted: DIRECTORY SYNC_DELAY_US PLAIN_URL SLOW_URL".into());
-    };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(LocalSet::new().run_until(async {
-        let stage = Stage::set(directory.as_ref(), delay_us.parse()?, plain, slow).await?;
-        let mut worker = Worker { stage, subjects: Vec::new(), pods: Pod::first() };
-        for line in io::stdin().lock().lines() {
-            let answer = worker.answer(&line?).await?;
-            writeln!(io::stdout(), "{answer}")?;
+        match arguments.as_slice() {
+            [name, url] if name == "calico" => {
+                let mut worker = calico::Worker::new(url)?;
+                for line in io::stdin().lock().lines() {
+                    let answer = worker.answer(&line?).await?;
+                    writeln!(io::stdout(), "{answer}")?;
+                }
+            }
+            [directory, delay_us, plain, slow] => {
+                let stage = Stage::set(directory.as_ref(), delay_us.parse()?, plain, slow).await?;
+                let mut worker = Worker { stage, subjects: Vec::new(), pods: Pod::first() };
+                for line in io::stdin().lock().lines() {
+                    let answer = worker.answer(&line?).await?;
+                    writeln!(io::stdout(), "{answer}")?;
+                }
+            }
+            _ => return Err("wanted: DIRECTORY SYNC_DELAY_US PLAIN_URL SLOW_URL, or calico URL".into()),
         }
         Ok(())
     }))

@@ -61,7 +61,7 @@ impl Stage {
             let etcd = Engine::Etcd { store, url: url.to_owned() };
             for (store_name, engine) in [("embedded", Engine::Embedded(embedded)), ("etcd", etcd)] {
                 let place = Place { store_name, disk, engine };
-                fill(&place.store()).await?;
+                fill(&place.store(), &[RUSSET_NODE, GO_NODE]).await?;
                 places.push(Rc::new(place));
             }
         }
@@ -140,19 +140,19 @@ impl Place {
     }
 }
 
-/// Makes a store a cluster's.
-pub async fn fill(store: &Rc<dyn Store>) -> Result<()> {
+/// Makes a store a cluster's, whose nodes have pods already.
+pub async fn fill(store: &Rc<dyn Store>, nodes: &[&str]) -> Result<()> {
     let allocator = Allocator::new(Rc::clone(store), Rc::new(SystemClock));
     let pool = DefaultPool {
         name: "default-ipv4-ippool".into(),
         cidr: POOL.parse()?,
-        vxlan_mode: EncapMode::Always,
+        vxlan_mode: EncapMode::Never,
         nat_outgoing: true,
     };
     allocator.ensure_pools(&[pool]).await?;
     let config = Step::put(Key::ipam_config(), IpamConfig::default().encode());
     store.commit(vec![config]).await.map_err(|error| error.error)?;
-    for name in [RUSSET_NODE, GO_NODE] {
+    for name in nodes.iter().copied() {
         let node: NodeName = name.parse()?;
         let mut record = Node::new(name, NodeSpec::default());
         record.metadata.labels.insert("kubernetes.io/hostname".into(), name.into());

@@ -5,17 +5,16 @@
 //! namespaces go all at once at the round's end, so that no sample runs beside the teardown of another. Everything
 //! happens in network and mount namespaces made for the benchmark, each implementation on a node of its own.
 
-mod agent;
-mod caller;
+pub(super) mod agent;
+pub(super) mod caller;
 mod direct;
 mod floor;
 mod go;
-mod scratch;
-mod subject;
+pub(super) mod scratch;
+pub(super) mod subject;
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::time::SystemTime;
 
 use crate::artifacts::{self, Profile};
@@ -25,9 +24,9 @@ use crate::bench::cni::subject::{Binaries, Subject};
 use crate::bench::quiet::Quiet;
 use crate::bench::report::{Goal, Report};
 use crate::bench::shuffle::Shuffler;
-use crate::bench::{Found, Options};
+use crate::bench::{Found, Options, inside};
 use crate::error::{Error, Result};
-use crate::{packages, process};
+use crate::packages;
 
 /// Samples of a single ADD and DEL that each implementation gives in a round.
 const SINGLES: usize = 15;
@@ -75,30 +74,8 @@ pub fn run(options: &Options) -> Result<Found> {
     }
     match &options.inside {
         Some(directory) => Ok(Some(Box::new(measure(options, directory)?))),
-        None => enter(options).map(|()| None),
+        None => inside::enter(options, || build(options)).map(|()| None),
     }
-}
-
-fn enter(options: &Options) -> Result<()> {
-    if !packages::is_root() {
-        return Err(Error::Found("bench cni makes network namespaces: it needs root".to_owned()));
-    }
-    if !options.no_build {
-        build(options)?;
-    }
-    let directory = artifacts::target_dir().join("bench/cni");
-    // What a killed run left; that there is nothing is the usual case.
-    let _ = fs::remove_dir_all(&directory);
-    fs::create_dir_all(&directory).map_err(Error::io(format!("create {}", directory.display())))?;
-    let program = std::env::current_exe().map_err(Error::io("find this program"))?;
-    let mut unshare = Command::new("unshare");
-    unshare.args(["--net", "--mount", "--propagation", "private"]).arg(program);
-    let done = process::run(unshare.args(options.inside_arguments(&directory)));
-    match &done {
-        Ok(()) => _ = fs::remove_dir_all(&directory),
-        Err(_) => eprintln!("what it wrote stays in {}", directory.display()),
-    }
-    done
 }
 
 fn build(options: &Options) -> Result<()> {

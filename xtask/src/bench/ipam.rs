@@ -4,9 +4,9 @@
 //! The work is done by crates/bench-ipam, one burst at a time; this side starts it and the etcds, decides the order, and reports. Within a
 //! round all implementations take turns in shuffled order. A burst is 32 addresses for 32 pods, on a node that has 16 pods already.
 
-mod etcd;
+pub(super) mod etcd;
 mod findings;
-mod worker;
+pub(super) mod worker;
 
 use std::fs;
 use std::path::Path;
@@ -29,6 +29,7 @@ const TURNS: u32 = 4;
 /// How much longer a sync takes on the slow disk: edge flash.
 const SYNC_DELAY_US: u64 = 5000;
 
+const LOOPBACK: &str = "127.0.0.1";
 const PLAIN: &str = "plain";
 const SLOW: &str = "slow";
 const DISKS: [&str; 2] = [PLAIN, SLOW];
@@ -104,10 +105,13 @@ pub fn run(options: &Options) -> Result<Found> {
 
 fn measure(options: &Options, directory: &Path) -> Result<Findings> {
     let [plain, slow] = etcd::free_ports()?;
-    let plain = Etcd::start(&directory.join(PLAIN), plain, None)?;
-    let slow = Etcd::start(&directory.join(SLOW), slow, Some(SYNC_DELAY_US))?;
+    let plain = Etcd::start(&directory.join(PLAIN), LOOPBACK, plain, None)?;
+    let slow = Etcd::start(&directory.join(SLOW), LOOPBACK, slow, Some(SYNC_DELAY_US))?;
     let binary = artifacts::dynamic_path("russet-bench-ipam", Profile::Release);
-    let worker = Worker::start(&binary, directory, SYNC_DELAY_US, [&plain.url, &slow.url])?;
+    // The etcd on the plain disk comes first.
+    let delay_us = SYNC_DELAY_US.to_string();
+    let arguments = [directory.as_ref(), delay_us.as_ref(), plain.url.as_ref(), slow.url.as_ref()];
+    let worker = Worker::start(&binary, &arguments)?;
     let seed = SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
     let (cases, findings) = (cases(options), Findings::default());
     let mut run = Run { worker, cases, shuffler: Shuffler::new(seed), quiet: Quiet::default(), findings };

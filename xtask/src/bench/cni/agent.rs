@@ -15,11 +15,16 @@ use crate::bench::cni::subject::{Binaries, Subject};
 use crate::error::{Error, Result};
 use crate::process;
 
-/// A running agent; it ends with this value.
+/// An agent as a subject of this benchmark.
 pub struct Agent {
-    process: Child,
+    running: Running,
     plugin: PathBuf,
     config: String,
+}
+
+/// A running agent; it ends with this value.
+pub struct Running {
+    process: Child,
 }
 
 /// The group of links that a DEL has left to the agent (DESIGN section 10).
@@ -34,17 +39,28 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(10);
 impl Agent {
     pub fn start(binaries: &Binaries, root: &Path) -> Result<Self> {
         write_settings(root, "10.244.0.0/16")?;
-        let socket = root.join("run/russet/cni.sock");
+        let running = Running::start(binaries, root, &["--node-name", "bench"])?;
+        let config = json!({
+            "cniVersion": "1.0.0", "name": "bench", "type": "russet", "agent_socket": socket(root),
+        });
+        Ok(Self { running, plugin: binaries.russet_cni.clone(), config: config.to_string() })
+    }
+}
+
+// === impl Running ===
+
+impl Running {
+    /// Starts it, with its files below `root`, and waits until it answers.
+    pub fn start(binaries: &Binaries, root: &Path, arguments: &[&str]) -> Result<Self> {
+        let socket = socket(root);
         let log_path = root.join("agent.log");
         let log = File::create(&log_path).map_err(Error::io(format!("create {}", log_path.display())))?;
         let output = log.try_clone().map_err(Error::io("duplicate the log's descriptor"))?;
         let mut command = Command::new(&binaries.russet);
-        command.args(["agent", "--node-name", "bench", "--root"]).arg(root);
+        command.args(["agent", "--root"]).arg(root).args(arguments);
         command.stdin(Stdio::null()).stdout(output).stderr(log);
         let process = command.spawn().map_err(Error::io(process::shown(&command)))?;
-        let config =
-            json!({ "cniVersion": "1.0.0", "name": "bench", "type": "russet", "agent_socket": socket });
-        let agent = Self { process, plugin: binaries.russet_cni.clone(), config: config.to_string() };
+        let agent = Self { process };
         match until(START_LIMIT, || Ok(UnixStream::connect(&socket).is_ok()))? {
             true => Ok(agent),
             false => {
@@ -53,9 +69,19 @@ impl Agent {
             }
         }
     }
+
+    /// Waits until the links are gone that a DEL left to it.
+    pub fn settle(&self) -> Result<()> {
+        let mut list = Command::new("ip");
+        list.args(["-oneline", "link", "show", "group", DOOMED_GROUP]);
+        match until(SETTLE_LIMIT, || Ok(process::output(&mut list)?.is_empty()))? {
+            true => Ok(()),
+            false => Err(Error::Found("the agent does not delete the links that DEL left to it".to_owned())),
+        }
+    }
 }
 
-impl Drop for Agent {
+impl Drop for Running {
     fn drop(&mut self) {
         process::kill_tree(self.process.id());
         // It was killed; how it ended tells nothing.
@@ -77,11 +103,11 @@ impl Subject for Agent {
     }
 
     fn settle(&self) -> Result<()> {
-        let mut list = Command::new("ip");
-        list.args(["-oneline", "link", "show", "group", DOOMED_GROUP]);
-        match until(SETTLE_LIMIT, || Ok(process::output(&mut list)?.is_empty()))? {
-            true => Ok(()),
-            false => Err(Error::Found("the agent does not delete the links that DEL left to it".to_owned())),
-        }
+        self.running.settle()
     }
+}
+
+/// Where the agent of `root` answers plugins.
+pub fn socket(root: &Path) -> PathBuf {
+    root.join("run/russet/cni.sock")
 }

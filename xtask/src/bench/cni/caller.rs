@@ -15,6 +15,12 @@ pub enum Verb {
     Del,
 }
 
+/// What a subject is told of a pod in its own words; found out before the clock runs.
+struct Said {
+    container: String,
+    arguments: String,
+}
+
 /// Where delegating plugins look for others: Debian's directory.
 const CNI_PATH: &str = "/usr/lib/cni";
 
@@ -25,13 +31,13 @@ pub fn call(subject: &dyn Subject, verb: Verb, pod: &Sandbox) -> Result<Duration
 
 /// Calls for all pods before reading any answer; the time until the last has ended.
 pub fn call_at_once(subject: &dyn Subject, verb: Verb, pods: &[Sandbox]) -> Result<Duration> {
-    let arguments: Vec<String> = pods.iter().map(|pod| subject.arguments(pod)).collect();
+    let said: Vec<Said> = pods.iter().map(|pod| Said::by(subject, pod)).collect();
     let failed = |source| Error::Io { operation: format!("{}: {}", subject.name(), verb.name()), source };
     let began = Instant::now();
     let children: Vec<Child> = pods
         .iter()
-        .zip(&arguments)
-        .map(|(pod, arguments)| spawn(subject, verb, pod, arguments))
+        .zip(&said)
+        .map(|(pod, said)| spawn(subject, verb, pod, said))
         .collect::<std::io::Result<_>>()
         .map_err(failed)?;
     let answers: Vec<(bool, Vec<u8>)> =
@@ -41,9 +47,10 @@ pub fn call_at_once(subject: &dyn Subject, verb: Verb, pods: &[Sandbox]) -> Resu
     Ok(took)
 }
 
-fn spawn(subject: &dyn Subject, verb: Verb, pod: &Sandbox, arguments: &str) -> std::io::Result<Child> {
+fn spawn(subject: &dyn Subject, verb: Verb, pod: &Sandbox, said: &Said) -> std::io::Result<Child> {
+    let Said { container, arguments } = said;
     let mut command = Command::new(subject.plugin());
-    command.env_clear().env("CNI_COMMAND", verb.name()).env("CNI_CONTAINERID", &pod.container);
+    command.env_clear().env("CNI_COMMAND", verb.name()).env("CNI_CONTAINERID", container);
     command.env("CNI_NETNS", &pod.netns).env("CNI_IFNAME", "eth0").env("CNI_PATH", CNI_PATH);
     if !arguments.is_empty() {
         command.env("CNI_ARGS", arguments);
@@ -77,10 +84,19 @@ fn check(subject: &dyn Subject, verb: Verb, succeeded: bool, answer: &[u8]) -> R
     Err(Error::Found(format!("{}: {} answered {}", subject.name(), verb.name(), answer.trim())))
 }
 
+// === impl Said ===
+
+impl Said {
+    fn by(subject: &dyn Subject, pod: &Sandbox) -> Self {
+        Self { container: subject.container(pod), arguments: subject.arguments(pod) }
+    }
+}
+
 // === impl Verb ===
 
 impl Verb {
-    fn name(self) -> &'static str {
+    /// As `CNI_COMMAND` has it.
+    pub fn name(self) -> &'static str {
         match self {
             Self::Add => "ADD",
             Self::Del => "DEL",

@@ -25,6 +25,7 @@ pub struct Node {
 }
 
 /// A pod's network namespace, before a plugin has seen it.
+#[derive(Clone)]
 pub struct Sandbox {
     /// `CNI_CONTAINERID`.
     pub container: String,

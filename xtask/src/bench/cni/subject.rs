@@ -14,6 +14,10 @@ pub trait Subject {
     fn plugin(&self) -> &Path;
     /// What it gets on stdin.
     fn config(&self) -> &str;
+    /// Its `CNI_CONTAINERID`.
+    fn container(&self, pod: &Sandbox) -> String {
+        pod.container.clone()
+    }
     /// Its `CNI_ARGS`.
     fn arguments(&self, pod: &Sandbox) -> String {
         let _ = pod;

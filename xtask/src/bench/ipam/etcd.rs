@@ -41,12 +41,12 @@ pub fn refuse_memory(directory: &Path) -> Result<()> {
 // === impl Etcd ===
 
 impl Etcd {
-    /// Starts a member with its files in `directory`; each of its syncs takes `sync_delay_us` longer. It serves a moment later.
-    pub fn start(directory: &Path, ports: [u16; 2], sync_delay_us: Option<u64>) -> Result<Self> {
+    /// Starts a member on an address of this machine with its files in `directory`; each of its syncs takes `sync_delay_us` longer. It serves a moment later.
+    pub fn start(directory: &Path, host: &str, ports: [u16; 2], sync_delay_us: Option<u64>) -> Result<Self> {
         fs::create_dir_all(directory).map_err(Error::io(format!("create {}", directory.display())))?;
         let log_path = directory.join("etcd.log");
         let log = File::create(&log_path).map_err(Error::io(format!("create {}", log_path.display())))?;
-        let [client, peer] = ports.map(|port| format!("http://127.0.0.1:{port}"));
+        let [client, peer] = ports.map(|port| format!("http://{host}:{port}"));
         let mut command = slowed(sync_delay_us);
         command.arg("--data-dir").arg(directory.join("data"));
         command.args(["--name=bench", "--logger=zap", "--log-level=error"]);

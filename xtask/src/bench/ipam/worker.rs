@@ -1,5 +1,6 @@
 //! The running russet-bench-ipam: a line to it, a line of JSON from it.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -19,10 +20,10 @@ pub struct Worker {
 // === impl Worker ===
 
 impl Worker {
-    /// Starts it with the two etcds, first the one on the plain disk.
-    pub fn start(binary: &Path, directory: &Path, sync_delay_us: u64, urls: [&str; 2]) -> Result<Self> {
+    /// Starts it; what it is told depends on the benchmark.
+    pub fn start(binary: &Path, arguments: &[&OsStr]) -> Result<Self> {
         let mut command = Command::new(binary);
-        command.arg(directory).arg(sync_delay_us.to_string()).args(urls);
+        command.args(arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().map_err(Error::io(process::shown(&command)))?;
         let (input, output) = (process.stdin.take(), process.stdout.take());

@@ -1,0 +1,33 @@
+//! Benchmarks with pods run in a network and a mount namespace of their own: they start themselves again there.
+
+use std::fs;
+use std::process::Command;
+
+use crate::artifacts;
+use crate::bench::Options;
+use crate::error::{Error, Result};
+use crate::{packages, process};
+
+/// Builds what is measured, then starts the same benchmark again in fresh namespaces, with an empty directory of its own.
+pub fn enter(options: &Options, build: impl FnOnce() -> Result<()>) -> Result<()> {
+    let name = options.bench.name;
+    if !packages::is_root() {
+        return Err(Error::Found(format!("bench {name} makes network namespaces: it needs root")));
+    }
+    if !options.no_build {
+        build()?;
+    }
+    let directory = artifacts::target_dir().join("bench").join(name);
+    // What a killed run left; that there is nothing is the usual case.
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir_all(&directory).map_err(Error::io(format!("create {}", directory.display())))?;
+    let program = std::env::current_exe().map_err(Error::io("find this program"))?;
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--net", "--mount", "--propagation", "private"]).arg(program);
+    let done = process::run(unshare.args(options.inside_arguments(&directory)));
+    match &done {
+        Ok(()) => _ = fs::remove_dir_all(&directory),
+        Err(_) => eprintln!("what it wrote stays in {}", directory.display()),
+    }
+    done
+}
