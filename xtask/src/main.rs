@@ -12,6 +12,7 @@ mod error;
 mod packages;
 mod process;
 mod sim;
+mod soak;
 mod suite;
 mod text_table;
 
@@ -30,7 +31,7 @@ usage: cargo xtask COMMAND
   dist [--no-memory]                     release files in target/dist, their sizes and the agents' memory
   bench NAME [-o table|json] [--rounds N] [--impl NAME]... [--no-build]
   sim [--seeds N] [--seed S] [--writers ours|mixed] [--mode atomic|one-by-one]   simulated clusters; --help for more
-  soak                                   2,000 seeds of each kind of simulated cluster
+  soak                                   2,000 seeds of each kind of simulated cluster; then kill -9 at 200 moments of real ones
 
 layers: format lint unit sim budget kernel program
 benches: cni ipam calico
@@ -43,6 +44,7 @@ enum Command {
     Dist(dist::Options),
     Bench(bench::Options),
     Sim(sim::Options),
+    Soak(sim::Options),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Command::Dist(options) => dist::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Sim(options) => sim::run(&options),
+        Command::Soak(options) => soak::run(&options),
     });
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -84,7 +87,7 @@ fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         "dist" => dist::Options::parse(parser).map(Command::Dist),
         "bench" => bench::Options::parse(parser).map(Command::Bench),
         "sim" => sim::Options::parse(parser).map(Command::Sim),
-        "soak" => sim::Options::soak(parser).map(Command::Sim),
+        "soak" => sim::Options::soak(parser).map(Command::Soak),
         _ => Err(Error::Usage(format!("unknown command {name:?}\n{USAGE}"))),
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask sim` and `cargo xtask soak`: the simulated cluster of `russet-sim`, optimised, for as many seeds as wanted.
+//! `cargo xtask sim`, and the first half of `cargo xtask soak`: the simulated cluster of `russet-sim`, optimised, for as many seeds as wanted.
 //!
 //! The simulation is a program of its own: a task must run, and report, when one of our crates does not compile.
 

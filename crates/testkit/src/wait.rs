@@ -1,4 +1,4 @@
-//! The only sanctioned wait of a test: for a condition, until a deadline.
+//! The only sanctioned waits of a test: for a condition, until a deadline; and for random moments.
 
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,15 @@ pub fn eventually_some<T>(deadline: Duration, mut look: impl FnMut() -> Option<T
         }
         assert!(began.elapsed() < deadline, "what was waited for did not happen within {deadline:?}");
         std::thread::sleep(PAUSE);
+    }
+}
+
+/// Lets time pass: until the random moment at which a test breaks something, or between the packets of a load. Nothing may be expected to have
+/// happened afterwards: for that there is [`eventually`].
+#[expect(clippy::disallowed_methods, reason = "the moment is to be anywhere, so that no event could name it")]
+pub fn let_pass(duration: Duration) {
+    if !duration.is_zero() {
+        std::thread::sleep(duration);
     }
 }
 

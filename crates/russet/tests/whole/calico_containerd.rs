@@ -107,7 +107,7 @@ fn conflist(node: &TestNode, name: &str) -> Value {
 }
 
 /// What `calicoctl` and kube-controllers have made of an empty etcd.
-fn found_cluster(fabric: &Fabric) {
+pub fn found_cluster(fabric: &Fabric) {
     let resource = |kind: &str, name: &str, spec: Value| {
         let metadata = json!({"name": name, "creationTimestamp": "2026-08-22T10:00:00Z"});
         json!({"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": metadata, "spec": spec})

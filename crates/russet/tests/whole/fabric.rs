@@ -12,9 +12,10 @@ use crate::node::{PATIENCE, TestNode, unique};
 /// The network; dropping it removes everything but the nodes.
 pub struct Fabric {
     hub: String,
-    etcd: Child,
+    /// None while it is down.
+    etcd: Option<Child>,
     wires: u32,
-    _data: TempDir,
+    data: TempDir,
 }
 
 /// Where the hub's etcd is found, from every node and from the hub.
@@ -26,22 +27,40 @@ impl Fabric {
     /// The network with an empty etcd, and no node yet.
     pub fn new() -> Self {
         let hub = unique("hub");
-        let netns = NetNs::create_named(&hub).unwrap();
+        NetNs::create_named(&hub).unwrap();
         run("ip", &["-n", &hub, "link", "set", "lo", "up"]);
         run("ip", &["-n", &hub, "link", "add", "br0", "type", "bridge"]);
         run("ip", &["-n", &hub, "address", "add", "10.77.0.1/24", "dev", "br0"]);
         run("ip", &["-n", &hub, "link", "set", "br0", "up"]);
-        let data = tempfile::tempdir().unwrap();
+        let mut fabric = Self { hub, etcd: None, wires: 0, data: tempfile::tempdir().unwrap() };
+        fabric.start_etcd();
+        eventually(PATIENCE, || fabric.etcd_serves());
+        fabric
+    }
+
+    /// Starts etcd on the data that are there; it serves a little later.
+    pub fn start_etcd(&mut self) {
+        assert!(self.etcd.is_none(), "etcd runs");
         let mut etcd = Command::new(require_tool("etcd"));
         let url = format!("http://{ETCD}");
-        etcd.arg("--data-dir").arg(data.path()).args(["--log-level", "error", "--logger", "zap"]);
+        etcd.arg("--data-dir").arg(self.data.path()).args(["--log-level", "error", "--logger", "zap"]);
         etcd.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
         etcd.args(["--listen-peer-urls", "http://127.0.0.1:2380", "--enable-v2"]);
         etcd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        process::in_netns(&mut etcd, &netns).unwrap();
-        let fabric = Self { hub, etcd: etcd.spawn().unwrap(), wires: 0, _data: data };
-        eventually(PATIENCE, || fabric.try_etcdctl(&["endpoint", "health"]).is_some());
-        fabric
+        process::in_netns(&mut etcd, &NetNs::open_named(&self.hub).unwrap()).unwrap();
+        self.etcd = Some(etcd.spawn().unwrap());
+    }
+
+    /// Ends etcd as a crash would.
+    pub fn kill_etcd(&mut self) {
+        if let Some(mut etcd) = self.etcd.take() {
+            let _ = etcd.kill();
+            let _ = etcd.wait();
+        }
+    }
+
+    pub fn etcd_serves(&self) -> bool {
+        self.try_etcdctl(&["endpoint", "health"]).is_some()
     }
 
     /// Another node, 10.77.0.11 and so on, without an agent. Its settings name the etcd and, with `args`, the rest.
@@ -123,8 +142,7 @@ impl Fabric {
 
 impl Drop for Fabric {
     fn drop(&mut self) {
-        let _ = self.etcd.kill();
-        let _ = self.etcd.wait();
+        self.kill_etcd();
         let _ = NetNs::delete_named(&self.hub);
     }
 }

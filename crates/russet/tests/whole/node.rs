@@ -82,24 +82,25 @@ impl TestNode {
     }
 
     pub fn start_agent(&mut self) {
-        let log = std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(self.root().join("agent.log"))
-            .unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
-        command.arg("agent").arg("--root").arg(self.root()).args(&self.agent_args);
-        if !self.agent_args.iter().any(|arg| arg == "--node-name") {
-            command.args(["--node-name", "node-a"]);
-        }
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        process::in_netns(&mut command, &self.netns).unwrap();
-        self.agent = Some(command.spawn().unwrap());
+        self.agent = Some(self.spawn_agent());
         eventually(PATIENCE, || {
             let exited = self.agent.as_mut().unwrap().try_wait().unwrap();
             assert!(exited.is_none(), "the agent ended:\n{}", self.log());
             self.status().status == 0
         });
+    }
+
+    /// An agent that the caller keeps, and for which nobody waits.
+    pub fn spawn_agent(&self) -> Child {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.root().join("agent.log"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.arg("agent").arg("--root").arg(self.root()).args(&self.agent_args);
+        if !self.agent_args.iter().any(|arg| arg == "--node-name") {
+            command.args(["--node-name", "node-a"]);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.unwrap());
+        process::in_netns(&mut command, &self.netns).unwrap();
+        command.spawn().unwrap()
     }
 
     /// The agent's process.
@@ -188,6 +189,13 @@ impl TestNode {
     pub fn russet(&self, args: &[&str]) -> Answer {
         let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
         command.args(args).arg("--root").arg(self.root()).output().unwrap().into()
+    }
+
+    /// The same within the node's network.
+    pub fn russet_inside(&self, args: &[&str]) -> Answer {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.args(args).arg("--root").arg(self.root());
+        process::in_netns(&mut command, &self.netns).unwrap().output().unwrap().into()
     }
 
     /// Runs `russet store ...` on this node's store. The agent must be stopped, or serve it.

@@ -1,11 +1,8 @@
 //! What survives a restart: connections live on while agents are killed and the store's owner stands still.
 
-use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::io::Write;
+use std::net::IpAddr;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use russet_linux::{NetNs, process};
@@ -13,65 +10,16 @@ use russet_testkit::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
+use crate::conversation::Conversation;
 use crate::host::{HostState, Russet, demo_turn};
 use crate::node::{Answer, PATIENCE};
 
 /// How long the store's owner stands still.
 const STORE_STOPPED: Duration = Duration::from_secs(30);
-/// A connection that carries nothing for this long counts as broken.
-const STALL: Duration = Duration::from_secs(3);
-const PORT: u16 = 7000;
 
-/// A TCP connection between two pods that carries one byte there and back as fast as it can.
-struct Conversation {
-    echoes: Arc<AtomicU64>,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-fn netns_of(pod: &Value) -> NetNs {
-    NetNs::open(pod["netns"].as_str().unwrap()).unwrap()
-}
-
-impl Conversation {
-    fn start(from: &Value, to: &Value, family: usize) -> Self {
-        let address: IpAddr = to["ips"][family].as_str().unwrap().parse().unwrap();
-        let listener =
-            netns_of(to).with(|| TcpListener::bind(SocketAddr::new(address, PORT)).unwrap()).unwrap();
-        std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let mut byte = [0];
-            while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
-        });
-        let connect = || TcpStream::connect_timeout(&SocketAddr::new(address, PORT), STALL).unwrap();
-        let mut stream = netns_of(from).with(connect).unwrap();
-        stream.set_read_timeout(Some(STALL)).unwrap();
-        let (echoes, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let thread = {
-            let (echoes, stop) = (Arc::clone(&echoes), Arc::clone(&stop));
-            std::thread::spawn(move || {
-                let mut byte = [7];
-                while !stop.load(Ordering::Relaxed) {
-                    stream.write_all(&byte).unwrap();
-                    stream.read_exact(&mut byte).expect("the connection stalled or broke");
-                    echoes.fetch_add(1, Ordering::Relaxed);
-                }
-            })
-        };
-        Self { echoes, stop, thread: Some(thread) }
-    }
-
-    /// The connection has carried something since the last call.
-    fn assert_alive(&self) {
-        let before = self.echoes.load(Ordering::Relaxed);
-        eventually(STALL, || self.echoes.load(Ordering::Relaxed) > before);
-    }
-
-    fn finish(mut self) {
-        self.assert_alive();
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().unwrap().join().unwrap();
-    }
+fn conversation(from: &Value, to: &Value, family: usize) -> Conversation {
+    let netns = |pod: &Value| NetNs::open(pod["netns"].as_str().unwrap()).unwrap();
+    Conversation::start(&netns(from), &netns(to), to["ips"][family].as_str().unwrap(), Duration::ZERO)
 }
 
 /// A process of the demo, started again as it was.
@@ -144,8 +92,7 @@ fn connections_outlive_every_agent_and_a_store_that_stands_still() {
     let report = Russet::demo(&["--keep"]).json();
     let pods = report["pods"].as_array().unwrap();
     let on = |node: &str| pods.iter().find(|pod| pod["node"] == node).unwrap();
-    let conversations =
-        [Conversation::start(on("n1"), on("n2"), 0), Conversation::start(on("n3"), on("n1"), 1)];
+    let conversations = [conversation(on("n1"), on("n2"), 0), conversation(on("n3"), on("n1"), 1)];
 
     let agents: Vec<Agent> = report["nodes"].as_array().unwrap().iter().map(Agent::of).collect();
     agents.iter().for_each(|agent| agent.signal(Signal::KILL));

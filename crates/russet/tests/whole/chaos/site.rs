@@ -1,0 +1,128 @@
+//! A node in the storm: its plugin, run as a runtime runs it, and killed when somebody wants that.
+
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use russet_linux::{NetNs, process};
+use russet_testkit::let_pass;
+use serde_json::{Value, json};
+
+use super::random::Random;
+use crate::fabric::Fabric;
+use crate::node::{Answer, TestNode, TestPod, unique};
+
+/// Which plugin the pods have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plugin {
+    Russet,
+    Calico,
+}
+
+/// A node, without its agent: that is killed and started by whoever conducts the storm.
+pub struct Site {
+    pub node: TestNode,
+    plugin: Plugin,
+    name: &'static str,
+    /// The namespaces that were made here.
+    pods: Mutex<Vec<String>>,
+}
+
+/// The name of the pods' network.
+pub const NETWORK: &str = "testnet";
+
+// === impl Site ===
+
+impl Site {
+    /// Plugins that find no agent work with the same settings and the same etcd.
+    pub fn new(fabric: &mut Fabric, name: &'static str, plugin: Plugin) -> Self {
+        let args: &[&str] = if plugin == Plugin::Calico { &["--calico"] } else { &[] };
+        let node = fabric.node(name, args);
+        std::fs::create_dir_all(node.path("etc/russet")).unwrap();
+        let calico = plugin == Plugin::Calico;
+        let settings =
+            format!("store = \"etcd:http://10.77.0.1:2379\"\nnode_name = {name:?}\ncalico = {calico}\n");
+        std::fs::write(node.path("etc/russet/russet.toml"), settings).unwrap();
+        std::fs::create_dir(node.path("bin")).unwrap();
+        for plugin in ["russet", "calico", "calico-ipam"] {
+            symlink(env!("CARGO_BIN_EXE_russet"), node.path("bin").join(plugin)).unwrap();
+        }
+        Self { node, plugin, name, pods: Mutex::default() }
+    }
+
+    /// A pod's empty namespace, and a container ID such as runtimes make: Calico names interfaces by its beginning.
+    pub fn new_pod(&self) -> TestPod {
+        let netns_name = unique("p");
+        self.pods.lock().unwrap().push(netns_name.clone());
+        NetNs::create_named(&netns_name).unwrap();
+        let mix = |number: u64, byte: u8| number.wrapping_mul(257).wrapping_add(byte.into());
+        TestPod { container: Random::new(netns_name.bytes().fold(0, mix), 0).hex(), netns_name }
+    }
+
+    fn config(&self, extra: Value) -> Value {
+        let calicos = json!({
+            "type": "calico", "datastore_type": "etcdv3", "etcd_endpoints": "http://10.77.0.1:2379",
+            "nodename": self.name, "nodename_file_optional": true, "ipam": {"type": "calico-ipam"},
+        });
+        let mut config = self.node.config(extra);
+        if self.plugin == Plugin::Calico {
+            config.as_object_mut().unwrap().extend(calicos.as_object().unwrap().clone());
+        }
+        assert_eq!(config["name"], NETWORK);
+        config
+    }
+
+    /// Runs the plugin; none when it was killed after so long, and had not answered.
+    pub fn call(&self, verb: &str, pod: &TestPod, killed_after: Option<Duration>) -> Option<Answer> {
+        let netns = pod.path().display().to_string();
+        let env =
+            [("CNI_CONTAINERID", pod.container.as_str()), ("CNI_NETNS", &netns), ("CNI_IFNAME", "eth0")];
+        self.run(verb, &env, &self.config(json!({})), killed_after)
+    }
+
+    /// Whether the agent would take a request.
+    pub fn is_ready(&self) -> bool {
+        self.run("STATUS", &[], &self.node.config(json!({})), None).unwrap().status == 0
+    }
+
+    /// The runtime's list of what is left.
+    pub fn gc(&self, valid: &[&TestPod]) -> Answer {
+        let valid = valid.iter().map(|pod| json!({"containerID": pod.container, "ifname": "eth0"}));
+        let config = self.config(json!({"cni.dev/valid-attachments": valid.collect::<Vec<_>>()}));
+        self.run("GC", &[], &config, None).unwrap()
+    }
+
+    fn run(
+        &self,
+        verb: &str,
+        env: &[(&str, &str)],
+        config: &Value,
+        killed_after: Option<Duration>,
+    ) -> Option<Answer> {
+        let plugin = config["type"].as_str().unwrap();
+        let mut command = Command::new(self.node.path("bin").join(plugin));
+        command.env_clear().env("CNI_COMMAND", verb).env("CNI_PATH", self.node.path("bin"));
+        command.envs(env.iter().copied());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        process::in_netns(&mut command, self.node.netns()).unwrap();
+        let mut child = command.spawn().unwrap();
+        let _ = child.stdin.take().unwrap().write_all(config.to_string().as_bytes());
+        if let Some(delay) = killed_after {
+            let_pass(delay);
+            child.kill().unwrap();
+        }
+        let output = child.wait_with_output().unwrap();
+        output.status.code().map(|_| output.into())
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        // Most are gone already.
+        for name in self.pods.get_mut().into_iter().flatten() {
+            let _ = NetNs::delete_named(name);
+        }
+    }
+}
