@@ -35,12 +35,7 @@ fn answer(args: NodeArgs) -> Result<Outcome, CniError> {
     }
 }
 
-fn work(
-    mut args: NodeArgs,
-    plugin: &str,
-    request: &Request,
-    log: &RequestLog,
-) -> Result<Direct, CniError> {
+fn work(mut args: NodeArgs, plugin: &str, request: &Request, log: &RequestLog) -> Result<Direct, CniError> {
     // Several nodes on one machine are told apart by their root, and a runtime sets no flags.
     if let Some(root) = request.config.settings.get("root").and_then(|root| root.as_str()) {
         args.root = root.into();

@@ -1,14 +1,18 @@
 //! What the records of the v1 model are in v3: what to write in which order, what can have no place there, and what is left. Pure.
 
+mod owners;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use russet_addr::{IpNet, NodeName};
+use russet_addr::{BlockCidr, IpNet, NodeName};
 use russet_model::v1::{self, NodeData, V1Key};
 use russet_model::{
     Affinity, AffinityState, Block, ClusterInformation, ClusterInformationSpec, Handle, IpamConfig, Key,
     KeyKind, Node, Profile, ResourceKind,
 };
 use russet_store::Record;
+
+use owners::{Handles, User};
 
 /// What a record is, in the order of writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,8 +83,10 @@ const NAME_MAX_BYTES: usize = 253;
 #[derive(Default)]
 struct Draft {
     plan: Plan,
-    blocks: BTreeMap<String, Block>,
-    affinities: Vec<(Key, NodeName, Affinity, String)>,
+    blocks: BTreeMap<BlockCidr, Block>,
+    handles: Handles,
+    users: Vec<User>,
+    affinities: Vec<(Key, NodeName, Affinity, BlockCidr)>,
     profiles: BTreeMap<String, (Key, v1::Profile)>,
     nodes: BTreeMap<NodeName, (Key, NodeData)>,
     pools: Vec<(Key, IpNet)>,
@@ -120,16 +126,15 @@ impl Draft {
                 if block.cidr != cidr {
                     return Err(format!("the block of {} lies there", block.cidr));
                 }
-                self.write(Kind::Block, key, key.clone(), block.encode());
-                self.blocks.insert(cidr.to_string(), block);
+                self.blocks.insert(cidr, block);
             }
             KeyKind::Affinity { node, block } => {
                 let affinity = Affinity::decode(bytes).map_err(text)?;
-                self.affinities.push((key.clone(), node, affinity, block.to_string()));
+                self.affinities.push((key.clone(), node, affinity, block));
             }
-            KeyKind::Handle(_) => {
+            KeyKind::Handle(id) => {
                 let handle = Handle::decode(bytes).map_err(text)?;
-                self.write(Kind::Handle, key, key.clone(), handle.encode());
+                self.handles.insert(id, (key.clone(), handle));
             }
             KeyKind::IpamConfig => {
                 let config = IpamConfig::decode(bytes).map_err(text)?;
@@ -156,6 +161,7 @@ impl Draft {
             V1Key::Endpoint(id) => {
                 let endpoint = v1::Endpoint::decode(bytes).map_err(text)?;
                 let converted = id.to_v3(&endpoint)?;
+                self.users.extend(User::of(key, id, &endpoint));
                 let (namespace, name) = (converted.metadata.namespace.clone(), &converted.metadata.name);
                 dns_name(name)?;
                 let to = Key::workload_endpoint(&namespace.unwrap_or_default(), name);
@@ -211,6 +217,7 @@ impl Draft {
     }
 
     fn finish(mut self) -> Plan {
+        self.finish_addresses();
         self.finish_affinities();
         self.finish_nodes();
         self.finish_profiles();
@@ -220,6 +227,24 @@ impl Draft {
         writes.sort_by(|a, b| (a.kind, &a.key).cmp(&(b.kind, &b.key)));
         problems.sort();
         self.plan
+    }
+
+    /// Blocks and handles, held by whoever uses their addresses.
+    fn finish_addresses(&mut self) {
+        let users = std::mem::take(&mut self.users);
+        self.plan.problems.extend(owners::settle(&mut self.blocks, &mut self.handles, &users));
+        for block in self.blocks.values() {
+            let key = Key::block(block.cidr);
+            self.plan.writes.push(Planned {
+                kind: Kind::Block,
+                from: key.clone(),
+                key,
+                value: block.encode(),
+            });
+        }
+        for (id, (from, handle)) in std::mem::take(&mut self.handles) {
+            self.write(Kind::Handle, &from, Key::handle(&id), handle.encode());
+        }
     }
 
     /// Claiming was a single step: a claim that its block does not confirm is what a crash left behind, and is not carried over.

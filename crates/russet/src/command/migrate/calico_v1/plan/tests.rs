@@ -101,3 +101,66 @@ fn what_cannot_be_read_is_named_and_not_passed_over() {
     ]);
     assert_eq!(reasons(&plan).len(), 6, "{:#?}", reasons(&plan));
 }
+
+const NEWER: &str = r#"{"state":"active","name":"calif00d","active_instance_id":"c2","mac":null,"profile_ids":[],"ipv4_nets":["10.1.0.0/32"],"ipv6_nets":[]}"#;
+const AT: &str = "/calico/v1/host/n1/workload/k8s/shop.web-0/endpoint/eth0";
+
+/// A plan for the address 10.1.0.0, held under `handle` with attributes and named by the newer container's endpoint.
+fn reused(handle: &str, secondary: &str, more: &[(&str, &str)]) -> Plan {
+    let block = block().replace("net.f00d", handle).replace(r#""secondary":{}"#, secondary);
+    let at = format!("/calico/ipam/v2/handle/{handle}");
+    let mut pairs = vec![
+        ("/calico/ipam/v2/assignment/ipv4/block/10.1.0.0-26", block.as_str()),
+        (at.as_str(), r#"{"block":{"10.1.0.0/26":1}}"#),
+        (AT, NEWER),
+    ];
+    pairs.extend(more);
+    plan(&pairs)
+}
+
+fn owner(plan: &Plan) -> russet_model::Attribute {
+    let block = plan.writes.iter().find(|planned| planned.kind == Kind::Block).unwrap();
+    Block::decode(&block.value).unwrap().attribute(0).unwrap().clone()
+}
+
+#[test]
+fn an_address_that_a_new_sandbox_took_over_is_held_by_it_and_no_longer_by_the_old_one() {
+    // calico-cni.md oracle 56: v1 reuses the endpoint's address; in v3 a late DEL of c1 would free what is held under its handle
+    let plan = reused("net.c1", r#""secondary":{"timestamp":"t"}"#, &[]);
+    assert_eq!(reasons(&plan), [""; 0]);
+    let owner = owner(&plan);
+    assert_eq!(owner.handle_id.as_deref(), Some("net.c2"));
+    assert_eq!(
+        [owner.get("namespace"), owner.get("pod"), owner.get("timestamp")],
+        ["shop", "web-0", "t"].map(Some)
+    );
+    let handles: Vec<_> = plan.writes.iter().filter(|planned| planned.kind == Kind::Handle).collect();
+    assert_eq!(handles.len(), 1, "the old one held nothing else");
+    assert_eq!(handles[0].key.as_str(), "/calico/ipam/v2/handle/net.c2");
+    assert_eq!(handles[0].value, br#"{"block":{"10.1.0.0/26":1},"deleted":false}"#);
+}
+
+#[test]
+fn an_address_under_the_pods_own_name_keeps_it_and_names_the_pod() {
+    let plan = reused("shop.web-0", r#""secondary":{}"#, &[]);
+    assert_eq!(reasons(&plan), [""; 0]);
+    let owner = owner(&plan);
+    assert_eq!(owner.handle_id.as_deref(), Some("shop.web-0"));
+    assert_eq!([owner.get("namespace"), owner.get("pod")], ["shop", "web-0"].map(Some));
+}
+
+#[test]
+fn an_address_whose_user_nobody_can_tell_is_in_the_way() {
+    let other = "/calico/v1/host/n2/workload/k8s/shop.web-1/endpoint/eth0";
+    for (plan, said) in [
+        (reused("net.c1", r#""secondary":{}"#, &[(other, NEWER)]), "remove those left over"),
+        (reused("net.c1", r#""secondary":{"namespace":"shop","pod":"web-9"}"#, &[]), "shop/web-9"),
+        (reused("lone", r#""secondary":{}"#, &[]), "no container's handle"),
+    ] {
+        let reasons = reasons(&plan);
+        assert!(reasons.iter().any(|reason| reason.contains(said)), "{said}: {reasons:#?}");
+    }
+    // Of two that name it, the one that holds it is right.
+    let plan = reused("net.c2", r#""secondary":{}"#, &[(other, ENDPOINT)]);
+    assert_eq!(reasons(&plan), [""; 0]);
+}
