@@ -175,8 +175,25 @@ impl Place {
         stream.write_all(request.as_bytes()).await?;
         let mut line = [0; STATUS_LINE_BYTES];
         stream.read_exact(&mut line).await?;
-        let code = std::str::from_utf8(&line).ok().filter(|line| line.starts_with("HTTP/1."));
-        let code = code.and_then(|line| line[9..].parse().ok());
-        code.ok_or_else(|| std::io::Error::other("that is no HTTP"))
+        status_code(&line).ok_or_else(|| std::io::Error::other("that is no HTTP"))
+    }
+}
+
+/// Of `HTTP/1.1 204`. Whoever answers may answer anything.
+fn status_code(line: &[u8]) -> Option<u16> {
+    let line = std::str::from_utf8(line).ok().filter(|line| line.starts_with("HTTP/1."))?;
+    line.get("HTTP/1.1 ".len()..)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_in_other_letters_is_no_http_and_kills_nobody() {
+        assert_eq!(status_code(b"HTTP/1.1 204"), Some(204));
+        for line in ["HTTP/1.1\u{e9}20", "HTTP/1.\u{1f600}2", "HTTP/1.1 2x4", "HTTP/2   204"] {
+            assert_eq!(status_code(line.as_bytes()), None, "{line}");
+        }
     }
 }
