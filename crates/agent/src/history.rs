@@ -120,14 +120,16 @@ impl History {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
         let mut writer = self.writer.borrow_mut();
-        if writer.as_ref().is_some_and(|writer| writer.size_bytes >= FILE_MAX_BYTES) {
-            fs::rename(&self.path, older(&self.path))?;
-            *writer = None;
-        }
-        let writer = match &mut *writer {
+        let mut current = match writer.take() {
             Some(writer) => writer,
-            empty => empty.insert(Writer::open(&self.path)?),
+            None => Writer::open(&self.path)?,
         };
+        // Looked at after opening, too: a plugin that works without an agent writes one line and ends.
+        if current.size_bytes >= FILE_MAX_BYTES {
+            fs::rename(&self.path, older(&self.path))?;
+            current = Writer::open(&self.path)?;
+        }
+        let writer = writer.insert(current);
         // One call: a line is there whole or, after a power cut, not at all; a torn one is passed over.
         writer.file.write_all(&text)?;
         writer.size_bytes += text.len() as u64;
@@ -263,6 +265,19 @@ mod tests {
         fs::write(&history.path, text).unwrap();
         history.append(&line("3", Verb::Del, &[], "a")).unwrap();
         assert_eq!(told(&history, "10.1.0.7"), [tenure("a", "1", Some("3"))]);
+    }
+
+    #[test]
+    fn a_full_file_is_turned_over_by_somebody_who_writes_a_single_line_too() {
+        let (_dir, history) = history();
+        history.append(&line("first", Verb::Add, &["10.1.0.1"], "a")).unwrap();
+        let full = "\n".repeat(usize::try_from(FILE_MAX_BYTES).unwrap());
+        let mut file = OpenOptions::new().append(true).open(&history.path).unwrap();
+        file.write_all(full.as_bytes()).unwrap();
+        let next = History::at(history.path.clone());
+        next.append(&line("second", Verb::Add, &["10.1.0.2"], "b")).unwrap();
+        assert!(fs::metadata(&history.path).unwrap().len() < 4096);
+        assert_eq!(told(&next, "10.1.0.1").len() + told(&next, "10.1.0.2").len(), 2, "both are known");
     }
 
     #[test]
