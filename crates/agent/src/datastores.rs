@@ -4,13 +4,13 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::time::Duration;
 
 use russet_ipam::Allocator;
 use russet_plugins::{Datastore, Datastores, SystemClock};
 use russet_store::{BoxFuture, Store, StoreError};
 use russet_store_etcd::{Etcd, Settings as EtcdSettings};
 
-use crate::CACHE_MAX_AGE;
 use crate::pause::Pause;
 
 /// Opens datastores and keeps them.
@@ -25,6 +25,9 @@ pub struct EtcdDatastores {
 
 /// Networks of one node that name different datastores; more is a mistake that must not cost ever more connections.
 const OTHERS_MAX: usize = 4;
+/// How long pools, reservations and labels of another datastore than the agent's own are believed: nobody watches it, so an edit is seen only when they
+/// are read again.
+const UNWATCHED_MAX_AGE: Duration = Duration::from_secs(1);
 
 // === impl EtcdDatastores ===
 
@@ -58,7 +61,7 @@ impl EtcdDatastores {
         })?;
         let store: Rc<dyn Store> = Rc::new(etcd);
         let allocator = Allocator::new(Rc::clone(&store), Rc::new(SystemClock)).with_backoff(Rc::new(Pause));
-        let allocator = if self.remembers { allocator.with_cache(CACHE_MAX_AGE) } else { allocator };
+        let allocator = if self.remembers { allocator.with_cache(UNWATCHED_MAX_AGE) } else { allocator };
         Ok(Datastore::new(store, allocator))
     }
 }
