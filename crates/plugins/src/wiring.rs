@@ -9,16 +9,19 @@ use russet_attach::{
 use russet_cni_spec::CniError;
 use russet_linux::NetNs;
 use russet_netlink::{NetlinkError, Socket};
+use tokio::sync::Semaphore;
 
 use crate::failure;
 
-/// Sockets that stay open between requests; opening one costs as much as creating a link's address.
-const IDLE_SOCKETS_MAX: usize = 4;
+/// Requests whose work on the kernel is under way at once; more would only queue at its RTNL mutex, and take threads from everything else. As many
+/// sockets stay open between requests: opening one costs as much as creating a link's address.
+const AT_ONCE_MAX: usize = 4;
 
 /// Route sockets of the node's namespace, used by one request at a time each.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Wiring {
     idle: Arc<Mutex<Vec<Socket>>>,
+    places: Arc<Semaphore>,
 }
 
 /// An interface that could not be wired.
@@ -39,6 +42,12 @@ impl From<CniError> for Unattached {
 }
 
 // === impl Wiring ===
+
+impl Default for Wiring {
+    fn default() -> Self {
+        Self { idle: Arc::default(), places: Arc::new(Semaphore::new(AT_ONCE_MAX)) }
+    }
+}
 
 impl Wiring {
     /// Wires an interface.
@@ -107,8 +116,13 @@ impl Wiring {
         &self,
         work: impl FnOnce(&mut Socket) -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
+        let stopped =
+            |error: &dyn std::fmt::Display| E::from(CniError::internal("the wiring stopped half-way", error));
+        let place = Arc::clone(&self.places).acquire_owned().await.map_err(|error| stopped(&error))?;
         let idle = Arc::clone(&self.idle);
         let done = tokio::task::spawn_blocking(move || {
+            // Until the work has ended, whoever still waits for it.
+            let _place = place;
             let taken = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let mut socket = match taken {
                 Some(socket) => socket,
@@ -118,16 +132,57 @@ impl Wiring {
             };
             let done = work(&mut socket);
             let mut idle = idle.lock().unwrap_or_else(PoisonError::into_inner);
-            if idle.len() < IDLE_SOCKETS_MAX {
+            if idle.len() < AT_ONCE_MAX {
                 idle.push(socket);
             }
             done
         });
-        done.await
-            .unwrap_or_else(|error| Err(CniError::internal("the wiring stopped half-way", error).into()))
+        done.await.unwrap_or_else(|error| Err(stopped(&error)))
     }
 }
 
 fn listing(error: NetlinkError) -> CniError {
     CniError::new(failure::WIRING, "the node's interfaces cannot be listed", error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn wiring_that_hangs_takes_a_few_threads_and_leaves_the_rest_to_others() {
+        let threads = AT_ONCE_MAX + 1;
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_time().max_blocking_threads(threads).build().unwrap();
+        let wiring = Wiring::default();
+        let (release, hang) = mpsc::channel::<()>();
+        let hang = Arc::new(Mutex::new(hang));
+        let hanging = |_| {
+            let (wiring, hang) = (wiring.clone(), Arc::clone(&hang));
+            async move {
+                // Until the other end is dropped.
+                let work = move |_: &mut Socket| {
+                    let _ = hang.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    Ok::<_, CniError>(())
+                };
+                wiring.run(work).await
+            }
+        };
+        let tasks = tokio::task::LocalSet::new();
+        tasks.block_on(&runtime, async {
+            let all: Vec<_> = (0..threads).map(hanging).map(tokio::task::spawn_local).collect();
+            tokio::task::yield_now().await;
+            assert_eq!(wiring.places.available_permits(), 0);
+            let other = tokio::task::spawn_blocking(|| ());
+            let other = tokio::time::timeout(Duration::from_secs(10), other).await;
+            drop(release);
+            for one in all {
+                one.await.unwrap().unwrap();
+            }
+            assert!(other.is_ok(), "no thread is left for others");
+        });
+    }
 }

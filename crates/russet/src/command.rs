@@ -51,10 +51,11 @@ fn failed(error: Failure) -> ExitCode {
 /// Errors end here: they are printed once and become an exit code.
 pub type Failure = Box<dyn std::error::Error>;
 
-/// The runtime of a daemon: one thread for the loops, and a few for the kernel's slow answers.
+/// The runtime of a daemon: one thread for the loops, and others for what blocks.
 pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
-    /// Blocking work is netlink and file access; more threads would only queue at the kernel's RTNL mutex.
-    const BLOCKING_THREADS_MAX: usize = 4;
+    /// Blocking work is netlink, files, locks, IPAM plugins and the names of servers. Some of it may hang, which must not keep the rest waiting; what
+    /// each kind may take of these is limited where it is done. Threads are made when they are needed, and go when they are not.
+    const BLOCKING_THREADS_MAX: usize = 64;
     /// Blocking work has no deep stacks; small ones keep the agent small.
     const STACK_BYTES: usize = 512 * 1024;
     tokio::runtime::Builder::new_current_thread()

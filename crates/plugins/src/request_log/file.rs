@@ -8,23 +8,36 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use russet_model::time;
+use tokio::sync::Semaphore;
 
 use crate::calico_conf::LogSettings;
 
 /// A file system that hangs must not keep a pod waiting.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// One writer at a time: a write that hangs keeps its thread, and those after it must not take one each.
+static WRITER: Semaphore = Semaphore::const_new(1);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Appends `text`. A file that cannot be written costs nobody a pod.
 pub(super) async fn append(settings: &LogSettings, text: String) {
+    append_as(&WRITER, PATIENCE, settings, text).await;
+}
+
+async fn append_as(writer: &'static Semaphore, patience: Duration, settings: &LogSettings, text: String) {
     let Some(path) = settings.file.clone().filter(|_| !text.is_empty()) else { return };
     let (settings, shown) = (settings.clone(), path.display().to_string());
-    let writing = tokio::task::spawn_blocking(move || write(&path, &settings, &text, SystemTime::now()));
-    let failed = match tokio::time::timeout(PATIENCE, writing).await {
-        Ok(Ok(Ok(()))) => return,
-        Ok(Ok(Err(error))) => error.to_string(),
+    let writing = async move {
+        let turn = writer.acquire().await.map_err(io::Error::other)?;
+        let work = move || {
+            let _turn = turn;
+            write(&path, &settings, &text, SystemTime::now())
+        };
+        tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+    };
+    let failed = match tokio::time::timeout(patience, writing).await {
+        Ok(Ok(())) => return,
         Ok(Err(error)) => error.to_string(),
-        Err(_elapsed) => format!("it took longer than {PATIENCE:?}"),
+        Err(_elapsed) => format!("it took longer than {patience:?}"),
     };
     tracing::warn!(file = shown, error = failed, "the log file could not be written");
 }
@@ -139,5 +152,25 @@ mod tests {
     fn a_file_that_cannot_be_written_is_no_failure() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(append(&settings("/proc/none/cni.log".into()), "line\n".into()));
+    }
+
+    #[test]
+    fn a_file_that_hangs_takes_one_thread_however_many_requests_write_to_it() {
+        static ONE: Semaphore = Semaphore::const_new(1);
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(2).build();
+        let other = runtime.unwrap().block_on(async {
+            for _ in 0..2 {
+                append_as(&ONE, Duration::from_millis(10), &settings(path.clone()), "line\n".into()).await;
+            }
+            let other = tokio::time::timeout(PATIENCE, tokio::task::spawn_blocking(|| ())).await;
+            // Opened on both sides it hangs no longer, and the runtime can end.
+            OpenOptions::new().read(true).write(true).open(&path).unwrap();
+            other
+        });
+        assert!(other.is_ok(), "no thread is left for others");
     }
 }
