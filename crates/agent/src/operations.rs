@@ -21,6 +21,9 @@ const ABOUT: &str = "CNI russet plugin";
 /// How long a request waits for its turn when its caller does not say how long it waits for the answer.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(55);
 
+/// Between two looks of somebody who wants to be alone.
+const ALONE_PAUSE: Duration = Duration::from_millis(20);
+
 /// The agent's side of requests.
 pub struct Operations {
     node: Node,
@@ -69,12 +72,16 @@ impl Operations {
         Self { node, metrics, history, main, ipam, asked }
     }
 
-    /// Waits until no request for any container is under way, and keeps those that come from beginning. Main plugins first: those under way may still
-    /// call IPAM plugins.
+    /// Waits until no request for any container is under way, and then keeps those that come from beginning; holds up nobody while it waits.
     pub async fn alone(&self) -> Alone<'_> {
-        let _main = self.main.everyone.write().await;
-        let _ipam = self.ipam.everyone.write().await;
-        Alone { _main, _ipam }
+        loop {
+            let _main = self.main.alone().await;
+            if let Ok(_ipam) = self.ipam.everyone.try_write() {
+                return Alone { _main, _ipam };
+            }
+            drop(_main);
+            tokio::time::sleep(ALONE_PAUSE).await;
+        }
     }
 
     /// Keeps the containers for which requests come from now on, or are under way, for as long as the answer is kept. For one caller at a time.
@@ -153,7 +160,7 @@ impl Operations {
                 russet_plugins::run(&self.node, plugin, request, log).await
             }
             Call::Gc => {
-                let _alone = tokio::time::timeout(deadline, lane.everyone.write()).await.map_err(late)?;
+                let _alone = tokio::time::timeout(deadline, lane.alone()).await.map_err(late)?;
                 russet_plugins::run(&self.node, plugin, request, log).await
             }
             Call::Status => russet_plugins::run(&self.node, plugin, request, log).await,
@@ -178,6 +185,17 @@ impl Asked {
 // === impl Lane ===
 
 impl Lane {
+    /// Waits for a moment in which nobody works. Without a place in the lock's queue: it is a fair one, and whoever waits there holds up every request
+    /// that comes after him, behind the slowest of those before him.
+    async fn alone(&self) -> RwLockWriteGuard<'_, ()> {
+        loop {
+            match self.everyone.try_write() {
+                Ok(alone) => return alone,
+                Err(_busy) => tokio::time::sleep(ALONE_PAUSE).await,
+            }
+        }
+    }
+
     /// Waits for whatever else works on the container, then on the pod: an old sandbox and a new one of the same pod want the same host end.
     async fn turn(&self, request: &Request, target: &Target) -> Turn<'_> {
         let _shared = self.everyone.read().await;
@@ -284,6 +302,33 @@ mod tests {
                 "{verb}"
             );
         }
+    }
+
+    #[test]
+    fn requests_are_not_held_up_by_somebody_who_waits_to_be_alone() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let operations = operations();
+        runtime.block_on(async {
+            // A slow ADD of another container.
+            for slow in [&operations.main.everyone, &operations.ipam.everyone] {
+                let slow = slow.try_read().unwrap();
+                let del = async {
+                    tokio::time::sleep(ALONE_PAUSE * 2).await;
+                    operations.execute(message("DEL", Duration::from_secs(5))).await
+                };
+                let alone = async {
+                    let gc = operations.execute(message("GC", Duration::from_secs(600)));
+                    tokio::join!(gc, async { drop(operations.alone().await) })
+                };
+                tokio::pin!(alone);
+                tokio::select! {
+                    del = del => assert!(del.is_success(), "{}", code_of(&del)),
+                    _ = &mut alone => panic!("nobody is alone while others work"),
+                }
+                drop(slow);
+                assert!(alone.await.0.is_success());
+            }
+        });
     }
 
     #[test]
