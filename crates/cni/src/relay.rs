@@ -38,7 +38,7 @@ pub const CALICO: [&str; 2] = ["calico", "calico-ipam"];
 
 /// For ADD, CHECK and DEL: the shortest time that a runtime allows is CRI-O's minute for DEL; we answer before.
 const WORK_DEADLINE: Duration = Duration::from_secs(55);
-/// The same for Calico's plugins, whose IPAM has 90 s after it got its lock (calico-ipam.md section 4.2), and waits a while for that.
+/// For ADD and CHECK of Calico's plugins, whose IPAM has 90 s after it got its lock (calico-ipam.md section 4.2), and waits a while for that.
 const CALICO_DEADLINE: Duration = Duration::from_secs(115);
 /// CRI-O allows GC 30 seconds.
 const GC_DEADLINE: Duration = Duration::from_secs(25);
@@ -175,7 +175,7 @@ fn deadline(verb: Verb, calico: bool) -> Duration {
     match verb {
         Verb::Gc => GC_DEADLINE,
         Verb::Status | Verb::Version => STATUS_DEADLINE,
-        Verb::Add | Verb::Check | Verb::Del if calico => CALICO_DEADLINE,
+        Verb::Add | Verb::Check if calico => CALICO_DEADLINE,
         Verb::Add | Verb::Check | Verb::Del => WORK_DEADLINE,
     }
 }
@@ -232,7 +232,9 @@ mod tests {
     #[test]
     fn the_agents_deadline_ends_before_the_runtimes() {
         // cni-runtime.md section 3.4: CRI-O gives DEL a minute and GC 30 s
-        assert!(deadline(Verb::Del, false) + GRACE < Duration::from_secs(60));
+        for calico in [false, true] {
+            assert!(deadline(Verb::Del, calico) + GRACE < Duration::from_secs(60), "{calico}");
+        }
         assert!(deadline(Verb::Gc, true) + GRACE < Duration::from_secs(30));
     }
 }
