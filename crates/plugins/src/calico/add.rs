@@ -2,7 +2,7 @@
 //! fails before it is undone by taking the interface down and giving the addresses back.
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use russet_addr::{IpNet, host_net};
 use russet_attach::{Attached, PodRoutes};
@@ -150,9 +150,9 @@ async fn ensure_profile(scene: &Scene<'_>) -> Result<(), CniError> {
     }
     let (datastore, network) = (&scene.datastore, &scene.conf.network);
     if !datastore.recent.has_profile(network) {
-        let only_from_network = scene.workload.pod.is_none();
+        let (only_from_network, asked) = (scene.workload.pod.is_none(), Instant::now());
         profile::ensure(&*datastore.store, network, only_from_network, &SystemClock).await?;
-        datastore.recent.saw_profile(network);
+        datastore.recent.saw_profile(network, asked);
     }
     Ok(())
 }

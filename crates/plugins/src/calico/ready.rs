@@ -1,7 +1,7 @@
 //! Whether an ADD may begin: the datastore is not locked, the gates of the configuration are open (calico-cni.md section 2.1, steps 5, 6, 9 and 10).
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use russet_cni_spec::CniError;
 use russet_model::{ClusterInformation, Key};
@@ -93,7 +93,7 @@ pub async fn datastore(datastore: &Datastore) -> Result<(), CniError> {
     if datastore.recent.is_ready() {
         return Ok(());
     }
-    let key = Key::cluster_information();
+    let (key, asked) = (Key::cluster_information(), Instant::now());
     let failed =
         |error: StoreError| failure::store("the cluster's information could not be read", &error, &error);
     let Some(record) = datastore.store.get(&key).await.map_err(failed)? else {
@@ -105,7 +105,7 @@ pub async fn datastore(datastore: &Datastore) -> Result<(), CniError> {
     })?;
     match information.spec.datastore_ready {
         Some(true) => {
-            datastore.recent.saw_ready();
+            datastore.recent.saw_ready(asked);
             Ok(())
         }
         _ => {

@@ -25,9 +25,9 @@ impl Recent {
         self.ready.get().is_some_and(|seen| seen.elapsed() < MAX_AGE)
     }
 
-    /// It is not locked.
-    pub fn saw_ready(&self) {
-        self.ready.set(Some(Instant::now()));
+    /// It was not locked when it was asked, at `asked` or later: an answer that took long is believed for less long.
+    pub fn saw_ready(&self, asked: Instant) {
+        self.ready.set(self.ready.get().max(Some(asked)));
     }
 
     /// Whether the network had its profile a moment ago.
@@ -35,10 +35,33 @@ impl Recent {
         self.profiles.borrow().get(network).is_some_and(|seen| seen.elapsed() < MAX_AGE)
     }
 
-    /// It has its profile.
-    pub fn saw_profile(&self, network: &NetworkName) {
+    /// It had its profile when that was asked for, at `asked` or later.
+    pub fn saw_profile(&self, network: &NetworkName, asked: Instant) {
         let mut profiles = self.profiles.borrow_mut();
         profiles.retain(|_, seen| seen.elapsed() < MAX_AGE);
-        profiles.insert(network.clone(), Instant::now());
+        let seen = profiles.entry(network.clone()).or_insert(asked);
+        *seen = asked.max(*seen);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_asked_for_a_second_ago_is_not_believed_however_late_the_answer_came() {
+        let (recent, network) = (Recent::default(), "net1".parse().unwrap());
+        let long_ago = Instant::now().checked_sub(MAX_AGE).unwrap();
+        recent.saw_ready(long_ago);
+        recent.saw_profile(&network, long_ago);
+        assert!(!recent.is_ready() && !recent.has_profile(&network));
+        // What came back earlier, and was asked for later, counts.
+        let later = Instant::now() + MAX_AGE;
+        for asked in [later, long_ago] {
+            recent.saw_ready(asked);
+            recent.saw_profile(&network, asked);
+        }
+        assert!(recent.is_ready() && recent.has_profile(&network));
+        assert!(!recent.has_profile(&"net2".parse().unwrap()));
     }
 }
