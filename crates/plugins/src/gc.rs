@@ -1,13 +1,15 @@
 //! GC: takes down what is in a network on this node and in nobody's list (cni-runtime.md section 1.5).
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use russet_addr::{ContainerId, IfName, NetworkName, NodeName};
 use russet_attach::OwnedLink;
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{CniError, ValidAttachment};
 use russet_ipam::{Allocator, Held, ReleaseOptions};
-use russet_model::HandleId;
+use russet_model::{HandleId, Prefix, WorkloadEndpoint};
+use russet_store::Store;
 
 use crate::failure;
 use crate::node::{Node, Teardown};
@@ -79,6 +81,26 @@ pub async fn stale_addresses(
         (!is_valid(valid, &container, ifname.as_ref())).then_some(options)
     };
     Ok(held.into_iter().filter_map(stale).collect())
+}
+
+/// Those of `stale` that no valid container's endpoint names. Addresses of Calico v1 may be held under the pod's name, which in a namespace that is
+/// called like the network looks like a container's handle.
+pub async fn unused(
+    store: &dyn Store,
+    mut stale: Vec<ReleaseOptions>,
+    valid: &[ValidAttachment],
+) -> Result<Vec<ReleaseOptions>, CniError> {
+    if stale.is_empty() {
+        return Ok(stale);
+    }
+    let listed = store.list(&Prefix::workload_endpoints()).await;
+    let listed = listed.map_err(|error| failure::store("the endpoints could not be read", &error, &error))?;
+    let specs =
+        listed.records.iter().filter_map(|record| Some(WorkloadEndpoint::decode(&record.value).ok()?.spec));
+    let of_valid = specs.filter(|spec| valid.iter().any(|it| it.container_id.as_str() == spec.container_id));
+    let used: BTreeSet<IpAddr> = of_valid.flat_map(|spec| spec.ip_networks).map(|net| net.addr()).collect();
+    stale.retain(|options| !used.contains(&options.address));
+    Ok(stale)
 }
 
 /// The container that a handle of `network` is for. With a dot in it, `a.b.c` may as well be container `c` of network `a.b`, whose list of what is

@@ -28,6 +28,7 @@ pub async fn run(node: &CalicoNode, request: &Request, conf: &CalicoConf) -> Res
         return Err(CniError::new(failure::WIRING, msg, errors.join("; ")));
     }
     let addresses = gc::stale_addresses(&allocator, &name, &conf.network, &valid).await?;
+    let addresses = gc::unused(&*store, addresses, &valid).await?;
     let handles = addresses.iter().filter_map(|address| address.handle.as_ref());
     containers.extend(handles.filter_map(|handle| gc::container_of(handle, &conf.network)));
     containers.retain(|container| valid.iter().all(|kept| kept.container_id != *container));

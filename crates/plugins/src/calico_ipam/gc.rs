@@ -6,7 +6,7 @@ use russet_cni_spec::plugin::Request;
 use crate::calico_conf::CalicoConf;
 use crate::datastore::CalicoHost;
 use crate::failure;
-use crate::gc::stale_addresses;
+use crate::gc::{stale_addresses, unused};
 use crate::request_log::RequestLog;
 
 use super::assign::within;
@@ -24,6 +24,7 @@ pub(super) async fn gc(
     let node = choice.resolve(&*datastore.store).await?;
     let allocator = within(&datastore.allocator);
     let stale = stale_addresses(&allocator, &node, &conf.network, &valid).await?;
+    let stale = unused(&*datastore.store, stale, &valid).await?;
     if stale.is_empty() {
         return Ok(());
     }

@@ -1,8 +1,12 @@
 //! DEL: what one interface holds goes back, and what older plugins took for its pod (calico-ipam.md section 4.3). Nothing that is not there is an error.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
 use russet_cni_spec::CniError;
 use russet_ipam::{Allocator, Held, IpamError, ReleaseOptions};
-use russet_model::HandleId;
+use russet_model::{HandleId, Prefix, WorkloadEndpoint};
+use russet_store::Store;
 
 use super::Subject;
 use super::assign::{BUDGET, within};
@@ -21,7 +25,7 @@ pub(crate) async fn release(
 ) -> Result<(), CniError> {
     log.info(format!("Releasing address using handleID HandleID={}", subject.handle()));
     let _lock = host.locks().take(&conf.ipam_lock_file(&host.root), log).await;
-    let released = tokio::time::timeout(BUDGET, release_both(&datastore.allocator, subject, log)).await;
+    let released = tokio::time::timeout(BUDGET, release_both(datastore, subject, log)).await;
     let late = |_| {
         let details = "what is not released yet is found by the next DEL";
         CniError::try_again_later(format!("the datastore was too slow: not done within {BUDGET:?}"), details)
@@ -29,8 +33,8 @@ pub(crate) async fn release(
     released.map_err(late)?.map_err(|error| failure::ipam("the pod's addresses could not be released", error))
 }
 
-async fn release_both(allocator: &Allocator, subject: &Subject, log: &RequestLog) -> Result<(), IpamError> {
-    let allocator = within(allocator);
+async fn release_both(datastore: &Datastore, subject: &Subject, log: &RequestLog) -> Result<(), IpamError> {
+    let allocator = within(&datastore.allocator);
     let handle = subject.handle();
     let first = allocator.release_by_handle(&handle, Some(&subject.ifname)).await.map(|released| {
         match released.addresses.as_slice() {
@@ -41,14 +45,16 @@ async fn release_both(allocator: &Allocator, subject: &Subject, log: &RequestLog
         }
     });
     let second = match subject.legacy_handle() {
-        Some(legacy) => release_legacy(&allocator, &legacy, subject, log).await,
+        Some(legacy) => release_legacy(&*datastore.store, &allocator, &legacy, subject, log).await,
         None => Ok(()),
     };
     first.and(second)
 }
 
-/// What the workload ID holds, except for what was evidently taken for something else.
+/// What the workload ID holds, except for what was evidently taken for something else, and for what a newer container of the pod uses: v1 gave a pod
+/// its address again in every sandbox.
 async fn release_legacy(
+    store: &dyn Store,
     allocator: &Allocator,
     handle: &HandleId,
     subject: &Subject,
@@ -56,11 +62,12 @@ async fn release_legacy(
 ) -> Result<(), IpamError> {
     log.info(format!("Releasing address using workloadID Workload={handle}"));
     let held = allocator.ips_by_handle(handle).await?;
-    let (ours, others): (Vec<Held>, Vec<Held>) = held.into_iter().partition(|held| subject.may_hold(held));
+    let used = if held.is_empty() { BTreeSet::new() } else { used_by_others(store, subject).await? };
+    let (ours, others): (Vec<Held>, Vec<Held>) =
+        held.into_iter().partition(|held| subject.may_hold(handle, held) && !used.contains(&held.address));
     if !others.is_empty() {
         log.warn(format!("handle={handle} also holds addresses of others, which stay"));
-    }
-    if others.is_empty() {
+    } else if !subject.is_ambiguous(handle) {
         let released = allocator.release_by_handle(handle, None).await?;
         if !released.addresses.is_empty() {
             let addresses = released.addresses;
@@ -75,4 +82,17 @@ async fn release_legacy(
     };
     let options: Vec<ReleaseOptions> = ours.into_iter().map(options).collect();
     if options.is_empty() { Ok(()) } else { allocator.release_ips(&options).await.map(drop) }
+}
+
+/// Addresses that endpoints of the pod name for other containers.
+async fn used_by_others(store: &dyn Store, subject: &Subject) -> Result<BTreeSet<IpAddr>, IpamError> {
+    let Some(pod) = &subject.pod else { return Ok(BTreeSet::new()) };
+    let all = Prefix::workload_endpoints();
+    let listed = store.list(&Prefix::from_stored(format!("{}{}/", all.as_str(), pod.namespace))).await;
+    let listed = listed
+        .map_err(|source| IpamError::Store { operation: "read the pod's endpoints".to_owned(), source })?;
+    let specs =
+        listed.records.iter().filter_map(|record| Some(WorkloadEndpoint::decode(&record.value).ok()?.spec));
+    let others = specs.filter(|spec| spec.pod == pod.name && spec.container_id != subject.container.as_str());
+    Ok(others.flat_map(|spec| spec.ip_networks).map(|net| net.addr()).collect())
 }

@@ -95,10 +95,19 @@ impl Subject {
         held.attribute.get("interface").is_none_or(|name| name == self.ifname.as_str())
     }
 
-    /// Whether an address of its legacy handle may be this pod's: `<namespace>.<pod>` of one could be `<network>.<container>` of another.
-    pub(super) fn may_hold(&self, held: &Held) -> bool {
-        let says =
-            |name: &str, ours: Option<&str>| held.attribute.get(name).is_none_or(|it| Some(it) == ours);
+    /// Whether its legacy handle may as well be a container's of its network: whoever names namespaces and pods could name a victim.
+    pub(super) fn is_ambiguous(&self, legacy: &HandleId) -> bool {
+        legacy.as_str().strip_prefix(self.network.as_str()).is_some_and(|rest| rest.starts_with('.'))
+    }
+
+    /// Whether an address of its legacy handle may be this pod's: `<namespace>.<pod>` of one could be `<network>.<container>` of another. In its own
+    /// network only what names the pod is.
+    pub(super) fn may_hold(&self, legacy: &HandleId, held: &Held) -> bool {
+        let unnamed = !self.is_ambiguous(legacy);
+        let says = |name: &str, ours: Option<&str>| match held.attribute.get(name) {
+            Some(it) => Some(it) == ours,
+            None => unnamed,
+        };
         let pod = self.pod.as_ref();
         says("pod", pod.map(|pod| pod.name.as_str()))
             && says("namespace", pod.map(|pod| pod.namespace.as_str()))

@@ -49,6 +49,67 @@ fn a_workload_id_that_is_another_pods_handle_takes_nothing_from_it() {
 }
 
 #[test]
+fn a_workload_id_in_a_namespace_named_like_the_network_frees_only_what_names_the_pod() {
+    // A tenant names namespace `net` and pod `abcd`: the victim's handle, held by a peer that names no pod
+    let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=net;K8S_POD_NAME=abcd";
+    for (secondary, left) in
+        [(json!({"node": "node-a"}), 1), (Value::Null, 1), (json!({"pod": "abcd", "namespace": "net"}), 0)]
+    {
+        on_both(async |sim| {
+            let bench = Bench::v4(sim).await;
+            held_by_peer(&bench, "net.abcd", secondary.clone()).await;
+            bench.done("DEL", &Ask { args, ..ASK() }).await;
+            assert_eq!(bench.held("net.abcd").await, left, "{secondary}");
+        });
+    }
+}
+
+/// An endpoint of the pod for a container, as the migration of v1 data leaves it.
+async fn endpoint_of(bench: &Bench, namespace: &str, container: &str) {
+    let endpoint = json!({
+        "kind": "WorkloadEndpoint", "metadata": {"name": "node--a-k8s-web--0-eth0", "namespace": namespace},
+        "spec": {"orchestrator": "k8s", "node": "node-a", "containerID": container, "pod": "web-0",
+            "endpoint": "eth0", "ipNetworks": ["10.1.0.0/32"], "interfaceName": "cali1"},
+    });
+    let key = Key::workload_endpoint(namespace, "node--a-k8s-web--0-eth0").unwrap();
+    bench.put(key, &endpoint).await;
+}
+
+#[test]
+fn a_late_del_of_an_old_sandbox_leaves_the_address_that_the_new_one_has_under_the_workload_id() {
+    // calico-cni.md oracle 56: v1 gave the pod its address again
+    on_both(async |sim| {
+        let bench = Bench::v4(sim).await;
+        held_by_peer(&bench, "default.web-0", json!({"pod": "web-0", "namespace": "default"})).await;
+        endpoint_of(&bench, "default", "new").await;
+        for _ in 0..2 {
+            bench.done("DEL", &Ask { container: "old", args: POD, ..ASK() }).await;
+            assert_eq!(bench.held("default.web-0").await, 1);
+        }
+        bench.done("DEL", &Ask { container: "new", args: POD, ..ASK() }).await;
+        assert_eq!(bench.held("default.web-0").await, 0);
+    });
+}
+
+#[test]
+fn gc_leaves_what_a_valid_containers_endpoint_names_whatever_it_is_held_under() {
+    on_both(async |sim| {
+        let bench = Bench::v4(sim).await;
+        held_by_peer(&bench, "net.web-0", json!({"node": "node-a"})).await;
+        endpoint_of(&bench, "net", "new").await;
+        let gc = |list: Value| Ask {
+            version: "1.1.0",
+            more: json!({ "cni.dev/valid-attachments": list }),
+            ..ASK()
+        };
+        bench.done("GC", &gc(json!([{"containerID": "new", "ifname": "eth0"}]))).await;
+        assert_eq!(bench.held("net.web-0").await, 1);
+        bench.done("GC", &gc(json!([]))).await;
+        assert_eq!(bench.held("net.web-0").await, 0);
+    });
+}
+
+#[test]
 fn an_address_of_a_peer_that_names_no_interface_goes_with_any() {
     // calico-ipam.md section 9
     on_both(async |sim| {
