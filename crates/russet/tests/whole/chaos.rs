@@ -157,6 +157,7 @@ fn repair(sites: &[Site], plugin: Plugin, alive: &[Vec<&Alive>]) {
         if index == 0 {
             let answer = site.node.russet_inside(&["ipam", "repair", "--grace", REPAIR_GRACE]);
             assert_eq!(answer.status, 0, "{}{}", answer.stdout, answer.stderr);
+            println!("{}", answer.stdout.lines().last().unwrap_or_default());
         }
         if index != 0 || plugin == Plugin::Calico {
             let valid: Vec<&TestPod> = alive.iter().map(|alive| &alive.pod).collect();
@@ -272,6 +273,12 @@ fn weather(plugin: Plugin) {
     pinging.into_iter().for_each(Pinging::finish);
 
     for (site, left) in sites.iter().zip(&left) {
+        println!(
+            "{} pods live, {} are dead, {} forgotten",
+            left.alive.len(),
+            left.dead.len(),
+            left.forgotten.len()
+        );
         bury(site, &left.dead);
     }
     let spared = [&spared[..2], &spared[2..]];

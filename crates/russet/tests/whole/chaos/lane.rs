@@ -108,7 +108,10 @@ impl Left {
                 let alive = left.alive.swap_remove(index);
                 // From here on the address may be another's, even if the plugin is killed.
                 storm.give_up(&alive);
-                left.del(storm, site, alive.pod, &mut random);
+                match random.once_in(6) {
+                    true => left.forget(alive.pod),
+                    false => left.del(storm, site, alive.pod, &mut random),
+                }
             }
         }
         left
@@ -129,13 +132,16 @@ impl Left {
             }
         }
         match random.below(6) {
-            0 => {
-                NetNs::delete_named(&pod.netns_name).unwrap();
-                self.forgotten.push(pod);
-            }
-            1 => self.dead.push(pod),
+            0..2 => self.forget(pod),
+            2 => self.dead.push(pod),
             _ => self.del(storm, site, pod, random),
         }
+    }
+
+    /// What a machine does that goes down without a word: there is no namespace any more, and nobody deletes the pod.
+    fn forget(&mut self, pod: TestPod) {
+        NetNs::delete_named(&pod.netns_name).unwrap();
+        self.forgotten.push(pod);
     }
 
     fn del(&mut self, storm: &Storm, site: &Site, pod: TestPod, random: &mut Random) {
