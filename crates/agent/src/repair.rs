@@ -21,7 +21,7 @@ mod rounds;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use russet_addr::{BlockCidr, NodeName};
 use russet_ipam::{Allocator, Held, IpamError, ReleaseOptions};
@@ -45,6 +45,8 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(600);
 pub const DEFAULT_CACHE: &str = "var/lib/cni";
 /// Leaks that one round looks at; the rest is for the next. A node has a few hundred pods, and a round holds up their requests while it releases.
 const LEAKS_MAX: usize = 500;
+/// How long a round may go on to the next release. One that has begun is waited for: it could take effect after an ADD has found its old address.
+const RELEASES_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a look counts for nothing.
 #[derive(Debug, thiserror::Error)]
@@ -270,7 +272,8 @@ impl Crew {
         }
     }
 
-    /// The second look, and what follows from both. Nobody may work on a container of this node meanwhile. Errors come before the first release.
+    /// The second look, and what follows from both. Nobody may work on a container of this node meanwhile. Errors come before the first release. What cannot
+    /// be released soon is left to another round.
     pub async fn conclude(
         &self,
         reach: Reach,
@@ -286,12 +289,16 @@ impl Crew {
         let second =
             tokio::time::timeout(patience, again).await.map_err(|_| RepairError::Slow(patience))??;
         let mut findings = Vec::new();
+        let end = Instant::now() + RELEASES_PATIENCE;
+        let mut store_failed = false;
         for leak in &first.leaks {
             let outcome = match second.verdict(leak) {
                 Err(outcome) => outcome,
-                Ok(()) if options.dry_run => Outcome::Leaked,
+                // A store that fails once lets everybody wait for each of the others, too.
+                Ok(()) if options.dry_run || store_failed || Instant::now() >= end => Outcome::Leaked,
                 Ok(()) => self.release(leak).await,
             };
+            store_failed |= matches!(outcome, Outcome::Failed { .. });
             findings.push(Finding::address(leak, &second.seen, outcome));
         }
         Ok(findings)

@@ -119,7 +119,7 @@ pub enum Subject {
 pub enum Outcome {
     /// It was given back.
     Released,
-    /// Both looks say that it is leaked, and nothing was to be released.
+    /// Both looks say that it is leaked; nothing was to be released, or the round had to end before it came to this.
     Leaked,
     /// The second look found that it is none.
     Alive {

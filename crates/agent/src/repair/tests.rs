@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use russet_ipam::Request;
 use russet_model::{Block, Key, KeyKind, time};
-use russet_store::sim::{Chance, Faults};
+use russet_store::sim::{Chance, Fault, Faults};
 use russet_store::{Sim, Step};
 use tokio::sync::{Mutex, RwLock};
 
@@ -379,6 +379,28 @@ fn a_leak_that_both_looks_see_is_released() {
     let findings = both_looks(&world, &crew, |_| {}).unwrap();
     assert_eq!(findings.iter().map(|it| &it.outcome).collect::<Vec<_>>(), [&Outcome::Released]);
     assert!(world.entries().is_empty());
+}
+
+#[test]
+fn a_store_that_fails_at_one_release_is_not_asked_for_the_others_while_requests_wait() {
+    let (world, crew) = one_leak();
+    let request = |handle: &str| {
+        Request::pod("node-a".parse().unwrap(), handle.parse().unwrap()).with("interface", "eth0")
+    };
+    for handle in ["net.c2", "net.c3"] {
+        run_alone(world.allocator.auto_assign(&request(handle))).unwrap();
+    }
+    world.now.set(world.now.get() + GRACE);
+    let options = Options { grace: GRACE, dry_run: false };
+    let first = run_alone(crew.look(Reach::OwnBlocks, GRACE)).unwrap();
+    world.sim.script([Fault::Unavailable; 64]);
+    let asked = BTreeSet::new();
+    let findings = run_alone(crew.conclude(Reach::OwnBlocks, &first, &asked, options, PATIENCE)).unwrap();
+    let outcomes: Vec<_> = findings.iter().map(|it| &it.outcome).collect();
+    assert!(
+        matches!(outcomes[..], [Outcome::Failed { .. }, Outcome::Leaked, Outcome::Leaked]),
+        "{outcomes:?}"
+    );
 }
 
 #[test]
