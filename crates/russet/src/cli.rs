@@ -205,7 +205,7 @@ pub enum DemoMode {
 /// How to print data.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct OutputArgs {
-    /// Print as a table for people or as JSON for programs.
+    /// Print as a table for people, or as JSON or YAML for programs.
     #[arg(short = 'o', long = "output", default_value = "table", value_name = "FORMAT")]
     pub format: Format,
 }
@@ -215,8 +215,12 @@ pub struct OutputArgs {
 pub enum Format {
     /// For people.
     Table,
+    /// For people with room: more columns where there are more.
+    Wide,
     /// For programs.
     Json,
+    /// The same as YAML.
+    Yaml,
 }
 
 /// A log format.

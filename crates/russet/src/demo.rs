@@ -18,7 +18,7 @@ mod topology;
 
 use std::time::Instant;
 
-use crate::cli::{DemoArgs, DemoMode, Format};
+use crate::cli::{DemoArgs, DemoMode};
 use crate::command::Failure;
 use crate::output;
 use datastore::Datastore;
@@ -96,10 +96,7 @@ pub fn run(args: DemoArgs) -> Result<(), Failure> {
     let mut fleet = Fleet::new(Datastore::new(args.etcd.as_ref())?, args.keep);
     let outcome = show(&args, &lab, &mut fleet, &interrupt);
     if let Ok(report) = &outcome {
-        output::print(&match args.output.format {
-            Format::Json => output::json(report),
-            Format::Table => report.text(),
-        });
+        output::print_as(args.output.format, report, || report.text());
     }
     let kept = args.keep && outcome.is_ok();
     if kept && !rootless::is_inside() {

@@ -4,10 +4,30 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+use crate::cli::Format;
+
+mod yaml;
+
+pub use yaml::of_json as yaml_of_json;
+
 /// Prints `text` to standard output; whoever closed the pipe has seen enough.
 pub fn print(text: &str) {
     let mut out = io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Prints `value` for programs, or the table that `text` makes for people.
+pub fn print_as(format: Format, value: &impl Serialize, text: impl FnOnce() -> String) {
+    print(&in_format(format, value, text));
+}
+
+/// What [`print_as`] prints.
+pub fn in_format(format: Format, value: &impl Serialize, text: impl FnOnce() -> String) -> String {
+    match format {
+        Format::Json => json(value),
+        Format::Yaml => yaml_of_json(&json(value)),
+        Format::Table | Format::Wide => text(),
+    }
 }
 
 /// Prints a progress line to standard error.

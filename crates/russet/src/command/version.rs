@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::Failure;
-use crate::cli::{Format, OutputArgs};
+use crate::cli::OutputArgs;
 use crate::output;
 
 /// What this build is and speaks; `schema` grows when a member changes its meaning.
@@ -25,9 +25,8 @@ pub fn run(args: OutputArgs) -> Result<(), Failure> {
         agent_protocol: russet_cni_spec::relay::RelayRequest::VERSION,
         datastores: ["embedded", "unix", "etcd"],
     };
-    output::print(&match args.format {
-        Format::Json => output::json(&version),
-        Format::Table => format!("russet {}\nCNI {}\n", version.version, version.cni_versions.join(" ")),
+    output::print_as(args.format, &version, || {
+        format!("russet {}\nCNI {}\n", version.version, version.cni_versions.join(" "))
     });
     Ok(())
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::{Failure, PROBLEMS};
 use super::Place;
-use crate::cli::{Format, OutputArgs};
+use crate::cli::OutputArgs;
 use crate::output;
 
 /// The report; `schema` grows when a member changes its meaning.
@@ -41,10 +41,8 @@ pub struct Entry {
 pub async fn run(place: &Place, args: OutputArgs) -> Result<ExitCode, Failure> {
     let (audit, revision) = audit_store(&*place.store).await?;
     let found = !audit.findings.is_empty();
-    output::print(&match args.format {
-        Format::Json => output::json(&Report::new(audit, revision.0)),
-        Format::Table => text(&audit),
-    });
+    let table = text(&audit);
+    output::print_as(args.format, &Report::new(audit, revision.0), || table);
     Ok(if found { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS })
 }
 

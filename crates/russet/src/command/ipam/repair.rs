@@ -9,7 +9,6 @@ use russet_cni_spec::relay::{ExchangeError, nobody_listens, post};
 
 use super::super::{Failure, PROBLEMS};
 use super::Place;
-use crate::cli::Format;
 use crate::cli::repair::RepairArgs;
 use crate::cli::store::StoreChoice;
 use crate::{output, settings};
@@ -47,10 +46,7 @@ pub async fn run(choice: StoreChoice, args: RepairArgs) -> Result<ExitCode, Fail
     } else {
         here(choice, &args, options).await?
     };
-    output::print(&match args.output.format {
-        Format::Json => output::json(&report),
-        Format::Table => text(&report),
-    });
+    output::print_as(args.output.format, &report, || text(&report));
     let bad = report.has_leaks_left();
     Ok(if bad { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS })
 }

@@ -51,12 +51,16 @@ pub async fn run(place: &Place, args: ShowArgs) -> Result<(), Failure> {
     } else {
         let pools: Vec<IpPool> = place.allocator().pools().await?;
         let usage = usage(&pools, &blocks(place).await?, args.show_blocks);
-        let text = output::table(&Usage::HEADING, &usage.iter().map(Usage::row).collect::<Vec<_>>());
+        let wide = matches!(format, Format::Wide);
+        let rows: Vec<Vec<String>> = usage.iter().map(|usage| usage.row(wide)).collect();
+        let columns = Usage::HEADING.len() - usize::from(!wide);
+        let text = output::table(&Usage::HEADING[..columns], &rows);
         (output::json(&Pools { schema: SCHEMA, usage }), text)
     };
     output::print(&match format {
         Format::Json => json,
-        Format::Table => text,
+        Format::Yaml => output::yaml_of_json(&json),
+        Format::Table | Format::Wide => text,
     });
     Ok(())
 }

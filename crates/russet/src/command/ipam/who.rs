@@ -12,7 +12,6 @@ use serde::Serialize;
 
 use super::super::{Failure, PROBLEMS};
 use super::Place;
-use crate::cli::Format;
 use crate::cli::ipam::{Moment, WhoArgs};
 use crate::output;
 
@@ -50,10 +49,7 @@ pub async fn run(place: &Place, args: WhoArgs) -> Result<ExitCode, Failure> {
         }
     };
     let who = Who { schema: 1, ip: args.ip, at: args.at.map(|at| time::rfc3339(at.0)), now, history: known };
-    output::print(&match args.output.format {
-        Format::Json => output::json(&who),
-        Format::Table => who.text(),
-    });
+    output::print_as(args.output.format, &who, || who.text());
     let nothing = who.now.is_none() && who.history.is_empty();
     Ok(if nothing { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS })
 }

@@ -11,7 +11,6 @@ use serde::Serialize;
 
 use super::super::{Failure, PROBLEMS};
 use super::Place;
-use crate::cli::Format;
 use crate::cli::ipam::WhyArgs;
 use crate::{output, settings};
 
@@ -51,10 +50,7 @@ pub async fn run(place: &Place, args: WhyArgs) -> Result<ExitCode, Failure> {
     }
     let refused = |told: &Explanation| matches!(told.outcome, Outcome::Refused { .. });
     let bad = why.families.is_empty() || why.families.iter().any(refused);
-    output::print(&match args.output.format {
-        Format::Json => output::json(&why),
-        Format::Table => why.text(),
-    });
+    output::print_as(args.output.format, &why, || why.text());
     Ok(if bad { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS })
 }
 

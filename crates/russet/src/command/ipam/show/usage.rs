@@ -58,8 +58,9 @@ fn number<S: Serializer>(value: &u128, serializer: S) -> Result<S::Ok, S::Error>
 // === impl Usage ===
 
 impl Usage {
-    /// The columns.
-    pub const HEADING: [&'static str; 5] = ["GROUPING", "CIDR", "IPS TOTAL", "IPS IN USE", "IPS FREE"];
+    /// The columns; the last is for wide tables.
+    pub const HEADING: [&'static str; 6] =
+        ["GROUPING", "CIDR", "IPS TOTAL", "IPS IN USE", "IPS FREE", "AFFINITY"];
 
     fn new(grouping: &'static str, cidr: IpNet, in_use: u128, affinity: Option<String>) -> Self {
         let total = size(cidr);
@@ -68,10 +69,11 @@ impl Usage {
     }
 
     /// The cells.
-    pub fn row(&self) -> Vec<String> {
+    pub fn row(&self, wide: bool) -> Vec<String> {
         let share = |part: u128| format!("{part} ({}%)", percent(part, self.total));
         let numbers = [self.total.to_string(), share(self.in_use), share(self.free)];
-        [self.grouping.to_owned(), self.cidr.clone()].into_iter().chain(numbers).collect()
+        let affinity = wide.then(|| self.affinity.clone().unwrap_or_else(|| "-".to_owned()));
+        [self.grouping.to_owned(), self.cidr.clone()].into_iter().chain(numbers).chain(affinity).collect()
     }
 }
 
@@ -102,7 +104,7 @@ mod tests {
         ];
         let pool = |cidr: &str| IpPool::new("p", IpPoolSpec::new(cidr.parse().unwrap()));
         let rows = usage(&[pool("10.1.0.0/24"), pool("fd00::/48")], &blocks, true);
-        let text: Vec<String> = rows.iter().map(|row| row.row().join(" ")).collect();
+        let text: Vec<String> = rows.iter().map(|row| row.row(false).join(" ")).collect();
         assert_eq!(
             text,
             [
@@ -119,6 +121,6 @@ mod tests {
 
     #[test]
     fn even_the_whole_of_ipv6_has_a_size() {
-        assert_eq!(Usage::new("IP Pool", "::/0".parse().unwrap(), 7, None).row()[3], "7 (0%)");
+        assert_eq!(Usage::new("IP Pool", "::/0".parse().unwrap(), 7, None).row(false)[3], "7 (0%)");
     }
 }

@@ -91,10 +91,7 @@ impl Report {
 
     /// The report in a format.
     pub fn show(&self, format: Format) -> String {
-        match format {
-            Format::Json => output::json(self),
-            Format::Table => self.text(),
-        }
+        output::in_format(format, self, || self.text())
     }
 
     fn text(&self) -> String {
