@@ -18,7 +18,7 @@ pub struct Russet {
     allocator: Allocator,
     node: NodeName,
     ifname: IfName,
-    /// Everything remembered is forgotten before each ADD: what the first one after a pause costs.
+    /// Everything remembered is forgotten before each ADD: what the first one of a process costs.
     forgets: bool,
 }
 
@@ -26,7 +26,7 @@ pub struct Russet {
 struct Pause;
 
 /// As in `russet_agent`.
-const CACHE_MAX_AGE: Duration = Duration::from_secs(1);
+const CACHE_MAX_AGE: Duration = Duration::from_secs(30);
 
 // === impl Russet ===
 

@@ -54,8 +54,8 @@ const SUBJECTS: [(&str, &[u32]); 6] = [
 /// What people must know to read the table.
 const NOTES: [&str; 7] = [
     "a sample: 32 addresses for 32 pods of a node that has 16; 1 caller asks for one after the other, 32 callers ask once each and all at the same time",
-    "russet-*: the agent's allocator, one for all callers, with its memory; warm: it has served an ADD within the last second",
-    "russet-etcd-forgotten: the same, its memory emptied before each ADD (what one ADD a second and node pays)",
+    "russet-*: the agent's allocator, one for all callers, with its memory; warm: it has served an ADD before",
+    "russet-etcd-forgotten: the same, its memory emptied before each ADD (what the first ADD of an agent pays)",
     "go-order: our replay of the requests of Go's calico-ipam 3.x in their order, sequential, connections kept, host lock taken; not the Go program: no process start",
     "go-order-connect: the same with a new connection for each ADD and DEL, as each process has its own; go-order-unlocked: without the host lock, as before 3.18",
     "callers share one machine with etcd; commits and reads are requests to the store, syncs those of its log (x go-order: against the same callers and disk)",
