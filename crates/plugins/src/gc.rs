@@ -37,14 +37,14 @@ fn is_valid(valid: &[ValidAttachment], container: &ContainerId, ifname: Option<&
     valid.iter().any(|it| it.container_id == *container && ifname.is_none_or(|ifname| it.ifname == *ifname))
 }
 
-/// Takes down what nobody has in their list; says whose it was, and what went wrong.
+/// Takes down what nobody has in their list; says whose it was and how it was called, and what went wrong.
 pub async fn detach_stale(
     wiring: &Wiring,
     teardown: &Teardown,
     network: &NetworkName,
     valid: &[ValidAttachment],
-) -> Result<(BTreeSet<ContainerId>, Vec<String>), CniError> {
-    let (mut containers, mut errors) = (BTreeSet::new(), Vec::new());
+) -> Result<(BTreeSet<(ContainerId, String)>, Vec<String>), CniError> {
+    let (mut removed, mut errors) = (BTreeSet::new(), Vec::new());
     let stale = |link: &OwnedLink| {
         let container = link.owner.container();
         // A container whose name did not fit into the alias is left to its own DEL.
@@ -54,11 +54,11 @@ pub async fn detach_stale(
     };
     for link in wiring.list().await?.into_iter().filter(stale) {
         let removal = teardown.removal();
-        containers.extend(link.owner.container().cloned());
+        removed.extend(link.owner.container().map(|container| (container.clone(), link.name.clone())));
         errors.extend(wiring.detach_owned(link, removal).await.err().map(|error| error.to_string()));
     }
     teardown.doomed();
-    Ok((containers, errors))
+    Ok((removed, errors))
 }
 
 /// What this node holds in `network` for nobody in the list. Each is to be released only if it is still the same

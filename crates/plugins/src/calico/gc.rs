@@ -2,11 +2,12 @@
 //! peers, so that only handles of this network and endpoints of this node are touched (calico-cni.md section 3.7).
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
-use russet_addr::{ContainerId, NodeName};
+use russet_addr::{ContainerId, IfName, NodeName};
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{CniError, Verb};
-use russet_model::{Prefix, WorkloadEndpoint};
+use russet_model::{Prefix, WorkloadEndpoint, WorkloadEndpointSpec};
 use russet_store::{Step, Store};
 
 use crate::calico_conf::CalicoConf;
@@ -21,18 +22,20 @@ pub async fn run(node: &CalicoNode, request: &Request, conf: &CalicoConf) -> Res
     let choice = conf.node_choice(&node.host.root)?;
     let Datastore { store, allocator, .. } = node.host.datastore(conf).await?;
     let name = choice.resolve(&*store).await?;
-    let (mut containers, errors) =
-        gc::detach_stale(&node.wiring, &node.teardown, &conf.network, &valid).await?;
+    let (links, errors) = gc::detach_stale(&node.wiring, &node.teardown, &conf.network, &valid).await?;
     if !errors.is_empty() {
         let msg = "some of what is no longer valid is still there";
         return Err(CniError::new(failure::WIRING, msg, errors.join("; ")));
     }
     let addresses = gc::stale_addresses(&allocator, &name, &conf.network, &valid).await?;
     let addresses = gc::unused(&*store, addresses, &valid).await?;
-    let handles = addresses.iter().filter_map(|address| address.handle.as_ref());
-    containers.extend(handles.filter_map(|handle| gc::container_of(handle, &conf.network)));
-    containers.retain(|container| valid.iter().all(|kept| kept.container_id != *container));
-    remove_endpoints(&*store, &name, &containers).await?;
+    let held = addresses.iter().filter_map(|it| {
+        let container = gc::container_of(it.handle.as_ref()?, &conf.network)?;
+        Some((container, it.address))
+    });
+    let mut stale = Stale { links, addresses: held.collect() };
+    stale.spare(|container| valid.iter().any(|kept| kept.container_id == *container));
+    remove_endpoints(&*store, &name, &stale).await?;
     let released = allocator.release_ips(&addresses).await;
     released.map_err(|error| failure::ipam("addresses that are no longer valid are still held", error))?;
     match conf.ipam.kind.as_str() {
@@ -41,21 +44,41 @@ pub async fn run(node: &CalicoNode, request: &Request, conf: &CalicoConf) -> Res
     }
 }
 
-/// Removes the endpoints of these containers on this node; one that somebody changes meanwhile is looked at by the next GC.
-async fn remove_endpoints(
-    store: &dyn Store,
-    node: &NodeName,
-    containers: &BTreeSet<ContainerId>,
-) -> Result<(), CniError> {
-    if containers.is_empty() {
+/// What is no longer valid: each container with the host end that it had, and with an address that it holds.
+#[derive(Debug, Default)]
+struct Stale {
+    links: BTreeSet<(ContainerId, String)>,
+    addresses: BTreeSet<(ContainerId, IpAddr)>,
+}
+
+// === impl Stale ===
+
+impl Stale {
+    /// Leaves containers alone.
+    fn spare(&mut self, spared: impl Fn(&ContainerId) -> bool) {
+        self.links.retain(|(container, _)| !spared(container));
+        self.addresses.retain(|(container, _)| !spared(container));
+    }
+
+    /// Whether an endpoint describes one of these. The container alone does not say so: it may be in other networks, too, whose lists are others.
+    fn is_described_by(&self, spec: &WorkloadEndpointSpec) -> bool {
+        let Ok(container) = spec.container_id.parse::<ContainerId>() else { return false };
+        let link = |name: &IfName| self.links.contains(&(container.clone(), name.to_string()));
+        spec.interface_name.as_ref().is_some_and(link)
+            || spec.ip_networks.iter().any(|net| self.addresses.contains(&(container.clone(), net.addr())))
+    }
+}
+
+/// Removes the endpoints on this node that describe these; one that somebody changes meanwhile is looked at by the next GC.
+async fn remove_endpoints(store: &dyn Store, node: &NodeName, stale: &Stale) -> Result<(), CniError> {
+    if stale.links.is_empty() && stale.addresses.is_empty() {
         return Ok(());
     }
     let msg = "endpoints that are no longer valid could not be removed";
     let failed = |error| failure::store(msg, &error, &error);
     for record in store.list(&Prefix::workload_endpoints()).await.map_err(failed)?.records {
         let Ok(endpoint) = WorkloadEndpoint::decode(&record.value) else { continue };
-        let stale = |id: &str| id.parse().is_ok_and(|id: ContainerId| containers.contains(&id));
-        if endpoint.spec.node != node.as_str() || !stale(&endpoint.spec.container_id) {
+        if endpoint.spec.node != node.as_str() || !stale.is_described_by(&endpoint.spec) {
             continue;
         }
         let delete = Step::delete(record.key, Some(record.revision));
@@ -66,4 +89,50 @@ async fn remove_endpoints(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_model::Key;
+    use russet_store::Sim;
+
+    use super::*;
+
+    /// The endpoints of container `c1` that are left, of one for each of two networks.
+    fn left(stale: &Stale) -> Vec<&'static str> {
+        let endpoints =
+            [("eth0", "calia4fc3c48bd8", "10.1.0.7/32"), ("net1", "calib0000000001", "10.2.0.7/32")];
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let store = Sim::atomic(1);
+            let node: NodeName = "n1".parse().unwrap();
+            let key = |name: &str| Key::workload_endpoint("shop", &format!("n1-k8s-web-{name}")).unwrap();
+            for (name, host_name, net) in endpoints {
+                let spec = WorkloadEndpointSpec {
+                    node: node.to_string(),
+                    container_id: "c1".into(),
+                    endpoint: name.into(),
+                    interface_name: Some(host_name.parse().unwrap()),
+                    ip_networks: vec![net.parse().unwrap()],
+                    ..WorkloadEndpointSpec::default()
+                };
+                let endpoint = WorkloadEndpoint::new(format!("n1-k8s-web-{name}"), spec);
+                store.commit(vec![Step::create(key(name), endpoint.encode())]).await.unwrap();
+            }
+            remove_endpoints(&store, &node, stale).await.unwrap();
+            let records = store.records();
+            endpoints.iter().map(|it| it.0).filter(|name| records.contains_key(&key(name))).collect()
+        })
+    }
+
+    #[test]
+    fn a_stale_attachment_takes_only_the_endpoint_that_describes_it() {
+        let container = || "c1".parse::<ContainerId>().unwrap();
+        let link = BTreeSet::from([(container(), "calib0000000001".to_owned())]);
+        assert_eq!(left(&Stale { links: link, ..Stale::default() }), ["eth0"]);
+        let address = BTreeSet::from([(container(), "10.2.0.7".parse().unwrap())]);
+        assert_eq!(left(&Stale { addresses: address, ..Stale::default() }), ["eth0"]);
+        let other = BTreeSet::from([("c2".parse().unwrap(), "calib0000000001".to_owned())]);
+        assert_eq!(left(&Stale { links: other, ..Stale::default() }), ["eth0", "net1"]);
+    }
 }
