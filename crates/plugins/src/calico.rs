@@ -183,7 +183,10 @@ impl<'a> Scene<'a> {
         conf.require_nodename_file(&node.host.root)?;
         let choice = conf.node_choice(&node.host.root)?;
         let datastore = node.host.datastore(conf).await?;
-        let name = choice.resolve(&*datastore.store).await?;
+        let name = match request.env.call {
+            Call::Del(_) => choice.trimmed(),
+            _ => choice.resolve(&*datastore.store).await?,
+        };
         let workload = Workload::of(request, conf, target, name);
         Ok(Self { node, request, target, conf, workload, datastore, log, stdin: request.stdin.clone() })
     }

@@ -92,6 +92,13 @@ fn from_file(text: &str, file: PathBuf) -> Result<NodeChoice, CniError> {
 // === impl NodeChoice ===
 
 impl NodeChoice {
+    /// The name for a DEL, which must be possible whatever became of the node's record.
+    pub fn trimmed(self) -> NodeName {
+        match self {
+            Self::Name(name) | Self::Trimmed { name, .. } => name,
+        }
+    }
+
     /// The name, once the datastore has been asked where it has to be.
     pub async fn resolve(self, store: &dyn Store) -> Result<NodeName, CniError> {
         let (name, file) = match self {

@@ -249,3 +249,25 @@ fn oracle_29_the_mtu_is_the_configurations_or_the_files_or_the_default() {
     std::fs::write(&file, "garbage").unwrap();
     assert!(mtu(json!({"mtu": 0})).unwrap_err().msg.contains("garbage"));
 }
+
+#[test]
+fn a_newline_in_the_nodename_file_keeps_no_container_from_being_deleted() {
+    // calico-cni.md section 1.6: an ADD needs the node's record to know which name is meant; a DEL comes after the record has gone, too.
+    run(async {
+        let mut stage = Stage::new(Sim::atomic(1)).await;
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("var/lib/calico/nodename");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, "n2\n").unwrap();
+        stage.node.host.root = root.path().to_owned();
+        let node = async |verb: &str| {
+            let (request, target, conf) = Ask::container("c1").parts(verb);
+            let mut conf = conf.unwrap();
+            conf.nodename = None;
+            let scene = Scene::open(&stage.node, &request, &conf, &target, &stage.log).await;
+            scene.map(|scene| scene.workload.node.to_string()).map_err(|error| error.code)
+        };
+        assert_eq!(node("ADD").await, Err(russet_cni_spec::code::INVALID_CONFIG));
+        assert_eq!(node("DEL").await, Ok("n2".to_owned()));
+    });
+}
