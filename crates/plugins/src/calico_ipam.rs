@@ -19,7 +19,7 @@ use crate::calico_conf::CalicoConf;
 use crate::datastore::CalicoHost;
 use crate::request_log::RequestLog;
 
-pub(crate) use assign::{Allocation, assign, give_back};
+pub(crate) use assign::{Allocation, BUDGET, assign, give_back};
 pub use host_lock::HostLocks;
 pub(crate) use release::release;
 pub(crate) use subject::{IpamRequest, Subject, Wanted};
@@ -69,7 +69,8 @@ async fn add(
     let choice = conf.node_choice(&host.root)?;
     let datastore = host.datastore(conf).await?;
     let node = choice.resolve(&*datastore.store).await?;
-    let allocation = assign(host, &datastore, conf, &IpamRequest { node, subject, wanted }, log).await?;
+    let request = IpamRequest { node, subject, wanted, budget: BUDGET };
+    let allocation = assign(host, &datastore, conf, &request, log).await?;
     Ok(result(conf, &allocation))
 }
 

@@ -1,16 +1,21 @@
 //! Where a pod's addresses come from, and how they are given back (calico-cni.md sections 2.3 and 2.5.3).
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use russet_addr::{Family, IpNet, host_net};
 use russet_cni_spec::{CniError, CniResult, IpConfig, Verb};
 use russet_model::WorkloadEndpointSpec;
+use tokio::time::Instant;
 
 use super::Scene;
 use super::annotations::Wishes;
 use super::own_ipam;
-use crate::calico_ipam::Allocation;
+use crate::calico_ipam::{Allocation, BUDGET};
 use crate::delegate::Delegate;
+
+/// Addresses that a pod may name; each is a request to the allocator of its own.
+const EXACT_MAX: usize = 32;
 
 /// Where addresses come from.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,6 +59,9 @@ pub fn source(
         (Some(_), Some(_)) => refused("ipAddrs", "ipAddrs and ipAddrsNoIpam exclude each other"),
         (Some(_), None) if !own => refused("ipAddrs", "it needs ipam.type calico-ipam"),
         (Some(list), None) if list.is_empty() => refused("ipAddrs", "it names no address"),
+        (Some(list), None) if list.len() > EXACT_MAX => {
+            refused("ipAddrs", &format!("it names {} addresses; {EXACT_MAX} are possible", list.len()))
+        }
         (Some(list), None) => Ok(Source::Exactly(list.clone())),
         (None, Some(_)) if !own => refused("ipAddrsNoIpam", "it needs ipam.type calico-ipam"),
         (None, Some(_)) if !scene.conf.ip_addrs_no_ipam => {
@@ -85,7 +93,7 @@ fn one_of_a_family(list: &[IpAddr]) -> bool {
 /// Gets them. What was taken is given back if not all could be had.
 pub async fn obtain(scene: &Scene<'_>, source: &Source, wishes: &Wishes) -> Result<Addresses, CniError> {
     let obtained = match source {
-        Source::Ipam if scene.conf.ipam.is_calico() => own(scene, wishes, None).await?,
+        Source::Ipam if scene.conf.ipam.is_calico() => own(scene, wishes, None, BUDGET).await?,
         Source::Ipam => delegated(scene).await?,
         Source::Exactly(list) => exactly(scene, wishes, list).await?,
         Source::Unmanaged(list) => untaken(scene, list.iter().copied().map(host_net)),
@@ -120,15 +128,23 @@ async fn delegated(scene: &Scene<'_>) -> Result<Addresses, CniError> {
     Ok(Addresses { result, taken: vec![Taken::Delegated(delegate)] })
 }
 
-async fn own(scene: &Scene<'_>, wishes: &Wishes, address: Option<IpAddr>) -> Result<Addresses, CniError> {
-    let (result, allocation) = own_ipam::assign(scene, wishes, address).await?;
+async fn own(
+    scene: &Scene<'_>,
+    wishes: &Wishes,
+    address: Option<IpAddr>,
+    budget: Duration,
+) -> Result<Addresses, CniError> {
+    let (result, allocation) = own_ipam::assign(scene, wishes, address, budget).await?;
     Ok(Addresses { result, taken: vec![Taken::Own(allocation)] })
 }
 
 async fn exactly(scene: &Scene<'_>, wishes: &Wishes, list: &[IpAddr]) -> Result<Addresses, CniError> {
     let mut all = untaken(scene, std::iter::empty());
+    // One budget for all of them: the runtime waits no longer for many than for one.
+    let end = Instant::now() + BUDGET;
     for address in list {
-        match own(scene, wishes, Some(*address)).await {
+        let left = end.saturating_duration_since(Instant::now());
+        match own(scene, wishes, Some(*address), left).await {
             Ok(one) => {
                 all.result.ips.extend(one.result.ips);
                 all.result.routes.extend(one.result.routes);

@@ -1,6 +1,7 @@
 //! Calico's IPAM without a process of its own: what annotations change about a request to it, and what is undone of it.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use russet_addr::{Family, IpNet, host_net};
 use russet_cni_spec::{CniError, CniResult, IpConfig, Route};
@@ -12,17 +13,18 @@ use super::annotations::Wishes;
 use crate::calico_ipam::{self, Allocation, IpamRequest, Subject, Wanted};
 use crate::failure;
 
-/// Gives addresses: this one, or what configuration and annotations ask for.
+/// Gives addresses: this one, or what configuration and annotations ask for. It may take as long as `budget`.
 pub async fn assign(
     scene: &Scene<'_>,
     wishes: &Wishes,
     address: Option<IpAddr>,
+    budget: Duration,
 ) -> Result<(CniResult, Allocation), CniError> {
     let wanted = match address {
         Some(address) => Wanted::Address(address),
         None => wanted(scene, wishes)?,
     };
-    let request = IpamRequest { node: scene.workload.node.clone(), subject: subject(scene), wanted };
+    let request = IpamRequest { node: scene.workload.node.clone(), subject: subject(scene), wanted, budget };
     let Scene { node, datastore, conf, log, .. } = scene;
     let allocation = calico_ipam::assign(&node.host, datastore, conf, &request, log).await?;
     let mut result = CniResult::empty(scene.request.config.cni_version);

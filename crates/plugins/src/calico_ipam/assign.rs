@@ -28,7 +28,7 @@ pub(crate) struct Allocation {
 /// The attribute with the time of a request, as peers write it: it tells what this request took from what an earlier one did.
 const MARK: &str = "timestamp";
 /// How long the work on addresses may take once the lock is there, for ADD as for DEL (calico-ipam.md section 2.2).
-pub(super) const BUDGET: Duration = Duration::from_secs(90);
+pub(crate) const BUDGET: Duration = Duration::from_secs(90);
 /// How long giving back may take after that; peers have the same.
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -40,7 +40,7 @@ pub(crate) async fn assign(
     request: &IpamRequest,
     log: &RequestLog,
 ) -> Result<Allocation, CniError> {
-    let IpamRequest { node, subject, wanted } = request;
+    let IpamRequest { node, subject, wanted, budget } = request;
     subject.refuse_bad_parts(node)?;
     let handle = subject.handle();
     let mark = time::go_timestamp(SystemTime::now());
@@ -51,16 +51,18 @@ pub(crate) async fn assign(
             log.info(format!("Calico CNI IPAM request IP: {address}"));
             log.info(format!("Calico CNI IPAM handle={handle}"));
             let _lock = host.locks().take(&conf.ipam_lock_file(&host.root), log).await;
-            let allocator = within(&datastore.allocator);
-            let assigned = in_time(datastore, &handle, &mark, allocator.assign_ip(&asked, *address)).await?;
+            let allocator = within(&datastore.allocator, *budget);
+            let work = allocator.assign_ip(&asked, *address);
+            let assigned = in_time(datastore, &handle, &mark, *budget, work).await?;
             assigned.map_err(|error| refused(&format!("failed to assign IP {address}"), error))?
         }
         Wanted::Families { .. } => {
             describe(datastore, subject, wanted, &mut asked, log).await?;
             log.info(format!("Calico CNI IPAM handle={handle}"));
             let _lock = host.locks().take(&conf.ipam_lock_file(&host.root), log).await;
-            let allocator = within(&datastore.allocator);
-            in_time(datastore, &handle, &mark, allocator.auto_assign(&asked)).await?.map_err(short)?
+            let allocator = within(&datastore.allocator, *budget);
+            let work = allocator.auto_assign(&asked);
+            in_time(datastore, &handle, &mark, *budget, work).await?.map_err(short)?
         }
     };
     let Assigned { addresses, existing } = assigned;
@@ -72,14 +74,15 @@ pub(crate) async fn assign(
     Ok(Allocation { addresses, existing, handle, mark })
 }
 
-/// Runs `work` for 90 s. After that nobody knows how far it came: what it wrote is looked for and given back, and what arrives even later is DEL's.
+/// Runs `work` for as long as `budget`. After that nobody knows how far it came: what it wrote is looked for and given back, and what arrives even later is DEL's.
 async fn in_time<T>(
     datastore: &Datastore,
     handle: &HandleId,
     mark: &str,
+    budget: Duration,
     work: impl Future<Output = T>,
 ) -> Result<T, CniError> {
-    if let Ok(done) = tokio::time::timeout(BUDGET, work).await {
+    if let Ok(done) = tokio::time::timeout(budget, work).await {
         return Ok(done);
     }
     let undone = tokio::time::timeout(GRACE, release_marked(datastore, handle, mark)).await;
@@ -88,12 +91,12 @@ async fn in_time<T>(
         Ok(Err(error)) => format!("and may hold addresses until DEL: {error}"),
         Err(_elapsed) => "and may hold addresses until DEL: the datastore does not answer".to_owned(),
     };
-    Err(CniError::try_again_later(format!("the datastore was too slow: no address within {BUDGET:?}"), also))
+    Err(CniError::try_again_later(format!("the datastore was too slow: no address within {budget:?}"), also))
 }
 
-/// The allocator with 90 s for one request.
-pub(super) fn within(allocator: &Allocator) -> Allocator {
-    allocator.until(SystemTime::now() + BUDGET)
+/// The allocator with so long for one request.
+pub(super) fn within(allocator: &Allocator, budget: Duration) -> Allocator {
+    allocator.until(SystemTime::now() + budget)
 }
 
 /// Fills in families, pools and labels.
@@ -123,7 +126,7 @@ pub(crate) async fn give_back(datastore: &Datastore, allocation: &Allocation) ->
 
 async fn release_marked(datastore: &Datastore, handle: &HandleId, mark: &str) -> Result<(), CniError> {
     let failed = |error| failure::ipam("the addresses could not be given back; DEL will do it", error);
-    let allocator = within(&datastore.allocator);
+    let allocator = within(&datastore.allocator, BUDGET);
     let held = allocator.ips_by_handle(handle).await.map_err(failed)?;
     let ours = held.into_iter().filter(|held| held.attribute.get(MARK) == Some(mark));
     let options = |held: Held| ReleaseOptions {

@@ -9,7 +9,7 @@ use crate::failure;
 use crate::gc::{stale_addresses, unused};
 use crate::request_log::RequestLog;
 
-use super::assign::within;
+use super::assign::{BUDGET, within};
 
 /// A request without a list says nothing about what is valid.
 pub(super) async fn gc(
@@ -22,7 +22,7 @@ pub(super) async fn gc(
     let choice = conf.node_choice(&host.root)?;
     let datastore = host.datastore(conf).await?;
     let node = choice.resolve(&*datastore.store).await?;
-    let allocator = within(&datastore.allocator);
+    let allocator = within(&datastore.allocator, BUDGET);
     let stale = stale_addresses(&allocator, &node, &conf.network, &valid).await?;
     let stale = unused(&*datastore.store, stale, &valid).await?;
     if stale.is_empty() {

@@ -34,7 +34,7 @@ pub(crate) async fn release(
 }
 
 async fn release_both(datastore: &Datastore, subject: &Subject, log: &RequestLog) -> Result<(), IpamError> {
-    let allocator = within(&datastore.allocator);
+    let allocator = within(&datastore.allocator, BUDGET);
     let handle = subject.handle();
     let first = allocator.release_by_handle(&handle, Some(&subject.ifname)).await.map(|released| {
         match released.addresses.as_slice() {

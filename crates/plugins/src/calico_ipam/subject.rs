@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use russet_addr::{ContainerId, IfName, NetworkName, NodeName};
 use russet_attach::Pod;
@@ -35,6 +36,8 @@ pub(crate) struct IpamRequest {
     pub(crate) subject: Subject,
     /// Which they are to be.
     pub(crate) wanted: Wanted,
+    /// How long it may take once the lock is there.
+    pub(crate) budget: Duration,
 }
 
 /// Which addresses are wanted.

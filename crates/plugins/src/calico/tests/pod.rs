@@ -159,6 +159,8 @@ fn oracle_41_addresses_without_ipam_need_the_feature_and_one_of_a_family() {
     run(async {
         let stage = Stage::new(Sim::atomic(1)).await;
         let on = json!({"feature_control": {"ip_addrs_no_ipam": true}});
+        let many: Vec<String> = (1..=33).map(|host| format!("10.1.0.{host}")).collect();
+        let many = json!(many).to_string();
         let other = json!({"ipam": {"type": "host-local"}, "feature_control": {"ip_addrs_no_ipam": true}});
         for (wish, config) in [
             (calico(&[("ipAddrsNoIpam", r#"["10.0.0.1"]"#)]), json!({})),
@@ -168,6 +170,7 @@ fn oracle_41_addresses_without_ipam_need_the_feature_and_one_of_a_family() {
             (calico(&[("ipAddrsNoIpam", r#"["10.0.0.1"]"#), ("ipAddrs", r#"["10.1.0.1"]"#)]), on),
             (calico(&[("ipAddrs", r#"["10.1.0.1"]"#)]), other),
             (calico(&[("ipAddrs", "[]")]), json!({})),
+            (calico(&[("ipAddrs", &many)]), json!({})),
         ] {
             stage.pod("mypod", wish.clone());
             let error = stage.add(&Ask::pod("c1", "mypod").with(config)).await.unwrap_err();

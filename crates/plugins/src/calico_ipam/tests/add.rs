@@ -153,7 +153,8 @@ fn a_failed_main_plugin_gives_back_only_what_its_own_request_took() {
         for family in ["false", "true"] {
             let (conf, subject) = conf(family);
             let wanted = Wanted::of(&conf, None).unwrap();
-            let request = IpamRequest { node: "node-a".parse().unwrap(), subject, wanted };
+            let request =
+                IpamRequest { node: "node-a".parse().unwrap(), subject, wanted, budget: assign::BUDGET };
             let log = RequestLog::new(NAME);
             let given = assign(&bench.host, &bench.datastore, &conf, &request, &log).await.unwrap();
             assert_eq!(given.existing, family == "false");
