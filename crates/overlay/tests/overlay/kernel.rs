@@ -173,7 +173,7 @@ fn a_foreign_route_in_the_way_is_an_error_and_stays() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip, ping"]
-fn a_pool_changes_its_encapsulation_and_back_and_the_device_goes_and_comes() {
+fn oracle_60_a_pool_changes_its_encapsulation_and_back_and_the_device_goes_and_comes() {
     with_nodes(Encapsulation::Vxlan, |nodes| {
         for encapsulation in
             [Encapsulation::Vxlan, Encapsulation::None, Encapsulation::VxlanCrossSubnet, Encapsulation::Vxlan]
@@ -352,6 +352,35 @@ fn in_felixs_place_its_routes_are_kept_in_order_and_birds_make_room() {
         nodes[0].withdraw();
         assert_eq!(routes("80"), "");
         assert_eq!(routes("bird").trim(), "blackhole 10.98.0.0/26");
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, root; tool: ip"]
+fn oracle_57_and_58_a_direct_route_follows_the_nodes_address_and_a_blackhole_goes_with_its_claim() {
+    with_nodes(Encapsulation::None, |nodes| {
+        nodes[0].inputs.dialect = Dialect::Calico;
+        nodes[0].reconcile();
+        let felix = || sh("ip -n n1 route show proto 80");
+        assert!(felix().contains("10.1.2.0/26 via 192.168.77.2 dev w0 onlink"), "{}", felix());
+        for command in [
+            "ip -n n1 link add bond0 type bridge",
+            "ip -n n1 link set w0 master bond0",
+            "ip -n n1 address flush dev w0 scope global",
+            "ip -n n1 address add 192.168.77.1/24 dev bond0",
+            "ip -n n1 link set bond0 up",
+        ] {
+            sh(command);
+        }
+        let bond = json("ip -n n1 -j link show dev bond0")[0]["ifindex"].as_u64().unwrap();
+        nodes[0].inputs.underlay.ifindex = u32::try_from(bond).unwrap();
+        nodes[0].reconcile();
+        assert!(felix().contains("10.1.2.0/26 via 192.168.77.2 dev bond0 onlink"), "{}", felix());
+
+        assert!(felix().contains("blackhole 10.1.1.0/26"), "{}", felix());
+        nodes[0].inputs.affinities.retain(|claim| claim.node != name("node-1"));
+        nodes[0].reconcile();
+        assert!(!felix().contains("10.1.1.0/26"), "{}", felix());
     });
 }
 
