@@ -13,7 +13,7 @@ const EXAMPLES: &str = "Examples:
   russet migrate calico-v1 --from http://10.0.0.1:2379 --to etcd:http://10.0.0.1:2379
 
 The v2 data is only read. What the new store has already is compared, and never overwritten without --force.
-Stop Calico's v1 programs on all nodes first: docs/migrate-calico-v1.md.
+Close the v1 data (/calico/v1/Ready: false) and stop Calico's v1 programs on all nodes first: docs/migrate-calico-v1.md.
 Exit codes: 0 done and verified; 1 failed; 3 there is a list of what stands in the way, and nothing was written.";
 
 /// `russet migrate`.
@@ -62,7 +62,11 @@ pub struct CalicoV1Args {
     /// Say what would be done, and write nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Overwrite what the new store has and says differently. Only before anything uses the new store: an address that was taken there in the
+    /// Carry over although /calico/v1/Ready is not "false". An address that v1 gives or frees meanwhile is given twice later: only where every program
+    /// of Calico v1 on every node is stopped, and stays stopped.
+    #[arg(long)]
+    pub v1_open: bool,
+    /// Overwrite what the new store has and says differently. Refused once the new store has pools: an address that was taken there in the
     /// meantime would be given twice.
     #[arg(long)]
     pub force: bool,

@@ -90,6 +90,7 @@ impl Scene {
     }
 
     fn migrate(&self) -> Answer {
+        self.fabric.etcdctl_v2(&["set", "/calico/v1/Ready", "false"]);
         let to = format!("etcd:{ENDPOINTS}");
         let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
         command.args(["migrate", "calico-v1", "--from", ENDPOINTS, "--to", &to]);

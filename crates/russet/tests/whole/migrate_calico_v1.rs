@@ -24,7 +24,7 @@ impl Old {
         let cluster = Cluster::start(1, "http", |_| vec!["--enable-v2".to_owned()], Vec::new());
         let v2 = V2::at(&cluster.members[0].client);
         for (key, value) in [
-            ("/calico/v1/Ready", "true"),
+            ("/calico/v1/Ready", "false"),
             (
                 "/calico/v1/ipam/v4/pool/10.1.0.0-24",
                 r#"{"cidr":"10.1.0.0/24","ipip":"","ipip_mode":"","masquerade":true,"ipam":true,"disabled":false}"#,
@@ -133,6 +133,36 @@ fn what_the_new_store_says_differently_is_listed_and_kept_unless_forced() {
     assert_eq!(forced.status, 0, "{forced:?}");
     assert_eq!(Old::count(&forced, "blocks", "overwritten"), 1);
     assert!(old.v3().contains("host:n1") && !old.v3().contains("host:n2"));
+}
+
+#[test]
+#[ignore = "tool: etcd"]
+fn open_v1_data_are_refused_unless_somebody_says_that_nothing_uses_them() {
+    let old = Old::planted();
+    old.v2.put("/calico/v1/Ready", "true");
+    let refused = old.migrate(&[]);
+    assert_eq!(refused.status, 1, "{refused:?}");
+    assert!(refused.stderr.contains("set /calico/v1/Ready false"), "{refused:?}");
+    assert_eq!(old.v3(), "", "nothing was written");
+    assert_eq!(old.migrate(&["--v1-open"]).status, 0);
+    assert!(old.v3().contains(POOL));
+}
+
+#[test]
+#[ignore = "tool: etcd"]
+fn a_store_with_pools_is_in_use_and_force_is_refused() {
+    let old = Old::planted();
+    assert_eq!(old.migrate(&[]).status, 0);
+    let theirs = block("10.1.0.0/26", "n1", "k8s-pod-network.beef");
+    old.cluster.members[0].etcdctl(&["put", BLOCK, &theirs]);
+    let before = old.v3();
+    let refused = old.migrate(&["--force"]);
+    assert_eq!(refused.status, 1, "{refused:?}");
+    assert!(
+        refused.stderr.contains("pools") && refused.stderr.contains("nothing was written"),
+        "{refused:?}"
+    );
+    assert_eq!(old.v3(), before);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `russet migrate calico-v1`: reads the v1 model behind etcd's v2 API, plans what that is in v3, compares it with what the new store has,
-//! writes what is missing, and reads everything once more. Pools come last: without one nobody takes an address while the rest is on its way.
+//! writes what is missing, and reads everything once more. Pools come last, once the v1 data was seen not to have changed meanwhile: without one nobody
+//! takes an address from v3.
 
 mod compare;
 mod plan;
@@ -18,7 +19,7 @@ use super::super::{Failure, PROBLEMS};
 use crate::cli::migrate::CalicoV1Args;
 use crate::output;
 use compare::{Compared, State};
-use plan::Plan;
+use plan::{Kind, Plan};
 use report::Report;
 
 /// Where blocks, affinities, handles and settings lie, in both models.
@@ -42,7 +43,7 @@ enum MigrateError {
     },
     /// What was read back is not what was written.
     #[error(
-        "{count} records are not as they were written, the first is {first}: somebody else writes to the new store; run the command again"
+        "{count} records are not as they were written, the first is {first}: somebody else writes to the new store; stop that first"
     )]
     Unverified {
         /// How many.
@@ -52,16 +53,32 @@ enum MigrateError {
     },
     /// The old data is no longer what was carried over.
     #[error(
-        "the v2 data changed while it was carried over: Calico v1 still runs somewhere; stop it and run the command again, with --force where records differ then"
+        "the v2 data changed while it was carried over: Calico v1 still runs somewhere; v3 was not opened: no pool was written; stop Calico v1 everywhere and run the command again"
     )]
     Moving,
+    /// The v1 data still takes requests.
+    #[error(
+        "{} is {found}, not \"false\": an address that v1 gives from now on v3 would give, too; close it with: ETCDCTL_API=2 etcdctl --endpoints {from} set {0} false",
+        V1Key::Ready.key()
+    )]
+    Open {
+        /// What the flag says.
+        found: String,
+        /// The etcd.
+        from: String,
+    },
+    /// What --force would overwrite is in use.
+    #[error(
+        "the new store has pools: v3 gives addresses from it, and what it says differently is newer than v1's; --force would have them given twice, and nothing was written"
+    )]
+    InUse,
 }
 
 /// Carries the data over.
-pub async fn run(args: CalicoV1Args) -> Result<ExitCode, Failure> {
+pub async fn run(mut args: CalicoV1Args) -> Result<ExitCode, Failure> {
     let from = EtcdV2::connect(source(&args)?)?;
-    let mut choice = args.place;
-    choice.location.store = args.to.or(choice.location.store);
+    let mut choice = std::mem::take(&mut args.place);
+    choice.location.store = args.to.take().or(choice.location.store);
     let target = Place::open(choice).await?;
     let plan = read(&from, &args.from).await?;
     let compared = compare::with(&*target.store, &plan).await?;
@@ -72,14 +89,51 @@ pub async fn run(args: CalicoV1Args) -> Result<ExitCode, Failure> {
         output::print(&report.show(args.output.format));
         return Ok(if blocked { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS });
     }
-    write(&*target.store, &compared).await?;
-    verify(&*target.store, &plan).await?;
-    if read(&from, &args.from).await? != plan {
-        return Err(MigrateError::Moving.into());
+    if differing > 0 && !target.store.list(&Prefix::pools()).await?.records.is_empty() {
+        return Err(MigrateError::InUse.into());
     }
+    carry_over(&from, &*target.store, &args, &plan, &compared).await?;
     let report = Report::new(&plan, &compared, report::Done::Written, args.force);
     output::print(&report.show(args.output.format));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Everything but what lets v3 give addresses; that only after the v1 data was seen closed and unchanged.
+async fn carry_over(
+    from: &EtcdV2,
+    store: &dyn Store,
+    args: &CalicoV1Args,
+    plan: &Plan,
+    compared: &[Compared<'_>],
+) -> Result<(), Failure> {
+    let opens = |kind: Kind| kind >= Kind::Pool;
+    require_closed(from, args).await?;
+    write(store, compared.iter().filter(|one| !opens(one.planned.kind))).await?;
+    verify(store, plan, |kind| !opens(kind)).await?;
+    if read(from, &args.from).await? != *plan {
+        return Err(MigrateError::Moving.into());
+    }
+    require_closed(from, args).await?;
+    write(store, compared.iter().filter(|one| opens(one.planned.kind))).await?;
+    verify(store, plan, |_| true).await
+}
+
+/// Plugins since 1.11.2 refuse to work while the flag says `false`.
+async fn require_closed(from: &EtcdV2, args: &CalicoV1Args) -> Result<(), Failure> {
+    let ready = from.get(&V1Key::Ready.key()).await?;
+    let found = match &ready {
+        Some(record) if record.value == b"false" => return Ok(()),
+        Some(record) => format!("{:?}", String::from_utf8_lossy(&record.value)),
+        None => "not there".to_owned(),
+    };
+    if args.v1_open {
+        tracing::warn!(
+            ready = found,
+            "the v1 data is open: whatever still writes to it gives addresses twice"
+        );
+        return Ok(());
+    }
+    Err(MigrateError::Open { found, from: args.from.clone() }.into())
 }
 
 fn source(args: &CalicoV1Args) -> Result<EtcdSettings, Failure> {
@@ -113,8 +167,11 @@ async fn read(from: &EtcdV2, name: &str) -> Result<Plan, Failure> {
 }
 
 /// Writes what is missing, and over what differs: whoever did not ask for that does not come here. In the plan's order.
-async fn write(store: &dyn Store, compared: &[Compared<'_>]) -> Result<(), Failure> {
-    let steps: Vec<Step> = compared.iter().filter_map(Compared::step).collect();
+async fn write<'a>(
+    store: &dyn Store,
+    compared: impl Iterator<Item = &'a Compared<'a>>,
+) -> Result<(), Failure> {
+    let steps: Vec<Step> = compared.filter_map(Compared::step).collect();
     let mut steps = steps.into_iter().peekable();
     while let Some(first) = steps.peek().map(|step| step.key().clone()) {
         let batch: Vec<Step> = steps.by_ref().take(BATCH).collect();
@@ -127,10 +184,10 @@ async fn write(store: &dyn Store, compared: &[Compared<'_>]) -> Result<(), Failu
     Ok(())
 }
 
-/// Reads back what was written.
-async fn verify(store: &dyn Store, plan: &Plan) -> Result<(), Failure> {
+/// Reads back what was written of these kinds.
+async fn verify(store: &dyn Store, plan: &Plan, of: impl Fn(Kind) -> bool) -> Result<(), Failure> {
     let compared = compare::with(store, plan).await?;
-    let mut wrong = compared.iter().filter(|one| one.state != State::Same);
+    let mut wrong = compared.iter().filter(|one| of(one.planned.kind) && one.state != State::Same);
     match wrong.next() {
         None => Ok(()),
         Some(first) => {

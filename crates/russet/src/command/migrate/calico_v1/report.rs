@@ -117,7 +117,7 @@ impl Report {
             text.push_str(&output::table(&["KEY", "WHY"], &rows(&self.problems)));
         }
         if !self.differing.is_empty() {
-            text.push_str("\nThe new store says something else; without --force nothing is overwritten:\n");
+            text.push_str("\nThe new store says something else; without --force, which is refused once it has pools, nothing is overwritten:\n");
             text.push_str(&output::table(&["KEY", "WHAT"], &rows(&self.differing)));
         }
         text.push_str(match self.written {
