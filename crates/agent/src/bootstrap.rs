@@ -9,6 +9,7 @@ use russet_model::{
     Resource,
 };
 use russet_store::{Record, Step, Store, StoreError};
+use russet_store_etcd::Settings as EtcdSettings;
 
 use crate::config::{DefaultPools, Encapsulation};
 use crate::underlay::Choice;
@@ -63,8 +64,25 @@ pub async fn ensure_pools(allocator: &Allocator, defaults: &DefaultPools) -> Res
 }
 
 /// Creates the cluster's information where there is none, as calico/node does at its first start: Calico's plugin refuses to work without it
-/// (calico-cni.md section 2.1). One that is there is left alone: it may say that the datastore is locked.
-pub async fn ensure_cluster_information(store: &dyn Store) -> Result<(), BootstrapError> {
+/// (calico-cni.md section 2.1). One that is there is left alone: it may say that the datastore is locked. Where the same etcd still has data of Calico
+/// v1 it comes with them: `russet migrate calico-v1` writes it last.
+pub async fn ensure_cluster_information(
+    store: &dyn Store,
+    etcd: Option<&EtcdSettings>,
+) -> Result<(), BootstrapError> {
+    if store.get(&Key::cluster_information()).await?.is_some() {
+        return Ok(());
+    }
+    if let Some(settings) = etcd {
+        match russet_plugins::has_calico_v1_data(settings).await {
+            Ok(true) => {
+                tracing::warn!("no cluster information is written: the data of Calico v1 are not carried over: russet migrate calico-v1");
+                return Ok(());
+            }
+            Ok(false) => {}
+            Err(error) => tracing::debug!(%error, "whether there are data of Calico v1 cannot be seen"),
+        }
+    }
     let cluster_guid = random_uid().replace('-', "");
     let spec = ClusterInformationSpec {
         cluster_guid,

@@ -16,7 +16,7 @@ use russet_store::{Event, Store, StoreError, Watch};
 
 use crate::bootstrap::{self, BootstrapError, Known};
 use crate::cluster::Cluster;
-use crate::config::Config;
+use crate::config::{Config, StoreLocation};
 use crate::health::{Condition, Readiness};
 use crate::metrics::{Kind, Metrics};
 use crate::rivals::{self, Rivals};
@@ -143,7 +143,11 @@ impl Loop {
         bootstrap::register(&*self.node.store, &self.node.name, choice, known).await?;
         if self.config.calico {
             // Calico's plugin refuses to work without either.
-            bootstrap::ensure_cluster_information(&*self.node.store).await?;
+            let etcd = match &self.config.store {
+                StoreLocation::Etcd(settings) => Some(&**settings),
+                StoreLocation::Embedded | StoreLocation::Unix(_) => None,
+            };
+            bootstrap::ensure_cluster_information(&*self.node.store, etcd).await?;
             self.publish(&self.config.paths.calico_nodename_file(), self.node.name.as_str());
         }
         Ok(())

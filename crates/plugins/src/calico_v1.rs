@@ -37,7 +37,7 @@ use view::View;
 
 #[cfg(test)]
 pub(crate) use choice::nothing_found;
-pub use choice::{Model, choose};
+pub use choice::{Model, choose, has_v1};
 
 /// MTU of pods where the configuration names none: the library's default (calico-cni.md section 1.2).
 const MTU_DEFAULT_BYTES: u32 = 1500;
@@ -103,6 +103,11 @@ pub(crate) async fn datastore(settings: &EtcdSettings, named: bool) -> Result<Da
     let etcd = etcd.map_err(|error| CniError::invalid_config("etcd cannot be used", error))?;
     let view: Rc<dyn Store> = Rc::new(View::of(Rc::new(etcd)));
     Ok(Datastore::new(view.clone(), Allocator::new(view, Rc::new(SystemClock))))
+}
+
+/// Whether a configuration that names only this etcd means its v1 data.
+pub(crate) async fn means_v1(settings: &EtcdSettings) -> Result<bool, CniError> {
+    choice::decide(settings, false).await
 }
 
 async fn run_on(

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use russet_cni_spec::CniError;
 use russet_ipam::Allocator;
-use russet_model::{IpPool, Key, Prefix, ResourceKind};
+use russet_model::{IpPool, Key, Prefix};
 use russet_store::{BoxFuture, Store, StoreError};
 use russet_store_etcd::Settings as EtcdSettings;
 
@@ -41,6 +41,11 @@ pub trait Datastores {
     ) -> BoxFuture<'a, Result<Datastore, CniError>> {
         Box::pin(calico_v1::datastore(settings, named))
     }
+
+    /// Whether an etcd that says no more of v3 than the cluster's information means data of v1.
+    fn means_v1<'a>(&'a self, settings: &'a EtcdSettings) -> BoxFuture<'a, Result<bool, CniError>> {
+        Box::pin(calico_v1::means_v1(settings))
+    }
 }
 
 /// A datastore with Calico's records, and the allocator over it. Clones share everything.
@@ -52,7 +57,7 @@ pub struct Datastore {
     pub allocator: Rc<Allocator>,
     /// What `calico` believes of it for a moment.
     pub(crate) recent: Rc<Recent>,
-    /// Records of Calico's v3 were seen in it.
+    /// Pools or handles of Calico's v3 were seen in it.
     seen: Rc<Cell<bool>>,
     /// Whether a pool selects namespaces, and when that was looked up.
     selects_namespaces: Rc<Cell<Option<(Instant, bool)>>>,
@@ -98,10 +103,14 @@ impl CalicoHost {
         let failed = |error| failure::store("the datastore could not be opened", &error, &error);
         let datastore = opened.map_err(failed)?;
         // One that does not answer may be an etcd 2, which has no v3 API; who looks closer finds out.
-        if !conf.datastore.explicit && !datastore.has_v3().await.unwrap_or(false) {
-            return self.datastores.open_v1(&settings, false).await;
+        if conf.datastore.explicit || datastore.has_v3().await.unwrap_or(false) {
+            return Ok(datastore);
         }
-        Ok(datastore)
+        // An agent may have written the information before the v1 data were carried over.
+        if datastore.has_information().await.unwrap_or(false) && !self.datastores.means_v1(&settings).await? {
+            return Ok(datastore);
+        }
+        self.datastores.open_v1(&settings, false).await
     }
 }
 
@@ -146,14 +155,17 @@ impl Datastore {
         self.allocator.pools().await.map_err(|error| failure::ipam("the pools could not be read", error))
     }
 
+    /// Whether there is the cluster's information, which alone does not say that v3's data are meant.
+    async fn has_information(&self) -> Result<bool, StoreError> {
+        Ok(self.store.get(&Key::cluster_information()).await?.is_some())
+    }
+
     async fn has_v3(&self) -> Result<bool, CniError> {
         if self.seen.get() {
             return Ok(true);
         }
         let failed = |error| failure::store("the datastore could not be read", &error, &error);
-        let known = Key::resource(ResourceKind::ClusterInformation, None, "default");
-        let known = known.map_err(|error| CniError::internal("name the cluster's record", error))?;
-        let mut seen = self.store.get(&known).await.map_err(failed)?.is_some();
+        let mut seen = false;
         for prefix in [Prefix::pools(), Prefix::handles()] {
             seen = seen || !self.store.list(&prefix).await.map_err(failed)?.records.is_empty();
         }
@@ -179,5 +191,9 @@ impl Datastores for Fixed {
             Err(calico_v1::nothing_found(&settings.endpoints.join(",")))
         };
         Box::pin(std::future::ready(found))
+    }
+
+    fn means_v1<'a>(&'a self, _settings: &'a EtcdSettings) -> BoxFuture<'a, Result<bool, CniError>> {
+        Box::pin(std::future::ready(Ok(true)))
     }
 }

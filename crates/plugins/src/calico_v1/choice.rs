@@ -3,7 +3,7 @@
 
 use russet_cni_spec::CniError;
 use russet_model::v1::V1Key;
-use russet_model::{Key, Prefix, ResourceKind};
+use russet_model::{Key, Prefix};
 use russet_store::{Store, StoreError};
 use russet_store_etcd::{Etcd, EtcdV2, Settings as EtcdSettings};
 
@@ -24,6 +24,8 @@ pub enum Model {
 enum Found {
     /// Calico's data.
     Data,
+    /// v3's cluster information and no more: an agent writes it before data are carried over.
+    Information,
     /// Nothing of Calico's.
     Nothing,
     /// The server does not offer this API.
@@ -82,6 +84,8 @@ fn verdict(named_v1: bool, v3: Found, v2: Found) -> Verdict {
         (false, Found::Data, _) => Verdict::V3,
         (true, Found::Data, _) => Verdict::Migrated,
         (_, _, Found::Data) => Verdict::V1,
+        (false, Found::Information, _) => Verdict::V3,
+        (true, Found::Information, _) => Verdict::Migrated,
         (true, _, Found::NoApi) => Verdict::NoV2,
         _ => Verdict::Neither,
     }
@@ -110,7 +114,7 @@ fn refusal(verdict: Verdict, endpoints: &str) -> CniError {
     }
 }
 
-/// Looks for what every v3 cluster has: its information, or a pool. A v3 API that does not answer may have data; only a cluster of etcd 2
+/// Looks for what every v3 cluster in use has: a pool, or a handle; else for its information. A v3 API that does not answer may have data; only a cluster of etcd 2
 /// surely has none.
 async fn look_v3(settings: &EtcdSettings) -> Result<Found, CniError> {
     let unusable = |error| CniError::invalid_config("etcd cannot be used", error);
@@ -120,9 +124,22 @@ async fn look_v3(settings: &EtcdSettings) -> Result<Found, CniError> {
         return Ok(Found::NoApi);
     }
     let etcd = Etcd::connect(settings.clone()).map_err(unusable)?;
-    let key = Key::resource(ResourceKind::ClusterInformation, None, "default")
-        .map_err(|error| CniError::internal("the cluster information has no key", error))?;
-    any(&etcd, &key, &Prefix::pools()).await.map_err(failed)
+    found_v3(&etcd).await.map_err(failed)
+}
+
+async fn found_v3(store: &dyn Store) -> Result<Found, StoreError> {
+    for prefix in [Prefix::pools(), Prefix::handles()] {
+        if !store.list(&prefix).await?.records.is_empty() {
+            return Ok(Found::Data);
+        }
+    }
+    let information = store.get(&Key::cluster_information()).await?;
+    Ok(information.map_or(Found::Nothing, |_| Found::Information))
+}
+
+/// Whether there are v1 data behind the v2 API of this etcd.
+pub async fn has_v1(settings: &EtcdSettings) -> Result<bool, CniError> {
+    Ok(look_v2(settings).await? == Found::Data)
 }
 
 /// Looks for what every v1 cluster has: the flag that it is ready, or a pool.
@@ -149,7 +166,8 @@ async fn any(store: &dyn Store, key: &Key, prefix: &Prefix) -> Result<Found, Sto
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Found::{Data, NoApi, Nothing};
+    use Found::{Data, Information, NoApi, Nothing};
+    use russet_store::{Sim, Step};
 
     #[test]
     fn an_empty_v3_store_is_never_taken_for_the_cluster() {
@@ -165,6 +183,23 @@ mod tests {
             assert_eq!(verdict(false, v3, NoApi), Verdict::Neither);
             assert_eq!(verdict(true, v3, NoApi), Verdict::NoV2);
         }
+    }
+
+    #[test]
+    fn the_cluster_information_alone_does_not_outweigh_v1_data() {
+        for named in [false, true] {
+            assert_eq!(verdict(named, Information, Data), Verdict::V1);
+        }
+        assert_eq!(verdict(false, Information, Nothing), Verdict::V3);
+        assert_eq!(verdict(true, Information, Nothing), Verdict::Migrated);
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+            let store = Sim::atomic(1);
+            assert_eq!(found_v3(&store).await.unwrap(), Nothing);
+            store.commit(vec![Step::create(Key::cluster_information(), "{}")]).await.unwrap();
+            assert_eq!(found_v3(&store).await.unwrap(), Information);
+            store.commit(vec![Step::create(Key::pool("p").unwrap(), "{}")]).await.unwrap();
+            assert_eq!(found_v3(&store).await.unwrap(), Data);
+        });
     }
 
     #[test]

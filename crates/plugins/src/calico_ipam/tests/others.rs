@@ -49,6 +49,9 @@ fn an_etcd_that_was_not_named_as_v3_must_hold_something_of_v3() {
             let error = bench.refused(verb, &old).await;
             assert!(error.code == 7 && error.details.contains("v1.11"), "{error}");
         }
+        // Nor does the cluster's information do, which an agent writes: the v1 data are still asked for.
+        bench.put(Key::cluster_information(), &json!({})).await;
+        assert_eq!(bench.refused("ADD", &old).await.code, 7);
         bench.done("DEL", &ASK()).await;
         let spec = IpPoolSpec::new("10.1.0.0/24".parse().unwrap());
         bench.datastore.allocator.create_pool(IpPool::new("four", spec)).await.unwrap();
