@@ -19,7 +19,7 @@ use crate::calico_conf::CalicoConf;
 use crate::datastore::CalicoHost;
 use crate::request_log::RequestLog;
 
-pub(crate) use assign::{Allocation, BUDGET, assign, give_back};
+pub(crate) use assign::{Allocation, BUDGET, assign, give_back, within};
 pub use host_lock::HostLocks;
 pub(crate) use release::release;
 pub(crate) use subject::{IpamRequest, Subject, Wanted};

@@ -19,20 +19,21 @@ use russet_attach::{Attachment, Detachment, Dialect};
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{Call, CniError, CniResult, IpConfig};
 use russet_ipam::{
-    Allocator, Clock, Held, IpamError, ReleaseOptions, Request as AddressRequest, SystemClock,
+    Allocator, Backoff, Clock, Held, IpamError, ReleaseOptions, Request as AddressRequest, SystemClock,
 };
 use russet_model::v1::{Endpoint, EndpointId, ORCHESTRATOR_CNI, ORCHESTRATOR_K8S};
 use russet_model::{HandleId, time};
-use russet_store::Store;
+use russet_store::{BoxFuture, Store};
 use russet_store_etcd::{EtcdV2, Settings as EtcdSettings};
 
 use crate::calico_conf::CalicoConf;
+use crate::calico_ipam::{BUDGET, Subject, within};
 use crate::datastore::Datastore;
 use crate::failure;
 use crate::node::CalicoNode;
 use crate::target::Target;
 use crate::wiring::Unattached;
-use endpoint::{Records, Stored};
+use endpoint::{Records, Stored, Unwritten};
 use view::View;
 
 #[cfg(test)]
@@ -58,6 +59,9 @@ pub struct PodFacts {
     /// `cni.projectcalico.org/ipAddrsNoIpam`: these, whatever the allocator knows about them. v1.11 had no switch for it.
     pub ip_addrs_no_ipam: Option<Vec<IpAddr>>,
 }
+
+/// Lets whoever else writes a record get on before it is tried again.
+struct Pause;
 
 /// One request on the v1 model.
 struct Work<'a> {
@@ -102,7 +106,8 @@ pub(crate) async fn datastore(settings: &EtcdSettings, named: bool) -> Result<Da
     let etcd = EtcdV2::connect(settings.clone());
     let etcd = etcd.map_err(|error| CniError::invalid_config("etcd cannot be used", error))?;
     let view: Rc<dyn Store> = Rc::new(View::of(Rc::new(etcd)));
-    Ok(Datastore::new(view.clone(), Allocator::new(view, Rc::new(SystemClock))))
+    let allocator = Allocator::new(view.clone(), Rc::new(SystemClock)).with_backoff(Rc::new(Pause));
+    Ok(Datastore::new(view, allocator))
 }
 
 /// Whether a configuration that names only this etcd means its v1 data.
@@ -140,6 +145,17 @@ fn node_name(conf: &CalicoConf) -> Result<NodeName, CniError> {
     NodeName::new(name).map_err(|error| CniError::invalid_config("the node's name cannot be used", error))
 }
 
+// === impl Pause ===
+
+impl Backoff for Pause {
+    fn wait(&self, attempt: u32) -> BoxFuture<'_, ()> {
+        let mut bytes = [0; 8];
+        // The kernel's generator does not fail once it is seeded, which is long before any pod.
+        let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+        Box::pin(tokio::time::sleep(russet_ipam::delay(attempt, u64::from_ne_bytes(bytes))))
+    }
+}
+
 // === impl Work ===
 
 impl<'a> Work<'a> {
@@ -166,7 +182,7 @@ impl<'a> Work<'a> {
         let id = EndpointId::new(name.clone(), orchestrator, &workload, target.ifname.as_str());
         let id = id.map_err(|error| CniError::environment("the workload cannot be named", error))?;
         let view = Rc::new(View::of(records.store.clone()));
-        let allocator = Allocator::new(view, Rc::new(SystemClock));
+        let allocator = Allocator::new(view, Rc::new(SystemClock)).with_backoff(Rc::new(Pause));
         Ok(Self { node, conf, facts, name, target, id, records, allocator })
     }
 
@@ -196,7 +212,7 @@ impl<'a> Work<'a> {
         endpoint.set_addresses(taken.addresses.iter().copied());
         self.describe(&mut endpoint);
         if let Err(error) = self.publish(&endpoint, existing.as_ref()).await {
-            return Err(self.undo(&taken, error).await);
+            return Err(self.undo(&taken, attached.reused, error).await);
         }
         Ok(self.result(request, &taken.addresses))
     }
@@ -217,7 +233,7 @@ impl<'a> Work<'a> {
         let mut endpoint = stored.endpoint.clone();
         self.add_profile(&mut endpoint);
         if endpoint != stored.endpoint {
-            self.publish(&endpoint, Some(stored)).await?;
+            self.publish(&endpoint, Some(stored)).await.map_err(|unwritten| unwritten.error)?;
         }
         let addresses: Vec<IpAddr> = endpoint.nets().map(|net| net.addr()).collect();
         Ok(self.result(request, &addresses))
@@ -250,7 +266,7 @@ impl<'a> Work<'a> {
         };
         match (facts.ip_addrs, facts.ip_addrs_no_ipam) {
             (None, None) => {
-                let assigned = self.allocator.auto_assign(&request).await;
+                let assigned = within(&self.allocator, BUDGET).auto_assign(&request).await;
                 let assigned =
                     assigned.map_err(|error| failure::ipam("no address could be allocated", error))?;
                 let addresses = assigned.addresses.iter().map(IpNet::addr).collect();
@@ -275,8 +291,9 @@ impl<'a> Work<'a> {
         mark: String,
     ) -> Result<Taken, CniError> {
         let taken = Taken { addresses, mark: Some(mark) };
+        let allocator = within(&self.allocator, BUDGET);
         for address in &taken.addresses {
-            if let Err(error) = self.allocator.assign_ip(request, *address).await {
+            if let Err(error) = allocator.assign_ip(request, *address).await {
                 let error = failure::ipam("a requested address cannot be had", error);
                 return Err(self.give_back(&taken, error).await);
             }
@@ -358,7 +375,7 @@ impl<'a> Work<'a> {
     }
 
     /// The profile before the endpoint that names it: without it the endpoint's packets are dropped.
-    async fn publish(&self, endpoint: &Endpoint, before: Option<&Stored>) -> Result<(), CniError> {
+    async fn publish(&self, endpoint: &Endpoint, before: Option<&Stored>) -> Result<(), Unwritten> {
         if self.conf.policy.kind.is_empty() {
             self.records.ensure_profile(self.target.network.as_str(), !self.is_pod()).await?;
         }
@@ -372,18 +389,25 @@ impl<'a> Work<'a> {
         result
     }
 
-    /// After a step behind the wiring failed.
-    async fn undo(&self, taken: &Taken, mut error: CniError) -> CniError {
+    /// After an endpoint that could not be written: a new interface goes, and with it this request's addresses. One that was there before is a
+    /// running container's, and so are its addresses; those of an endpoint that may have been written are DEL's.
+    async fn undo(&self, taken: &Taken, reused: bool, unwritten: Unwritten) -> CniError {
+        let Unwritten { mut error, surely } = unwritten;
+        let mut kept = |why: &str| {
+            error.details = format!("{}; its addresses are still held until DEL: {why}", error.details);
+        };
+        if reused {
+            kept("the interface was there before");
+            return error;
+        }
         let detached = self.node.wiring.detach(self.detachment(true), self.target.netns_if_any()).await;
         self.node.teardown.doomed();
         match detached {
-            Ok(()) => self.give_back(taken, error).await,
-            Err(also) => {
-                error.details =
-                    format!("{}; its addresses are still held until DEL: {}", error.details, also.msg);
-                error
-            }
+            Ok(()) if surely => return self.give_back(taken, error).await,
+            Ok(()) => kept("the endpoint may have been written"),
+            Err(also) => kept(&also.msg),
         }
+        error
     }
 
     /// What this very request took is given back; what an earlier one holds stays.
@@ -396,11 +420,12 @@ impl<'a> Work<'a> {
     }
 
     async fn release_marked(&self, mark: &str) -> Result<(), IpamError> {
-        let held = self.allocator.ips_by_handle(&self.handle()).await?;
+        let allocator = within(&self.allocator, BUDGET);
+        let held = allocator.ips_by_handle(&self.handle()).await?;
         let ours = held.into_iter().filter(|held| held.attribute.get(MARK) == Some(mark));
         let handle = self.handle();
         let options: Vec<ReleaseOptions> = ours.map(|held| freeing(&held, &handle)).collect();
-        self.allocator.release_ips(&options).await.map(drop)
+        allocator.release_ips(&options).await.map(drop)
     }
 
     fn detachment(&self, by_name: bool) -> Detachment {
@@ -417,14 +442,10 @@ impl<'a> Work<'a> {
     /// container that is not the endpoint's newest takes only its own with it (section 3.6).
     async fn del(&self) -> Result<(), CniError> {
         self.records.refuse_unready().await?;
-        let stored = self.records.of_workload(&self.id).await?;
-        let container = self.target.container.as_str();
-        let (mine, newer) = match stored {
-            Some(stored) if self.is_pod() && stored.endpoint.active_instance_id != container => {
-                (None, Some(stored.endpoint))
-            }
-            stored => (stored, None),
-        };
+        let container = self.is_pod().then_some(self.target.container.as_str());
+        let (mine, newer) = self.records.for_del(&self.id, container).await?;
+        // What a newer container has counts only where nothing is this one's.
+        let newer = newer.filter(|_| mine.is_none());
         let detached =
             self.node.wiring.detach(self.detachment(newer.is_none()), self.target.netns_if_any()).await;
         self.node.teardown.doomed();
@@ -433,33 +454,38 @@ impl<'a> Work<'a> {
         if let Some(stored) = mine {
             self.records.remove(&self.id, stored).await?;
         }
-        let released = self.release(endpoint.as_ref(), newer.as_ref()).await;
+        let released = self.release(endpoint.as_ref(), newer.as_deref()).await;
         released.map_err(|error| failure::ipam("the pod's addresses could not be released", error))
     }
 
-    async fn release(&self, mine: Option<&Endpoint>, newer: Option<&Endpoint>) -> Result<(), IpamError> {
-        if let Some(newer) = newer {
+    async fn release(&self, mine: Option<&Endpoint>, newer: Option<&[IpAddr]>) -> Result<(), IpamError> {
+        let allocator = within(&self.allocator, BUDGET);
+        if let Some(kept) = newer {
             // The newer container may have taken over what this one's handle holds.
-            let kept: Vec<IpAddr> = newer.nets().map(|net| net.addr()).collect();
             let handle = self.handle();
-            let held = self.allocator.ips_by_handle(&handle).await?;
+            let held = allocator.ips_by_handle(&handle).await?;
             let freed = held.iter().filter(|held| !kept.contains(&held.address));
             let options: Vec<ReleaseOptions> = freed.map(|held| freeing(held, &handle)).collect();
-            return self.allocator.release_ips(&options).await.map(drop);
+            return allocator.release_ips(&options).await.map(drop);
         }
-        self.allocator.release_by_handle(&self.handle(), None).await?;
-        // Plugins before 1.11.2 held addresses under the workload's own name.
+        allocator.release_by_handle(&self.handle(), None).await?;
+        // Plugins before 1.11.2 held addresses under the workload's own name, which may be spelt like another container's handle.
         if let Ok(workload) = HandleId::new(self.id.workload.as_str()) {
-            self.allocator.release_by_handle(&workload, None).await?;
+            let Target { network, container, ifname, pod, .. } = self.target.clone();
+            let subject = Subject { network, container, ifname, pod };
+            let held = allocator.ips_by_handle(&workload).await?;
+            let ours = held.iter().filter(|held| subject.may_hold(&workload, held));
+            let options: Vec<ReleaseOptions> = ours.map(|held| freeing(held, &workload)).collect();
+            allocator.release_ips(&options).await?;
         }
         // What an earlier container of the workload took and this one had again.
         for address in mine.into_iter().flat_map(Endpoint::nets).map(|net| net.addr()) {
-            let Some(held) = self.allocator.holder_of(address).await? else { continue };
+            let Some(held) = allocator.holder_of(address).await? else { continue };
             let Some(id) = held.attribute.handle_id.as_deref() else { continue };
             if mine.is_some_and(|endpoint| self.is_ours(&held, endpoint))
                 && let Ok(handle) = HandleId::new(HandleId::sanitized(id))
             {
-                self.allocator.release_ips(&[freeing(&held, &handle)]).await?;
+                allocator.release_ips(&[freeing(&held, &handle)]).await?;
             }
         }
         Ok(())

@@ -95,7 +95,7 @@ async fn in_time<T>(
 }
 
 /// The allocator with so long for one request.
-pub(super) fn within(allocator: &Allocator, budget: Duration) -> Allocator {
+pub(crate) fn within(allocator: &Allocator, budget: Duration) -> Allocator {
     allocator.until(SystemTime::now() + budget)
 }
 

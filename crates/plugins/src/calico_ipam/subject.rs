@@ -105,7 +105,7 @@ impl Subject {
 
     /// Whether an address of its legacy handle may be this pod's: `<namespace>.<pod>` of one could be `<network>.<container>` of another. In its own
     /// network only what names the pod is.
-    pub(super) fn may_hold(&self, legacy: &HandleId, held: &Held) -> bool {
+    pub(crate) fn may_hold(&self, legacy: &HandleId, held: &Held) -> bool {
         let unnamed = !self.is_ambiguous(legacy);
         let says = |name: &str, ours: Option<&str>| match held.attribute.get(name) {
             Some(it) => Some(it) == ours,

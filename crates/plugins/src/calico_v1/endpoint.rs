@@ -1,11 +1,12 @@
 //! A workload's endpoint and its network's profile in the v1 model (calico-cni.md sections 2.2.3, 2.3 and 2.6).
 
+use std::net::IpAddr;
 use std::rc::Rc;
 
 use russet_cni_spec::CniError;
 use russet_model::v1::{Endpoint, EndpointId, Profile, ProfilePart, V1Key};
 use russet_model::{Key, Prefix};
-use russet_store::{Revision, Step, Store, StoreError};
+use russet_store::{Record, Revision, Step, Store, StoreError};
 use russet_store_etcd::EtcdV2;
 
 use crate::failure;
@@ -31,8 +32,30 @@ pub struct Stored {
     revision: Revision,
 }
 
+/// An endpoint that could not be written.
+#[derive(Debug)]
+pub struct Unwritten {
+    /// Why.
+    pub error: CniError,
+    /// It is surely not there, so that nobody will look for its addresses.
+    pub surely: bool,
+}
+
+impl From<CniError> for Unwritten {
+    fn from(error: CniError) -> Self {
+        Self { error, surely: true }
+    }
+}
+
 fn failed(msg: &str, error: &StoreError) -> CniError {
     failure::store(msg, error, error)
+}
+
+fn read(record: Record) -> Result<Stored, CniError> {
+    let endpoint = Endpoint::decode(&record.value).map_err(|error| {
+        CniError::new(failure::CORRUPT_RECORD, format!("{} cannot be read", record.key), error)
+    })?;
+    Ok(Stored { key: record.key, endpoint, revision: record.revision })
 }
 
 // === impl Records ===
@@ -65,15 +88,47 @@ impl Records {
         }
     }
 
+    /// The endpoint that a DEL may remove, and the addresses of others that newer containers have. `container` for a pod, which outlives its
+    /// containers. One that cannot be read stays, lest the pod could never be deleted, and may be a newer container's.
+    pub async fn for_del(
+        &self,
+        id: &EndpointId,
+        container: Option<&str>,
+    ) -> Result<(Option<Stored>, Option<Vec<IpAddr>>), CniError> {
+        let own = V1Key::Endpoint(id.clone()).key();
+        let listed = self.store.list(&id.workload_prefix()).await;
+        let listed = listed.map_err(|error| failed("the endpoint could not be read", &error))?;
+        let (mut mine, mut newer): (Vec<Stored>, Option<Vec<IpAddr>>) = (Vec::new(), None);
+        for record in listed.records {
+            let at_own_key = record.key == own;
+            match read(record) {
+                Ok(stored) if container.is_none_or(|it| stored.endpoint.active_instance_id == it) => {
+                    mine.push(stored);
+                }
+                Ok(other) => {
+                    let addresses = other.endpoint.nets().map(|net| net.addr());
+                    newer.get_or_insert_default().extend(addresses);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "endpoint kept");
+                    if at_own_key {
+                        newer.get_or_insert_default();
+                    }
+                }
+            }
+        }
+        let exact = mine.iter().position(|stored| stored.key == own);
+        let mine = match (exact, mine.len()) {
+            (Some(at), _) => Some(mine.swap_remove(at)),
+            (None, 1) => mine.pop(),
+            _ => None,
+        };
+        Ok((mine, newer))
+    }
+
     async fn list(&self, prefix: &Prefix) -> Result<Vec<Stored>, CniError> {
         let listed = self.store.list(prefix).await;
         let listed = listed.map_err(|error| failed("the endpoint could not be read", &error))?;
-        let read = |record: russet_store::Record| {
-            let endpoint = Endpoint::decode(&record.value).map_err(|error| {
-                CniError::new(failure::CORRUPT_RECORD, format!("{} cannot be read", record.key), error)
-            })?;
-            Ok(Stored { key: record.key, endpoint, revision: record.revision })
-        };
         listed.records.into_iter().map(read).collect()
     }
 
@@ -83,7 +138,7 @@ impl Records {
         id: &EndpointId,
         endpoint: &Endpoint,
         before: Option<&Stored>,
-    ) -> Result<(), CniError> {
+    ) -> Result<(), Unwritten> {
         let value = endpoint.encode();
         let step = match before {
             Some(stored) => Step::update(stored.key.clone(), value.clone(), stored.revision),
@@ -93,15 +148,11 @@ impl Records {
         let msg = "the endpoint could not be written";
         match self.store.commit(vec![step]).await.map_err(|error| error.error) {
             Ok(_) => Ok(()),
-            Err(error) if error.outcome_unknown() => {
-                let found = self.store.get(&key).await.map_err(|error| failed(msg, &error))?;
-                if found.is_some_and(|record| record.value == value) {
-                    Ok(())
-                } else {
-                    Err(failed(msg, &error))
-                }
-            }
-            Err(error) => Err(failed(msg, &error)),
+            Err(error) if error.outcome_unknown() => match self.store.get(&key).await {
+                Ok(Some(record)) if record.value == value => Ok(()),
+                _ => Err(Unwritten { error: failed(msg, &error), surely: false }),
+            },
+            Err(error) => Err(failed(msg, &error).into()),
         }
     }
 
@@ -115,7 +166,8 @@ impl Records {
                 Err(error) if error.lost_race() || error.outcome_unknown() => {}
                 Err(error) => return Err(failed(msg, &error)),
             }
-            match self.of_workload(id).await? {
+            let now = self.store.get(&stored.key).await.map_err(|error| failed(msg, &error))?;
+            match now.map(read).transpose()? {
                 None => return self.remove_directories(id).await,
                 // A newer container has it.
                 Some(now) if now.endpoint.active_instance_id != stored.endpoint.active_instance_id => {

@@ -87,17 +87,14 @@ impl Container {
     /// A DEL without its wiring.
     async fn del(&self) {
         let work = self.work();
-        let stored = work.records.of_workload(&work.id).await.unwrap();
-        let mine = |stored: &Stored| stored.endpoint.active_instance_id == work.target.container.as_str();
-        match stored {
-            Some(stored) if mine(&stored) => {
-                let endpoint = stored.endpoint.clone();
-                work.records.remove(&work.id, stored).await.unwrap();
-                work.release(Some(&endpoint), None).await.unwrap();
-            }
-            Some(newer) => work.release(None, Some(&newer.endpoint)).await.unwrap(),
-            None => work.release(None, None).await.unwrap(),
+        let container = work.is_pod().then_some(work.target.container.as_str());
+        let (mine, newer) = work.records.for_del(&work.id, container).await.unwrap();
+        let endpoint = mine.as_ref().map(|stored| stored.endpoint.clone());
+        if let Some(stored) = mine {
+            work.records.remove(&work.id, stored).await.unwrap();
         }
+        let newer = newer.filter(|_| endpoint.is_none());
+        work.release(endpoint.as_ref(), newer.as_deref()).await.unwrap();
     }
 
     async fn held(&self) -> usize {
@@ -108,7 +105,12 @@ impl Container {
 }
 
 fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(test);
+    tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap()
+        .block_on(test);
 }
 
 #[test]
@@ -219,6 +221,69 @@ fn addresses_of_old_plugins_are_found_by_the_workloads_name() {
         assert_eq!(pod.add().await, taken.addresses.iter().map(IpNet::addr).collect::<Vec<_>>());
         pod.del().await;
         assert_eq!(pod.held().await, 0);
+    });
+}
+
+#[test]
+fn a_pod_named_like_a_container_of_the_network_frees_nothing_of_it() {
+    // The namespace is called like the network: `<namespace>.<pod>` is the victim's handle
+    run(async {
+        let store = planted().await;
+        let victim = Container::new(&store, "f00d", None);
+        victim.add().await;
+        let mut tenant = Container::new(&store, "beef", Some("web-0"));
+        tenant.request.env.args =
+            russet_cni_spec::CniArgs::parse("K8S_POD_NAMESPACE=net1;K8S_POD_NAME=f00d").unwrap();
+        tenant.del().await;
+        assert_eq!(victim.held().await, 1);
+    });
+}
+
+#[test]
+fn a_del_goes_by_its_own_key_whatever_else_lies_beside_it() {
+    run(async {
+        let store = planted().await;
+        let pod = Container::new(&store, "f00d", Some("web-0"));
+        pod.add().await;
+        let beside = "/calico/v1/host/n1/workload/k8s/shop.web-0/endpoint/";
+        let put = async |name: &str, text: &str| {
+            store.commit(vec![Step::put(Key::from_stored(format!("{beside}{name}")), text)]).await.unwrap();
+        };
+        put("eth1", r#"{"state":"active","active_instance_id":"f00d"}"#).await;
+        put("eth2", "{").await;
+        pod.del().await;
+        assert_eq!(pod.held().await, 0);
+        assert!(store.get(&Key::from_stored(format!("{beside}eth0"))).await.unwrap().is_none());
+        // Its own cannot be read: the addresses go, and the record stays.
+        let other = Container::new(&store, "beef", Some("web-0"));
+        other
+            .work()
+            .allocator
+            .auto_assign(&AddressRequest::pod("n1".parse().unwrap(), other.work().handle()))
+            .await
+            .unwrap();
+        put("eth0", "{").await;
+        other.del().await;
+        assert_eq!(other.held().await, 0);
+    });
+}
+
+#[test]
+fn after_a_lost_race_an_interface_that_was_there_keeps_its_addresses_and_so_does_an_unclear_write() {
+    run(async {
+        let store = planted().await;
+        let pod = Container::new(&store, "f00d", Some("web-0"));
+        let work = pod.work();
+        let taken = work.take(None).await.unwrap();
+        let lost = || CniError::internal("a race was lost", "");
+        let error = work.undo(&taken, true, lost().into()).await;
+        assert!(error.details.contains("was there before"), "{error:?}");
+        assert_eq!(pod.held().await, 1);
+        // A request that was lost on the way looks like a lost answer.
+        use russet_store::sim::Fault;
+        store.script([Fault::LostRequest]);
+        let unwritten = work.records.write(&work.id, &fresh(), None).await.unwrap_err();
+        assert!(!unwritten.surely, "{unwritten:?}");
     });
 }
 
