@@ -248,3 +248,24 @@ fn kubernetes_says_what_labels_a_v1_endpoint_has_and_without_it_none_is_made() {
     assert_eq!(scene.calico("DEL", &pod, config).status, 0);
     assert_eq!(scene.v2_keys("/calico/v1/host"), Vec::<String>::new());
 }
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: bridge; tool: etcd, ip, containernetworking-plugins"]
+fn an_agent_beside_v1_data_writes_no_cluster_information_and_they_are_still_meant() {
+    let mut scene = Scene::new();
+    scene.plant();
+    scene.node.start_agent();
+    // The last thing that the agent does when it registers.
+    russet_testkit::eventually(std::time::Duration::from_secs(30), || {
+        scene.node.path("var/lib/calico/nodename").exists()
+    });
+    let keys = scene.v3_keys();
+    assert!(keys.iter().any(|key| key.contains("/nodes/n1")), "{keys:?}");
+    assert!(!keys.iter().any(|key| key.contains("clusterinformations")), "{keys:?}");
+    let pod = scene.node.pod();
+    let added = scene.calico("ADD", &pod, json!({}));
+    assert_eq!(added.status, 0, "{added:?}");
+    assert_eq!(scene.v2_keys("/calico/ipam/v2/assignment").len(), 1);
+    let removed = scene.calico("DEL", &pod, json!({}));
+    assert_eq!(removed.status, 0, "{removed:?}");
+}
