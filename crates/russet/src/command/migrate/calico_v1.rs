@@ -100,7 +100,7 @@ pub async fn run(mut args: CalicoV1Args) -> Result<ExitCode, Failure> {
 
 /// Everything but what lets v3 give addresses; that only after the v1 data was seen closed and unchanged.
 async fn carry_over(
-    from: &EtcdV2,
+    from: &dyn Store,
     store: &dyn Store,
     args: &CalicoV1Args,
     plan: &Plan,
@@ -119,7 +119,7 @@ async fn carry_over(
 }
 
 /// Plugins since 1.11.2 refuse to work while the flag says `false`.
-async fn require_closed(from: &EtcdV2, args: &CalicoV1Args) -> Result<(), Failure> {
+async fn require_closed(from: &dyn Store, args: &CalicoV1Args) -> Result<(), Failure> {
     let ready = from.get(&V1Key::Ready.key()).await?;
     let found = match &ready {
         Some(record) if record.value == b"false" => return Ok(()),
@@ -155,7 +155,7 @@ fn source(args: &CalicoV1Args) -> Result<EtcdSettings, Failure> {
 }
 
 /// Reads everything of Calico's behind the v2 API.
-async fn read(from: &EtcdV2, name: &str) -> Result<Plan, Failure> {
+async fn read(from: &dyn Store, name: &str) -> Result<Plan, Failure> {
     let mut records: Vec<Record> = Vec::new();
     for prefix in [Prefix::from_stored(IPAM), V1Key::everything(), V1Key::bgp_of_nodes()] {
         records.extend(from.list(&prefix).await?.records);
@@ -196,3 +196,6 @@ async fn verify(store: &dyn Store, plan: &Plan, of: impl Fn(Kind) -> bool) -> Re
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
