@@ -157,13 +157,18 @@ impl Allocator {
 
     /// One block.
     pub(crate) async fn block(&self, block: BlockCidr) -> Result<Option<Stored<Block>>, IpamError> {
-        self.read(&Key::block(block), |bytes| {
-            let decoded = Block::decode(bytes)?;
-            if decoded.cidr == block {
-                return Ok(decoded);
+        self.read(&Key::block(block), |bytes| at_its_place(Block::decode(bytes)?, block)).await
+    }
+
+    /// One block, for looking and for giving back: only who owns what must be whole. The rest is as it should be, and so it is written.
+    pub(crate) async fn mended_block(&self, block: BlockCidr) -> Result<Option<Stored<Block>>, IpamError> {
+        let key = Key::block(block);
+        self.read(&key, |bytes| {
+            let (decoded, fault) = Block::decode_mended(bytes)?;
+            if let Some(fault) = fault {
+                tracing::warn!(%key, at = fault.at(), %fault, "mended where it does not say who owns what");
             }
-            let problem = format!("{} is stored there", decoded.cidr);
-            Err(DecodeError { what: "block", at: "cidr".into(), problem })
+            at_its_place(decoded, block)
         })
         .await
     }
@@ -254,6 +259,14 @@ impl Allocator {
         self.backoff.wait(*tries - 1).await;
         Ok(())
     }
+}
+
+fn at_its_place(decoded: Block, block: BlockCidr) -> Result<Block, DecodeError> {
+    if decoded.cidr == block {
+        return Ok(decoded);
+    }
+    let problem = format!("{} is stored there", decoded.cidr);
+    Err(DecodeError { what: "block", at: "cidr".into(), problem })
 }
 
 /// Decodes a listed record; what cannot be read is as good as absent, as it is for peers.

@@ -196,34 +196,8 @@ fn take_back(block: &mut Block, ordinals: &[usize]) {
             numbers.remove(&ordinal.to_string());
         }
     }
-    compact(block);
+    block.compact();
     touch(block);
-}
-
-/// Drops attributes that nobody refers to; those above them move down.
-fn compact(block: &mut Block) {
-    let Some(attributes) = &mut block.attributes else { return };
-    let mut used = vec![false; attributes.len()];
-    for index in block.allocations.iter().flatten() {
-        used[*index] = true;
-    }
-    let mut next = 0;
-    let moved: Vec<usize> = used
-        .iter()
-        .map(|used| {
-            let index = next;
-            next += usize::from(*used);
-            index
-        })
-        .collect();
-    let mut index = 0;
-    attributes.retain(|_| {
-        index += 1;
-        used[index - 1]
-    });
-    for slot in block.allocations.iter_mut().flatten() {
-        *slot = moved[*slot];
-    }
 }
 
 // === impl Freed ===

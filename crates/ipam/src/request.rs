@@ -49,6 +49,8 @@ pub struct Released {
     pub addresses: Vec<std::net::IpAddr>,
     /// Addresses that were free before.
     pub unallocated: Vec<std::net::IpAddr>,
+    /// Records that cannot be read, each with the reason. They stay as they are, and so does what only they know of: `russet ipam check` names them.
+    pub unreadable: Vec<String>,
 }
 
 // === impl Request ===

@@ -63,9 +63,23 @@ pub struct Attribute {
 impl Block {
     /// Reads a block and checks its invariants.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let block = Self::parse(bytes)?;
+        block.validate().map_err(DecodeError::from)?;
+        Ok(block)
+    }
+
+    /// Reads a block for somebody who only looks, or gives back: what says who owns what must be whole, and the rest is [mended](Self::mend) after it. With
+    /// what was wrong, if anything was.
+    pub fn decode_mended(bytes: &[u8]) -> Result<(Self, Option<BlockFault>), DecodeError> {
+        let mut block = Self::parse(bytes)?;
+        let fault = block.mend()?;
+        Ok((block, fault))
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut fields = Fields::parse("block", bytes)?;
         let Some(cidr) = fields.text("cidr")? else { return Err(fields.error("cidr", "it is missing")) };
-        let block = Self {
+        Ok(Self {
             cidr,
             affinity: fields.string("affinity")?.filter(|owner| !owner.is_empty()),
             affinity_claim_time: fields.string("affinity_claim_time")?,
@@ -78,13 +92,7 @@ impl Block {
             host_affinity: fields.string("hostAffinity")?,
             strict_affinity: fields.boolean("strictAffinity")?.unwrap_or(false),
             extra: fields.rest(),
-        };
-        block.validate().map_err(|fault| DecodeError {
-            what: "block",
-            at: fault.at(),
-            problem: fault.to_string(),
-        })?;
-        Ok(block)
+        })
     }
 
     /// Writes the block as Calico 3.32 does.

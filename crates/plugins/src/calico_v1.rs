@@ -463,7 +463,7 @@ impl<'a> Work<'a> {
         if let Some(kept) = newer {
             // The newer container may have taken over what this one's handle holds.
             let handle = self.handle();
-            let held = allocator.ips_by_handle(&handle).await?;
+            let held = allocator.ips_to_free(&handle).await?;
             let freed = held.iter().filter(|held| !kept.contains(&held.address));
             let options: Vec<ReleaseOptions> = freed.map(|held| freeing(held, &handle)).collect();
             return allocator.release_ips(&options).await.map(drop);
@@ -473,14 +473,22 @@ impl<'a> Work<'a> {
         if let Ok(workload) = HandleId::new(self.id.workload.as_str()) {
             let Target { network, container, ifname, pod, .. } = self.target.clone();
             let subject = Subject { network, container, ifname, pod };
-            let held = allocator.ips_by_handle(&workload).await?;
+            let held = allocator.ips_to_free(&workload).await?;
             let ours = held.iter().filter(|held| subject.may_hold(&workload, held));
             let options: Vec<ReleaseOptions> = ours.map(|held| freeing(held, &workload)).collect();
             allocator.release_ips(&options).await?;
         }
         // What an earlier container of the workload took and this one had again.
         for address in mine.into_iter().flat_map(Endpoint::nets).map(|net| net.addr()) {
-            let Some(held) = allocator.holder_of(address).await? else { continue };
+            let held = match allocator.holder_of(address).await {
+                Ok(Some(held)) => held,
+                Ok(None) => continue,
+                Err(error @ IpamError::Corrupt { .. }) => {
+                    tracing::error!(%address, %error, "not released: russet ipam check names the record");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             let Some(id) = held.attribute.handle_id.as_deref() else { continue };
             if mine.is_some_and(|endpoint| self.is_ours(&held, endpoint))
                 && let Ok(handle) = HandleId::new(HandleId::sanitized(id))

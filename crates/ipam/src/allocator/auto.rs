@@ -58,11 +58,17 @@ impl Allocator {
     pub async fn auto_assign(&self, request: &Request) -> Result<Assigned, IpamError> {
         check(request)?;
         let owner = Owner { handle: request.handle.clone(), attribute: self.owner(request) };
-        let _turn = match self.assign_fast(request, &owner).await {
+        let waiting = self.cache.wait();
+        let turn = match self.assign_fast(request, &owner).await {
             Shortcut::Done(addresses) => return Ok(Assigned { addresses, existing: false }),
             Shortcut::LongWay(turn) => turn,
         };
+        let attempt = self.cache.attempt();
         let existing = self.existing(request).await?;
+        let is_sharing = turn.is_some() && existing.is_empty();
+        if let Some(error) = self.cache.refusal(request, waiting).filter(|_| is_sharing) {
+            return Err(error);
+        }
         let mut addresses = existing.clone();
         let mut touched = Touched::new();
         let mut facts = None;
@@ -80,6 +86,9 @@ impl Allocator {
                 Ok(taken) => addresses.extend(taken),
                 Err(error) => {
                     self.in_grace().give_back(&owner, &touched).await;
+                    if is_sharing {
+                        self.cache.refuse(request, attempt, &error);
+                    }
                     return Err(error);
                 }
             }

@@ -3,6 +3,7 @@
 //! A remembered block or handle is used only under the guard of its revision: if it is stale, the commit fails and it is read. What pools, reservations,
 //! settings and labels say is believed for a short time, as any process believes what it read at its start; the agent can end that at once.
 
+mod refusal;
 mod turns;
 
 use std::cell::{Cell, RefCell};
@@ -16,6 +17,7 @@ use super::Stored;
 use super::fast::Shared;
 use crate::Request;
 use crate::block_ops::Reserved;
+use refusal::Refusal;
 pub(super) use turns::{Turn, Turns};
 
 /// The allocator's memory, and the places where its requests wait for each other.
@@ -37,7 +39,21 @@ pub(super) struct Cache {
     /// Releases that read and write a block.
     pub(super) freeing: Turns,
     /// Requests that find out the long way where addresses are.
-    pub(super) asking: Turns,
+    pub(super) asking: Turns<Source>,
+    /// How the last of them failed, for those who waited meanwhile.
+    refusal: RefCell<Option<Refusal>>,
+    refusals: Cell<u64>,
+    /// How often we made room: what was full before may not be so after.
+    room: Cell<u64>,
+}
+
+/// Where a request's addresses may come from: those who look in the same place would get into each other's way.
+#[derive(Clone, PartialEq)]
+pub(super) struct Source {
+    node: NodeName,
+    /// None: no address of this family.
+    pools: [Option<Option<Vec<IpNet>>>; 2],
+    use_: AddressUse,
 }
 
 /// Where requests of one kind get their addresses.
@@ -192,5 +208,16 @@ impl Asked {
             use_: request.use_,
             namespace_labels: request.namespace_labels.clone(),
         }
+    }
+}
+
+// === impl Source ===
+
+impl Source {
+    /// Where this request's addresses may come from.
+    pub(super) fn of(request: &Request) -> Self {
+        let pools =
+            |family| (request.wanted(family) > 0).then(|| request.pools(family).map(<[IpNet]>::to_vec));
+        Self { node: request.node.clone(), pools: Family::BOTH.map(pools), use_: request.use_ }
     }
 }

@@ -89,6 +89,7 @@ impl Allocator {
         if let Err(error) = self.try_tidy(cidr).await {
             tracing::debug!(block = %cidr, %error, "affinity not looked after");
         }
+        self.cache.make_room();
     }
 
     async fn try_tidy(&self, cidr: BlockCidr) -> Result<(), IpamError> {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use russet_addr::{BlockCidr, Family, IpNet, NodeName};
-use russet_model::{Attribute, Block, HandleId, Prefix};
+use russet_model::{Attribute, Block, DecodeError, HandleId, Prefix};
 
 use super::{Allocator, readable};
 use crate::{IpamError, Request};
@@ -27,9 +27,23 @@ impl Allocator {
     /// The addresses that a handle holds, block by block. Blocks that cannot be read are passed over.
     pub async fn ips_by_handle(&self, handle: &HandleId) -> Result<Vec<Held>, IpamError> {
         let Some(stored) = self.handle(handle).await? else { return Ok(Vec::new()) };
+        self.held_in(handle, stored.value.blocks()).await
+    }
+
+    /// The same for somebody who gives them back: a handle whose record cannot be read holds what the blocks say.
+    pub async fn ips_to_free(&self, handle: &HandleId) -> Result<Vec<Held>, IpamError> {
+        let traces = self.traces(handle).await?;
+        self.held_in(handle, traces.blocks).await
+    }
+
+    async fn held_in(
+        &self,
+        handle: &HandleId,
+        blocks: impl IntoIterator<Item = BlockCidr>,
+    ) -> Result<Vec<Held>, IpamError> {
         let mut held = Vec::new();
-        for cidr in stored.value.blocks() {
-            let block = match self.block(cidr).await {
+        for cidr in blocks {
+            let block = match self.mended_block(cidr).await {
                 Ok(Some(block)) => block.value,
                 Ok(None) => continue,
                 Err(error @ IpamError::Corrupt { .. }) => {
@@ -48,7 +62,7 @@ impl Allocator {
     pub async fn held_by_node(&self, node: &NodeName) -> Result<Vec<Held>, IpamError> {
         let records = self.records(&Prefix::blocks(None)).await?;
         let mut held = Vec::new();
-        for block in records.iter().filter_map(|record| readable(record, Block::decode)) {
+        for block in records.iter().filter_map(|record| readable(record, mended)) {
             let ours = (0..block.cidr.size()).filter_map(|ordinal| held_at(&block, ordinal));
             held.extend(ours.filter(|held| held.attribute.get("node") == Some(node.as_str())));
         }
@@ -66,6 +80,11 @@ impl Allocator {
         }
         Ok(found)
     }
+}
+
+/// A block for looking.
+pub(super) fn mended(bytes: &[u8]) -> Result<Block, DecodeError> {
+    Block::decode_mended(bytes).map(|(block, _)| block)
 }
 
 pub(super) fn held_at(block: &Block, ordinal: usize) -> Option<Held> {

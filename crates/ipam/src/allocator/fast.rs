@@ -14,7 +14,7 @@ use std::rc::Rc;
 use russet_addr::{BlockCidr, IfName, IpNet};
 use russet_model::{Block, HandleId, Key};
 
-use super::cache::Turn;
+use super::cache::{Source, Turn};
 use super::take::Owner;
 use super::{Allocator, Failure, Stored};
 use crate::{IpamError, Request};
@@ -39,12 +39,12 @@ const HOPES_MAX: u32 = 32;
 
 impl Allocator {
     /// The request's addresses, if memory has them and the store agrees. On the long way, whoever has to find out where addresses are has the turn
-    /// to do so; the others wait and find memory up to date.
+    /// to do so; the others that look in the same place wait, and find memory up to date or a reason why there is none.
     pub(super) async fn assign_fast(
         &self,
         request: &Request,
         owner: &Owner,
-    ) -> Shortcut<Vec<IpNet>, Option<Turn<'_>>> {
+    ) -> Shortcut<Vec<IpNet>, Option<Turn<'_, Source>>> {
         if !self.cache.is_on() || !self.store.claims().atomic {
             return Shortcut::LongWay(None);
         }
@@ -56,7 +56,7 @@ impl Allocator {
                 Answer::Cold => {}
                 _ => break,
             }
-            let turn = self.cache.asking.turn().await;
+            let turn = self.cache.asking.turn(Source::of(request)).await;
             if self.cache.learned() == learned || hopes >= HOPES_MAX {
                 return Shortcut::LongWay(Some(turn));
             }
@@ -84,7 +84,13 @@ impl Allocator {
                 if self.cache.shared.writes(handle) {
                     self.share(Job::Look(handle.clone())).await;
                 }
-                let Some(read) = self.handle(handle).await? else { return Ok(Shortcut::Done(Vec::new())) };
+                let read = match self.handle(handle).await {
+                    Ok(Some(read)) => read,
+                    Ok(None) => return Ok(Shortcut::Done(Vec::new())),
+                    // The long way finds out without it.
+                    Err(IpamError::Corrupt { .. }) => return Ok(Shortcut::LongWay(Vec::new())),
+                    Err(error) => return Err(error),
+                };
                 stored.insert(read).value.blocks().collect()
             }
         };

@@ -1,9 +1,10 @@
 //! Handle records: raised before a block is written, lowered after (calico-ipam.md section 3.9).
 
 use russet_addr::BlockCidr;
-use russet_model::{Handle, HandleId, Key};
-use russet_store::Step;
+use russet_model::{Handle, HandleId, Key, Prefix};
+use russet_store::{Record, Step};
 
+use super::existing::mended;
 use super::{Allocator, Failure, Stored};
 use crate::IpamError;
 
@@ -70,9 +71,57 @@ pub(super) fn lowered(
     written(id, stored, &after(&stored.value, [Lost { block, freed, left }]))
 }
 
+/// Where something of a handle may be.
+pub(super) struct Traces {
+    /// Its record, if there is one that can be read.
+    pub(super) stored: Option<Stored<Handle>>,
+    pub(super) blocks: Vec<BlockCidr>,
+    /// Why its record cannot be read.
+    pub(super) unreadable: Option<IpamError>,
+}
+
 // === impl Allocator ===
 
 impl Allocator {
+    /// The blocks that a handle's record names; where that cannot be read, those that name the handle.
+    pub(super) async fn traces(&self, id: &HandleId) -> Result<Traces, IpamError> {
+        match self.handle(id).await {
+            Ok(stored) => {
+                let blocks = stored.iter().flat_map(|stored| stored.value.blocks()).collect();
+                Ok(Traces { stored, blocks, unreadable: None })
+            }
+            Err(error @ IpamError::Corrupt { .. }) => {
+                let blocks = self.blocks_with(id).await?;
+                Ok(Traces { stored: None, blocks, unreadable: Some(error) })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Looks through all blocks; those that cannot be read are passed over.
+    async fn blocks_with(&self, id: &HandleId) -> Result<Vec<BlockCidr>, IpamError> {
+        let prefix = Prefix::blocks(None);
+        let mut blocks = Vec::new();
+        let mut take = |record: Record| {
+            let block = mended(&record.value).ok().filter(|block| block.ordinals_of(id).next().is_some());
+            blocks.extend(block.map(|block| block.cidr).filter(|cidr| record.key == Key::block(*cidr)));
+        };
+        let scanned = self.store.scan(&prefix, &mut take).await;
+        scanned.map_err(|error| IpamError::store(format!("look through {prefix}"), error))?;
+        Ok(blocks)
+    }
+
+    /// A handle that is to count less. One that cannot be read is left alone: its addresses go back all the same.
+    pub(super) async fn readable_handle(&self, id: &HandleId) -> Result<Option<Stored<Handle>>, IpamError> {
+        match self.handle(id).await {
+            Err(error @ IpamError::Corrupt { .. }) => {
+                tracing::warn!(handle = %id, %error, "handle left alone");
+                Ok(None)
+            }
+            stored => stored,
+        }
+    }
+
     /// Counts `addresses` more of `block`, as a commit of its own.
     pub(super) async fn raise(
         &self,

@@ -33,7 +33,7 @@ impl Allocator {
         // The pool may be gone, or have had another block size when the block was made: a block of any size may hold it, one read each.
         for length in sizes.chain((0..=host.max_prefix_len()).rev()) {
             let Ok(cidr) = BlockCidr::containing(address, length) else { continue };
-            let block = self.block(cidr).await?;
+            let block = self.mended_block(cidr).await?;
             if let Some(held) = block.and_then(|block| held_in(&block.value, address)) {
                 return Ok(Some(held));
             }

@@ -8,7 +8,8 @@ use russet_model::{Block, Handle, HandleId, Key};
 use russet_store::{Revision, Step};
 
 use super::fast::Shortcut;
-use super::{Allocator, Failure, Stored, handles};
+use super::handles::{self, Traces};
+use super::{Allocator, Failure, Stored};
 use crate::block_ops::{self, Freed};
 use crate::{IpamError, Released};
 
@@ -33,7 +34,8 @@ struct Doubt {
 // === impl Allocator ===
 
 impl Allocator {
-    /// Gives back what a handle holds, or what one interface of it holds: entries without an `interface` member go with any. A handle that is not there is no error.
+    /// Gives back what a handle holds, or what one interface of it holds: entries without an `interface` member go with any. A handle that is not there is no
+    /// error; nor is a record that cannot be read, or its pod could never be deleted: it is logged, told and left alone.
     pub async fn release_by_handle(
         &self,
         handle: &HandleId,
@@ -45,15 +47,15 @@ impl Allocator {
             Shortcut::LongWay(addresses) => Released { addresses, ..Released::default() },
         };
         let mut failed = None;
-        let Some(stored) = self.handle(handle).await? else { return Ok(released) };
-        let blocks: Vec<BlockCidr> = stored.value.blocks().collect();
-        let mut known = Some(stored);
+        let Traces { stored: mut known, blocks, unreadable } = self.traces(handle).await?;
+        unreadable.iter().for_each(|error| released.cannot_read(handle, error));
         for cidr in blocks {
             match self.release_in(handle, cidr, interface, known.take()).await {
                 Ok(addresses) => {
                     released.addresses.retain(|known| !addresses.contains(known));
                     released.addresses.extend(addresses);
                 }
+                Err(error @ IpamError::Corrupt { .. }) => released.cannot_read(handle, &error),
                 Err(error) => {
                     tracing::warn!(%handle, block = %cidr, %error, "release failed");
                     failed.get_or_insert(error);
@@ -73,14 +75,16 @@ impl Allocator {
     ) -> Result<Vec<IpAddr>, IpamError> {
         let known = match known {
             Some(known) => Some(known),
-            None => self.handle(handle).await?,
+            None => self.readable_handle(handle).await?,
         };
         let known = known.as_ref().map(|known| (handle, known));
         let change = |block: &mut Block| {
             let ordinals = block_ops::release_by_handle(block, handle, interface);
             Ok(Freed::of_handle(ordinals, handle))
         };
-        let freed = self.free(cidr, known, change).await?;
+        let freed = self.free(cidr, known, change).await;
+        self.cache.make_room();
+        let freed = freed?;
         if freed.freed.is_empty() {
             self.settle(handle, cidr).await?;
         } else if freed.emptied {
@@ -96,12 +100,12 @@ impl Allocator {
         known: Option<(&HandleId, &Stored<Handle>)>,
         mut change: impl FnMut(&mut Block) -> Result<Freed, IpamError>,
     ) -> Result<Freed, IpamError> {
-        let _turn = if self.cache.is_on() { Some(self.cache.freeing.turn().await) } else { None };
+        let _turn = if self.cache.is_on() { Some(self.cache.freeing.turn(()).await) } else { None };
         let key = Key::block(cidr);
         let mut doubt: Option<Doubt> = None;
         let mut tries = 0;
         loop {
-            let current = self.block(cidr).await?;
+            let current = self.mended_block(cidr).await?;
             if let Some(doubt) = doubt.as_ref().filter(|doubt| doubt.happened(current.as_ref())) {
                 return Ok(doubt.freed.clone());
             }
@@ -141,7 +145,7 @@ impl Allocator {
             let Ok(id) = HandleId::new(name) else { continue };
             let stored = match known.filter(|(known, _)| **known == id) {
                 Some((_, stored)) => Some(stored.clone()),
-                None => self.handle(&id).await?,
+                None => self.readable_handle(&id).await?,
             };
             if let Some(stored) = stored {
                 let left = block.ordinals_of(&id).count();
@@ -201,8 +205,8 @@ impl Allocator {
     pub(super) async fn settle(&self, handle: &HandleId, cidr: BlockCidr) -> Result<(), IpamError> {
         let mut tries = 0;
         loop {
-            let Some(stored) = self.handle(handle).await? else { return Ok(()) };
-            let block = self.block(cidr).await?;
+            let Some(stored) = self.readable_handle(handle).await? else { return Ok(()) };
+            let block = self.mended_block(cidr).await?;
             let left = block.as_ref().map_or(0, |block| block.value.ordinals_of(handle).count());
             if left > 0 {
                 return Ok(());
@@ -220,6 +224,18 @@ impl Allocator {
                 return Ok(());
             }
             self.again(&mut tries, "settle", &Key::handle(handle)).await?;
+        }
+    }
+}
+
+// === impl Released ===
+
+impl Released {
+    fn cannot_read(&mut self, handle: &HandleId, error: &IpamError) {
+        tracing::error!(%handle, %error, "released without what this record knows of; russet ipam check names it");
+        let text = error.to_string();
+        if !self.unreadable.contains(&text) {
+            self.unreadable.push(text);
         }
     }
 }

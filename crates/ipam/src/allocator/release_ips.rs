@@ -27,7 +27,9 @@ impl Allocator {
         }
         let mut failed = None;
         for (cidr, options) in by_block {
-            match self.free(cidr, None, |block| block_ops::release(block, &options)).await {
+            let freed = self.free(cidr, None, |block| block_ops::release(block, &options)).await;
+            self.cache.make_room();
+            match freed {
                 Ok(freed) => {
                     let emptied = freed.emptied;
                     let ordinals = freed.freed.iter().filter_map(|(ordinal, _)| cidr.address(*ordinal));

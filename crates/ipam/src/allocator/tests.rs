@@ -13,8 +13,10 @@ use russet_store::{BoxFuture, Claims, CommitError, Sim, Snapshot, Step, Watch};
 use super::*;
 use crate::Assigned;
 
+mod damaged;
 mod edges;
 mod faults;
+mod full;
 mod limits;
 mod memory;
 mod operator;

@@ -1,6 +1,7 @@
 //! The five invariants of a block (calico-ipam.md section 1.3). Go programs panic on a block that breaks one, so we neither write nor trust it.
 
 use super::Block;
+use crate::json::DecodeError;
 
 /// How a block is broken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -70,9 +71,57 @@ impl BlockFault {
     }
 }
 
+impl From<BlockFault> for DecodeError {
+    fn from(fault: BlockFault) -> Self {
+        Self { what: "block", at: fault.at(), problem: fault.to_string() }
+    }
+}
+
 // === impl Block ===
 
 impl Block {
+    /// Makes the queue and the attributes what the allocations say, which alone decide who owns what: a taken ordinal is never free, a free one is free once,
+    /// in the order of the queue, and attributes of nobody go. Answers with the first thing that was wrong. Allocations that are broken themselves stay broken.
+    pub fn mend(&mut self) -> Result<Option<BlockFault>, BlockFault> {
+        let Err(fault) = self.validate() else { return Ok(None) };
+        if matches!(fault, BlockFault::Length { .. } | BlockFault::NoAttribute { .. }) {
+            return Err(fault);
+        }
+        self.compact();
+        let mut is_missing: Vec<bool> = self.allocations.iter().map(Option::is_none).collect();
+        self.unallocated.retain(|&ordinal| is_missing.get_mut(ordinal).is_some_and(std::mem::take));
+        // Nobody holds what no allocation names: the last to be handed out.
+        self.unallocated.extend((0..is_missing.len()).filter(|&ordinal| is_missing[ordinal]));
+        self.validate()?;
+        Ok(Some(fault))
+    }
+
+    /// Drops attributes that nobody refers to; those above them move down.
+    pub fn compact(&mut self) {
+        let Some(attributes) = &mut self.attributes else { return };
+        let mut used = vec![false; attributes.len()];
+        for index in self.allocations.iter().flatten() {
+            used[*index] = true;
+        }
+        let mut next = 0;
+        let moved: Vec<usize> = used
+            .iter()
+            .map(|used| {
+                let index = next;
+                next += usize::from(*used);
+                index
+            })
+            .collect();
+        let mut index = 0;
+        attributes.retain(|_| {
+            index += 1;
+            used[index - 1]
+        });
+        for slot in self.allocations.iter_mut().flatten() {
+            *slot = moved[*slot];
+        }
+    }
+
     /// Checks the five invariants and names the first that is broken.
     pub fn validate(&self) -> Result<(), BlockFault> {
         let size = self.cidr.size();

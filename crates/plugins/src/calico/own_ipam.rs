@@ -74,7 +74,7 @@ pub async fn held(scene: &Scene<'_>) -> Result<Vec<IpAddr>, CniError> {
 pub async fn release_addresses(scene: &Scene<'_>, handle: &HandleId, nets: &[IpNet]) -> Result<(), CniError> {
     let failed = |error| failure::ipam("the previous container's addresses could not be released", error);
     let allocator = &scene.datastore.allocator;
-    let held = allocator.ips_by_handle(handle).await.map_err(failed)?;
+    let held = allocator.ips_to_free(handle).await.map_err(failed)?;
     let ours = held.into_iter().filter(|held| nets.iter().any(|net| net.addr() == held.address));
     let options = |held: Held| ReleaseOptions {
         address: held.address,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use russet_cni_spec::CniError;
-use russet_ipam::{Allocator, Held, IpamError, ReleaseOptions};
+use russet_ipam::{Allocator, Held, IpamError, ReleaseOptions, Released};
 use russet_model::{HandleId, Prefix, WorkloadEndpoint};
 use russet_store::Store;
 
@@ -37,6 +37,7 @@ async fn release_both(datastore: &Datastore, subject: &Subject, log: &RequestLog
     let allocator = within(&datastore.allocator, BUDGET);
     let handle = subject.handle();
     let first = allocator.release_by_handle(&handle, Some(&subject.ifname)).await.map(|released| {
+        tell_unreadable(&released, log);
         match released.addresses.as_slice() {
             [] => {
                 log.warn(format!("Asked to release address but it doesn't exist. Ignoring HandleID={handle}"))
@@ -61,7 +62,7 @@ async fn release_legacy(
     log: &RequestLog,
 ) -> Result<(), IpamError> {
     log.info(format!("Releasing address using workloadID Workload={handle}"));
-    let held = allocator.ips_by_handle(handle).await?;
+    let held = allocator.ips_to_free(handle).await?;
     let used = if held.is_empty() { BTreeSet::new() } else { used_by_others(store, subject).await? };
     let (ours, others): (Vec<Held>, Vec<Held>) =
         held.into_iter().partition(|held| subject.may_hold(handle, held) && !used.contains(&held.address));
@@ -69,6 +70,7 @@ async fn release_legacy(
         log.warn(format!("handle={handle} also holds addresses of others, which stay"));
     } else if !subject.is_ambiguous(handle) {
         let released = allocator.release_by_handle(handle, None).await?;
+        tell_unreadable(&released, log);
         if !released.addresses.is_empty() {
             let addresses = released.addresses;
             log.info(format!("Released address using workloadID Workload={handle} addresses={addresses:?}"));
@@ -95,4 +97,11 @@ async fn used_by_others(store: &dyn Store, subject: &Subject) -> Result<BTreeSet
         listed.records.iter().filter_map(|record| Some(WorkloadEndpoint::decode(&record.value).ok()?.spec));
     let others = specs.filter(|spec| spec.pod == pod.name && spec.container_id != subject.container.as_str());
     Ok(others.flat_map(|spec| spec.ip_networks).map(|net| net.addr()).collect())
+}
+
+/// The pod goes all the same: a DEL that fails until somebody mends the datastore keeps it for ever.
+fn tell_unreadable(released: &Released, log: &RequestLog) {
+    for record in &released.unreadable {
+        log.error(format!("{record}. What only this record knows of is not released"));
+    }
 }

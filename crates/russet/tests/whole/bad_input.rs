@@ -130,6 +130,60 @@ fn a_corrupt_block_is_named_and_left_alone() {
 }
 
 #[test]
+#[ignore = "root: makes network namespaces"]
+fn pods_of_a_corrupt_block_can_be_deleted_and_the_block_is_told_and_left_alone() {
+    let mut node = TestNode::start(&["--ipv4-pool", "10.77.0.0/26", "--ipv6-pool", "fd77::/121"]);
+    let pod = node.pod();
+    assert_eq!(node.add(&pod).addresses().len(), 2);
+    node.stop_agent();
+    let key = "/calico/ipam/v2/assignment/ipv4/block/10.77.0.0-26";
+    node.store_put(key, "{\"cidr\":\"10.77.0.0/26\",\"allocations\":[0]");
+    node.start_agent();
+    // The runtime may ask again, and gets the same answer.
+    for _ in 0..2 {
+        let answer = node.del(&pod);
+        assert_eq!(answer.status, 0, "{answer:?}");
+    }
+    // What was detached goes in the background, under a name of its own.
+    assert!(node.links().iter().all(|link| link.starts_with("rsx")), "{:?}", node.links());
+    let log = node.log();
+    let told = log.lines().filter(|line| line.contains("ERROR") || line.contains("error"));
+    assert!(told.into_iter().any(|line| line.contains(key) && line.contains("corrupt")), "{log}");
+    node.stop_agent();
+    assert!(node.store_get(key).contains("\\\"allocations\\\":[0]"), "{}", node.store_get(key));
+    // The other family's address is free, and nothing else of the pod is left.
+    let others = node.store_get("/calico/ipam/v2/assignment/ipv6/");
+    assert!(!others.contains(&pod.container), "{others}");
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn a_pod_of_a_block_that_breaks_a_harmless_invariant_is_deleted_and_the_block_is_whole_again() {
+    // calico-ipam.md section 1.3, invariants 3 and 4
+    let mut node = TestNode::start(&["--ipv4-pool", "10.77.0.0/26", "--ipv6-pool", "none"]);
+    let pod = node.pod();
+    assert_eq!(node.add(&pod).addresses().len(), 1);
+    node.stop_agent();
+    let key = "/calico/ipam/v2/assignment/ipv4/block/10.77.0.0-26";
+    let dump: serde_json::Value = serde_json::from_str(&node.store_get(key)).unwrap();
+    let mut block = dump["records"][0]["value"].clone();
+    block["attributes"].as_array_mut().unwrap().push(json!({ "handle_id": "nobodys" }));
+    let free = block["unallocated"].as_array_mut().unwrap();
+    let twice = free[5].clone();
+    free.insert(0, twice);
+    node.store_put(key, &block.to_string());
+    node.start_agent();
+    let answer = node.del(&pod);
+    assert_eq!(answer.status, 0, "{answer:?}");
+    let other = node.pod();
+    assert_eq!(node.add(&other).addresses().len(), 1);
+    assert_eq!(node.del(&other).status, 0);
+    node.stop_agent();
+    assert_eq!(node.allocated(), 0);
+    assert!(!node.store_get(key).contains("nobodys"), "{}", node.store_get(key));
+}
+
+#[test]
 #[ignore = "root: mounts a small tmpfs"]
 fn a_full_disk_is_an_error_that_passes_when_there_is_room() {
     let mut node = TestNode::without_agent(&[]);

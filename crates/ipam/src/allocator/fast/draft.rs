@@ -296,6 +296,9 @@ impl Draft {
             }
         }
         for part in std::mem::take(&mut self.parts) {
+            if matches!(part.answer, Answer::Freed { .. }) {
+                cache.make_room();
+            }
             part.place.answer(part.answer);
         }
     }
@@ -314,6 +317,7 @@ impl Draft {
         }
         for part in std::mem::take(&mut self.parts) {
             cache.drop_handle(part.place.job.handle());
+            cache.make_room(); // perhaps
             part.place.answer(part.answer.in_doubt());
         }
     }

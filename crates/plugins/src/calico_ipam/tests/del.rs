@@ -152,3 +152,41 @@ fn gc_gives_back_what_is_not_in_the_list() {
         assert_eq!(bench.held("net.far").await, 1, "another node's are not ours to judge");
     });
 }
+
+#[test]
+fn a_record_that_cannot_be_read_is_told_and_does_not_keep_its_pod() {
+    // calico-ipam.md section 1.3; a DEL that fails for ever is a pod that never goes
+    on_both(async |sim| {
+        let bench = Bench::dual(sim).await;
+        let ask = Ask { ipam: json!({"assign_ipv6": "true"}), args: POD, ..ASK() };
+        bench.add(&ask).await;
+        let keys: Vec<Key> = bench.sim.records().into_keys().collect();
+        let key = keys.iter().find(|key| key.as_str().contains("/ipv4/block/")).unwrap();
+        bench.sim.commit(vec![Step::put(key.clone(), b"{".to_vec())]).await.unwrap();
+        for held in [1, 0] {
+            assert_eq!(bench.held("net.abc").await, held);
+            let (done, said) = bench.run("DEL", &ask).await;
+            assert_eq!(done, Ok(None));
+            assert!(said.contains(" [ERROR][") && said.contains(&format!("{key} is corrupt")), "{said}");
+        }
+        assert_eq!(bench.sim.records()[key].value, b"{");
+    });
+    // The handle, and that of older plugins: what they held goes all the same.
+    on_both(async |sim| {
+        let bench = Bench::v4(sim).await;
+        held_by_peer(&bench, "default.web-0", Value::Null).await;
+        let ask = Ask { args: POD, ..ASK() };
+        bench.add(&ask).await;
+        for handle in ["net.abc", "default.web-0"] {
+            let key = Key::handle(&handle.parse().unwrap());
+            bench.sim.commit(vec![Step::put(key, b"[]".to_vec())]).await.unwrap();
+        }
+        let (done, said) = bench.run("DEL", &ask).await;
+        assert_eq!(done, Ok(None));
+        for handle in ["net.abc", "default.web-0"] {
+            assert!(said.contains(&format!("handle/{handle} is corrupt")), "{said}");
+            let held = bench.datastore.allocator.ips_to_free(&handle.parse().unwrap()).await.unwrap();
+            assert!(held.is_empty(), "{handle}: {held:?}");
+        }
+    });
+}
