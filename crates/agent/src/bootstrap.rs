@@ -76,7 +76,9 @@ pub async fn ensure_cluster_information(
     if let Some(settings) = etcd {
         match russet_plugins::has_calico_v1_data(settings).await {
             Ok(true) => {
-                tracing::warn!("no cluster information is written: the data of Calico v1 are not carried over: russet migrate calico-v1");
+                tracing::warn!(
+                    "no cluster information is written: the data of Calico v1 are not carried over: russet migrate calico-v1"
+                );
                 return Ok(());
             }
             Ok(false) => {}
