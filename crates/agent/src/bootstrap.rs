@@ -4,9 +4,10 @@ use std::net::IpAddr;
 
 use russet_addr::{Family, IpNet, NodeName};
 use russet_ipam::{Allocator, DefaultPool, IpamError};
+use russet_linux::random::random;
 use russet_model::{
     ClusterInformation, ClusterInformationSpec, DecodeError, EncapMode, IpPool, Key, Node, NodeBgp, NodeSpec,
-    Resource,
+    Resource, uid,
 };
 use russet_store::{Record, Step, Store, StoreError};
 use russet_store_etcd::Settings as EtcdSettings;
@@ -85,7 +86,7 @@ pub async fn ensure_cluster_information(
             Err(error) => tracing::debug!(%error, "whether there are data of Calico v1 cannot be seen"),
         }
     }
-    let cluster_guid = random_uid().replace('-', "");
+    let cluster_guid = uid(random()).replace('-', "");
     let spec = ClusterInformationSpec {
         cluster_guid,
         datastore_ready: Some(true),
@@ -103,21 +104,10 @@ pub async fn ensure_cluster_information(
 /// Fills what every v3 resource must have when it is created (calico-ipam.md section 1.8).
 fn stamp<S>(resource: &mut Resource<S>) {
     let metadata = &mut resource.metadata;
-    metadata.uid.get_or_insert_with(random_uid);
+    metadata.uid.get_or_insert_with(|| uid(random()));
     metadata
         .creation_timestamp
         .get_or_insert_with(|| russet_model::time::rfc3339(std::time::SystemTime::now()));
-}
-
-/// A random UUID (RFC 9562 version 4). Without randomness it is all zeros but for the version, which no reader minds.
-fn random_uid() -> String {
-    let mut bytes = [0; 16];
-    // The kernel's generator does not fail once it is seeded, which is long before any network.
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    bytes[6] = bytes[6] & 0x0f | 0x40;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
 /// What becomes of addresses that the node's record has already.

@@ -7,11 +7,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use russet_ipam::Allocator;
-use russet_plugins::{Datastore, Datastores, SystemClock};
+use russet_plugins::{Datastore, Datastores, Pause, SystemClock};
 use russet_store::{BoxFuture, Store, StoreError};
 use russet_store_etcd::{Etcd, Settings as EtcdSettings};
-
-use crate::pause::Pause;
 
 /// Opens datastores and keeps them.
 pub struct EtcdDatastores {

@@ -11,6 +11,7 @@ pub mod lock;
 pub mod netns;
 pub mod probe;
 pub mod process;
+pub mod random;
 pub mod sysctl;
 pub mod userns;
 

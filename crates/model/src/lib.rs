@@ -20,6 +20,7 @@ mod reservation;
 mod resource;
 mod selector;
 pub mod time;
+mod uid;
 pub mod v1;
 mod workload;
 
@@ -38,4 +39,5 @@ pub use profile::{Profile, ProfileRule, ProfileSpec, RuleSide};
 pub use reservation::{IpReservation, IpReservationSpec};
 pub use resource::{API_VERSION, Metadata, Resource, Spec, SpecMembers};
 pub use selector::{Selector, SelectorError};
+pub use uid::uid;
 pub use workload::{EndpointPort, IpNat, WorkloadEndpoint, WorkloadEndpointSpec, WorkloadNameError};

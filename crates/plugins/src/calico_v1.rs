@@ -19,11 +19,11 @@ use russet_attach::{Attachment, Detachment, Dialect};
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{Call, CniError, CniResult, IpConfig};
 use russet_ipam::{
-    Allocator, Backoff, Clock, Held, IpamError, ReleaseOptions, Request as AddressRequest, SystemClock,
+    Allocator, Clock, Held, IpamError, ReleaseOptions, Request as AddressRequest, SystemClock,
 };
 use russet_model::v1::{Endpoint, EndpointId, ORCHESTRATOR_CNI, ORCHESTRATOR_K8S};
 use russet_model::{HandleId, time};
-use russet_store::{BoxFuture, Store};
+use russet_store::Store;
 use russet_store_etcd::{EtcdV2, Settings as EtcdSettings};
 
 use crate::calico_conf::CalicoConf;
@@ -31,6 +31,7 @@ use crate::calico_ipam::{BUDGET, Subject, within};
 use crate::datastore::Datastore;
 use crate::failure;
 use crate::node::CalicoNode;
+use crate::pause::Pause;
 use crate::target::Target;
 use crate::wiring::Unattached;
 use endpoint::{Records, Stored, Unwritten};
@@ -59,9 +60,6 @@ pub struct PodFacts {
     /// `cni.projectcalico.org/ipAddrsNoIpam`: these, whatever the allocator knows about them. v1.11 had no switch for it.
     pub ip_addrs_no_ipam: Option<Vec<IpAddr>>,
 }
-
-/// Lets whoever else writes a record get on before it is tried again.
-struct Pause;
 
 /// One request on the v1 model.
 struct Work<'a> {
@@ -143,17 +141,6 @@ fn node_name(conf: &CalicoConf) -> Result<NodeName, CniError> {
     let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let name = conf.nodename.clone().or_else(|| conf.hostname.clone()).unwrap_or_else(host);
     NodeName::new(name).map_err(|error| CniError::invalid_config("the node's name cannot be used", error))
-}
-
-// === impl Pause ===
-
-impl Backoff for Pause {
-    fn wait(&self, attempt: u32) -> BoxFuture<'_, ()> {
-        let mut bytes = [0; 8];
-        // The kernel's generator does not fail once it is seeded, which is long before any pod.
-        let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-        Box::pin(tokio::time::sleep(russet_ipam::delay(attempt, u64::from_ne_bytes(bytes))))
-    }
 }
 
 // === impl Work ===

@@ -12,6 +12,7 @@ mod failure;
 mod gc;
 mod loopback;
 mod node;
+mod pause;
 mod request_log;
 mod russet;
 mod settings;
@@ -25,6 +26,7 @@ pub use calico_v1::has_v1 as has_calico_v1_data;
 pub use clusters::Clusters;
 pub use datastore::{CalicoHost, Datastore, Datastores};
 pub use node::{CalicoNode, Clock, Node, NotReady, SystemClock, Teardown};
+pub use pause::Pause;
 pub use request_log::RequestLog;
 
 /// Types that [`run`] knows.

@@ -12,8 +12,7 @@ use russet_store::{
 use crate::client::{Client, Line};
 use crate::failure::{Class, Effect};
 use crate::guard::Transaction;
-use crate::watch::EtcdWatch;
-use crate::{Settings, SettingsError, lease, range};
+use crate::{Settings, SettingsError, lease, range, watch};
 
 /// A store in an etcd v3 cluster. Cloning is cheap; clones share connections and token.
 ///
@@ -101,7 +100,7 @@ impl Store for Etcd {
 
     fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
         Box::pin(async move {
-            let watch = EtcdWatch::begin(self.client.clone(), prefix.clone()).await?;
+            let watch = watch::begin(self.client.clone(), prefix.clone()).await?;
             Ok(Box::new(watch) as Box<dyn Watch>)
         })
     }
@@ -112,7 +111,7 @@ impl Store for Etcd {
         take: &'a mut dyn FnMut(Record),
     ) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
         Box::pin(async move {
-            let watch = EtcdWatch::begin_with(self.client.clone(), prefix.clone(), take).await?;
+            let watch = watch::begin_with(self.client.clone(), prefix.clone(), take).await?;
             Ok(Box::new(watch) as Box<dyn Watch>)
         })
     }

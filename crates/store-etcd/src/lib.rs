@@ -16,6 +16,7 @@ mod proto;
 mod range;
 mod secret;
 mod settings;
+mod told;
 mod v2;
 mod watch;
 

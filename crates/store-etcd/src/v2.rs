@@ -28,7 +28,6 @@ use answer::{Reply, Why};
 use client::Client;
 use http::Question;
 use lease::{Leases, Written};
-use watch::V2Watch;
 
 /// A store on the v2 API of an etcd cluster. Cloning is cheap; clones share connections and leases.
 #[derive(Clone)]
@@ -198,7 +197,7 @@ impl Store for EtcdV2 {
 
     fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
         Box::pin(async move {
-            let watch = V2Watch::begin(self.client.clone(), prefix.clone()).await?;
+            let watch = watch::begin(self.client.clone(), prefix.clone()).await?;
             Ok(Box::new(watch) as Box<dyn Watch>)
         })
     }

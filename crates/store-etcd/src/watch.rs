@@ -6,10 +6,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use russet_model::Prefix;
-use russet_store::{BoxFuture, Cause, Event, Known, Record, Revision, StoreError, Watch};
+use russet_store::{Event, Known, Record, Revision, StoreError};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::task::AbortHandle;
 use tokio_stream::StreamExt;
 use tonic::{Status, Streaming};
 
@@ -20,20 +19,10 @@ use crate::proto::mvccpb::event::EventType;
 use crate::proto::watch_request::RequestUnion;
 use crate::proto::{WatchCreateRequest, WatchRequest, WatchResponse, mvccpb};
 use crate::range;
+use crate::told::{Told, Watcher};
 
-/// Batches that may wait for the watcher. The server splits them at its request limit, 2 MiB by default.
-const TOLD_MAX: usize = 16;
 /// Refusals for lack of permission before the watcher hears of it: 3.4 answers so to a token that has run out, too.
 const MAX_REFUSALS: u32 = 2;
-
-type Told = Result<VecDeque<Event>, StoreError>;
-
-/// The watcher's end. Dropping it ends the task.
-pub(crate) struct EtcdWatch {
-    ready: VecDeque<Event>,
-    told: mpsc::Receiver<Told>,
-    task: AbortHandle,
-}
 
 /// The task's end.
 struct Follower {
@@ -58,67 +47,34 @@ enum Ended {
     Failed(Failure),
 }
 
-// === impl EtcdWatch ===
-
-impl EtcdWatch {
-    /// Lists, and follows from there.
-    pub(crate) async fn begin(client: Arc<Client>, prefix: Prefix) -> Result<Self, StoreError> {
-        let snapshot = range::list(&client, &prefix).await?;
-        let at = position(snapshot.revision);
-        let mut known = Known::new();
-        let ready = known.absorb(snapshot);
-        Ok(Self::from(client, prefix, known, at, ready))
-    }
-
-    /// The same, with what is there handed out record by record.
-    pub(crate) async fn begin_with(
-        client: Arc<Client>,
-        prefix: Prefix,
-        take: &mut dyn FnMut(Record),
-    ) -> Result<Self, StoreError> {
-        let mut known = Known::nothing();
-        let mut learn = |record: Record| {
-            known.learn(&record);
-            take(record);
-        };
-        let at = position(range::scan(&client, &prefix, &mut learn).await?);
-        Ok(Self::from(client, prefix, known, at, VecDeque::new()))
-    }
-
-    fn from(client: Arc<Client>, prefix: Prefix, known: Known, at: i64, ready: VecDeque<Event>) -> Self {
-        let (teller, told) = mpsc::channel(TOLD_MAX);
-        let follower =
-            Follower { client, prefix, known, at, told: teller, backoff: Backoff::new(), refusals: 0 };
-        let task = tokio::spawn(follower.run()).abort_handle();
-        Self { ready, told, task }
-    }
-
-    async fn advance(&mut self) -> Result<Event, StoreError> {
-        loop {
-            if let Some(event) = self.ready.pop_front() {
-                return Ok(event);
-            }
-            match self.told.recv().await {
-                Some(told) => self.ready = told?,
-                None => {
-                    let source = Cause::text("the runtime is shutting down");
-                    return Err(StoreError::Unavailable { operation: "watch".to_owned(), source });
-                }
-            }
-        }
-    }
+/// Lists, and follows from there.
+pub(crate) async fn begin(client: Arc<Client>, prefix: Prefix) -> Result<Watcher, StoreError> {
+    let snapshot = range::list(&client, &prefix).await?;
+    let at = position(snapshot.revision);
+    let mut known = Known::new();
+    let ready = known.absorb(snapshot);
+    Ok(start(client, prefix, known, at, ready))
 }
 
-impl Watch for EtcdWatch {
-    fn next<'a>(&'a mut self) -> BoxFuture<'a, Result<Event, StoreError>> {
-        Box::pin(self.advance())
-    }
+/// The same, with what is there handed out record by record.
+pub(crate) async fn begin_with(
+    client: Arc<Client>,
+    prefix: Prefix,
+    take: &mut dyn FnMut(Record),
+) -> Result<Watcher, StoreError> {
+    let mut known = Known::nothing();
+    let mut learn = |record: Record| {
+        known.learn(&record);
+        take(record);
+    };
+    let at = position(range::scan(&client, &prefix, &mut learn).await?);
+    Ok(start(client, prefix, known, at, VecDeque::new()))
 }
 
-impl Drop for EtcdWatch {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+fn start(client: Arc<Client>, prefix: Prefix, known: Known, at: i64, ready: VecDeque<Event>) -> Watcher {
+    Watcher::start(ready, |told| {
+        Follower { client, prefix, known, at, told, backoff: Backoff::new(), refusals: 0 }.run()
+    })
 }
 
 // === impl Follower ===

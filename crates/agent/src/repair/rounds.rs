@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use russet_addr::NodeName;
 use russet_ipam::{Allocator, SystemClock};
+use russet_linux::random::random;
 use russet_linux::{FileLock, LockError};
 use russet_model::time;
 use russet_store::Store;
@@ -19,7 +20,6 @@ use crate::config::Paths;
 use crate::history::History;
 use crate::metrics::{Kind, Metrics};
 use crate::operations::Operations;
-use crate::pause::random;
 use crate::{StoreLocation, stores};
 
 /// Where the agent is asked for a round.
@@ -194,7 +194,7 @@ impl Repairs {
 }
 
 fn jittered(every: Duration) -> Duration {
-    every.mul_f64(0.9 + 0.2 * (random() as f64 / u64::MAX as f64))
+    every.mul_f64(0.9 + 0.2 * (u64::from_ne_bytes(random()) as f64 / u64::MAX as f64))
 }
 
 // === impl Look ===

@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::UNIX_EPOCH;
 
 use russet_addr::{Family, IpNet};
-use russet_model::{EncapMode, IpPool, IpPoolSpec, Key, KeyKind, Prefix, time};
+use russet_model::{EncapMode, IpPool, IpPoolSpec, Key, KeyKind, Prefix, time, uid};
 use russet_store::Step;
 
 use super::Allocator;
@@ -153,9 +153,5 @@ fn uuid(name: &str, nanos: u128) -> String {
         (salt, name, nanos).hash(&mut hasher);
         hasher.finish()
     };
-    let bits = (u128::from(half(0)) << 64) | u128::from(half(1));
-    let bits = bits & !(0xf << 76) | (4 << 76);
-    let bits = bits & !(0b11 << 62) | (0b10 << 62);
-    let hex = format!("{bits:032x}");
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+    uid(((u128::from(half(0)) << 64) | u128::from(half(1))).to_be_bytes())
 }

@@ -2,7 +2,8 @@
 
 use russet_addr::{ContainerId, IfName};
 use russet_cni_spec::CniError;
-use russet_model::{Key, WorkloadEndpoint, WorkloadEndpointSpec, time};
+use russet_linux::random::random;
+use russet_model::{Key, WorkloadEndpoint, WorkloadEndpointSpec, time, uid};
 use russet_store::{Record, Revision, Step, Store, StoreError};
 
 use super::workload::Workload;
@@ -103,19 +104,8 @@ pub fn prepare(
 
 /// Fills what every resource must have when it is created (calico-ipam.md section 1.8).
 pub fn stamp(metadata: &mut russet_model::Metadata, clock: &dyn Clock) {
-    metadata.uid.get_or_insert_with(random_uid);
+    metadata.uid.get_or_insert_with(|| uid(random()));
     metadata.creation_timestamp.get_or_insert_with(|| time::rfc3339(clock.now()));
-}
-
-/// A random UUID (RFC 9562 version 4).
-fn random_uid() -> String {
-    let mut bytes = [0; 16];
-    // The kernel's generator does not fail once it is seeded, which is long before any pod.
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    bytes[6] = bytes[6] & 0x0f | 0x40;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
 /// Creates the endpoint, or replaces the one that was found. Whoever came first wins; only a write whose answer was lost is tried again.

@@ -2,40 +2,28 @@
 //! the last 1,000 changes of the whole store and answers 401 to who asks for older ones; then, and whenever events alone do not say what
 //! a prefix holds, everything is listed anew and only the differences are told.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use russet_model::Prefix;
-use russet_store::{BoxFuture, Cause, Event, Known, Revision, StoreError, Watch};
+use russet_store::{Event, Known, Revision, StoreError};
 use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::backoff::Backoff;
 use crate::failure::{Class, Effect, Failure};
+use crate::told::{Told, Watcher};
 use crate::v2::answer::{Done, Reply, Why};
 use crate::v2::client::Client;
 use crate::v2::http::Question;
 use crate::v2::{list, path};
 
-/// Batches that may wait for the watcher. While they wait no poll is open; what the members forget meanwhile is listed.
-const TOLD_MAX: usize = 16;
 /// Longest poll. HTTP/1.1 has no pings: a member that stands still, or went away without a word, is only found by asking anew.
 const POLL_MAX: Duration = Duration::from_secs(60);
 /// Refusals before the watcher hears of it.
 const MAX_REFUSALS: u32 = 2;
 /// Polls in a row at members that are behind what was told, before the store is taken for one that was set back.
 const MAX_BEHIND: u32 = 2;
-
-type Told = Result<VecDeque<Event>, StoreError>;
-
-/// The watcher's end. Dropping it ends the task.
-pub(crate) struct V2Watch {
-    ready: VecDeque<Event>,
-    told: mpsc::Receiver<Told>,
-    task: AbortHandle,
-}
 
 /// The task's end.
 struct Follower {
@@ -60,48 +48,15 @@ enum Polled {
     Cleared,
 }
 
-// === impl V2Watch ===
-
-impl V2Watch {
-    /// Lists, and follows from there.
-    pub(crate) async fn begin(client: Arc<Client>, prefix: Prefix) -> Result<Self, StoreError> {
-        let snapshot = list(&client, &prefix).await?;
-        let at = snapshot.revision.0;
-        let mut known = Known::new();
-        let ready = known.absorb(snapshot);
-        let (teller, told) = mpsc::channel(TOLD_MAX);
-        let backoff = Backoff::new();
-        let follower = Follower { client, prefix, known, at, told: teller, backoff, refusals: 0, behind: 0 };
-        let task = tokio::spawn(follower.run()).abort_handle();
-        Ok(Self { ready, told, task })
-    }
-
-    async fn advance(&mut self) -> Result<Event, StoreError> {
-        loop {
-            if let Some(event) = self.ready.pop_front() {
-                return Ok(event);
-            }
-            match self.told.recv().await {
-                Some(told) => self.ready = told?,
-                None => {
-                    let source = Cause::text("the runtime is shutting down");
-                    return Err(StoreError::Unavailable { operation: "watch".to_owned(), source });
-                }
-            }
-        }
-    }
-}
-
-impl Watch for V2Watch {
-    fn next<'a>(&'a mut self) -> BoxFuture<'a, Result<Event, StoreError>> {
-        Box::pin(self.advance())
-    }
-}
-
-impl Drop for V2Watch {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+/// Lists, and follows from there. While what was told waits no poll is open; what the members forget meanwhile is listed.
+pub(crate) async fn begin(client: Arc<Client>, prefix: Prefix) -> Result<Watcher, StoreError> {
+    let snapshot = list(&client, &prefix).await?;
+    let at = snapshot.revision.0;
+    let mut known = Known::new();
+    let ready = known.absorb(snapshot);
+    Ok(Watcher::start(ready, |told| {
+        Follower { client, prefix, known, at, told, backoff: Backoff::new(), refusals: 0, behind: 0 }.run()
+    }))
 }
 
 // === impl Follower ===

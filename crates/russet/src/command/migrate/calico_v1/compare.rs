@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use russet_model::{Key, Prefix, ResourceKind, time};
+use russet_linux::random::random;
+use russet_model::{Key, Prefix, ResourceKind, time, uid};
 use russet_store::{Record, Step, Store, StoreError};
 use serde_json::Value;
 
@@ -100,27 +101,16 @@ fn stamped(planned: &Planned, present: Option<&Record>) -> Vec<u8> {
     if planned.kind == Kind::Cluster
         && let Some(spec) = value.get_mut("spec").and_then(Value::as_object_mut)
     {
-        spec.insert("clusterGUID".to_owned(), random_uid().replace('-', "").into());
+        spec.insert("clusterGUID".to_owned(), uid(random()).replace('-', "").into());
     }
     serde_json::to_vec(&value).unwrap_or_else(|_| planned.value.clone())
 }
 
 fn fresh(stamp: &str) -> Value {
     match stamp {
-        "uid" => random_uid().into(),
+        "uid" => uid(random()).into(),
         _ => time::rfc3339(SystemTime::now()).into(),
     }
-}
-
-/// A random UUID (RFC 9562 version 4).
-fn random_uid() -> String {
-    let mut bytes = [0; 16];
-    // The kernel's generator does not fail once it is seeded, which is long before any network.
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    bytes[6] = bytes[6] & 0x0f | 0x40;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
 // === impl Compared ===
