@@ -24,6 +24,9 @@ pub struct Detachment {
     pub ifname: IfName,
     /// The host end's name, where it is known: saves a look at all links.
     pub host_name: Option<IfName>,
+    /// With Calico's dialect: nobody but this container can have a veth called `host_name`. Then it goes even without an owner on it, for Calico's own plugin
+    /// writes none. Not for a DEL: the pod's next sandbox, wired by whom it may be, has the same name.
+    pub by_name_alone: bool,
     /// Whose conventions the node follows: with Calico's, an interface that Calico's own plugin made goes, too.
     pub dialect: Dialect,
     /// When the links go.
@@ -97,6 +100,9 @@ pub fn detach(host: &mut Socket, what: &Detachment, netns: Option<&NetNs>) -> Re
     }
     if links.is_empty() && what.dialect == Dialect::Calico {
         errors.note(delete_calicos(host, pod.as_mut()));
+        if let Some(name) = what.host_name.as_ref().filter(|_| what.by_name_alone) {
+            errors.note(delete_unowned(host, name));
+        }
     }
     let detached = Detached { host_ifindexes: links.iter().map(|link| link.index).collect() };
     if errors.0.is_empty() {
@@ -195,6 +201,17 @@ fn delete_calicos(host: &mut Socket, pod: Option<&mut PodSide>) -> Result<(), Ne
             && link.alias.is_none()
     };
     match inspect::by_index(host, index)?.filter(calicos) {
+        Some(link) => delete(host, link.index),
+        None => Ok(()),
+    }
+}
+
+/// Deletes a pod's veth on which nobody's name stands. One that somebody owns is left to its owner, and so is whatever is no veth.
+fn delete_unowned(host: &mut Socket, name: &IfName) -> Result<(), NetlinkError> {
+    let unowned = |link: &Link| {
+        link.kind.as_deref() == Some("veth") && link.link_netnsid.is_some() && link.alias.is_none()
+    };
+    match inspect::by_name(host, name)?.filter(unowned) {
         Some(link) => delete(host, link.index),
         None => Ok(()),
     }

@@ -66,9 +66,8 @@ async fn add(
     request.env.args.check_known(&["IP"])?;
     let wanted = Wanted::of(conf, requested_address(request)?)?;
     let subject = Subject::of(request, target)?;
-    let choice = conf.node_choice(&host.root)?;
     let datastore = host.datastore(conf).await?;
-    let node = choice.resolve(&*datastore.store).await?;
+    let node = datastore.node_name(conf, &host.root).await?;
     let request = IpamRequest { node, subject, wanted, budget: BUDGET };
     let allocation = assign(host, &datastore, conf, &request, log).await?;
     Ok(result(conf, &allocation))

@@ -105,7 +105,7 @@ pub(crate) async fn datastore(settings: &EtcdSettings, named: bool) -> Result<Da
     let etcd = etcd.map_err(|error| CniError::invalid_config("etcd cannot be used", error))?;
     let view: Rc<dyn Store> = Rc::new(View::of(Rc::new(etcd)));
     let allocator = Allocator::new(view.clone(), Rc::new(SystemClock)).with_backoff(Rc::new(Pause));
-    Ok(Datastore::new(view, allocator))
+    Ok(Datastore::new(view, allocator).of_v1())
 }
 
 /// Whether a configuration that names only this etcd means its v1 data.
@@ -136,13 +136,6 @@ async fn run_on(
     }
 }
 
-/// `nodename`, else `hostname`, else the host's name as it is (calico-cni.md section 1.6).
-fn node_name(conf: &CalicoConf) -> Result<NodeName, CniError> {
-    let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let name = conf.nodename.clone().or_else(|| conf.hostname.clone()).unwrap_or_else(host);
-    NodeName::new(name).map_err(|error| CniError::invalid_config("the node's name cannot be used", error))
-}
-
 // === impl Work ===
 
 impl<'a> Work<'a> {
@@ -161,7 +154,7 @@ impl<'a> Work<'a> {
             ));
         }
         let target = Target::of(request, target)?;
-        let name = node_name(conf)?;
+        let name = conf.v1_node_name()?;
         let (orchestrator, workload) = match &target.pod {
             Some(pod) => (ORCHESTRATOR_K8S, format!("{}.{}", pod.namespace, pod.name)),
             None => (ORCHESTRATOR_CNI, target.container.to_string()),
@@ -420,6 +413,7 @@ impl<'a> Work<'a> {
             container: self.target.container.clone(),
             ifname: self.target.ifname.clone(),
             host_name: by_name.then(|| self.attachment(&[]).host_name),
+            by_name_alone: false,
             dialect: Dialect::Calico,
             removal: self.node.teardown.removal(),
         }

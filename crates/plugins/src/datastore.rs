@@ -1,10 +1,11 @@
 //! The datastores that requests of Calico's plugins name: each network says for itself where its addresses are, whatever the agent's store is.
 
 use std::cell::Cell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use russet_addr::NodeName;
 use russet_cni_spec::CniError;
 use russet_ipam::Allocator;
 use russet_model::{IpPool, Key, Prefix};
@@ -55,6 +56,8 @@ pub struct Datastore {
     pub store: Rc<dyn Store>,
     /// Its addresses.
     pub allocator: Rc<Allocator>,
+    /// Which rules name its nodes: those of Calico v1.11 know no file and keep upper case.
+    names_as_v1: bool,
     /// What `calico` believes of it for a moment.
     pub(crate) recent: Rc<Recent>,
     /// Pools or handles of Calico's v3 were seen in it.
@@ -127,10 +130,24 @@ impl Datastore {
         Self {
             store,
             allocator,
+            names_as_v1: false,
             recent: Rc::default(),
             seen: Rc::default(),
             selects_namespaces: Rc::default(),
         }
+    }
+
+    /// The same, with the data of Calico v1.11.
+    pub(crate) fn of_v1(self) -> Self {
+        Self { names_as_v1: true, ..self }
+    }
+
+    /// What this node is called in it: its blocks are found under that name alone (calico-cni.md section 1.6).
+    pub(crate) async fn node_name(&self, conf: &CalicoConf, root: &Path) -> Result<NodeName, CniError> {
+        if self.names_as_v1 {
+            return conf.v1_node_name();
+        }
+        conf.node_choice(root)?.resolve(&*self.store).await
     }
 
     /// Whether any enabled pool is for certain namespaces only.
@@ -186,7 +203,7 @@ impl Datastores for Fixed {
         named: bool,
     ) -> BoxFuture<'a, Result<Datastore, CniError>> {
         let found = if named {
-            Ok(self.0.clone())
+            Ok(self.0.clone().of_v1())
         } else {
             Err(calico_v1::nothing_found(&settings.endpoints.join(",")))
         };

@@ -185,6 +185,7 @@ fn detachment(
         container: container.clone(),
         ifname: ifname.clone(),
         host_name,
+        by_name_alone: false,
         dialect: Dialect::Native,
         removal: node.teardown.removal(),
     }

@@ -74,6 +74,7 @@ pub fn detachment(attachment: &Attachment, removal: Removal) -> Detachment {
     Detachment {
         container: attachment.container.clone(),
         ifname: attachment.ifname.clone(),
+        by_name_alone: false,
         host_name: Some(attachment.host_name.clone()),
         dialect: attachment.dialect,
         removal,

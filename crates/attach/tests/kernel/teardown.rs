@@ -1,13 +1,13 @@
 //! DEL from every state, the reaper, and what belongs to whom.
 
 use russet_attach::{
-    DOOMED_GROUP, Detachment, Removal, Step, check, detach, detach_owned, list, reap, reap_newborn,
+    DOOMED_GROUP, Detachment, Dialect, Removal, Step, check, detach, detach_owned, list, reap, reap_newborn,
 };
 use russet_linux::NetNs;
 use russet_testkit::{eventually, run};
 
 use crate::bench::{
-    Node, attachment, detachment, ip, links, namespace, on_a_node, ping, pings, routes, text,
+    Node, attachment, detachment, interface, ip, links, namespace, on_a_node, ping, pings, routes, text,
 };
 
 #[test]
@@ -170,6 +170,37 @@ fn del_touches_only_its_own_container_and_interface() {
         let what = Detachment { container: "c7".parse().unwrap(), ..detachment(&wanted, Removal::Deferred) };
         detach(&mut node.socket, &what, Some(&foreign)).unwrap();
         assert_eq!(links(Some("f")), ["eth0", "lo"]);
+    });
+}
+
+#[test]
+#[ignore = "kernel: root"]
+fn a_veth_without_an_owner_goes_by_its_name_only_where_that_is_said_and_nobody_owns_it() {
+    // calico-cni.md section 2.5.3: what Calico's own plugin wired
+    on_a_node(|node| {
+        let (old, _next) = (namespace("old"), namespace("next"));
+        let wanted = interface(Dialect::Calico, "c1", "eth0", "web-0", &["10.1.0.1"]);
+        let name = wanted.host_name.to_string();
+        let del = detachment(&wanted, Removal::Deferred);
+        let by_name = Detachment { by_name_alone: true, ..del.clone() };
+        let go_wires = || {
+            run("ip", &["link", "add", &name, "type", "veth", "peer", "name", "eth0", "netns", "old"]);
+        };
+        go_wires();
+        // A late DEL, which cannot see into the namespace any more: the link may be the next sandbox's.
+        detach(&mut node.socket, &del, None).unwrap();
+        assert_eq!(links(Some("old")), ["eth0", "lo"]);
+        detach(&mut node.socket, &by_name, None).unwrap();
+        assert_eq!((links(Some("old")), links(None)), (vec!["lo".to_owned()], vec!["lo".to_owned()]));
+        // Another living container's: ours by its owner, or a device that is no pod's.
+        let other = interface(Dialect::Calico, "c2", "eth0", "web-0", &["10.1.0.2"]);
+        node.attach(&other, &old);
+        detach(&mut node.socket, &by_name, None).unwrap();
+        assert_eq!(check(&other, &mut node.socket, &old).unwrap(), []);
+        detach(&mut node.socket, &detachment(&other, Removal::Synchronous), Some(&old)).unwrap();
+        run("ip", &["link", "add", &name, "type", "bridge"]);
+        detach(&mut node.socket, &by_name, None).unwrap();
+        assert!(links(None).contains(&name));
     });
 }
 

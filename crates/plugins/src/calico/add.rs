@@ -4,11 +4,11 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use russet_addr::{IpNet, host_net};
-use russet_attach::{Attached, PodRoutes};
+use russet_addr::{ContainerId, IfName, IpNet, host_net};
+use russet_attach::{Attached, Detachment, PodRoutes};
 use russet_cni_spec::{CniError, CniResult, Interface, IpConfig};
 use russet_kube::absent_is_none;
-use russet_model::{HandleId, IpNat};
+use russet_model::{HandleId, IpNat, WorkloadEndpointSpec};
 
 use super::addresses::{self, Addresses, Source};
 use super::draft::Draft;
@@ -221,11 +221,21 @@ async fn release_previous(scene: &Scene<'_>, wire: &dyn Wire, stored: &Stored) -
     if container == scene.workload.container {
         return Ok(());
     }
-    let what = wire::detachment(scene.node, &scene.workload, &container, spec.interface_name.clone());
-    wire.detach(what).await?;
+    wire.detach(previous(scene, spec, &container)).await?;
     scene.node.teardown.doomed();
     let handle = HandleId::pod(&scene.conf.network, &container);
     own_ipam::release_addresses(scene, &handle, &spec.ip_networks).await
+}
+
+/// What takes down the interface of the pod's previous container, which Calico's own plugin may have wired: then only its name says whose it is.
+fn previous(scene: &Scene<'_>, spec: &WorkloadEndpointSpec, container: &ContainerId) -> Detachment {
+    let ifname = spec.endpoint.parse().unwrap_or_else(|_| scene.workload.ifname.clone());
+    let of_pod = |name: &IfName| {
+        scene.workload.pod.as_ref().is_some_and(|pod| wire::is_of_pod(name, container, &ifname, pod))
+    };
+    let by_name_alone = spec.interface_name.as_ref().is_some_and(of_pod);
+    let what = wire::detachment(scene.node, &scene.workload, container, spec.interface_name.clone());
+    Detachment { ifname, by_name_alone, ..what }
 }
 
 /// The result's interfaces: the node's end by its name only, then the pod's (section 1.10).

@@ -50,6 +50,7 @@ struct Paper {
     attached: Cell<u32>,
     refuse: Cell<bool>,
     refuse_detach: Cell<bool>,
+    detached: RefCell<Vec<Detachment>>,
 }
 
 /// A Kubernetes of a few objects.
@@ -269,6 +270,7 @@ impl Wire for Paper {
             }
             let ours = |it: &Attachment| it.container == what.container && it.ifname == what.ifname;
             self.links.borrow_mut().retain(|_, attachment| !ours(attachment));
+            self.detached.borrow_mut().push(what);
             Ok(())
         })
     }

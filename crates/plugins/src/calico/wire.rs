@@ -63,9 +63,18 @@ pub fn detachment_of(node: &CalicoNode, target: &Target) -> Detachment {
         container: container.clone(),
         ifname: ifname.clone(),
         host_name: Some(naming::host_end(Dialect::Calico, container, ifname, pod.as_ref())),
+        by_name_alone: false,
         dialect: Dialect::Calico,
         removal: node.teardown.removal(),
     }
+}
+
+/// Whether `name` is that of the host end of `ifname` of this very pod, with whatever prefix the operator had chosen when it was wired: 44 bits of a hash of
+/// namespace and pod, which no other pod's link has.
+pub fn is_of_pod(name: &IfName, container: &ContainerId, ifname: &IfName, pod: &Pod) -> bool {
+    let known = naming::host_end(Dialect::Calico, container, ifname, Some(pod));
+    let hash = known.as_str().strip_prefix(naming::prefix(Dialect::Calico));
+    hash.is_some_and(|hash| name.as_str().len() > hash.len() && name.as_str().ends_with(hash))
 }
 
 /// What takes the interface of `container` down again.
@@ -79,6 +88,7 @@ pub fn detachment(
         container: container.clone(),
         ifname: workload.ifname.clone(),
         host_name,
+        by_name_alone: false,
         dialect: Dialect::Calico,
         removal: node.teardown.removal(),
     }
@@ -116,5 +126,18 @@ mod tests {
         assert_eq!(name(Some("tap"), "c2", Some(&pod)).unwrap(), "tapa4fc3c48bd8");
         assert_eq!(name(Some("tap"), "abc123", None).unwrap(), "caliabc123");
         assert!(name(Some("toolong"), "c2", Some(&pod)).is_err());
+    }
+
+    #[test]
+    fn a_pods_host_end_is_known_by_its_hash_under_any_prefix() {
+        let pod = Pod { namespace: "shop".into(), name: "web-0".into() };
+        let known = |name: &str, ifname: &str| {
+            is_of_pod(&name.parse().unwrap(), &"c1".parse().unwrap(), &ifname.parse().unwrap(), &pod)
+        };
+        assert!(known("calia4fc3c48bd8", "eth0") && known("tapa4fc3c48bd8", "eth0"));
+        for other in ["calia4fc3c48bd9", "eth0", "a4fc3c48bd8"] {
+            assert!(!known(other, "eth0"), "{other}");
+        }
+        assert!(!known("calia4fc3c48bd8", "net1"));
     }
 }

@@ -47,6 +47,13 @@ impl CalicoConf {
         given("the host's name", &name.nodename().to_string_lossy().trim().to_lowercase())
     }
 
+    /// The name under which v1.11's plugins know this node: `nodename`, else `hostname`, else the host's name as it is. No file, and upper case stays.
+    pub fn v1_node_name(&self) -> Result<NodeName, CniError> {
+        let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let name = self.nodename.clone().or_else(|| self.hostname.clone()).unwrap_or_else(host);
+        NodeName::new(name).map_err(|error| CniError::invalid_config("the node's name cannot be used", error))
+    }
+
     /// The main plugin fails ADD and DEL while the file is missing, unless it is optional (calico-cni.md section 1.3).
     pub fn require_nodename_file(&self, root: &Path) -> Result<(), CniError> {
         let file = self.nodename_file(root);

@@ -19,9 +19,8 @@ pub(super) async fn gc(
     log: &RequestLog,
 ) -> Result<(), CniError> {
     let Some(valid) = request.config.valid_attachments()? else { return Ok(()) };
-    let choice = conf.node_choice(&host.root)?;
     let datastore = host.datastore(conf).await?;
-    let node = choice.resolve(&*datastore.store).await?;
+    let node = datastore.node_name(conf, &host.root).await?;
     let allocator = within(&datastore.allocator, BUDGET);
     let stale = stale_addresses(&allocator, &node, &conf.network, &valid).await?;
     let stale = unused(&*datastore.store, stale, &valid).await?;

@@ -460,6 +460,34 @@ fn oracle_25_a_kubernetes_pod_gets_the_endpoint_of_the_example() {
 }
 
 #[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip"]
+fn a_pods_address_goes_to_its_next_sandbox_after_the_link_that_the_go_plugin_made_is_gone() {
+    // calico-cni.md section 2.5.3. The Go plugin had another prefix, and writes no owner on its links.
+    let mut scene = Scene::new();
+    let _api = api(&scene, json!({"cni.projectcalico.org/ipAddrs": "[\"10.65.0.77\"]"}));
+    let (old, new) = (scene.node.pod(), scene.node.pod());
+    scene.add(&of_pod(&scene, &old, "4be1", json!({})));
+    let node = scene.node.netns_name().to_owned();
+    let (ours, gos) = ("calia4fc3c48bd8", "tapa4fc3c48bd8");
+    scene.ip(&node, &["link", "set", ours, "down"]);
+    scene.ip(&node, &["link", "set", ours, "alias", "", "name", gos]);
+    scene.ip(&node, &["link", "set", gos, "up"]);
+    scene.ip(&node, &["route", "add", "10.65.0.77", "dev", gos, "scope", "link"]);
+    let key = format!("{RESOURCES}/workloadendpoints/shop/n1-k8s-web--0-eth0");
+    let mut endpoint = scene.fabric.get(&key);
+    endpoint["spec"]["interfaceName"] = json!(gos);
+    scene.fabric.put(&key, &endpoint.to_string());
+    assert!(scene.node.links().contains(&gos.to_owned()), "{:?}", scene.node.links());
+    let again = of_pod(&scene, &new, "5cf2", json!({}));
+    assert_eq!(address(&scene.add(&again)), "10.65.0.77/32");
+    assert!(!scene.node.links().contains(&gos.to_owned()), "{:?}", scene.node.links());
+    let route = scene.ip(&node, &["route", "get", "10.65.0.77"]);
+    assert!(route.contains(&format!("dev {ours} ")), "{route}");
+    assert!(!scene.ip(&old.netns_name, &["link"]).contains("eth0"), "nothing answers for it any more");
+    scene.succeed("DEL", &again);
+}
+
+#[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip, host-local"]
 fn oracle_30_host_local_takes_the_nodes_pod_prefix_and_its_routes() {
     let mut scene = Scene::new();

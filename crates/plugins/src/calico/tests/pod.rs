@@ -126,6 +126,31 @@ fn oracle_39_a_pod_gets_exactly_the_address_that_it_asks_for() {
 }
 
 #[test]
+fn the_link_of_a_previous_container_that_goes_plugin_wired_goes_by_its_name_before_its_addresses() {
+    // calico-cni.md section 2.5.3: Calico's own plugin writes no owner on it
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        stage.pod("mypod", calico(&[("ipAddrs", r#"["10.1.0.111"]"#)]));
+        stage.add(&Ask::pod("c1", "mypod")).await.unwrap();
+        let named = stage.endpoint().interface_name.unwrap();
+        stage.add(&Ask::pod("c2", "mypod")).await.unwrap();
+        let told = stage.wire.detached.take();
+        assert!(told[0].by_name_alone && told[0].host_name.as_ref() == Some(&named), "{told:?}");
+        assert_eq!((told[0].container.as_str(), told[0].ifname.as_str()), ("c1", "eth0"));
+        // An endpoint that names something else is no leave to delete that.
+        let mut endpoints = stage.endpoints();
+        let (name, mut endpoint) = endpoints.pop_first().unwrap();
+        endpoint.spec.interface_name = Some("eth7".parse().unwrap());
+        let name = name.strip_prefix("test/").unwrap();
+        let key = Key::workload_endpoint("test", name).unwrap();
+        stage.sim.commit(vec![Step::put(key, endpoint.encode())]).await.unwrap();
+        stage.add(&Ask::pod("c3", "mypod")).await.unwrap();
+        let told = stage.wire.detached.take();
+        assert!(!told[0].by_name_alone, "{told:?}");
+    });
+}
+
+#[test]
 fn an_address_that_another_pod_holds_is_refused_and_the_others_are_given_back() {
     // calico-cni.md section 2.5.3
     run(async {

@@ -62,6 +62,44 @@ fn an_etcd_that_was_not_named_as_v3_must_hold_something_of_v3() {
 }
 
 #[test]
+fn on_v1_data_the_node_is_named_as_the_main_plugin_and_felix_of_that_time_name_it() {
+    // calico-cni.md section 1.6: no file, and the case as it is; calico-ipam.md section 1.1
+    on_both(async |sim| {
+        let bench = Bench::v4(sim).await;
+        let file = bench.host.root.join("var/lib/calico/nodename");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, "filed").unwrap();
+        let on = |kind: &str, hostname: Value| {
+            let more = json!({"datastore_type": kind, "nodename": null, "hostname": hostname, "ipam_lock_file": "/proc/none/l"});
+            Ask { version: "1.1.0", more, ..ASK() }
+        };
+        let claimed = || -> Vec<String> {
+            let claims = bench.written().into_iter().filter(|key| key.starts_with("/calico/ipam/v2/host/"));
+            claims.filter_map(|key| key.split('/').nth(5).map(str::to_owned)).collect()
+        };
+        let old = on("etcdv2", json!("Worker-1"));
+        bench.add(&old).await;
+        assert_eq!(claimed(), ["Worker-1"]);
+        // Collected under the same name, for it names the blocks that are this node's.
+        let gc = Ask {
+            more: json!({"datastore_type": "etcdv2", "nodename": null, "hostname": "Worker-1", "cni.dev/valid-attachments": []}),
+            ..old.clone()
+        };
+        bench.done("GC", &gc).await;
+        assert_eq!(bench.held("net.abc").await, 0);
+        // The host's own name: not the file's, which a later release or a russet agent may have written.
+        bench.done("STATUS", &on("etcdv2", Value::Null)).await;
+        bench.add(&on("etcdv2", Value::Null)).await;
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        assert!(claimed().contains(&host), "{:?}", claimed());
+        // v3's rules, on the same node.
+        bench.done("DEL", &old).await;
+        bench.add(&on("etcdv3", json!("Worker-1"))).await;
+        assert!(claimed().contains(&"filed".to_owned()), "{:?}", claimed());
+    });
+}
+
+#[test]
 fn datastores_that_cannot_be_reached_yet_are_refused_by_every_verb() {
     on_both(async |sim| {
         let bench = Bench::v4(sim).await;
