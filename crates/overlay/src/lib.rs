@@ -4,6 +4,7 @@
 mod apply;
 mod convert;
 mod desired;
+pub mod firewall;
 mod inputs;
 mod mac;
 mod masquerade;

@@ -1,0 +1,7 @@
+//! The firewall of the flannel daemon in the real kernel, with real packets, and with `nft` and `iptables` as second opinions.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests are tests, too")]
+
+mod lab;
+mod native;
+mod traffic;
