@@ -47,6 +47,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("russet-runtime", L3),
     ("russet-sandbox", L4),
     ("russet-agent", L4),
+    ("russet-flanneld", L4),
     ("russet-cni", L5),
     ("russet", L5),
     ("russet-testkit", Support),

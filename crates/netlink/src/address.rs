@@ -113,6 +113,8 @@ impl Address {
 // === impl AddressFlags ===
 
 impl AddressFlags {
+    /// An IPv6 address made for a while only, for privacy; of IPv4 the same bit says that it is not the link's first one.
+    pub const TEMPORARY: Self = Self(0x01);
     /// No duplicate address detection.
     pub const NODAD: Self = Self(0x02);
     /// Duplicate address detection found a duplicate.

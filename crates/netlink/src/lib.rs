@@ -23,6 +23,7 @@ mod describe;
 mod error;
 mod kernel;
 mod link;
+mod lookup;
 mod monitor;
 mod neighbour;
 mod route;
@@ -36,6 +37,7 @@ pub use error::{BatchError, NetlinkError, Result, errno_name};
 pub use link::{
     AddrGenMode, Bridge, Df, Link, LinkAdd, LinkDel, LinkKind, LinkRef, LinkSet, OperState, Peer, Vxlan,
 };
+pub use lookup::Way;
 pub use monitor::{Change, Event, Monitor, Topic};
 pub use neighbour::{FdbEntry, FdbTable, Neighbour, NeighbourState};
 pub use route::{NextHop, Route, RouteFilter, RouteKind};

@@ -242,7 +242,7 @@ fn unspecified(family: Family) -> IpAddr {
 }
 
 /// `struct rtvia`: a family and an address.
-fn via(attribute: &Attribute<'_>) -> Option<IpAddr> {
+pub(crate) fn via(attribute: &Attribute<'_>) -> Option<IpAddr> {
     let af = u16::from_ne_bytes(array(attribute.payload, 0)?);
     let address = ip(attribute.payload.get(2..)?)?;
     (family(u8::try_from(af).ok()?)? == Family::of(address)).then_some(address)
@@ -316,7 +316,7 @@ impl RouteKind {
         }
     }
 
-    const fn from_number(number: u8) -> Self {
+    pub(crate) const fn from_number(number: u8) -> Self {
         match number {
             1 => RouteKind::Unicast,
             2 => RouteKind::Local,

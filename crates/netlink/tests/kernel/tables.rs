@@ -372,3 +372,23 @@ fn rules_read_back() {
         }
     });
 }
+
+#[test]
+#[ignore = "kernel: routes in a network namespace"]
+fn the_way_to_an_address_is_the_kernels_own_choice() {
+    in_new_netns(|| {
+        let mut socket = Socket::route().unwrap();
+        let w0 = wire(&mut socket, "w0");
+        let own = Address::new(w0, net("10.1.0.7/24"));
+        let far = Route { oif: Some(w0), ..Route::via(net("198.51.100.0/24"), ip("10.1.0.1")) };
+        run(&mut socket, |batch| batch.add_address(&own).add_route(&far)).unwrap();
+        let way = socket.way_to(ip("198.51.100.9")).unwrap();
+        assert_eq!((way.kind, way.oif, way.gateway), (RouteKind::Unicast, Some(w0), Some(ip("10.1.0.1"))));
+        assert_eq!(way.source, Some(ip("10.1.0.7")));
+        let near = socket.way_to(ip("10.1.0.9")).unwrap();
+        assert_eq!((near.oif, near.gateway), (Some(w0), None));
+        assert_eq!(socket.way_to(ip("10.1.0.7")).unwrap().kind, RouteKind::Local);
+        let error = socket.way_to(ip("203.0.113.1")).unwrap_err().to_string();
+        assert!(error.starts_with("look up the way to 203.0.113.1: ENETUNREACH"), "{error}");
+    });
+}

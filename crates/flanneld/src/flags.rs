@@ -1,0 +1,294 @@
+//! The command line and the environment, in Go's `flag` syntax (flannel.md sections 1.1 to 1.3): every flag of v0.10.0 and of today's
+//! flanneld, and ours. `russet flanneld` hands its words over untouched.
+
+mod table;
+mod value;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+pub use table::{FLAGS, Flag, Kind, Origin};
+
+/// What the daemon was told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// `etcd-endpoints`, as given.
+    pub etcd_endpoints: String,
+    /// `etcd-prefix`, as given.
+    pub etcd_prefix: String,
+    /// `etcd-keyfile`.
+    pub etcd_keyfile: String,
+    /// `etcd-certfile`.
+    pub etcd_certfile: String,
+    /// `etcd-cafile`.
+    pub etcd_cafile: String,
+    /// `etcd-username`.
+    pub etcd_username: String,
+    /// `etcd-password`.
+    pub etcd_password: Password,
+    /// `iface`, in the order given.
+    pub iface: Vec<String>,
+    /// `iface-regex`, in the order given.
+    pub iface_regex: Vec<String>,
+    /// `iface-can-reach`.
+    pub iface_can_reach: String,
+    /// `subnet-file`.
+    pub subnet_file: PathBuf,
+    /// `public-ip`.
+    pub public_ip: String,
+    /// `public-ipv6`.
+    pub public_ipv6: String,
+    /// `subnet-lease-renew-margin`, minutes; not yet checked.
+    pub renew_margin_min: i64,
+    /// `ip-masq`.
+    pub ip_masq: bool,
+    /// `ip-masq-fully-random-disable`.
+    pub fully_random_disable: bool,
+    /// `iptables-resync`, seconds.
+    pub resync_s: i64,
+    /// `iptables-forward-rules`.
+    pub forward_rules: bool,
+    /// `ip-blackhole-route`.
+    pub blackhole_route: bool,
+    /// `kube-subnet-mgr`.
+    pub kube_subnet_mgr: bool,
+    /// `kube-api-url`.
+    pub kube_api_url: String,
+    /// `kubeconfig-file`.
+    pub kubeconfig_file: String,
+    /// `kube-annotation-prefix`.
+    pub kube_annotation_prefix: String,
+    /// `net-config-path`.
+    pub net_config_path: PathBuf,
+    /// `set-node-network-unavailable`.
+    pub set_node_network_unavailable: bool,
+    /// `healthz-ip`.
+    pub healthz_ip: String,
+    /// `healthz-port`; 0 is off.
+    pub healthz_port: i64,
+    /// `version`.
+    pub version: bool,
+    /// `v`.
+    pub verbosity: i64,
+    /// `etcd-api`: which of etcd's two stores.
+    pub etcd_api: EtcdApi,
+    /// `store`: other than the etcd of `etcd-endpoints`.
+    pub store: String,
+    /// `firewall`.
+    pub firewall: FirewallKind,
+    /// `lease-lost`.
+    pub lease_lost: LeaseLost,
+    /// `extension-shell`.
+    pub extension_shell: bool,
+}
+
+/// A password; it is not printed.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Password(pub String);
+
+/// Which of etcd's stores holds the leases; they do not see each other (flannel.md section 3.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EtcdApi {
+    /// The keys API of flannel up to v0.17.
+    V2,
+    /// Since v0.18.
+    V3,
+}
+
+/// Who holds the masquerade and forward rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FirewallKind {
+    /// A table of our own.
+    Nft,
+    /// flannel's chains.
+    Iptables,
+}
+
+/// What happens when the node's lease is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaseLost {
+    /// The daemon ends with 0, as flannel's.
+    Exit,
+    /// It takes the same subnet again if that is free, another one if not.
+    Reacquire,
+}
+
+/// What a command line asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// To run; the notes are about variables that could not be used and are worth a line of the log.
+    Run(Box<Options>, Vec<String>),
+    /// To print the version on standard error and end with 0.
+    Version,
+    /// To print this on standard error and end with 0, as the original does for help and for mistakes alike.
+    Usage(String),
+}
+
+// === impl Options ===
+
+impl Default for Options {
+    /// The defaults of the table.
+    fn default() -> Self {
+        let mut options = Self::empty();
+        for flag in FLAGS.iter().filter(|flag| flag.kind != Kind::Many && !flag.default.is_empty()) {
+            // A test sees to it that the table's defaults are values.
+            let _ = (flag.set)(&mut options, flag.default);
+        }
+        options
+    }
+}
+
+impl Options {
+    fn empty() -> Self {
+        Self {
+            etcd_endpoints: String::new(),
+            etcd_prefix: String::new(),
+            etcd_keyfile: String::new(),
+            etcd_certfile: String::new(),
+            etcd_cafile: String::new(),
+            etcd_username: String::new(),
+            etcd_password: Password::default(),
+            iface: Vec::new(),
+            iface_regex: Vec::new(),
+            iface_can_reach: String::new(),
+            subnet_file: PathBuf::new(),
+            public_ip: String::new(),
+            public_ipv6: String::new(),
+            renew_margin_min: 0,
+            ip_masq: false,
+            fully_random_disable: false,
+            resync_s: 0,
+            forward_rules: false,
+            blackhole_route: false,
+            kube_subnet_mgr: false,
+            kube_api_url: String::new(),
+            kubeconfig_file: String::new(),
+            kube_annotation_prefix: String::new(),
+            net_config_path: PathBuf::new(),
+            set_node_network_unavailable: false,
+            healthz_ip: String::new(),
+            healthz_port: 0,
+            version: false,
+            verbosity: 0,
+            etcd_api: EtcdApi::V3,
+            store: String::new(),
+            firewall: FirewallKind::Nft,
+            lease_lost: LeaseLost::Exit,
+            extension_shell: false,
+        }
+    }
+
+    /// Whether any of the flags that name an interface was given.
+    pub fn names_an_interface(&self) -> bool {
+        !(self.iface.is_empty() && self.iface_regex.is_empty() && self.iface_can_reach.is_empty())
+    }
+}
+
+// === impl Password ===
+
+impl std::fmt::Debug for Password {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_empty() { "none" } else { "(hidden)" })
+    }
+}
+
+/// Reads the words behind the program's name, then the environment for what they left out.
+pub fn parse(
+    program: &str,
+    words: impl IntoIterator<Item = String>,
+    environment: impl Fn(&str) -> Option<String>,
+) -> Request {
+    let mut options = Options::default();
+    let given = match parse_words(&mut options, words) {
+        Ok(given) => given,
+        Err(Stop::Help) => return Request::Usage(usage(program)),
+        Err(Stop::Wrong(reason)) => return Request::Usage(format!("{reason}\n{}", usage(program))),
+    };
+    let notes = parse_environment(&mut options, &given, environment);
+    if options.version {
+        return Request::Version;
+    }
+    Request::Run(Box::new(options), notes)
+}
+
+/// Why reading the words ends before their end.
+enum Stop {
+    Help,
+    Wrong(String),
+}
+
+/// Flags up to the first word that is none, or `--`; answers with the names of those that were there.
+fn parse_words(
+    options: &mut Options,
+    words: impl IntoIterator<Item = String>,
+) -> Result<BTreeSet<&'static str>, Stop> {
+    let mut given = BTreeSet::new();
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        let Some(text) = word.strip_prefix('-').filter(|text| !text.is_empty() && *text != "-") else {
+            break;
+        };
+        let text = text.strip_prefix('-').unwrap_or(text);
+        if text.is_empty() || text.starts_with(['-', '=']) {
+            return Err(Stop::Wrong(format!("bad flag syntax: {word}")));
+        }
+        let (name, inline) = match text.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (text, None),
+        };
+        let Some(flag) = FLAGS.iter().find(|flag| flag.name == name) else {
+            let help = matches!(name, "h" | "help");
+            let wrong = || Stop::Wrong(format!("flag provided but not defined: -{name}"));
+            return Err(if help { Stop::Help } else { wrong() });
+        };
+        let value = match inline {
+            Some(value) => value,
+            None if flag.kind == Kind::Bool => "true".to_owned(),
+            None => words.next().ok_or_else(|| Stop::Wrong(format!("flag needs an argument: -{name}")))?,
+        };
+        (flag.set)(options, &value).map_err(|reason| {
+            let value = value.escape_debug();
+            Stop::Wrong(format!("invalid value \"{value}\" for flag -{name}: {reason}"))
+        })?;
+        given.insert(flag.name);
+    }
+    Ok(given)
+}
+
+/// `FLANNELD_*` for the flags that were not given; answers with the variables that could not be used.
+fn parse_environment(
+    options: &mut Options,
+    given: &BTreeSet<&str>,
+    environment: impl Fn(&str) -> Option<String>,
+) -> Vec<String> {
+    let mut notes = Vec::new();
+    for flag in FLAGS.iter().filter(|flag| !given.contains(flag.name)) {
+        let variable = flag.variable();
+        let Some(value) = environment(&variable).filter(|value| !value.is_empty()) else { continue };
+        if let Err(reason) = (flag.set)(options, &value) {
+            notes.push(format!("{variable}={} is left out: {reason}", value.escape_debug()));
+        }
+    }
+    notes
+}
+
+/// What `-h` prints.
+pub fn usage(program: &str) -> String {
+    let mut text = format!("Usage: {program} [OPTION]...\n");
+    let mut flags: Vec<&Flag> = FLAGS.iter().collect();
+    flags.sort_by_key(|flag| flag.name);
+    for flag in flags {
+        let default = match (flag.kind, flag.default) {
+            (_, "" | "0" | "false") | (Kind::Many, _) => String::new(),
+            (Kind::Text, default) => format!(" (default {default:?})"),
+            (_, default) => format!(" (default {default})"),
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "  -{}{}\n    \t{}{default}", flag.name, flag.kind.word(), flag.help);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

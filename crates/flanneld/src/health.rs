@@ -1,0 +1,176 @@
+//! `/healthz`, `/readyz` and `/metrics` (flannel.md section 7.4): one short HTTP answer a connection, without a framework, because this
+//! daemon is measured in megabytes. Anybody may connect; nobody can hold a place for long.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+/// What the daemon says about itself; the loop writes, the server reads.
+#[derive(Debug, Default)]
+pub struct Status {
+    /// `subnet.env` is written.
+    pub ready: AtomicBool,
+    /// Subnets of other nodes that are programmed.
+    pub peers: AtomicU64,
+    /// Changes of leases that were applied.
+    pub changes: AtomicU64,
+    /// Times that the kernel was compared with what should be.
+    pub resyncs: AtomicU64,
+    /// Objects that were missing or wrong, and were put right.
+    pub repairs: AtomicU64,
+    /// Kernel requests that failed.
+    pub failures: AtomicU64,
+}
+
+/// Connections at a time.
+const CONNECTIONS_MAX: usize = 16;
+/// How long one may take.
+const CONNECTION_DEADLINE: Duration = Duration::from_secs(5);
+/// The longest head of a request.
+const HEAD_MAX_BYTES: usize = 8 * 1024;
+
+// === impl Status ===
+
+impl Status {
+    fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
+    }
+
+    fn metrics(&self) -> String {
+        let gauge = |name: &str, help: &str, value: u64| {
+            format!("# HELP flanneld_{name} {help}\n# TYPE flanneld_{name} gauge\nflanneld_{name} {value}\n")
+        };
+        let counter = |name: &str, help: &str, value: &AtomicU64| {
+            let value = value.load(Ordering::Relaxed);
+            format!(
+                "# HELP flanneld_{name} {help}\n# TYPE flanneld_{name} counter\nflanneld_{name}_total {value}\n"
+            )
+        };
+        [
+            gauge("ready", "1 once subnet.env is written.", u64::from(self.is_ready())),
+            gauge("peers", "Subnets of other nodes that are programmed.", self.peers.load(Ordering::Relaxed)),
+            counter("lease_changes", "Changes of leases that were applied.", &self.changes),
+            counter("resyncs", "Times that the kernel was compared with what should be.", &self.resyncs),
+            counter("repairs", "Objects that were missing or wrong.", &self.repairs),
+            counter("kernel_failures", "Kernel requests that failed.", &self.failures),
+            "# EOF\n".to_owned(),
+        ]
+        .concat()
+    }
+
+    /// The answer to a request's first line.
+    fn answer(&self, line: &str) -> String {
+        let mut words = line.split(' ');
+        let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let path = target.split('?').next().unwrap_or_default();
+        let (status, kind, body) = match path {
+            "/healthz" => ("200 OK", "text/plain", "flanneld is running".to_owned()),
+            "/readyz" if self.is_ready() => ("200 OK", "text/plain", "flanneld is ready".to_owned()),
+            "/readyz" => ("503 Service Unavailable", "text/plain", "flanneld is not ready yet".to_owned()),
+            "/metrics" => ("200 OK", "application/openmetrics-text; version=1.0.0", self.metrics()),
+            _ => ("404 Not Found", "text/plain", "404 page not found\n".to_owned()),
+        };
+        let length = body.len();
+        let shown = if method == "HEAD" { "" } else { body.as_str() };
+        format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{shown}"
+        )
+    }
+}
+
+/// Binds the address; a place that is taken ends the daemon, as flannel's.
+pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
+    TcpListener::bind(address).await
+}
+
+/// Serves for ever.
+pub async fn serve(listener: TcpListener, status: Arc<Status>) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        // The semaphore is never closed.
+        let place = Arc::clone(&places).acquire_owned().await;
+        let Ok((stream, _peer)) = listener.accept().await else {
+            // Too many open files, or the peer is gone again.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let status = Arc::clone(&status);
+        tokio::spawn(async move {
+            let _place = place;
+            // Who is too slow, or gone, gets no answer.
+            let _ = tokio::time::timeout(CONNECTION_DEADLINE, converse(stream, &status)).await;
+        });
+    }
+}
+
+async fn converse(mut stream: impl AsyncRead + AsyncWrite + Unpin, status: &Status) -> std::io::Result<()> {
+    let mut head = Vec::new();
+    let mut piece = [0; 1024];
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        let length = stream.read(&mut piece).await?;
+        head.extend_from_slice(&piece[..length]);
+        if length == 0 || head.len() > HEAD_MAX_BYTES {
+            return Ok(());
+        }
+    }
+    let text = String::from_utf8_lossy(&head);
+    let answer = status.answer(text.lines().next().unwrap_or_default());
+    stream.write_all(answer.as_bytes()).await?;
+    stream.shutdown().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn asked(status: &Arc<Status>, request: &str) -> String {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::spawn(serve(listener, Arc::clone(status)));
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        server.abort();
+        answer
+    }
+
+    /// flannel.md sections 7.4 and 10.
+    #[tokio::test]
+    async fn t53_health_is_told_before_readiness() {
+        let status = Arc::new(Status::default());
+        let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+        let health = asked(&status, &get("/healthz")).await;
+        assert!(
+            health.starts_with("HTTP/1.1 200 OK\r\n") && health.ends_with("\r\n\r\nflanneld is running"),
+            "{health}"
+        );
+        let unready = asked(&status, &get("/readyz?verbose")).await;
+        assert!(
+            unready.starts_with("HTTP/1.1 503 ") && unready.ends_with("flanneld is not ready yet"),
+            "{unready}"
+        );
+        status.ready.store(true, Ordering::Release);
+        let ready = asked(&status, &get("/readyz")).await;
+        assert!(ready.starts_with("HTTP/1.1 200 ") && ready.ends_with("flanneld is ready"), "{ready}");
+        assert!(asked(&status, &get("/")).await.starts_with("HTTP/1.1 404 "));
+        assert!(asked(&status, "HEAD /healthz HTTP/1.0\r\n\r\n").await.ends_with("\r\n\r\n"));
+        let metrics = asked(&status, &get("/metrics")).await;
+        assert!(metrics.contains("\nflanneld_ready 1\n") && metrics.ends_with("# EOF\n"), "{metrics}");
+    }
+
+    #[tokio::test]
+    async fn a_head_without_an_end_is_cut_off() {
+        let (ours, mut theirs) = tokio::io::duplex(2 * HEAD_MAX_BYTES);
+        theirs.write_all("x".repeat(HEAD_MAX_BYTES + 2000).as_bytes()).await.unwrap();
+        converse(ours, &Status::default()).await.unwrap();
+        let mut answer = String::new();
+        theirs.read_to_string(&mut answer).await.unwrap();
+        assert_eq!(answer, "");
+    }
+}
