@@ -7,7 +7,7 @@ use russet_addr::Family;
 use russet_cni_spec::plugin::Outcome;
 use russet_cni_spec::{Call, CniError, CniResult, Request, relay};
 use russet_linux::{FileLock, LockError, sysctl};
-use russet_plugins::{CalicoHost, CalicoNode, RequestLog, Teardown};
+use russet_plugins::{CalicoHost, CalicoNode, LocalNode, RequestLog, Teardown};
 
 use crate::bootstrap::{self, BootstrapError, Known};
 use crate::config::Config;
@@ -37,6 +37,11 @@ pub async fn direct(
     request: &Request,
     log: &RequestLog,
 ) -> Result<Direct, CniError> {
+    let local = russet_plugins::is_local(plugin);
+    if local && russet_plugins::is_ipam(plugin) {
+        // Its own lock is all that it needs, and its caller may be a main plugin that holds the node's.
+        return run_local(config, plugin, request).await;
+    }
     if russet_plugins::is_ipam(plugin) {
         // It works on no store of this node's, and its caller may be a main plugin that holds the node's lock.
         let host = CalicoHost::new(config.paths.root(), Rc::new(EtcdDatastores::of_request()));
@@ -45,7 +50,7 @@ pub async fn direct(
         return Ok(Direct::Done(result));
     }
     let calico = russet_plugins::is_calico(plugin);
-    if matches!(request.env.call, Call::Status) && !calico {
+    if matches!(request.env.call, Call::Status) && !calico && !local {
         return Err(CniError::not_available("no agent is running on this node", "start `russet agent`"));
     }
     crate::config::private_dir(&config.paths.run_dir())
@@ -54,6 +59,9 @@ pub async fn direct(
         Turn::Ours(lock) => lock,
         Turn::Agents(outcome) => return Ok(Direct::HandedOver(outcome)),
     };
+    if local {
+        return run_local(config, plugin, request).await;
+    }
     if calico {
         // Its datastore is the configuration's, and who this node is, too.
         let host = CalicoHost::new(config.paths.root(), Rc::new(EtcdDatastores::of_request()));
@@ -80,6 +88,14 @@ pub async fn direct(
         forward_packets(&node).await?;
     }
     let result = russet_plugins::run(&node, plugin, request, log).await?;
+    History::at(config.paths.history_file()).record(request, result.as_ref());
+    Ok(Direct::Done(result))
+}
+
+/// A plugin that works on no datastore at all.
+async fn run_local(config: &Config, plugin: &str, request: &Request) -> Result<Direct, CniError> {
+    let node = LocalNode::of_request(config.paths.root().to_owned());
+    let result = russet_plugins::run_local(&node, plugin, request).await?;
     History::at(config.paths.history_file()).record(request, result.as_ref());
     Ok(Direct::Done(result))
 }

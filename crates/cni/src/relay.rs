@@ -2,7 +2,7 @@
 //!
 //! It touches no kernel interface and no datastore. With no agent it becomes `russet cni-direct`, which does the same
 //! work through the same code, except for STATUS: without an agent the node is not ready, unless the plugin is one of
-//! Calico's, which need none. `russet-cni` is nothing but
+//! Calico's or of the reference ones, which need none. `russet-cni` is nothing but
 //! a call of [`main`]; `russet` calls it too when it is run under that name.
 
 mod direct;
@@ -35,6 +35,9 @@ pub const DIRECT_PLUGIN: &str = "RUSSET_CNI_PLUGIN";
 
 /// The plugins that work like Calico's: an agent is a help to them, not a need, and its absence changes no answer.
 pub const CALICO: [&str; 2] = ["calico", "calico-ipam"];
+
+/// The plugins that work on their machine alone, as the reference ones do: they need no agent either.
+pub const LOCAL: [&str; 5] = ["host-local", "bridge", "flannel", "portmap", "bandwidth"];
 
 /// For ADD, CHECK and DEL: the shortest time that a runtime allows is CRI-O's minute for DEL; we answer before.
 const WORK_DEADLINE: Duration = Duration::from_secs(55);
@@ -92,9 +95,15 @@ fn self_test(plugin: &str) -> CniError {
     }
 }
 
-/// Whether an executable of this name is one of Calico's plugins, whatever its arguments.
-pub fn is_calico(argv0: &OsStr) -> bool {
-    CALICO.contains(&plugin_name(argv0.to_owned()).as_str())
+/// Whether an executable of this name is one of the plugins that are known by it, whatever its arguments.
+pub fn is_plugin(argv0: &OsStr) -> bool {
+    let name = plugin_name(argv0.to_owned());
+    CALICO.contains(&name.as_str()) || LOCAL.contains(&name.as_str())
+}
+
+/// Whether the plugin is of use without an agent.
+fn works_alone(plugin: &str) -> bool {
+    CALICO.contains(&plugin) || LOCAL.contains(&plugin)
 }
 
 fn run(plugin: &str, executable: Executable) -> Result<Outcome, CniError> {
@@ -109,7 +118,7 @@ fn run(plugin: &str, executable: Executable) -> Result<Outcome, CniError> {
 }
 
 fn relay(plugin: &str, request: Request, executable: Executable) -> Result<Outcome, CniError> {
-    let needs_agent = request.env.verb() == Verb::Status && !CALICO.contains(&plugin);
+    let needs_agent = request.env.verb() == Verb::Status && !works_alone(plugin);
     match ask(plugin, &request, Duration::ZERO)? {
         Asked::Answered(outcome) => Ok(outcome),
         Asked::Nobody(error) if needs_agent => Err(error),

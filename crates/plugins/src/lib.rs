@@ -10,6 +10,7 @@ mod datastore;
 mod delegate;
 mod failure;
 mod gc;
+mod host_local;
 mod loopback;
 mod node;
 mod pause;
@@ -25,12 +26,12 @@ use russet_cni_spec::{CniError, CniResult};
 pub use calico_v1::has_v1 as has_calico_v1_data;
 pub use clusters::Clusters;
 pub use datastore::{CalicoHost, Datastore, Datastores};
-pub use node::{CalicoNode, Clock, Node, NotReady, SystemClock, Teardown};
+pub use node::{CalicoNode, Clock, LocalNode, Node, NotReady, SystemClock, Teardown};
 pub use pause::Pause;
 pub use request_log::RequestLog;
 
 /// Types that [`run`] knows.
-pub const NAMES: [&str; 4] = ["russet", "loopback", calico::NAME, calico_ipam::NAME];
+pub const NAMES: [&str; 5] = ["russet", "loopback", calico::NAME, calico_ipam::NAME, host_local::NAME];
 
 /// Carries out one request of the plugin called `name`; `log` is for the runtime's standard error. Once started it is to be run to its end: dropping
 /// the future half-way may leave an address that only DEL gives back.
@@ -45,6 +46,7 @@ pub async fn run(
         "loopback" => loopback::run(node, request).await,
         calico::NAME => calico::run(&node.for_calico(), request, log).await,
         calico_ipam::NAME => calico_ipam::run(&node.calico, request, log).await,
+        name if is_local(name) => return run_local(&node.local(), name, request).await,
         _ => {
             let details = format!("known: {}", NAMES.join(", "));
             Err(CniError::unsupported_field(format!("type: {name:?} is not a plugin of this agent"), details))
@@ -68,13 +70,31 @@ pub async fn run_calico(
     done.map_err(|error| error.in_version(request.config.cni_version))
 }
 
-/// Whether the plugin only works on addresses. It is called in the middle of another plugin's request and must wait for none of these; and it needs
-/// no [`Node`]: [`run_ipam`] will do.
-pub fn is_ipam(name: &str) -> bool {
-    name == calico_ipam::NAME
+/// Whether the plugin works on this machine's files and kernel alone: it needs neither an agent nor a datastore, and no [`Node`]: [`run_local`] will do.
+pub fn is_local(name: &str) -> bool {
+    name == host_local::NAME
 }
 
-/// [`run`] for a plugin that [`is_ipam`].
+/// [`run`] for a plugin that [`is_local`].
+pub async fn run_local(
+    node: &LocalNode,
+    name: &str,
+    request: &Request,
+) -> Result<Option<CniResult>, CniError> {
+    let done = match name {
+        host_local::NAME => host_local::run(&node.root, request).await,
+        _ => Err(CniError::internal(format!("{name} is no plugin of this machine alone"), "")),
+    };
+    done.map_err(|error| error.in_version(request.config.cni_version))
+}
+
+/// Whether the plugin only works on addresses. It is called in the middle of another plugin's request and must wait for none of these; and it needs
+/// no [`Node`]: [`run_ipam`] will do, or [`run_local`].
+pub fn is_ipam(name: &str) -> bool {
+    name == calico_ipam::NAME || name == host_local::NAME
+}
+
+/// [`run`] for a plugin that [`is_ipam`] and not [`is_local`].
 pub async fn run_ipam(
     host: &CalicoHost,
     request: &Request,

@@ -1,6 +1,7 @@
 //! What plugins work with: this node's name, its store, and its way to the kernel.
 
 use std::cell::Cell;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use russet_addr::NodeName;
@@ -61,6 +62,15 @@ pub struct CalicoNode {
     pub not_ready: Rc<dyn Fn() -> Option<NotReady>>,
 }
 
+/// A node, as plugins see it that work on its files and its kernel alone. Clones share everything.
+#[derive(Clone)]
+pub struct LocalNode {
+    /// Below which default files lie: `/`, except in tests and demos.
+    pub root: PathBuf,
+    /// The way to the kernel.
+    pub wiring: Wiring,
+}
+
 /// Why ADD cannot be served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotReady {
@@ -77,6 +87,20 @@ impl Node {
     pub fn for_calico(&self) -> CalicoNode {
         let Self { calico, wiring, teardown, clusters, not_ready, .. } = self.clone();
         CalicoNode { host: calico, wiring, teardown, clusters, not_ready }
+    }
+
+    /// The same node for plugins that need no datastore.
+    pub fn local(&self) -> LocalNode {
+        LocalNode { root: self.calico.root.clone(), wiring: self.wiring.clone() }
+    }
+}
+
+// === impl LocalNode ===
+
+impl LocalNode {
+    /// A node without an agent, for one request.
+    pub fn of_request(root: PathBuf) -> Self {
+        Self { root, wiring: Wiring::default() }
     }
 }
 

@@ -15,9 +15,9 @@ use russet_cni_spec::relay;
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    // A runtime starts plugins without arguments and with CNI_COMMAND set; nobody types that. Calico's are known by their names.
+    // A runtime starts plugins without arguments and with CNI_COMMAND set; nobody types that. Calico's and the reference ones are known by their names.
     let by_runtime = std::env::args_os().len() == 1 && std::env::var_os("CNI_COMMAND").is_some();
-    if by_runtime || std::env::args_os().next().is_some_and(|name| relay::is_calico(&name)) {
+    if by_runtime || std::env::args_os().next().is_some_and(|name| relay::is_plugin(&name)) {
         return relay::main(std::env::args_os(), relay::Executable::Command);
     }
     match cli::parse() {

@@ -12,5 +12,5 @@ mod wait;
 
 pub use kernel::{Support, require_kernel};
 pub use netns::{in_netns_with_loopback, in_new_netns};
-pub use tool::{ip_json, nft_json, require_tool, run};
+pub use tool::{ip_json, nft_json, require_cni_plugin, require_tool, run};
 pub use wait::{eventually, eventually_some, let_pass};

@@ -15,6 +15,14 @@ pub fn require_tool(name: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("the tool {name:?} is not installed and this test needs it"))
 }
 
+/// The path of one of the reference CNI plugins, the Go ones, where Debian or their own releases install them.
+#[track_caller]
+pub fn require_cni_plugin(name: &str) -> PathBuf {
+    let places = ["/usr/lib/cni", "/opt/cni/bin"].map(PathBuf::from);
+    let found = places.iter().map(|dir| dir.join(name)).find(|path| path.is_file());
+    found.unwrap_or_else(|| panic!("the CNI plugin {name:?} is in none of {places:?} and this test needs it"))
+}
+
 /// Runs a program and returns its standard output; panics with its standard error where it fails.
 #[track_caller]
 pub fn run(name: &str, args: &[&str]) -> String {

@@ -1,0 +1,212 @@
+//! `host-local`'s configuration: `ipam`, and what a request wants beyond it (cni-runtime.md section 5.1). Pure, but for the `resolv.conf` that
+//! `ipam.resolvConf` names.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use russet_addr::Family;
+use russet_cni_spec::plugin::Request;
+use russet_cni_spec::{CniError, CniResult, Dns, NetworkConfig, Route, Version};
+use serde_json::{Map, Value};
+
+use super::range::{Range, RangeSet};
+
+/// What a request that allocates goes by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conf {
+    /// One address of each.
+    pub sets: Vec<RangeSet>,
+    /// Handed on.
+    pub routes: Vec<Route>,
+    /// Addresses that the container is to have; every one of them, or none.
+    pub requested: Vec<IpAddr>,
+    /// `resolvConf`.
+    pub resolv_conf: Option<PathBuf>,
+}
+
+/// Where the Go plugin keeps its networks.
+const DATA_DIR: &str = "var/lib/cni/networks";
+
+/// The largest `resolv.conf` that is read; the resolver itself looks at three servers and six domains.
+const RESOLV_CONF_MAX_BYTES: u64 = 64 * 1024;
+
+/// The directory of the request's network; DEL needs nothing else. Default files lie below `root`.
+pub fn directory(config: &NetworkConfig, root: &Path) -> Result<PathBuf, CniError> {
+    let dir = match ipam(config)?.get("dataDir") {
+        None | Some(Value::Null) => root.join(DATA_DIR),
+        Some(value) => match value.as_str() {
+            Some("") => root.join(DATA_DIR),
+            Some(dir) if Path::new(dir).is_absolute() => dir.into(),
+            _ => return Err(invalid("ipam.dataDir is no absolute path", value)),
+        },
+    };
+    Ok(dir.join(config.name.as_str()))
+}
+
+// === impl Conf ===
+
+impl Conf {
+    /// Reads what `request` says.
+    pub fn read(request: &Request) -> Result<Self, CniError> {
+        let config = &request.config;
+        let ipam = ipam(config)?;
+        let resolv_conf = match ipam.get("resolvConf") {
+            None | Some(Value::Null) => None,
+            Some(value) => Some(value.as_str().ok_or_else(|| invalid("ipam.resolvConf is no path", value))?),
+        };
+        Ok(Self {
+            sets: sets(config, ipam)?,
+            routes: routes(ipam)?,
+            requested: requested(request)?,
+            resolv_conf: resolv_conf.filter(|path| !path.is_empty()).map(PathBuf::from),
+        })
+    }
+
+    /// What `resolvConf` says.
+    pub fn dns(&self) -> Result<Dns, CniError> {
+        let Some(path) = &self.resolv_conf else { return Ok(Dns::default()) };
+        let read = || {
+            use std::io::Read as _;
+            let mut text = String::new();
+            std::fs::File::open(path)?.take(RESOLV_CONF_MAX_BYTES).read_to_string(&mut text)?;
+            Ok(text)
+        };
+        let failed = |error: std::io::Error| {
+            CniError::io(format!("ipam.resolvConf {} cannot be read", path.display()), error)
+        };
+        Ok(parse_resolv_conf(&read().map_err(failed)?))
+    }
+}
+
+fn ipam(config: &NetworkConfig) -> Result<&Map<String, Value>, CniError> {
+    config
+        .ipam
+        .as_ref()
+        .ok_or_else(|| invalid("the key \"ipam\" is missing", "host-local is told by it what to do"))
+}
+
+/// Sets of the runtime first, then the single range of old configurations, then the list.
+fn sets(config: &NetworkConfig, ipam: &Map<String, Value>) -> Result<Vec<RangeSet>, CniError> {
+    let mut sets = Vec::new();
+    if let Some(given) = config.runtime_config.get("ipRanges") {
+        sets.extend(list("runtimeConfig.ipRanges", given)?);
+    }
+    if ipam.get("subnet").is_some_and(|subnet| !subnet.is_null() && subnet != "") {
+        let range = Range::read(ipam).and_then(|range| RangeSet::new(vec![range]));
+        sets.push(range.map_err(|why| invalid("invalid range in ipam", why))?);
+    }
+    if let Some(given) = ipam.get("ranges") {
+        sets.extend(list("ipam.ranges", given)?);
+    }
+    if sets.is_empty() {
+        return Err(invalid("no IP ranges specified", "give ipam.ranges: [[{\"subnet\": \"10.1.2.0/24\"}]]"));
+    }
+    for (index, set) in sets.iter().enumerate() {
+        if let Some(other) = sets[..index].iter().position(|other| other.overlaps(set)) {
+            let (one, two) = (sets[other].shown(), set.shown());
+            return Err(invalid(
+                &format!("range set {other} overlaps with {index}"),
+                format!("{one} and {two}"),
+            ));
+        }
+    }
+    let doubled =
+        Family::BOTH.iter().any(|family| sets.iter().filter(|set| set.family() == *family).count() > 1);
+    if doubled && matches!(config.cni_version, Version::V0_1_0 | Version::V0_2_0) {
+        let msg =
+            format!("CNI version {} does not support more than 1 address per family", config.cni_version);
+        return Err(invalid(&msg, "use cniVersion 0.3.0 or newer"));
+    }
+    Ok(sets)
+}
+
+fn list(place: &str, value: &Value) -> Result<Vec<RangeSet>, CniError> {
+    let wrong = |index: usize, why: String| invalid(&format!("invalid range set {index} in {place}"), why);
+    let shape = |value: &Value| format!("a list of lists of ranges is wanted, found {value}");
+    let outer = match value {
+        Value::Null => return Ok(Vec::new()),
+        Value::Array(outer) => outer,
+        other => return Err(invalid(place, shape(other))),
+    };
+    let set = |(index, value): (usize, &Value)| {
+        let ranges = value.as_array().ok_or_else(|| wrong(index, shape(value)))?;
+        let range = |value: &Value| match value {
+            Value::Object(object) => Range::read(object),
+            other => Err(format!("an object is wanted, found {other}")),
+        };
+        let ranges: Result<Vec<Range>, String> = ranges.iter().map(range).collect();
+        ranges.and_then(RangeSet::new).map_err(|why| wrong(index, why))
+    };
+    outer.iter().enumerate().map(set).collect()
+}
+
+fn routes(ipam: &Map<String, Value>) -> Result<Vec<Route>, CniError> {
+    let Some(routes) = ipam.get("routes") else { return Ok(Vec::new()) };
+    let wrapped = Value::Object(Map::from_iter([("routes".to_owned(), routes.clone())]));
+    let read = CniResult::from_value(&wrapped, Version::LATEST);
+    read.map(|result| result.routes).map_err(|error| invalid("invalid ipam.routes", error))
+}
+
+/// `IP` of `CNI_ARGS`, `args.cni.ips`, and the capability `ips`, whose prefix lengths say nothing here.
+fn requested(request: &Request) -> Result<Vec<IpAddr>, CniError> {
+    let config = &request.config;
+    let mut texts: Vec<String> = Vec::new();
+    texts.extend(request.env.args.get("IP").filter(|text| !text.is_empty()).map(str::to_owned));
+    let listed = config.args.get("cni").and_then(|cni| cni.get("ips")).filter(|ips| !ips.is_null());
+    if let Some(listed) = listed {
+        let list =
+            listed.as_array().and_then(|list| list.iter().map(Value::as_str).collect::<Option<Vec<_>>>());
+        let list = list.ok_or_else(|| invalid("args.cni.ips is no list of addresses", listed))?;
+        texts.extend(list.into_iter().map(str::to_owned));
+    }
+    let parse = |text: &String| {
+        let address = text.split('/').next().unwrap_or_default().parse::<IpAddr>();
+        address
+            .map_err(|_| CniError::environment("cannot understand ip", format!("{text:?} is no IP address")))
+    };
+    let mut all = texts.iter().map(parse).collect::<Result<Vec<IpAddr>, _>>()?;
+    all.extend(config.runtime_config.ips()?.iter().map(|net| net.addr()));
+    let mut requested: Vec<IpAddr> = Vec::new();
+    for address in all.into_iter().map(|address| address.to_canonical()) {
+        if !requested.contains(&address) {
+            requested.push(address);
+        }
+    }
+    Ok(requested)
+}
+
+fn parse_resolv_conf(text: &str) -> Dns {
+    let mut dns = Dns::default();
+    for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
+        let mut words = line.split_whitespace();
+        let key = words.next().unwrap_or_default();
+        let mut words = words.map(str::to_owned);
+        match key {
+            "nameserver" => dns.nameservers.extend(words.next()),
+            "domain" => dns.domain = words.next().unwrap_or(dns.domain),
+            "search" => dns.search.extend(words),
+            "options" => dns.options.extend(words),
+            _ => {}
+        }
+    }
+    dns
+}
+
+fn invalid(msg: &str, details: impl ToString) -> CniError {
+    CniError::invalid_config(format!("host-local: {msg}"), details)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resolv_conf_becomes_dns() {
+        // cni-runtime.md section 5.1: `resolvConf` path fills `dns`
+        let text = "# c\n; c\nnameserver 192.0.2.3 x\nnameserver 192.0.2.4\ndomain example.org\nsearch a b\nsearch c\noptions ndots:5\nnameserver\nsortlist x\n";
+        let dns = parse_resolv_conf(text);
+        assert_eq!(dns.nameservers, ["192.0.2.3", "192.0.2.4"]);
+        assert_eq!((dns.domain.as_str(), dns.options), ("example.org", vec!["ndots:5".to_owned()]));
+        assert_eq!(dns.search, ["a", "b", "c"]);
+    }
+}

@@ -1,0 +1,225 @@
+//! The directory of a network, shared with the Go plugin: one file for each address that is held, `last_reserved_ip.<set>`, and `lock`, which
+//! both take with flock(2) before they look or write (cni-runtime.md section 5.1).
+//!
+//! A file is written whole under another name and then renamed, so that one which is there says whose it is. One that says nothing is what a
+//! Go plugin left that was killed, or had its machine lose power, between making and writing it; as both are done under the lock, whoever holds
+//! that may take it over. Nothing is flushed: after a loss of power no container is left that could hold an address.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, ErrorKind, Write as _};
+use std::net::IpAddr;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use russet_cni_spec::{CniError, Target};
+use russet_linux::FileLock;
+
+/// A network's directory, locked.
+#[derive(Debug)]
+pub struct Store {
+    dir: PathBuf,
+    _lock: FileLock,
+}
+
+/// A file that stands for an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// The address.
+    pub address: IpAddr,
+    /// Who has it.
+    pub holder: Holder,
+    name: String,
+}
+
+/// Who has an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Holder {
+    /// Nobody: the file is empty.
+    Nobody,
+    /// A container; old plugins wrote no interface.
+    Container(String),
+    /// An interface of a container.
+    Interface(String, String),
+}
+
+/// Thousands of plugins may queue behind one lock (plugins#561); runtimes give up after one to four minutes.
+const LOCK_PATIENCE: Duration = Duration::from_secs(40);
+/// What files of the directory are called that are no addresses.
+const LAST_PREFIX: &str = "last_reserved_ip.";
+const LOCK: &str = "lock";
+/// Where a file is written before it gets its name. Only the holder of the lock writes it.
+const UNFINISHED: &str = ".russet-unfinished";
+/// The largest file that can say whose an address is: no container ID is longer than a file's name.
+const CONTENT_MAX_BYTES: u64 = 4096;
+
+// === impl Store ===
+
+impl Store {
+    /// Locks the directory, and makes it if need be.
+    pub fn open(dir: PathBuf) -> Result<Self, CniError> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&dir)
+            .map_err(|error| io_error("make", &dir, error))?;
+        Self::lock(dir)
+    }
+
+    /// Locks the directory; none if it is not there: then nobody holds an address.
+    pub fn open_existing(dir: PathBuf) -> Result<Option<Self>, CniError> {
+        match fs::metadata(&dir) {
+            Ok(_) => Self::lock(dir).map(Some),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(io_error("look at", &dir, error)),
+        }
+    }
+
+    fn lock(dir: PathBuf) -> Result<Self, CniError> {
+        let locked = FileLock::exclusive(dir.join(LOCK), Instant::now() + LOCK_PATIENCE);
+        let lock = locked.map_err(|error| {
+            let msg = "host-local: the network's lock cannot be had";
+            if error.is_timeout() { CniError::try_again_later(msg, error) } else { CniError::io(msg, error) }
+        })?;
+        Ok(Self { dir, _lock: lock })
+    }
+
+    /// Every address that has a file.
+    pub fn held(&self) -> Result<Vec<Held>, CniError> {
+        let failed = |error| io_error("list", &self.dir, error);
+        let mut held = Vec::new();
+        for entry in fs::read_dir(&self.dir).map_err(failed)? {
+            let Ok(name) = entry.map_err(failed)?.file_name().into_string() else { continue };
+            let Ok(address) = name.parse::<IpAddr>() else { continue };
+            let Some(holder) = self.holder(&name)? else { continue };
+            held.push(Held { address: address.to_canonical(), holder, name });
+        }
+        Ok(held)
+    }
+
+    /// None where the file is gone.
+    fn holder(&self, name: &str) -> Result<Option<Holder>, CniError> {
+        let path = self.dir.join(name);
+        match read(&path) {
+            Ok(text) => Ok(Some(Holder::parse(&text))),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(io_error("read", &path, error)),
+        }
+    }
+
+    /// The address that the set gave out last. A file that says nothing sensible costs no more than a turn.
+    pub fn last(&self, set: usize) -> Option<IpAddr> {
+        let text = read(&self.dir.join(format!("{LAST_PREFIX}{set}"))).ok()?;
+        text.trim().parse::<IpAddr>().ok().map(|address| address.to_canonical())
+    }
+
+    /// Gives an address that is free to the target, and remembers that `set` gave it last.
+    pub fn reserve(&self, address: IpAddr, set: usize, target: &Target) -> Result<(), CniError> {
+        // First: should it fail, no address is lost.
+        self.put(&format!("{LAST_PREFIX}{set}"), &address.to_string())?;
+        self.put(&address.to_string(), &content(target))
+    }
+
+    /// Frees addresses, goes on after an error, and gives the first one.
+    pub fn release<'h>(&self, held: impl IntoIterator<Item = &'h Held>) -> Result<(), CniError> {
+        let mut outcome = Ok(());
+        for Held { name, .. } in held {
+            outcome = outcome.and(self.remove(name));
+        }
+        outcome
+    }
+
+    /// Frees an address that was just reserved.
+    pub fn give_back(&self, address: IpAddr) -> Result<(), CniError> {
+        self.remove(&address.to_string())
+    }
+
+    fn put(&self, name: &str, content: &str) -> Result<(), CniError> {
+        let (unfinished, path) = (self.dir.join(UNFINISHED), self.dir.join(name));
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let written = options.open(&unfinished).and_then(|mut file| file.write_all(content.as_bytes()));
+        let written = written.and_then(|()| fs::rename(&unfinished, &path));
+        written.map_err(|error| {
+            // Whatever is left of it says nothing to anybody.
+            let _ = fs::remove_file(&unfinished);
+            io_error("write", &path, error)
+        })
+    }
+
+    fn remove(&self, name: &str) -> Result<(), CniError> {
+        let path = self.dir.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(io_error("remove", &path, error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+// === impl Held ===
+
+impl Held {
+    /// The addresses that are not free.
+    pub fn taken(held: &[Self]) -> BTreeSet<IpAddr> {
+        held.iter().filter(|held| held.holder != Holder::Nobody).map(|held| held.address).collect()
+    }
+
+    /// What the target holds. Files without an interface are only looked at where no other is the target's: an old plugin wrote them.
+    pub fn of<'h>(held: &'h [Self], target: &Target) -> Vec<&'h Self> {
+        let (id, ifname) = (target.container_id.as_str(), target.ifname.as_str());
+        let exact = |held: &&Self| matches!(&held.holder, Holder::Interface(c, i) if c == id && i == ifname);
+        let found: Vec<&Self> = held.iter().filter(exact).collect();
+        if !found.is_empty() {
+            return found;
+        }
+        held.iter().filter(|held| matches!(&held.holder, Holder::Container(c) if c == id)).collect()
+    }
+}
+
+// === impl Holder ===
+
+impl Holder {
+    fn parse(text: &str) -> Self {
+        let text = text.trim();
+        match text.split_once('\n') {
+            Some((id, ifname)) => Self::Interface(id.trim_end().to_owned(), ifname.trim_start().to_owned()),
+            None if text.is_empty() => Self::Nobody,
+            None => Self::Container(text.to_owned()),
+        }
+    }
+}
+
+/// Without an end of line, as the Go plugin writes it.
+fn content(target: &Target) -> String {
+    format!("{}\r\n{}", target.container_id, target.ifname)
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    use std::io::Read as _;
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(CONTENT_MAX_BYTES).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn io_error(operation: &str, path: &Path, error: io::Error) -> CniError {
+    CniError::io(format!("host-local: {operation} {}", path.display()), error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_files_content_says_whose_it_is() {
+        // cni-runtime.md section 5.1; old plugins wrote the container alone
+        let interface = Holder::Interface("abc".to_owned(), "eth0".to_owned());
+        for text in ["abc\r\neth0", "abc\neth0", " abc\r\neth0\r\n"] {
+            assert_eq!(Holder::parse(text), interface, "{text:?}");
+        }
+        assert_eq!(Holder::parse("abc"), Holder::Container("abc".to_owned()));
+        for text in ["", "\n", " \r\n"] {
+            assert_eq!(Holder::parse(text), Holder::Nobody, "{text:?}");
+        }
+    }
+}
