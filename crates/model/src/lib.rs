@@ -9,6 +9,7 @@ mod block;
 mod cluster;
 mod config;
 mod felix;
+pub mod flannel;
 mod handle;
 mod handle_id;
 mod json;

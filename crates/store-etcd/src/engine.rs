@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use russet_model::{Key, Prefix};
 use russet_store::{
-    BoxFuture, Claims, CommitError, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError, Watch,
-    check_steps,
+    BoxFuture, Claims, CommitError, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError, Tenure,
+    Watch, check_steps,
 };
 
 use crate::client::{Client, Line};
@@ -114,6 +114,10 @@ impl Store for Etcd {
             let watch = watch::begin_with(self.client.clone(), prefix.clone(), take).await?;
             Ok(Box::new(watch) as Box<dyn Watch>)
         })
+    }
+
+    fn tenure<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<(Record, Tenure)>, StoreError>> {
+        Box::pin(range::tenure(&self.client, key))
     }
 
     fn grant(&self, ttl: Duration) -> BoxFuture<'_, Result<LeaseId, StoreError>> {

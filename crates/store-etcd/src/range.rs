@@ -1,7 +1,7 @@
 //! Reads: one record, or all under a prefix, page by page at one revision, so that no answer is larger than a page.
 
 use russet_model::{Key, Prefix};
-use russet_store::{Record, Revision, Snapshot, StoreError};
+use russet_store::{LeaseId, Record, Revision, Snapshot, StoreError, Tenure};
 use tonic::Code;
 
 use crate::backoff::Backoff;
@@ -31,6 +31,20 @@ pub(crate) async fn get(client: &Client, key: &Key) -> Result<Option<Record>, St
     let answer = page(client, &request).await;
     let answer = answer.map_err(|failure| failure.told(format!("get {key}"), Effect::Read))?;
     Ok(answer.kvs.into_iter().next().and_then(record))
+}
+
+/// Reads one record, as a majority has it, and by which lease it lives.
+pub(crate) async fn tenure(client: &Client, key: &Key) -> Result<Option<(Record, Tenure)>, StoreError> {
+    let request = RangeRequest { key: key.as_str().into(), ..RangeRequest::default() };
+    let answer = page(client, &request).await;
+    let answer = answer.map_err(|failure| failure.told(format!("get {key}"), Effect::Read))?;
+    Ok(answer.kvs.into_iter().next().and_then(|kv| {
+        let tenure = match kv.lease {
+            0 => Tenure::Forever,
+            lease => Tenure::Leased(Some(LeaseId(lease.cast_unsigned()))),
+        };
+        Some((record(kv)?, tenure))
+    }))
 }
 
 /// Reads all records under a prefix, as they were at one moment.
@@ -263,7 +277,7 @@ mod tests {
     #[test]
     fn pages_follow_the_size_of_what_they_hold() {
         let kvs = |count: usize, bytes: usize| {
-            let kv = KeyValue { key: Vec::new(), mod_revision: 1, value: vec![0; bytes] };
+            let kv = KeyValue { key: Vec::new(), mod_revision: 1, value: vec![0; bytes], lease: 0 };
             vec![kv; count]
         };
         assert_eq!(next_limit(64, &kvs(64, 20_000)), 209);
@@ -277,7 +291,7 @@ mod tests {
     #[test]
     fn a_page_ends_with_its_directory_and_the_rest_comes_after() {
         let answer = |last: &str, more: bool| {
-            let kv = KeyValue { key: last.into(), mod_revision: 1, value: Vec::new() };
+            let kv = KeyValue { key: last.into(), mod_revision: 1, value: Vec::new(), lease: 0 };
             RangeResponse { kvs: vec![kv], more, ..RangeResponse::default() }
         };
         let (key, end) = range_of(&Prefix::from_stored("/i/"));
@@ -307,6 +321,7 @@ mod tests {
             key: key.as_bytes().into(),
             mod_revision: 1,
             value: vec![0; PAGE_BYTES / 400],
+            lease: 0,
         };
         let kvs = found.iter().take(limit).map(kv).collect();
         (RangeResponse { kvs, more: found.len() > limit, ..RangeResponse::default() }, found.len())
@@ -347,6 +362,6 @@ mod tests {
 
     #[test]
     fn a_key_that_is_no_text_is_passed_over() {
-        assert_eq!(record(KeyValue { key: vec![0xff], mod_revision: 1, value: Vec::new() }), None);
+        assert_eq!(record(KeyValue { key: vec![0xff], mod_revision: 1, value: Vec::new(), lease: 0 }), None);
     }
 }

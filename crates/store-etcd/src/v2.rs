@@ -18,8 +18,8 @@ use std::time::Duration;
 use hyper::Method;
 use russet_model::{Key, Prefix};
 use russet_store::{
-    BoxFuture, Claims, CommitError, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError, Watch,
-    check_steps,
+    BoxFuture, Claims, CommitError, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError, Tenure,
+    Watch, check_steps,
 };
 
 use crate::failure::{Effect, Failure};
@@ -199,6 +199,18 @@ impl Store for EtcdV2 {
         Box::pin(async move {
             let watch = watch::begin(self.client.clone(), prefix.clone()).await?;
             Ok(Box::new(watch) as Box<dyn Watch>)
+        })
+    }
+
+    fn tenure<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<(Record, Tenure)>, StoreError>> {
+        Box::pin(async move {
+            Ok(self.get_with_life(key).await?.map(|(record, life)| {
+                let tenure = match life {
+                    Life::Forever => Tenure::Forever,
+                    Life::For(_) => Tenure::Leased(self.leases.holding(&record)),
+                };
+                (record, tenure)
+            }))
         })
     }
 

@@ -25,7 +25,7 @@ use tokio::sync::{oneshot, watch as signal};
 use crate::follow::Followed;
 use crate::{
     BoxFuture, Cause, Claims, CommitError, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError,
-    Watch, check_steps,
+    Tenure, Watch, check_steps,
 };
 use disk::{Counters, Disk};
 use tables::Failure;
@@ -328,6 +328,10 @@ impl Store for Embedded {
         Box::pin(
             async move { Ok(Box::new(EmbeddedWatch::new(self.clone(), prefix.clone())) as Box<dyn Watch>) },
         )
+    }
+
+    fn tenure<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<(Record, Tenure)>, StoreError>> {
+        Box::pin(self.read(move || format!("get {key}"), move |transaction| tables::tenure(transaction, key)))
     }
 
     fn grant(&self, ttl: Duration) -> BoxFuture<'_, Result<LeaseId, StoreError>> {

@@ -21,7 +21,7 @@ pub use embedded::Embedded;
 pub use error::{Cause, CommitError, StoreError};
 pub use follow::Known;
 pub use locked::{Access, LOCK_FILE, Locked, SOCKET_FILE, STORE_FILE, listen, open_or_connect};
-pub use record::{Claims, Event, LeaseId, Record, Revision, Snapshot, Step};
+pub use record::{Claims, Event, LeaseId, Record, Revision, Snapshot, Step, Tenure};
 pub use remote::Remote;
 pub use service::serve;
 pub use sim::Sim;

@@ -11,6 +11,15 @@ pub struct Revision(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(pub u64);
 
+/// How long a record stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tenure {
+    /// For ever: nothing ends it but a deletion.
+    Forever,
+    /// As long as a lease is kept alive: which, where the store can tell. On the etcd v2 API only this process's leases have names.
+    Leased(Option<LeaseId>),
+}
+
 /// One record as it stands in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {

@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::wire::{self, Reply, Request};
 use crate::{
     BoxFuture, Cause, Claims, CommitError, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError,
-    Watch, check_steps,
+    Tenure, Watch, check_steps,
 };
 use session::Session;
 use watch::RemoteWatch;
@@ -202,6 +202,18 @@ impl Store for Remote {
                         self.deadline
                     )),
                 }),
+            }
+        })
+    }
+
+    fn tenure<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<(Record, Tenure)>, StoreError>> {
+        Box::pin(async move {
+            match self.call(|| format!("get {key}"), Request::Tenure(key.clone()), false).await? {
+                Completed::Reply(Reply::Tenure(found)) => Ok(found.map(|(record, lease)| {
+                    let lease = lease.map(LeaseId);
+                    (record.into(), lease.map_or(Tenure::Forever, |lease| Tenure::Leased(Some(lease))))
+                })),
+                other => Err(failed("get", other)),
             }
         })
     }

@@ -19,7 +19,7 @@ use crate::wire::{
     self, Answer, Call, FrameError, PART_BYTES, Reply, Request, WireEvent, WireRecord, WireStep,
 };
 use crate::{
-    Cause, CommitError, Embedded, Event, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError,
+    Cause, CommitError, Embedded, Event, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError, Tenure,
 };
 
 /// Clients at a time: the agent's helpers and as many plugins as a node starts at once. More wait in the listen queue.
@@ -240,6 +240,13 @@ impl Client {
                 Ok(snapshot) => return self.send_snapshot(id, snapshot).await,
                 Err(error) => Err(error),
             },
+            Request::Tenure(key) => self.store.tenure(&key).await.map(|found| {
+                let lease = |tenure| match tenure {
+                    Tenure::Forever => None,
+                    Tenure::Leased(lease) => lease.map(|lease| lease.0),
+                };
+                Reply::Tenure(found.map(|(record, tenure)| (record.into(), lease(tenure))))
+            }),
             Request::Grant { ttl_ms } => {
                 self.store.grant(Duration::from_millis(ttl_ms)).await.map(|lease| Reply::Lease(lease.0))
             }

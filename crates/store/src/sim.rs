@@ -20,7 +20,7 @@ use russet_model::{Key, Prefix};
 
 use crate::{
     BoxFuture, Cause, Claims, CommitError, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError,
-    Watch, check_steps,
+    Tenure, Watch, check_steps,
 };
 pub use chance::Chance;
 use state::State;
@@ -270,6 +270,10 @@ impl Store for Sim {
             pause().await;
             Ok(Box::new(SimWatch::new(self.clone(), prefix.clone())) as Box<dyn Watch>)
         })
+    }
+
+    fn tenure<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<(Record, Tenure)>, StoreError>> {
+        Box::pin(self.read(move || format!("get {key}"), |state| state.tenure(key)))
     }
 
     fn grant(&self, ttl: Duration) -> BoxFuture<'_, Result<LeaseId, StoreError>> {

@@ -8,7 +8,7 @@ use russet_model::{Key, Prefix};
 
 use crate::{
     Claims, CommitError, Event, LeaseId, MAX_COMMIT_BYTES, MAX_KEY_BYTES, MAX_STEPS, MAX_VALUE_BYTES, Record,
-    Revision, Snapshot, Step, StoreError,
+    Revision, Snapshot, Step, StoreError, Tenure,
 };
 
 /// A boxed future. Not `Send`: an engine's callers live on one thread.
@@ -70,6 +70,11 @@ pub trait Store {
             }
             Ok(watch)
         })
+    }
+
+    /// Reads one record and by what it lives.
+    fn tenure<'a>(&'a self, _key: &'a Key) -> BoxFuture<'a, Result<Option<(Record, Tenure)>, StoreError>> {
+        unsupported("read a record's lease")
     }
 
     /// Opens a lease of at least `ttl`.

@@ -50,6 +50,7 @@ pub(crate) enum Request {
     },
     KeepAlive(u64),
     Revoke(u64),
+    Tenure(Key),
 }
 
 /// Owner to client.
@@ -82,6 +83,8 @@ pub(crate) enum Reply {
         at: u64,
     },
     Failed(WireError),
+    /// A record and the lease by which it lives, if any.
+    Tenure(Option<(WireRecord, Option<u64>)>),
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

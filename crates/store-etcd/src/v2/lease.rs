@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hyper::Method;
 use russet_model::Key;
-use russet_store::{LeaseId, Revision, StoreError};
+use russet_store::{LeaseId, Record, Revision, StoreError};
 use tokio::time::Instant;
 
 use crate::backoff::random;
@@ -81,6 +81,15 @@ impl Leases {
         {
             lease.keys.insert(key.clone(), written);
         }
+    }
+
+    /// The lease under which a record was last written, if that was one of these and nobody wrote it since.
+    pub(crate) fn holding(&self, record: &Record) -> Option<LeaseId> {
+        let table = self.table();
+        let mut leases = table.iter().map(|(id, lease)| (*id, lease.keys.get(&record.key)));
+        leases
+            .find(|(_, written)| written.is_some_and(|written| written.revision == record.revision))
+            .map(|(id, _)| id)
     }
 
     /// A living lease, as it is now.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use russet_model::Prefix;
 
 use super::{Bench, Case, Mirror, PATIENCE, key, next, value};
-use crate::{Event, LeaseId, Step, StoreError, Watch};
+use crate::{Event, LeaseId, Step, StoreError, Tenure, Watch};
 
 /// The shortest lease that every engine grants exactly: etcd counts whole seconds, and rounds small ones up to its election time.
 const TTL: Duration = Duration::from_secs(2);
@@ -15,6 +15,7 @@ pub(super) const CASES: &[(&str, Case)] = &[
     ("a_lease_that_is_kept_alive_stays", |bench| Box::pin(kept_alive(bench))),
     ("revoking_removes_its_records_and_no_others", |bench| Box::pin(revoked(bench))),
     ("a_write_without_a_lease_frees_the_record", |bench| Box::pin(freed(bench))),
+    ("a_record_says_by_what_it_lives", |bench| Box::pin(tenure(bench))),
     ("an_unknown_lease_is_refused", |bench| Box::pin(unknown(bench))),
 ];
 
@@ -94,6 +95,30 @@ async fn freed(bench: &Bench<'_>) {
     bench.create(2, 3).await;
     bench.store.revoke(lease).await.unwrap();
     assert_eq!((bench.count(1).await, bench.count(2).await, bench.count(3).await), (Some(2), Some(3), None));
+}
+
+async fn tenure(bench: &Bench<'_>) {
+    let of = |number: usize| async move {
+        let found = bench.store.tenure(&key(number)).await.unwrap();
+        found.map(|(record, tenure)| {
+            assert_eq!(record.key, key(number));
+            tenure
+        })
+    };
+    let (first, second) =
+        (bench.store.grant(PATIENCE).await.unwrap(), bench.store.grant(PATIENCE).await.unwrap());
+    assert_eq!(of(1).await, None);
+    bench.one(Step::put(key(1), value(1)).with_lease(first)).await;
+    assert_eq!(of(1).await, Some(Tenure::Leased(Some(first))));
+    bench.store.keep_alive(first).await.unwrap();
+    assert_eq!(of(1).await, Some(Tenure::Leased(Some(first))));
+    bench.one(Step::put(key(1), value(2)).with_lease(second)).await;
+    assert_eq!(of(1).await, Some(Tenure::Leased(Some(second))));
+    bench.one(Step::put(key(1), value(3))).await;
+    assert_eq!(of(1).await, Some(Tenure::Forever));
+    bench.store.revoke(first).await.unwrap();
+    bench.store.revoke(second).await.unwrap();
+    assert_eq!(of(1).await, Some(Tenure::Forever));
 }
 
 async fn unknown(bench: &Bench<'_>) {

@@ -4,7 +4,7 @@ use redb::{ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, Wr
 use russet_model::{Key, Prefix};
 
 use crate::follow::{Change, Followed, events_of};
-use crate::{CommitError, LeaseId, Record, Revision, Snapshot, Step, StoreError};
+use crate::{CommitError, LeaseId, Record, Revision, Snapshot, Step, StoreError, Tenure};
 
 /// key -> (revision, lease or 0, value)
 const RECORDS: TableDefinition<'_, &str, (u64, u64, &[u8])> = TableDefinition::new("records");
@@ -77,6 +77,18 @@ pub(super) fn revision(transaction: &ReadTransaction) -> Result<Revision, redb::
 pub(super) fn get(transaction: &ReadTransaction, key: &Key) -> Result<Option<Record>, redb::Error> {
     let table = transaction.open_table(RECORDS)?;
     Ok(table.get(key.as_str())?.map(|row| record(key.as_str(), row.value())))
+}
+
+pub(super) fn tenure(
+    transaction: &ReadTransaction,
+    key: &Key,
+) -> Result<Option<(Record, Tenure)>, redb::Error> {
+    let table = transaction.open_table(RECORDS)?;
+    Ok(table.get(key.as_str())?.map(|row| {
+        let (_, lease, _) = row.value();
+        let tenure = if lease == 0 { Tenure::Forever } else { Tenure::Leased(Some(LeaseId(lease))) };
+        (record(key.as_str(), row.value()), tenure)
+    }))
 }
 
 pub(super) fn list(transaction: &ReadTransaction, prefix: &Prefix) -> Result<Snapshot, redb::Error> {

@@ -265,7 +265,10 @@ impl Session {
 impl PendingCall {
     /// Whether asking it twice is as good as once.
     fn only_reads(&self) -> bool {
-        matches!(self.request, Request::Get(_) | Request::List(_) | Request::KeepAlive(_))
+        matches!(
+            self.request,
+            Request::Get(_) | Request::Tenure(_) | Request::List(_) | Request::KeepAlive(_)
+        )
     }
 }
 

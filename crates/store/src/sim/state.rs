@@ -7,7 +7,7 @@ use std::time::Duration;
 use russet_model::{Key, Prefix};
 
 use crate::follow::{Change, Followed, events_of};
-use crate::{CommitError, LeaseId, Record, Revision, Snapshot, Step, StoreError};
+use crate::{CommitError, LeaseId, Record, Revision, Snapshot, Step, StoreError, Tenure};
 
 /// Changes that the log keeps, so that a long simulation does not grow.
 const LOG_MAX: usize = 10_000;
@@ -41,6 +41,13 @@ struct Lease {
 impl State {
     pub(super) fn get(&self, key: &Key) -> Option<Record> {
         self.records.get(key).map(|held| held.record.clone())
+    }
+
+    pub(super) fn tenure(&self, key: &Key) -> Option<(Record, Tenure)> {
+        self.records.get(key).map(|held| {
+            let tenure = held.lease.map_or(Tenure::Forever, |lease| Tenure::Leased(Some(lease)));
+            (held.record.clone(), tenure)
+        })
     }
 
     pub(super) fn list(&self, prefix: &Prefix) -> Snapshot {

@@ -1,0 +1,16 @@
+//! Which subnet: flannel's leases over any store, as a peer of real `flanneld` nodes (flannel.md section 3), and one interface for whatever else gives
+//! nodes their subnets. The daemon holds a [`SubnetManager`] and does not know which.
+//!
+//! Futures are not `Send`, as the store's are not: everything here lives on one thread.
+
+mod decide;
+mod error;
+mod manager;
+mod pace;
+mod path;
+mod store_manager;
+
+pub use error::LeaseError;
+pub use manager::{BoxFuture, Event, Lease, LeaseWatch, Lost, SubnetManager, Wish, gather};
+pub use path::clean_prefix;
+pub use store_manager::{LEASE_TTL, Settings, StoreManager};

@@ -1,0 +1,47 @@
+//! Space between this node's writes: peers of v0.20 look only at the first event of an answer and miss what comes at once after it (flannel.md 0.2, 12.4).
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Shortest time between two writes.
+const SPACE: Duration = Duration::from_millis(200);
+
+/// When the next write may be.
+#[derive(Default)]
+pub(crate) struct Pace {
+    next: Cell<Option<Instant>>,
+}
+
+// === impl Pace ===
+
+impl Pace {
+    /// Waits for this writer's turn. Who comes meanwhile has the turn after.
+    pub(crate) async fn turn(&self) {
+        let now = Instant::now();
+        let mine = self.next.get().map_or(now, |next| next.max(now));
+        self.next.set(Some(mine + SPACE));
+        if mine > now {
+            tokio::time::sleep_until(mine).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn writes_are_a_fifth_of_a_second_apart() {
+        let (pace, begun) = (Pace::default(), Instant::now());
+        pace.turn().await;
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        tokio::join!(pace.turn(), pace.turn());
+        assert_eq!(begun.elapsed().as_millis() / 10 * 10, 400);
+        tokio::time::sleep(SPACE * 2).await;
+        let later = Instant::now();
+        pace.turn().await;
+        assert_eq!(later.elapsed(), Duration::ZERO);
+    }
+}

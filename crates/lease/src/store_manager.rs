@@ -1,0 +1,188 @@
+//! Leases in a store: etcd v3 or v2 shared with real `flanneld` nodes, or the embedded one of a single machine.
+
+mod acquire;
+mod keep;
+mod watch;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::rc::Rc;
+use std::time::{Duration, SystemTime};
+
+use russet_model::Key;
+use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
+use russet_store::sim::Chance;
+use russet_store::{LeaseId, Record, Revision, Store, StoreError};
+use tokio::time::Instant;
+
+use crate::decide::Listed;
+use crate::pace::Pace;
+use crate::path::Paths;
+use crate::{BoxFuture, Lease, LeaseError, LeaseWatch, Lost, SubnetManager, Wish};
+use watch::StoreWatch;
+
+/// How long a lease lives without being renewed: flannel's, by which its peers reckon.
+pub const LEASE_TTL: Duration = Duration::from_secs(86_400);
+
+/// Keys that were warned of: hostile writers could name any number.
+const WARNED_MAX: usize = 1000;
+
+/// Where and how.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// What precedes all keys. The v2 API knows no keys without a `/` at their beginning: put one there for it.
+    pub prefix: String,
+    /// Decides which of the free subnets is drawn. None: by chance.
+    pub seed: Option<u64>,
+}
+
+/// Leases in a store.
+pub struct StoreManager {
+    store: Rc<dyn Store>,
+    paths: Paths,
+    chance: RefCell<Chance>,
+    pace: Pace,
+    held: RefCell<Option<Held>>,
+    /// Leases of the store that may still be tied to a record that was given up; to be ended when the store answers again.
+    strays: RefCell<Vec<LeaseId>>,
+    warned: RefCell<BTreeMap<Key, Revision>>,
+}
+
+/// The acquired lease, as it is to be in the store.
+#[derive(Debug, Clone)]
+struct Held {
+    attributes: Attributes,
+    config_v4: bool,
+    /// None for a reservation.
+    term: Option<Term>,
+}
+
+/// The store's lease under which it lives.
+#[derive(Debug, Clone, Copy)]
+struct Term {
+    id: LeaseId,
+    until: Instant,
+    /// The same on the clock of the machine, which goes on while it sleeps.
+    expires: SystemTime,
+}
+
+fn store_error(operation: impl Into<String>) -> impl FnOnce(StoreError) -> LeaseError {
+    let operation = operation.into();
+    |source| LeaseError::Store { operation, source }
+}
+
+// === impl Settings ===
+
+impl Settings {
+    /// Below `prefix`.
+    pub fn new(prefix: impl Into<String>) -> Self {
+        Self { prefix: prefix.into(), seed: None }
+    }
+}
+
+// === impl Term ===
+
+impl Term {
+    fn new(id: LeaseId, ttl: Duration) -> Self {
+        Self { id, until: Instant::now() + ttl, expires: SystemTime::now() + ttl }
+    }
+}
+
+// === impl StoreManager ===
+
+impl StoreManager {
+    /// A manager of one network.
+    pub fn new(store: Rc<dyn Store>, settings: Settings) -> Self {
+        // Nothing secret depends on it: two nodes should not draw the same subnet, and lose no more than a round if they do.
+        let seed = settings.seed.unwrap_or_else(|| RandomState::new().hash_one(std::process::id()));
+        Self {
+            store,
+            paths: Paths::new(&settings.prefix),
+            chance: RefCell::new(Chance::new(seed)),
+            pace: Pace::default(),
+            held: RefCell::default(),
+            strays: RefCell::default(),
+            warned: RefCell::default(),
+        }
+    }
+
+    async fn read_network(&self) -> Result<NetworkConfig, LeaseError> {
+        let key = self.paths.config();
+        let at = || key.to_string();
+        let record = self.store.get(&key).await.map_err(store_error("read network config"))?;
+        let record = record.ok_or_else(|| LeaseError::NoConfig { at: at() })?;
+        let config = NetworkConfig::parse(&record.value).and_then(NetworkConfig::validated);
+        config.map_err(|source| LeaseError::Config { at: at(), source })
+    }
+
+    /// What a record below the subnets' prefix is. Warns once of what is garbage.
+    fn read_lease(&self, record: Record) -> Option<Listed> {
+        let Ok(key) = record.key.as_str().parse::<SubnetKey>() else {
+            self.warn(&record, "its key names no subnet");
+            return None;
+        };
+        let attributes = match Attributes::from_json(&record.value) {
+            Ok(attributes) => Some(attributes),
+            Err(error) => {
+                self.warn(&record, &error.to_string());
+                None
+            }
+        };
+        Some(Listed { in_place: self.paths.lease(&key) == record.key, record, key, attributes })
+    }
+
+    fn warn(&self, record: &Record, reason: &str) {
+        let mut warned = self.warned.borrow_mut();
+        if warned.get(&record.key) == Some(&record.revision) {
+            return;
+        }
+        if warned.len() < WARNED_MAX || warned.contains_key(&record.key) {
+            warned.insert(record.key.clone(), record.revision);
+        }
+        tracing::warn!(key = ?record.key, reason, "a record among the leases is passed over");
+    }
+
+    async fn list(&self) -> Result<Vec<Listed>, LeaseError> {
+        let snapshot = self.store.list(&self.paths.subnets()).await.map_err(store_error("list leases"))?;
+        Ok(snapshot.records.into_iter().filter_map(|record| self.read_lease(record)).collect())
+    }
+}
+
+impl SubnetManager for StoreManager {
+    fn network(&self) -> BoxFuture<'_, Result<NetworkConfig, LeaseError>> {
+        Box::pin(self.read_network())
+    }
+
+    fn acquire<'a>(
+        &'a self,
+        config: &'a NetworkConfig,
+        wish: &'a Wish,
+    ) -> BoxFuture<'a, Result<Lease, LeaseError>> {
+        Box::pin(self.take(config, wish))
+    }
+
+    fn watch<'a>(&'a self, own: &'a SubnetKey) -> BoxFuture<'a, Result<Box<dyn LeaseWatch>, LeaseError>> {
+        Box::pin(async move {
+            let watch = StoreWatch::open(self.store.clone(), self.paths.clone(), *own).await?;
+            Ok(Box::new(watch) as Box<dyn LeaseWatch>)
+        })
+    }
+
+    fn keep<'a>(&'a self, lease: &'a Lease, margin: Duration) -> BoxFuture<'a, Lost> {
+        Box::pin(self.hold(lease, margin))
+    }
+
+    fn publish<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, Result<(), LeaseError>> {
+        Box::pin(async move {
+            if let Some(held) = &mut *self.held.borrow_mut() {
+                held.attributes = lease.attributes.clone();
+            }
+            self.put_again(&lease.key).await
+        })
+    }
+
+    fn ready<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, Result<(), LeaseError>> {
+        Box::pin(self.beat(&lease.key))
+    }
+}

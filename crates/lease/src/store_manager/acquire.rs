@@ -1,0 +1,156 @@
+//! Taking subnets. Every write is guarded by what was read, a lost race is a reason to look again, and what was created is looked at once more: keys with
+//! two subnets, or with subnets of different lengths, can overlap without being equal.
+
+use russet_model::flannel::NetworkConfig;
+use russet_store::{LeaseId, Step, StoreError, Tenure};
+
+use super::{Held, LEASE_TTL, StoreManager, Term, store_error};
+use crate::decide::{Listed, Plan, plan};
+use crate::{Lease, LeaseError, Wish};
+
+/// Times to look and try, as flannel's.
+const ROUNDS: u32 = 10;
+
+// === impl StoreManager: acquire ===
+
+impl StoreManager {
+    pub(super) async fn take(&self, config: &NetworkConfig, wish: &Wish) -> Result<Lease, LeaseError> {
+        let config = config.clone().validated();
+        let config =
+            config.map_err(|source| LeaseError::Config { at: self.paths.config().to_string(), source })?;
+        for _ in 0..ROUNDS {
+            let listed = self.list().await?;
+            let plan = plan(&config, wish, &listed, &mut self.chance.borrow_mut())?;
+            let taken = match plan {
+                Plan::Adopt(ours) => self.adopt(&config, wish, ours).await?,
+                Plan::Create(key) => self.create(&config, wish, key).await?,
+                Plan::Withdraw(ours) => {
+                    self.withdraw(ours).await?;
+                    None
+                }
+            };
+            if let Some(lease) = taken {
+                return Ok(lease);
+            }
+        }
+        Err(LeaseError::Contended { rounds: ROUNDS })
+    }
+
+    /// Writes a record that is ours anew. None when somebody else came between.
+    async fn adopt(
+        &self,
+        config: &NetworkConfig,
+        wish: &Wish,
+        ours: Listed,
+    ) -> Result<Option<Lease>, LeaseError> {
+        let operation = || format!("take lease {} again", ours.key);
+        let tenure = self.store.tenure(&ours.record.key).await.map_err(store_error(operation()))?;
+        let term = match tenure {
+            Some((record, Tenure::Forever)) if record == ours.record => None,
+            Some((record, _)) if record == ours.record => Some(self.grant().await?),
+            _ => return Ok(None),
+        };
+        let step = Step::update(ours.record.key, wish.attributes.to_json(), ours.record.revision);
+        let step = match &term {
+            Some(term) => step.with_lease(term.id),
+            None => step,
+        };
+        self.pace.turn().await;
+        match self.store.commit(vec![step]).await.map_err(StoreError::from) {
+            Ok(_) => Ok(Some(self.hold_now(config, wish, ours.key, term))),
+            // Perhaps done, so that the record lives by the lease: the next round takes it again, and the lease ends by itself.
+            Err(error) if error.outcome_unknown() => Ok(None),
+            Err(error) => self.give_up(term, error, operation()).await,
+        }
+    }
+
+    /// Creates a record. None when somebody else has, or may have, an address of it.
+    async fn create(
+        &self,
+        config: &NetworkConfig,
+        wish: &Wish,
+        key: russet_model::flannel::SubnetKey,
+    ) -> Result<Option<Lease>, LeaseError> {
+        let term = self.grant().await?;
+        let path = self.paths.lease(&key);
+        let step = Step::create(path.clone(), wish.attributes.to_json()).with_lease(term.id);
+        self.pace.turn().await;
+        if let Err(error) = self.store.commit(vec![step]).await.map_err(StoreError::from) {
+            return self.give_up(Some(term), error, format!("create lease {key}")).await;
+        }
+        // Whoever comes second surely sees the first. Both may see each other and go: that is rare, and both draw anew.
+        let all = self.store.keys(&self.paths.subnets()).await;
+        let others = all.map(|all| {
+            let mut others = all.iter().filter(|other| **other != path);
+            others.any(|other| other.as_str().parse().is_ok_and(|other| key.overlaps(&other)))
+        });
+        match others {
+            Ok(false) => Ok(Some(self.hold_now(config, wish, key, Some(term)))),
+            Ok(true) => {
+                tracing::info!(subnet = %key, "another node took an overlapping subnet at the same time");
+                self.end(term.id).await;
+                Ok(None)
+            }
+            Err(error) => {
+                self.end(term.id).await;
+                Err(store_error(format!("look at lease {key} again"))(error))
+            }
+        }
+    }
+
+    /// Deletes a record of ours that no longer fits, and nothing else that may be there by now.
+    async fn withdraw(&self, ours: Listed) -> Result<(), LeaseError> {
+        tracing::info!(subnet = %ours.key, "this node's old lease does not fit the network's config: deleted");
+        self.pace.turn().await;
+        let step = Step::delete(ours.record.key, Some(ours.record.revision));
+        match self.store.commit(vec![step]).await.map_err(StoreError::from) {
+            Ok(_) => Ok(()),
+            Err(error) if error.lost_race() || error.outcome_unknown() => Ok(()),
+            Err(error) => Err(store_error(format!("delete lease {}", ours.key))(error)),
+        }
+    }
+
+    /// After a write that failed: whether looking again can help. The lease goes, and with it the record if it came into being after all.
+    async fn give_up(
+        &self,
+        term: Option<Term>,
+        error: StoreError,
+        operation: String,
+    ) -> Result<Option<Lease>, LeaseError> {
+        if let Some(term) = term {
+            self.end(term.id).await;
+        }
+        let again =
+            error.lost_race() || error.outcome_unknown() || matches!(error, StoreError::NoLease { .. });
+        if again { Ok(None) } else { Err(store_error(operation)(error)) }
+    }
+
+    pub(super) async fn grant(&self) -> Result<Term, LeaseError> {
+        let id = self.store.grant(LEASE_TTL).await.map_err(store_error("grant lease"))?;
+        Ok(Term::new(id, LEASE_TTL))
+    }
+
+    /// Ends a lease of the store that nothing of ours may live by; later, when it cannot be now.
+    pub(super) async fn end(&self, id: LeaseId) {
+        match self.store.revoke(id).await {
+            Ok(()) | Err(StoreError::NoLease { .. }) => {}
+            Err(error) => {
+                tracing::debug!(lease = id.0, %error, "end lease");
+                self.strays.borrow_mut().push(id);
+            }
+        }
+    }
+
+    fn hold_now(
+        &self,
+        config: &NetworkConfig,
+        wish: &Wish,
+        key: russet_model::flannel::SubnetKey,
+        term: Option<Term>,
+    ) -> Lease {
+        let attributes = wish.attributes.clone();
+        let held = Held { attributes: attributes.clone(), config_v4: config.enable_ipv4, term };
+        *self.held.borrow_mut() = Some(held);
+        Lease { key, attributes, expires: term.map(|term| term.expires) }
+    }
+}

@@ -1,0 +1,227 @@
+//! Keeping the acquired lease: the wait until it has to be renewed, the renewal, and noticing that it is gone.
+
+use std::time::{Duration, SystemTime};
+
+use russet_model::flannel::{Attributes, SubnetKey};
+use russet_store::{Event, Record, Step, StoreError, Tenure, Watch};
+use tokio::time::Instant;
+
+use super::{Held, StoreManager, Term, store_error};
+use crate::decide::is_ours;
+use crate::{Lease, LeaseError, Lost};
+
+/// After a renewal that failed: flannel's.
+const RETRY: Duration = Duration::from_secs(60);
+/// Shortest time between renewals, whatever the store makes of the time that was asked for.
+const RENEWAL_MIN: Duration = Duration::from_secs(1);
+/// A machine that slept notices within this that its lease has aged meanwhile.
+const LOOK_AT_CLOCK: Duration = Duration::from_secs(60);
+/// After the backend works: v0.20 peers that were looking elsewhere are listening again (flannel.md 12.4).
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// After a watch that could not be opened.
+const WATCH_RETRY: Duration = Duration::from_secs(1);
+/// Times that a write is tried again because the record had changed since it was read.
+const PUTS_MAX: u32 = 5;
+
+/// How the record of the acquired lease is found.
+enum Found {
+    Ours(Record, Tenure),
+    Lost(Lost),
+}
+
+// === impl StoreManager: keep ===
+
+impl StoreManager {
+    pub(super) async fn hold(&self, lease: &Lease, margin: Duration) -> Lost {
+        let mut watch = None;
+        let mut retry = None;
+        loop {
+            tokio::select! {
+                lost = self.see_lost(&lease.key, &mut watch) => return lost,
+                () = self.until_due(margin, retry) => {}
+            }
+            match self.renew(&lease.key).await {
+                Ok(None) => retry = None,
+                Ok(Some(lost)) => return lost,
+                Err(error) => {
+                    tracing::warn!(subnet = %lease.key, %error, "renew lease");
+                    retry = Some(Instant::now() + self.retry_after());
+                }
+            }
+        }
+    }
+
+    /// Waits until the lease ends but for `margin`, or until `retry`. For ever with a reservation.
+    async fn until_due(&self, margin: Duration, retry: Option<Instant>) {
+        let not_before = retry.unwrap_or_else(|| Instant::now() + RENEWAL_MIN);
+        loop {
+            let Some(term) = self.term() else { return std::future::pending().await };
+            let now = Instant::now();
+            let due = match retry {
+                Some(retry) => retry,
+                None => term.until.checked_sub(margin).unwrap_or(now).max(not_before),
+            };
+            let slept = retry.is_none() && SystemTime::now() + margin >= term.expires && now >= not_before;
+            if now >= due || slept {
+                return;
+            }
+            tokio::time::sleep(due.saturating_duration_since(now).min(LOOK_AT_CLOCK)).await;
+        }
+    }
+
+    fn term(&self) -> Option<Term> {
+        self.held.borrow().as_ref().and_then(|held| held.term)
+    }
+
+    /// A minute, or less when that would be too long.
+    fn retry_after(&self) -> Duration {
+        let left = self.term().map_or(RETRY, |term| term.until.saturating_duration_since(Instant::now()));
+        (left / 3).clamp(RENEWAL_MIN, RETRY)
+    }
+
+    /// Waits until the record is gone or another node's. Trouble with the store is gone over.
+    async fn see_lost(&self, key: &SubnetKey, watch: &mut Option<Box<dyn Watch>>) -> Lost {
+        let path = self.paths.lease(key);
+        // It covers the keys that go on with `&`, too; they are none of ours.
+        let prefix = russet_model::Prefix::from_stored(path.as_str());
+        loop {
+            if watch.is_none() {
+                match self.store.watch(&prefix).await {
+                    Ok(opened) => *watch = Some(opened),
+                    Err(error) => {
+                        tracing::debug!(subnet = %key, %error, "watch the own lease");
+                        tokio::time::sleep(WATCH_RETRY).await;
+                    }
+                }
+            }
+            let Some(open) = watch else { continue };
+            let record = match open.next().await {
+                Ok(Event::Snapshot(snapshot)) => {
+                    match snapshot.records.into_iter().find(|record| record.key == path) {
+                        Some(record) => record,
+                        None => return Lost::Gone,
+                    }
+                }
+                Ok(Event::Put(record)) if record.key == path => record,
+                Ok(Event::Deleted { key, .. }) if key == path => return Lost::Gone,
+                Ok(_) => continue,
+                Err(error) => {
+                    tracing::debug!(subnet = %key, %error, "watch the own lease");
+                    *watch = None;
+                    tokio::time::sleep(WATCH_RETRY).await;
+                    continue;
+                }
+            };
+            if let Some(lost) = self.whose(&record) {
+                return lost;
+            }
+        }
+    }
+
+    /// None for a record that is ours, or that nobody can read: that one is written anew with the next renewal.
+    fn whose(&self, record: &Record) -> Option<Lost> {
+        let held = self.held.borrow();
+        let held = held.as_ref()?;
+        let theirs = Attributes::from_json(&record.value).ok()?;
+        (!is_ours(held.config_v4, &held.attributes, &theirs)).then_some(Lost::Taken(theirs))
+    }
+
+    async fn find(&self, key: &SubnetKey) -> Result<Found, StoreError> {
+        Ok(match self.store.tenure(&self.paths.lease(key)).await? {
+            None => Found::Lost(Lost::Gone),
+            Some((record, tenure)) => match self.whose(&record) {
+                Some(lost) => Found::Lost(lost),
+                None => Found::Ours(record, tenure),
+            },
+        })
+    }
+
+    /// Gives the lease its full time again, under the same lease of the store; writes it anew if it is not as it should be.
+    async fn renew(&self, key: &SubnetKey) -> Result<Option<Lost>, LeaseError> {
+        self.end_strays().await;
+        let found = self.find(key).await.map_err(store_error(format!("look at lease {key}")))?;
+        let (record, tenure) = match found {
+            Found::Lost(lost) => return Ok(Some(lost)),
+            Found::Ours(record, tenure) => (record, tenure),
+        };
+        let Some(Held { attributes, term, .. }) = self.held.borrow().clone() else { return Ok(None) };
+        let as_it_should_be = record.value == attributes.to_json();
+        match (tenure, term) {
+            (Tenure::Forever, _) if as_it_should_be => self.set_term(None),
+            (Tenure::Leased(Some(id)), Some(term)) if id == term.id && as_it_should_be => {
+                match self.store.keep_alive(id).await {
+                    Ok(ttl) => self.set_term(Some(Term::new(id, ttl))),
+                    // Looked at again at once: most likely the record is gone with it.
+                    Err(StoreError::NoLease { .. }) => self.write(key).await?,
+                    Err(error) => return Err(store_error(format!("renew lease {key}"))(error)),
+                }
+            }
+            _ => {
+                tracing::warn!(subnet = %key, "somebody else wrote this node's lease: written again");
+                self.write(key).await?;
+            }
+        }
+        tracing::debug!(subnet = %key, "lease renewed");
+        Ok(None)
+    }
+
+    fn set_term(&self, term: Option<Term>) {
+        if let Some(held) = &mut *self.held.borrow_mut() {
+            held.term = term;
+        }
+    }
+
+    /// Writes the record as it should be, under the lease that is held, or under a new one where that has ended. A reservation stays one.
+    async fn write(&self, key: &SubnetKey) -> Result<(), LeaseError> {
+        let operation = || format!("write lease {key}");
+        for _ in 0..PUTS_MAX {
+            let found = self.find(key).await.map_err(store_error(operation()))?;
+            let Found::Ours(record, tenure) = found else { return Err(LeaseError::NotOurs { key: *key }) };
+            let Some(Held { attributes, term, .. }) = self.held.borrow().clone() else {
+                return Err(LeaseError::NotOurs { key: *key });
+            };
+            let term = match (tenure, term) {
+                (Tenure::Forever, _) => None,
+                (Tenure::Leased(_), Some(term)) => match self.store.keep_alive(term.id).await {
+                    Ok(ttl) => Some(Term::new(term.id, ttl)),
+                    Err(StoreError::NoLease { .. }) => Some(self.grant().await?),
+                    Err(error) => return Err(store_error(operation())(error)),
+                },
+                (Tenure::Leased(_), None) => Some(self.grant().await?),
+            };
+            let step = Step::update(record.key, attributes.to_json(), record.revision);
+            let step = match &term {
+                Some(term) => step.with_lease(term.id),
+                None => step,
+            };
+            self.pace.turn().await;
+            match self.store.commit(vec![step]).await.map_err(StoreError::from) {
+                Ok(_) => {
+                    self.set_term(term);
+                    return Ok(());
+                }
+                // Perhaps done: then the next look finds it so, and writing it again does no harm.
+                Err(error) if error.lost_race() || error.outcome_unknown() => {}
+                Err(StoreError::NoLease { .. }) => {}
+                Err(error) => return Err(store_error(operation())(error)),
+            }
+        }
+        Err(LeaseError::Contended { rounds: PUTS_MAX })
+    }
+
+    pub(super) async fn put_again(&self, key: &SubnetKey) -> Result<(), LeaseError> {
+        self.write(key).await
+    }
+
+    pub(super) async fn beat(&self, key: &SubnetKey) -> Result<(), LeaseError> {
+        tokio::time::sleep(HEARTBEAT).await;
+        self.write(key).await
+    }
+
+    async fn end_strays(&self) {
+        let strays = std::mem::take(&mut *self.strays.borrow_mut());
+        for id in strays {
+            self.end(id).await;
+        }
+    }
+}

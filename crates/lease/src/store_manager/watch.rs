@@ -1,0 +1,190 @@
+//! Following the other nodes' leases: the store's watch, which survives compaction and lost connections, made into leases; what is garbage is passed over,
+//! and only what is different is told.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use russet_model::Key;
+use russet_model::flannel::{Attributes, SubnetKey};
+use russet_store::{Event as Change, Record, Snapshot, Store, StoreError, Watch};
+
+use super::store_error;
+use crate::path::Paths;
+use crate::{BoxFuture, Event, Lease, LeaseError, LeaseWatch};
+
+/// After a watch that the store refused.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The watch.
+pub(super) struct StoreWatch {
+    store: Rc<dyn Store>,
+    paths: Paths,
+    own: SubnetKey,
+    /// None while it has to be opened anew.
+    watch: Option<Box<dyn Watch>>,
+    believed: Believed,
+    ready: VecDeque<Event>,
+}
+
+/// What was told, by subnets.
+#[derive(Default)]
+struct Believed(BTreeMap<SubnetKey, Vec<Version>>);
+
+/// One record's word. Several can be about the same subnets (`subnets/10.1.0.0-24`, `subnets-old/10.1.0.0-24`): the last written counts.
+struct Version {
+    key: Key,
+    revision: u64,
+    attributes: Attributes,
+}
+
+// === impl StoreWatch ===
+
+impl StoreWatch {
+    pub(super) async fn open(store: Rc<dyn Store>, paths: Paths, own: SubnetKey) -> Result<Self, LeaseError> {
+        let (watch, snapshot) = begin(&*store, &paths).await.map_err(store_error("watch leases"))?;
+        let believed = Believed::default();
+        let mut this = Self { store, paths, own, watch: Some(watch), believed, ready: VecDeque::new() };
+        for record in snapshot.records {
+            this.put(record);
+        }
+        this.ready = VecDeque::from([Event::Snapshot(this.believed.leases().collect())]);
+        Ok(this)
+    }
+
+    /// Takes in a record; what there is to tell of it. The own subnets are nobody else's.
+    fn put(&mut self, record: Record) -> Option<Event> {
+        let Ok(subnet) = record.key.as_str().parse::<SubnetKey>() else {
+            tracing::warn!(key = ?record.key, "a record among the leases is passed over: its key names no subnet");
+            return None;
+        };
+        if subnet == self.own {
+            return None;
+        }
+        let Record { key, value, revision } = record;
+        let attributes = if subnet.is_canonical() {
+            Attributes::from_json(&value).map_err(|error| error.to_string())
+        } else {
+            Err("its subnet does not begin where one does".to_owned())
+        };
+        match attributes {
+            Ok(attributes) => self.believed.learn(subnet, Version { key, revision: revision.0, attributes }),
+            Err(reason) => {
+                tracing::warn!(?key, reason, "a lease is passed over");
+                self.believed.forget(&key)
+            }
+        }
+    }
+
+    /// After the watch had to be opened anew: what is different now.
+    fn compare(&mut self, snapshot: Snapshot) {
+        let there: BTreeSet<&Key> = snapshot.records.iter().map(|record| &record.key).collect();
+        let gone: Vec<Key> = self.believed.keys().filter(|key| !there.contains(key)).cloned().collect();
+        for key in gone {
+            self.ready.extend(self.believed.forget(&key));
+        }
+        for record in snapshot.records {
+            let told = self.put(record);
+            self.ready.extend(told);
+        }
+    }
+
+    async fn following(&mut self) -> Event {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return event;
+            }
+            let Some(watch) = &mut self.watch else {
+                match begin(&*self.store, &self.paths).await {
+                    Ok((watch, snapshot)) => {
+                        self.watch = Some(watch);
+                        self.compare(snapshot);
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "watch leases");
+                        tokio::time::sleep(RETRY).await;
+                    }
+                }
+                continue;
+            };
+            match watch.next().await {
+                Ok(Change::Snapshot(snapshot)) => self.compare(snapshot),
+                Ok(Change::Put(record)) => {
+                    let told = self.put(record);
+                    self.ready.extend(told);
+                }
+                Ok(Change::Deleted { key, .. }) => self.ready.extend(self.believed.forget(&key)),
+                Err(error) => {
+                    tracing::warn!(%error, "watch leases: opened anew");
+                    self.watch = None;
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+}
+
+impl LeaseWatch for StoreWatch {
+    fn next(&mut self) -> BoxFuture<'_, Event> {
+        Box::pin(self.following())
+    }
+}
+
+async fn begin(store: &dyn Store, paths: &Paths) -> Result<(Box<dyn Watch>, Snapshot), StoreError> {
+    let mut watch = store.watch(&paths.subnets()).await?;
+    let first = watch.next().await?;
+    let snapshot = match first {
+        Change::Snapshot(snapshot) => snapshot,
+        // The first event of every watch is one.
+        Change::Put(_) | Change::Deleted { .. } => Snapshot::default(),
+    };
+    Ok((watch, snapshot))
+}
+
+// === impl Believed ===
+
+impl Believed {
+    fn learn(&mut self, subnet: SubnetKey, version: Version) -> Option<Event> {
+        self.change(subnet, |versions| {
+            versions.retain(|known| known.key != version.key);
+            versions.push(version);
+        })
+    }
+
+    fn forget(&mut self, key: &Key) -> Option<Event> {
+        let subnet = key.as_str().parse().ok()?;
+        self.change(subnet, |versions| versions.retain(|known| known.key != *key))
+    }
+
+    fn change(&mut self, subnet: SubnetKey, change: impl FnOnce(&mut Vec<Version>)) -> Option<Event> {
+        let versions = self.0.entry(subnet).or_default();
+        let before = latest(versions).cloned();
+        change(versions);
+        let after = latest(versions);
+        let event = match (&before, after) {
+            (_, Some(after)) if before.as_ref() != Some(after) => Some(Event::Put(lease(subnet, after))),
+            (Some(_), None) => Some(Event::Gone(subnet)),
+            _ => None,
+        };
+        if versions.is_empty() {
+            self.0.remove(&subnet);
+        }
+        event
+    }
+
+    fn leases(&self) -> impl Iterator<Item = Lease> {
+        self.0.iter().filter_map(|(subnet, versions)| Some(lease(*subnet, latest(versions)?)))
+    }
+
+    fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.0.values().flatten().map(|version| &version.key)
+    }
+}
+
+fn latest(versions: &[Version]) -> Option<&Attributes> {
+    versions.iter().max_by_key(|version| version.revision).map(|version| &version.attributes)
+}
+
+fn lease(key: SubnetKey, attributes: &Attributes) -> Lease {
+    Lease { key, attributes: attributes.clone(), expires: None }
+}
