@@ -201,9 +201,19 @@ impl Paths {
         self.run_dir().join("cni.sock")
     }
 
-    /// Held by the agent for its life, or by a plugin that works without one.
+    /// Held by the agent for its life; plugins that work without one share it.
     pub fn node_lock(&self) -> PathBuf {
         self.run_dir().join("node.lock")
+    }
+
+    /// Held by an agent that waits for the node, and by nobody else for longer than it takes to pass.
+    pub fn gate_lock(&self) -> PathBuf {
+        self.run_dir().join("gate.lock")
+    }
+
+    /// Where containers and pods have their locks while plugins work on them without an agent.
+    pub fn subject_locks(&self) -> PathBuf {
+        self.run_dir().join("locks")
     }
 
     /// The pod MTU that the agent last computed, for plugins that work without it.

@@ -1,26 +1,20 @@
 //! A request on a node without an agent: the same plugins, on a store that is opened for this one request.
 
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 
 use russet_addr::Family;
 use russet_cni_spec::plugin::Outcome;
-use russet_cni_spec::{Call, CniError, CniResult, Request, relay};
-use russet_linux::{FileLock, LockError, sysctl};
-use russet_plugins::{CalicoHost, CalicoNode, LocalNode, RequestLog, Teardown};
+use russet_cni_spec::{Call, CniError, CniResult, Request};
+use russet_linux::sysctl;
+use russet_plugins::{CalicoHost, CalicoNode, Done, LocalNode, RequestLog, Teardown};
 
 use crate::bootstrap::{self, BootstrapError, Known};
 use crate::config::Config;
 use crate::datastores::EtcdDatastores;
 use crate::health::{Condition, Readiness};
 use crate::history::History;
+use crate::turn::{self, Turn};
 use crate::{stores, underlay};
-
-/// How long a request may wait for others that work without an agent; runtimes give up after one to four minutes.
-const LOCK_PATIENCE: Duration = Duration::from_secs(45);
-
-/// How long a request waits for the lock before it looks whether an agent has come: that one keeps the lock as long as it lives.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Who carried out a request, and what came of it.
 pub enum Direct {
@@ -53,22 +47,32 @@ pub async fn direct(
     if matches!(request.env.call, Call::Status) && !calico && !local {
         return Err(CniError::not_available("no agent is running on this node", "start `russet agent`"));
     }
-    crate::config::private_dir(&config.paths.run_dir())
-        .map_err(|e| CniError::io("make the run directory", e))?;
-    let _lock = match turn(config, plugin, request)? {
-        Turn::Ours(lock) => lock,
+    let held = match turn::of_request(&config.paths, plugin, request)? {
+        Turn::Ours(held) => held,
         Turn::Agents(outcome) => return Ok(Direct::HandedOver(outcome)),
     };
     if local {
         return run_local(config, plugin, request).await;
     }
-    if calico {
+    let done = if calico {
         // Its datastore is the configuration's, and who this node is, too.
         let host = CalicoHost::new(config.paths.root(), Rc::new(EtcdDatastores::of_request()));
-        let result = russet_plugins::run_calico(&CalicoNode::of_request(host), request, log).await?;
-        History::at(config.paths.history_file()).record(request, result.as_ref());
-        return Ok(Direct::Done(result));
-    }
+        russet_plugins::run_calico(&CalicoNode::of_request(host), request, log).await?
+    } else {
+        on_own_store(config, plugin, request, log).await?
+    };
+    History::at(config.paths.history_file()).record(request, done.result.as_ref());
+    drop(held);
+    Ok(Direct::Done(done.settled().await))
+}
+
+/// A plugin that works on this node's store.
+async fn on_own_store(
+    config: &Config,
+    plugin: &str,
+    request: &Request,
+    log: &RequestLog,
+) -> Result<Done, CniError> {
     let opened = stores::open(&config.paths, &config.store)
         .await
         .map_err(|error| CniError::try_again_later("the store cannot be opened", error))?;
@@ -87,9 +91,7 @@ pub async fn direct(
         // Only here: a node whose settings cannot be written must still get rid of its pods.
         forward_packets(&node).await?;
     }
-    let result = russet_plugins::run(&node, plugin, request, log).await?;
-    History::at(config.paths.history_file()).record(request, result.as_ref());
-    Ok(Direct::Done(result))
+    russet_plugins::run(&node, plugin, request, log).await
 }
 
 /// A plugin that works on no datastore at all.
@@ -98,30 +100,6 @@ async fn run_local(config: &Config, plugin: &str, request: &Request) -> Result<D
     let result = russet_plugins::run_local(&node, plugin, request).await?;
     History::at(config.paths.history_file()).record(request, result.as_ref());
     Ok(Direct::Done(result))
-}
-
-/// Whose turn it is.
-enum Turn {
-    Ours(FileLock),
-    Agents(Outcome),
-}
-
-/// Waits for the node's lock, or for an agent that has it.
-fn turn(config: &Config, plugin: &str, request: &Request) -> Result<Turn, CniError> {
-    let began = Instant::now();
-    loop {
-        let error = match FileLock::exclusive(config.paths.node_lock(), Instant::now() + LOOK_INTERVAL) {
-            Ok(lock) => return Ok(Turn::Ours(lock)),
-            Err(error) => error,
-        };
-        let waits = matches!(error, LockError::Timeout { .. });
-        if waits && let Some(outcome) = relay::hand_over(plugin, request, began.elapsed())? {
-            return Ok(Turn::Agents(outcome));
-        }
-        if !waits || began.elapsed() > LOCK_PATIENCE {
-            return Err(CniError::try_again_later("the node is busy with other requests", error));
-        }
-    }
 }
 
 /// Lets the node forward what its pods send, on the families that have a pool. With an agent the overlay does this.

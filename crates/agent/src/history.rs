@@ -8,9 +8,10 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use russet_cni_spec::{Call, CniResult, Request};
+use russet_linux::FileLock;
 use russet_model::time;
 use serde::{Deserialize, Serialize};
 
@@ -72,6 +73,8 @@ pub struct Tenure {
 
 /// How large one of the two files grows: about 15,000 attachments come and go before the first is forgotten.
 const FILE_MAX_BYTES: u64 = 4 * 1024 * 1024;
+/// How long a plugin waits for another one that renames a file.
+const TURN_PATIENCE: Duration = Duration::from_secs(1);
 /// The interface whose addresses are everybody's.
 const LOOPBACK: &str = "lo";
 /// More than a line that was written here can have; a file with longer ones is somebody else's.
@@ -126,14 +129,25 @@ impl History {
         };
         // Looked at after opening, too: a plugin that works without an agent writes one line and ends.
         if current.size_bytes >= FILE_MAX_BYTES {
-            fs::rename(&self.path, older(&self.path))?;
-            current = Writer::open(&self.path)?;
+            current = self.turn_over()?;
         }
         let writer = writer.insert(current);
         // One call: a line is there whole or, after a power cut, not at all; a torn one is passed over.
         writer.file.write_all(&text)?;
         writer.size_bytes += text.len() as u64;
         Ok(())
+    }
+
+    /// The next file, where the one that was looked at is full. Whoever comes second, of several plugins at once, finds that the first has made it.
+    fn turn_over(&self) -> io::Result<Writer> {
+        let turn = FileLock::exclusive(self.path.with_extension("lock"), Instant::now() + TURN_PATIENCE);
+        let _turn = turn.map_err(io::Error::other)?;
+        let current = Writer::open(&self.path)?;
+        if current.size_bytes < FILE_MAX_BYTES {
+            return Ok(current);
+        }
+        fs::rename(&self.path, older(&self.path))?;
+        Writer::open(&self.path)
     }
 
     /// Who had an address, oldest first, as far as this node remembers.

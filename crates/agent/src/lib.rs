@@ -16,15 +16,16 @@ pub mod repair;
 mod rivals;
 mod server;
 mod stores;
+mod turn;
 mod underlay;
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use russet_ipam::Allocator;
-use russet_linux::{FileLock, LockError};
+use russet_linux::LockError;
 use russet_overlay::Reconciler;
 use russet_plugins::{CalicoHost, Datastore, Node, Pause, SystemClock, Teardown};
 use russet_store::Store;
@@ -68,7 +69,7 @@ pub enum AgentError {
     Netlink(#[from] russet_netlink::NetlinkError),
 }
 
-/// A plugin that works without an agent holds the node lock for one request; longer means another agent.
+/// Plugins that work without an agent share the node lock for a request each, and new ones do not join them; longer means another agent.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// How long requests under way may take when the agent is told to stop. Then they are cut off, and DEL cleans up.
 const STOP_PATIENCE: Duration = Duration::from_secs(15);
@@ -85,7 +86,7 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
         move |source| AgentError::Io { what, source }
     };
     config::private_dir(&config.paths.run_dir()).map_err(io("make the run directory"))?;
-    let _lock = FileLock::exclusive(config.paths.node_lock(), Instant::now() + LOCK_PATIENCE)?;
+    let _lock = turn::of_agent(&config.paths, LOCK_PATIENCE)?;
     let store = stores::open_and_serve(&config).await?;
     let (metrics, registry) = Metrics::new();
     let readiness = Readiness::pending();

@@ -156,14 +156,18 @@ impl Operations {
         };
         match &request.env.call {
             Call::Add(target) | Call::Check(target) | Call::Del(target) => {
-                let _turn = tokio::time::timeout(deadline, lane.turn(request, target)).await.map_err(late)?;
-                russet_plugins::run(&self.node, plugin, request, log).await
+                let turn = tokio::time::timeout(deadline, lane.turn(request, target)).await.map_err(late)?;
+                let done = russet_plugins::run(&self.node, plugin, request, log).await?;
+                drop(turn);
+                Ok(done.settled().await)
             }
             Call::Gc => {
                 let _alone = tokio::time::timeout(deadline, lane.alone()).await.map_err(late)?;
-                russet_plugins::run(&self.node, plugin, request, log).await
+                russet_plugins::run(&self.node, plugin, request, log).await.map(|done| done.result)
             }
-            Call::Status => russet_plugins::run(&self.node, plugin, request, log).await,
+            Call::Status => {
+                russet_plugins::run(&self.node, plugin, request, log).await.map(|done| done.result)
+            }
         }
     }
 

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 
 /// A held lock; dropping it, or the end of the process, releases it.
 ///
-/// The file stays: deleting it would let two holders lock two files of the same name.
+/// The file stays, unless its holder removes it: anybody else who did would let two hold two locks of the same name.
 #[must_use = "the lock is released when this is dropped"]
 pub struct FileLock {
     // Held for its lock; closing it releases.
@@ -80,6 +80,18 @@ impl FileLock {
     /// The lock file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Removes the file, for locks of things that come and go. Only while the lock is held alone: whoever waits for it then finds that its file is gone, and
+    /// makes the next one. A file that has taken its place by somebody else's hand is left.
+    pub fn remove_file(&self) -> Result<(), LockError> {
+        if !is_at(&self._fd, &self.path)? {
+            return Ok(());
+        }
+        match rustix::fs::unlink(&self.path) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(LockError::io("remove lock", &self.path, errno)),
+        }
     }
 
     fn take(path: &Path, operation: FlockOperation, deadline: Instant) -> Result<Self, LockError> {
@@ -267,6 +279,37 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn holders_that_remove_the_file_never_hold_it_together() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("l");
+        let inside = std::sync::atomic::AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let lock = FileLock::exclusive(&path, soon()).unwrap();
+                        assert_eq!(inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                        inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                        lock.remove_file().unwrap();
+                    }
+                });
+            }
+        });
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_that_took_the_locks_place_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("l");
+        let old = FileLock::exclusive(&path, soon()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let _new = FileLock::exclusive(&path, soon()).unwrap();
+        old.remove_file().unwrap();
+        assert!(path.exists());
     }
 
     #[test]

@@ -24,17 +24,18 @@ use std::path::Path;
 use std::rc::Rc;
 
 use russet_cni_spec::plugin::Request;
-use russet_cni_spec::{Call, CniError, CniResult, Target as CniTarget};
+use russet_cni_spec::{Call, CniError, Target as CniTarget};
 use russet_kube::{KubeError, Kubernetes, absent_is_none};
 use serde_json::{Map, Value};
 
 use crate::calico_conf::{CalicoConf, DatastoreKind};
 use crate::calico_v1::{self, Model, PodFacts};
 use crate::target::Target;
-use crate::{CalicoNode, Datastore, RequestLog};
+use crate::{CalicoNode, Datastore, Done, RequestLog};
 use annotations::Wishes;
 use pod_cidr::PodCidrs;
 pub use recent::Recent;
+pub use status_file::PolicyWait;
 use wire::Kernel;
 use workload::Workload;
 
@@ -55,11 +56,7 @@ struct Scene<'a> {
 }
 
 /// Carries out one request.
-pub async fn run(
-    node: &CalicoNode,
-    request: &Request,
-    log: &RequestLog,
-) -> Result<Option<CniResult>, CniError> {
+pub async fn run(node: &CalicoNode, request: &Request, log: &RequestLog) -> Result<Done, CniError> {
     if let Call::Del(target) = &request.env.call {
         // Needs neither configuration nor datastore: it is done whatever becomes of the rest.
         del::detach(node, &Target::of(request, target)?).await?;
@@ -82,11 +79,11 @@ async fn run_on(
     request: &Request,
     conf: &CalicoConf,
     log: &RequestLog,
-) -> Result<Option<CniResult>, CniError> {
+) -> Result<Done, CniError> {
     match model(node, conf).await? {
         Model::V1(etcd) => {
             let facts = facts(node, request, conf).await?;
-            calico_v1::run(node, request, conf, *etcd, facts.as_ref()).await
+            calico_v1::run(node, request, conf, *etcd, facts.as_ref()).await.map(Done::from)
         }
         Model::V3 => run_v3(node, request, conf, log).await,
     }
@@ -126,21 +123,21 @@ async fn run_v3(
     request: &Request,
     conf: &CalicoConf,
     log: &RequestLog,
-) -> Result<Option<CniResult>, CniError> {
+) -> Result<Done, CniError> {
     match &request.env.call {
-        Call::Add(target) => add(node, request, conf, target, log).await.map(Some),
+        Call::Add(target) => add(node, request, conf, target, log).await,
         Call::Del(target) => {
             let target = Target::of(request, target)?;
             let mut scene = Scene::open(node, request, conf, &target, log).await?;
-            del::forget(&mut scene).await.map(|()| None)
+            del::forget(&mut scene).await.map(|()| None.into())
         }
         Call::Check(target) => {
             let target = Target::of(request, target)?;
             let mut scene = Scene::open(node, request, conf, &target, log).await?;
-            check::run(&mut scene).await.map(|()| None)
+            check::run(&mut scene).await.map(|()| None.into())
         }
-        Call::Gc => gc::run(node, request, conf).await.map(|()| None),
-        Call::Status => check::status(node, request, conf).await.map(|()| None),
+        Call::Gc => gc::run(node, request, conf).await.map(|()| None.into()),
+        Call::Status => check::status(node, request, conf).await.map(|()| None.into()),
     }
 }
 
@@ -150,7 +147,7 @@ async fn add(
     conf: &CalicoConf,
     target: &CniTarget,
     log: &RequestLog,
-) -> Result<CniResult, CniError> {
+) -> Result<Done, CniError> {
     let target = Target::of(request, target)?;
     let netns = target.open_netns()?;
     let mut scene = Scene::open(node, request, conf, &target, log).await?;

@@ -23,6 +23,7 @@ mod wiring;
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{CniError, CniResult};
 
+pub use calico::PolicyWait;
 pub use calico_v1::has_v1 as has_calico_v1_data;
 pub use clusters::Clusters;
 pub use datastore::{CalicoHost, Datastore, Datastores};
@@ -30,29 +31,33 @@ pub use node::{CalicoNode, Clock, LocalNode, Node, NotReady, SystemClock, Teardo
 pub use pause::Pause;
 pub use request_log::RequestLog;
 
+/// What a request came to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Done {
+    /// What is printed; an ADD's.
+    pub result: Option<CniResult>,
+    /// What is still waited for before that, once nobody else is kept waiting by it.
+    pub policy: Option<PolicyWait>,
+}
+
 /// Types that [`run`] knows.
 pub const NAMES: [&str; 5] = ["russet", "loopback", calico::NAME, calico_ipam::NAME, host_local::NAME];
 
 /// Carries out one request of the plugin called `name`; `log` is for the runtime's standard error. Once started it is to be run to its end: dropping
 /// the future half-way may leave an address that only DEL gives back.
-pub async fn run(
-    node: &Node,
-    name: &str,
-    request: &Request,
-    log: &RequestLog,
-) -> Result<Option<CniResult>, CniError> {
-    let done = match name {
+pub async fn run(node: &Node, name: &str, request: &Request, log: &RequestLog) -> Result<Done, CniError> {
+    let result = match name {
+        calico::NAME => return run_calico(&node.for_calico(), request, log).await,
         "russet" => russet::run(node, request).await,
         "loopback" => loopback::run(node, request).await,
-        calico::NAME => calico::run(&node.for_calico(), request, log).await,
         calico_ipam::NAME => calico_ipam::run(&node.calico, request, log).await,
-        name if is_local(name) => return run_local(&node.local(), name, request).await,
+        name if is_local(name) => run_local(&node.local(), name, request).await,
         _ => {
             let details = format!("known: {}", NAMES.join(", "));
             Err(CniError::unsupported_field(format!("type: {name:?} is not a plugin of this agent"), details))
         }
     };
-    done.map_err(|error| error.in_version(request.config.cni_version))
+    result.map(Done::from).map_err(|error| error.in_version(request.config.cni_version))
 }
 
 /// Whether the plugin is Calico's main one, which needs no [`Node`]: [`run_calico`] will do.
@@ -61,11 +66,7 @@ pub fn is_calico(name: &str) -> bool {
 }
 
 /// [`run`] for a plugin that [`is_calico`].
-pub async fn run_calico(
-    node: &CalicoNode,
-    request: &Request,
-    log: &RequestLog,
-) -> Result<Option<CniResult>, CniError> {
+pub async fn run_calico(node: &CalicoNode, request: &Request, log: &RequestLog) -> Result<Done, CniError> {
     let done = calico::run(node, request, log).await;
     done.map_err(|error| error.in_version(request.config.cni_version))
 }
@@ -102,4 +103,22 @@ pub async fn run_ipam(
 ) -> Result<Option<CniResult>, CniError> {
     let done = calico_ipam::run(host, request, log).await;
     done.map_err(|error| error.in_version(request.config.cni_version))
+}
+
+// === impl Done ===
+
+impl From<Option<CniResult>> for Done {
+    fn from(result: Option<CniResult>) -> Self {
+        Self { result, policy: None }
+    }
+}
+
+impl Done {
+    /// The result, after what is to be waited for. Not with a lock in hand.
+    pub async fn settled(self) -> Option<CniResult> {
+        if let Some(policy) = self.policy {
+            policy.wait().await;
+        }
+        self.result
+    }
 }

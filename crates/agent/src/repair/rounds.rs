@@ -20,7 +20,7 @@ use crate::config::Paths;
 use crate::history::History;
 use crate::metrics::{Kind, Metrics};
 use crate::operations::Operations;
-use crate::{StoreLocation, stores};
+use crate::{StoreLocation, stores, turn};
 
 /// Where the agent is asked for a round.
 pub const REPAIR_PATH: &str = "/v1/repair";
@@ -238,7 +238,7 @@ pub async fn alone(
     };
     let reach = Reach::Everything;
     crate::config::private_dir(&paths.run_dir()).map_err(|e| failed("make the run directory")(&e))?;
-    let lock = node_lock(paths).map_err(|e| failed("take the node's lock")(&e))?;
+    let lock = turn::alone(paths, ALONE_PATIENCE).map_err(|e| failed("take the node's lock")(&e))?;
     let opened = stores::open(paths, location).await.map_err(|e| failed("open the store")(&e))?;
     let crew_then = crew(&opened.store);
     let first = crew_then.look(reach, options.grace).await?;
@@ -247,7 +247,7 @@ pub async fn alone(
     }
     drop((crew_then, opened, lock));
     tokio::time::sleep(options.grace).await;
-    let _lock = node_lock(paths).map_err(|e| failed("take the node's lock")(&e))?;
+    let _lock = turn::alone(paths, ALONE_PATIENCE).map_err(|e| failed("take the node's lock")(&e))?;
     let _calico =
         calico_lock(paths.root()).map_err(|e| failed("take the lock of Calico's IPAM plugins")(&e))?;
     tokio::time::sleep(HISTORY_DELAY).await;
@@ -281,10 +281,6 @@ pub async fn gone_nodes(
         findings = crew.conclude(reach, &first, &BTreeSet::new(), options, LOOK_PATIENCE).await?;
     }
     Ok(first.report(&crew, reach, options, findings))
-}
-
-fn node_lock(paths: &Paths) -> Result<FileLock, LockError> {
-    FileLock::exclusive(paths.node_lock(), Instant::now() + ALONE_PATIENCE)
 }
 
 /// Taken only where there is such a plugin: the directory is Calico's.

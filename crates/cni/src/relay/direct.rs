@@ -1,4 +1,4 @@
-//! Without an agent: this process becomes `russet cni-direct`, which takes the node's lock and does the work.
+//! Without an agent: this process becomes `russet cni-direct`, which waits for its turn and does the work.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Seek, Write};

@@ -14,12 +14,13 @@ use super::addresses::{self, Addresses, Source};
 use super::draft::Draft;
 use super::endpoint::{self, Stored};
 use super::own_ipam;
+use super::status_file::PolicyWait;
 use super::wire::{self, Wire};
-use super::{Scene, pod_cidr, profile, ready, status_file};
-use crate::SystemClock;
+use super::{Scene, pod_cidr, profile, ready};
+use crate::{Done, SystemClock};
 
 /// Carries out an ADD.
-pub async fn run(scene: &mut Scene<'_>, wire: &dyn Wire) -> Result<CniResult, CniError> {
+pub async fn run(scene: &mut Scene<'_>, wire: &dyn Wire) -> Result<Done, CniError> {
     ready::refuse_impossible(scene.conf, &scene.workload, scene.log)?;
     let mtu = ready::mtu_bytes(scene.conf, scene.root())?;
     ready::datastore(&scene.datastore).await?;
@@ -30,7 +31,7 @@ pub async fn run(scene: &mut Scene<'_>, wire: &dyn Wire) -> Result<CniResult, Cn
         return establish(scene, wire, &draft, existing.as_ref(), mtu).await;
     }
     match existing {
-        Some(stored) => repeat(scene, stored, mtu).await,
+        Some(stored) => repeat(scene, stored, mtu).await.map(|result| Some(result).into()),
         None => {
             let draft = Draft::of_network(scene.conf, &scene.workload);
             establish(scene, wire, &draft, None, mtu).await
@@ -101,7 +102,7 @@ async fn establish(
     draft: &Draft,
     existing: Option<&Stored>,
     mtu: u32,
-) -> Result<CniResult, CniError> {
+) -> Result<Done, CniError> {
     let source = addresses::source(scene, &draft.wishes, existing.map(|stored| &stored.endpoint.spec))?;
     if let (Source::Exactly(_), Some(stored)) = (&source, existing) {
         release_previous(scene, wire, stored).await?;
@@ -129,19 +130,13 @@ async fn establish(
         "Wrote the endpoint of {}: {ips:?} on {}",
         scene.workload.container, attached.host_name
     ));
-    if scene.workload.pod.is_some() && scene.conf.policy_setup_timeout_s > 0 {
-        let patience = Duration::from_secs(scene.conf.policy_setup_timeout_s.into());
-        status_file::wait(&scene.conf.endpoint_status_dir(scene.root()), &scene.workload, patience).await;
-    }
     let mut result = addresses.result;
     result.cni_version = scene.conf.result_version;
-    Ok(with_interfaces(
-        scene,
-        result,
-        attached.host_name.to_string(),
-        attached.pod_mac.to_string(),
-        attached.mtu,
-    ))
+    let (host, mac) = (attached.host_name.to_string(), attached.pod_mac.to_string());
+    let result = with_interfaces(scene, result, host, mac, attached.mtu);
+    let patience = Duration::from_secs(scene.conf.policy_setup_timeout_s.into());
+    let policy = PolicyWait::of(&scene.conf.endpoint_status_dir(scene.root()), &scene.workload, patience);
+    Ok(Done { result: Some(result), policy })
 }
 
 async fn ensure_profile(scene: &Scene<'_>) -> Result<(), CniError> {

@@ -8,16 +8,35 @@ use super::workload::Workload;
 /// Between two looks for the file.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Waits until the file is there. It is only waited for: a pod without policy is denied, and comes to its own later.
-pub async fn wait(dir: &Path, workload: &Workload, patience: Duration) {
-    let Some(file) = path(dir, workload) else { return };
-    let end = tokio::time::Instant::now() + patience;
-    while !file.exists() {
-        if tokio::time::Instant::now() >= end {
-            tracing::warn!(file = %file.display(), "the pod's policy is not known to be in place yet");
-            return;
+/// What is left to do once a pod is wired and written: its policy is waited for, and nothing is changed any more. So this comes after the request's locks are
+/// given back, lest a pod whose policy comes late keeps its own DEL waiting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use = "the pod is started before its policy is in place"]
+pub struct PolicyWait {
+    file: PathBuf,
+    patience: Duration,
+}
+
+// === impl PolicyWait ===
+
+impl PolicyWait {
+    /// None for what is no pod, or where nobody is to wait.
+    pub(super) fn of(dir: &Path, workload: &Workload, patience: Duration) -> Option<Self> {
+        let file = path(dir, workload).filter(|_| !patience.is_zero())?;
+        Some(Self { file, patience })
+    }
+
+    /// Waits until the file is there. It is only waited for: a pod without policy is denied, and comes to its own later.
+    pub async fn wait(self) {
+        let Self { file, patience } = self;
+        let end = tokio::time::Instant::now() + patience;
+        while !file.exists() {
+            if tokio::time::Instant::now() >= end {
+                tracing::warn!(file = %file.display(), "the pod's policy is not known to be in place yet");
+                return;
+            }
+            tokio::time::sleep(PAUSE).await;
         }
-        tokio::time::sleep(PAUSE).await;
     }
 }
 

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use russet_attach::{Attached, Attachment, Detachment};
+use russet_cni_spec::CniResult;
 use russet_ipam::{Allocator, DefaultPool, SystemClock};
 use russet_kube::{Namespace, NodeWatch, Pod, Said, StatusPatch};
 use russet_model::{EncapMode, HandleId, Key, KeyKind, WorkloadEndpoint, WorkloadEndpointSpec};
@@ -110,7 +111,8 @@ impl Stage {
     async fn add(&self, ask: &Ask) -> Result<CniResult, CniError> {
         let (request, target, conf) = ask.parts("ADD");
         let conf = conf?;
-        add::run(&mut self.scene(&request, &conf, &target), &self.wire).await
+        let done = add::run(&mut self.scene(&request, &conf, &target), &self.wire).await?;
+        Ok(done.settled().await.unwrap())
     }
 
     /// A DEL after its interface was taken down.

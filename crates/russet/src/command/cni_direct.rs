@@ -1,4 +1,4 @@
-//! `russet cni-direct`: one CNI request on a node without an agent, by the same code and under the node's lock.
+//! `russet cni-direct`: one CNI request on a node without an agent, by the same code and under the locks that keep such requests apart.
 
 use std::process::ExitCode;
 

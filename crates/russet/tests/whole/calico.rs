@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use russet_kube::testing::Server;
 use russet_linux::process;
@@ -17,25 +17,25 @@ use crate::node::{Answer, PATIENCE, TestNode, TestPod};
 const RESOURCES: &str = "/calico/resources/v3/projectcalico.org";
 
 /// A node of a Calico cluster, and the plugin under its name.
-struct Scene {
-    fabric: Fabric,
-    node: TestNode,
+pub struct Scene {
+    pub fabric: Fabric,
+    pub node: TestNode,
     bin: PathBuf,
 }
 
 /// A request.
-struct Ask<'a> {
-    pod: &'a TestPod,
-    container: &'a str,
-    ifname: &'a str,
-    args: String,
-    config: Value,
+pub struct Ask<'a> {
+    pub pod: &'a TestPod,
+    pub container: &'a str,
+    pub ifname: &'a str,
+    pub args: String,
+    pub config: Value,
 }
 
 // === impl Scene ===
 
 impl Scene {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let mut fabric = Fabric::new();
         let node = fabric.node("n1", &["--calico"]);
         let bin = node.path("bin");
@@ -80,11 +80,16 @@ impl Scene {
         json!({"ipam": ipam})
     }
 
-    fn ask<'a>(&self, pod: &'a TestPod, container: &'a str, extra: Value) -> Ask<'a> {
+    pub fn ask<'a>(&self, pod: &'a TestPod, container: &'a str, extra: Value) -> Ask<'a> {
         Ask { pod, container, ifname: "eth0", args: String::new(), config: self.config(extra) }
     }
 
-    fn run(&self, verb: &str, ask: &Ask<'_>) -> Answer {
+    pub fn run(&self, verb: &str, ask: &Ask<'_>) -> Answer {
+        self.spawn(verb, ask).wait_with_output().unwrap().into()
+    }
+
+    /// A request for whose answer nobody waits yet.
+    pub fn spawn(&self, verb: &str, ask: &Ask<'_>) -> Child {
         let mut command = Command::new(self.bin.join("calico"));
         let path = format!("{}:/usr/lib/cni", self.bin.display());
         command.env_clear().env("CNI_COMMAND", verb).env("CNI_CONTAINERID", ask.container);
@@ -94,16 +99,16 @@ impl Scene {
         process::in_netns(&mut command, self.node.netns()).unwrap();
         let mut child = command.spawn().unwrap();
         let _ = child.stdin.take().unwrap().write_all(ask.config.to_string().as_bytes());
-        child.wait_with_output().unwrap().into()
+        child
     }
 
     #[track_caller]
-    fn add(&self, ask: &Ask<'_>) -> Value {
+    pub fn add(&self, ask: &Ask<'_>) -> Value {
         self.run("ADD", ask).result()
     }
 
     #[track_caller]
-    fn succeed(&self, verb: &str, ask: &Ask<'_>) {
+    pub fn succeed(&self, verb: &str, ask: &Ask<'_>) {
         let answer = self.run(verb, ask);
         assert!(answer.status == 0 && answer.stdout.is_empty(), "{verb}: {answer:?}");
     }
@@ -115,7 +120,7 @@ impl Scene {
         self.run("CHECK", &Ask { args: ask.args.clone(), config, ..*ask })
     }
 
-    fn endpoints(&self) -> Vec<String> {
+    pub fn endpoints(&self) -> Vec<String> {
         let prefix = format!("{RESOURCES}/workloadendpoints/");
         self.fabric.keys(&prefix).into_iter().map(|key| key.replace(&prefix, "")).collect()
     }
@@ -141,7 +146,7 @@ impl Scene {
     }
 }
 
-fn address(result: &Value) -> String {
+pub fn address(result: &Value) -> String {
     result["ips"][0]["address"].as_str().unwrap().to_owned()
 }
 

@@ -6,6 +6,7 @@ mod bad_input;
 mod calico;
 mod calico_agent;
 mod calico_containerd;
+mod calico_direct;
 mod calico_ipam;
 mod calico_v1;
 mod chaos;
