@@ -1,5 +1,5 @@
 //! The parts of Linux that are neither rtnetlink nor nf_tables: network namespaces, sysctls, locks, durable files,
-//! processes and facts about the running kernel.
+//! processes, TUN devices and segmenting UDP sockets, and facts about the running kernel.
 //!
 //! Layer 1. `attach`, `overlay`, `plugins`, the agent and the test kit call it; it decides nothing.
 //! Everything that depends on a namespace follows the *calling thread's* network namespace.
@@ -12,7 +12,10 @@ pub mod netns;
 pub mod probe;
 pub mod process;
 pub mod random;
+pub mod ready;
 pub mod sysctl;
+pub mod tun;
+pub mod udp;
 pub mod userns;
 
 pub use lock::{FileLock, LockError};

@@ -17,6 +17,7 @@ mod refusal;
 mod report;
 mod routed;
 mod scene;
+pub mod udp;
 mod vxlan;
 
 pub use desired::{Desired, Hop, desired};

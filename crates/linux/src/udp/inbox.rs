@@ -1,0 +1,102 @@
+//! Where datagrams arrive, several at a time.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
+
+use super::{CONTROL_BYTES, Control, UdpSocket};
+
+/// Buffers for what arrives in one call.
+pub struct Inbox {
+    /// [`SLOT_BYTES`] for each slot.
+    memory: Vec<u8>,
+    filled: Vec<Filled>,
+    slots: usize,
+}
+
+/// What arrived in one buffer: one datagram, or several of one sender and one size that the kernel joined.
+#[derive(Debug)]
+pub struct Arrival<'a> {
+    /// The bytes of all of them.
+    pub bytes: &'a mut [u8],
+    /// Bytes of each but the last.
+    pub datagram_bytes: u16,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Filled {
+    bytes: usize,
+    datagram_bytes: u16,
+}
+
+/// The largest UDP payload, rounded up so that slots are aligned.
+const SLOT_BYTES: usize = 64 << 10;
+/// More at a time is no faster and falls out of the cache.
+const MAX_SLOTS: usize = 16;
+
+// === impl Inbox ===
+
+impl Inbox {
+    /// Room for `slots` arrivals, at most 16.
+    pub fn new(slots: usize) -> Self {
+        let slots = slots.clamp(1, MAX_SLOTS);
+        Self { memory: vec![0; slots * SLOT_BYTES], filled: Vec::with_capacity(slots), slots }
+    }
+
+    /// What the last [`UdpSocket::receive`] brought, in order.
+    pub fn arrivals(&mut self) -> impl Iterator<Item = Arrival<'_>> {
+        self.memory.chunks_exact_mut(SLOT_BYTES).zip(&self.filled).map(|(slot, filled)| Arrival {
+            bytes: &mut slot[..filled.bytes],
+            datagram_bytes: filled.datagram_bytes,
+        })
+    }
+
+    /// Whether every buffer was used, so that more may be waiting.
+    pub fn is_full(&self) -> bool {
+        self.filled.len() == self.slots
+    }
+}
+
+// === impl UdpSocket ===
+
+impl UdpSocket {
+    /// Fills the inbox with what is there, which may be nothing.
+    pub fn receive(&self, inbox: &mut Inbox) -> io::Result<()> {
+        inbox.filled.clear();
+        let mut controls = [Control::EMPTY; MAX_SLOTS];
+        let mut pieces: [MaybeUninit<libc::iovec>; MAX_SLOTS] = [const { MaybeUninit::uninit() }; MAX_SLOTS];
+        // SAFETY: every field of struct mmsghdr may be zero.
+        let mut messages: [libc::mmsghdr; MAX_SLOTS] = unsafe { std::mem::zeroed() };
+        let slots = inbox.memory.chunks_exact_mut(SLOT_BYTES);
+        for (((slot, piece), control), message) in
+            slots.zip(&mut pieces).zip(&mut controls).zip(&mut messages)
+        {
+            let iovec = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: SLOT_BYTES };
+            let header = &mut message.msg_hdr;
+            header.msg_iov = piece.write(iovec);
+            header.msg_iovlen = 1;
+            header.msg_control = control.0.as_mut_ptr().cast();
+            header.msg_controllen = CONTROL_BYTES as _;
+        }
+        let (fd, flags) = (self.fd.as_raw_fd(), libc::MSG_DONTWAIT);
+        let (first, count) = (messages.as_mut_ptr(), inbox.slots as libc::c_uint);
+        // SAFETY: the first `slots` messages have been set up with buffers that live until the call returns.
+        let received = unsafe { libc::recvmmsg(fd, first, count, flags as _, std::ptr::null_mut()) };
+        let Ok(received) = usize::try_from(received) else {
+            let error = io::Error::last_os_error();
+            let nothing = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
+            return if nothing { Ok(()) } else { Err(error) };
+        };
+        inbox.filled.extend(messages.iter().zip(&controls).take(received).map(|(m, c)| filled(m, c)));
+        Ok(())
+    }
+}
+
+/// What a message says of itself. One that was cut off counts as empty: a UDP payload always fits.
+fn filled(message: &libc::mmsghdr, control: &Control) -> Filled {
+    let cut = message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+    let bytes = if cut { 0 } else { (message.msg_len as usize).min(SLOT_BYTES) };
+    let whole = u16::try_from(bytes).unwrap_or(u16::MAX);
+    let joined = control.joined().filter(|each| *each != 0);
+    Filled { bytes, datagram_bytes: joined.unwrap_or(whole) }
+}

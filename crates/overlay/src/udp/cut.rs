@@ -1,0 +1,208 @@
+//! Cutting a packet that the kernel has left whole (TCP or UDP, up to 64 KiB) into those that go over the wire.
+//!
+//! Only headers are made here; payloads stay where they are.
+
+use std::ops::Range;
+
+use russet_linux::tun::{Segments, VirtioHeader};
+
+use super::packet::{Ipv4, TCP, UDP, put_u16, put_u32, set_header_checksum, u16_at, u32_at};
+
+/// A packet to be cut, whose headers have been looked at.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Whole<'a> {
+    packet: &'a [u8],
+    ip: Ipv4,
+    /// Bytes of all headers.
+    header_bytes: usize,
+    segment_bytes: usize,
+}
+
+const UDP_HEADER_BYTES: usize = 8;
+const TCP_MIN_HEADER_BYTES: usize = 20;
+const TCP_FLAGS_AT: usize = 13;
+const FIN_AND_PSH: u8 = 0x01 | 0x08;
+const CWR: u8 = 0x80;
+
+// === impl Whole ===
+
+impl<'a> Whole<'a> {
+    /// None when the virtio header asks for what the packet is not.
+    pub(super) fn new(packet: &'a [u8], ip: Ipv4, virtio: &VirtioHeader) -> Option<Self> {
+        let packet = packet.get(..ip.total_bytes)?;
+        let transport = packet.get(ip.header_bytes..)?;
+        let transport_bytes = match (virtio.segments, ip.protocol) {
+            (Segments::Tcp4, TCP) => usize::from(*transport.get(12)? >> 4) * 4,
+            (Segments::Udp, UDP) => UDP_HEADER_BYTES,
+            _ => return None,
+        };
+        let least = if ip.protocol == TCP { TCP_MIN_HEADER_BYTES } else { UDP_HEADER_BYTES };
+        let header_bytes = ip.header_bytes + transport_bytes;
+        let segment_bytes = usize::from(virtio.segment_bytes);
+        let is_whole = transport_bytes >= least && header_bytes < packet.len() && segment_bytes != 0;
+        (is_whole && !ip.is_fragment()).then_some(Self { packet, ip, header_bytes, segment_bytes })
+    }
+
+    /// How many packets it becomes.
+    pub(super) fn count(&self) -> usize {
+        (self.packet.len() - self.header_bytes).div_ceil(self.segment_bytes)
+    }
+
+    /// Bytes of the packet with this number; none is larger than the first.
+    pub(super) fn bytes_of(&self, number: usize) -> usize {
+        let payload = self.packet.len() - self.header_bytes;
+        self.header_bytes + payload.saturating_sub(number * self.segment_bytes).min(self.segment_bytes)
+    }
+
+    /// Appends the header of the packet with this number to `headers`; what it carries is at the place returned.
+    pub(super) fn cut(&self, number: usize, headers: &mut Vec<u8>) -> Range<usize> {
+        let start = self.header_bytes + number * self.segment_bytes;
+        let end = (start + self.segment_bytes).min(self.packet.len());
+        let at = headers.len();
+        headers.extend_from_slice(&self.packet[..self.header_bytes]);
+        let (ip, transport) = headers[at..].split_at_mut(self.ip.header_bytes);
+        let bytes = transport.len() + (end - start);
+        // Both fit: the whole packet's length did.
+        put_u16(ip, 2, (self.ip.header_bytes + bytes) as u16);
+        put_u16(ip, 4, self.ip.id.wrapping_add(number as u16));
+        set_header_checksum(ip);
+        let payload = &self.packet[start..end];
+        match self.ip.protocol {
+            TCP => self.finish_tcp(transport, number, payload),
+            _ => self.finish_udp(transport, payload),
+        }
+        start..end
+    }
+
+    fn finish_tcp(&self, header: &mut [u8], number: usize, payload: &[u8]) {
+        let sequence = u32_at(header, 4).unwrap_or(0);
+        put_u32(header, 4, sequence.wrapping_add((number * self.segment_bytes) as u32));
+        if number + 1 < self.count() {
+            header[TCP_FLAGS_AT] &= !FIN_AND_PSH;
+        }
+        if number > 0 {
+            header[TCP_FLAGS_AT] &= !CWR;
+        }
+        put_u16(header, 16, 0);
+        let sum = self.ip.pseudo(header.len() + payload.len()).add(header).add(payload);
+        header[16..18].copy_from_slice(&sum.checksum());
+    }
+
+    fn finish_udp(&self, header: &mut [u8], payload: &[u8]) {
+        let bytes = header.len() + payload.len();
+        put_u16(header, 4, bytes as u16);
+        put_u16(header, 6, 0);
+        let sum = self.ip.pseudo(bytes).add(header).add(payload);
+        header[6..8].copy_from_slice(&sum.checksum_not_zero());
+    }
+}
+
+/// Whether a UDP datagram says of its own length what the IP header says.
+pub(super) fn udp_length_is_right(datagram: &[u8]) -> bool {
+    u16_at(datagram, 4).is_some_and(|bytes| usize::from(bytes) == datagram.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::samples::{self, ACK, PSH, Tcp};
+    use super::*;
+
+    fn virtio(segments: Segments, segment_bytes: u16) -> VirtioHeader {
+        VirtioHeader { needs_checksum: true, segments, segment_bytes, ..VirtioHeader::default() }
+    }
+
+    /// All packets that a whole one becomes.
+    fn cut(packet: &[u8], virtio: &VirtioHeader) -> Option<Vec<Vec<u8>>> {
+        let whole = Whole::new(packet, Ipv4::parse(packet)?, virtio)?;
+        let each = |number| {
+            let mut header = Vec::new();
+            let payload = whole.cut(number, &mut header);
+            header.extend(&packet[payload]);
+            header
+        };
+        Some((0..whole.count()).map(each).collect())
+    }
+
+    #[test]
+    fn the_segments_of_tcp_are_those_that_the_sender_would_have_made() {
+        let payload: Vec<u8> = (0..250u8).collect();
+        let flags = ACK | PSH | CWR | 1;
+        let whole = Tcp { sequence: u32::MAX - 50, id: u16::MAX, flags, ..Tcp::new(&payload) };
+        let expected: Vec<Vec<u8>> = payload
+            .chunks(100)
+            .enumerate()
+            .map(|(number, payload)| {
+                let flags = [ACK | CWR, ACK, ACK | PSH | 1][number];
+                let sequence = whole.sequence.wrapping_add(number as u32 * 100);
+                let id = whole.id.wrapping_add(number as u16);
+                Tcp { id, sequence, flags, payload: payload.to_vec(), ..whole.clone() }.packet()
+            })
+            .collect();
+        assert_eq!(cut(&whole.packet(), &virtio(Segments::Tcp4, 100)).unwrap(), expected);
+    }
+
+    #[test]
+    fn the_datagrams_of_udp_are_those_that_the_sender_would_have_made() {
+        let payload: Vec<u8> = (0..250u8).collect();
+        let expected: Vec<Vec<u8>> = payload
+            .chunks(100)
+            .enumerate()
+            .map(|(number, payload)| samples::udp_with_id(7 + number as u16, payload))
+            .collect();
+        assert_eq!(cut(&samples::udp(&payload), &virtio(Segments::Udp, 100)).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_is_not_what_its_virtio_header_says_is_refused() {
+        let tcp = Tcp::new(&[1; 300]).packet();
+        assert!(cut(&tcp, &virtio(Segments::Tcp4, 100)).is_some());
+        assert!(cut(&tcp, &virtio(Segments::Udp, 100)).is_none());
+        assert!(cut(&tcp, &virtio(Segments::Other(3), 100)).is_none());
+        assert!(cut(&tcp, &virtio(Segments::Tcp4, 0)).is_none());
+        assert!(cut(&Tcp::new(&[]).packet(), &virtio(Segments::Tcp4, 100)).is_none());
+        for offset in [0x40, 0xf0] {
+            let mut bad = Tcp::new(&[1; 12]).packet();
+            bad[32] = offset;
+            assert!(cut(&bad, &virtio(Segments::Tcp4, 100)).is_none(), "data offset {offset:#x}");
+        }
+        let mut fragment = tcp.clone();
+        fragment[6] = 0x20;
+        assert!(cut(&fragment, &virtio(Segments::Tcp4, 100)).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn every_segment_is_intact_and_nothing_of_the_payload_is_lost(
+            payload in prop::collection::vec(any::<u8>(), 1..5000),
+            each in 1u16..2000,
+            tcp: bool,
+        ) {
+            let (packet, header, kind) = match tcp {
+                true => (Tcp::new(&payload).packet(), 52, Segments::Tcp4),
+                false => (samples::udp(&payload), 28, Segments::Udp),
+            };
+            let segments = cut(&packet, &virtio(kind, each)).unwrap();
+            prop_assert!(segments.iter().all(|segment| samples::is_intact(segment)));
+            prop_assert!(segments.iter().all(|segment| Ipv4::parse(segment).unwrap().total_bytes == segment.len()));
+            prop_assert_eq!(segments.iter().flat_map(|segment| &segment[header..]).copied().collect::<Vec<u8>>(), payload);
+        }
+
+        #[test]
+        fn no_packet_and_no_virtio_header_make_it_panic(
+            mut packet in prop::collection::vec(any::<u8>(), 0..200),
+            header: [u8; 10],
+            looks_right: bool,
+        ) {
+            if looks_right && packet.len() >= 20 {
+                let total = packet.len() as u16;
+                packet[0] = 0x45;
+                packet[9] = if packet[9] & 1 == 0 { TCP } else { UDP };
+                put_u16(&mut packet, 2, total);
+                put_u16(&mut packet, 6, 0);
+            }
+            let _ = cut(&packet, &VirtioHeader::decode(&header));
+        }
+    }
+}

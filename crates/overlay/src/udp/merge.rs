@@ -1,0 +1,249 @@
+//! Joining packets that arrive one behind the other and belong together, so that the kernel handles them as one.
+//!
+//! The reverse of [`cut`](super::cut): what is joined here and cut again is what arrived. Packets join only if both are known to be
+//! intact, for the kernel will not look at a joined packet's checksum.
+
+use std::io::{self, IoSlice};
+
+use russet_linux::tun::{Segments, VIRTIO_HEADER_BYTES, VirtioHeader};
+
+use super::checksum::Sum;
+use super::cut::udp_length_is_right;
+use super::packet::{Ipv4, TCP, UDP, put_u16, set_header_checksum, u16_at, u32_at};
+
+/// Takes packets in order and hands on what became of them. It outlives no batch of arrivals, whose memory it points to.
+#[derive(Debug)]
+pub(super) struct Merger<'a> {
+    allowed: Kinds,
+    run: Vec<Packet<'a>>,
+    /// Bytes of the run as one packet.
+    run_bytes: usize,
+    /// The first packet of the run has been found intact.
+    checked: bool,
+    /// The last packet of the run ends it.
+    closed: bool,
+}
+
+/// Which kinds of packets join: a kernel that refuses one loses it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Kinds {
+    pub(super) tcp: bool,
+    pub(super) udp: bool,
+}
+
+/// A packet as far as joining looks at it.
+#[derive(Debug, Clone, Copy)]
+struct Packet<'a> {
+    bytes: &'a [u8],
+    ip: Ipv4,
+    kind: Option<Kind>,
+    /// Bytes of all headers.
+    header_bytes: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Tcp,
+    Udp,
+}
+
+/// A TUN queue, or what a test has in its place.
+pub(super) trait Sink {
+    /// Writes a virtio header and the packet behind it.
+    fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<()>;
+}
+
+/// More datagrams in one packet are refused with EINVAL by kernels before 6.9 (`UDP_MAX_SEGMENTS`).
+const UDP_MAX_PACKETS: usize = 64;
+/// What the IP header can say.
+const MAX_BYTES: usize = 65_535;
+const FLAGS_AT: usize = 13;
+const ACK: u8 = 0x10;
+const PSH: u8 = 0x08;
+
+// === impl Merger ===
+
+impl<'a> Merger<'a> {
+    pub(super) fn new(allowed: Kinds) -> Self {
+        Self {
+            allowed,
+            run: Vec::with_capacity(UDP_MAX_PACKETS),
+            run_bytes: 0,
+            checked: false,
+            closed: false,
+        }
+    }
+
+    /// Which kinds still join.
+    pub(super) fn allowed(&self) -> Kinds {
+        self.allowed
+    }
+
+    /// Takes a packet, whose header has been parsed; the run before it is written if the packet does not join it.
+    pub(super) fn push(&mut self, bytes: &'a [u8], ip: Ipv4, sink: &mut impl Sink) -> io::Result<()> {
+        let packet = Packet::new(bytes, ip, self.allowed);
+        if self.joins(&packet) {
+            self.closed = packet.ends(&self.run[0]);
+            self.run_bytes += packet.bytes.len() - packet.header_bytes;
+            self.run.push(packet);
+            return Ok(());
+        }
+        let written = self.flush(sink);
+        self.run_bytes = packet.bytes.len();
+        self.checked = false;
+        self.closed = packet.kind.is_none() || packet.ends(&packet);
+        self.run.push(packet);
+        written
+    }
+
+    /// Writes what is held back.
+    pub(super) fn flush(&mut self, sink: &mut impl Sink) -> io::Result<()> {
+        let written = match &self.run[..] {
+            [] => Ok(()),
+            [single] => single.write(sink),
+            run => write_joined(run, self.run_bytes, sink),
+        };
+        let refused = written.as_ref().is_err_and(is_refusal) && self.run.len() > 1;
+        let written = if refused { self.write_singly(sink) } else { written };
+        self.run.clear();
+        written
+    }
+
+    /// A kernel that takes the packets but not what they were joined to does not know this kind of joining.
+    fn write_singly(&mut self, sink: &mut impl Sink) -> io::Result<()> {
+        for packet in &self.run {
+            packet.write(sink)?;
+        }
+        match self.run[0].kind {
+            Some(Kind::Tcp) => self.allowed.tcp = false,
+            _ => self.allowed.udp = false,
+        }
+        Ok(())
+    }
+
+    fn joins(&mut self, packet: &Packet<'a>) -> bool {
+        let Some(first) = self.run.first() else { return false };
+        let payload = packet.bytes.len() - packet.header_bytes;
+        if self.closed || !first.is_alike(packet) || self.run_bytes + payload > MAX_BYTES {
+            return false;
+        }
+        let follows = match first.kind {
+            Some(Kind::Tcp) => packet.follows_tcp(first, self.run_bytes - first.header_bytes),
+            _ => self.run.len() < UDP_MAX_PACKETS,
+        };
+        let number = self.run.len() as u16;
+        let in_order = first.ip.dont_fragment || packet.ip.id == first.ip.id.wrapping_add(number);
+        if !follows || !in_order {
+            return false;
+        }
+        self.checked = self.checked || first.is_intact();
+        self.checked && packet.is_intact()
+    }
+}
+
+// === impl Packet ===
+
+impl<'a> Packet<'a> {
+    fn new(bytes: &'a [u8], ip: Ipv4, allowed: Kinds) -> Self {
+        let transport = &bytes[ip.header_bytes..];
+        let kind = match ip.protocol {
+            _ if ip.is_fragment() => None,
+            TCP if allowed.tcp => tcp_header_bytes(transport).map(|bytes| (Kind::Tcp, bytes)),
+            // Without a checksum there is no telling whether it is intact.
+            UDP if allowed.udp && udp_length_is_right(transport) && u16_at(transport, 6) != Some(0) => {
+                Some((Kind::Udp, 8))
+            }
+            _ => None,
+        };
+        // A packet without payload joins nothing.
+        let kind = kind.filter(|(_, header)| transport.len() > *header);
+        let header_bytes = ip.header_bytes + kind.map_or(0, |(_, bytes)| bytes);
+        Self { bytes, ip, kind: kind.map(|(kind, _)| kind), header_bytes }
+    }
+
+    /// Of one flow, and with equal headers but for what cutting restores: lengths, IDs, checksums, sequence, PSH.
+    fn is_alike(&self, other: &Self) -> bool {
+        let (a, b) = (self.bytes, other.bytes);
+        let ip = self.ip.header_bytes;
+        let same = |from: usize, to: usize| a[from..to] == b[from..to];
+        let alike = self.kind.is_some() && self.kind == other.kind && self.header_bytes == other.header_bytes;
+        // Version, header length and TOS; fragment word, TTL and protocol; addresses, options and ports.
+        let alike = alike && ip == other.ip.header_bytes && same(0, 2) && same(6, 10) && same(12, ip + 4);
+        let carried = other.bytes.len() - other.header_bytes;
+        alike && carried <= self.bytes.len() - self.header_bytes
+    }
+
+    /// The bytes behind `first` and `carried` of payload, with the same acknowledgement, window and options.
+    fn follows_tcp(&self, first: &Self, carried: usize) -> bool {
+        let (a, b) = (
+            &first.bytes[first.ip.header_bytes..first.header_bytes],
+            &self.bytes[self.ip.header_bytes..self.header_bytes],
+        );
+        let expected = u32_at(a, 4).map(|sequence| sequence.wrapping_add(carried as u32));
+        u32_at(b, 4) == expected && a[8..13] == b[8..13] && a[14..16] == b[14..16] && a[18..] == b[18..]
+    }
+
+    /// Whether nothing may follow it in a run that began with `first`: it is shorter, or its sender pushes.
+    fn ends(&self, first: &Self) -> bool {
+        let pushes = self.kind == Some(Kind::Tcp) && self.bytes[self.ip.header_bytes + FLAGS_AT] & PSH != 0;
+        pushes || self.bytes.len() < first.bytes.len()
+    }
+
+    fn is_intact(&self) -> bool {
+        let (header, transport) = self.bytes.split_at(self.ip.header_bytes);
+        Sum::default().add(header).is_intact() && self.ip.pseudo(transport.len()).add(transport).is_intact()
+    }
+
+    fn write(&self, sink: &mut impl Sink) -> io::Result<()> {
+        sink.write(&[IoSlice::new(&VirtioHeader::default().encode()), IoSlice::new(self.bytes)])
+    }
+}
+
+/// One packet of `bytes` bytes out of a run: the first one's headers with the last one's PSH, and everybody's payload.
+fn write_joined(run: &[Packet<'_>], bytes: usize, sink: &mut impl Sink) -> io::Result<()> {
+    let [first, .., last] = run else { return Ok(()) };
+    let ip_bytes = first.ip.header_bytes;
+    let mut header = first.bytes[..first.header_bytes].to_vec();
+    let (ip, transport) = header.split_at_mut(ip_bytes);
+    put_u16(ip, 2, bytes as u16);
+    set_header_checksum(ip);
+    let (segments, csum_offset) = match first.kind {
+        Some(Kind::Tcp) => {
+            transport[FLAGS_AT] |= last.bytes[ip_bytes + FLAGS_AT] & PSH;
+            (Segments::Tcp4, 16)
+        }
+        _ => {
+            put_u16(transport, 4, (bytes - ip_bytes) as u16);
+            (Segments::Udp, 6)
+        }
+    };
+    let open = first.ip.pseudo(bytes - ip_bytes).folded();
+    transport[csum_offset..csum_offset + 2].copy_from_slice(&open);
+    let virtio = VirtioHeader {
+        needs_checksum: true,
+        segments,
+        header_bytes: first.header_bytes as u16,
+        segment_bytes: (first.bytes.len() - first.header_bytes) as u16,
+        csum_start: ip_bytes as u16,
+        csum_offset: csum_offset as u16,
+    };
+    let virtio: [u8; VIRTIO_HEADER_BYTES] = virtio.encode();
+    let mut pieces = Vec::with_capacity(run.len() + 2);
+    pieces.extend([IoSlice::new(&virtio), IoSlice::new(&header)]);
+    pieces.extend(run.iter().map(|packet| IoSlice::new(&packet.bytes[packet.header_bytes..])));
+    sink.write(&pieces)
+}
+
+/// Bytes of the header of a segment that carries data and nothing else.
+fn tcp_header_bytes(segment: &[u8]) -> Option<usize> {
+    let bytes = usize::from(*segment.get(12)? >> 4) * 4;
+    let flags = *segment.get(FLAGS_AT)?;
+    (bytes >= 20 && bytes <= segment.len() && flags & !PSH == ACK).then_some(bytes)
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidInput
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+//! The inner packet: what its IPv4 header says, its TTL, and checksums that its sender has left open.
+
+use std::net::Ipv4Addr;
+
+use russet_linux::tun::VirtioHeader;
+
+use super::checksum::Sum;
+
+/// A well-formed IPv4 header, and where it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ipv4 {
+    pub(super) header_bytes: usize,
+    pub(super) total_bytes: usize,
+    pub(super) protocol: u8,
+    pub(super) source: Ipv4Addr,
+    pub(super) destination: Ipv4Addr,
+    /// Where in its datagram this fragment begins, in units of 8 bytes.
+    pub(super) fragment_offset: u16,
+    pub(super) more_fragments: bool,
+    pub(super) dont_fragment: bool,
+    pub(super) id: u16,
+}
+
+pub(super) const ICMP: u8 = 1;
+pub(super) const TCP: u8 = 6;
+pub(super) const UDP: u8 = 17;
+pub(super) const IPV4_MIN_HEADER_BYTES: usize = 20;
+
+const TTL_AT: usize = 8;
+const CHECKSUM_AT: usize = 10;
+const DONT_FRAGMENT: u16 = 0x4000;
+const MORE_FRAGMENTS: u16 = 0x2000;
+
+// === impl Ipv4 ===
+
+impl Ipv4 {
+    /// Reads the header of a packet that is complete; there may be bytes behind it.
+    pub(super) fn parse(packet: &[u8]) -> Option<Self> {
+        let header: &[u8; IPV4_MIN_HEADER_BYTES] = packet.first_chunk()?;
+        let header_bytes = usize::from(header[0] & 0xf) * 4;
+        let total_bytes = usize::from(u16_at(header, 2)?);
+        let fits = header_bytes >= IPV4_MIN_HEADER_BYTES
+            && header_bytes <= total_bytes
+            && total_bytes <= packet.len();
+        if header[0] >> 4 != 4 || !fits {
+            return None;
+        }
+        let fragment = u16_at(header, 6)?;
+        Some(Self {
+            header_bytes,
+            total_bytes,
+            protocol: header[9],
+            source: ipv4_at(header, 12)?,
+            destination: ipv4_at(header, 16)?,
+            fragment_offset: fragment & 0x1fff,
+            more_fragments: fragment & MORE_FRAGMENTS != 0,
+            dont_fragment: fragment & DONT_FRAGMENT != 0,
+            id: u16_at(header, 4)?,
+        })
+    }
+
+    /// Whether it is a part of a datagram only.
+    pub(super) fn is_fragment(&self) -> bool {
+        self.more_fragments || self.fragment_offset != 0
+    }
+
+    /// The sum of the pseudo header for `bytes` of TCP or UDP.
+    pub(super) fn pseudo(&self, bytes: usize) -> Sum {
+        Sum::pseudo(self.source, self.destination, self.protocol, bytes)
+    }
+}
+
+/// Takes one off the time to live and keeps the header's checksum right (RFC 1624). False when none is left: the packet is to be dropped,
+/// without a word (flannel.md 6.1).
+#[must_use]
+pub(super) fn step_ttl(packet: &mut [u8]) -> bool {
+    let (Some(&ttl), Some(sum)) = (packet.get(TTL_AT), u16_at(packet, CHECKSUM_AT)) else { return false };
+    if ttl <= 1 {
+        return false;
+    }
+    packet[TTL_AT] = ttl - 1;
+    // The word that the TTL is the upper half of has lost 0x0100.
+    let (sum, carry) = sum.overflowing_add(0x0100);
+    put_u16(packet, CHECKSUM_AT, sum + u16::from(carry));
+    true
+}
+
+/// Writes the checksum that a packet still lacks. False when the header names bytes that are not there.
+#[must_use]
+pub(super) fn complete_checksum(packet: &mut [u8], virtio: &VirtioHeader) -> bool {
+    let start = usize::from(virtio.csum_start);
+    let field = start + usize::from(virtio.csum_offset);
+    if start > packet.len() || field + 2 > packet.len() {
+        return false;
+    }
+    let checksum = Sum::default().add(&packet[start..]).checksum_not_zero();
+    packet[field..field + 2].copy_from_slice(&checksum);
+    true
+}
+
+/// Computes the checksum of an IPv4 header that has just been written.
+pub(super) fn set_header_checksum(header: &mut [u8]) {
+    put_u16(header, CHECKSUM_AT, 0);
+    let checksum = Sum::default().add(header).checksum();
+    if let Some(field) = header.get_mut(CHECKSUM_AT..CHECKSUM_AT + 2) {
+        field.copy_from_slice(&checksum);
+    }
+}
+
+pub(super) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|word| u16::from_be_bytes(*word))
+}
+
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|word| u32::from_be_bytes(*word))
+}
+
+fn ipv4_at(bytes: &[u8], at: usize) -> Option<Ipv4Addr> {
+    u32_at(bytes, at).map(Ipv4Addr::from)
+}
+
+/// Nothing happens beyond the end, which callers have looked at.
+pub(super) fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
+    if let Some(field) = bytes.get_mut(at..).and_then(|rest| rest.first_chunk_mut()) {
+        *field = value.to_be_bytes();
+    }
+}
+
+/// As [`put_u16`].
+pub(super) fn put_u32(bytes: &mut [u8], at: usize, value: u32) {
+    if let Some(field) = bytes.get_mut(at..).and_then(|rest| rest.first_chunk_mut()) {
+        *field = value.to_be_bytes();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::checksum::tests::by_the_book;
+    use super::super::samples;
+    use super::*;
+
+    #[test]
+    fn what_is_no_ipv4_packet_is_not_taken_for_one() {
+        let good = samples::udp(b"payload");
+        assert_eq!(Ipv4::parse(&good).unwrap().total_bytes, good.len());
+        assert_eq!(Ipv4::parse(&good[..good.len() - 1]), None, "cut off");
+        assert_eq!(Ipv4::parse(&good[..19]), None, "short");
+        for (at, value) in [(0, 0x65), (0, 0x44), (0, 0x4f), (2, 0xff), (3, 19)] {
+            let mut bad = good[..40.min(good.len())].to_vec();
+            bad[at] = value;
+            assert_eq!(Ipv4::parse(&bad), None, "byte {at} is {value:#x}");
+        }
+    }
+
+    #[test]
+    fn bytes_behind_the_packet_do_not_count() {
+        let mut packet = samples::udp(b"payload");
+        let bytes = packet.len();
+        packet.extend([0; 30]);
+        assert_eq!(Ipv4::parse(&packet).unwrap().total_bytes, bytes);
+    }
+
+    #[test]
+    fn a_time_to_live_of_one_and_of_zero_runs_out() {
+        for ttl in [0, 1] {
+            let mut packet = samples::udp(b"");
+            packet[8] = ttl;
+            assert!(!step_ttl(&mut packet));
+            assert_eq!(packet[8], ttl);
+        }
+        assert!(!step_ttl(&mut [0; 9]));
+    }
+
+    proptest! {
+        #[test]
+        fn the_header_stays_intact_while_its_time_to_live_falls(ttl in 2u8.., id: u16, tos: u8, source: u32) {
+            let mut packet = samples::udp(b"abc");
+            packet[8] = ttl;
+            packet[1] = tos;
+            put_u16(&mut packet, 4, id);
+            put_u32(&mut packet, 12, source);
+            set_header_checksum(&mut packet[..20]);
+            prop_assert!(step_ttl(&mut packet));
+            prop_assert_eq!(packet[8], ttl - 1);
+            prop_assert_eq!(by_the_book(&packet[..20]), 0xffff);
+        }
+
+        #[test]
+        fn an_open_checksum_is_closed_as_an_independent_sum_says(payload: Vec<u8>) {
+            let whole = samples::udp(&payload);
+            let mut open = whole.clone();
+            let ip = Ipv4::parse(&whole).unwrap();
+            open[26..28].copy_from_slice(&ip.pseudo(whole.len() - 20).folded());
+            let virtio = VirtioHeader { needs_checksum: true, csum_start: 20, csum_offset: 6, ..VirtioHeader::default() };
+            prop_assert!(complete_checksum(&mut open, &virtio));
+            prop_assert_eq!(open, whole);
+        }
+
+        #[test]
+        fn a_virtio_header_that_lies_about_the_checksum_touches_nothing(bytes: Vec<u8>, start: u16, offset: u16) {
+            let mut packet = bytes.clone();
+            let virtio = VirtioHeader { csum_start: start, csum_offset: offset, ..VirtioHeader::default() };
+            let inside = usize::from(start) + usize::from(offset) + 2 <= bytes.len();
+            prop_assert_eq!(complete_checksum(&mut packet, &virtio), inside);
+            prop_assert!(inside || packet == bytes);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! From the TUN to the peers: one thread for each queue.
+//!
+//! The first packet after a pause goes out at once. As long as packets are there without waiting they are gathered, and what fits
+//! together goes out in one call.
+
+use std::io::{self, IoSlice};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use russet_linux::ready::Woken;
+use russet_linux::tun::{Queue, Segments, VIRTIO_HEADER_BYTES, VirtioHeader};
+use russet_linux::udp::UdpSocket;
+
+use super::cut::Whole;
+use super::packet::{IPV4_MIN_HEADER_BYTES, Ipv4, complete_checksum, step_ttl};
+use super::shared::{Count, Shared};
+use super::table::Reader;
+use super::train::Waiting;
+use super::unreachable::unreachable;
+
+/// One queue's packets on their way out.
+pub(super) struct Sender {
+    pub(super) queue: Arc<Queue>,
+    pub(super) socket: Arc<UdpSocket>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) peers: Reader,
+    waiting: Waiting,
+    /// Packets as they were read, one behind the other.
+    memory: Vec<u8>,
+    used: usize,
+}
+
+/// The largest packet with its virtio header.
+const READ_BYTES: usize = VIRTIO_HEADER_BYTES + 65_536;
+/// Room to read another packet while what is left of two waits.
+const MEMORY_BYTES: usize = 3 * READ_BYTES;
+
+// === impl Sender ===
+
+impl Sender {
+    pub(super) fn new(queue: Arc<Queue>, socket: Arc<UdpSocket>, shared: Arc<Shared>, peers: Reader) -> Self {
+        let memory = vec![0; MEMORY_BYTES];
+        Self { queue, socket, shared, peers, waiting: Waiting::new(), memory, used: 0 }
+    }
+
+    /// Sends until told to stop, or until the device is gone.
+    pub(super) fn run(mut self) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        while shared.stop.wait(&*self.queue)? == Woken::Ready {
+            let mut gathers = false;
+            while self.read()? {
+                if !gathers {
+                    self.send();
+                    gathers = true;
+                }
+            }
+            self.send();
+        }
+        Ok(())
+    }
+
+    /// Reads a packet and has it wait. False when there is none.
+    fn read(&mut self) -> io::Result<bool> {
+        if self.used + READ_BYTES > self.memory.len() {
+            self.send();
+        }
+        let Some(bytes) = self.queue.read(&mut self.memory[self.used..])? else { return Ok(false) };
+        let at = self.used;
+        self.used += bytes;
+        let (virtio, packet) = match self.shared.virtio {
+            false => (VirtioHeader::default(), at..at + bytes),
+            true => match self.memory[at..at + bytes].first_chunk() {
+                None => return Ok(true),
+                Some(header) => (VirtioHeader::decode(header), at + VIRTIO_HEADER_BYTES..at + bytes),
+            },
+        };
+        if let Err(why) = self.forward(packet.start, packet.end, &virtio) {
+            self.shared.counters.add(why, 1);
+        }
+        Ok(true)
+    }
+
+    /// Finds the peer and makes the packet ready for it.
+    fn forward(&mut self, start: usize, end: usize, virtio: &VirtioHeader) -> Result<(), Count> {
+        let packet = &mut self.memory[start..end];
+        let ip = Ipv4::parse(packet).ok_or(Count::Malformed)?;
+        let Some(to) = self.peers.find(ip.destination) else {
+            self.refuse(start, &ip);
+            return Err(Count::NoPeer);
+        };
+        if !step_ttl(packet) {
+            return Err(Count::Expired);
+        }
+        let end = start + ip.total_bytes;
+        if virtio.segments != Segments::None {
+            return self.forward_whole(start, end, ip, virtio, to);
+        }
+        if virtio.needs_checksum && !complete_checksum(&mut self.memory[start..end], virtio) {
+            return Err(Count::Malformed);
+        }
+        if ip.total_bytes > self.shared.mtu_bytes {
+            return Err(Count::Oversized);
+        }
+        self.make_room(to, ip.total_bytes);
+        let body = start + IPV4_MIN_HEADER_BYTES;
+        let head = &self.memory[start..body];
+        self.waiting.push(to, |heads| {
+            heads.extend_from_slice(head);
+            body..end
+        });
+        Ok(())
+    }
+
+    /// A packet that is still to be cut.
+    fn forward_whole(
+        &mut self,
+        start: usize,
+        end: usize,
+        ip: Ipv4,
+        virtio: &VirtioHeader,
+        to: Ipv4Addr,
+    ) -> Result<(), Count> {
+        let whole = Whole::new(&self.memory[start..end], ip, virtio).ok_or(Count::Malformed)?;
+        if whole.bytes_of(0) > self.shared.mtu_bytes {
+            return Err(Count::Oversized);
+        }
+        for number in 0..whole.count() {
+            if !self.waiting.takes(to, whole.bytes_of(number)) {
+                send(&mut self.waiting, &self.memory, &self.socket, &self.shared);
+            }
+            self.waiting.push(to, |heads| {
+                let body = whole.cut(number, heads);
+                start + body.start..start + body.end
+            });
+        }
+        Ok(())
+    }
+
+    fn make_room(&mut self, to: Ipv4Addr, bytes: usize) {
+        if !self.waiting.takes(to, bytes) {
+            send(&mut self.waiting, &self.memory, &self.socket, &self.shared);
+        }
+    }
+
+    /// Tells the sender of a packet that there is no way.
+    fn refuse(&self, start: usize, ip: &Ipv4) {
+        let offender = &self.memory[start..start + ip.total_bytes];
+        let Some(answer) = unreachable(self.shared.own, offender, ip) else { return };
+        let header = VirtioHeader::default().encode();
+        let header: &[u8] = if self.shared.virtio { &header } else { &[] };
+        // It is as lossy as any packet: a device that is down takes none.
+        let _ = self.queue.write(&[IoSlice::new(header), IoSlice::new(&answer)]);
+    }
+
+    /// Sends what waits; its memory is free again.
+    fn send(&mut self) {
+        send(&mut self.waiting, &self.memory, &self.socket, &self.shared);
+        self.used = 0;
+    }
+}
+
+fn send(waiting: &mut Waiting, memory: &[u8], socket: &UdpSocket, shared: &Shared) {
+    if waiting.is_empty() {
+        return;
+    }
+    let count = waiting.len() as u64;
+    let sent = waiting.send(memory, shared.port, socket);
+    shared.counters.add(if sent.is_ok() { Count::Sent } else { Count::Unsent }, count);
+    shared.counters.add(Count::Sends, 1);
+}

@@ -1,0 +1,124 @@
+//! What the threads of a proxy share: settings, counters, and the end.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use russet_linux::ready::Stop;
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// Whether packets of the TUN have virtio headers.
+    pub(super) virtio: bool,
+    pub(super) mtu_bytes: usize,
+    /// The base address of our lease.
+    pub(super) own: Ipv4Addr,
+    /// Ours, and so the peers'.
+    pub(super) port: u16,
+    pub(super) stop: Stop,
+    pub(super) counters: Counters,
+    failure: Mutex<Option<String>>,
+}
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Count {
+    /// Packets that went to a peer.
+    Sent,
+    /// Calls that sent them, or tried to.
+    Sends,
+    /// Packets that the kernel would not send: no route, a path MTU that is too small, a firewall.
+    Unsent,
+    /// Packets that came from peers.
+    Received,
+    /// Calls that handed them, or several joined to one, to the kernel.
+    Writes,
+    /// Writes that the kernel would not take.
+    Undelivered,
+    /// Packets for subnets that no peer has.
+    NoPeer,
+    /// Packets whose time to live ran out.
+    Expired,
+    /// What is no IPv4 packet.
+    Malformed,
+    /// Packets that are larger than the MTU.
+    Oversized,
+}
+
+/// How often each happened.
+#[derive(Debug, Default)]
+pub(super) struct Counters([AtomicU64; Count::ALL.len()]);
+
+// === impl Shared ===
+
+impl Shared {
+    pub(super) fn new(virtio: bool, mtu_bytes: u32, own: Ipv4Addr, port: u16) -> io::Result<Self> {
+        Ok(Self {
+            virtio,
+            mtu_bytes: mtu_bytes as usize,
+            own,
+            port,
+            stop: Stop::new()?,
+            counters: Counters::default(),
+            failure: Mutex::default(),
+        })
+    }
+
+    /// A thread cannot go on: all stop, and the first reason is kept.
+    pub(super) fn fail(&self, thread: &str, error: &io::Error) {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.get_or_insert_with(|| format!("{thread}: {error}"));
+        drop(failure);
+        self.stop.raise();
+    }
+
+    pub(super) fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether an error of a TUN queue says that somebody has deleted the device.
+    pub(super) fn is_gone(error: &io::Error) -> bool {
+        error.raw_os_error() == Some(EBADFD)
+    }
+}
+
+/// asm-generic/errno.h
+const EBADFD: i32 = 77;
+
+// === impl Count ===
+
+impl Count {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Sent,
+        Self::Sends,
+        Self::Unsent,
+        Self::Received,
+        Self::Writes,
+        Self::Undelivered,
+        Self::NoPeer,
+        Self::Expired,
+        Self::Malformed,
+        Self::Oversized,
+    ];
+}
+
+// === impl Counters ===
+
+impl Counters {
+    pub(super) fn add(&self, what: Count, count: u64) {
+        self.0[what as usize].fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Counts a write that failed; the next packet may do better.
+    pub(super) fn undelivered(&self, written: io::Result<()>) {
+        if written.is_err() {
+            self.add(Count::Undelivered, 1);
+        }
+    }
+
+    pub(super) fn get(&self, what: Count) -> u64 {
+        self.0[what as usize].load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,131 @@
+//! Datagrams on their way to one peer, gathered until they go out in one call.
+//!
+//! All have one size but the last, which may be shorter: that is what the kernel can cut them into again.
+
+use std::io::{self, IoSlice};
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::ops::Range;
+
+use russet_linux::udp::{TRAIN_MAX_BYTES, TRAIN_MAX_DATAGRAMS, Train, UdpSocket};
+
+/// Datagrams that wait to be sent. Bodies are places in the memory that [`Waiting::send`] is given.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    to: Ipv4Addr,
+    /// The first bytes of every datagram.
+    heads: Vec<u8>,
+    datagrams: Vec<Datagram>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Datagram {
+    head: Range<usize>,
+    body: Range<usize>,
+}
+
+const PIECES_EACH: usize = 2;
+
+// === impl Waiting ===
+
+impl Waiting {
+    pub(super) fn new() -> Self {
+        let datagrams = Vec::with_capacity(TRAIN_MAX_DATAGRAMS);
+        Self { to: Ipv4Addr::UNSPECIFIED, heads: Vec::new(), datagrams, bytes: 0 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.datagrams.is_empty()
+    }
+
+    /// How many datagrams wait.
+    pub(super) fn len(&self) -> usize {
+        self.datagrams.len()
+    }
+
+    /// Whether a datagram of `bytes` for `to` can go with those that wait.
+    pub(super) fn takes(&self, to: Ipv4Addr, bytes: usize) -> bool {
+        let (Some(first), Some(last)) = (self.datagrams.first(), self.datagrams.last()) else { return true };
+        to == self.to
+            && last.bytes() == first.bytes()
+            && bytes <= first.bytes()
+            && self.datagrams.len() < TRAIN_MAX_DATAGRAMS
+            && self.bytes + bytes <= TRAIN_MAX_BYTES
+    }
+
+    /// Adds a datagram that [fits](Self::takes): `head` appends its first bytes and says where the others are.
+    pub(super) fn push(&mut self, to: Ipv4Addr, head: impl FnOnce(&mut Vec<u8>) -> Range<usize>) {
+        self.to = to;
+        let at = self.heads.len();
+        let body = head(&mut self.heads);
+        let datagram = Datagram { head: at..self.heads.len(), body };
+        self.bytes += datagram.bytes();
+        self.datagrams.push(datagram);
+    }
+
+    /// Sends them all to the peer's `port`; they wait no longer, whether that went well or not.
+    pub(super) fn send(&mut self, memory: &[u8], port: u16, socket: &UdpSocket) -> io::Result<()> {
+        let Some(first) = self.datagrams.first() else { return Ok(()) };
+        let mut pieces = [IoSlice::new(&[]); PIECES_EACH * TRAIN_MAX_DATAGRAMS];
+        for (pair, datagram) in pieces.as_chunks_mut::<PIECES_EACH>().0.iter_mut().zip(&self.datagrams) {
+            let (head, body) = (&self.heads[datagram.head.clone()], &memory[datagram.body.clone()]);
+            *pair = [IoSlice::new(head), IoSlice::new(body)];
+        }
+        let train = Train {
+            pieces: &pieces[..PIECES_EACH * self.datagrams.len()],
+            pieces_each: PIECES_EACH,
+            datagram_bytes: u16::try_from(first.bytes()).unwrap_or(u16::MAX),
+        };
+        let sent = socket.send(SocketAddrV4::new(self.to, port), train);
+        self.heads.clear();
+        self.datagrams.clear();
+        self.bytes = 0;
+        sent
+    }
+}
+
+// === impl Datagram ===
+
+impl Datagram {
+    fn bytes(&self) -> usize {
+        self.head.len() + self.body.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TO: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+    /// How many datagrams of these sizes go together.
+    fn taken(sizes: impl IntoIterator<Item = usize>) -> usize {
+        let mut waiting = Waiting::new();
+        for bytes in sizes {
+            if !waiting.takes(TO, bytes) {
+                break;
+            }
+            waiting.push(TO, |head| {
+                head.extend([0; 20]);
+                0..bytes - 20
+            });
+        }
+        waiting.len()
+    }
+
+    #[test]
+    fn datagrams_of_one_size_go_together_and_a_shorter_one_is_the_last() {
+        assert_eq!(taken([100, 100, 100, 60, 60]), 4);
+        assert_eq!(taken([100, 100, 101]), 2);
+        assert_eq!(taken(vec![30; 100]), TRAIN_MAX_DATAGRAMS);
+        assert_eq!(taken(vec![1472; 100]), 44);
+    }
+
+    #[test]
+    fn another_peer_waits_for_the_next() {
+        let mut waiting = Waiting::new();
+        waiting.push(TO, |_| 0..100);
+        assert!(waiting.takes(TO, 100));
+        assert!(!waiting.takes(Ipv4Addr::LOCALHOST, 100));
+    }
+}

@@ -1,0 +1,96 @@
+//! The answer to a packet for a subnet that nobody has: ICMP net unreachable, as flannel's proxy words it (flannel.md 6.1).
+
+use std::net::Ipv4Addr;
+
+use super::checksum::Sum;
+use super::packet::{ICMP, Ipv4, put_u16, set_header_checksum};
+
+/// Hops that the answer lives: it only goes back to a pod of this node.
+const TTL: u8 = 8;
+/// Bytes of the offender's payload that are quoted.
+const QUOTED_BYTES: usize = 8;
+const HEADER_BYTES: usize = 20;
+const ICMP_BYTES: usize = 8;
+/// The largest header that is answered: one with every option is not, as in the original.
+const OFFENDER_MAX_HEADER_BYTES: usize = 56;
+
+/// The answer to `offender` from `own`, the base address of our lease, if it gets one.
+///
+/// RFC 1122 forbids answers to ICMP errors, to fragments behind the first and to senders that are no single host; the original answers no
+/// ICMP at all.
+pub(super) fn unreachable(own: Ipv4Addr, offender: &[u8], ip: &Ipv4) -> Option<Vec<u8>> {
+    let source = ip.source;
+    let no_host = source.is_unspecified() || source.is_multicast() || source.is_broadcast();
+    if ip.protocol == ICMP
+        || ip.fragment_offset != 0
+        || ip.header_bytes > OFFENDER_MAX_HEADER_BYTES
+        || no_host
+    {
+        return None;
+    }
+    let quoted = &offender[..ip.total_bytes.min(ip.header_bytes + QUOTED_BYTES)];
+    let total = HEADER_BYTES + ICMP_BYTES + quoted.len();
+    let mut packet = vec![0; total];
+    let (header, icmp) = packet.split_at_mut(HEADER_BYTES);
+    header[0] = 0x45;
+    put_u16(header, 2, u16::try_from(total).ok()?);
+    header[8] = TTL;
+    header[9] = ICMP;
+    header[12..16].copy_from_slice(&own.octets());
+    header[16..20].copy_from_slice(&source.octets());
+    set_header_checksum(header);
+    icmp[0] = 3; // Destination unreachable; the code is 0, the net is.
+    icmp[ICMP_BYTES..].copy_from_slice(quoted);
+    let checksum = Sum::default().add(icmp).checksum();
+    icmp[2..4].copy_from_slice(&checksum);
+    Some(packet)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::checksum::tests::by_the_book;
+    use super::super::samples;
+    use super::*;
+
+    const OWN: Ipv4Addr = Ipv4Addr::new(10, 1, 15, 0);
+
+    fn answer(offender: &[u8]) -> Option<Vec<u8>> {
+        unreachable(OWN, offender, &Ipv4::parse(offender).unwrap())
+    }
+
+    #[test]
+    fn the_answer_has_56_bytes_and_quotes_header_and_eight_bytes() {
+        let offender = samples::udp(b"a long enough payload");
+        let answer = answer(&offender).unwrap();
+        assert_eq!(answer.len(), 56);
+        assert_eq!(answer[..10], [0x45, 0, 0, 56, 0, 0, 0, 0, 8, 1]);
+        assert_eq!(answer[12..16], OWN.octets());
+        assert_eq!(answer[16..20], samples::A.octets());
+        assert_eq!(answer[20..22], [3, 0]);
+        assert_eq!(answer[24..28], [0; 4]);
+        assert_eq!(answer[28..], offender[..28]);
+        assert_eq!(by_the_book(&answer[..20]), 0xffff);
+        assert_eq!(by_the_book(&answer[20..]), 0xffff);
+    }
+
+    #[test]
+    fn a_short_offender_is_quoted_whole() {
+        assert_eq!(answer(&samples::ip(99, 1, b"abc")).unwrap().len(), 28 + 23);
+    }
+
+    #[test]
+    fn some_get_no_answer() {
+        assert_eq!(answer(&samples::ip(ICMP, 1, &[8, 0, 0, 0, 0, 0, 0, 0])), None, "echo");
+        let mut fragment = samples::udp(b"abc");
+        fragment[7] = 1;
+        assert_eq!(answer(&fragment), None, "a fragment behind the first");
+        let mut full = samples::ip(17, 1, &[0; 60]);
+        full[0] = 0x4f;
+        assert_eq!(answer(&full), None, "a header of 60 bytes");
+        for source in [[0; 4], [224, 0, 0, 1], [255; 4]] {
+            let mut nobody = samples::udp(b"abc");
+            nobody[12..16].copy_from_slice(&source);
+            assert_eq!(answer(&nobody), None, "from {source:?}");
+        }
+    }
+}

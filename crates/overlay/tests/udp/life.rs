@@ -1,0 +1,117 @@
+//! Start, stop, and what happens to the device in between.
+
+use std::time::Duration;
+
+use russet_overlay::udp::Proxy;
+use russet_testkit::{eventually, ip_json};
+
+use crate::lab::{lease, sh, with_nodes};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+fn devices() -> Vec<String> {
+    let links = ip_json(&["-n", "h1", "link"]);
+    let names = links.as_array().unwrap().iter().map(|link| link["ifname"].as_str().unwrap().to_owned());
+    names.filter(|name| name.starts_with("flannel")).collect()
+}
+
+/// flannel.md 6.1 and 14.
+#[test]
+#[ignore = "kernel: TUN devices and namespaces need root"]
+fn the_device_has_the_lease_base_the_network_and_the_mtu_and_goes_with_the_proxy() {
+    with_nodes(|[one, _]| {
+        let proxy = one.start(one.options());
+        assert_eq!(proxy.device().as_str(), "flannel0");
+        let shown = ip_json(&["-n", "h1", "addr", "show", "dev", "flannel0"]);
+        assert_eq!((&shown[0]["mtu"], &shown[0]["txqlen"]), (&1472.into(), &500.into()));
+        assert!(shown[0]["flags"].as_array().unwrap().contains(&"UP".into()));
+        let inet = |address: &&serde_json::Value| address["family"] == "inet";
+        let address = shown[0]["addr_info"].as_array().unwrap().iter().find(inet).unwrap();
+        assert_eq!((&address["local"], &address["prefixlen"]), (&"10.1.1.0".into(), &32.into()));
+        let route = sh("ip -n h1 -d route show 10.1.0.0/16");
+        assert_eq!(route.trim(), "unicast 10.1.0.0/16 dev flannel0 proto boot scope global");
+        drop(proxy);
+        assert_eq!(devices(), [""; 0]);
+    });
+}
+
+#[test]
+#[ignore = "kernel: TUN devices and namespaces need root"]
+fn a_proxy_that_is_started_again_goes_on_where_the_last_one_stopped() {
+    with_nodes(|[one, two]| {
+        let _other = two.start(two.options());
+        for _ in 0..5 {
+            let _proxy = one.start(one.options());
+            let (answered, said) = one.ping("", "10.1.2.2");
+            assert!(answered, "{said}");
+            assert_eq!(devices(), ["flannel0"]);
+        }
+    });
+}
+
+#[test]
+#[ignore = "kernel: TUN devices and namespaces need root"]
+fn a_port_that_is_taken_is_told_and_leaves_no_device() {
+    with_nodes(|[one, _]| {
+        let _first = one.start(one.options());
+        for queues in [1, 3] {
+            let mut options = one.options();
+            options.queues = queues;
+            let error = one.host.run_in_thread(|| Proxy::start(options)).unwrap().unwrap_err();
+            assert!(error.to_string().starts_with("open UDP socket 192.168.77.1:8285: bind: "), "{error}");
+            assert_eq!(devices(), ["flannel0"]);
+        }
+    });
+}
+
+#[test]
+#[ignore = "kernel: TUN devices and namespaces need root"]
+fn a_device_that_somebody_deletes_is_a_failure_that_is_told() {
+    with_nodes(|[one, _]| {
+        let proxy = one.start(one.options());
+        assert_eq!(proxy.failure(), None);
+        sh("ip -n h1 link del flannel0");
+        eventually(DEADLINE, || proxy.failure().is_some());
+        drop(proxy);
+        let again = one.start(one.options());
+        assert_eq!(again.failure(), None);
+    });
+}
+
+#[test]
+#[ignore = "kernel: TUN devices and namespaces need root"]
+fn route_address_and_state_that_somebody_takes_away_are_repaired() {
+    with_nodes(|[one, two]| {
+        let proxies = [one.start(one.options()), two.start(two.options())];
+        for damage in [
+            "ip -n h1 route del 10.1.0.0/16",
+            "ip -n h1 link set flannel0 down",
+            "ip -n h1 addr flush dev flannel0",
+            "ip -n h1 link set flannel0 mtu 900",
+        ] {
+            sh(damage);
+            proxies[0].repair().unwrap();
+            let (answered, said) = one.ping("-s 1444 -M do", "10.1.2.2");
+            assert!(answered, "after {damage}: {said}");
+            assert_eq!(proxies[0].failure(), None);
+        }
+    });
+}
+
+#[test]
+#[ignore = "kernel: TUN devices and namespaces need root"]
+fn peers_that_come_and_go_are_followed_at_once() {
+    with_nodes(|[one, two]| {
+        let proxies = [one.start(one.options()), two.start(two.options())];
+        proxies[0].remove(lease(2));
+        assert!(!one.ping("", "10.1.2.2").0);
+        // The wide prefix leads nowhere, the narrow one home.
+        proxies[0].put("10.1.0.0/16".parse().unwrap(), [192, 168, 77, 99].into());
+        proxies[0].put(lease(2), [192, 168, 77, 2].into());
+        assert!(one.ping("", "10.1.2.2").0);
+        proxies[0].reset(&[]);
+        assert!(!one.ping("", "10.1.2.2").0);
+        proxies[0].reset(&[(lease(2), [192, 168, 77, 2].into())]);
+        assert!(one.ping("", "10.1.2.2").0);
+    });
+}
