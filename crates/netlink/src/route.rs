@@ -96,6 +96,8 @@ impl Route {
     pub const LOCAL: u32 = 255;
     /// The metric of an IPv6 route that was given none.
     pub const METRIC_V6: u32 = 1024;
+    /// `RTPROT_KERNEL`: the routes of addresses.
+    pub const PROTOCOL_KERNEL: u8 = 2;
     /// `RTPROT_BOOT`, which `ip route` uses.
     pub const PROTOCOL_BOOT: u8 = 3;
 

@@ -4,31 +4,31 @@
 use std::collections::BTreeMap;
 
 use russet_addr::{Family, IfName, IpNet};
+use russet_linux::sysctl;
 use russet_netlink::{
     Address, Batch, FdbEntry, LinkAdd, LinkDel, LinkKind, LinkSet, Neighbour, NetlinkError, Socket, Vxlan,
 };
 
-use crate::inputs::Dialect;
-use crate::observe::{DEVICE_ALIAS, Observed};
+use crate::observe::FoundDevice;
+use crate::owner::Owner;
 use crate::plan::{Op, route};
 use crate::report::{Kind, Report};
-use crate::vxlan::{Device, device_name};
+use crate::vxlan::Device;
 
 /// Where the devices are, as far as known.
 #[derive(Debug, Default)]
 pub(crate) struct Executor {
     devices: BTreeMap<Family, u32>,
-    /// The protocol of the routes that are put.
-    protocol: u8,
+    owner: Owner,
 }
 
 // === impl Executor ===
 
 impl Executor {
-    pub(crate) fn new(observed: &Observed, dialect: Dialect) -> Self {
-        let vxlan = observed.devices.iter().filter(|(_, device)| device.vxlan.is_some());
+    pub(crate) fn new(found: &BTreeMap<Family, FoundDevice>, owner: &Owner) -> Self {
+        let vxlan = found.iter().filter(|(_, device)| device.vxlan.is_some());
         let devices = vxlan.map(|(family, device)| (*family, device.ifindex)).collect();
-        Self { devices, protocol: dialect.route_protocol() }
+        Self { devices, owner: owner.clone() }
     }
 
     /// Sends one batch; false when the conversation itself broke, so that going on makes no sense. Requests for a device
@@ -59,11 +59,14 @@ impl Executor {
     fn follow(&mut self, socket: &mut Socket, op: &Op, report: &mut Report) {
         match op {
             Op::DeleteDevice(family, _) => _ = self.devices.remove(family),
-            Op::CreateDevice(family, _) => match name(*family).map(|name| socket.link_by_name(&name)) {
-                Some(Ok(link)) => _ = self.devices.insert(*family, link.index),
-                Some(Err(error)) => report.fail(error),
-                None => {}
-            },
+            Op::CreateDevice(family, _) => {
+                let Some(name) = self.owner.name(*family) else { return };
+                ignore_router_advertisements(name, report);
+                match socket.link_by_name(name) {
+                    Ok(link) => _ = self.devices.insert(*family, link.index),
+                    Err(error) => report.fail(error),
+                }
+            }
             _ => {}
         }
     }
@@ -76,9 +79,11 @@ impl Executor {
     fn try_encode(&self, op: &Op, batch: &mut Batch) -> Option<()> {
         match op {
             Op::DeleteDevice(_, ifindex) => batch.delete_link(&LinkDel::Index(*ifindex)),
-            Op::CreateDevice(family, device) => batch.add_link(&link(name(*family)?, device)),
+            Op::CreateDevice(family, device) => {
+                batch.add_link(&link(self.owner.name(*family)?.clone(), device))
+            }
             Op::MarkDevice(family) => {
-                let alias = Some(DEVICE_ALIAS.to_owned());
+                let alias = self.owner.alias.map(str::to_owned);
                 batch.set_link(&LinkSet { alias, ..LinkSet::index(self.device(*family)?) })
             }
             Op::SetMtu(family, mtu) => {
@@ -98,12 +103,12 @@ impl Executor {
                 batch.replace_fdb(&FdbEntry::remote(self.device(*family)?, *mac, *dst))
             }
             Op::DeleteFdb(entry) => batch.delete_fdb(entry),
-            Op::AddRoute(dst, hop) | Op::ReplaceRoute(dst, hop) => {
+            Op::AddRoute(dst, hop, metric) | Op::ReplaceRoute(dst, hop, metric) => {
                 let device = self.devices.get(&Family::of_net(dst)).copied();
                 if hop.uses_device() && device.is_none() {
                     return None;
                 }
-                let route = route(*dst, *hop, device, self.protocol);
+                let route = route(*dst, *hop, device, *metric, &self.owner);
                 // Anybody else's route to the same place makes an addition fail, and stays.
                 if matches!(op, Op::AddRoute(..)) {
                     batch.add_route(&route)
@@ -125,21 +130,28 @@ impl Executor {
     }
 }
 
-fn name(family: Family) -> Option<IfName> {
-    IfName::new(device_name(family)).ok()
+/// A tunnel device gets its configuration from nobody but us; to be written while it is down. Without IPv6 there is no such
+/// sysctl, and no need.
+pub(crate) fn ignore_router_advertisements(name: &IfName, report: &mut Report) {
+    match sysctl::write_if_different(&format!("net/ipv6/conf/{name}/accept_ra"), "0") {
+        Ok(true) => report.count(Kind::Sysctl),
+        Ok(false) => {}
+        Err(error) if error.is_missing() => {}
+        Err(error) => report.fail(error),
+    }
 }
 
-/// The device learns nothing from what it receives: all its entries are ours. Outer checksums are the kernel's default.
+/// Outer checksums are the kernel's default.
 fn link(name: IfName, device: &Device) -> LinkAdd {
     let vxlan = Vxlan {
         local: Some(device.local),
         parent: Some(device.parent),
-        learning: false,
+        learning: device.learning,
+        gbp: device.gbp,
         udp_csum: true,
         ..Vxlan::new(device.vni, device.port)
     };
     LinkAdd {
-        up: true,
         mtu_bytes: Some(device.mtu),
         mac: Some(device.mac),
         ..LinkAdd::new(name, LinkKind::Vxlan(vxlan))

@@ -80,8 +80,9 @@ impl Masquerade {
     /// The sets for the pools of `scene`.
     pub(crate) fn new(scene: &Scene<'_>, desired: &Desired) -> Self {
         let nat = scene.pools.iter().filter(|(_, pool)| pool.nat_outgoing);
-        let ends = desired.devices.iter().map(|(family, device)| {
-            (*family, TunnelEnds { port: device.port, local: device.local, tunnel: device.address.addr() })
+        let ends = desired.devices.iter().filter_map(|(family, device)| {
+            let tunnel = device.address?.addr();
+            Some((*family, TunnelEnds { port: device.port, local: device.local, tunnel }))
         });
         Self {
             pools: disjoint(scene.pools.iter().map(|(net, _)| *net)),

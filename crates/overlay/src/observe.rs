@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use russet_addr::{Family, IfName, IpNet, Mac};
+use russet_addr::{Family, IpNet, Mac};
 use russet_netlink::{
     FdbEntry, FdbTable, Link, Neighbour, NeighbourState, NetlinkError, Result, Route, RouteFilter, RouteKind,
     Scope, Socket, Vxlan,
 };
 
-use crate::inputs::Dialect;
-use crate::vxlan::device_name;
+use crate::desired::Desired;
+use crate::owner::{Owner, Whose};
 
 /// The protocol of all routes that are ours, unless Felix's manner is asked for.
 pub const ROUTE_PROTOCOL: u8 = 114;
@@ -31,6 +31,8 @@ pub struct Observed {
     pub routes: BTreeMap<IpNet, Vec<Route>>,
     /// Routes of others that make room for ours.
     pub yielding: BTreeMap<IpNet, Vec<Route>>,
+    /// Networks of the node's own addresses among the wanted destinations: their routes are not replaced.
+    pub connected: BTreeSet<IpNet>,
 }
 
 /// A link with the name of one of our devices.
@@ -48,36 +50,33 @@ pub struct FoundDevice {
     pub up: bool,
     /// Whether it carries our alias.
     pub marked: bool,
-    /// Its global addresses of the device's family.
+    /// Its global addresses of the device's family, as far as they are ours to change.
     pub addresses: BTreeSet<IpNet>,
 }
 
-/// Reads everything that is ours.
-pub fn observe(socket: &mut Socket, dialect: Dialect) -> Result<Observed> {
+/// Reads everything that is ours, and what stands in the way of what is wanted.
+pub fn observe(socket: &mut Socket, desired: &Desired) -> Result<Observed> {
     let mut observed = Observed::default();
     for family in Family::BOTH {
-        if let Some(device) = device(socket, family)? {
+        if let Some(device) = device(socket, family, &desired.owner)? {
             let ifindex = device.ifindex;
             if device.vxlan.is_some() {
                 observed.read_entries(socket, family, ifindex)?;
             }
             observed.devices.insert(family, device);
         }
-        let index = observed.devices.get(&family).map(|device| device.ifindex);
-        let mut read = |protocol: u8, into: &mut BTreeMap<IpNet, Vec<Route>>| -> Result<()> {
-            let filter = RouteFilter { table: Some(Route::MAIN), protocol: Some(protocol), oif: None };
-            let routes = listed(socket.routes_where(family, filter))?.into_iter();
-            routes.filter(|route| is_ours(route, index)).for_each(|r| into.entry(r.dst).or_default().push(r));
-            Ok(())
-        };
-        for protocol in dialect.owned_protocols() {
-            read(*protocol, &mut observed.routes)?;
-        }
-        for protocol in dialect.yielding_protocols() {
-            read(*protocol, &mut observed.yielding)?;
-        }
+        observed.read_routes(socket, family, desired)?;
     }
     Ok(observed)
+}
+
+/// Reads our devices only.
+pub(crate) fn observe_devices(socket: &mut Socket, owner: &Owner) -> Result<BTreeMap<Family, FoundDevice>> {
+    let mut devices = BTreeMap::new();
+    for family in Family::BOTH {
+        devices.extend(device(socket, family, owner)?.map(|device| (family, device)));
+    }
+    Ok(devices)
 }
 
 /// Whether a route of one of our protocols is the overlay's: it leads to another node or nowhere. Direct routes to other links
@@ -88,16 +87,16 @@ pub fn is_ours(route: &Route, device: Option<u32>) -> bool {
         && (elsewhere || route.kind != RouteKind::Unicast || (route.oif.is_some() && route.oif == device))
 }
 
-fn device(socket: &mut Socket, family: Family) -> Result<Option<FoundDevice>> {
-    let Ok(name) = IfName::new(device_name(family)) else { return Ok(None) };
-    let link = match socket.link_by_name(&name) {
+fn device(socket: &mut Socket, family: Family, owner: &Owner) -> Result<Option<FoundDevice>> {
+    let Some(name) = owner.name(family) else { return Ok(None) };
+    let link = match socket.link_by_name(name) {
         Err(error) if error.is_not_found() => return Ok(None),
         result => result?,
     };
     let addresses = socket.addresses_of(link.index)?.into_iter();
     let global = addresses.filter(|a| a.scope == Scope::Universe && Family::of_net(&a.net) == family);
-    let addresses = global.map(|address| address.net).collect();
-    let marked = link.alias.as_deref() == Some(DEVICE_ALIAS);
+    let addresses = global.map(|address| address.net).filter(|net| owner.owns_address(net)).collect();
+    let marked = owner.alias.is_some_and(|alias| link.alias.as_deref() == Some(alias));
     let up = link.is_up();
     let Link { index, vxlan, mtu_bytes, mac, .. } = link;
     Ok(Some(FoundDevice { ifindex: index, vxlan, mtu: mtu_bytes, mac, up, marked, addresses }))
@@ -114,6 +113,31 @@ fn listed<T>(result: Result<Vec<T>>) -> Result<Vec<T>, NetlinkError> {
 // === impl Observed ===
 
 impl Observed {
+    fn read_routes(&mut self, socket: &mut Socket, family: Family, desired: &Desired) -> Result<()> {
+        let main = RouteFilter { table: Some(Route::MAIN), ..RouteFilter::default() };
+        let found = match desired.owner.protocols() {
+            Some(protocols) => {
+                let mut found = Vec::new();
+                for protocol in protocols {
+                    let filter = RouteFilter { protocol: Some(protocol), ..main };
+                    found.extend(listed(socket.routes_where(family, filter))?);
+                }
+                found
+            }
+            None => listed(socket.routes_where(family, main))?,
+        };
+        let device = self.devices.get(&family).map(|device| device.ifindex);
+        for route in found {
+            match desired.owner.whose(&route, device, &desired.routes) {
+                Some(Whose::Ours) => self.routes.entry(route.dst).or_default().push(route),
+                Some(Whose::Yields) => self.yielding.entry(route.dst).or_default().push(route),
+                Some(Whose::Connected) => _ = self.connected.insert(route.dst),
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
     fn read_entries(&mut self, socket: &mut Socket, family: Family, ifindex: u32) -> Result<()> {
         for entry in socket.fdb(ifindex)? {
             if entry.permanent && entry.table == FdbTable::Device {

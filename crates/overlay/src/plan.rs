@@ -10,8 +10,9 @@ use russet_netlink::{FdbEntry, Neighbour, Route};
 
 use crate::desired::{Desired, Hop};
 use crate::observe::{FoundDevice, Observed};
+use crate::owner::{Owner, Yielding};
 use crate::refusal::{Reason, Refusal, Subject};
-use crate::vxlan::{Device, device_name};
+use crate::vxlan::Device;
 
 /// The differences, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -27,7 +28,7 @@ pub struct Plan {
 pub enum Op {
     /// Removes a device and with it all that is on it.
     DeleteDevice(Family, u32),
-    /// Creates a device, up.
+    /// Creates a device, down.
     CreateDevice(Family, Device),
     /// Puts our alias on it.
     MarkDevice(Family),
@@ -47,10 +48,10 @@ pub enum Op {
     PutFdb(Family, Mac, IpAddr),
     /// Removes one.
     DeleteFdb(FdbEntry),
-    /// Adds a route, unless anybody has one to the same place.
-    AddRoute(IpNet, Hop),
+    /// Adds a route, with another metric than the default perhaps, unless anybody has one to the same place.
+    AddRoute(IpNet, Hop, Option<u32>),
     /// Puts a route in the place of one of ours, or of one that makes room.
-    ReplaceRoute(IpNet, Hop),
+    ReplaceRoute(IpNet, Hop, Option<u32>),
     /// Removes a route.
     DeleteRoute(Route),
 }
@@ -79,26 +80,21 @@ struct Planner<'a> {
 }
 
 /// The route that `hop` stands for, exactly as a dump will show it.
-pub(crate) fn route(dst: IpNet, hop: Hop, device: Option<u32>, protocol: u8) -> Route {
+pub(crate) fn route(dst: IpNet, hop: Hop, device: Option<u32>, metric: Option<u32>, owner: &Owner) -> Route {
     let mut route = match hop {
         Hop::Tunnel(gateway) => Route { oif: device, onlink: true, ..Route::via(dst, gateway) },
         Hop::Connected => Route { oif: device, ..Route::dev(dst, 0) },
         Hop::Underlay { ifindex, gateway } => {
-            Route { oif: Some(ifindex), onlink: true, ..Route::via(dst, gateway) }
+            Route { oif: Some(ifindex), onlink: owner.onlink, ..Route::via(dst, gateway) }
         }
         Hop::Blackhole => Route::blackhole(dst),
     };
-    route.protocol = protocol;
-    route.metric = metric(dst);
-    route
-}
-
-/// The metric of our routes: the kernel's default.
-fn metric(dst: IpNet) -> Option<u32> {
-    match dst {
+    route.protocol = owner.protocol;
+    route.metric = metric.or(match dst {
         IpNet::V4(_) => None,
         IpNet::V6(_) => Some(Route::METRIC_V6),
-    }
+    });
+    route
 }
 
 /// What to do to get from `observed` to `desired`: devices; then neighbours and forwarding entries before the routes
@@ -135,23 +131,24 @@ impl Plan {
 
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dev = device_name;
         match self {
-            Op::DeleteDevice(family, _) => write!(f, "delete device {}", dev(*family)),
+            Op::DeleteDevice(family, _) => write!(f, "delete the {family} tunnel device"),
             Op::CreateDevice(family, device) => {
-                write!(f, "create device {} mac {}", dev(*family), device.mac)
+                write!(f, "create the {family} tunnel device, mac {}", device.mac)
             }
-            Op::MarkDevice(family) => write!(f, "mark device {} as ours", dev(*family)),
-            Op::SetMtu(family, mtu) => write!(f, "set mtu of device {} to {mtu}", dev(*family)),
-            Op::RaiseDevice(family) => write!(f, "set device {} up", dev(*family)),
-            Op::AddAddress(family, net) => write!(f, "add address {net} to device {}", dev(*family)),
-            Op::DeleteAddress(family, net) => write!(f, "delete address {net} from device {}", dev(*family)),
+            Op::MarkDevice(family) => write!(f, "mark the {family} tunnel device as ours"),
+            Op::SetMtu(family, mtu) => write!(f, "set mtu of the {family} tunnel device to {mtu}"),
+            Op::RaiseDevice(family) => write!(f, "set the {family} tunnel device up"),
+            Op::AddAddress(family, net) => write!(f, "add address {net} to the {family} tunnel device"),
+            Op::DeleteAddress(family, net) => {
+                write!(f, "delete address {net} from the {family} tunnel device")
+            }
             Op::PutNeighbour(address, mac) => write!(f, "put neighbour {address} at {mac}"),
             Op::DeleteNeighbour(neighbour) => write!(f, "delete neighbour {}", neighbour.address),
             Op::PutFdb(_, mac, dst) => write!(f, "put forwarding entry {mac} to {dst}"),
             Op::DeleteFdb(entry) => write!(f, "delete forwarding entry {}", entry.mac),
-            Op::AddRoute(dst, hop) => write!(f, "add route {dst} {hop}"),
-            Op::ReplaceRoute(dst, hop) => write!(f, "replace route {dst} {hop}"),
+            Op::AddRoute(dst, hop, _) => write!(f, "add route {dst} {hop}"),
+            Op::ReplaceRoute(dst, hop, _) => write!(f, "replace route {dst} {hop}"),
             Op::DeleteRoute(route) => write!(f, "delete route {}", route.dst),
         }
     }
@@ -165,7 +162,7 @@ impl Planner<'_> {
         let (wanted, found) = (self.desired.devices.get(&family), self.observed.devices.get(&family));
         let foreign = found.is_some_and(|found| found.vxlan.is_none());
         let (fate, swaps) = match (wanted, found) {
-            (Some(_), Some(_)) if foreign => {
+            (Some(_), Some(_)) if foreign && !self.desired.owner.evicts => {
                 self.refusals.push(Refusal::new(Subject::Device(family), None, Reason::NameTaken));
                 (Fate::Absent, Vec::new())
             }
@@ -180,13 +177,36 @@ impl Planner<'_> {
         };
         self.fates.insert(family, fate);
         let fixes = match (fate, wanted, found) {
-            (Fate::Stays(_), Some(wanted), Some(found)) => fixes(family, wanted, found),
+            (Fate::Stays(_), Some(wanted), Some(found)) => self.fixes(family, wanted, found),
             (Fate::Appears(_), Some(wanted), _) => {
-                vec![Op::MarkDevice(family), Op::AddAddress(family, wanted.address)]
+                let mark = self.desired.owner.alias.map(|_| Op::MarkDevice(family));
+                let address = wanted.address.map(|address| Op::AddAddress(family, address));
+                mark.into_iter().chain(address).chain([Op::RaiseDevice(family)]).collect()
             }
             _ => Vec::new(),
         };
         [swaps, fixes]
+    }
+
+    fn fixes(&self, family: Family, wanted: &Device, found: &FoundDevice) -> Vec<Op> {
+        let mut ops = Vec::new();
+        if !found.marked && self.desired.owner.alias.is_some() {
+            ops.push(Op::MarkDevice(family));
+        }
+        if found.mtu != wanted.mtu {
+            ops.push(Op::SetMtu(family, wanted.mtu));
+        }
+        if !found.up {
+            ops.push(Op::RaiseDevice(family));
+        }
+        if let Some(address) = wanted.address {
+            if !found.addresses.contains(&address) {
+                ops.push(Op::AddAddress(family, address));
+            }
+            let stale = found.addresses.iter().filter(|other| **other != address);
+            ops.extend(stale.map(|address| Op::DeleteAddress(family, *address)));
+        }
+        ops
     }
 
     /// Forwarding entries and the neighbours that need them to put; the other way round to remove.
@@ -219,11 +239,15 @@ impl Planner<'_> {
     }
 
     /// Routes to put, and to remove: those to endpoints come before those through them, see `Vxlan::connect`.
-    fn routes(&self) -> [Vec<Op>; 2] {
-        let (mut put, mut stale) = (Vec::new(), Vec::new());
+    fn routes(&mut self) -> [Vec<Op>; 2] {
+        let (mut put, mut stale, mut refusals) = (Vec::new(), Vec::new(), Vec::new());
         let (first, then): (Vec<_>, Vec<_>) =
             self.desired.routes.iter().partition(|(_, hop)| **hop == Hop::Connected);
         for (dst, hop) in first.into_iter().chain(then) {
+            if self.observed.connected.contains(dst) {
+                refusals.push(Refusal::new(Subject::Block(*dst), None, Reason::Connected));
+                continue;
+            }
             let found = self.observed.routes.get(dst).map_or(&[][..], Vec::as_slice);
             self.route(*dst, *hop, found, &mut put, &mut stale);
         }
@@ -233,7 +257,15 @@ impl Planner<'_> {
                     .extend(routes.iter().filter(|route| self.survives(route)).cloned().map(Op::DeleteRoute));
             }
         }
+        self.refusals.extend(refusals);
         [put, stale]
+    }
+
+    /// Routes of others that would win over `wanted`: those that the kernel asks first, or as soon.
+    fn rivals(&self, wanted: &Route) -> impl Iterator<Item = &Route> {
+        let all = self.desired.owner.yielding == Yielding::All;
+        let yielding = self.observed.yielding.get(&wanted.dst).into_iter().flatten();
+        yielding.filter(move |route| all && route.metric.unwrap_or(0) <= wanted.metric.unwrap_or(0))
     }
 
     fn route(&self, dst: IpNet, hop: Hop, found: &[Route], put: &mut Vec<Op>, stale: &mut Vec<Op>) {
@@ -243,7 +275,8 @@ impl Planner<'_> {
             _ => None,
         };
         let possible = !hop.uses_device() || self.has_device(family);
-        let wanted = route(dst, hop, device, self.desired.dialect.route_protocol());
+        let metric = self.desired.metrics.get(&dst).copied();
+        let wanted = route(dst, hop, device, metric, &self.desired.owner);
         let known = |route: &Route| *route == wanted && (device.is_some() || !hop.uses_device());
         let mut kept = found.iter().position(known);
         if kept.is_none() && possible {
@@ -252,11 +285,16 @@ impl Planner<'_> {
             kept = found.iter().position(|route| route.metric == wanted.metric && !self.gone_before(route));
             let yields = self.observed.yielding.get(&dst).into_iter().flatten();
             let in_place = kept.is_some() || yields.into_iter().any(|route| route.metric == wanted.metric);
-            put.push(if in_place { Op::ReplaceRoute(dst, hop) } else { Op::AddRoute(dst, hop) });
+            put.push(if in_place {
+                Op::ReplaceRoute(dst, hop, metric)
+            } else {
+                Op::AddRoute(dst, hop, metric)
+            });
         }
         let rest =
             found.iter().enumerate().filter(|(index, route)| Some(*index) != kept && self.survives(route));
         stale.extend(rest.map(|(_, route)| Op::DeleteRoute(route.clone())));
+        stale.extend(self.rivals(&wanted).map(|route| Op::DeleteRoute(route.clone())));
     }
 
     /// Whether the family's device is there when entries are put.
@@ -284,31 +322,13 @@ impl Planner<'_> {
 }
 
 /// Whether the device can stay: everything else needs a new one (calico-cni.md section 4.4).
-fn matches(wanted: &Device, found: &FoundDevice) -> bool {
+pub(crate) fn matches(wanted: &Device, found: &FoundDevice) -> bool {
     found.mac == Some(wanted.mac)
         && found.vxlan.as_ref().is_some_and(|vxlan| {
             let (local, parent) = (Some(wanted.local), Some(wanted.parent));
             (vxlan.vni, vxlan.port, vxlan.local, vxlan.parent) == (wanted.vni, wanted.port, local, parent)
+                && (vxlan.gbp, vxlan.l2miss, vxlan.group) == (wanted.gbp, false, None)
         })
-}
-
-fn fixes(family: Family, wanted: &Device, found: &FoundDevice) -> Vec<Op> {
-    let mut ops = Vec::new();
-    if !found.marked {
-        ops.push(Op::MarkDevice(family));
-    }
-    if found.mtu != wanted.mtu {
-        ops.push(Op::SetMtu(family, wanted.mtu));
-    }
-    if !found.up {
-        ops.push(Op::RaiseDevice(family));
-    }
-    if !found.addresses.contains(&wanted.address) {
-        ops.push(Op::AddAddress(family, wanted.address));
-    }
-    let stale = found.addresses.iter().filter(|address| **address != wanted.address);
-    ops.extend(stale.map(|address| Op::DeleteAddress(family, *address)));
-    ops
 }
 
 fn leads_to(entry: &FdbEntry, dst: IpAddr) -> bool {

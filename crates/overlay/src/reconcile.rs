@@ -13,6 +13,7 @@ use crate::desired::{Desired, desired};
 use crate::inputs::{Dialect, Inputs};
 use crate::nat;
 use crate::observe::observe;
+use crate::owner::Owner;
 use crate::plan::{Op, plan};
 use crate::report::{Kind, Report};
 
@@ -61,7 +62,7 @@ impl Reconciler {
 
     /// Takes everything out that is the overlay's; forwarding stays on, which others may need.
     pub fn withdraw(&mut self, dialect: Dialect) -> Report {
-        let mut run = self.begin(Desired { dialect, ..Desired::default() }, 0);
+        let mut run = self.begin(Desired { owner: Owner::calico(dialect), ..Desired::default() }, 0);
         while run.step() {}
         run.finish()
     }
@@ -74,14 +75,14 @@ impl Reconciler {
     fn begin(&mut self, mut desired: Desired, underlay: u32) -> Run<'_> {
         let mut report = Report { refusals: std::mem::take(&mut desired.refusals), ..Report::default() };
         let mut steps = VecDeque::new();
-        let executor = match observe(&mut self.route, desired.dialect) {
+        let executor = match observe(&mut self.route, &desired) {
             Ok(observed) => {
                 let plan = plan(&desired, &observed);
                 report.refusals.extend(plan.refusals);
                 steps.extend(desired.forwarding.iter().map(|family| Step::Forwarding(*family, underlay)));
                 steps.extend(self.nat(&desired, &mut report));
                 steps.extend(plan.batches.into_iter().map(Step::Ops));
-                Executor::new(&observed, desired.dialect)
+                Executor::new(&observed.devices, &desired.owner)
             }
             Err(error) => {
                 // Who does not know what is there must not change it.

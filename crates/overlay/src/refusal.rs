@@ -70,6 +70,16 @@ pub enum Reason {
     MtuTooSmall(u32),
     /// A link that is no VXLAN device has the name of ours.
     NameTaken,
+    /// It is the network of an address of our own node.
+    Connected,
+    /// It is not inside this network, which all nodes share.
+    OutsideNetwork(IpNet),
+    /// It is what our own node has.
+    Ours,
+    /// A newer claim has it.
+    Superseded,
+    /// The node's address is behind a router, and the way needs it on our link.
+    OffLink(IpAddr),
     /// The pool's encapsulation is one that Russet does not speak.
     Unsupported,
 }
@@ -130,6 +140,11 @@ impl Reason {
             Reason::OwnTunnelAddressMissing => "own_tunnel_address_missing",
             Reason::MtuTooSmall(_) => "mtu_too_small",
             Reason::NameTaken => "name_taken",
+            Reason::Connected => "connected",
+            Reason::OutsideNetwork(_) => "outside_network",
+            Reason::Ours => "ours",
+            Reason::Superseded => "superseded",
+            Reason::OffLink(_) => "off_link",
             Reason::Unsupported => "unsupported",
         }
     }
@@ -159,6 +174,11 @@ impl fmt::Display for Reason {
             }
             Reason::OwnTunnelAddressMissing => f.write_str("our own node has no usable tunnel address"),
             Reason::MtuTooSmall(mtu) => write!(f, "the underlay's MTU {mtu} leaves too little room"),
+            Reason::Connected => f.write_str("it is the network of an address of this node"),
+            Reason::OutsideNetwork(network) => write!(f, "it is not inside the network {network}"),
+            Reason::Ours => f.write_str("it is our own node's"),
+            Reason::Superseded => f.write_str("a newer claim has it"),
+            Reason::OffLink(node) => write!(f, "node address {node} is not on our link"),
             Reason::NameTaken => f.write_str("a link that is no VXLAN device has its name"),
             Reason::Unsupported => f.write_str("its encapsulation is not supported"),
         }

@@ -6,6 +6,7 @@ use russet_linux::sysctl::SysctlError;
 use russet_netlink::NetlinkError;
 use russet_nft::CommitError;
 
+use crate::flannel::FlannelError;
 use crate::refusal::Refusal;
 
 /// How a run went.
@@ -52,6 +53,9 @@ pub enum OverlayError {
     /// A sysctl.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
+    /// Something that makes a backend of flannel's impossible.
+    #[error(transparent)]
+    Flannel(Box<FlannelError>),
 }
 
 /// Errors kept of one run: the rest of thousands would say the same.
@@ -78,6 +82,18 @@ impl Report {
         self.failed += 1;
         if self.errors.len() < ERRORS_MAX {
             self.errors.push(error.into());
+        }
+    }
+}
+
+// === impl OverlayError ===
+
+impl From<FlannelError> for OverlayError {
+    fn from(error: FlannelError) -> Self {
+        match error {
+            FlannelError::Netlink(error) => Self::Netlink(error),
+            FlannelError::Device(error) => error,
+            error => Self::Flannel(Box::new(error)),
         }
     }
 }

@@ -32,8 +32,12 @@ pub struct Device {
     pub mtu: u32,
     /// Its MAC, which peers compute or read from our node object.
     pub mac: Mac,
-    /// Our tunnel address, full length.
-    pub address: IpNet,
+    /// Our tunnel address, full length; none as long as it is not known.
+    pub address: Option<IpNet>,
+    /// Whether packets carry the sender's group policy.
+    pub gbp: bool,
+    /// Whether it learns from what it receives; a device that is there is not asked.
+    pub learning: bool,
 }
 
 /// Where another node's tunnel ends.
@@ -60,7 +64,7 @@ pub const fn device_name(family: Family) -> &'static str {
 }
 
 /// Bytes that the outer headers take.
-const fn overhead(family: Family) -> u32 {
+pub(crate) const fn overhead(family: Family) -> u32 {
     match family {
         Family::V4 => 50,
         Family::V6 => 70,
@@ -68,7 +72,7 @@ const fn overhead(family: Family) -> u32 {
 }
 
 /// Below these the kernel turns the family off on the device (RFC 791, RFC 8200).
-const fn mtu_min(family: Family) -> u32 {
+pub(crate) const fn mtu_min(family: Family) -> u32 {
     match family {
         Family::V4 => 576,
         Family::V6 => 1280,
@@ -154,14 +158,15 @@ fn device(scene: &mut Scene<'_>, family: Family) -> Result<Device, Reason> {
     };
     let crate::inputs::Tunnel { vni, port, .. } = inputs.tunnel;
     let parent = inputs.underlay.ifindex;
-    Ok(Device { vni, port, local, parent, mtu, mac, address: host_net(address) })
+    let address = Some(host_net(address));
+    Ok(Device { vni, port, local, parent, mtu, mac, address, gbp: false, learning: false })
 }
 
 /// The endpoints of all other nodes. Tunnel addresses and MACs are unique: ours come first, then the nodes whose MAC is
 /// the computed one, then those that name their own, which could name anybody's.
 fn endpoints<'a>(scene: &mut Scene<'a>, family: Family, own: &Device) -> BTreeMap<&'a NodeName, Endpoint> {
     let inputs = scene.inputs;
-    let mut tunnels = BTreeMap::from([(own.address.addr(), &inputs.node)]);
+    let mut tunnels: BTreeMap<_, _> = own.address.iter().map(|net| (net.addr(), &inputs.node)).collect();
     let mut macs = BTreeMap::from([(own.mac, &inputs.node)]);
     let mut found = BTreeMap::new();
     let others = || inputs.nodes.iter().filter(|(name, _)| **name != inputs.node);
@@ -206,12 +211,12 @@ fn check_tunnel(scene: &Scene<'_>, family: Family, address: IpAddr) -> Result<()
     scene.check_host(address)
 }
 
-fn is_unicast(mac: Mac) -> bool {
+pub(crate) fn is_unicast(mac: Mac) -> bool {
     !mac.is_multicast() && mac.octets() != [0; 6]
 }
 
 /// The tunnel addresses among `desired`'s next hops and neighbours, to which nobody may put a pod.
 pub(crate) fn tunnel_addresses(desired: &Desired) -> BTreeSet<IpAddr> {
-    let own = desired.devices.values().map(|device| device.address.addr());
+    let own = desired.devices.values().filter_map(|device| device.address).map(|net| net.addr());
     desired.neighbours.keys().copied().chain(own).collect()
 }

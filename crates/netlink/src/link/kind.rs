@@ -63,8 +63,14 @@ pub struct Vxlan {
     pub parent: Option<u32>,
     /// The outer UDP destination port.
     pub port: u16,
+    /// The multicast group or remote that everything unknown goes to.
+    pub group: Option<IpAddr>,
     /// Whether received packets make FDB entries.
     pub learning: bool,
+    /// Whether unknown MACs are announced to whoever listens.
+    pub l2miss: bool,
+    /// Whether packets carry the sender's group policy.
+    pub gbp: bool,
     /// The outer TTL; 0 is the kernel's default.
     pub ttl: u8,
     /// The outer don't-fragment bit.
@@ -181,7 +187,10 @@ impl Vxlan {
             local: None,
             parent: None,
             port,
+            group: None,
             learning: false,
+            l2miss: false,
+            gbp: false,
             ttl: 0,
             df: Df::Unset,
             udp_csum: false,
@@ -192,18 +201,17 @@ impl Vxlan {
 
     fn encode(&self, data: &mut MessageBuilder<'_>) {
         data.attr_u32(IFLA_VXLAN_ID, self.vni);
-        match self.local {
-            Some(local @ IpAddr::V4(_)) => {
-                data.attr_ip(IFLA_VXLAN_LOCAL, local);
-            }
-            Some(local @ IpAddr::V6(_)) => {
-                data.attr_ip(IFLA_VXLAN_LOCAL6, local);
-            }
-            None => {}
-        }
+        attr_address(data, [IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6], self.local);
+        attr_address(data, [IFLA_VXLAN_GROUP, IFLA_VXLAN_GROUP6], self.group);
         attr_option(data, IFLA_VXLAN_LINK, self.parent);
         data.attr_be16(IFLA_VXLAN_PORT, self.port);
         data.attr_u8(IFLA_VXLAN_LEARNING, u8::from(self.learning));
+        if self.l2miss {
+            data.attr_u8(IFLA_VXLAN_L2MISS, 1);
+        }
+        if self.gbp {
+            data.attr_flag(IFLA_VXLAN_GBP);
+        }
         data.attr_u8(IFLA_VXLAN_TTL, self.ttl);
         match self.df {
             Df::Unset => {}
@@ -229,9 +237,14 @@ impl Vxlan {
                 IFLA_VXLAN_LOCAL | IFLA_VXLAN_LOCAL6 => {
                     vxlan.local = attribute.ip().filter(|ip| !ip.is_unspecified()).or(vxlan.local);
                 }
+                IFLA_VXLAN_GROUP | IFLA_VXLAN_GROUP6 => {
+                    vxlan.group = attribute.ip().filter(|ip| !ip.is_unspecified()).or(vxlan.group);
+                }
                 IFLA_VXLAN_LINK => vxlan.parent = attribute.u32().filter(|index| *index != 0),
                 IFLA_VXLAN_PORT => vxlan.port = attribute.be16().unwrap_or(0),
                 IFLA_VXLAN_LEARNING => vxlan.learning = on,
+                IFLA_VXLAN_L2MISS => vxlan.l2miss = on,
+                IFLA_VXLAN_GBP => vxlan.gbp = true,
                 IFLA_VXLAN_TTL => vxlan.ttl = attribute.u8().unwrap_or(0),
                 IFLA_VXLAN_DF => vxlan.df = Df::from_number(attribute.u8().unwrap_or(0)),
                 IFLA_VXLAN_UDP_CSUM => vxlan.udp_csum = on,
@@ -241,6 +254,13 @@ impl Vxlan {
             }
         }
         vxlan
+    }
+}
+
+/// An address has an attribute of its own in each family.
+fn attr_address(data: &mut MessageBuilder<'_>, [v4, v6]: [u16; 2], address: Option<IpAddr>) {
+    if let Some(address) = address {
+        data.attr_ip(if address.is_ipv4() { v4 } else { v6 }, address);
     }
 }
 

@@ -182,7 +182,7 @@ fn a_link_of_another_kind_with_our_name_is_left_alone() {
     kernel.all.devices.insert(Family::V4, taken);
     let plan = plan(&desired(&inputs_before), &kernel.observe());
     let ops: Vec<Op> = plan.batches.into_iter().flatten().collect();
-    assert!(matches!(ops[..], [Op::AddRoute(_, russet_overlay::Hop::Blackhole)]), "{ops:?}");
+    assert!(matches!(ops[..], [Op::AddRoute(_, russet_overlay::Hop::Blackhole, None)]), "{ops:?}");
     assert_eq!(plan.refusals[0].reason, russet_overlay::Reason::NameTaken);
 }
 

@@ -71,10 +71,16 @@ fn the_device_has_the_shape_that_peers_expect() {
     let desired = desired(&inputs);
     let device = &desired.devices[&Family::V4];
     assert_eq!((device.local, device.parent, device.mtu), (ip("192.168.77.1"), 3, 1450));
-    assert_eq!((device.mac.to_string().as_str(), device.address), ("66:f9:37:c3:7e:94", net("10.1.0.1/32")));
+    assert_eq!(
+        (device.mac.to_string().as_str(), device.address.unwrap()),
+        ("66:f9:37:c3:7e:94", net("10.1.0.1/32"))
+    );
     let device = &desired.devices[&Family::V6];
     assert_eq!((device.local, device.parent, device.mtu), (ip("fd77::1"), 3, 1430));
-    assert_eq!((device.mac.to_string().as_str(), device.address), ("66:0f:35:f2:60:df", net("fd10::1/128")));
+    assert_eq!(
+        (device.mac.to_string().as_str(), device.address.unwrap()),
+        ("66:0f:35:f2:60:df", net("fd10::1/128"))
+    );
     assert_eq!(desired.forwarding, Family::BOTH);
 }
 

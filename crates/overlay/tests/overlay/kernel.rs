@@ -311,7 +311,7 @@ fn drift_is_told_and_withdrawal_leaves_nothing() {
         assert_eq!(
             nodes[0].drift(),
             [
-                "set mtu of device vxlan-v6.calico to 1430",
+                "set mtu of the IPv6 tunnel device to 1430",
                 "add route 10.1.2.0/26 through the tunnel by 10.1.2.1"
             ]
         );

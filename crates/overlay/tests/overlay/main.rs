@@ -5,6 +5,7 @@
 mod cluster;
 mod convergence;
 mod desired;
+mod flannel;
 mod kernel;
 mod model;
 mod nat;

@@ -51,7 +51,7 @@ impl Kernel {
                 found.up
                     && found.marked
                     && (found.mtu, found.mac) == (wanted.mtu, Some(wanted.mac))
-                    && found.addresses.iter().eq([&wanted.address])
+                    && found.addresses.iter().eq(wanted.address.iter())
                     && (vxlan.local, vxlan.parent) == (Some(wanted.local), Some(wanted.parent))
                     && (vxlan.vni, vxlan.port) == (wanted.vni, wanted.port)
             }
@@ -93,7 +93,7 @@ impl Kernel {
                     vxlan: Some(vxlan),
                     mtu: device.mtu,
                     mac: Some(device.mac),
-                    up: true,
+                    up: false,
                     marked: false,
                     addresses: [].into(),
                 };
@@ -122,8 +122,8 @@ impl Kernel {
                 Ok(())
             }
             Op::DeleteFdb(entry) => self.delete_fdb(entry),
-            Op::AddRoute(dst, hop) => self.put_route(*dst, *hop, false),
-            Op::ReplaceRoute(dst, hop) => self.put_route(*dst, *hop, true),
+            Op::AddRoute(dst, hop, _) => self.put_route(*dst, *hop, false),
+            Op::ReplaceRoute(dst, hop, _) => self.put_route(*dst, *hop, true),
             Op::DeleteRoute(route) => self.delete_route(route),
         }
     }

@@ -1,0 +1,260 @@
+//! The kernel's side of flannel's backends: which devices, routes, neighbours and forwarding entries a node needs for the
+//! leases of its peers (flannel.md sections 4, 6 and 14). Called by the flannel daemon; the engine is that of the rest of this
+//! crate: `desired` values, dumps, a `plan`, `apply`.
+//!
+//! [`Fabric`] is synchronous and works in the network namespace of the thread that opened it; sysctls follow the thread that
+//! calls. A daemon calls [`prepare`](Fabric::prepare) before it asks for a lease, [`own`](Fabric::own) when it has one,
+//! [`reset`](Fabric::reset) with every snapshot of the peers, [`change`](Fabric::change) with every event, and
+//! [`drifted`](Fabric::drifted) whenever the fabric's descriptor is readable, and then perhaps [`resync`](Fabric::resync).
+
+mod book;
+mod drift;
+mod fabric;
+mod host_gw;
+mod rules;
+mod vxlan;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use russet_addr::{Family, IfName, IpNet, Ipv4Net, Ipv6Net, Mac};
+use russet_netlink::NetlinkError;
+
+pub use fabric::Fabric;
+
+use crate::refusal::Subject;
+use crate::report::OverlayError;
+
+/// The protocol of all our routes, so that what a former life left behind is found again. Peers never see it; real flannel's
+/// routes have `boot`, like everybody's.
+pub const ROUTE_PROTOCOL: u8 = 115;
+/// The UDP port of the vxlan backend where none is configured: the kernel's default, not IANA's.
+pub const VXLAN_PORT: u16 = 8472;
+
+/// How nodes reach each other's pods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Backend {
+    /// Through a vxlan device.
+    Vxlan(Vxlan),
+    /// By routes to nodes on the same link.
+    HostGw,
+    /// Leases only.
+    Alloc,
+}
+
+/// The vxlan backend's options (flannel.md section 6.2).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vxlan {
+    /// The network identifier; also in the device's name.
+    pub vni: u32,
+    /// The UDP port; 0 is [`VXLAN_PORT`].
+    pub port: u16,
+    /// Whether packets carry the sender's group policy.
+    pub gbp: bool,
+    /// Whether peers on our link are reached by plain routes.
+    pub direct_routing: bool,
+    /// Whether the device learns from what it receives.
+    pub learning: bool,
+    /// The MTU of the underlay in bytes, instead of its own.
+    pub mtu: Option<u32>,
+    /// The MACs of the IPv4 and of the IPv6 device that peers know already, for devices that have to be made.
+    pub mac: [Option<Mac>; 2],
+}
+
+/// The interface that leads to the peers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Underlay {
+    /// Its index.
+    pub ifindex: u32,
+    /// Its name.
+    pub name: IfName,
+    /// Its MTU in bytes.
+    pub mtu: u32,
+    /// Its own IPv4 address, which need not be the one that peers use.
+    pub v4: Option<Ipv4Addr>,
+    /// Its own IPv6 address.
+    pub v6: Option<Ipv6Addr>,
+}
+
+/// The networks whose subnets nodes lease; a family without one is off.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Networks {
+    /// Of IPv4.
+    pub v4: Option<Ipv4Net>,
+    /// Of IPv6.
+    pub v6: Option<Ipv6Net>,
+}
+
+/// Which peer: the subnets that it has leased.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerKey {
+    /// Its IPv4 subnet.
+    pub v4: Option<Ipv4Net>,
+    /// Its IPv6 subnet.
+    pub v6: Option<Ipv6Net>,
+}
+
+/// A usable lease of another node; see [`Backend::accepts`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Its IPv4 subnet.
+    pub subnet: Option<Ipv4Net>,
+    /// Its IPv6 subnet.
+    pub subnet_v6: Option<Ipv6Net>,
+    /// Where it is reached; 0.0.0.0 when IPv4 is off.
+    pub public_ip: Ipv4Addr,
+    /// Where it is reached over IPv6.
+    pub public_ipv6: Option<Ipv6Addr>,
+    /// The MACs of its IPv4 and of its IPv6 vxlan device.
+    pub mac: [Option<Mac>; 2],
+}
+
+/// What a backend has before there is a lease.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Prepared {
+    /// The MACs of our vxlan devices, to be published with the lease.
+    pub mac: [Option<Mac>; 2],
+    /// The MTU in bytes that pods may use.
+    pub mtu: u32,
+    /// The devices.
+    pub device: [Option<IfName>; 2],
+}
+
+/// Why a backend cannot work at all.
+#[derive(Debug, thiserror::Error)]
+pub enum FlannelError {
+    /// A socket, or the first question to the kernel.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// A device could not be made or changed.
+    #[error(transparent)]
+    Device(OverlayError),
+    /// The interface lacks an address of a family that is on.
+    #[error("interface {interface} has no {family} address, which backend {backend} needs")]
+    NoAddress {
+        /// The interface.
+        interface: IfName,
+        /// The family.
+        family: Family,
+        /// The backend's name.
+        backend: &'static str,
+    },
+    /// The public address is not the interface's own.
+    #[error(
+        "public address {public} is not the address of interface {interface}, which backend {backend} needs"
+    )]
+    NotLocal {
+        /// The public address.
+        public: IpAddr,
+        /// The interface.
+        interface: IfName,
+        /// The backend's name.
+        backend: &'static str,
+    },
+    /// Nothing is left of the underlay's MTU.
+    #[error("MTU {mtu} of the underlay leaves too little room for the {family} tunnel")]
+    MtuTooSmall {
+        /// The underlay's MTU in bytes.
+        mtu: u32,
+        /// The tunnel's family.
+        family: Family,
+    },
+    /// The number cannot be a VXLAN network's.
+    #[error("VNI {0} is not below 16777216")]
+    Vni(u32),
+    /// A device's name cannot be one.
+    #[error(transparent)]
+    Name(#[from] russet_addr::NameError),
+}
+
+// === impl Backend ===
+
+impl Backend {
+    /// What leases of this backend say as `BackendType`; empty where they say nothing (flannel.md section 3.2).
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Vxlan(_) => "vxlan",
+            Self::HostGw => "host-gw",
+            Self::Alloc => "",
+        }
+    }
+
+    /// Whether a lease that says `backend_type` is a peer: its type is exactly ours (flannel.md section 4).
+    pub fn accepts(&self, backend_type: &str) -> bool {
+        match self {
+            Self::Alloc => false,
+            Self::Vxlan(_) | Self::HostGw => self.name() == backend_type,
+        }
+    }
+
+    /// Refuses a public address that the backend cannot work with: host-gw's peers route to it (flannel.md section 6.3).
+    pub fn check_public(&self, underlay: &Underlay, public: IpAddr) -> Result<(), FlannelError> {
+        let own = underlay.address(Family::of(public));
+        if matches!(self, Self::HostGw) && own != Some(public) {
+            let interface = underlay.name.clone();
+            return Err(FlannelError::NotLocal { public, interface, backend: self.name() });
+        }
+        Ok(())
+    }
+}
+
+// === impl Underlay ===
+
+impl Underlay {
+    pub(crate) fn address(&self, family: Family) -> Option<IpAddr> {
+        match family {
+            Family::V4 => self.v4.map(IpAddr::V4),
+            Family::V6 => self.v6.map(IpAddr::V6),
+        }
+    }
+}
+
+// === impl Networks ===
+
+impl Networks {
+    pub(crate) fn of(&self, family: Family) -> Option<IpNet> {
+        of(self.v4, self.v6, family)
+    }
+
+    /// The families that are on.
+    pub(crate) fn families(&self) -> impl Iterator<Item = Family> + use<> {
+        let networks = *self;
+        Family::BOTH.into_iter().filter(move |family| networks.of(*family).is_some())
+    }
+}
+
+// === impl PeerKey ===
+
+impl PeerKey {
+    /// What refusals of it are about.
+    pub(crate) fn subjects(&self) -> impl Iterator<Item = Subject> + use<> {
+        let key = *self;
+        Family::BOTH.into_iter().filter_map(move |family| of(key.v4, key.v6, family)).map(Subject::Block)
+    }
+}
+
+// === impl Peer ===
+
+impl Peer {
+    /// Which one it is.
+    pub const fn key(&self) -> PeerKey {
+        PeerKey { v4: self.subnet, v6: self.subnet_v6 }
+    }
+
+    pub(crate) fn subnet(&self, family: Family) -> Option<IpNet> {
+        of(self.subnet, self.subnet_v6, family)
+    }
+
+    pub(crate) fn public(&self, family: Family) -> Option<IpAddr> {
+        match family {
+            Family::V4 => Some(IpAddr::V4(self.public_ip)).filter(|ip| !ip.is_unspecified()),
+            Family::V6 => self.public_ipv6.map(IpAddr::V6).filter(|ip| !ip.is_unspecified()),
+        }
+    }
+}
+
+fn of(v4: Option<Ipv4Net>, v6: Option<Ipv6Net>, family: Family) -> Option<IpNet> {
+    match family {
+        Family::V4 => v4.map(|net| IpNet::V4(net.trunc())),
+        Family::V6 => v6.map(|net| IpNet::V6(net.trunc())),
+    }
+}

@@ -1,0 +1,274 @@
+//! The book of peers: who claims what, who wins, and what the kernel should hold for it. Pure; `fabric` writes claims into it
+//! and carries out the difference, whose size is that of the change and not of the book.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use russet_addr::{Family, IpNet, Mac};
+
+use super::PeerKey;
+use super::rules::{Claim, Way};
+use crate::desired::{Desired, Hop};
+use crate::observe::{FoundDevice, Observed};
+use crate::owner::{Owner, index};
+use crate::plan::route;
+use crate::refusal::{Reason, Refusal, Subject};
+
+/// Routes that get no metric of their own, so that `ip route` shows what flannel's would. Beyond that many, new ones do: the
+/// IPv4 kernel compares a next hop with all others of its device and metric (5,000: 0.2 s; 15,000: 2.7 s).
+const PLAIN_MAX_ROUTES: usize = 1024;
+/// How many different metrics there are then: a prime below one octet.
+const METRICS: u32 = 251;
+
+/// Peers' claims and what follows from them.
+#[derive(Debug, Default)]
+pub(crate) struct Book {
+    peers: BTreeMap<PeerKey, Page>,
+    /// Claims of each base address, oldest first: the last one wins.
+    bases: BTreeMap<IpAddr, Vec<(u64, PeerKey)>>,
+    /// The claims that won.
+    winners: BTreeMap<IpAddr, (u64, Claim)>,
+    /// The outer addresses of each MAC, by age: the last one wins.
+    outers: BTreeMap<(Family, Mac), BTreeMap<u64, IpAddr>>,
+    /// Whose address is reached directly or by tunnel: how many peers each has.
+    publics: BTreeMap<IpAddr, usize>,
+    refusals: BTreeMap<(PeerKey, Family), Refusal>,
+    newest: u64,
+    desired: Desired,
+    before: Before,
+}
+
+/// What a peer claims in each family, and when it said so.
+#[derive(Debug)]
+struct Page {
+    age: u64,
+    claims: [Option<Claim>; 2],
+    publics: [Option<IpAddr>; 2],
+}
+
+/// What was desired before a change, of what it touched.
+#[derive(Debug, Default)]
+struct Before {
+    routes: BTreeMap<IpNet, Option<Hop>>,
+    neighbours: BTreeMap<IpAddr, Option<Mac>>,
+    fdb: BTreeMap<(Family, Mac), Option<IpAddr>>,
+}
+
+/// What a peer may say: a way, a refusal, or nothing in each family.
+pub(crate) type Said = [Option<Result<Claim, Box<Refusal>>>; 2];
+
+// === impl Book ===
+
+impl Book {
+    pub(crate) fn new(owner: Owner, devices: BTreeMap<Family, crate::vxlan::Device>) -> Self {
+        let desired = Desired { owner, devices, ..Desired::default() };
+        Self { desired, ..Self::default() }
+    }
+
+    /// What the kernel should hold.
+    pub(crate) const fn desired(&self) -> &Desired {
+        &self.desired
+    }
+
+    pub(crate) const fn desired_mut(&mut self) -> &mut Desired {
+        &mut self.desired
+    }
+
+    /// What is not programmed, and why.
+    pub(crate) fn refusals(&self) -> impl Iterator<Item = &Refusal> {
+        self.refusals.values()
+    }
+
+    /// Whether a peer is at an address of `net`.
+    pub(crate) fn has_public_in(&self, net: &IpNet) -> bool {
+        self.publics.range(net.network()..=net.broadcast()).next().is_some()
+    }
+
+    /// Writes down what a peer says now; it is the newest of all.
+    pub(crate) fn put(&mut self, key: PeerKey, said: Said, publics: [Option<IpAddr>; 2]) {
+        self.remove(&key);
+        self.newest += 1;
+        let age = self.newest;
+        let mut page = Page { age, claims: [None, None], publics };
+        for family in Family::BOTH {
+            match &said[index(family)] {
+                Some(Ok(claim)) => page.claims[index(family)] = Some(*claim),
+                Some(Err(refusal)) => _ = self.refusals.insert((key, family), (**refusal).clone()),
+                None => {}
+            }
+        }
+        let claims = page.claims;
+        publics.into_iter().flatten().for_each(|public| *self.publics.entry(public).or_default() += 1);
+        self.peers.insert(key, page);
+        for claim in claims.into_iter().flatten() {
+            let base = claim.subnet.addr();
+            self.bases.entry(base).or_default().push((age, key));
+            self.settle(base);
+        }
+    }
+
+    /// Forgets a peer.
+    pub(crate) fn remove(&mut self, key: &PeerKey) {
+        Family::BOTH.iter().for_each(|family| _ = self.refusals.remove(&(*key, *family)));
+        let Some(page) = self.peers.remove(key) else { return };
+        for public in page.publics.into_iter().flatten() {
+            if let Some(count) = self.publics.get_mut(&public) {
+                *count -= 1;
+                if *count == 0 {
+                    self.publics.remove(&public);
+                }
+            }
+        }
+        for claim in page.claims.into_iter().flatten() {
+            let base = claim.subnet.addr();
+            if let Some(claims) = self.bases.get_mut(&base) {
+                claims.retain(|(age, _)| *age != page.age);
+                if claims.is_empty() {
+                    self.bases.remove(&base);
+                }
+            }
+            self.settle(base);
+        }
+    }
+
+    /// Gives the base address to its newest claim.
+    fn settle(&mut self, base: IpAddr) {
+        let family = Family::of(base);
+        let claims = self.bases.get(&base).map_or(&[][..], Vec::as_slice);
+        let claim = |(age, key): &(u64, PeerKey)| Some((*age, self.peers.get(key)?.claims[index(family)]?));
+        let winner = claims.last().and_then(claim);
+        for (number, (_, key)) in claims.iter().enumerate() {
+            if number + 1 == claims.len() {
+                self.refusals.remove(&(*key, family));
+            } else if let Some(claim) = self.peers.get(key).and_then(|page| page.claims[index(family)]) {
+                let refusal = Refusal::new(Subject::Block(claim.subnet), None, Reason::Superseded);
+                self.refusals.insert((*key, family), refusal);
+            }
+        }
+        if self.winners.get(&base) == winner.as_ref() {
+            return;
+        }
+        if let Some((age, claim)) = self.winners.remove(&base) {
+            self.set_route(claim.subnet, None);
+            if let Way::Tunnel { mac, .. } = claim.way {
+                self.set_neighbour(base, None);
+                self.set_outer((family, mac), age, None);
+            }
+        }
+        if let Some((age, claim)) = winner {
+            self.winners.insert(base, (age, claim));
+            let hop = match claim.way {
+                Way::Tunnel { mac, outer } => {
+                    self.set_neighbour(base, Some(mac));
+                    self.set_outer((family, mac), age, Some(outer));
+                    Hop::Tunnel(base)
+                }
+                Way::Direct { ifindex, gateway } => Hop::Underlay { ifindex, gateway },
+            };
+            self.set_route(claim.subnet, Some(hop));
+        }
+    }
+
+    fn set_route(&mut self, dst: IpNet, hop: Option<Hop>) {
+        let old = replace(&mut self.desired.routes, dst, hop);
+        self.before.routes.entry(dst).or_insert(old);
+    }
+
+    fn set_neighbour(&mut self, address: IpAddr, mac: Option<Mac>) {
+        let old = replace(&mut self.desired.neighbours, address, mac);
+        self.before.neighbours.entry(address).or_insert(old);
+    }
+
+    /// Several subnets may be behind one MAC, that of one node; if their leases disagree about where it is, the newest knows.
+    fn set_outer(&mut self, key: (Family, Mac), age: u64, outer: Option<IpAddr>) {
+        let outers = self.outers.entry(key).or_default();
+        replace(outers, age, outer);
+        let newest = outers.last_key_value().map(|(_, outer)| *outer);
+        if newest.is_none() {
+            self.outers.remove(&key);
+        }
+        let old = replace(&mut self.desired.fdb, key, newest);
+        self.before.fdb.entry(key).or_insert(old);
+    }
+
+    /// Decides the metrics of all routes: those that are there keep theirs.
+    pub(crate) fn settle_metrics(&mut self, observed: &Observed) {
+        self.before = Before::default();
+        self.desired.metrics.clear();
+        let crowded = self.desired.routes.len() > PLAIN_MAX_ROUTES;
+        for dst in self.desired.routes.keys() {
+            let Some(own) = own_metric(dst) else { continue };
+            let found = observed.routes.get(dst).into_iter().flatten().map(|route| route.metric);
+            let known = found.filter(|metric| metric.is_none() || *metric == Some(own)).min();
+            if known.unwrap_or(crowded.then_some(own)).is_some() {
+                self.desired.metrics.insert(*dst, own);
+            }
+        }
+    }
+
+    /// What the changes since the last call come to: what is desired and what was, each as far as it is touched. `devices` are
+    /// those that are there.
+    pub(crate) fn difference(&mut self, devices: &BTreeMap<Family, FoundDevice>) -> (Desired, Observed) {
+        let before = std::mem::take(&mut self.before);
+        let mut desired = Desired {
+            owner: self.desired.owner.clone(),
+            devices: self.desired.devices.clone(),
+            ..Desired::default()
+        };
+        let mut was = Observed { devices: devices.clone(), ..Observed::default() };
+        let device = |family| devices.get(&family).map(|device| device.ifindex);
+        let crowded = self.desired.routes.len() > PLAIN_MAX_ROUTES;
+        for (dst, old) in before.routes {
+            let new = self.desired.routes.get(&dst).copied();
+            if old.is_none() && new.is_some() && crowded {
+                self.desired.metrics.extend(own_metric(&dst).map(|metric| (dst, metric)));
+            }
+            let metric = self.desired.metrics.get(&dst).copied();
+            if new.is_none() {
+                self.desired.metrics.remove(&dst);
+            }
+            if old == new {
+                continue;
+            }
+            desired.metrics.extend(metric.map(|metric| (dst, metric)));
+            desired.routes.extend(new.map(|hop| (dst, hop)));
+            let owner = &desired.owner;
+            let route = |hop| route(dst, hop, device(Family::of_net(&dst)), metric, owner);
+            was.routes.extend(old.map(|hop| (dst, vec![route(hop)])));
+        }
+        for (address, old) in before.neighbours {
+            let new = self.desired.neighbours.get(&address).copied();
+            desired.neighbours.extend(new.map(|mac| (address, mac)));
+            let ifindex = device(Family::of(address)).unwrap_or(0);
+            let neighbour = |mac| russet_netlink::Neighbour::permanent(ifindex, address, mac);
+            was.neighbours.extend(old.map(|mac| (address, neighbour(mac))));
+        }
+        for ((family, mac), old) in before.fdb {
+            let new = self.desired.fdb.get(&(family, mac)).copied();
+            desired.fdb.extend(new.map(|outer| ((family, mac), outer)));
+            let ifindex = device(family).unwrap_or(0);
+            let entry = |outer| russet_netlink::FdbEntry::remote(ifindex, mac, outer);
+            was.fdb.extend(old.map(|outer| ((family, mac), vec![entry(outer)])));
+        }
+        (desired, was)
+    }
+}
+
+/// Puts, changes or removes; what was there before.
+fn replace<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) -> Option<V> {
+    match value {
+        Some(value) => map.insert(key, value),
+        None => map.remove(&key),
+    }
+}
+
+/// The metric of a route to `dst` among many: always the same, so that it is found again. IPv6 needs none.
+fn own_metric(dst: &IpNet) -> Option<u32> {
+    match dst {
+        IpNet::V4(net) => {
+            let number = u32::from(net.network()) >> (32 - u32::from(net.prefix_len())).min(31);
+            Some(1 + number % METRICS)
+        }
+        IpNet::V6(_) => None,
+    }
+}

@@ -1,0 +1,256 @@
+//! The shell around the book of peers: reads the kernel, lets the engine plan, carries it out. Used by the flannel daemon.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use russet_addr::{Family, IpNet, Ipv4Net, Ipv6Net, host_net};
+use russet_netlink::{Monitor, RouteKind, Socket, Topic};
+
+use super::book::{Book, Said};
+use super::drift::{Suspects, View};
+use super::rules::{Near, Rules};
+use super::{Backend, FlannelError, Networks, Peer, PeerKey, Prepared, Underlay, vxlan};
+use crate::apply::{Executor, ignore_router_advertisements};
+use crate::desired::Desired;
+use crate::observe::{FoundDevice, Observed, observe, observe_devices};
+use crate::owner::{Owner, index};
+use crate::plan::{Plan, plan};
+use crate::refusal::{Refusal, Subject};
+use crate::report::{Kind, OverlayError, Report};
+use crate::vxlan::Device;
+
+/// One node's part of a flannel network, in the network namespace of the thread that opened it.
+///
+/// Nothing is taken out of the kernel when it is dropped: packets go on while the daemon restarts.
+#[derive(Debug)]
+pub struct Fabric {
+    rules: Rules,
+    owner: Owner,
+    socket: Socket,
+    monitor: Monitor,
+    book: Book,
+    /// Our devices as they were found last.
+    devices: BTreeMap<Family, FoundDevice>,
+    suspects: Suspects,
+    /// What was refused and has been told.
+    told: BTreeMap<Subject, Refusal>,
+    /// The peers of the last snapshot and since, and how new each is.
+    peers: BTreeMap<PeerKey, (u64, Peer)>,
+    newest: u64,
+}
+
+/// Answers of the kernel about addresses, each asked for once.
+#[derive(Debug, Default)]
+struct Nearness(BTreeMap<IpAddr, Option<u32>>);
+
+// === impl Fabric ===
+
+impl Fabric {
+    /// Begins to listen to the kernel; changes nothing yet.
+    pub fn open(backend: Backend, underlay: Underlay, networks: Networks) -> Result<Self, FlannelError> {
+        let mut names = [None, None];
+        if let Backend::Vxlan(options) = &backend {
+            for family in networks.families() {
+                names[index(family)] = Some(vxlan::device_name(options.vni, family)?);
+            }
+        }
+        let addresses = Family::BOTH.map(|family| networks.of(family));
+        let owner = vxlan::owner(names, addresses);
+        let topics = [Topic::Links, Topic::Addresses, Topic::Routes, Topic::Neighbours];
+        Ok(Self {
+            rules: Rules { backend, underlay, networks, own: [None, None], mac: [None, None] },
+            book: Book::new(owner.clone(), BTreeMap::new()),
+            owner,
+            monitor: Monitor::open(&topics)?,
+            socket: Socket::route()?,
+            devices: BTreeMap::new(),
+            suspects: Suspects::default(),
+            told: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            newest: 0,
+        })
+    }
+
+    /// Makes the devices, or adopts those that are there, before there is a lease: their MACs are to be published with it.
+    pub fn prepare(&mut self) -> Result<Prepared, FlannelError> {
+        let mut report = Report::default();
+        self.devices(&mut report)?;
+        match report.errors.pop() {
+            Some(error) => Err(FlannelError::Device(error)),
+            None => Ok(self.prepared()),
+        }
+    }
+
+    /// What [`prepare`](Self::prepare) said, as it is now: a MAC may have changed since, see [`Drift::mac`].
+    pub fn prepared(&self) -> Prepared {
+        let devices = self.devices.values().map(|device| device.mtu);
+        Prepared {
+            mac: self.rules.mac,
+            mtu: devices.min().unwrap_or(self.rules.underlay.mtu),
+            device: self.owner.names.clone(),
+        }
+    }
+
+    /// Gives the devices the base addresses of our own subnets, and takes those of others' from them.
+    pub fn own(&mut self, v4: Option<Ipv4Net>, v6: Option<Ipv6Net>) -> Report {
+        self.rules.own = [v4.map(|net| IpNet::V4(net.trunc())), v6.map(|net| IpNet::V6(net.trunc()))];
+        let mut report = Report::default();
+        if let Err(error) = self.devices(&mut report) {
+            report.fail(error);
+            self.suspects.everything();
+        }
+        report
+    }
+
+    /// Brings the kernel to exactly these peers, oldest first: where two claim the same, the later one has it. For every
+    /// snapshot of the store.
+    pub fn reset(&mut self, peers: Vec<Peer>) -> Report {
+        self.newest = 0;
+        self.peers.clear();
+        for peer in peers {
+            self.newest += 1;
+            self.peers.insert(peer.key(), (self.newest, peer));
+        }
+        self.resync()
+    }
+
+    /// [`reset`](Self::reset) with the peers as they are known: against drift, and now and then. Afterwards our MAC may be
+    /// another one than was published, see [`prepared`](Self::prepared).
+    pub fn resync(&mut self) -> Report {
+        let mut report = Report::default();
+        if let Err(error) = self.try_resync(&mut report) {
+            // Who does not know what is there must not change it.
+            report.fail(error);
+            self.suspects.everything();
+        }
+        report
+    }
+
+    fn try_resync(&mut self, report: &mut Report) -> Result<(), OverlayError> {
+        self.devices(report)?;
+        // What happened until now is in the dumps that follow.
+        self.suspects.forget(&mut self.monitor)?;
+        self.write_book();
+        let observed = observe(&mut self.socket, self.book.desired())?;
+        self.book.settle_metrics(&observed);
+        let plan = plan(self.book.desired(), &observed);
+        self.carry_out(&plan, &observed.devices, report);
+        let refusals = plan.refusals.into_iter().chain(self.book.refusals().cloned());
+        let all: BTreeMap<Subject, Refusal> = refusals.map(|r| (r.subject.clone(), r)).collect();
+        report.refusals = all.values().filter(|r| self.told.get(&r.subject) != Some(*r)).cloned().collect();
+        self.told = all;
+        Ok(())
+    }
+
+    /// Carries out what became of some peers: gone, or come or changed. What it costs depends on their number only. If it
+    /// fails, or somebody's route is in the way, [`drifted`](Self::drifted) says so.
+    pub fn change(&mut self, gone: &[PeerKey], put: &[Peer]) -> Report {
+        let mut report = Report::default();
+        for key in gone {
+            self.peers.remove(key);
+            self.book.remove(key);
+            for subject in key.subjects() {
+                self.told.remove(&subject);
+            }
+        }
+        let mut nearness = Nearness::default();
+        for peer in put {
+            self.newest += 1;
+            self.peers.insert(peer.key(), (self.newest, peer.clone()));
+            let said = said(&self.rules, peer, &mut |address| nearness.of(&mut self.socket, address));
+            let refusals = said.iter().flatten().filter_map(|said| said.as_ref().err());
+            report.refusals.extend(refusals.map(|refusal| (**refusal).clone()));
+            self.book.put(peer.key(), said, Family::BOTH.map(|family| peer.public(family)));
+        }
+        report.refusals.retain(|refusal| {
+            self.told.insert(refusal.subject.clone(), refusal.clone()).as_ref() != Some(refusal)
+        });
+        let (desired, was) = self.book.difference(&self.devices);
+        let plan = plan(&desired, &was);
+        self.carry_out(&plan, &was.devices, &mut report);
+        if report.failed > 0 || report.changed(Kind::Device) > 0 {
+            self.suspects.everything();
+        }
+        report
+    }
+
+    /// Whether somebody else changed what is ours, so that a [`resync`](Self::resync) is needed. Never waits; to be called
+    /// when the [descriptor](AsFd) is readable, after a change that failed, and now and then. A caller bounds how often it
+    /// resyncs: somebody may fight for our objects.
+    pub fn drifted(&mut self) -> Result<bool, FlannelError> {
+        let view = View { rules: &self.rules, book: &self.book, devices: &self.devices };
+        Ok(self.suspects.judge(&mut self.monitor, &view)?)
+    }
+
+    /// Makes or adopts our devices, and finds out what they are then.
+    fn devices(&mut self, report: &mut Report) -> Result<(), FlannelError> {
+        let Backend::Vxlan(options) = &self.rules.backend else { return Ok(()) };
+        let found = observe_devices(&mut self.socket, &self.owner)?;
+        let mut desired = Desired { owner: self.owner.clone(), ..Desired::default() };
+        for family in self.rules.networks.families() {
+            let (there, known) = (found.get(&family), self.book.desired().devices.get(&family));
+            let device = vxlan::device(options, &self.rules.underlay, family, there, known)?;
+            let address = self.rules.own[index(family)].map(|net| host_net(net.addr()));
+            desired.devices.insert(family, Device { address, ..device });
+            if let (Some(_), Some(name)) = (there, self.owner.name(family)) {
+                ignore_router_advertisements(name, report);
+            }
+        }
+        let plan = plan(&desired, &Observed { devices: found.clone(), ..Observed::default() });
+        self.carry_out(&plan, &found, report);
+        // Only now: udev may change the MAC of a device that comes up (flannel.md section 12.7).
+        self.devices = observe_devices(&mut self.socket, &self.owner)?;
+        for (family, device) in &mut desired.devices {
+            device.mac = self.devices.get(family).and_then(|found| found.mac).unwrap_or(device.mac);
+            self.rules.mac[index(*family)] = Some(device.mac);
+        }
+        self.book.desired_mut().devices = desired.devices;
+        Ok(())
+    }
+
+    /// Writes all peers down anew: ways may have changed.
+    fn write_book(&mut self) {
+        let devices = std::mem::take(&mut self.book.desired_mut().devices);
+        self.book = Book::new(self.owner.clone(), devices);
+        let mut nearness = Nearness::default();
+        let mut peers: Vec<&(u64, Peer)> = self.peers.values().collect();
+        peers.sort_by_key(|(age, _)| *age);
+        for (_, peer) in peers {
+            let said = said(&self.rules, peer, &mut |address| nearness.of(&mut self.socket, address));
+            self.book.put(peer.key(), said, Family::BOTH.map(|family| peer.public(family)));
+        }
+    }
+
+    fn carry_out(&mut self, plan: &Plan, devices: &BTreeMap<Family, FoundDevice>, report: &mut Report) {
+        let mut executor = Executor::new(devices, &self.owner);
+        if !plan.batches.iter().all(|ops| executor.run(&mut self.socket, ops, report)) {
+            self.suspects.everything();
+        }
+    }
+}
+
+impl AsFd for Fabric {
+    /// Readable when something happened that [`drifted`](Fabric::drifted) wants to see.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.monitor.as_fd()
+    }
+}
+
+/// What the peer says in each family.
+fn said(rules: &Rules, peer: &Peer, near: Near<'_>) -> Said {
+    Family::BOTH.map(|family| rules.claim(peer, family, near))
+}
+
+// === impl Nearness ===
+
+impl Nearness {
+    /// Through which link `address` is reached directly.
+    fn of(&mut self, socket: &mut Socket, address: IpAddr) -> Option<u32> {
+        *self.0.entry(address).or_insert_with(|| {
+            // Without any route there is no way at all, and so no direct one.
+            let way = socket.way_to(address).ok()?;
+            way.oif.filter(|_| way.kind == RouteKind::Unicast && way.gateway.is_none())
+        })
+    }
+}

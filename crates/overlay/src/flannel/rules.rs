@@ -1,0 +1,100 @@
+//! Which way leads to a peer, or why there is none: pure but for the question whether an address is on our link, which the
+//! caller answers. Called by `fabric` for every peer that comes or changes.
+
+use std::net::IpAddr;
+
+use russet_addr::{Family, IpNet, Mac};
+
+use super::{Backend, Networks, Peer, Underlay, host_gw, vxlan};
+use crate::owner::index;
+use crate::refusal::{Reason, Refusal, Subject};
+
+/// What is the same for all peers.
+#[derive(Debug, Clone)]
+pub(crate) struct Rules {
+    pub(crate) backend: Backend,
+    pub(crate) underlay: Underlay,
+    pub(crate) networks: Networks,
+    /// Our own subnets, as far as leased.
+    pub(crate) own: [Option<IpNet>; 2],
+    /// The MACs of our own devices.
+    pub(crate) mac: [Option<Mac>; 2],
+}
+
+/// One family's subnet of a peer and the way there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) subnet: IpNet,
+    pub(crate) way: Way,
+}
+
+/// How packets get to a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Through our vxlan device, to the device with this MAC behind this address.
+    Tunnel { mac: Mac, outer: IpAddr },
+    /// To an address on this link.
+    Direct { ifindex: u32, gateway: IpAddr },
+}
+
+/// Says through which link an address is reached without a router in between, if it is.
+pub(crate) type Near<'a> = &'a mut dyn FnMut(IpAddr) -> Option<u32>;
+
+// === impl Rules ===
+
+impl Rules {
+    /// Whether ways depend on what is on our link.
+    pub(crate) fn asks_for_links(&self) -> bool {
+        match &self.backend {
+            Backend::Vxlan(options) => options.direct_routing,
+            Backend::HostGw => true,
+            Backend::Alloc => false,
+        }
+    }
+
+    /// The way to a peer in one family; none where it, or we, have nothing there.
+    pub(crate) fn claim(
+        &self,
+        peer: &Peer,
+        family: Family,
+        near: Near<'_>,
+    ) -> Option<Result<Claim, Box<Refusal>>> {
+        let network = self.networks.of(family)?;
+        let subnet = peer.subnet(family)?;
+        let way = self.check(peer, family, network, subnet).and_then(|public| match &self.backend {
+            Backend::Vxlan(options) => {
+                let own = self.mac[index(family)];
+                vxlan::way(options, peer.mac[index(family)], own, public, near)
+            }
+            Backend::HostGw => host_gw::way(self.underlay.ifindex, public, near),
+            Backend::Alloc => Err(Reason::Unsupported),
+        });
+        let refuse = |reason| Box::new(Refusal::new(Subject::Block(subnet), None, reason));
+        Some(way.map(|way| Claim { subnet, way }).map_err(refuse))
+    }
+
+    /// What a lease says is anybody's who can write to the store: it must not take our own subnet or cut us off from the
+    /// peers, and there must be somebody to send to.
+    fn check(&self, peer: &Peer, family: Family, network: IpNet, subnet: IpNet) -> Result<IpAddr, Reason> {
+        let public = peer.public(family).ok_or(Reason::NodeUnreachable)?;
+        let inside = subnet.prefix_len() >= network.prefix_len() && network.contains(&subnet.addr());
+        if !inside {
+            return Err(Reason::OutsideNetwork(network));
+        }
+        let own = self.own[index(family)];
+        if own.is_some_and(|own| own.contains(&subnet) || subnet.contains(&own)) {
+            return Err(Reason::Ours);
+        }
+        let local = self.underlay.address(family);
+        if local == Some(public) {
+            return Err(Reason::Ours);
+        }
+        if public.is_multicast() || public.is_loopback() || public == IpAddr::from([255; 4]) {
+            return Err(Reason::NotUnicast);
+        }
+        match local.into_iter().chain([public]).find(|address| subnet.contains(address)) {
+            Some(address) => Err(Reason::Covers(address)),
+            None => Ok(public),
+        }
+    }
+}

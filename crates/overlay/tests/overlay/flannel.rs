@@ -1,0 +1,6 @@
+//! Flannel's backends on the real kernel, with `ip` and `bridge` as the second opinion (flannel.md sections 6 and 10).
+
+mod cluster;
+mod host_gw;
+mod storm;
+mod vxlan;

@@ -1,0 +1,196 @@
+//! Nodes in network namespaces of their own on one bridge, each with a fabric.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use russet_addr::{IfName, Ipv4Net, Ipv6Net, Mac};
+use russet_linux::NetNs;
+use russet_overlay::Report;
+use russet_overlay::flannel::{Backend, Fabric, Networks, Peer, PeerKey, Prepared, Underlay, Vxlan};
+use russet_testkit::{eventually, in_netns_with_loopback};
+use serde_json::Value;
+
+pub use crate::cluster::{sh, succeeds};
+
+/// One node: namespace `nI`, interface `w0` with 192.168.77.I/24 and fd77::I/64, subnets 10.5.I.0/24 and fd10:5:0:I::/64, a "pod"
+/// address 10.5.I.5 on its loopback.
+pub struct Node {
+    pub ns: NetNs,
+    pub number: u8,
+    pub backend: Backend,
+    fabric: Option<Fabric>,
+    pub prepared: Prepared,
+}
+
+/// The options of the vxlan backend that nobody set.
+pub fn vxlan() -> Vxlan {
+    Vxlan {
+        vni: 1,
+        port: 0,
+        gbp: false,
+        direct_routing: false,
+        learning: false,
+        mtu: None,
+        mac: [None, None],
+    }
+}
+
+pub fn subnet(number: u8) -> Ipv4Net {
+    Ipv4Net::new(Ipv4Addr::new(10, 5, number, 0), 24).unwrap()
+}
+
+pub fn subnet_v6(number: u8) -> Ipv6Net {
+    Ipv6Net::new(Ipv6Addr::new(0xfd10, 5, 0, u16::from(number), 0, 0, 0, 0), 64).unwrap()
+}
+
+pub fn key(number: u8) -> PeerKey {
+    PeerKey { v4: Some(subnet(number)), v6: Some(subnet_v6(number)) }
+}
+
+/// A node that is not there.
+pub fn stranger(number: u8) -> Peer {
+    let mac = |family: u8| Some(Mac([2, family, 0, 0, 0, number]));
+    Peer {
+        subnet: Some(subnet(number)),
+        subnet_v6: Some(subnet_v6(number)),
+        public_ip: Ipv4Addr::new(192, 168, 77, number),
+        public_ipv6: Some(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, u16::from(number))),
+        mac: [mac(4), mac(6)],
+    }
+}
+
+/// Runs `body` with `count` nodes that are prepared and own their subnets, and know no peers yet.
+pub fn with_nodes(count: u8, backend: &Backend, body: impl FnOnce(&mut Vec<Node>) + Send) {
+    in_netns_with_loopback(|| {
+        sh("ip link add br0 type bridge");
+        sh("ip link set br0 up");
+        let mut nodes: Vec<Node> = (1..=count).map(|number| Node::new(number, backend.clone())).collect();
+        nodes.iter_mut().for_each(Node::start);
+        body(&mut nodes);
+    });
+}
+
+/// What `ip -n n1 -j ...` or `bridge -n n1 -j ...` shows.
+pub fn json(command: &str) -> Vec<Value> {
+    let text = sh(command);
+    if text.trim().is_empty() { Vec::new() } else { serde_json::from_str(&text).unwrap() }
+}
+
+/// A route of `n1`'s main table as `ip` shows it, without trailing blanks; empty when there is none, several lines when there are
+/// several.
+pub fn route(number: u8) -> String {
+    sh(&format!("ip -n n1 route show 10.5.{number}.0/24")).trim_end().to_owned()
+}
+
+/// The remotes behind a MAC on a device of `n1`.
+pub fn remotes(device: &str, mac: Mac) -> Vec<String> {
+    let entries = json(&format!("bridge -n n1 -j fdb show dev {device}"));
+    let of = entries.iter().filter(|entry| entry["mac"] == mac.to_string());
+    of.map(|entry| entry["dst"].as_str().unwrap().to_owned()).collect()
+}
+
+// === impl Node ===
+
+impl Node {
+    fn new(number: u8, backend: Backend) -> Self {
+        let namespace = format!("n{number}");
+        let ns = NetNs::create_named(&namespace).unwrap();
+        sh(&format!("ip link add port{number} type veth peer name w0 netns {namespace}"));
+        sh(&format!("ip link set port{number} master br0 up"));
+        let ip = |command: &str| sh(&format!("ip -n {namespace} {command}"));
+        ip("link set lo up");
+        ip("link set w0 up");
+        ip(&format!("addr add 192.168.77.{number}/24 dev w0"));
+        ip(&format!("addr add fd77::{number:x}/64 dev w0 nodad"));
+        ip(&format!("addr add 10.5.{number}.5/32 dev lo"));
+        ip(&format!("addr add fd10:5:0:{number:x}::5/128 dev lo nodad"));
+        for forward in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+            ns.with(|| russet_linux::sysctl::write_if_different(&format!("net/{forward}"), "1"))
+                .unwrap()
+                .unwrap();
+        }
+        Self { ns, number, backend, fabric: None, prepared: Prepared::default() }
+    }
+
+    fn underlay(&self) -> Underlay {
+        let shown = &json(&format!("ip -n n{} -j link show dev w0", self.number))[0];
+        Underlay {
+            ifindex: u32::try_from(shown["ifindex"].as_u64().unwrap()).unwrap(),
+            name: IfName::new("w0").unwrap(),
+            mtu: u32::try_from(shown["mtu"].as_u64().unwrap()).unwrap(),
+            v4: Some(Ipv4Addr::new(192, 168, 77, self.number)),
+            v6: Some(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, u16::from(self.number))),
+        }
+    }
+
+    /// A daemon that starts: whatever it knew is forgotten.
+    #[track_caller]
+    pub fn start(&mut self) {
+        let networks =
+            Networks { v4: Some("10.5.0.0/16".parse().unwrap()), v6: Some("fd10:5::/48".parse().unwrap()) };
+        let (backend, underlay) = (self.backend.clone(), self.underlay());
+        let fabric = self.ns.with(|| Fabric::open(backend, underlay, networks)).unwrap().unwrap();
+        self.fabric = Some(fabric);
+        self.prepared = self.run(|fabric| fabric.prepare()).unwrap();
+        let own = (Some(subnet(self.number)), Some(subnet_v6(self.number)));
+        sound(&self.run(|fabric| fabric.own(own.0, own.1)));
+    }
+
+    pub fn run<T: Send>(&mut self, work: impl FnOnce(&mut Fabric) -> T + Send) -> T {
+        let fabric = self.fabric.as_mut().unwrap();
+        self.ns.with(|| work(fabric)).unwrap()
+    }
+
+    #[track_caller]
+    pub fn reset(&mut self, peers: Vec<Peer>) -> Report {
+        sound(&self.run(|fabric| fabric.reset(peers)))
+    }
+
+    #[track_caller]
+    pub fn resync(&mut self) -> Report {
+        sound(&self.run(Fabric::resync))
+    }
+
+    #[track_caller]
+    pub fn change(&mut self, gone: &[PeerKey], put: &[Peer]) -> Report {
+        sound(&self.run(|fabric| fabric.change(gone, put)))
+    }
+
+    pub fn drifted(&mut self) -> bool {
+        self.run(Fabric::drifted).unwrap()
+    }
+
+    /// What the others know of this node.
+    pub fn lease(&self) -> Peer {
+        Peer { mac: self.prepared.mac, ..stranger(self.number) }
+    }
+}
+
+/// The report itself, if nothing failed.
+#[track_caller]
+fn sound(report: &Report) -> Report {
+    assert_eq!(report.failed, 0, "{:?}", report.errors);
+    Report { changed: report.changed.clone(), refusals: report.refusals.clone(), ..Report::default() }
+}
+
+/// Tells every node of all others.
+pub fn introduce(nodes: &mut [Node]) {
+    let leases: Vec<Peer> = nodes.iter().map(Node::lease).collect();
+    for node in nodes {
+        let own = node.lease().key();
+        node.reset(leases.iter().filter(|lease| lease.key() != own).cloned().collect());
+        assert!(node.resync().is_quiet(), "a second run has nothing to do");
+    }
+}
+
+/// Pods of the first node reach those of all others.
+#[track_caller]
+pub fn assert_reachable(nodes: &[Node]) {
+    for node in &nodes[1..] {
+        let n = node.number;
+        eventually(Duration::from_secs(5), || {
+            succeeds(&format!("ip netns exec n1 ping -c1 -W1 -I 10.5.1.5 10.5.{n}.5"))
+                && succeeds(&format!("ip netns exec n1 ping -c1 -W1 -I fd10:5:0:1::5 fd10:5:0:{n:x}::5"))
+        });
+    }
+}

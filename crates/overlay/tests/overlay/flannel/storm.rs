@@ -1,0 +1,1 @@
+//! Many leases: storms, and what they cost.
