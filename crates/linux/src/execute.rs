@@ -1,5 +1,6 @@
 //! One execution of a program that is fed on stdin and answers on stdout, such as a CNI plugin: its own process group,
-//! a deadline, a limit on what it may print. `runtime` runs chains with it, `plugins` those plugins that they delegate to.
+//! a deadline, a limit on what it may print. `runtime` runs chains with it, `plugins` those plugins that they delegate to,
+//! `overlay` the programs of iptables.
 //!
 //! libcni waits until every process that holds the plugin's stdout is gone, so a forgotten `sleep` in a shell plugin
 //! holds up the node. Here the plugin's own end counts, and at the deadline its whole group is killed.
@@ -99,15 +100,20 @@ const KILL_LIMIT: Duration = Duration::from_secs(2);
 impl Execution<'_> {
     /// Runs the plugin to its end, or to its deadline's.
     pub fn run(&self) -> Result<Finished, ExecuteError> {
+        self.run_with(&[], STDOUT_MAX_BYTES)
+    }
+
+    /// Runs a program with arguments, which may print more than a plugin.
+    pub fn run_with(&self, arguments: &[&str], stdout_max_bytes: usize) -> Result<Finished, ExecuteError> {
         let end = Instant::now() + self.deadline;
-        let mut running = Running::start(self.spawn()?, self.stdin)?;
+        let mut running = Running::start(self.spawn(arguments)?, self.stdin, stdout_max_bytes)?;
         match running.attend(end) {
             Ok(()) => running.finish(),
             Err(error) => {
                 running.kill();
                 Err(match error.kind() {
                     ErrorKind::TimedOut => ExecuteError::Deadline(self.deadline),
-                    ErrorKind::FileTooLarge => ExecuteError::TooMuchOutput { limit_bytes: STDOUT_MAX_BYTES },
+                    ErrorKind::FileTooLarge => ExecuteError::TooMuchOutput { limit_bytes: stdout_max_bytes },
                     _ => ExecuteError::Io(error),
                 })
             }
@@ -115,10 +121,10 @@ impl Execution<'_> {
     }
 
     /// A fresh try each time: libcni re-runs the same object, which fails (cni-runtime.md section 0 item 13).
-    fn spawn(&self) -> Result<Child, ExecuteError> {
+    fn spawn(&self, arguments: &[&str]) -> Result<Child, ExecuteError> {
         let end = Instant::now() + BUSY_LIMIT.min(self.deadline);
         loop {
-            match self.command().spawn() {
+            match self.command().args(arguments).spawn() {
                 Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < end => {
                     pause()
                 }
@@ -146,7 +152,7 @@ fn pause() {
 // === impl Running ===
 
 impl<'a> Running<'a> {
-    fn start(mut child: Child, unsent: &'a [u8]) -> Result<Self, ExecuteError> {
+    fn start(mut child: Child, unsent: &'a [u8], stdout_max_bytes: usize) -> Result<Self, ExecuteError> {
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let prepare = || -> io::Result<OwnedFd> {
             let fds = [
@@ -165,7 +171,7 @@ impl<'a> Running<'a> {
                 pidfd,
                 stdin,
                 unsent,
-                stdout: Capture::new(stdout, STDOUT_MAX_BYTES),
+                stdout: Capture::new(stdout, stdout_max_bytes),
                 stderr: Capture::new(stderr, STDERR_MAX_BYTES),
             }),
             Err(error) => {

@@ -108,6 +108,10 @@ pub(crate) const NFTA_VERDICT_CHAIN: u16 = 2;
 
 pub(crate) const NFTA_EXPR_NAME: u16 = 1;
 pub(crate) const NFTA_EXPR_DATA: u16 = 2;
+/// `NFTA_MATCH_NAME` and `NFTA_TARGET_NAME`
+pub(crate) const NFTA_EXTENSION_NAME: u16 = 1;
+/// `NFTA_MATCH_INFO` and `NFTA_TARGET_INFO`
+pub(crate) const NFTA_EXTENSION_INFO: u16 = 3;
 pub(crate) const NFTA_IMMEDIATE_DREG: u16 = 1;
 pub(crate) const NFTA_IMMEDIATE_DATA: u16 = 2;
 pub(crate) const NFTA_BITWISE_SREG: u16 = 1;

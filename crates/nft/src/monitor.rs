@@ -68,6 +68,8 @@ pub struct Change {
     pub name: String,
     /// It was deleted; otherwise it is new or different.
     pub gone: bool,
+    /// It is a chain that packets enter at a hook; not told of deleted ones.
+    pub base: bool,
 }
 
 /// The kinds of objects.
@@ -225,7 +227,8 @@ impl Change {
         let attributes = message.attributes(NFGENMSG_BYTES);
         // In all messages the first attribute is the table's name.
         let table = Table::new(family, attributes.find(NFTA_TABLE_NAME)?.text());
-        Some(Self { object, table, name: attributes.find(name)?.text(), gone })
+        let base = object == Object::Chain && attributes.find(NFTA_CHAIN_HOOK).is_some();
+        Some(Self { object, table, name: attributes.find(name)?.text(), gone, base: base && !gone })
     }
 }
 

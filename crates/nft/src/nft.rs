@@ -63,6 +63,11 @@ impl Nft {
         self.list("list tables", NFT_MSG_GETTABLE, 0, &[], TableInfo::decode)
     }
 
+    /// The chains of all tables.
+    pub fn all_chains(&mut self) -> Result<Vec<ChainInfo>> {
+        self.list("list chains", NFT_MSG_GETCHAIN, 0, &[], ChainInfo::decode)
+    }
+
     /// The chains of a table; none when there is no such table.
     pub fn chains(&mut self, table: &Table) -> Result<Vec<ChainInfo>> {
         let family = table.family.number();

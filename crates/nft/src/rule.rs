@@ -19,10 +19,11 @@ use russet_addr::Family;
 use russet_netlink::wire::{Attributes, Message, MessageBuilder};
 
 use crate::chain::Chain;
-use crate::expr::{Expr, digest, names};
+use crate::expr::{Expr, digest, extension_comment, names, verdict};
 use crate::kernel::*;
 use crate::table::{Table, TableFamily};
 use crate::userdata;
+use crate::verdict::Verdict;
 
 pub use action::Masquerade;
 pub use matches::{Field, L4};
@@ -47,10 +48,12 @@ pub struct RuleInfo {
     pub chain: String,
     /// The kernel's number for it, by which it is replaced and deleted.
     pub handle: u64,
-    /// Its comment.
+    /// Its comment, `nft`'s or that of iptables.
     pub comment: Option<String>,
-    /// The kernel's names of its expressions, in order.
+    /// The kernel's names of its expressions, in order; `match comment` and `target LOG` for iptables' extensions.
     pub expressions: Vec<String>,
+    /// What happens to packets that it matches, where that is one thing and no extension's.
+    pub verdict: Option<Verdict>,
     /// Equal to [`Rule::digest`] of a rule that does the same in the same words.
     pub digest: u64,
 }
@@ -145,8 +148,11 @@ impl RuleInfo {
             table: Table::new(family, attributes.find(NFTA_RULE_TABLE)?.text()),
             chain: attributes.find(NFTA_RULE_CHAIN)?.text(),
             handle: attributes.find(NFTA_RULE_HANDLE)?.be64()?,
-            comment: userdata.and_then(|data| userdata::comment_of(data.payload)),
+            comment: userdata
+                .and_then(|data| userdata::comment_of(data.payload))
+                .or_else(|| extension_comment(&list)),
             expressions: names(&list),
+            verdict: verdict(&list),
             digest: digest(&list),
         })
     }

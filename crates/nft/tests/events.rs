@@ -57,7 +57,8 @@ fn a_commit_is_heard_once_with_its_changes_and_its_author() {
 
         run("nft", &["flush", "chain", "inet", "t", "c"]);
         let commit = next_commit(&mut monitor);
-        let gone = Change { object: Object::Rule, table: table.clone(), name: "c".into(), gone: true };
+        let gone =
+            Change { object: Object::Rule, table: table.clone(), name: "c".into(), gone: true, base: false };
         assert_eq!((commit.changes, commit.process.as_str()), (vec![gone], "nft"));
         assert_ne!(commit.port, nft.port().unwrap());
         assert_eq!(monitor.next(Duration::ZERO).unwrap(), None);

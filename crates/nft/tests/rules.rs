@@ -305,3 +305,29 @@ fn expressions_without_a_word_can_be_written_out() {
         assert!(listing.contains("elements = { 10.1.0.1 : 0x00000007 }"), "{listing}");
     });
 }
+
+#[test]
+#[ignore = "kernel: nf_tables, root; tool: iptables, nft"]
+fn rules_of_iptables_are_read_with_comment_verdict_and_extensions() {
+    in_new_netns(|| {
+        for rule in [
+            "-A FORWARD -m comment --comment one -j DROP",
+            "-A FORWARD -j LOG --log-prefix two",
+            "-A FORWARD -j REJECT",
+            "-N other",
+            "-A FORWARD -s 10.1.0.0/16 -j other",
+        ] {
+            run("iptables", &rule.split(' ').collect::<Vec<&str>>());
+        }
+        run("nft", &["add rule ip filter FORWARD ip saddr 10.2.0.1 counter accept comment \"five\""]);
+        let rules = Nft::open().unwrap().rules_of(&Table::new(TableFamily::Ip, "filter"), "FORWARD").unwrap();
+        let comments: Vec<_> = rules.iter().map(|rule| rule.comment.as_deref()).collect();
+        assert_eq!(comments, [Some("one"), None, None, None, Some("five")]);
+        let verdicts: Vec<_> = rules.iter().map(|rule| rule.verdict.clone()).collect();
+        let expected = [Some(Verdict::Drop), None, None, Some(Verdict::jump("other")), Some(Verdict::Accept)];
+        assert_eq!(verdicts, expected);
+        assert_eq!(rules[0].expressions, ["match comment", "counter", "immediate"]);
+        assert_eq!(rules[1].expressions.last().unwrap(), "target LOG");
+        assert_eq!(rules[2].expressions.last().unwrap(), "target REJECT");
+    });
+}

@@ -5,15 +5,25 @@
 //! Tables and chains have flannel's own names, so that whichever daemon comes next adopts or replaces them and nothing is
 //! there twice. What is right is never touched; what is not is replaced in one transaction, so that no packet falls into a gap.
 
+mod command;
+mod compat;
+mod foreign;
+mod gate;
+mod leftovers;
 mod native;
 mod report;
 mod rules;
+mod xtables;
 
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use russet_addr::IpNet;
-use russet_nft::monitor::{Commit, Event};
-use russet_nft::{Monitor, Nft};
+use russet_nft::monitor::{Change as Heard, Commit, Event, Object};
+use russet_nft::{ChainInfo, Monitor, Nft, Table, TableInfo};
+
+use compat::Compat;
+use native::Change;
 
 pub use report::{FirewallError, Repair, Report};
 
@@ -37,6 +47,8 @@ pub struct Wanted {
 pub enum Mode {
     /// In tables of nf_tables, over netlink.
     Nft,
+    /// In flannel's chains of iptables, made with the programs that are installed, of whichever flavour.
+    Iptables,
 }
 
 /// The firewall of the network namespace in which this was opened; use it from threads of that namespace only.
@@ -49,20 +61,39 @@ pub struct Firewall {
     port: u32,
     /// The generation at which the ruleset was seen to be as wanted.
     seen: Option<(u32, Wanted)>,
+    /// Chains of others of which every rule concerns us.
+    watched: BTreeSet<(Table, String)>,
+    compat: Compat,
+    /// Rules of flannel's old versions were looked for.
+    swept: bool,
+}
+
+/// The tables and chains of everybody, at one generation.
+#[derive(Debug)]
+pub(crate) struct Look {
+    generation: u32,
+    tables: Vec<TableInfo>,
+    chains: Vec<ChainInfo>,
 }
 
 /// A check that is overtaken by others' commits is repeated this often: each repetition means that somebody else got ahead.
-const TRIES: usize = 8;
+const TRIES: usize = 16;
 
 // === impl Firewall ===
 
 impl Firewall {
-    /// Opens it in the calling thread's network namespace and begins to listen; changes nothing.
+    /// Opens it in the calling thread's network namespace and begins to listen; changes nothing. In the mode of iptables its
+    /// programs have to be there.
     pub fn open(mode: Mode) -> Result<Self, FirewallError> {
         let monitor = Monitor::open()?;
         let nft = Nft::open()?;
         let port = nft.port().map_err(FirewallError::Port)?;
-        Ok(Self { mode, nft, monitor, port, seen: None })
+        let mut compat = Compat::default();
+        if mode == Mode::Iptables {
+            compat.require()?;
+        }
+        let (seen, watched) = (None, BTreeSet::new());
+        Ok(Self { mode, nft, monitor, port, seen, watched, compat, swept: false })
     }
 
     /// Where the rules are.
@@ -71,28 +102,29 @@ impl Firewall {
     }
 
     /// Compares what is there with what should be, and repairs the difference. Does nothing where nothing is wrong.
+    ///
+    /// What the other mode, or flannel itself in either of its modes, has left is removed once the new rules are in force.
     pub fn apply(&mut self, wanted: &Wanted) -> Report {
         let mut report = Report::default();
-        for _ in 0..TRIES {
-            match self.attempt(wanted, &mut report) {
-                Ok(true) => return report,
-                Ok(false) => {}
-                Err(error) => {
-                    report.failed.push(error);
-                    return report;
-                }
-            }
+        // Only what is in nf_tables changes its generation.
+        let heard = self.mode == Mode::Nft || self.compat.is_nft();
+        match self.nft.generation() {
+            Ok(now)
+                if heard && self.seen.as_ref().is_some_and(|(seen, was)| *seen == now && was == wanted) => {}
+            Ok(_) => self.check(wanted, &mut report),
+            Err(error) => report.failed.push(error.into()),
         }
-        report.failed.push(FirewallError::Overtaken(TRIES));
+        // Legacy iptables tells nobody about its changes.
+        self.compat.legacy(wanted, self.mode, &mut report);
         report
     }
 
-    /// Waits until somebody else changed what may concern us, and returns true; false when `timeout` passed first.
+    /// Waits until somebody else changed what may concern us, and returns true; false when `timeout` passed first. Changes of
+    /// legacy iptables are not heard: call `apply` every few seconds, too.
     pub fn changed(&mut self, timeout: Duration) -> Result<bool, FirewallError> {
-        let end = std::time::Instant::now() + timeout;
+        let end = Instant::now() + timeout;
         loop {
-            let left = end.saturating_duration_since(std::time::Instant::now());
-            match self.monitor.next(left)? {
+            match self.monitor.next(end.saturating_duration_since(Instant::now()))? {
                 None => return Ok(false),
                 Some(event) if self.concerns(&event) => break,
                 Some(_) => {}
@@ -108,29 +140,93 @@ impl Firewall {
         self.apply(&Wanted::default())
     }
 
-    /// Removes what an earlier run, of us or of flannel, left for another network or subnet. Call it after the first `apply`.
-    pub fn recycle(&mut self, _previous: &Wanted) -> Report {
-        // The tables were replaced as a whole.
-        Report::default()
+    /// Removes what an earlier run, of us or of any version of flannel, left for `previous`, of which rules without chain and
+    /// comment can be recognised only by their addresses. Call it once `apply` has put the new rules in force.
+    pub fn recycle(&mut self, previous: &Wanted) -> Report {
+        let mut report = Report::default();
+        self.compat.remember(previous);
+        match self.mode {
+            Mode::Iptables => match self.seen.take() {
+                Some((_, wanted)) => return self.apply(&wanted),
+                None => return report,
+            },
+            Mode::Nft => match Look::at(&mut self.nft) {
+                Ok(look) => {
+                    let tables: Vec<Table> = look.tables.into_iter().map(|info| info.table).collect();
+                    self.compat.sweep(&tables, &mut report);
+                }
+                Err(error) => report.failed.push(error),
+            },
+        }
+        let wanted = self.seen.as_ref().map(|(_, wanted)| wanted.clone()).unwrap_or_default();
+        self.compat.legacy(&wanted, self.mode, &mut report);
+        report
     }
 
-    /// One look and one transaction; false when somebody else committed in between.
-    fn attempt(&mut self, wanted: &Wanted, report: &mut Report) -> Result<bool, FirewallError> {
-        let generation = self.nft.generation()?;
-        if self.seen.as_ref().is_some_and(|(seen, was)| *seen == generation && was == wanted) {
-            return Ok(true);
+    fn check(&mut self, wanted: &Wanted, report: &mut Report) {
+        if self.mode == Mode::Iptables {
+            self.compat.chains(&mut self.nft, wanted, report);
         }
-        let mut change = native::difference(&mut self.nft, wanted)?;
+        let begun = report.failed.len();
+        for _ in 0..TRIES {
+            report.failed.truncate(begun);
+            match self.attempt(wanted, report) {
+                Ok(Some(generation)) => {
+                    let good = report.failed.is_empty();
+                    self.seen = good.then(|| (generation, wanted.clone()));
+                    return;
+                }
+                Ok(None) => {}
+                Err(error) => return report.failed.push(error),
+            }
+        }
+        report.failed.push(FirewallError::Overtaken(TRIES));
+    }
+
+    /// One look, and a transaction for each difference. The generation of the look when there was nothing to do.
+    fn attempt(&mut self, wanted: &Wanted, report: &mut Report) -> Result<Option<u32>, FirewallError> {
+        let look = Look::at(&mut self.nft)?;
+        self.watched = foreign::watched(&look);
+        let empty = Wanted::default();
+        let native = if self.mode == Mode::Nft { wanted } else { &empty };
+        let change = native::difference(&mut self.nft, &look, native)?;
+        if !self.commit(change, &look, report)? {
+            return Ok(None);
+        }
+        if self.mode == Mode::Nft || !self.compat.is_nft() {
+            let change = leftovers::difference(&mut self.nft, &look, !self.swept)?;
+            if !self.commit(change, &look, report)? {
+                return Ok(None);
+            }
+            self.swept = true;
+        }
+        for table in &look.tables {
+            let change = foreign::difference(&mut self.nft, &look, table, wanted, self.mode);
+            match change.and_then(|change| self.commit(change, &look, report)) {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                // The tables of others are not worth less for that.
+                Err(error) => report.failed.push(error),
+            }
+        }
+        Ok(Some(look.generation))
+    }
+
+    /// Whether there was nothing to commit; what was is looked at again, as is what somebody else overtook.
+    fn commit(
+        &mut self,
+        mut change: Change,
+        look: &Look,
+        report: &mut Report,
+    ) -> Result<bool, FirewallError> {
         if change.transaction.is_empty() {
-            self.seen = Some((generation, wanted.clone()));
             return Ok(true);
         }
-        match self.nft.commit(change.transaction.only_at(generation)) {
+        match self.nft.commit(change.transaction.only_at(look.generation)) {
             Ok(()) => report.repaired.append(&mut change.repairs),
             Err(error) if error.is_stale() || error.outcome_unknown() => {}
             Err(error) => return Err(error.into()),
         }
-        // Looks again: what was sent is what is there.
         Ok(false)
     }
 
@@ -138,11 +234,27 @@ impl Firewall {
         match event {
             Event::Overrun => true,
             Event::Committed(commit) if commit.port == self.port => false,
-            Event::Committed(commit) => self.touches(commit),
+            Event::Committed(Commit { complete, changes, .. }) => {
+                !complete || changes.iter().any(|change| self.is_ours(change))
+            }
         }
     }
 
-    fn touches(&self, commit: &Commit) -> bool {
-        native::tables().iter().any(|table| commit.touches(table))
+    fn is_ours(&self, change: &Heard) -> bool {
+        let flannel = [xtables::FLANNEL_POSTROUTING, gate::FLANNEL_FORWARD, "POSTROUTING"];
+        native::tables().contains(&change.table)
+            || change.base
+            || self.watched.contains(&(change.table.clone(), change.name.clone()))
+            // A whole table of others may have held accepts of ours, or sleep no more.
+            || change.object == Object::Table && !change.gone
+            || self.mode == Mode::Iptables && flannel.contains(&change.name.as_str())
+    }
+}
+
+// === impl Look ===
+
+impl Look {
+    fn at(nft: &mut Nft) -> Result<Self, FirewallError> {
+        Ok(Self { generation: nft.generation()?, tables: nft.tables()?, chains: nft.all_chains()? })
     }
 }

@@ -6,6 +6,7 @@
 use russet_netlink::wire::{Attribute, Attributes};
 
 use crate::kernel::*;
+use crate::verdict::Verdict;
 
 /// FNV-1a, 64 bits: stable over releases, so that it may be written into a comment.
 struct Fnv(u64);
@@ -28,10 +29,48 @@ pub(crate) fn digest(expressions: &Attributes<'_>) -> u64 {
     hash.0
 }
 
-/// The names of the expressions in a list.
+/// The names of the expressions in a list, those of iptables' extensions behind them.
 pub(crate) fn names(expressions: &Attributes<'_>) -> Vec<String> {
-    let name = |element: Attribute<'_>| element.nested().find(NFTA_EXPR_NAME).map(|name| name.text());
+    let name = |element: Attribute<'_>| {
+        let name = element.nested().find(NFTA_EXPR_NAME)?.text();
+        Some(match extension(element) {
+            Some((extension, _)) => format!("{name} {extension}"),
+            None => name,
+        })
+    };
     expressions.clone().filter_map(name).collect()
+}
+
+/// What the list decides, where it is the same for all packets that its matches let through.
+pub(crate) fn verdict(expressions: &Attributes<'_>) -> Option<Verdict> {
+    let verdict = |element: Attribute<'_>| {
+        let data = element.nested().find(NFTA_EXPR_DATA)?.nested();
+        Verdict::decode(&data.find(NFTA_IMMEDIATE_DATA)?.nested())
+    };
+    let is_immediate = |element: &Attribute<'_>| {
+        element.nested().find(NFTA_EXPR_NAME).is_some_and(|name| name.text() == "immediate")
+    };
+    expressions.clone().filter(is_immediate).filter_map(verdict).last()
+}
+
+/// The comment that iptables keeps in a match of its own.
+pub(crate) fn extension_comment(expressions: &Attributes<'_>) -> Option<String> {
+    let (_, text) = expressions.clone().filter_map(extension).find(|(name, _)| name == "comment")?;
+    let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+    Some(String::from_utf8_lossy(text.get(..end)?).into_owned())
+}
+
+/// An extension of iptables: its name, and what only it understands.
+fn extension(element: Attribute<'_>) -> Option<(String, Vec<u8>)> {
+    let parts = element.nested();
+    let name = parts.find(NFTA_EXPR_NAME)?.text();
+    if !matches!(name.as_str(), "match" | "target") {
+        return None;
+    }
+    // Both have the same attributes.
+    let data = parts.find(NFTA_EXPR_DATA)?.nested();
+    let info = data.find(NFTA_EXTENSION_INFO).map(|info| info.payload.to_vec()).unwrap_or_default();
+    Some((data.find(NFTA_EXTENSION_NAME)?.text(), info))
 }
 
 /// Whether an attribute of an expression holds data, that is attributes of its own.

@@ -6,12 +6,12 @@
 
 use russet_addr::{Family, IpNet};
 use russet_nft::{
-    Chain, ChainInfo, ChainKind, Hook, Masquerade, NetlinkError, Nft, Rule, RuleInfo, Table, TableFamily,
-    TableInfo, Transaction, priority,
+    Chain, ChainInfo, ChainKind, Hook, Masquerade, Nft, Rule, RuleInfo, Table, TableFamily, TableInfo,
+    Transaction, priority,
 };
 
 use super::rules::{self, Action, KUBE_PROXY_MARK, Line, Side};
-use super::{Repair, Wanted};
+use super::{FirewallError, Look, Repair, Wanted};
 
 /// What is to be done, and what that repairs.
 #[derive(Debug, Default)]
@@ -44,12 +44,11 @@ fn table(family: Family) -> Table {
 }
 
 /// What brings our tables to `wanted`; nothing when they are there.
-pub(crate) fn difference(nft: &mut Nft, wanted: &Wanted) -> Result<Change, NetlinkError> {
+pub(crate) fn difference(nft: &mut Nft, look: &Look, wanted: &Wanted) -> Result<Change, FirewallError> {
     let mut change = Change::default();
-    let there = nft.tables()?;
     for family in Family::BOTH {
         let table = table(family);
-        let found = there.iter().find(|info| info.table == table);
+        let found = look.tables.iter().find(|info| info.table == table);
         let wanted = ruleset(wanted, family);
         match (found, wanted.is_empty()) {
             (None, true) => {}
@@ -61,7 +60,7 @@ pub(crate) fn difference(nft: &mut Nft, wanted: &Wanted) -> Result<Change, Netli
                 install(&table, &wanted, &mut change.transaction);
                 change.repairs.push(Repair::Table(table));
             }
-            (Some(info), false) => repair(nft, info, &wanted, &mut change)?,
+            (Some(info), false) => repair(nft, look, info, &wanted, &mut change)?,
         }
     }
     Ok(change)
@@ -70,17 +69,18 @@ pub(crate) fn difference(nft: &mut Nft, wanted: &Wanted) -> Result<Change, Netli
 /// Refills the chains that are not right; a table that has others than ours is made anew.
 fn repair(
     nft: &mut Nft,
+    look: &Look,
     info: &TableInfo,
     wanted: &[Filled],
     change: &mut Change,
-) -> Result<(), NetlinkError> {
+) -> Result<(), FirewallError> {
     let table = &info.table;
-    let chains = nft.chains(table)?;
+    let mut chains = look.chains.iter().filter(|found| found.chain.table == *table);
     let same = |filled: &Filled, found: &ChainInfo| {
         found.chain.name == filled.chain.name && found.chain.base == filled.chain.base
     };
     let known = |found: &ChainInfo| wanted.iter().any(|filled| same(filled, found));
-    if info.dormant || chains.len() != wanted.len() || !chains.iter().all(known) {
+    if info.dormant || chains.clone().count() != wanted.len() || !chains.all(known) {
         change.transaction.delete_table(table);
         install(table, wanted, &mut change.transaction);
         change.repairs.push(Repair::Table(table.clone()));

@@ -1,7 +1,9 @@
 //! How a look at the firewall went: what was repaired and what failed. Shown by `flanneld`.
 
 use std::fmt;
+use std::process::ExitStatus;
 
+use russet_linux::execute::ExecuteError;
 use russet_nft::{CommitError, NetlinkError, Table};
 
 /// How a look at the firewall went.
@@ -20,6 +22,29 @@ pub enum Repair {
     Table(Table),
     /// One of our tables is not wanted any more.
     Removed(Table),
+    /// Somebody else's chain drops forwarded packets, and has got an exception.
+    Accepted {
+        /// Where the chain is.
+        table: Table,
+        /// Its name.
+        chain: String,
+    },
+    /// Exceptions in somebody else's chain are not needed any more.
+    Withdrawn {
+        /// Where the chain is.
+        table: Table,
+        /// Its name.
+        chain: String,
+    },
+    /// Rules of flannel's iptables mode were in a table of iptables-nft and are not wanted there.
+    Leftover(Table),
+    /// The rules of a table were changed through iptables.
+    Iptables {
+        /// The program's name, with its flavour: "ip6tables-legacy".
+        program: String,
+        /// The table.
+        table: &'static str,
+    },
 }
 
 /// What can go wrong; each names the operation and its subject.
@@ -31,6 +56,45 @@ pub enum FirewallError {
     /// A transaction was refused; nothing was changed.
     #[error(transparent)]
     Commit(#[from] CommitError),
+    /// Somebody else's chain drops forwarded packets, and nobody but its owner can change it.
+    #[error(
+        "accept forwarded packets in table {0}: it belongs to a process, which has to accept them itself"
+    )]
+    Owned(Table),
+    /// A program of iptables is not installed.
+    #[error("execute {program}: it is not installed; without iptables use the nftables mode")]
+    Missing {
+        /// Its name.
+        program: String,
+    },
+    /// A program of iptables did not run to its end.
+    #[error("execute {program}: {source}")]
+    Execute {
+        /// Its name.
+        program: String,
+        /// Why.
+        source: ExecuteError,
+    },
+    /// A program of iptables failed.
+    #[error("{program}: {status}: {said}")]
+    Program {
+        /// Its name.
+        program: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// What it said about that.
+        said: String,
+    },
+    /// iptables takes a rule and does not show it as it was given.
+    #[error("{program}: table {table}: still to be done after it was done: {edit}")]
+    Unsettled {
+        /// The program's name.
+        program: String,
+        /// The table.
+        table: &'static str,
+        /// The first change that had no effect.
+        edit: String,
+    },
     /// The kernel does not say who we are.
     #[error("read the port of the nf_tables socket: {0}")]
     Port(#[source] std::io::Error),
@@ -55,6 +119,12 @@ impl fmt::Display for Repair {
         match self {
             Self::Table(table) => write!(f, "table {table}"),
             Self::Removed(table) => write!(f, "removed table {table}"),
+            Self::Accepted { table, chain } => write!(f, "accepts in {table} {}", chain.escape_debug()),
+            Self::Withdrawn { table, chain } => {
+                write!(f, "removed accepts from {table} {}", chain.escape_debug())
+            }
+            Self::Leftover(table) => write!(f, "removed flannel's rules from {table}"),
+            Self::Iptables { program, table } => write!(f, "{program} table {table}"),
         }
     }
 }

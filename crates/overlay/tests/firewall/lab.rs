@@ -113,3 +113,16 @@ pub fn seen(sender: Option<&NetNs>, from: &str, receiver: &NetNs, to: &str) -> O
         receiver.recv_from(&mut [0; 8]).ok().map(|(_, from)| from.ip())
     })
 }
+/// Whether nothing comes through; looks once.
+pub fn is_silent(sender: Option<&NetNs>, from: &str, receiver: &NetNs, to: &str) -> bool {
+    let bind = |address: &str| UdpSocket::bind(SocketAddr::new(address.parse().unwrap(), 0)).unwrap();
+    let receiver = receiver.with(|| bind(to)).unwrap();
+    let sender = match sender {
+        Some(ns) => ns.with(|| bind(from)).unwrap(),
+        None => bind(from),
+    };
+    receiver.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    // Neither a drop nor an error of ICMP is a packet.
+    let _ = sender.send_to(b"x", receiver.local_addr().unwrap());
+    receiver.recv_from(&mut [0; 8]).is_err()
+}

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests are tests, too")]
 
+mod foreign;
+mod iptables;
 mod lab;
 mod native;
+mod switching;
 mod traffic;

@@ -123,6 +123,9 @@ fn a_restart_changes_nothing_and_what_others_do_elsewhere_wakes_nobody() {
         assert_eq!(sh("nft -a list ruleset"), before);
         sh("nft add table ip somebody");
         sh("nft add chain ip somebody else");
+        assert!(firewall.changed(Duration::from_secs(10)).unwrap(), "a new table may have anything in it");
+        sh("nft add chain ip somebody more");
+        sh("nft add rule ip somebody else jump more");
         assert!(!firewall.changed(Duration::ZERO).unwrap());
         assert!(apply(&mut firewall, &wanted()).is_quiet());
         // Our own commits are nobody else's.

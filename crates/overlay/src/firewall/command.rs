@@ -1,0 +1,161 @@
+//! The programs of iptables: which there are, what they can, and one execution of each kind. No shell is involved, and
+//! nothing but what `xtables` writes is said to them.
+
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::time::Duration;
+
+use russet_addr::Family;
+use russet_linux::execute::{ExecuteError, Execution};
+
+use super::FirewallError;
+
+/// One family's programs of one flavour.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Programs {
+    pub(crate) family: Family,
+    /// Between the name of the program and its verb: `-legacy` or nothing.
+    flavour: &'static str,
+    pub(crate) abilities: Abilities,
+}
+
+/// What a version of iptables is and can.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Abilities {
+    /// Its rules are in nf_tables.
+    pub(crate) nft: bool,
+    /// `iptables-restore --wait` and `MASQUERADE --random-fully`, both since 1.6.2.
+    pub(crate) modern: bool,
+}
+
+/// A table of 100,000 rules; what is larger is not read by us within the deadline either.
+const OUTPUT_MAX_BYTES: usize = 64 << 20;
+/// How long a program may take, its wait for the lock of iptables included.
+const DEADLINE: Duration = Duration::from_secs(15);
+/// How long it waits for that lock, which kube-proxy may hold for seconds.
+const WAIT: &str = "--wait=5";
+/// The tables of legacy iptables of this namespace, one a line; the directory is the thread's.
+const LEGACY_TABLES: [&str; 2] =
+    ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
+
+/// Whether legacy iptables has a table, without making the kernel create it.
+pub(crate) fn legacy_has(family: Family, table: &str) -> bool {
+    let path = match family {
+        Family::V4 => LEGACY_TABLES[0],
+        Family::V6 => LEGACY_TABLES[1],
+    };
+    // The file is missing where the kernel has no legacy iptables or its module is not loaded.
+    std::fs::read_to_string(path).unwrap_or_default().lines().any(|name| name == table)
+}
+
+// === impl Programs ===
+
+impl Programs {
+    /// The programs named `iptables`, whichever flavour they are.
+    pub(crate) fn installed(family: Family) -> Result<Self, FirewallError> {
+        Self::find(family, "")
+    }
+
+    /// The programs of legacy iptables.
+    pub(crate) fn legacy(family: Family) -> Result<Self, FirewallError> {
+        let installed = Self::installed(family);
+        match installed {
+            Ok(programs) if !programs.abilities.nft => Ok(programs),
+            _ => Self::find(family, "-legacy"),
+        }
+    }
+
+    fn find(family: Family, flavour: &'static str) -> Result<Self, FirewallError> {
+        let mut programs = Self { family, flavour, abilities: Abilities::default() };
+        let printed = programs.run("", &["--version"], &[])?;
+        programs.abilities = Abilities::of(&String::from_utf8_lossy(&printed));
+        Ok(programs)
+    }
+
+    /// All rules of a table.
+    pub(crate) fn save(&self, table: &str) -> Result<String, FirewallError> {
+        let printed = self.run("-save", &["-t", table], &[])?;
+        Ok(String::from_utf8_lossy(&printed).into_owned())
+    }
+
+    /// Applies changes to one table, all or none; what they do not name stays.
+    pub(crate) fn restore(&self, changes: &str) -> Result<(), FirewallError> {
+        let arguments: &[&str] = if self.abilities.modern { &["--noflush", WAIT] } else { &["--noflush"] };
+        self.run("-restore", arguments, changes.as_bytes()).map(|_| ())
+    }
+
+    /// The name of one of the programs: "ip6tables-legacy-save".
+    pub(crate) fn name(&self, verb: &str) -> String {
+        let base = match self.family {
+            Family::V4 => "iptables",
+            Family::V6 => "ip6tables",
+        };
+        format!("{base}{}{verb}", self.flavour)
+    }
+
+    fn run(&self, verb: &str, arguments: &[&str], stdin: &[u8]) -> Result<Vec<u8>, FirewallError> {
+        let program = self.name(verb);
+        // What it prints is read, not shown.
+        let env = [("LC_ALL", OsString::from("C"))];
+        let execution = Execution { binary: Path::new(&program), env: &env, stdin, deadline: DEADLINE };
+        let finished = match execution.run_with(arguments, OUTPUT_MAX_BYTES) {
+            Ok(finished) => finished,
+            Err(ExecuteError::Spawn { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                return Err(FirewallError::Missing { program });
+            }
+            Err(source) => return Err(FirewallError::Execute { program, source }),
+        };
+        if finished.status.success() {
+            return Ok(finished.stdout);
+        }
+        let said = String::from_utf8_lossy(&finished.stderr);
+        let said = said.trim().chars().take(SAID_MAX_CHARS).collect::<String>().escape_debug().to_string();
+        Err(FirewallError::Program { program, status: finished.status, said })
+    }
+}
+
+/// What somebody reads of what a program has to say about its failure.
+const SAID_MAX_CHARS: usize = 400;
+
+// === impl Abilities ===
+
+impl Abilities {
+    /// Reads `iptables v1.8.9 (nf_tables)`. Before 1.8 there was one flavour and nothing in brackets.
+    fn of(version: &str) -> Self {
+        let number = version.split_once(" v").map_or("", |(_, number)| number);
+        let numbers: Vec<u32> = number
+            .split(|c: char| !c.is_ascii_digit() && c != '.')
+            .next()
+            .unwrap_or_default()
+            .split('.')
+            .filter_map(|number| number.parse().ok())
+            .collect();
+        Self { nft: version.contains("(nf_tables)"), modern: numbers.as_slice() >= [1, 6, 2].as_slice() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_says_what_the_programs_can() {
+        for (text, nft, modern) in [
+            ("iptables v1.8.9 (nf_tables)\n", true, true),
+            ("ip6tables v1.8.10 (legacy)\n", false, true),
+            ("iptables v1.6.2\n", false, true),
+            ("iptables v1.6.1\n", false, false),
+            ("iptables v1.4.21", false, false),
+            ("", false, false),
+        ] {
+            assert_eq!(Abilities::of(text), Abilities { nft, modern }, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_is_not_installed_is_named() {
+        let error = Programs::find(Family::V6, "-nowhere").unwrap_err().to_string();
+        assert!(error.contains("ip6tables-nowhere") && error.contains("not installed"), "{error}");
+    }
+}

@@ -1,0 +1,204 @@
+//! Brings the tables of iptables to what is wanted: flannel's own chains in the mode of that name, none of them in the other,
+//! and accepts where legacy iptables drops what is forwarded.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use russet_addr::Family;
+use russet_nft::{NetlinkError, Nft, Table, TableFamily};
+
+use super::command::{Programs, legacy_has};
+use super::gate::FLANNEL_FORWARD;
+use super::xtables::{self, FLANNEL_POSTROUTING, Goal, Saved};
+use super::{FirewallError, Mode, Repair, Report, Wanted};
+
+/// What is known about iptables on this host.
+#[derive(Debug, Default)]
+pub(crate) struct Compat {
+    /// Earlier states, whose rules may still be there.
+    old: Vec<Wanted>,
+    installed: BTreeMap<Family, Programs>,
+    legacy: BTreeMap<Family, Programs>,
+    /// What the chains in nf_tables looked like when iptables last said that they are right.
+    proven: BTreeMap<Family, (u64, Wanted)>,
+}
+
+/// Earlier states that are remembered: a daemon has one in subnet.env, and makes few itself.
+const OLD_MAX: usize = 16;
+/// A repair, and the look that proves it.
+const LOOKS: usize = 2;
+
+// === impl Compat ===
+
+impl Compat {
+    /// Finds the programs; without any there is no such mode.
+    pub(crate) fn require(&mut self) -> Result<(), FirewallError> {
+        let v4 = self.installed(Family::V4).map(|_| ());
+        v4.or_else(|error| self.installed(Family::V6).map(|_| ()).map_err(|_| error))
+    }
+
+    /// Remembers an earlier state.
+    pub(crate) fn remember(&mut self, old: &Wanted) {
+        self.proven.clear();
+        self.old.retain(|known| known != old);
+        self.old.push(old.clone());
+        if self.old.len() > OLD_MAX {
+            self.old.remove(0);
+        }
+    }
+
+    /// Whether the programs named `iptables` keep their rules in nf_tables; so where there are none.
+    pub(crate) fn is_nft(&mut self) -> bool {
+        Family::BOTH.iter().all(|family| self.installed(*family).map_or(true, |found| found.abilities.nft))
+    }
+
+    /// Flannel's chains, by the programs that are installed.
+    pub(crate) fn chains(&mut self, nft: &mut Nft, wanted: &Wanted, report: &mut Report) {
+        for family in Family::BOTH {
+            let needed = wanted.networks.iter().any(|net| Family::of_net(net) == family);
+            match self.chains_of(nft, family, wanted, report) {
+                Err(FirewallError::Missing { .. }) if !needed => {}
+                Err(error) => report.failed.push(error),
+                Ok(()) => {}
+            }
+        }
+    }
+
+    fn chains_of(
+        &mut self,
+        nft: &mut Nft,
+        family: Family,
+        wanted: &Wanted,
+        report: &mut Report,
+    ) -> Result<(), FirewallError> {
+        let programs = self.installed(family)?.clone();
+        let print = fingerprint(nft, family)?;
+        let known = self.proven.get(&family).is_some_and(|(known, was)| *known == print && was == wanted);
+        if known && programs.abilities.nft {
+            return Ok(());
+        }
+        let legacy = !programs.abilities.nft;
+        for goal in Goal::both(wanted, family, programs.abilities.modern, &self.old) {
+            settle(&programs, goal.table, report, |saved| {
+                let mut edits = goal.edits(saved);
+                if legacy && goal.table == "filter" && edits.is_empty() {
+                    // Once flannel's jump stands, where it may already be enough.
+                    edits = xtables::accepts(saved, wanted, family, true);
+                }
+                edits
+            })?;
+        }
+        // Only what was there before the look is known to have been looked at.
+        self.proven.insert(family, (print, wanted.clone()));
+        Ok(())
+    }
+
+    /// What flannel's old versions left in the tables of iptables-nft, where no comment tells it.
+    pub(crate) fn sweep(&mut self, tables: &[Table], report: &mut Report) {
+        for family in Family::BOTH {
+            let Ok(programs) = self.installed(family).cloned() else { continue };
+            for goal in Goal::both(&Wanted::default(), family, false, &self.old) {
+                let there = tables.contains(&Table::new(table_family(family), goal.table));
+                if !programs.abilities.nft || !there {
+                    continue;
+                }
+                if let Err(error) = settle(&programs, goal.table, report, |saved| goal.edits(saved)) {
+                    report.failed.push(error);
+                }
+            }
+        }
+    }
+
+    /// The tables of legacy iptables, where there are any and they are not what `chains` cares for.
+    pub(crate) fn legacy(&mut self, wanted: &Wanted, mode: Mode, report: &mut Report) {
+        for family in Family::BOTH {
+            for goal in Goal::both(&Wanted::default(), family, false, &self.old) {
+                if !legacy_has(family, goal.table) {
+                    continue;
+                }
+                if mode == Mode::Iptables && self.installed(family).is_ok_and(|found| !found.abilities.nft) {
+                    continue;
+                }
+                let done = self.legacy_programs(family).cloned().and_then(|programs| {
+                    settle(&programs, goal.table, report, |saved| {
+                        let mut edits = goal.edits(saved);
+                        if goal.table == "filter" {
+                            edits.extend(xtables::accepts(saved, wanted, family, false));
+                        }
+                        edits
+                    })
+                });
+                if let Err(error) = done {
+                    report.failed.push(error);
+                }
+            }
+        }
+    }
+
+    fn installed(&mut self, family: Family) -> Result<&Programs, FirewallError> {
+        found(&mut self.installed, family, Programs::installed)
+    }
+
+    fn legacy_programs(&mut self, family: Family) -> Result<&Programs, FirewallError> {
+        found(&mut self.legacy, family, Programs::legacy)
+    }
+}
+
+/// Looks for programs once they are needed, and again while they are missing.
+fn found(
+    known: &mut BTreeMap<Family, Programs>,
+    family: Family,
+    find: fn(Family) -> Result<Programs, FirewallError>,
+) -> Result<&Programs, FirewallError> {
+    use std::collections::btree_map::Entry;
+    Ok(match known.entry(family) {
+        Entry::Occupied(entry) => entry.into_mut(),
+        Entry::Vacant(entry) => entry.insert(find(family)?),
+    })
+}
+
+/// Reads a table, repairs it, and reads it again.
+fn settle(
+    programs: &Programs,
+    table: &'static str,
+    report: &mut Report,
+    edits: impl Fn(&Saved) -> Vec<String>,
+) -> Result<(), FirewallError> {
+    let mut left = Vec::new();
+    for look in 0..=LOOKS {
+        left = edits(&Saved::read(&programs.save(table)?));
+        if left.is_empty() {
+            return Ok(());
+        }
+        if look < LOOKS {
+            programs.restore(&xtables::restore(table, &left))?;
+            report.repaired.push(Repair::Iptables { program: programs.name(""), table });
+        }
+    }
+    let edit = left.into_iter().next().unwrap_or_default();
+    Err(FirewallError::Unsettled { program: programs.name("-restore"), table, edit })
+}
+
+/// Tells whether anybody touched the chains that `chains` cares for, where they are in nf_tables: asking that is cheaper than
+/// having a program list all rules of a node with thousands of services.
+fn fingerprint(nft: &mut Nft, family: Family) -> Result<u64, NetlinkError> {
+    let mut hash = DefaultHasher::new();
+    for (table, chains) in
+        [("nat", ["POSTROUTING", FLANNEL_POSTROUTING]), ("filter", ["FORWARD", FLANNEL_FORWARD])]
+    {
+        let table = Table::new(table_family(family), table);
+        for chain in chains {
+            for rule in nft.rules_of(&table, chain)? {
+                (chain, rule.handle, rule.digest, rule.comment).hash(&mut hash);
+            }
+        }
+    }
+    Ok(hash.finish())
+}
+
+pub(crate) fn table_family(family: Family) -> TableFamily {
+    match family {
+        Family::V4 => TableFamily::Ip,
+        Family::V6 => TableFamily::Ip6,
+    }
+}

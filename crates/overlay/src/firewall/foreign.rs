@@ -1,0 +1,157 @@
+//! Chains of others that drop what is forwarded: Docker and ufw set the policy of FORWARD to drop, firewalld ends its chain
+//! with a reject. An accept in a table of ours does not help, because every chain at the hook must let a packet through. So
+//! marked accepts go into those chains, and are kept there.
+//!
+//! In the tables of iptables-nft they are written as `iptables` would read them: addresses, counter, verdict, comment.
+
+use std::collections::BTreeSet;
+
+use russet_addr::Family;
+use russet_nft::{
+    ChainInfo, ChainKind, Hook, Nft, Policy, Rule, RuleInfo, Table, TableFamily, TableInfo, Verdict,
+};
+
+use super::gate::{self, DOCKER_USER, FLANNEL_FORWARD, Gate, Kind};
+use super::native::{self, Change};
+use super::rules::{self, Line, Side};
+use super::{FirewallError, Look, Mode, Repair, Wanted};
+
+/// The comment by which our accepts are known.
+pub(crate) const MARK: &str = "russet-flannel forward";
+/// The table of Russet's own agent: its policies are meant.
+const RUSSET: &str = "russet";
+
+/// The chains through which forwarded packets have to pass, besides our own: what stands in them concerns us.
+pub(crate) fn watched(look: &Look) -> BTreeSet<(Table, String)> {
+    let names = look.chains.iter().filter(|info| is_gate(info) || is_docker_user(info));
+    names.map(|info| (info.chain.table.clone(), info.chain.name.clone())).collect()
+}
+
+/// What brings the chains of one table of others to `wanted`.
+pub(crate) fn difference(
+    nft: &mut Nft,
+    look: &Look,
+    table: &TableInfo,
+    wanted: &Wanted,
+    mode: Mode,
+) -> Result<Change, FirewallError> {
+    let mut change = Change::default();
+    let lines = forward(wanted, table.table.family);
+    let mut docker = false;
+    for info in look.chains.iter().filter(|info| info.chain.table == table.table && is_gate(info)) {
+        let rules = nft.rules_of(&table.table, &info.chain.name)?;
+        let kinds: Vec<Kind> = rules.iter().map(kind).collect();
+        let drops = info.chain.base.as_ref().is_some_and(|base| base.policy == Policy::Drop);
+        let gate = if table.dormant { Gate::Open } else { Gate::of(&kinds, drops) };
+        docker |= gate.passes(&kinds, DOCKER_USER);
+        let accepted = mode == Mode::Iptables && gate.passes(&kinds, FLANNEL_FORWARD);
+        let (lines, before) = match gate {
+            Gate::Closed { before } if !accepted => (lines.as_slice(), before),
+            _ => (&[][..], None),
+        };
+        settle(info, &rules, lines, before, &mut change);
+    }
+    for info in look.chains.iter().filter(|info| info.chain.table == table.table && is_docker_user(info)) {
+        // Docker's own rules drop what comes to a bridge of its from elsewhere, also where that bridge is the pods'.
+        let rules = nft.rules_of(&table.table, &info.chain.name)?;
+        let kinds: Vec<Kind> = rules.iter().map(kind).collect();
+        let towards_pods: Vec<Line> =
+            lines.iter().filter(|line| docker && line.source == Side::Any).cloned().collect();
+        settle(info, &rules, &towards_pods, gate::before_return(&kinds), &mut change);
+    }
+    match table.owner {
+        Some(_) if !change.transaction.is_empty() => Err(FirewallError::Owned(table.table.clone())),
+        _ => Ok(change),
+    }
+}
+
+/// Puts the accepts into one chain, before the rule with the index `before`, unless they are there.
+fn settle(info: &ChainInfo, rules: &[RuleInfo], lines: &[Line], before: Option<usize>, change: &mut Change) {
+    let chain = &info.chain;
+    let wanted: Vec<Rule> = lines.iter().map(|line| accept(&chain.table, &chain.name, line)).collect();
+    let ours: Vec<(usize, &RuleInfo)> =
+        rules.iter().enumerate().filter(|(_, rule)| kind(rule) == Kind::Ours).collect();
+    let same = ours.iter().map(|(_, rule)| rule.digest).eq(wanted.iter().map(Rule::digest));
+    let reached = ours.iter().all(|(index, _)| before.is_none_or(|before| *index < before));
+    if same && reached {
+        return;
+    }
+    let end = before.and_then(|before| rules.get(before)).map(|rule| rule.handle);
+    for rule in &wanted {
+        match end {
+            Some(handle) => change.transaction.insert_rule_before(handle, rule),
+            None => change.transaction.add_rule(rule),
+        };
+    }
+    for (_, rule) in ours {
+        change.transaction.delete_rule(&chain.table, &chain.name, rule.handle);
+    }
+    let (table, chain) = (chain.table.clone(), chain.name.clone());
+    change.repairs.push(if wanted.is_empty() {
+        Repair::Withdrawn { table, chain }
+    } else {
+        Repair::Accepted { table, chain }
+    });
+}
+
+fn accept(table: &Table, chain: &str, line: &Line) -> Rule {
+    native::addresses(Rule::of(table, chain), line).counter().accept().comment(MARK)
+}
+
+fn forward(wanted: &Wanted, family: TableFamily) -> Vec<Line> {
+    let families: &[Family] = match family {
+        TableFamily::Ip => &[Family::V4],
+        TableFamily::Ip6 => &[Family::V6],
+        TableFamily::Inet => &Family::BOTH,
+        _ => &[],
+    };
+    families.iter().flat_map(|family| rules::forward(wanted, *family)).collect()
+}
+
+fn is_foreign(table: &Table) -> bool {
+    matches!(table.family, TableFamily::Ip | TableFamily::Ip6 | TableFamily::Inet)
+        && table.name != RUSSET
+        && !native::tables().contains(table)
+}
+
+fn is_gate(info: &ChainInfo) -> bool {
+    let base = info.chain.base.as_ref();
+    is_foreign(&info.chain.table)
+        && base.is_some_and(|base| base.kind == ChainKind::Filter && base.hook == Hook::Forward)
+}
+
+fn is_docker_user(info: &ChainInfo) -> bool {
+    is_foreign(&info.chain.table) && info.chain.base.is_none() && info.chain.name == DOCKER_USER
+}
+
+/// What a rule does to packets of which nothing is known.
+fn kind(rule: &RuleInfo) -> Kind {
+    if rule.comment.as_deref() == Some(MARK) {
+        return Kind::Ours;
+    }
+    let mut kind = Kind::Other;
+    for expression in &rule.expressions {
+        match expression.as_str() {
+            "counter" | "match comment" => {}
+            "log" | "target LOG" | "target NFLOG" => kind = Kind::Logs,
+            "reject" | "target REJECT" => kind = Kind::Drops,
+            // Its own line so that `limit` before `log` stays a log: a limit only leaves packets out of it.
+            "limit" | "match limit" if rule.verdict.is_none() && logs(rule) => {}
+            "immediate" => {
+                kind = match &rule.verdict {
+                    Some(Verdict::Accept) => Kind::Accepts,
+                    Some(Verdict::Drop) => Kind::Drops,
+                    Some(Verdict::Return) => Kind::Returns,
+                    Some(Verdict::Jump(chain)) => Kind::Jumps(chain.clone()),
+                    _ => return Kind::Other,
+                }
+            }
+            _ => return Kind::Other,
+        }
+    }
+    kind
+}
+
+fn logs(rule: &RuleInfo) -> bool {
+    rule.expressions.iter().any(|name| matches!(name.as_str(), "log" | "target LOG" | "target NFLOG"))
+}

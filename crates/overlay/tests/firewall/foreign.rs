@@ -1,0 +1,284 @@
+//! Chains of others that drop what is forwarded (flannel.md section 9, PR #872 and #938).
+
+use std::time::{Duration, Instant};
+
+use russet_overlay::firewall::{FirewallError, Mode, Repair, Wanted};
+use russet_testkit::in_netns_with_loopback;
+
+use crate::lab::{
+    Lab, OUTSIDE, POD, POD6, REMOTE, REMOTE6, apply, is_silent, open, seen, sh, wanted, with_lab,
+};
+
+const MARK: &str = "-m comment --comment \"russet-flannel forward\" -j ACCEPT";
+
+/// The lines of `iptables-save` that have our mark.
+fn marked(program: &str) -> Vec<String> {
+    let text = sh(&format!("{program} -t filter"));
+    text.lines().filter(|line| line.contains("russet-flannel")).map(str::to_owned).collect()
+}
+
+fn accepts(chain: &str) -> [String; 2] {
+    ["-s", "-d"].map(|side| format!("-A {chain} {side} 10.5.0.0/16 {MARK}"))
+}
+
+#[track_caller]
+fn assert_through(lab: &Lab) {
+    let (pod, nb) = (Some(&lab.pod), &lab.neighbour);
+    assert!(seen(pod, POD, nb, REMOTE).is_some(), "pod to another node's pod");
+    assert!(seen(Some(nb), REMOTE, &lab.pod, POD).is_some(), "another node's pod to ours");
+    assert!(seen(pod, POD, nb, OUTSIDE).is_some(), "pod to the world");
+}
+
+#[track_caller]
+fn assert_through6(lab: &Lab) {
+    assert!(seen(Some(&lab.pod), POD6, &lab.neighbour, REMOTE6).is_some());
+    assert!(seen(Some(&lab.neighbour), REMOTE6, &lab.pod, POD6).is_some());
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables, nft"]
+fn pods_reach_each_other_where_iptables_nft_drops_what_is_forwarded() {
+    with_lab(|lab| {
+        for program in ["iptables", "ip6tables"] {
+            sh(&format!("{program} -P FORWARD DROP"));
+            sh(&format!("{program} -A FORWARD -i lo -j ACCEPT"));
+        }
+        assert!(is_silent(Some(&lab.pod), POD, &lab.neighbour, REMOTE));
+        let mut firewall = open(Mode::Nft);
+        apply(&mut firewall, &wanted());
+        assert_through(lab);
+        assert_through6(lab);
+        // iptables still understands its table, in all its programs.
+        assert_eq!(marked("iptables-save"), accepts("FORWARD"));
+        assert_eq!(marked("ip6tables-save").len(), 2);
+        assert!(sh("iptables -S FORWARD").contains("-A FORWARD -i lo -j ACCEPT\n-A FORWARD -s 10.5.0.0/16 "));
+        sh("iptables -L FORWARD -n -v --line-numbers");
+        sh("iptables -I FORWARD 1 -p tcp -m tcp --dport 9 -j DROP");
+        sh("iptables -D FORWARD -p tcp -m tcp --dport 9 -j DROP");
+        assert!(apply(&mut firewall, &wanted()).is_quiet());
+        // Somebody empties the chain.
+        while firewall.changed(Duration::ZERO).unwrap() {}
+        sh("iptables -F FORWARD");
+        assert!(firewall.changed(Duration::from_secs(10)).unwrap());
+        let report = apply(&mut firewall, &wanted());
+        assert!(matches!(report.repaired.as_slice(), [Repair::Accepted { chain, .. }] if chain == "FORWARD"));
+        assert_eq!(marked("iptables-save"), accepts("FORWARD"));
+        // Rules that were saved with iptables and loaded again are ours in other words, and not there twice.
+        let saved = sh("iptables-save");
+        std::fs::write("/run/netns/saved", saved).unwrap();
+        sh("iptables-restore /run/netns/saved");
+        assert!(firewall.changed(Duration::from_secs(10)).unwrap());
+        apply(&mut firewall, &wanted());
+        assert_eq!(marked("iptables-save"), accepts("FORWARD"));
+        // The policy is gone, and so are they.
+        sh("iptables -P FORWARD ACCEPT");
+        assert!(firewall.changed(Duration::from_secs(10)).unwrap());
+        apply(&mut firewall, &wanted());
+        assert!(marked("iptables-save").is_empty());
+        assert!(firewall.withdraw().failed.is_empty());
+        assert!(marked("ip6tables-save").is_empty());
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, root; tool: nft"]
+fn pods_reach_each_other_where_a_table_of_nft_drops_or_ends_with_a_reject() {
+    with_lab(|lab| {
+        sh("nft add table inet host");
+        sh("nft add chain inet host forward { type filter hook forward priority 0 ; policy drop ; }");
+        sh("nft add rule inet host forward ct state invalid drop");
+        sh("nft add rule inet host forward limit rate 1/second log prefix dropped");
+        // As firewalld's: it goes on for all packets, and ends with a reject.
+        sh("nft add table inet wall");
+        sh("nft add chain inet wall filter_FORWARD { type filter hook forward priority 10 ; }");
+        sh("nft add rule inet wall filter_FORWARD ct state established,related accept");
+        sh("nft add rule inet wall filter_FORWARD reject with icmpx admin-prohibited");
+        sh("nft add chain inet wall late { type filter hook forward priority 20 ; policy accept ; }");
+        sh("nft add rule inet wall late counter drop");
+        assert!(is_silent(Some(&lab.pod), POD, &lab.neighbour, REMOTE));
+        let mut firewall = open(Mode::Nft);
+        apply(&mut firewall, &wanted());
+        assert_through(lab);
+        assert_through6(lab);
+        let text = sh("nft list table inet host");
+        let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("no {part} in\n{text}"));
+        assert!(at("ct state invalid drop") < at("ip saddr 10.5.0.0/16"));
+        assert!(at("ip6 daddr fd00:10:5::/48") < at("log prefix"), "{text}");
+        assert!(apply(&mut firewall, &wanted()).is_quiet());
+        // A file of rules that is loaded again.
+        let rules = "flush table inet host; add rule inet host forward ct state established accept";
+        sh(&format!("nft {rules}"));
+        assert!(firewall.changed(Duration::from_secs(10)).unwrap());
+        apply(&mut firewall, &wanted());
+        assert_through(lab);
+        assert!(firewall.withdraw().failed.is_empty());
+        assert!(!sh("nft list ruleset").contains("russet"));
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables, nft"]
+fn pods_reach_each_other_behind_dockers_rules_and_its_administrators_rules_stand() {
+    with_lab(|lab| {
+        docker();
+        assert!(is_silent(Some(&lab.pod), POD, &lab.neighbour, REMOTE));
+        let mut firewall = open(Mode::Nft);
+        apply(&mut firewall, &wanted());
+        assert_through(lab);
+        let [_, towards_pods] = accepts("DOCKER-USER");
+        let expected: Vec<String> = accepts("FORWARD").into_iter().chain([towards_pods]).collect();
+        assert_eq!(marked("iptables-save"), expected);
+        // Docker starts anew: it takes its jumps out and puts them back on top.
+        for command in ["-D FORWARD -j DOCKER-USER", "-D FORWARD -j DOCKER-FORWARD"] {
+            sh(&format!("iptables {command}"));
+        }
+        sh("iptables -F DOCKER-FORWARD");
+        apply(&mut firewall, &wanted());
+        for command in [
+            "-A DOCKER-FORWARD -j DOCKER-BRIDGE",
+            "-I FORWARD -j DOCKER-FORWARD",
+            "-I FORWARD -j DOCKER-USER",
+            "-P FORWARD DROP",
+        ] {
+            sh(&format!("iptables {command}"));
+        }
+        apply(&mut firewall, &wanted());
+        assert_through(lab);
+        assert_eq!(marked("iptables-save"), expected);
+        // What the administrator forbids stays forbidden.
+        sh("iptables -I DOCKER-USER -d 10.5.2.2 -p udp -j DROP");
+        apply(&mut firewall, &wanted());
+        assert!(is_silent(Some(&lab.pod), POD, &lab.neighbour, REMOTE));
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables, nft"]
+fn pods_on_dockers_own_bridge_are_reached_from_other_nodes() {
+    // docker0 with FLANNEL_SUBNET as its --bip; Docker 28 drops what comes to a bridge from elsewhere.
+    with_lab(|lab| {
+        docker();
+        sh("iptables -A DOCKER ! -i to-pod -o to-pod -j DROP");
+        sh("iptables -A DOCKER-BRIDGE -o to-pod -j DOCKER");
+        sh("iptables -A DOCKER-FORWARD -i to-pod -j ACCEPT");
+        assert!(is_silent(Some(&lab.neighbour), REMOTE, &lab.pod, POD));
+        apply(&mut open(Mode::Nft), &wanted());
+        assert_through(lab);
+    });
+}
+
+/// The filter table of Docker 28 (docs.docker.com, "Packet filtering and firewalls").
+fn docker() {
+    for command in [
+        "-P FORWARD DROP",
+        "-N DOCKER",
+        "-N DOCKER-BRIDGE",
+        "-N DOCKER-CT",
+        "-N DOCKER-FORWARD",
+        "-N DOCKER-USER",
+        "-N DOCKER-ISOLATION-STAGE-1",
+        "-N DOCKER-ISOLATION-STAGE-2",
+        "-A FORWARD -j DOCKER-USER",
+        "-A FORWARD -j DOCKER-FORWARD",
+        "-A DOCKER ! -i docker0 -o docker0 -j DROP",
+        "-A DOCKER-BRIDGE -o docker0 -j DOCKER",
+        "-A DOCKER-CT -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+        "-A DOCKER-FORWARD -j DOCKER-CT",
+        "-A DOCKER-FORWARD -j DOCKER-ISOLATION-STAGE-1",
+        "-A DOCKER-FORWARD -j DOCKER-BRIDGE",
+        "-A DOCKER-FORWARD -i docker0 -j ACCEPT",
+        "-A DOCKER-ISOLATION-STAGE-1 -i docker0 ! -o docker0 -j DOCKER-ISOLATION-STAGE-2",
+        "-A DOCKER-ISOLATION-STAGE-2 -o docker0 -j DROP",
+    ] {
+        sh(&format!("iptables {command}"));
+    }
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, legacy iptables, root; tool: iptables-legacy"]
+fn pods_reach_each_other_where_legacy_iptables_drops_what_is_forwarded() {
+    with_lab(|lab| {
+        sh("iptables-legacy -P FORWARD DROP");
+        sh("iptables-legacy -A FORWARD -i lo -j ACCEPT");
+        sh("ip6tables-legacy -A FORWARD -j REJECT");
+        assert!(is_silent(Some(&lab.pod), POD, &lab.neighbour, REMOTE));
+        let mut firewall = open(Mode::Nft);
+        apply(&mut firewall, &wanted());
+        assert_through(lab);
+        assert_through6(lab);
+        assert_eq!(marked("iptables-legacy-save"), accepts("FORWARD"));
+        assert!(apply(&mut firewall, &wanted()).is_quiet());
+        sh("iptables-legacy -F FORWARD");
+        assert_eq!(apply(&mut firewall, &wanted()).repaired.len(), 1);
+        assert_through(lab);
+        assert!(firewall.withdraw().failed.is_empty());
+        assert!(marked("iptables-legacy-save").is_empty() && marked("ip6tables-legacy-save").is_empty());
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, root; tool: nft"]
+fn a_table_that_belongs_to_a_process_is_named_and_the_rest_is_done() {
+    in_netns_with_loopback(|| {
+        use russet_nft::{Chain, ChainKind, Hook, Nft, Policy, Table, Transaction};
+        let mut other = Nft::open().unwrap();
+        let table = Table::inet("owned");
+        let chain = Chain::base(&table, "f", ChainKind::Filter, Hook::Forward, 0).policy(Policy::Drop);
+        other.commit(Transaction::new().add_owned_table(&table).add_chain(&chain)).unwrap();
+        sh("iptables -P FORWARD DROP");
+        let report = open(Mode::Nft).apply(&wanted());
+        assert!(
+            matches!(report.failed.as_slice(), [FirewallError::Owned(owned)] if *owned == table),
+            "{report:?}"
+        );
+        assert_eq!(marked("iptables-save"), accepts("FORWARD"));
+        assert!(sh("nft list ruleset").contains("table ip6 flannel-ipv6"));
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, root; tool: nft"]
+fn without_forward_rules_nobody_elses_chain_is_touched() {
+    // -iptables-forward-rules=false
+    in_netns_with_loopback(|| {
+        sh("iptables -P FORWARD DROP");
+        let before = sh("nft list table ip filter");
+        apply(&mut open(Mode::Nft), &Wanted { forward: false, ..wanted() });
+        assert_eq!(sh("nft list table ip filter"), before);
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, root; tool: nft"]
+fn ten_thousand_rules_of_others_are_not_read() {
+    in_netns_with_loopback(|| {
+        let mut rules = String::from(
+            "add table ip many\nadd chain ip many base { type filter hook input priority 0; }\n",
+        );
+        for n in 0..10_000 {
+            rules += &format!(
+                "add rule ip many base ip saddr 10.{}.{}.9 tcp dport {} counter accept\n",
+                n / 250,
+                n % 250,
+                n
+            );
+        }
+        std::fs::write("/run/netns/rules", rules).unwrap();
+        sh("nft -f /run/netns/rules");
+        sh("iptables -P FORWARD DROP");
+        let mut firewall = open(Mode::Nft);
+        apply(&mut firewall, &wanted());
+        let begun = Instant::now();
+        for n in 0..100 {
+            // A change of somebody else each time, so that nothing is taken for known.
+            sh(&format!("nft add chain ip many c{n}"));
+            assert!(apply(&mut firewall, &wanted()).is_quiet());
+        }
+        println!("100 commits of nft, each with a check: {:?}", begun.elapsed());
+        let begun = Instant::now();
+        (0..100).for_each(|n| {
+            drop(sh(&format!("nft add chain ip many d{n}")));
+        });
+        println!("without checks: {:?}", begun.elapsed());
+    });
+}

@@ -1,0 +1,81 @@
+//! From one mode and flavour to another, in place: nothing is there twice, and nothing is left.
+
+use russet_overlay::firewall::Mode;
+use russet_testkit::in_netns_with_loopback;
+
+use crate::iptables::{SHOWN, shown};
+use crate::lab::{NODE, OUTSIDE, POD, apply, open, seen, sh, wanted, with_lab};
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables, nft"]
+fn from_iptables_to_nft_and_back_leaves_no_doubles() {
+    with_lab(|lab| {
+        sh("iptables -P FORWARD DROP");
+        sh("iptables -A FORWARD -i lo -j ACCEPT");
+        for _ in 0..2 {
+            apply(&mut open(Mode::Iptables), &wanted());
+            assert_eq!(shown("iptables-save"), SHOWN);
+            let text = sh("nft list ruleset");
+            assert!(!text.contains("flannel-ipv") && !text.contains("russet"), "{text}");
+            assert_eq!(seen(Some(&lab.pod), POD, &lab.neighbour, OUTSIDE), Some(NODE.parse().unwrap()));
+
+            apply(&mut open(Mode::Nft), &wanted());
+            let text = sh("nft list ruleset");
+            assert!(!text.contains("FLANNEL") && text.contains("table ip flannel-ipv4"), "{text}");
+            assert_eq!(seen(Some(&lab.pod), POD, &lab.neighbour, OUTSIDE), Some(NODE.parse().unwrap()));
+        }
+        assert!(sh("iptables-save -t filter").contains("-A FORWARD -i lo -j ACCEPT"));
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, legacy iptables, root; tool: iptables-legacy, nft"]
+fn chains_of_flannel_in_legacy_iptables_go_when_nft_takes_over() {
+    in_netns_with_loopback(|| {
+        for command in [
+            "-t nat -N FLANNEL-POSTRTG",
+            "-t nat -A POSTROUTING -j FLANNEL-POSTRTG",
+            "-t nat -A FLANNEL-POSTRTG -s 10.5.0.0/16 -j MASQUERADE",
+            "-N FLANNEL-FWD",
+            "-A FORWARD -j FLANNEL-FWD",
+            "-A FLANNEL-FWD -s 10.5.0.0/16 -j ACCEPT",
+            "-A FORWARD -s 10.9.0.0/16 -j ACCEPT",
+            "-A FORWARD -s 10.4.0.0/16 -j ACCEPT",
+        ] {
+            sh(&format!("iptables-legacy {command}"));
+        }
+        for mode in [Mode::Nft, Mode::Iptables] {
+            let mut firewall = open(mode);
+            apply(&mut firewall, &wanted());
+            let all = sh("iptables-legacy-save");
+            assert!(!all.contains("FLANNEL"), "{all}");
+            let mut previous = wanted();
+            previous.networks = vec!["10.9.0.0/16".parse().unwrap()];
+            firewall.recycle(&previous);
+            let all = sh("iptables-legacy-save");
+            assert!(!all.contains("10.9.0.0") && all.contains("10.4.0.0"), "{all}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables, nft"]
+fn rules_of_old_versions_go_when_nft_takes_over() {
+    in_netns_with_loopback(|| {
+        for rule in [
+            "-t nat -A POSTROUTING -s 10.5.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE",
+            "-t nat -A POSTROUTING -s 10.8.0.0/16 ! -d 224.0.0.0/4 -m comment --comment X -j MASQUERADE",
+            "-A FORWARD -s 10.5.0.0/16 -j ACCEPT",
+            "-A FORWARD -s 10.8.0.0/16 -j ACCEPT",
+        ] {
+            sh(&format!("iptables {}", rule.replace('X', "flanneld")));
+        }
+        sh("nft add rule ip nat POSTROUTING ip saddr 10.7.0.0/16 masquerade comment \"flanneld masq\"");
+        let mut firewall = open(Mode::Nft);
+        apply(&mut firewall, &wanted());
+        assert!(!sh("iptables-save -t nat").contains("10.7.0.0"), "known by its comment");
+        firewall.recycle(&wanted());
+        let all = sh("iptables-save");
+        assert!(!all.contains("10.5.0.0") && all.matches("10.8.0.0").count() == 2, "{all}");
+    });
+}
