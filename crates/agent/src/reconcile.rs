@@ -26,6 +26,8 @@ use crate::underlay::{self, Choice, UnderlayError};
 const RESYNC: Duration = Duration::from_secs(60);
 /// How often a store that tells nothing new is asked whether it is there.
 const PROBE: Duration = Duration::from_secs(10);
+/// How often a cluster without pods of Calico's plugin is asked whether it has some now: so long the first of them may wait for a way to a borrowed address.
+const BORROWER_LOOK: Duration = Duration::from_secs(10);
 /// How often rivals are looked for; so long two programs may keep the same routes.
 const RIVAL_LOOK: Duration = Duration::from_secs(5);
 /// After the first event of a burst this long is waited for the next one.
@@ -75,6 +77,18 @@ enum LoopError {
 /// What is watched.
 struct Watches {
     all: Vec<Box<dyn Watch>>,
+    blocks: Blocks,
+}
+
+/// Whether blocks are watched, which change with every pod. Our own plugin borrows no address, so that the claims of blocks say where its pods are; those of
+/// Calico's plugin may live away from their blocks, whoever served their ADD (calico-cni.md section 4.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Blocks {
+    /// Nobody can borrow: the store is one that Calico's plugin cannot use.
+    Never,
+    /// The cluster had no pods of Calico's plugin when it was last asked.
+    Unless(Instant),
+    Watched,
 }
 
 // === impl LoopError ===
@@ -119,7 +133,8 @@ impl Loop {
             bootstrap::ensure_pools(&self.node.allocator, &self.config.pools).await?;
         }
         let mut cluster = Cluster::default();
-        let mut watches = Watches::open(store, self.config.calico, &mut cluster).await?;
+        let shared = matches!(self.config.store, StoreLocation::Etcd(_));
+        let mut watches = Watches::open(store, self.config.calico, shared, &mut cluster).await?;
         self.met(Condition::Store);
         let mut choice = self.choose(&cluster).await?;
         tracing::info!(interface = choice.name.as_deref().unwrap_or("none"), why = choice.why, addresses = ?choice.underlay.addresses, "underlay");
@@ -178,6 +193,7 @@ impl Loop {
         // What was remembered before may be older than what this pass began with.
         let mut rules = u64::MAX;
         loop {
+            watches.follow_borrowers(&*self.node.store, cluster).await?;
             watches.drain(cluster).await?;
             if std::mem::replace(&mut rules, cluster.rules) != cluster.rules {
                 self.node.allocator.forget();
@@ -225,7 +241,8 @@ impl Loop {
                 break;
             }
             self.node.store.get(&Key::node(&self.node.name)).await?;
-            if self.stands_aside().await? != aside {
+            let borrows = watches.follow_borrowers(&*self.node.store, cluster).await?;
+            if borrows || self.stands_aside().await? != aside {
                 break;
             }
         }
@@ -386,11 +403,21 @@ fn pod_mtu(inputs: &Inputs) -> u32 {
     inputs.underlay.mtu.saturating_sub(overhead)
 }
 
+/// Whether the cluster has pods of Calico's plugin: each has an endpoint.
+async fn borrowers(store: &dyn Store) -> Result<bool, StoreError> {
+    store.holds(&Prefix::workload_endpoints()).await
+}
+
 // === impl Watches ===
 
 impl Watches {
-    /// Opens all, and takes their snapshots over. Blocks are of interest where peers may borrow from each other's.
-    async fn open(store: &dyn Store, calico: bool, cluster: &mut Cluster) -> Result<Self, StoreError> {
+    /// Opens all, and takes their snapshots over. `shared` where peers may work on the same store.
+    async fn open(
+        store: &dyn Store,
+        calico: bool,
+        shared: bool,
+        cluster: &mut Cluster,
+    ) -> Result<Self, StoreError> {
         let mut prefixes = vec![
             Prefix::nodes(),
             Prefix::pools(),
@@ -399,14 +426,53 @@ impl Watches {
             Prefix::from_stored(Key::ipam_config().as_str()),
         ];
         if calico {
-            prefixes.extend([Prefix::resources(ResourceKind::FelixConfiguration), Prefix::blocks(None)]);
+            prefixes.push(Prefix::resources(ResourceKind::FelixConfiguration));
         }
-        let mut all = Vec::new();
+        let blocks = if shared { Blocks::Unless(Instant::now()) } else { Blocks::Never };
+        let mut watches = Self { all: Vec::new(), blocks };
         for prefix in prefixes {
-            // Record by record: all blocks of a large cluster at once would be more than the agent needs for anything else.
-            all.push(store.follow(&prefix, &mut |record| cluster.put(&record)).await?);
+            watches.follow(store, &prefix, cluster).await?;
         }
-        Ok(Self { all })
+        if calico || (shared && borrowers(store).await?) {
+            watches.follow_blocks(store, cluster).await?;
+        }
+        Ok(watches)
+    }
+
+    async fn follow(
+        &mut self,
+        store: &dyn Store,
+        prefix: &Prefix,
+        cluster: &mut Cluster,
+    ) -> Result<(), StoreError> {
+        // Record by record: all blocks of a large cluster at once would be more than the agent needs for anything else.
+        self.all.push(store.follow(prefix, &mut |record| cluster.put(&record)).await?);
+        Ok(())
+    }
+
+    async fn follow_blocks(&mut self, store: &dyn Store, cluster: &mut Cluster) -> Result<(), StoreError> {
+        self.follow(store, &Prefix::blocks(None), cluster).await?;
+        self.blocks = Blocks::Watched;
+        Ok(())
+    }
+
+    /// Watches blocks, too, from the moment that the cluster has pods that may borrow. Says whether that is now.
+    async fn follow_borrowers(
+        &mut self,
+        store: &dyn Store,
+        cluster: &mut Cluster,
+    ) -> Result<bool, StoreError> {
+        match self.blocks {
+            Blocks::Unless(asked) if asked.elapsed() >= BORROWER_LOOK => {}
+            Blocks::Unless(_) | Blocks::Never | Blocks::Watched => return Ok(false),
+        }
+        if !borrowers(store).await? {
+            self.blocks = Blocks::Unless(Instant::now());
+            return Ok(false);
+        }
+        self.follow_blocks(store, cluster).await?;
+        tracing::info!("the cluster has pods of Calico's plugin: addresses that they borrow are routed, too");
+        Ok(true)
     }
 
     async fn next(&mut self) -> Result<Event, StoreError> {

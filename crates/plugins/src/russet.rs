@@ -63,7 +63,7 @@ async fn allocate(
         pools4: settings.ipv4_pools.clone(),
         pools6: settings.ipv6_pools.clone(),
         attributes: attributes(target, mark),
-        // The agent routes blocks, not yet single addresses: a borrowed one would be reached by nobody on other nodes.
+        // Where a cluster has no other pods than ours, agents route blocks and no single addresses: nobody on other nodes would reach it.
         borrow: false,
         ..AddressRequest::pod(node.name.clone(), handle.clone())
     };

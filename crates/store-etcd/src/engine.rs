@@ -94,6 +94,10 @@ impl Store for Etcd {
         Box::pin(range::keys(&self.client, prefix))
     }
 
+    fn holds<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<bool, StoreError>> {
+        Box::pin(range::holds(&self.client, prefix))
+    }
+
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
         Box::pin(self.commit_steps(steps))
     }

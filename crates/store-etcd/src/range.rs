@@ -58,6 +58,15 @@ pub(crate) async fn keys(client: &Client, prefix: &Prefix) -> Result<Vec<Key>, S
     Ok(collected(client, prefix, true, |record| record.key).await?.0)
 }
 
+/// Whether there is a key under a prefix: one key is all that is carried, however many there are.
+pub(crate) async fn holds(client: &Client, prefix: &Prefix) -> Result<bool, StoreError> {
+    let (key, range_end) = range_of(prefix);
+    let request = RangeRequest { key, range_end, limit: 1, keys_only: true, ..RangeRequest::default() };
+    let answer = page(client, &request).await;
+    let answer = answer.map_err(|failure| failure.told(format!("look under {prefix}"), Effect::Read))?;
+    Ok(!answer.kvs.is_empty())
+}
+
 async fn collected<T>(
     client: &Client,
     prefix: &Prefix,

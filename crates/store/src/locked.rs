@@ -210,6 +210,10 @@ impl Store for Access {
         self.store().keys(prefix)
     }
 
+    fn holds<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<bool, StoreError>> {
+        self.store().holds(prefix)
+    }
+
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
         self.store().commit(steps)
     }

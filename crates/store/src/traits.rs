@@ -48,6 +48,11 @@ pub trait Store {
         })
     }
 
+    /// Whether there is any record under a prefix.
+    fn holds<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<bool, StoreError>> {
+        Box::pin(async move { Ok(!self.keys(prefix).await?.is_empty()) })
+    }
+
     /// Executes guarded steps in order and answers with each one's revision. Atomic engines: all or nothing. Others stop at the first
     /// failure, and `done` says how many surely took effect. Once the future was polled the commit may happen even if it is then dropped.
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>>;

@@ -125,6 +125,41 @@ fn two_agents_in_calicos_place_and_a_go_node_are_peers() {
 
 #[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip"]
+fn agents_that_are_not_in_calicos_place_route_what_pods_of_calicos_plugin_borrow() {
+    // calico-cni.md section 4.3; ARCHITECTURE.md: the native plugin borrows nothing, so blocks are not watched for it
+    let mut fabric = Fabric::new();
+    put_pool(&fabric, "Always");
+    let native = ["--ipv6-pool", "none"];
+    let (mut n1, mut n2) = (fabric.node("n1", &native), fabric.node("n2", &native));
+    n1.start_agent();
+    n2.start_agent();
+    put_go_node(&fabric, "node1", "10.77.0.99", "n2");
+    eventually(PATIENCE, || routes(&n1, "114").contains("10.65.9.0/26 via 10.65.9.0 "));
+    assert!(!routes(&n1, "114").contains("10.65.9.2 "));
+    // The first pod of Calico's plugin, on whatever node.
+    let endpoint = "/calico/resources/v3/projectcalico.org/workloadendpoints/shop/n2-k8s-b-eth0";
+    fabric.put(endpoint, r#"{"kind":"WorkloadEndpoint","metadata":{"name":"n2-k8s-b-eth0"},"spec":{}}"#);
+    let tunnel = || fabric.get(&format!("{NODES}/n2"))["spec"]["ipv4VXLANTunnelAddr"].clone();
+    let routed = || {
+        let borrowed = format!("10.65.9.2 via {} ", tunnel().as_str().unwrap());
+        routes(&n1, "114").contains(&borrowed)
+    };
+    eventually(PATIENCE, routed);
+    assert!(n1.log().contains("the cluster has pods of Calico's plugin"), "{}", n1.log());
+    assert!(!routes(&n2, "114").contains("10.65.9.2 "), "n2 has the pod's own route");
+    // It comes home, and is gone.
+    put_go_node(&fabric, "node1", "10.77.0.99", "node1");
+    eventually(PATIENCE, || !routes(&n1, "114").contains("10.65.9.2 "));
+    // An agent that starts finds them there.
+    n1.stop_agent();
+    put_go_node(&fabric, "node1", "10.77.0.99", "n2");
+    n1.start_agent();
+    let borrowed = format!("10.65.9.2 via {} ", tunnel().as_str().unwrap());
+    eventually(PATIENCE, || routes(&n1, "114").contains(&borrowed));
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip"]
 fn an_agent_in_calicos_place_leaves_routes_to_a_running_felix() {
     let mut fabric = Fabric::new();
     put_pool(&fabric, "CrossSubnet");

@@ -117,6 +117,8 @@ async fn scan(bench: &Bench<'_>) {
     assert_eq!((all.len(), all), (SCANNED + 2, bench.store.list(&around).await.unwrap().records));
     let keys = bench.store.keys(&Prefix::handles()).await.unwrap();
     assert_eq!(keys, records.into_iter().map(|record| record.key).collect::<Vec<_>>());
+    assert!(bench.store.holds(&Prefix::handles()).await.unwrap());
+    assert!(!bench.store.holds(&Prefix::pools()).await.unwrap());
 }
 
 async fn terminating_slash(bench: &Bench<'_>) {
