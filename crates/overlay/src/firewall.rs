@@ -25,7 +25,7 @@ use russet_nft::{ChainInfo, Monitor, Nft, Table, TableInfo};
 use compat::Compat;
 use native::Change;
 
-pub use report::{FirewallError, Repair, Report};
+pub use report::{Culprit, FirewallError, Repair, Report};
 
 /// What the rules are made from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -66,6 +66,10 @@ pub struct Firewall {
     compat: Compat,
     /// Rules of flannel's old versions were looked for.
     swept: bool,
+    /// Who made the last change that concerned us.
+    culprit: Option<Culprit>,
+    /// The kernel has nf_tables; where it has not there is still legacy iptables.
+    nf_tables: bool,
 }
 
 /// The tables and chains of everybody, at one generation.
@@ -86,14 +90,18 @@ impl Firewall {
     /// programs have to be there.
     pub fn open(mode: Mode) -> Result<Self, FirewallError> {
         let monitor = Monitor::open()?;
-        let nft = Nft::open()?;
+        let mut nft = Nft::open()?;
         let port = nft.port().map_err(FirewallError::Port)?;
         let mut compat = Compat::default();
-        if mode == Mode::Iptables {
-            compat.require()?;
-        }
-        let (seen, watched) = (None, BTreeSet::new());
-        Ok(Self { mode, nft, monitor, port, seen, watched, compat, swept: false })
+        let nf_tables = match mode {
+            Mode::Nft => nft.generation().map(|_| true)?,
+            Mode::Iptables => {
+                compat.require()?;
+                nft.generation().is_ok()
+            }
+        };
+        let (seen, watched, culprit) = (None, BTreeSet::new(), None);
+        Ok(Self { mode, nft, monitor, port, seen, watched, compat, swept: false, culprit, nf_tables })
     }
 
     /// Where the rules are.
@@ -109,6 +117,7 @@ impl Firewall {
         // Only what is in nf_tables changes its generation.
         let heard = self.mode == Mode::Nft || self.compat.is_nft();
         match self.nft.generation() {
+            Err(_) if !self.nf_tables => self.compat.chains(&mut self.nft, wanted, &mut report),
             Ok(now)
                 if heard && self.seen.as_ref().is_some_and(|(seen, was)| *seen == now && was == wanted) => {}
             Ok(_) => self.check(wanted, &mut report),
@@ -116,6 +125,8 @@ impl Firewall {
         }
         // Legacy iptables tells nobody about its changes.
         self.compat.legacy(wanted, self.mode, &mut report);
+        let culprit = self.culprit.take();
+        report.culprit = if report.repaired.is_empty() { None } else { culprit };
         report
     }
 
@@ -126,7 +137,12 @@ impl Firewall {
         loop {
             match self.monitor.next(end.saturating_duration_since(Instant::now()))? {
                 None => return Ok(false),
-                Some(event) if self.concerns(&event) => break,
+                Some(event) if self.concerns(&event) => {
+                    if let Event::Committed(Commit { pid, process, .. }) = event {
+                        self.culprit = Some(Culprit { pid, process });
+                    }
+                    break;
+                }
                 Some(_) => {}
             }
         }
@@ -144,6 +160,9 @@ impl Firewall {
     /// comment can be recognised only by their addresses. Call it once `apply` has put the new rules in force.
     pub fn recycle(&mut self, previous: &Wanted) -> Report {
         let mut report = Report::default();
+        if previous.networks.is_empty() {
+            return report;
+        }
         self.compat.remember(previous);
         match self.mode {
             Mode::Iptables => match self.seen.take() {

@@ -72,12 +72,12 @@ impl Compat {
         report: &mut Report,
     ) -> Result<(), FirewallError> {
         let programs = self.installed(family)?.clone();
-        let print = fingerprint(nft, family)?;
-        let known = self.proven.get(&family).is_some_and(|(known, was)| *known == print && was == wanted);
-        if known && programs.abilities.nft {
+        let legacy = !programs.abilities.nft;
+        let print = if legacy { None } else { Some(fingerprint(nft, family)?) };
+        let proven = self.proven.get(&family);
+        if proven.is_some_and(|(known, was)| Some(*known) == print && was == wanted) {
             return Ok(());
         }
-        let legacy = !programs.abilities.nft;
         for goal in Goal::both(wanted, family, programs.abilities.modern, &self.old) {
             settle(&programs, goal.table, report, |saved| {
                 let mut edits = goal.edits(saved);
@@ -89,17 +89,19 @@ impl Compat {
             })?;
         }
         // Only what was there before the look is known to have been looked at.
-        self.proven.insert(family, (print, wanted.clone()));
+        self.proven.extend(print.map(|print| (family, (print, wanted.clone()))));
         Ok(())
     }
 
     /// What flannel's old versions left in the tables of iptables-nft, where no comment tells it.
     pub(crate) fn sweep(&mut self, tables: &[Table], report: &mut Report) {
         for family in Family::BOTH {
-            let Ok(programs) = self.installed(family).cloned() else { continue };
             for goal in Goal::both(&Wanted::default(), family, false, &self.old) {
-                let there = tables.contains(&Table::new(table_family(family), goal.table));
-                if !programs.abilities.nft || !there {
+                if !tables.contains(&Table::new(table_family(family), goal.table)) {
+                    continue;
+                }
+                let Ok(programs) = self.installed(family).cloned() else { continue };
+                if !programs.abilities.nft {
                     continue;
                 }
                 if let Err(error) = settle(&programs, goal.table, report, |saved| goal.edits(saved)) {

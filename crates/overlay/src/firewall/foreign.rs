@@ -8,7 +8,8 @@ use std::collections::BTreeSet;
 
 use russet_addr::Family;
 use russet_nft::{
-    ChainInfo, ChainKind, Hook, Nft, Policy, Rule, RuleInfo, Table, TableFamily, TableInfo, Verdict,
+    ChainInfo, ChainKind, Hook, NetlinkError, Nft, Policy, Rule, RuleInfo, Table, TableFamily, TableInfo,
+    Verdict,
 };
 
 use super::gate::{self, DOCKER_USER, FLANNEL_FORWARD, Gate, Kind};
@@ -40,7 +41,10 @@ pub(crate) fn difference(
     let mut docker = false;
     for info in look.chains.iter().filter(|info| info.chain.table == table.table && is_gate(info)) {
         let rules = nft.rules_of(&table.table, &info.chain.name)?;
-        let kinds: Vec<Kind> = rules.iter().map(kind).collect();
+        let mut rules_of = |chain: &str| -> Result<Vec<Kind>, NetlinkError> {
+            Ok(nft.rules_of(&table.table, chain)?.iter().map(kind).collect())
+        };
+        let kinds = gate::follow(rules.iter().map(kind).collect(), &mut rules_of)?;
         let drops = info.chain.base.as_ref().is_some_and(|base| base.policy == Policy::Drop);
         let gate = if table.dormant { Gate::Open } else { Gate::of(&kinds, drops) };
         docker |= gate.passes(&kinds, DOCKER_USER);

@@ -20,6 +20,8 @@ pub(crate) enum Kind {
     Returns,
     /// Sends every packet through a chain.
     Jumps(String),
+    /// Sends every packet through a chain that has no rules.
+    Empty,
 }
 
 /// What becomes of packets that no rule decides.
@@ -31,17 +33,44 @@ pub(crate) enum Gate {
     Closed { before: Option<usize> },
 }
 
+/// How deep jumps are followed, and how many in all: ufw and firewalld nest three deep. What lies beyond counts as undecided.
+const DEPTH_MAX: u32 = 8;
+const CHAINS_MAX: u32 = 64;
+
 /// The chain of flannel's iptables mode that accepts its packets.
 pub(crate) const FLANNEL_FORWARD: &str = "FLANNEL-FWD";
 /// The chain in front of Docker's own that Docker leaves to the administrator.
 pub(crate) const DOCKER_USER: &str = "DOCKER-USER";
+
+// === impl Kind ===
+
+impl Kind {
+    /// Whether what stands behind it is never reached.
+    fn is_last(&self) -> bool {
+        matches!(self, Self::Accepts | Self::Drops | Self::Returns)
+    }
+
+    /// What a chain with these rules does to every packet; none where that depends on the packet.
+    fn of_chain(kinds: &[Kind]) -> Option<Kind> {
+        if let Some(last @ (Self::Accepts | Self::Drops)) = kinds.iter().find(|kind| kind.is_last()) {
+            return Some(last.clone());
+        }
+        let idle = kinds.iter().take_while(|kind| **kind != Self::Returns);
+        let idle: Vec<&Kind> = idle.collect();
+        match idle.iter().all(|kind| matches!(kind, Self::Logs | Self::Empty)) {
+            true if idle.contains(&&Self::Logs) => Some(Self::Logs),
+            true => Some(Self::Empty),
+            false => None,
+        }
+    }
+}
 
 // === impl Gate ===
 
 impl Gate {
     /// What a base chain with these rules and this policy is.
     pub(crate) fn of(kinds: &[Kind], policy_drops: bool) -> Self {
-        let last = kinds.iter().position(|kind| matches!(kind, Kind::Accepts | Kind::Drops | Kind::Returns));
+        let last = kinds.iter().position(Kind::is_last);
         let drops = match last.and_then(|last| kinds.get(last)) {
             Some(Kind::Accepts) => false,
             Some(Kind::Drops) => true,
@@ -52,8 +81,9 @@ impl Gate {
         }
         // What is logged in front of the end is what the end drops.
         let reached = kinds.get(..last.unwrap_or(kinds.len())).unwrap_or_default();
-        let logs = reached.iter().rev().take_while(|kind| matches!(kind, Kind::Logs)).count();
-        let before = reached.len() - logs;
+        let idle = reached.iter().rev().take_while(|kind| matches!(kind, Kind::Logs | Kind::Empty)).count();
+        let logs = (reached.len() - idle..reached.len()).find(|index| kinds.get(*index) == Some(&Kind::Logs));
+        let before = logs.unwrap_or(reached.len());
         Self::Closed { before: (before < kinds.len()).then_some(before) }
     }
 
@@ -65,9 +95,41 @@ impl Gate {
     }
 }
 
+/// Follows jumps for all packets, where the chain that they lead to decides for all or for none: firewalld rejects at the end
+/// of such a chain, ufw logs in one.
+pub(crate) fn follow<E>(
+    kinds: Vec<Kind>,
+    rules_of: &mut impl FnMut(&str) -> Result<Vec<Kind>, E>,
+) -> Result<Vec<Kind>, E> {
+    let mut left = CHAINS_MAX;
+    follow_to(kinds, rules_of, DEPTH_MAX, &mut left)
+}
+
+fn follow_to<E>(
+    kinds: Vec<Kind>,
+    rules_of: &mut impl FnMut(&str) -> Result<Vec<Kind>, E>,
+    depth: u32,
+    left: &mut u32,
+) -> Result<Vec<Kind>, E> {
+    let mut followed = Vec::with_capacity(kinds.len());
+    for kind in kinds {
+        followed.push(match kind {
+            Kind::Jumps(chain)
+                if chain != DOCKER_USER && chain != FLANNEL_FORWARD && depth > 0 && *left > 0 =>
+            {
+                *left -= 1;
+                let inside = follow_to(rules_of(&chain)?, rules_of, depth - 1, left)?;
+                Kind::of_chain(&inside).unwrap_or(Kind::Jumps(chain))
+            }
+            kind => kind,
+        });
+    }
+    Ok(followed)
+}
+
 /// Before which rule of a chain for administrators an accept is still reached; at the end where there is none.
 pub(crate) fn before_return(kinds: &[Kind]) -> Option<usize> {
-    kinds.iter().position(|kind| matches!(kind, Kind::Returns | Kind::Accepts | Kind::Drops))
+    kinds.iter().position(Kind::is_last)
 }
 
 #[cfg(test)]
@@ -100,6 +162,49 @@ mod tests {
         assert!(!before(1).passes(&kinds, FLANNEL_FORWARD));
         assert!(NOWHERE.passes(&[Kind::Other, jump], FLANNEL_FORWARD));
         assert_eq!(Gate::of(&[Kind::Other, Kind::Logs], true), before(1));
+    }
+
+    fn followed(chains: &[(&str, Vec<Kind>)]) -> Vec<Kind> {
+        let mut rules_of = |name: &str| -> Result<Vec<Kind>, ()> {
+            let found = chains.iter().find(|(chain, _)| *chain == name);
+            Ok(found.map(|(_, kinds)| kinds.clone()).unwrap_or_default())
+        };
+        let first = rules_of("FORWARD").unwrap();
+        follow(first, &mut rules_of).unwrap()
+    }
+
+    #[test]
+    fn ufws_log_of_what_its_policy_drops_stands_behind_the_accept_and_its_rules_before_it() {
+        let jumps = |name: &str| Kind::Jumps(name.into());
+        let kinds = followed(&[
+            ("FORWARD", ["before", "after", "after-logging", "reject", "track"].map(jumps).into()),
+            ("before", vec![Kind::Other]),
+            ("after-logging", vec![Kind::Logs]),
+        ]);
+        assert_eq!(Gate::of(&kinds, true), before(2));
+        assert_eq!(Gate::of(&kinds, false), Gate::Open);
+    }
+
+    #[test]
+    fn a_chain_that_rejects_at_its_end_is_a_reject() {
+        // firewalld: interface by interface, then everything
+        let jumps = |name: &str| Kind::Jumps(name.into());
+        let chains = [
+            ("FORWARD", vec![Kind::Other, jumps("POLICIES"), Kind::Drops]),
+            ("POLICIES", vec![Kind::Other, jumps("post"), Kind::Drops]),
+            ("post", vec![]),
+        ];
+        assert_eq!(Gate::of(&followed(&chains), false), before(1));
+        let mut accepted = chains;
+        accepted[2].1.push(Kind::Accepts);
+        assert_eq!(Gate::of(&followed(&accepted), false), Gate::Open);
+    }
+
+    #[test]
+    fn chains_that_lead_to_each_other_come_to_an_end() {
+        let jumps = |name: &str| Kind::Jumps(name.into());
+        let round = vec![jumps("FORWARD"), jumps("FORWARD"), Kind::Other];
+        assert_eq!(followed(&[("FORWARD", round.clone())]), round);
     }
 
     #[test]

@@ -13,6 +13,17 @@ pub struct Report {
     pub repaired: Vec<Repair>,
     /// What failed; the next look tries again.
     pub failed: Vec<FirewallError>,
+    /// Who changed the ruleset last before this repair, as far as it was heard.
+    pub culprit: Option<Culprit>,
+}
+
+/// A process that committed a change to nf_tables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Culprit {
+    /// Its number in the initial PID namespace.
+    pub pid: u32,
+    /// The name that it gave itself: up to 15 bytes.
+    pub process: String,
 }
 
 /// Something that was put right.
@@ -109,6 +120,14 @@ impl Report {
     /// Whether everything was, and is, as it should be.
     pub fn is_quiet(&self) -> bool {
         self.repaired.is_empty() && self.failed.is_empty()
+    }
+}
+
+// === impl Culprit ===
+
+impl fmt::Display for Culprit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.process.escape_debug(), self.pid)
     }
 }
 

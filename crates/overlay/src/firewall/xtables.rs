@@ -1,6 +1,7 @@
 //! Rules in the words of iptables: reads what `iptables-save` prints and writes what `iptables-restore --noflush` takes
 //! (flannel.md section 7.1, row "current"). Pure.
 
+use std::convert::Infallible;
 use std::fmt::Write as _;
 
 use russet_addr::Family;
@@ -147,7 +148,8 @@ fn bare_masquerade(wanted: &Wanted, family: Family) -> Vec<Line> {
 /// The commands that let forwarded packets through where FORWARD drops them, and take that back where it does not.
 pub(crate) fn accepts(saved: &Saved, wanted: &Wanted, family: Family, flannel_chain: bool) -> Vec<String> {
     let lines = rules::forward(wanted, family);
-    let kinds = saved.kinds("FORWARD");
+    let Ok(kinds) =
+        gate::follow(saved.kinds("FORWARD"), &mut |chain| Ok::<_, Infallible>(saved.kinds(chain)));
     let gate = Gate::of(&kinds, saved.policy_drops("FORWARD"));
     let passed = flannel_chain && gate.passes(&kinds, FLANNEL_FORWARD);
     let mut edits = match gate {

@@ -167,6 +167,68 @@ fn pods_on_dockers_own_bridge_are_reached_from_other_nodes() {
     });
 }
 
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, root; tool: nft"]
+fn pods_reach_each_other_behind_firewalld() {
+    // Its chains of 1.x: zones by interface, each with a reject, and a reject for the rest.
+    with_lab(|lab| {
+        for command in [
+            "add table inet firewalld",
+            "add chain inet firewalld filter_FORWARD { type filter hook forward priority filter + 10 ; policy accept ; }",
+            "add chain inet firewalld filter_FORWARD_POLICIES",
+            "add chain inet firewalld filter_FWD_public",
+            "add rule inet firewalld filter_FORWARD ct state { established, related } accept",
+            "add rule inet firewalld filter_FORWARD ct status dnat accept",
+            "add rule inet firewalld filter_FORWARD iifname lo accept",
+            "add rule inet firewalld filter_FORWARD ct state invalid drop",
+            "add rule inet firewalld filter_FORWARD jump filter_FORWARD_POLICIES",
+            "add rule inet firewalld filter_FORWARD reject with icmpx admin-prohibited",
+            "add rule inet firewalld filter_FORWARD_POLICIES iifname to-nb jump filter_FWD_public",
+            "add rule inet firewalld filter_FORWARD_POLICIES iifname to-nb reject with icmpx admin-prohibited",
+            "add rule inet firewalld filter_FORWARD_POLICIES jump filter_FWD_public",
+            "add rule inet firewalld filter_FORWARD_POLICIES reject with icmpx admin-prohibited",
+        ] {
+            sh(&format!("nft {command}"));
+        }
+        assert!(is_silent(Some(&lab.neighbour), REMOTE, &lab.pod, POD));
+        for mode in [Mode::Nft, Mode::Iptables] {
+            let mut firewall = open(mode);
+            apply(&mut firewall, &wanted());
+            assert_through(lab);
+            assert_through6(lab);
+            assert!(apply(&mut firewall, &wanted()).is_quiet());
+        }
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables"]
+fn pods_reach_each_other_behind_ufw_and_are_not_in_its_log() {
+    with_lab(|lab| {
+        let chains = ["before", "after", "after-logging", "reject", "track"];
+        sh("iptables -P FORWARD DROP");
+        for chain in chains {
+            sh(&format!("iptables -N ufw-{chain}-forward"));
+            sh(&format!("iptables -A FORWARD -j ufw-{chain}-forward"));
+        }
+        sh("iptables -A ufw-before-forward -p icmp -m icmp --icmp-type 8 -j ACCEPT");
+        sh(
+            "iptables -A ufw-after-logging-forward -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix ufw",
+        );
+        let mut firewall = open(Mode::Nft);
+        apply(&mut firewall, &wanted());
+        assert_through(lab);
+        let text = sh("iptables -S FORWARD");
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[3].contains(MARK) && lines[4].contains(MARK), "{text}");
+        // ufw default reject routed
+        sh("iptables -A ufw-reject-forward -j REJECT");
+        apply(&mut firewall, &wanted());
+        assert_through(lab);
+        assert_eq!(sh("iptables -S FORWARD"), text);
+    });
+}
+
 /// The filter table of Docker 28 (docs.docker.com, "Packet filtering and firewalls").
 fn docker() {
     for command in [

@@ -95,7 +95,9 @@ fn t38_whatever_is_deleted_or_added_is_noticed_and_repaired() {
         ] {
             sh(&format!("nft {damage}"));
             assert!(firewall.changed(Duration::from_secs(10)).unwrap(), "{damage}");
-            assert!(!apply(&mut firewall, &wanted()).is_quiet(), "{damage}");
+            let report = apply(&mut firewall, &wanted());
+            assert!(!report.is_quiet(), "{damage}");
+            assert_eq!(report.culprit.unwrap().process, "nft", "{damage}");
             assert_eq!(listed(), LISTED, "{damage}");
             assert!(apply(&mut firewall, &wanted()).is_quiet(), "{damage}");
         }
