@@ -279,22 +279,39 @@ impl Planner<'_> {
         let wanted = route(dst, hop, device, metric, &self.desired.owner);
         let known = |route: &Route| *route == wanted && (device.is_some() || !hop.uses_device());
         let mut kept = found.iter().position(known);
+        let mut blocking = Vec::new();
         if kept.is_none() && possible {
+            blocking = self.blocking(&wanted, hop, found);
+            put.extend(blocking.iter().map(|route| Op::DeleteRoute((*route).clone())));
             // The one with our metric is the one that the kernel replaces. One that leads to a device that goes later
             // is still there now.
-            kept = found.iter().position(|route| route.metric == wanted.metric && !self.gone_before(route));
-            let yields = self.observed.yielding.get(&dst).into_iter().flatten();
-            let in_place = kept.is_some() || yields.into_iter().any(|route| route.metric == wanted.metric);
-            put.push(if in_place {
+            let replaced = |route: &&Route| route.metric == wanted.metric && !blocking.contains(route);
+            kept = found.iter().position(|route| replaced(&route) && !self.gone_before(route));
+            let mut yields = self.observed.yielding.get(&dst).into_iter().flatten();
+            put.push(if kept.is_some() || yields.any(|route| replaced(&route)) {
                 Op::ReplaceRoute(dst, hop, metric)
             } else {
                 Op::AddRoute(dst, hop, metric)
             });
         }
-        let rest =
-            found.iter().enumerate().filter(|(index, route)| Some(*index) != kept && self.survives(route));
-        stale.extend(rest.map(|(_, route)| Op::DeleteRoute(route.clone())));
-        stale.extend(self.rivals(&wanted).map(|route| Op::DeleteRoute(route.clone())));
+        let others =
+            found.iter().enumerate().filter(|(index, _)| Some(*index) != kept).map(|(_, route)| route);
+        let others = others.filter(|route| self.survives(route)).chain(self.rivals(&wanted));
+        let others = others.filter(|route| !blocking.contains(route));
+        stale.extend(others.map(|route| Op::DeleteRoute(route.clone())));
+    }
+
+    /// Routes that have to go first: the IPv6 kernel refuses an on-link next hop to which another link leads ("invalid gateway or
+    /// device mismatch"), and ours is inside its own destination. Calico's way has a route to each endpoint besides, which is
+    /// asked first.
+    fn blocking<'a>(&'a self, wanted: &Route, hop: Hop, found: &'a [Route]) -> Vec<&'a Route> {
+        let exposed = matches!(hop, Hop::Tunnel(_)) && wanted.family() == Family::V6;
+        if !exposed || self.desired.owner.yielding != Yielding::All {
+            return Vec::new();
+        }
+        let yielding = self.observed.yielding.get(&wanted.dst).into_iter().flatten();
+        let elsewhere = |route: &&Route| route.oif != wanted.oif && !self.gone_before(route);
+        found.iter().chain(yielding).filter(elsewhere).collect()
     }
 
     /// Whether the family's device is there when entries are put.

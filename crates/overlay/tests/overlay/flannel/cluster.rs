@@ -18,6 +18,7 @@ pub struct Node {
     pub ns: NetNs,
     pub number: u8,
     pub backend: Backend,
+    pub networks: Networks,
     fabric: Option<Fabric>,
     pub prepared: Prepared,
 }
@@ -82,6 +83,11 @@ pub fn route(number: u8) -> String {
     sh(&format!("ip -n n1 route show 10.5.{number}.0/24")).trim_end().to_owned()
 }
 
+/// Its IPv6 twin.
+pub fn route_v6(number: u8) -> String {
+    sh(&format!("ip -n n1 -6 route show fd10:5:0:{number:x}::/64")).trim_end().to_owned()
+}
+
 /// The remotes behind a MAC on a device of `n1`.
 pub fn remotes(device: &str, mac: Mac) -> Vec<String> {
     let entries = json(&format!("bridge -n n1 -j fdb show dev {device}"));
@@ -109,7 +115,9 @@ impl Node {
                 .unwrap()
                 .unwrap();
         }
-        Self { ns, number, backend, fabric: None, prepared: Prepared::default() }
+        let networks =
+            Networks { v4: Some("10.5.0.0/16".parse().unwrap()), v6: Some("fd10:5::/48".parse().unwrap()) };
+        Self { ns, number, backend, networks, fabric: None, prepared: Prepared::default() }
     }
 
     fn underlay(&self) -> Underlay {
@@ -126,9 +134,7 @@ impl Node {
     /// A daemon that starts: whatever it knew is forgotten.
     #[track_caller]
     pub fn start(&mut self) {
-        let networks =
-            Networks { v4: Some("10.5.0.0/16".parse().unwrap()), v6: Some("fd10:5::/48".parse().unwrap()) };
-        let (backend, underlay) = (self.backend.clone(), self.underlay());
+        let (backend, underlay, networks) = (self.backend.clone(), self.underlay(), self.networks);
         let fabric = self.ns.with(|| Fabric::open(backend, underlay, networks)).unwrap().unwrap();
         self.fabric = Some(fabric);
         self.prepared = self.run(|fabric| fabric.prepare()).unwrap();

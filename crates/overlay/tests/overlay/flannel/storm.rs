@@ -1,1 +1,155 @@
-//! Many leases: storms, and what they cost.
+//! Many leases: storms of them, and what they cost.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use russet_addr::{Ipv4Net, Mac};
+use russet_overlay::Kind;
+use russet_overlay::flannel::{Backend, Networks, Peer, PeerKey};
+
+use super::cluster::{Node, json, sh, vxlan, with_nodes};
+
+/// Leases of a storm.
+const STORM: u32 = 1000;
+/// Storms in a row.
+const STORMS: u32 = 10;
+
+/// Single changes measured together.
+const CHANGES: u32 = 200;
+
+/// Lease `number` of a large cluster, in its `edition`: MAC and address depend on that. The addresses are in 172.16.0.0/12.
+fn lease(number: u32, edition: u32) -> Peer {
+    let [_, _, high, low] = number.to_be_bytes();
+    let subnet = Ipv4Net::new(Ipv4Addr::new(10, 16 + high, low, 0), 24).unwrap();
+    let mac = Mac([2, u8::try_from(edition).unwrap(), 0, 0, high, low]);
+    let public_ip = Ipv4Addr::new(172, 16 + u8::try_from(edition % 4).unwrap(), high, low);
+    Peer { subnet: Some(subnet), subnet_v6: None, public_ip, public_ipv6: None, mac: [Some(mac), None] }
+}
+
+/// A node in a network that has room for all of them, without IPv6, every address of theirs on its link.
+fn with_node(backend: &Backend, body: impl FnOnce(&mut Node) + Send) {
+    with_nodes(1, backend, |nodes| {
+        sh("ip -n n1 addr add 172.31.255.1/12 dev w0");
+        nodes[0].networks = Networks { v4: Some("10.0.0.0/8".parse().unwrap()), v6: None };
+        nodes[0].start();
+        body(&mut nodes[0]);
+    });
+}
+
+fn numbers(range: std::ops::Range<u32>) -> impl Iterator<Item = Peer> {
+    range.map(|number| lease(number, 0))
+}
+
+/// What `ip` and `bridge` say, as pairs.
+fn pairs(command: &str, [key, value]: [&str; 2]) -> BTreeSet<(String, String)> {
+    let text = |entry: &serde_json::Value, name: &str| entry[name].as_str().unwrap_or_default().to_owned();
+    let entries = json(command);
+    let found: BTreeSet<_> = entries.iter().map(|entry| (text(entry, key), text(entry, value))).collect();
+    assert_eq!(found.len(), entries.len(), "{command}: doubles");
+    found
+}
+
+/// The kernel holds exactly these leases, as others see it.
+#[track_caller]
+fn assert_holds(leases: &BTreeMap<PeerKey, Peer>) {
+    let of = |pair: &dyn Fn(&Peer) -> (String, String)| leases.values().map(pair).collect::<BTreeSet<_>>();
+    let base = |peer: &Peer| peer.subnet.unwrap().network().to_string();
+    let mac = |peer: &Peer| peer.mac[0].unwrap().to_string();
+    let routes = of(&|peer| (peer.subnet.unwrap().to_string(), base(peer)));
+    assert!(pairs("ip -n n1 -j route show proto 115", ["dst", "gateway"]) == routes, "routes differ");
+    let neighbours = of(&|peer| (base(peer), mac(peer)));
+    let found = pairs("ip -n n1 -j neigh show dev flannel.1 nud permanent", ["dst", "lladdr"]);
+    assert!(found == neighbours, "neighbours differ");
+    let fdb = of(&|peer| (mac(peer), peer.public_ip.to_string()));
+    assert!(
+        pairs("bridge -n n1 -j fdb show dev flannel.1", ["mac", "dst"]) == fdb,
+        "forwarding entries differ"
+    );
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, vxlan, root; tool: ip, bridge"]
+fn t24_ten_storms_of_a_thousand_leases_leave_exactly_what_is_leased() {
+    // flannel.md section 10, T24
+    with_node(&Backend::Vxlan(vxlan()), |node| {
+        let steady: Vec<Peer> = numbers(5000..5050).collect();
+        node.reset(steady.clone());
+        let mut leases: BTreeMap<_, _> = steady.into_iter().map(|peer| (peer.key(), peer)).collect();
+        let (mut slowest, mut piece) = (Duration::ZERO, 0);
+        for storm in 0..STORMS {
+            let began = Instant::now();
+            // In pieces of another size each time; every third is changed once more, every second is gone in the end.
+            for numbers in (0..STORM).collect::<Vec<_>>().chunks(1 + 13 * piece % 97) {
+                piece += 1;
+                let put: Vec<Peer> = numbers.iter().map(|number| lease(*number, storm)).collect();
+                node.change(&[], &put);
+                let again: Vec<Peer> =
+                    numbers.iter().filter(|n| *n % 3 == 0).map(|n| lease(*n, 100 + storm)).collect();
+                let gone: Vec<PeerKey> = put
+                    .iter()
+                    .zip(numbers)
+                    .filter(|(_, n)| *n % 2 == 0)
+                    .map(|(peer, _)| peer.key())
+                    .collect();
+                node.change(&[], &again);
+                node.change(&gone, &[]);
+                leases.extend(put.into_iter().chain(again).map(|peer| (peer.key(), peer)));
+                leases.retain(|key, _| !gone.contains(key));
+            }
+            slowest = slowest.max(began.elapsed());
+            assert_holds(&leases);
+        }
+        println!(
+            "{STORM} leases came, a third changed, half went: {slowest:?} in the slowest of {STORMS} storms"
+        );
+        node.drifted();
+        assert!(node.resync().is_quiet(), "a full comparison has nothing to add");
+        assert!(!node.drifted());
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, vxlan, root; tool: ip, bridge"]
+fn what_thousands_of_leases_cost() {
+    for (name, backend) in [("vxlan", Backend::Vxlan(vxlan())), ("host-gw", Backend::HostGw)] {
+        for count in [1000, 5000, 15_000] {
+            with_node(&backend, |node| {
+                let (report, cost) = timed(|| node.reset(numbers(1..count + 1).collect()));
+                let made = usize::try_from(count).unwrap();
+                assert_eq!(report.changed(Kind::Route), made, "{:?}", report.refusals.first());
+                println!("{name}: {count} leases programmed in {cost}");
+                let (report, cost) = timed(|| node.resync());
+                assert!(report.is_quiet(), "{:?}", report.changed);
+                println!("{name}: {count} leases compared in {cost}");
+                let (_, cost) = timed(|| node.drifted());
+                println!("{name}: the events of that heard in {cost}");
+                node.resync();
+                let one = lease(count + 1, 0);
+                let ((), cost) = timed(|| {
+                    for _ in 0..CHANGES / 2 {
+                        assert_eq!(node.change(&[], std::slice::from_ref(&one)).changed(Kind::Route), 1);
+                        assert_eq!(node.change(&[one.key()], &[]).changed(Kind::Route), 1);
+                    }
+                });
+                println!("{name}: {CHANGES} times one lease more or less among {count} in {cost}");
+                assert!(!node.drifted(), "our own changes are no drift");
+                if name == "vxlan" {
+                    assert_holds(&numbers(1..count + 1).map(|peer| (peer.key(), peer)).collect());
+                }
+            });
+        }
+    }
+}
+
+/// What `work` returns, and the time that passed and that this thread computed.
+fn timed<T>(work: impl FnOnce() -> T) -> (T, String) {
+    let computed = || {
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+        Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+    };
+    let (began, before) = (Instant::now(), computed());
+    let result = work();
+    let cost = format!("{:?}, {:?} of it CPU", began.elapsed(), computed() - before);
+    (result, cost)
+}

@@ -5,7 +5,8 @@ use russet_overlay::flannel::{Backend, Peer, Vxlan};
 use russet_overlay::{Kind, Reason};
 
 use super::cluster::{
-    assert_reachable, introduce, json, key, remotes, route, sh, stranger, succeeds, vxlan, with_nodes,
+    assert_reachable, introduce, json, key, remotes, route, route_v6, sh, stranger, succeeds, vxlan,
+    with_nodes,
 };
 
 #[test]
@@ -26,7 +27,7 @@ fn t20_and_t43_peers_are_a_neighbour_a_forwarding_entry_and_a_route_and_go_with_
         assert_eq!(mac.octets()[0] & 3, 2, "{mac} is not a locally administered unicast address");
         assert_eq!(route(2), "10.5.2.0/24 via 10.5.2.0 dev flannel.1 proto 115 onlink");
         assert_eq!(
-            sh("ip -n n1 -6 route show fd10:5:0:2::/64").split(" pref").next().unwrap(),
+            route_v6(2).split(" pref").next().unwrap(),
             "fd10:5:0:2::/64 via fd10:5:0:2:: dev flannel-v6.1 proto 115 metric 1024 onlink"
         );
         assert_eq!(remotes("flannel.1", mac), ["192.168.77.2"]);
@@ -105,6 +106,8 @@ fn t27_what_somebody_deletes_comes_back_and_what_somebody_adds_goes() {
             "ip -n n1 route replace blackhole 10.5.2.0/24".to_owned(),
             "ip -n n1 route prepend 10.5.2.0/24 via 192.168.77.3 proto static".to_owned(),
             "ip -n n1 -6 route add fd10:5:0:2::/64 via fd77::9 metric 7".to_owned(),
+            "ip -n n1 -6 route replace fd10:5:0:2::/64 via fd77::9 metric 1024".to_owned(),
+            "ip -n n1 -6 route replace blackhole fd10:5:0:2::/64 metric 1024".to_owned(),
             "ip -n n1 route add 10.5.9.0/24 via 10.5.9.0 dev flannel.1 onlink".to_owned(),
             "ip -n n1 route add 10.5.9.0/24 via 192.168.77.9 proto 115".to_owned(),
             "ip -n n1 neigh del 10.5.2.0 dev flannel.1".to_owned(),
@@ -339,9 +342,19 @@ fn t33_direct_routing_depends_on_who_is_on_the_link_now() {
     let direct = Backend::Vxlan(Vxlan { direct_routing: true, ..vxlan() });
     with_nodes(2, &direct, |nodes| {
         sh("ip -n n1 route add 192.168.88.0/24 via 192.168.77.254");
+        sh("ip -n n1 -6 route add fd88::/64 via fd77::fe");
         introduce(nodes);
-        let far = Peer { public_ip: [192, 168, 88, 3].into(), ..stranger(3) };
+        let far_v6 = "fd88::3".parse().unwrap();
+        let far = Peer { public_ip: [192, 168, 88, 3].into(), public_ipv6: Some(far_v6), ..stranger(3) };
+        nodes[0].change(&[], &[stranger(3)]);
+        assert_eq!(route(3), "10.5.3.0/24 via 192.168.77.3 dev w0 proto 115");
+        assert!(route_v6(3).starts_with("fd10:5:0:3::/64 via fd77::3 dev w0 proto 115"), "{}", route_v6(3));
         nodes[0].change(&[], std::slice::from_ref(&far));
+        assert!(
+            route_v6(3).starts_with("fd10:5:0:3::/64 via fd10:5:0:3:: dev flannel-v6.1"),
+            "{}",
+            route_v6(3)
+        );
         assert_eq!(route(2), "10.5.2.0/24 via 192.168.77.2 dev w0 proto 115");
         assert_eq!(remotes("flannel.1", nodes[1].prepared.mac[0].unwrap()), [""; 0]);
         assert_eq!(route(3), "10.5.3.0/24 via 10.5.3.0 dev flannel.1 proto 115 onlink");
