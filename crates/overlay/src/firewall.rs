@@ -189,7 +189,8 @@ impl Firewall {
         let begun = report.failed.len();
         for _ in 0..TRIES {
             report.failed.truncate(begun);
-            match self.attempt(wanted, report) {
+            // In the mode of iptables that is the replacement of our tables.
+            match self.attempt(wanted, begun == 0, report) {
                 Ok(Some(generation)) => {
                     let good = report.failed.is_empty();
                     self.seen = good.then(|| (generation, wanted.clone()));
@@ -202,22 +203,23 @@ impl Firewall {
         report.failed.push(FirewallError::Overtaken(TRIES));
     }
 
-    /// One look, and a transaction for each difference. The generation of the look when there was nothing to do.
-    fn attempt(&mut self, wanted: &Wanted, report: &mut Report) -> Result<Option<u32>, FirewallError> {
+    /// One look, and a transaction for each difference. The generation of the look when there was nothing to do. What is no
+    /// longer wanted stays while its replacement is not in force.
+    fn attempt(
+        &mut self,
+        wanted: &Wanted,
+        mut in_force: bool,
+        report: &mut Report,
+    ) -> Result<Option<u32>, FirewallError> {
         let look = Look::at(&mut self.nft)?;
         self.watched = foreign::watched(&look);
         let empty = Wanted::default();
         let native = if self.mode == Mode::Nft { wanted } else { &empty };
-        let change = native::difference(&mut self.nft, &look, native)?;
-        if !self.commit(change, &look, report)? {
-            return Ok(None);
-        }
-        if self.mode == Mode::Nft || !self.compat.is_nft() {
-            let change = leftovers::difference(&mut self.nft, &look, !self.swept)?;
+        if in_force {
+            let change = native::difference(&mut self.nft, &look, native)?;
             if !self.commit(change, &look, report)? {
                 return Ok(None);
             }
-            self.swept = true;
         }
         for table in &look.tables {
             let change = foreign::difference(&mut self.nft, &look, table, wanted, self.mode);
@@ -225,8 +227,19 @@ impl Firewall {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
                 // The tables of others are not worth less for that.
-                Err(error) => report.failed.push(error),
+                Err(error) => {
+                    in_force &= matches!(error, FirewallError::Owned(_));
+                    report.failed.push(error);
+                }
             }
+        }
+        // Only now: a jump of flannel may have been what let packets through.
+        if in_force && (self.mode == Mode::Nft || !self.compat.is_nft()) {
+            let change = leftovers::difference(&mut self.nft, &look, !self.swept)?;
+            if !self.commit(change, &look, report)? {
+                return Ok(None);
+            }
+            self.swept = true;
         }
         Ok(Some(look.generation))
     }

@@ -1,6 +1,10 @@
 //! From one mode and flavour to another, in place: nothing is there twice, and nothing is left.
 
-use russet_overlay::firewall::Mode;
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use russet_overlay::firewall::{Mode, Wanted};
 use russet_testkit::in_netns_with_loopback;
 
 use crate::iptables::{SHOWN, shown};
@@ -77,5 +81,50 @@ fn rules_of_old_versions_go_when_nft_takes_over() {
         firewall.recycle(&wanted());
         let all = sh("iptables-save");
         assert!(!all.contains("10.5.0.0") && all.matches("10.8.0.0").count() == 2, "{all}");
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables, nft"]
+fn no_packet_is_lost_or_keeps_its_source_while_rules_modes_and_subnets_change() {
+    // flannel.md section 9, #2237: a gap at each restart
+    with_lab(|lab| {
+        sh("iptables -P FORWARD DROP");
+        apply(&mut open(Mode::Nft), &wanted());
+        let receiver = lab.neighbour.with(|| UdpSocket::bind((OUTSIDE, 0)).unwrap()).unwrap();
+        receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let to = receiver.local_addr().unwrap();
+        assert!(seen(Some(&lab.pod), POD, &lab.neighbour, OUTSIDE).is_some(), "neighbours are known");
+        let done = AtomicBool::new(false);
+        let (mut sent, mut received) = (0_u32, 0_u32);
+        std::thread::scope(|scope| {
+            let changes = scope.spawn(|| {
+                // A thread of the node: scoped threads are where their parent is.
+                let two = Wanted {
+                    networks: ["10.5.0.0/16", "10.6.0.0/16"].map(|net| net.parse().unwrap()).into(),
+                    ..wanted()
+                };
+                for round in 0..6 {
+                    let mode = [Mode::Iptables, Mode::Nft][round % 2];
+                    let mut firewall = open(mode);
+                    for wanted in [&wanted(), &two, &Wanted { random_fully: false, ..wanted() }] {
+                        apply(&mut firewall, wanted);
+                    }
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+            // Each packet is a flow of its own, and waits for the one before.
+            while !done.load(Ordering::Relaxed) {
+                let sender = lab.pod.with(|| UdpSocket::bind((POD, 0)).unwrap()).unwrap();
+                sender.send_to(b"x", to).unwrap();
+                sent += 1;
+                let Ok((_, from)) = receiver.recv_from(&mut [0; 8]) else { break };
+                assert_eq!(from.ip().to_string(), NODE, "after {received} packets");
+                received += 1;
+            }
+            changes.join().unwrap();
+        });
+        assert_eq!(sent, received);
+        assert!(received > 100, "{received}");
     });
 }
