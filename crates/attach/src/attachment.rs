@@ -109,7 +109,7 @@ const MTU_MIN_IPV6_BYTES: u32 = 1280;
 /// veth's greatest MTU (`ETH_MAX_MTU`).
 const MTU_MAX_BYTES: u32 = 65535;
 /// What a pod has when nobody says otherwise.
-const MTU_DEFAULT_BYTES: u32 = 1500;
+pub(crate) const MTU_DEFAULT_BYTES: u32 = 1500;
 /// Routes of further interfaces stand behind those of `eth0`, whose metric is 0 (IPv4) or 1024 (IPv6).
 const SECONDARY_METRIC: u32 = 2048;
 /// The interface that runtimes give every pod first.
@@ -203,21 +203,27 @@ impl Attachment {
             }
             _ => {}
         }
-        self.validate_mtu()?;
-        match self.mac {
-            Some(mac) if mac.is_multicast() || mac.octets() == [0; 6] => Err(AttachmentError::Mac(mac)),
-            _ => Ok(()),
-        }
+        check_mtu(self.mtu, self.has(Family::V6))?;
+        check_mac(self.mac)
     }
+}
 
-    fn validate_mtu(&self) -> Result<(), AttachmentError> {
-        let reason = match self.mtu {
-            0..MTU_MIN_BYTES => "below 68, the kernel's least",
-            MTU_MIN_BYTES..MTU_MIN_IPV6_BYTES if self.has(Family::V6) => "below 1280, the least for IPv6",
-            MTU_MIN_BYTES..=MTU_MAX_BYTES => return Ok(()),
-            _ => "above 65535, the kernel's greatest",
-        };
-        Err(AttachmentError::Mtu { mtu_bytes: self.mtu, reason })
+/// Refuses an MTU that the kernel would refuse, or take IPv6 away for.
+pub(crate) fn check_mtu(mtu_bytes: u32, ipv6: bool) -> Result<(), AttachmentError> {
+    let reason = match mtu_bytes {
+        0..MTU_MIN_BYTES => "below 68, the kernel's least",
+        MTU_MIN_BYTES..MTU_MIN_IPV6_BYTES if ipv6 => "below 1280, the least for IPv6",
+        MTU_MIN_BYTES..=MTU_MAX_BYTES => return Ok(()),
+        _ => "above 65535, the kernel's greatest",
+    };
+    Err(AttachmentError::Mtu { mtu_bytes, reason })
+}
+
+/// Refuses what is no MAC of a single station.
+pub(crate) fn check_mac(mac: Option<Mac>) -> Result<(), AttachmentError> {
+    match mac {
+        Some(mac) if mac.is_multicast() || mac.octets() == [0; 6] => Err(AttachmentError::Mac(mac)),
+        _ => Ok(()),
     }
 }
 

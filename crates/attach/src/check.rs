@@ -4,11 +4,11 @@
 
 use std::fmt;
 
-use russet_addr::{Family, IfName, Mac, host_net};
+use russet_addr::{Family, IfName, Mac};
 use russet_linux::sysctl::{self, SysctlError};
 use russet_linux::{NetNs, NetNsError};
 use russet_netlink::{
-    Address, Link, Neighbour, NeighbourState, NetlinkError, Route, RouteFilter, Rule, Socket,
+    Address, BridgePort, Link, Neighbour, NeighbourState, NetlinkError, Route, RouteFilter, Rule, Socket,
 };
 
 use crate::attachment::{Attachment, AttachmentError};
@@ -49,6 +49,10 @@ pub enum CheckError {
 
 /// One side's tables, as far as they concern one link.
 struct Tables {
+    master: Option<u32>,
+    port: Option<BridgePort>,
+    /// The index of the plan's bridge.
+    bridge: Option<u32>,
     addresses: Vec<Address>,
     neighbours: Vec<Neighbour>,
     routes: Vec<Route>,
@@ -64,27 +68,39 @@ struct Checker<'c> {
 
 /// What is different from what `attachment` asks for; empty when all is well.
 pub fn check(attachment: &Attachment, host: &mut Socket, netns: &NetNs) -> Result<Vec<Mismatch>, CheckError> {
-    let plan = plan(attachment)?;
+    check_plan(&plan(attachment)?, host, netns)
+}
+
+/// What is different from what `plan` makes; empty when all is well. A port of a bridge may also be another plugin's work: only its host end's MAC and
+/// alias are then its own.
+pub fn check_plan(plan: &Plan, host: &mut Socket, netns: &NetNs) -> Result<Vec<Mismatch>, CheckError> {
     let mut pod = netns.with(Socket::route)??;
     let host_link = inspect::by_name(host, &plan.host_name)?;
     let pod_link = inspect::by_name(&mut pod, &plan.ifname)?;
     let pair = matches!((&host_link, &pod_link), (Some(host), Some(pod)) if inspect::is_pair(host, pod));
 
     let mut node = Checker { side: Side::Host, name: &plan.host_name, found: Vec::new() };
-    node.link(host_link.as_ref(), &plan, Mac::GATEWAY);
-    node.owner(host_link.as_ref(), &plan);
+    let foreign = plan.bridge().is_some() && host_link.as_ref().is_some_and(|link| link.alias.is_none());
+    node.link(host_link.as_ref(), plan, (!foreign).then_some(Mac::GATEWAY));
+    if !foreign {
+        node.owner(host_link.as_ref(), plan);
+    }
     if let Some(link) = &host_link {
-        node.tables(&plan, link, &Tables::read(host, link.index)?);
-        node.sysctls(&plan)?;
+        let bridge = match plan.bridge() {
+            Some(bridge) => inspect::by_name(host, &bridge.name)?.map(|link| link.index),
+            None => None,
+        };
+        node.tables(plan, link, &Tables { bridge, ..Tables::read(host, link)? });
+        node.sysctls(plan)?;
     }
     let mut inside = Checker { side: Side::Pod, name: &plan.ifname, found: Vec::new() };
-    inside.link(pod_link.as_ref(), &plan, plan.pod_mac);
+    inside.link(pod_link.as_ref(), plan, Some(plan.pod_mac));
     if host_link.is_some() && pod_link.is_some() && !pair {
         inside.differ("other end".to_owned(), plan.host_name.to_string(), "another link".to_owned());
     }
     if let Some(link) = &pod_link {
-        inside.tables(&plan, link, &Tables::read(&mut pod, link.index)?);
-        netns.with(|| inside.sysctls(&plan))??;
+        inside.tables(plan, link, &Tables::read(&mut pod, link)?);
+        netns.with(|| inside.sysctls(plan))??;
     }
     node.found.append(&mut inside.found);
     Ok(node.found)
@@ -93,7 +109,8 @@ pub fn check(attachment: &Attachment, host: &mut Socket, netns: &NetNs) -> Resul
 // === impl Tables ===
 
 impl Tables {
-    fn read(socket: &mut Socket, ifindex: u32) -> Result<Self, NetlinkError> {
+    fn read(socket: &mut Socket, link: &Link) -> Result<Self, NetlinkError> {
+        let ifindex = link.index;
         let filter = RouteFilter { oif: Some(ifindex), ..RouteFilter::default() };
         let (mut neighbours, mut routes, mut rules) = (Vec::new(), Vec::new(), Vec::new());
         for family in Family::BOTH {
@@ -101,13 +118,17 @@ impl Tables {
             routes.extend(socket.routes_where(family, filter)?);
             rules.extend(socket.rules(family)?);
         }
-        Ok(Self { addresses: socket.addresses_of(ifindex)?, neighbours, routes, rules })
+        let (master, port, bridge) = (link.master, link.bridge_port, None);
+        let addresses = socket.addresses_of(ifindex)?;
+        Ok(Self { master, port, bridge, addresses, neighbours, routes, rules })
     }
 
     fn has(&self, op: &Op, ifindex: u32, protocol: u8) -> bool {
         match op {
             Op::LinkUp => true,
-            Op::Address(address) => self.addresses.iter().any(|a| a.net == host_net(*address)),
+            Op::Join => self.master.is_some() && self.master == self.bridge,
+            Op::Port(port) => self.port == Some(*port),
+            Op::Address(address) => self.addresses.iter().any(|a| a.net == *address),
             Op::Neighbour(wanted) => self.neighbours.iter().any(|n| {
                 n.address == wanted.address
                     && n.mac == Some(wanted.mac)
@@ -135,7 +156,7 @@ impl Checker<'_> {
         self.found.push(Mismatch { side: self.side, subject, wanted, found });
     }
 
-    fn link(&mut self, link: Option<&Link>, plan: &Plan, mac: Mac) {
+    fn link(&mut self, link: Option<&Link>, plan: &Plan, mac: Option<Mac>) {
         let name = self.name;
         let Some(link) = link else {
             return self.differ(format!("link {name}"), "present".to_owned(), "missing".to_owned());
@@ -143,7 +164,7 @@ impl Checker<'_> {
         if link.mtu_bytes != plan.mtu {
             self.differ(format!("mtu of {name}"), plan.mtu.to_string(), link.mtu_bytes.to_string());
         }
-        if link.mac != Some(mac) {
+        if let Some(mac) = mac.filter(|mac| link.mac != Some(*mac)) {
             let found = link.mac.map_or_else(|| "none".to_owned(), |mac| mac.to_string());
             self.differ(format!("mac of {name}"), mac.to_string(), found);
         }

@@ -4,6 +4,7 @@
 //! as the attachment takes. Everything is synchronous and takes well under a millisecond, apart from what a caller
 //! does at the gate.
 
+mod bridge;
 mod create;
 mod obstacle;
 mod record;
@@ -81,6 +82,8 @@ pub struct Attached {
     pub mtu: u32,
     /// Whether the veth was there before: an ADD repeated.
     pub reused: bool,
+    /// The MAC of its bridge, where it is a port of one.
+    pub bridge_mac: Option<Mac>,
 }
 
 /// An attachment that failed; what it had changed has been undone.
@@ -134,6 +137,19 @@ pub enum AttachCause {
         host_name: IfName,
         /// Whose it is.
         owner: Owner,
+    },
+    /// The node has a link with the bridge's name, and it is none.
+    #[error("{0:?} already exists but is not a bridge")]
+    NotABridge(String),
+    /// The bridge has an address that is in the way of its gateway's.
+    #[error("{bridge:?} already has an IP address different from {wanted}: {found}")]
+    BridgeAddress {
+        /// The bridge.
+        bridge: String,
+        /// What it was to have.
+        wanted: IpNet,
+        /// What it has.
+        found: IpNet,
     },
     /// The route to the pod's address exists and leads elsewhere.
     #[error("route {net} exists already: {holder}")]

@@ -1,6 +1,6 @@
-//! One pod's wiring: a routed veth with /32 and /128 addresses, as a plan with recorded undo (DESIGN sections 4 and 7).
+//! One pod's wiring, as a plan with recorded undo (DESIGN sections 4 and 7): a routed veth with /32 and /128 addresses, or a port of a bridge.
 //!
-//! The agent and the CNI plugins call it: they describe an [`Attachment`], [`plan`] turns that into ordered steps
+//! The agent and the CNI plugins call it: they describe an [`Attachment`] or a [`Port`], [`plan`] or [`plan_port`] turns that into ordered steps
 //! without looking at the world, and an [`Executor`] carries the steps out, recording the reversal of each one as it
 //! succeeds. [`detach`] takes an attachment down from whatever state it is in, [`reap`] deletes what a deferred
 //! `detach` left behind, [`check`] compares an attachment with the kernel, and [`list`] finds everything that is
@@ -15,19 +15,22 @@ mod executor;
 mod inspect;
 pub mod loopback;
 pub mod naming;
+pub mod nat;
 mod owner;
 mod plan;
+mod port;
 mod reap;
 mod rules;
 
 pub use attachment::{Attachment, AttachmentError, Dialect, Pod, PodRoutes};
-pub use check::{CheckError, Mismatch, check};
+pub use check::{CheckError, Mismatch, check, check_plan};
 pub use detach::{DetachError, Detached, Detachment, Removal, detach, detach_owned};
 pub use executor::{AttachCause, AttachError, Attached, Executor, Hooks, NoHooks, Pending, Refusal};
 pub use owner::{Owner, OwnerError};
 pub use plan::{
-    Op, PermanentNeighbour, Plan, PlannedRoute, Setting, Side, SourceRule, Step, Via, When, plan,
+    Bridge, Op, PermanentNeighbour, Plan, PlannedRoute, Setting, Side, SourceRule, Step, Via, When, plan,
 };
+pub use port::{Port, detach_port, has_interface, plan_port};
 pub use reap::{OwnedLink, Reaped, list, reap, reap_newborn};
 
 /// The group that links which wait for their deletion are in (DESIGN section 10).

@@ -37,6 +37,8 @@ pub struct OwnerError;
 const PREFIX: &str = "russet:";
 /// The longest alias that the kernel keeps: `IFALIASZ` less its NUL.
 const ALIAS_MAX_BYTES: usize = 255;
+/// The longest comment of an nf_tables element: what `nft` reads back is 128 bytes with its NUL.
+const LABEL_MAX_BYTES: usize = 127;
 /// Digits of a whole SHA-1.
 const DIGEST_CHARS: usize = 40;
 
@@ -80,6 +82,26 @@ impl Owner {
             Holder::Named { container: c, ifname: i } => c == container && i == ifname,
             Holder::Hashed(hash) => *hash == digest(container, ifname),
         }
+    }
+
+    /// The owner in at most 127 bytes: the comment of an nf_tables element. Where its names are longer, hashes stand for them.
+    pub fn label(&self) -> String {
+        let whole = self.to_string();
+        if whole.len() <= LABEL_MAX_BYTES && whole.starts_with(&Self::network_label(&self.network)) {
+            return whole;
+        }
+        let holder = match &self.holder {
+            Holder::Named { container, ifname } => digest(container, ifname),
+            Holder::Hashed(hash) => hash.clone(),
+        };
+        format!("{}~{holder}", Self::network_label(&self.network))
+    }
+
+    /// What the labels of a network's owners begin with; a hash has its place where the name alone would be too long.
+    pub fn network_label(network: &NetworkName) -> String {
+        let hash = naming::hex(network.as_str().as_bytes(), DIGEST_CHARS);
+        let named = format!("{PREFIX}{network}/");
+        if named.len() + 1 + DIGEST_CHARS <= LABEL_MAX_BYTES { named } else { format!("{PREFIX}~{hash}/") }
     }
 
     /// Whether both are the same interface of the same container, whatever the network.
@@ -156,6 +178,19 @@ mod tests {
         assert!(!read.is(&"c".repeat(199).parse().unwrap(), &ifname.parse().unwrap()));
         assert!(read.same_interface(&owner("n", &container, ifname)));
         assert!(owner("n", &container, ifname).same_interface(&read));
+    }
+
+    #[test]
+    fn labels_are_short_and_begin_with_their_networks() {
+        for (network, container) in
+            [("n", "c".repeat(64)), ("n", "c".repeat(200)), (&*"n".repeat(200), "c".repeat(64))]
+        {
+            let (one, two) = (owner(network, &container, "eth0"), owner(network, &container, "eth1"));
+            assert!(one.label().len() <= LABEL_MAX_BYTES, "{}", one.label());
+            assert!(one.label().starts_with(&Owner::network_label(one.network())), "{}", one.label());
+            assert_ne!(one.label(), two.label());
+        }
+        assert_eq!(owner("n", "abc", "eth0").label(), "russet:n/abc/eth0");
     }
 
     #[test]

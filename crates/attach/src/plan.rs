@@ -11,7 +11,7 @@ mod text;
 use std::net::IpAddr;
 
 use russet_addr::{Family, IfName, IpNet, Mac, host_net};
-use russet_netlink::Route;
+use russet_netlink::{BridgePort, Route, Scope};
 
 use crate::attachment::{Attachment, AttachmentError, Dialect};
 use crate::naming::{GATEWAY_V4, GATEWAY_V6};
@@ -44,6 +44,9 @@ pub struct Plan {
 /// One step; each either happens or is the one that an error names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
+    /// Make the bridge that the host end becomes a port of, or adapt the one that is there. It is the network's, not the pod's: nothing of this
+    /// is undone.
+    Bridge(Bridge),
     /// Create the pair, each end where it belongs.
     CreateVeth,
     /// Write these, in order.
@@ -102,8 +105,12 @@ pub enum When {
 pub enum Op {
     /// Raise the link.
     LinkUp,
-    /// Give it this address, /32 or /128, without duplicate-address detection.
-    Address(IpAddr),
+    /// Make it a port of the plan's bridge.
+    Join,
+    /// How the bridge treats it; it is a port already.
+    Port(BridgePort),
+    /// Give it this address, without duplicate-address detection.
+    Address(IpNet),
     /// A neighbour that never expires.
     Neighbour(PermanentNeighbour),
     /// A route.
@@ -141,6 +148,23 @@ pub struct PlannedRoute {
     pub metric: Option<u32>,
     /// The table.
     pub table: u32,
+    /// The scope; none is the link for a route without a gateway, and the universe otherwise.
+    pub scope: Option<Scope>,
+}
+
+/// The bridge of a network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bridge {
+    /// Its name.
+    pub name: IfName,
+    /// Its MTU in bytes, if it has to be made; the kernel's default otherwise.
+    pub mtu: Option<u32>,
+    /// Whether it takes frames for everybody.
+    pub promiscuous: bool,
+    /// Its addresses, for which the node then forwards.
+    pub gateways: Vec<IpNet>,
+    /// Remove other addresses that are in their way.
+    pub force_address: bool,
 }
 
 /// The next hop of a [`PlannedRoute`].
@@ -233,7 +257,7 @@ fn pod_settings(attachment: &Attachment) -> Vec<Setting> {
 /// neighbours before the routes that use them.
 fn pod_ops(attachment: &Attachment) -> Vec<Op> {
     let mut ops = vec![Op::LinkUp];
-    ops.extend(attachment.addresses.iter().map(|address| Op::Address(*address)));
+    ops.extend(attachment.addresses.iter().map(|address| Op::Address(host_net(*address))));
     for family in Family::BOTH.into_iter().filter(|family| attachment.has(*family)) {
         ops.push(Op::Neighbour(PermanentNeighbour { address: gateway(family), mac: Mac::GATEWAY }));
     }
@@ -247,7 +271,7 @@ fn pod_ops(attachment: &Attachment) -> Vec<Op> {
 }
 
 fn pod_routes(attachment: &Attachment, table: u32, metric: Option<u32>) -> Vec<Op> {
-    let route = |net, via| Op::Route(PlannedRoute { net, via, metric, table });
+    let route = |net, via| Op::Route(PlannedRoute { net, via, metric, table, scope: None });
     let link = attachment.has(Family::V4).then(|| route(host_net(GATEWAY_V4.into()), Via::Link));
     let far = |net: IpNet| route(net, Via::Gateway(gateway(Family::of_net(&net))));
     link.into_iter().chain(attachment.destinations().into_iter().map(far)).collect()
@@ -260,7 +284,7 @@ fn host_ops(attachment: &Attachment) -> Vec<Op> {
     let neighbour = |address: &IpAddr| Op::Neighbour(PermanentNeighbour { address: *address, mac });
     let route = |address: &IpAddr| {
         let (net, via) = (host_net(*address), Via::Link);
-        Op::Route(PlannedRoute { net, via, metric: None, table: Route::MAIN })
+        Op::Route(PlannedRoute { net, via, metric: None, table: Route::MAIN, scope: None })
     };
     let addresses = &attachment.addresses;
     let neighbours = addresses.iter().map(neighbour);
@@ -278,15 +302,15 @@ fn gateway(family: Family) -> IpAddr {
 // === impl Setting ===
 
 impl Setting {
-    fn of_link(path: String, value: &'static str) -> Self {
+    pub(crate) fn of_link(path: String, value: &'static str) -> Self {
         Self { path, value, when: When::Required, lasting: false }
     }
 
-    fn of_namespace(path: String, value: &'static str) -> Self {
+    pub(crate) fn of_namespace(path: String, value: &'static str) -> Self {
         Self { lasting: true, ..Self::of_link(path, value) }
     }
 
-    fn when(self, when: When) -> Self {
+    pub(crate) fn when(self, when: When) -> Self {
         Self { when, ..self }
     }
 }
@@ -306,6 +330,7 @@ impl Step {
     /// What errors and stage times call it.
     pub const fn name(&self) -> &'static str {
         match self {
+            Step::Bridge(_) => "bridge",
             Step::CreateVeth => "create veth",
             Step::Sysctls { side: Side::Host, .. } => "sysctls of the node",
             Step::Sysctls { side: Side::Pod, .. } => "sysctls of the pod",
@@ -320,14 +345,22 @@ impl Step {
 // === impl Plan ===
 
 impl Plan {
-    /// The pod's addresses, as prefixes of one address each.
+    /// The bridge that the host end is a port of.
+    pub fn bridge(&self) -> Option<&Bridge> {
+        self.steps.iter().find_map(|step| match step {
+            Step::Bridge(bridge) => Some(bridge),
+            _ => None,
+        })
+    }
+
+    /// The pod's addresses.
     pub fn addresses(&self) -> impl Iterator<Item = IpNet> + '_ {
         let ops = self.steps.iter().flat_map(|step| match step {
             Step::Batch { side: Side::Pod, ops } => ops.as_slice(),
             _ => &[],
         });
         ops.filter_map(|op| match op {
-            Op::Address(address) => Some(host_net(*address)),
+            Op::Address(address) => Some(*address),
             _ => None,
         })
     }

@@ -87,7 +87,7 @@ impl Address {
             net: IpNet::new(address, prefix_len).ok()?,
             peer: other.filter(|other| *other != address),
             broadcast: broadcast.and_then(|ip| if let IpAddr::V4(ip) = ip { Some(ip) } else { None }),
-            scope: Scope::from_number(scope),
+            scope: Scope::of(scope),
             flags: AddressFlags(flags),
         })
     }
@@ -155,7 +155,8 @@ impl Scope {
         }
     }
 
-    pub(crate) const fn from_number(number: u8) -> Self {
+    /// The scope with a number (`RT_SCOPE_*`).
+    pub const fn of(number: u8) -> Self {
         match number {
             0 => Scope::Universe,
             200 => Scope::Site,

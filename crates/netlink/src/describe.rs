@@ -28,6 +28,7 @@ pub(crate) fn describe(message: &Message<'_>) -> String {
 fn verb(message: &Message<'_>) -> &'static str {
     match message.kind {
         RTM_SETLINK => "change",
+        RTM_NEWLINK if message.flags & NLM_F_CREATE == 0 => "change",
         RTM_DELLINK | RTM_DELADDR | RTM_DELROUTE | RTM_DELNEIGH | RTM_DELRULE => "delete",
         RTM_NEWLINK | RTM_NEWADDR | RTM_NEWROUTE | RTM_NEWNEIGH | RTM_NEWRULE => {
             match message.flags & (NLM_F_REPLACE | NLM_F_APPEND) {
@@ -75,6 +76,9 @@ fn kind(info: &Attributes<'_>) -> String {
         let attributes = Attributes::new(peer.payload.get(IFINFOMSG_BYTES..)?);
         attributes.find(IFLA_IFNAME).map(|name| name.text())
     });
+    if info.find(IFLA_INFO_SLAVE_KIND).is_some() {
+        return " (as a bridge's port)".to_owned();
+    }
     match peer {
         Some(peer) => format!(" ({kind}, peer {peer})"),
         None => format!(" ({kind})"),

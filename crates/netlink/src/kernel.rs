@@ -71,6 +71,10 @@ pub(crate) const IFLA_NUM_RX_QUEUES: u16 = 32;
 pub(crate) const IFLA_LINK_NETNSID: u16 = 37;
 pub(crate) const IFLA_INFO_KIND: u16 = 1;
 pub(crate) const IFLA_INFO_DATA: u16 = 2;
+pub(crate) const IFLA_INFO_SLAVE_KIND: u16 = 4;
+pub(crate) const IFLA_INFO_SLAVE_DATA: u16 = 5;
+pub(crate) const IFLA_BRPORT_MODE: u16 = 4;
+pub(crate) const IFLA_BRPORT_ISOLATED: u16 = 33;
 pub(crate) const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 pub(crate) const VETH_INFO_PEER: u16 = 1;
 pub(crate) const IFLA_BR_FORWARD_DELAY: u16 = 1;
@@ -95,6 +99,7 @@ pub(crate) const IFLA_VXLAN_DF: u16 = 29;
 pub(crate) const IFF_UP: u32 = 0x1;
 pub(crate) const IFF_LOOPBACK: u32 = 0x8;
 pub(crate) const IFF_RUNNING: u32 = 0x40;
+pub(crate) const IFF_PROMISC: u32 = 0x100;
 pub(crate) const IFF_LOWER_UP: u32 = 0x10000;
 
 // linux/if_addr.h

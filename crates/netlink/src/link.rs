@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 
 use russet_addr::{IfName, Mac};
 
-pub use kind::{Bridge, Df, LinkKind, Peer, Vxlan};
+pub use kind::{Bridge, BridgePort, Df, LinkKind, Peer, Vxlan};
 pub use read::{Link, OperState};
 
 use crate::batch::Batch;
@@ -59,6 +59,8 @@ pub struct LinkSet {
     pub target: LinkRef,
     /// Up or down. The kernel does this before the address generation mode: use two requests for both.
     pub up: Option<bool>,
+    /// Whether it takes frames for everybody.
+    pub promiscuous: Option<bool>,
     /// The new name. A link that is up keeps it only on kernels since 6.2.
     pub name: Option<IfName>,
     /// At most 255 bytes; empty removes it.
@@ -168,6 +170,7 @@ impl LinkSet {
         Self {
             target,
             up: None,
+            promiscuous: None,
             name: None,
             alias: None,
             group: None,
@@ -182,7 +185,7 @@ impl LinkSet {
 
     fn encode(&self, message: &mut MessageBuilder<'_>) {
         let index = if let LinkRef::Index(index) = self.target { index } else { 0 };
-        ifinfomsg(message, index, Flags::up(self.up));
+        ifinfomsg(message, index, Flags::up(self.up).promiscuous(self.promiscuous));
         if let LinkRef::Name(name) = &self.target {
             message.attr_str(IFLA_IFNAME, name.as_str());
         }
@@ -232,6 +235,14 @@ impl Flags {
             Some(up) => Self { set: if up { IFF_UP } else { 0 }, change: IFF_UP },
         }
     }
+
+    fn promiscuous(mut self, on: Option<bool>) -> Self {
+        if let Some(on) = on {
+            self.set |= if on { IFF_PROMISC } else { 0 };
+            self.change |= IFF_PROMISC;
+        }
+        self
+    }
 }
 
 // === impl Batch ===
@@ -250,6 +261,14 @@ impl Batch {
             self.refuse("only a link given by index can be renamed");
         }
         self
+    }
+
+    /// Changes how a bridge treats one of its ports. The link must be a port already, by an earlier request.
+    pub fn set_bridge_port(&mut self, index: u32, port: &BridgePort) -> &mut Self {
+        self.push(RTM_NEWLINK, 0, |message| {
+            ifinfomsg(message, index, Flags::default());
+            port.encode(message);
+        })
     }
 
     /// Deletes a link, or all of a group.

@@ -153,7 +153,7 @@ impl Route {
         }
         route.table = u32::from(table);
         route.protocol = protocol;
-        route.scope = Scope::from_number(scope);
+        route.scope = Scope::of(scope);
         route.kind = RouteKind::from_number(kind);
         route.onlink = flags & RTNH_F_ONLINK != 0;
         for attribute in message.attributes(RTMSG_BYTES) {

@@ -1,5 +1,6 @@
 //! From the errors of the parts below to CNI error codes (docs/errors.md).
 
+use russet_attach::nat::NatError;
 use russet_attach::{AttachCause, AttachError};
 use russet_cni_spec::CniError;
 use russet_ipam::IpamError;
@@ -23,6 +24,11 @@ pub fn attach(error: AttachError) -> CniError {
         AttachCause::Vanished(_) => CniError::try_again_later(msg, error),
         _ => CniError::new(WIRING, msg, error),
     }
+}
+
+/// nf_tables could not be changed.
+pub fn nat(error: NatError) -> CniError {
+    CniError::new(WIRING, "the node's address translation could not be changed", error)
 }
 
 /// No address, or it could not be given back.

@@ -1,6 +1,7 @@
 //! The CNI plugins, one module each. The agent runs them for requests of its socket, `russet cni-direct` for a node
 //! without an agent: the same code, on a [`Node`] that says what it has to work with.
 
+mod bridge;
 mod calico;
 mod calico_conf;
 mod calico_ipam;
@@ -8,9 +9,12 @@ mod calico_v1;
 mod clusters;
 mod datastore;
 mod delegate;
+mod delegation;
 mod failure;
 mod gc;
 mod host_local;
+#[cfg(test)]
+mod lab;
 mod loopback;
 mod node;
 mod pause;
@@ -41,7 +45,8 @@ pub struct Done {
 }
 
 /// Types that [`run`] knows.
-pub const NAMES: [&str; 5] = ["russet", "loopback", calico::NAME, calico_ipam::NAME, host_local::NAME];
+pub const NAMES: [&str; 6] =
+    ["russet", "loopback", calico::NAME, calico_ipam::NAME, host_local::NAME, bridge::NAME];
 
 /// Carries out one request of the plugin called `name`; `log` is for the runtime's standard error. Once started it is to be run to its end: dropping
 /// the future half-way may leave an address that only DEL gives back.
@@ -73,8 +78,10 @@ pub async fn run_calico(node: &CalicoNode, request: &Request, log: &RequestLog) 
 
 /// Whether the plugin works on this machine's files and kernel alone: it needs neither an agent nor a datastore, and no [`Node`]: [`run_local`] will do.
 pub fn is_local(name: &str) -> bool {
-    name == host_local::NAME
+    LOCAL.contains(&name)
 }
+
+const LOCAL: [&str; 2] = [host_local::NAME, bridge::NAME];
 
 /// [`run`] for a plugin that [`is_local`].
 pub async fn run_local(
@@ -84,6 +91,7 @@ pub async fn run_local(
 ) -> Result<Option<CniResult>, CniError> {
     let done = match name {
         host_local::NAME => host_local::run(&node.root, request).await,
+        bridge::NAME => bridge::run(node, request).await,
         _ => Err(CniError::internal(format!("{name} is no plugin of this machine alone"), "")),
     };
     done.map_err(|error| error.in_version(request.config.cni_version))

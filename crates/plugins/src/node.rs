@@ -69,6 +69,8 @@ pub struct LocalNode {
     pub root: PathBuf,
     /// The way to the kernel.
     pub wiring: Wiring,
+    /// What DEL does with interfaces.
+    pub teardown: Teardown,
 }
 
 /// Why ADD cannot be served.
@@ -91,7 +93,8 @@ impl Node {
 
     /// The same node for plugins that need no datastore.
     pub fn local(&self) -> LocalNode {
-        LocalNode { root: self.calico.root.clone(), wiring: self.wiring.clone() }
+        let Self { calico, wiring, teardown, .. } = self.clone();
+        LocalNode { root: calico.root, wiring, teardown }
     }
 }
 
@@ -100,7 +103,7 @@ impl Node {
 impl LocalNode {
     /// A node without an agent, for one request.
     pub fn of_request(root: PathBuf) -> Self {
-        Self { root, wiring: Wiring::default() }
+        Self { root, wiring: Wiring::default(), teardown: Teardown::Synchronous }
     }
 }
 
@@ -128,6 +131,11 @@ impl Teardown {
             Self::Synchronous => Removal::Synchronous,
             Self::Deferred(_) => Removal::Deferred,
         }
+    }
+
+    /// Whether links go before DEL answers.
+    pub(crate) fn is_synchronous(&self) -> bool {
+        matches!(self, Self::Synchronous)
     }
 
     /// Tells the reaper that there may be something to do.

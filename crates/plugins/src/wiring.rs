@@ -2,13 +2,16 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use russet_addr::IfName;
+use russet_attach::nat::NatError;
 use russet_attach::{
     AttachError, Attached, Attachment, CheckError, DetachError, Detachment, Executor, Mismatch, OwnedLink,
-    Reaped, Removal, loopback,
+    Plan, Port, Reaped, Removal, loopback,
 };
 use russet_cni_spec::CniError;
 use russet_linux::NetNs;
-use russet_netlink::{NetlinkError, Socket};
+use russet_netlink::{Link, NetlinkError, Socket};
+use russet_nft::Nft;
 use tokio::sync::Semaphore;
 
 use crate::failure;
@@ -60,6 +63,63 @@ impl Wiring {
             let plan = russet_attach::plan(&attachment)
                 .map_err(|e| CniError::invalid_config("the interface cannot be", e))?;
             Executor::new(socket).attach(&plan, &netns).map_err(failed)
+        })
+        .await
+    }
+
+    /// Wires an interface behind a bridge.
+    pub async fn attach_port(&self, port: Port, netns: NetNs) -> Result<Attached, Unattached> {
+        let failed = |error: AttachError| {
+            let undone = error.undo.is_empty();
+            Unattached { error: failure::attach(error), undone }
+        };
+        self.run(move |socket| {
+            let plan = russet_attach::plan_port(&port)
+                .map_err(|e| CniError::invalid_config("the interface cannot be", e))?;
+            Executor::new(socket).attach(&plan, &netns).map_err(failed)
+        })
+        .await
+    }
+
+    /// Removes an interface behind `bridge` that another plugin made.
+    pub async fn detach_port(&self, netns: NetNs, ifname: IfName, bridge: IfName) -> Result<(), CniError> {
+        let failed = |error| CniError::new(failure::WIRING, "the interface could not be removed", error);
+        let work = move |socket: &mut Socket| russet_attach::detach_port(socket, &netns, &ifname, &bridge);
+        self.run(move |socket| work(socket).map(drop).map_err(failed)).await
+    }
+
+    /// Whether a pod has an interface of this name.
+    pub async fn has_interface(&self, netns: NetNs, ifname: IfName) -> Result<bool, CniError> {
+        let failed =
+            |error| CniError::new(failure::WIRING, "the pod's interfaces cannot be looked at", error);
+        self.run(move |_| russet_attach::has_interface(&netns, &ifname).map_err(failed)).await
+    }
+
+    /// A link of the node.
+    pub async fn link(&self, name: IfName) -> Result<Option<Link>, CniError> {
+        self.run(move |socket| match socket.link_by_name(&name) {
+            Ok(link) => Ok(Some(link)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(listing(error)),
+        })
+        .await
+    }
+
+    /// How an interface differs from what a plan makes.
+    pub async fn check_plan(&self, plan: Plan, netns: NetNs) -> Result<Vec<Mismatch>, CniError> {
+        let failed =
+            |error: CheckError| CniError::new(failure::WIRING, "the interface cannot be looked at", error);
+        self.run(move |socket| russet_attach::check_plan(&plan, socket, &netns).map_err(failed)).await
+    }
+
+    /// Work on the node's nf_tables.
+    pub async fn nat<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Nft) -> Result<T, NatError> + Send + 'static,
+    ) -> Result<T, CniError> {
+        self.run(move |_| {
+            let mut nft = Nft::open().map_err(|error| failure::nat(error.into()))?;
+            work(&mut nft).map_err(failure::nat)
         })
         .await
     }

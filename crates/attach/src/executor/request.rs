@@ -1,16 +1,21 @@
 //! [`Op`]s as netlink requests, and the requests that reverse them.
 
-use russet_addr::{Family, IpNet, host_net};
+use russet_addr::{Family, IpNet};
 use russet_netlink::{Address, Batch, LinkSet, Neighbour, NetlinkError, Route, RouteFilter, Socket};
 
 use crate::plan::{Op, PermanentNeighbour, PlannedRoute, Via};
 use crate::rules::wire_rule;
 
-/// Appends the request that does `op` to the link `ifindex`.
-pub(super) fn push(batch: &mut Batch, op: &Op, ifindex: u32, protocol: u8) {
+/// From here on a net has no broadcast address (RFC 3021).
+const P2P_PREFIX_LEN: u8 = 31;
+
+/// Appends the request that does `op` to the link `ifindex`; `bridge` is the index of the plan's bridge.
+pub(super) fn push(batch: &mut Batch, op: &Op, ifindex: u32, bridge: Option<u32>, protocol: u8) {
     match op {
+        Op::Join => batch.set_link(&LinkSet { master: bridge, ..LinkSet::index(ifindex) }),
+        Op::Port(port) => batch.set_bridge_port(ifindex, port),
         Op::LinkUp => batch.set_link(&LinkSet { up: Some(true), ..LinkSet::index(ifindex) }),
-        Op::Address(address) => batch.add_address(&Address::new(ifindex, host_net(*address))),
+        Op::Address(address) => batch.add_address(&wire_address(*address, ifindex)),
         Op::Neighbour(PermanentNeighbour { address, mac }) => {
             batch.replace_neighbour(&Neighbour::permanent(ifindex, *address, *mac))
         }
@@ -23,8 +28,9 @@ pub(super) fn push(batch: &mut Batch, op: &Op, ifindex: u32, protocol: u8) {
 pub(super) fn push_reversal(batch: &mut Batch, op: &Op, ifindex: u32, protocol: u8) {
     match op {
         Op::LinkUp => batch.set_link(&LinkSet { up: Some(false), ..LinkSet::index(ifindex) }),
-        Op::Address(address) => batch.delete_address(&Address::new(ifindex, host_net(*address))),
-        Op::Neighbour(_) => return,
+        Op::Address(address) => batch.delete_address(&wire_address(*address, ifindex)),
+        Op::Join => batch.set_link(&LinkSet { master: Some(0), ..LinkSet::index(ifindex) }),
+        Op::Neighbour(_) | Op::Port(_) => return,
         Op::Route(route) => batch.delete_route(&wire_route(route, ifindex, protocol)),
         Op::Rule(rule) => batch.delete_rule(&wire_rule(rule)),
     };
@@ -32,12 +38,21 @@ pub(super) fn push_reversal(batch: &mut Batch, op: &Op, ifindex: u32, protocol: 
 
 /// The route as the kernel is to have it.
 pub(crate) fn wire_route(route: &PlannedRoute, ifindex: u32, protocol: u8) -> Route {
-    let PlannedRoute { net, via, metric, table } = *route;
+    let PlannedRoute { net, via, metric, table, scope } = *route;
     let route = match via {
         Via::Link => Route::dev(net, ifindex),
         Via::Gateway(gateway) => Route { oif: Some(ifindex), ..Route::via(net, gateway) },
     };
-    Route { metric, protocol, table, ..route }
+    Route { metric, protocol, table, scope: scope.unwrap_or(route.scope), ..route }
+}
+
+/// The address as the kernel is to have it, with the broadcast address that everybody expects of IPv4.
+pub(super) fn wire_address(net: IpNet, ifindex: u32) -> Address {
+    let broadcast = match net {
+        IpNet::V4(net) if net.prefix_len() < P2P_PREFIX_LEN => Some(net.broadcast()),
+        _ => None,
+    };
+    Address { broadcast, ..Address::new(ifindex, net) }
 }
 
 /// The routes that keep this one out: those of its table with its destination and metric.

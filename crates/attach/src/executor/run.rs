@@ -16,6 +16,8 @@ pub(super) struct Run<'r> {
     pub netns: &'r NetNs,
     /// Opened when it is first needed.
     pub pod: Option<Socket>,
+    /// The bridge, once its step has been done.
+    pub bridge: Option<Link>,
     pub ends: Option<Ends>,
     pub record: Record,
 }
@@ -37,7 +39,7 @@ const IPV6_SYSCTLS: &str = "net/ipv6/";
 
 impl<'r> Run<'r> {
     pub fn new(host: &'r mut Socket, plan: &'r Plan, netns: &'r NetNs) -> Self {
-        Self { host, plan, netns, pod: None, ends: None, record: Record::default() }
+        Self { host, plan, netns, pod: None, bridge: None, ends: None, record: Record::default() }
     }
 
     /// Does all steps, or says which one failed.
@@ -64,6 +66,7 @@ impl<'r> Run<'r> {
 
     fn step(&mut self, step: &Step, hooks: &mut dyn Hooks) -> Result<(), AttachCause> {
         match step {
+            Step::Bridge(bridge) => self.prepare_bridge(bridge),
             Step::CreateVeth => self.create(),
             Step::Sysctls { side: Side::Host, settings } => self.write(Side::Host, settings),
             Step::Sysctls { side: Side::Pod, settings } => {
@@ -112,7 +115,8 @@ impl<'r> Run<'r> {
             Side::Pod => (ends.pod_ifindex, ends.reused.as_ref().map(Link::is_up)),
         };
         let mut batch = Batch::new();
-        ops.iter().for_each(|op| request::push(&mut batch, op, ifindex, self.plan.protocol));
+        let bridge = self.bridge.as_ref().map(|bridge| bridge.index);
+        ops.iter().for_each(|op| request::push(&mut batch, op, ifindex, bridge, self.plan.protocol));
         let mut outcome = Ok(());
         for (op, result) in ops.iter().zip(self.socket(side)?.execute_all(&batch)) {
             let noted = match result {
@@ -189,6 +193,7 @@ impl<'r> Run<'r> {
             pod_mac: self.plan.pod_mac,
             mtu: self.plan.mtu,
             reused: reused.is_some(),
+            bridge_mac: self.bridge.as_ref().and_then(|bridge| bridge.mac),
         })
     }
 

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use russet_addr::{Mac, host_net};
-use russet_netlink::Route;
+use russet_addr::Mac;
+use russet_netlink::{BridgePort, Route};
 
-use super::{Op, PermanentNeighbour, Plan, PlannedRoute, Setting, Side, SourceRule, Step, Via, When};
+use super::{Bridge, Op, PermanentNeighbour, Plan, PlannedRoute, Setting, Side, SourceRule, Step, Via, When};
 
 // === impl Setting ===
 
@@ -25,17 +25,20 @@ impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Op::LinkUp => f.write_str("link up"),
-            Op::Address(address) => write!(f, "address {}", host_net(*address)),
+            Op::Join => f.write_str("port of the bridge"),
+            Op::Port(BridgePort { hairpin, isolated }) => write!(f, "hairpin {hairpin}, isolated {isolated}"),
+            Op::Address(address) => write!(f, "address {address}"),
             Op::Neighbour(PermanentNeighbour { address, mac }) => {
                 write!(f, "neighbour {address} at {mac}, permanent")
             }
             Op::Rule(SourceRule { from, table }) => write!(f, "rule from {from} to table {table}"),
-            Op::Route(PlannedRoute { net, via, metric, table }) => {
+            Op::Route(PlannedRoute { net, via, metric, table, scope }) => {
                 match via {
                     Via::Link => write!(f, "route {net} on the link")?,
                     Via::Gateway(gateway) => write!(f, "route {net} via {gateway}")?,
                 }
                 metric.map_or(Ok(()), |metric| write!(f, " metric {metric}"))?;
+                scope.map_or(Ok(()), |scope| write!(f, " scope {scope:?}"))?;
                 if *table == Route::MAIN { Ok(()) } else { write!(f, " table {table}") }
             }
         }
@@ -68,6 +71,10 @@ impl Plan {
     fn describe(&self, f: &mut fmt::Formatter<'_>, step: &Step) -> fmt::Result {
         writeln!(f, "{step}")?;
         match step {
+            Step::Bridge(Bridge { name, gateways, .. }) => {
+                let gateways: Vec<String> = gateways.iter().map(ToString::to_string).collect();
+                writeln!(f, "  node: {name} with {}", gateways.join(", "))
+            }
             Step::CreateVeth => {
                 let Self { host_name, ifname, mtu, pod_mac, owner, .. } = self;
                 writeln!(f, "  node: {host_name} mac {} mtu {mtu} alias {owner}", Mac::GATEWAY)?;

@@ -48,6 +48,7 @@ fn a_failure_inside_a_batch_leaves_nothing_behind() {
         let good = plan(&attachment("c1", "web-0", &["10.1.0.1"])).unwrap();
         let lost = Via::Gateway("192.0.2.1".parse().unwrap());
         let bad = Op::Route(PlannedRoute {
+            scope: None,
             net: "10.9.0.0/16".parse().unwrap(),
             via: lost,
             metric: None,

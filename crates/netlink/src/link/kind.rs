@@ -95,6 +95,15 @@ pub enum Df {
     Inherit,
 }
 
+/// How a bridge treats one of its ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BridgePort {
+    /// A frame may leave through the port that it came in by.
+    pub hairpin: bool,
+    /// No frame goes from one such port to another.
+    pub isolated: bool,
+}
+
 // === impl LinkKind ===
 
 impl LinkKind {
@@ -174,6 +183,36 @@ impl Bridge {
             data.attr_u8(IFLA_BR_VLAN_FILTERING, 1);
         }
         data.attr_u8(IFLA_BR_MCAST_SNOOPING, u8::from(self.mcast_snooping));
+    }
+}
+
+// === impl BridgePort ===
+
+impl BridgePort {
+    pub(super) fn encode(self, message: &mut MessageBuilder<'_>) {
+        message.nested(IFLA_LINKINFO, |info| {
+            info.attr_str(IFLA_INFO_SLAVE_KIND, "bridge");
+            info.nested(IFLA_INFO_SLAVE_DATA, |data| {
+                data.attr_u8(IFLA_BRPORT_MODE, u8::from(self.hairpin));
+                if self.isolated {
+                    // Off is the default, and kernels before 4.18 do not know it.
+                    data.attr_u8(IFLA_BRPORT_ISOLATED, 1);
+                }
+            });
+        });
+    }
+
+    pub(super) fn decode(data: Attributes<'_>) -> Self {
+        let mut port = Self::default();
+        for attribute in data {
+            let on = attribute.u8().unwrap_or(0) != 0;
+            match attribute.kind {
+                IFLA_BRPORT_MODE => port.hairpin = on,
+                IFLA_BRPORT_ISOLATED => port.isolated = on,
+                _ => {}
+            }
+        }
+        port
     }
 }
 

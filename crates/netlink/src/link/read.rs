@@ -2,7 +2,7 @@
 
 use russet_addr::{IfName, Mac};
 
-use super::{AddrGenMode, Vxlan};
+use super::{AddrGenMode, BridgePort, Vxlan};
 use crate::error::Result;
 use crate::kernel::*;
 use crate::socket::Socket;
@@ -41,6 +41,8 @@ pub struct Link {
     pub addr_gen_mode: Option<AddrGenMode>,
     /// A VXLAN device's options.
     pub vxlan: Option<Vxlan>,
+    /// How its bridge treats it, where it is a port of one.
+    pub bridge_port: Option<BridgePort>,
 }
 
 /// `IF_OPER_*`, RFC 2863.
@@ -81,6 +83,11 @@ impl Link {
         self.flags & IFF_LOWER_UP != 0
     }
 
+    /// Whether somebody had it take frames for everybody.
+    pub fn is_promiscuous(&self) -> bool {
+        self.flags & IFF_PROMISC != 0
+    }
+
     /// Whether it is a loopback.
     pub fn is_loopback(&self) -> bool {
         self.flags & IFF_LOOPBACK != 0
@@ -116,6 +123,7 @@ impl Link {
             tx_queue_len: 0,
             addr_gen_mode: None,
             vxlan: None,
+            bridge_port: None,
         }
     }
 
@@ -141,6 +149,9 @@ impl Link {
         self.kind = info.find(IFLA_INFO_KIND).map(|kind| kind.text());
         if self.kind.as_deref() == Some("vxlan") {
             self.vxlan = info.find(IFLA_INFO_DATA).map(|data| Vxlan::decode(data.nested()));
+        }
+        if info.find(IFLA_INFO_SLAVE_KIND).is_some_and(|kind| kind.text() == "bridge") {
+            self.bridge_port = info.find(IFLA_INFO_SLAVE_DATA).map(|data| BridgePort::decode(data.nested()));
         }
     }
 }

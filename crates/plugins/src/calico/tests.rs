@@ -258,6 +258,7 @@ impl Wire for Paper {
                 pod_mac: attachment.pod_mac(),
                 mtu: attachment.mtu,
                 reused: self.links.borrow().get(attachment.host_name.as_str()) == Some(&attachment),
+                bridge_mac: None,
             };
             // As Calico does, whatever has the name makes room.
             self.links.borrow_mut().insert(attachment.host_name.to_string(), attachment);

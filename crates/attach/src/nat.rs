@@ -1,0 +1,80 @@
+//! What pods need of the node's nf_tables: their addresses masqueraded, their ports published. All of it is in one table, `inet russet-cni`, which is
+//! nobody else's; every element says in its comment whose it is, so no file is needed to take it back, and GC can.
+//!
+//! Each change writes the chains anew in the same transaction: whatever somebody did to them is repaired by the next ADD.
+
+mod masquerade;
+
+use russet_nft::{CommitError, Element, NetlinkError, Nft, Set, Table, Transaction};
+
+pub use masquerade::{collect as collect_masquerade, masquerade, masqueraded, unmasquerade};
+
+use crate::owner::Owner;
+
+/// Why the table could not be changed or read.
+#[derive(Debug, thiserror::Error)]
+pub enum NatError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// The kernel refused.
+    #[error("{operation}: {source}")]
+    Commit {
+        /// What was to be done.
+        operation: &'static str,
+        /// The kernel's reason.
+        source: CommitError,
+    },
+}
+
+/// Tries at a change that somebody else made another one before.
+const MAX_TRIES: usize = 5;
+
+/// Our table.
+fn table() -> Table {
+    Table::inet("russet-cni")
+}
+
+/// The elements of a set that `wanted` holds for; none where there is no such set.
+fn elements(nft: &mut Nft, set: &Set, wanted: &dyn Fn(&Element) -> bool) -> Result<Vec<Element>, NatError> {
+    match nft.elements(set) {
+        Ok(mut elements) => {
+            elements.retain(|element| wanted(element));
+            Ok(elements)
+        }
+        Err(error) if error.is_not_found() => Ok(Vec::new()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Commits what `make` gives after a look at what is there; once more if somebody else was faster.
+fn change(
+    nft: &mut Nft,
+    operation: &'static str,
+    make: &mut dyn FnMut(&mut Nft) -> Result<Transaction, NatError>,
+) -> Result<(), NatError> {
+    let mut tries = 0;
+    loop {
+        let transaction = make(nft)?;
+        if transaction.is_empty() {
+            return Ok(());
+        }
+        tries += 1;
+        match nft.commit(&transaction) {
+            Ok(()) => return Ok(()),
+            Err(error)
+                if tries < MAX_TRIES && (error.is_not_found() || error.is_exists() || error.is_stale()) => {}
+            Err(source) => return Err(NatError::Commit { operation, source }),
+        }
+    }
+}
+
+/// Whose an element is, if it is said.
+fn label(element: &Element) -> &str {
+    element.comment.as_deref().unwrap_or_default()
+}
+
+/// Whether an element is one of the owner's network, and not of what is valid.
+fn is_stale(element: &Element, network: &str, valid: &[Owner]) -> bool {
+    label(element).starts_with(network) && !valid.iter().any(|owner| owner.label() == label(element))
+}

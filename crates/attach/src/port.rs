@@ -1,0 +1,243 @@
+//! A pod's interface behind a bridge, as the reference plugin `bridge` makes it (cni-runtime.md section 5): the plan, and taking down what that
+//! plugin itself made.
+//!
+//! Different from its wiring, and invisible to it: the veth is created in place; its host end carries its owner's name and stays down until all is
+//! ready; and what had been done is undone when a step fails. The bridge stays: it is the network's.
+
+use std::net::IpAddr;
+
+use russet_addr::{ContainerId, Family, IfName, IpNet, Mac, NetworkName};
+use russet_linux::NetNs;
+use russet_netlink::{BridgePort, Link, NetlinkError, Route, Scope, Socket};
+
+use crate::attachment::{
+    AttachmentError, Dialect, MAX_ADDRESSES, MAX_ROUTES, MTU_DEFAULT_BYTES, check_mac, check_mtu,
+};
+use crate::owner::Owner;
+use crate::plan::{Bridge, Op, Plan, PlannedRoute, Setting, Side, Step, Via, When};
+use crate::{ROUTE_PROTOCOL, detach, inspect, naming};
+
+/// One interface of one pod behind a bridge, complete: nothing is looked up later.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Port {
+    /// The CNI network.
+    pub network: NetworkName,
+    /// The runtime's ID of the sandbox.
+    pub container: ContainerId,
+    /// The interface's name inside the pod.
+    pub ifname: IfName,
+    /// The name of the end in the node's namespace.
+    pub host_name: IfName,
+    /// The bridge.
+    pub bridge: Bridge,
+    /// How the bridge treats it.
+    pub mode: BridgePort,
+    /// The pod's addresses, with the prefix lengths of their networks; none for a network without addresses.
+    pub addresses: Vec<IpNet>,
+    /// The pod's routes besides those to its addresses' networks.
+    pub routes: Vec<PlannedRoute>,
+    /// MTU of both ends, in bytes; 1500 if nobody says otherwise.
+    pub mtu: Option<u32>,
+    /// The pod end's MAC; by default a stable one ([`naming::pod_mac`]).
+    pub mac: Option<Mac>,
+    /// Delete what is in the way instead of leaving it to [`reap`](crate::reap): for callers without an agent.
+    pub sync_delete: bool,
+}
+
+// === impl Port ===
+
+impl Port {
+    /// What the host end's alias says.
+    pub fn owner(&self) -> Owner {
+        Owner::new(&self.network, &self.container, &self.ifname)
+    }
+
+    /// The name of the host end when nobody gave it one. Several sandboxes of a pod may be there at once, so it is the container's.
+    pub fn default_host_name(container: &ContainerId, ifname: &IfName) -> IfName {
+        naming::host_end(Dialect::Native, container, ifname, None)
+    }
+
+    fn has(&self, family: Family) -> bool {
+        self.addresses.iter().any(|net| Family::of_net(net) == family)
+    }
+
+    fn validate(&self) -> Result<(), AttachmentError> {
+        if self.ifname.as_str() == "lo" {
+            return Err(AttachmentError::Loopback(self.ifname.clone()));
+        }
+        if self.addresses.len() > MAX_ADDRESSES {
+            return Err(AttachmentError::TooManyAddresses(self.addresses.len()));
+        }
+        if self.routes.len() > MAX_ROUTES {
+            return Err(AttachmentError::TooManyRoutes(self.routes.len()));
+        }
+        let unusable = |address: IpAddr| address.is_unspecified() || address.is_multicast();
+        if let Some(net) = self.addresses.iter().find(|net| unusable(net.addr())) {
+            let reason = "it is no address of a single station";
+            return Err(AttachmentError::Address { address: net.addr(), reason });
+        }
+        check_mac(self.mac)?;
+        check_mtu(self.mtu.unwrap_or(MTU_DEFAULT_BYTES), self.has(Family::V6))
+    }
+
+    fn pod_settings(&self) -> Vec<Setting> {
+        let name = &self.ifname;
+        // Its neighbours learn at once where the address is now, should a container before this one have had it.
+        let mut settings =
+            vec![Setting::of_link(format!("net/ipv4/conf/{name}/arp_notify"), "1").when(When::Present)];
+        if self.has(Family::V6) {
+            for scope in ["all", "default", "lo"] {
+                settings.push(Setting::of_namespace(format!("net/ipv6/conf/{scope}/disable_ipv6"), "0"));
+            }
+            settings.push(Setting::of_link(format!("net/ipv6/conf/{name}/disable_ipv6"), "0"));
+            settings.push(Setting::of_link(format!("net/ipv6/conf/{name}/accept_dad"), "0"));
+        }
+        settings
+    }
+
+    fn pod_ops(&self) -> Vec<Op> {
+        let addresses = self.addresses.iter().copied().map(Op::Address);
+        let routes = self.routes.iter().copied().map(Op::Route);
+        [Op::LinkUp].into_iter().chain(addresses).chain(routes).collect()
+    }
+}
+
+/// The steps that wire `port`.
+pub fn plan_port(port: &Port) -> Result<Plan, AttachmentError> {
+    port.validate()?;
+    let steps = vec![
+        Step::Bridge(port.bridge.clone()),
+        Step::CreateVeth,
+        Step::Sysctls { side: Side::Pod, settings: port.pod_settings() },
+        Step::Batch { side: Side::Pod, ops: port.pod_ops() },
+        Step::Gate,
+        Step::Batch { side: Side::Host, ops: vec![Op::Join, Op::Port(port.mode), Op::LinkUp] },
+        Step::Settle,
+    ];
+    Ok(Plan {
+        owner: port.owner(),
+        dialect: Dialect::Native,
+        host_name: port.host_name.clone(),
+        ifname: port.ifname.clone(),
+        mtu: port.mtu.unwrap_or(MTU_DEFAULT_BYTES),
+        pod_mac: port.mac.unwrap_or_else(|| naming::pod_mac(&port.container, &port.ifname)),
+        protocol: ROUTE_PROTOCOL,
+        sync_delete: port.sync_delete,
+        steps,
+    })
+}
+
+/// A route of a pod; without a gateway it leads to the first of `gateways` of its family, or else to the link.
+impl PlannedRoute {
+    /// The route to `net`, in the main table unless `table` says otherwise.
+    pub fn new(net: IpNet, gateway: Option<IpAddr>) -> Self {
+        let via = gateway.map_or(Via::Link, Via::Gateway);
+        Self { net: net.trunc(), via, metric: None, table: Route::MAIN, scope: None }
+    }
+
+    /// With a scope by its number (`RT_SCOPE_*`).
+    pub fn scope_number(mut self, number: u8) -> Self {
+        self.scope = Some(Scope::of(number));
+        self
+    }
+}
+
+/// Whether the pod has an interface of this name already.
+pub fn has_interface(
+    netns: &NetNs,
+    ifname: &IfName,
+) -> Result<bool, Box<dyn std::error::Error + Send + Sync>> {
+    let mut socket = netns.with(Socket::route)??;
+    Ok(inspect::by_name(&mut socket, ifname)?.is_some())
+}
+
+/// Deletes the pod's interface if another plugin made it a port of `bridge` (or of none any more, should somebody have deleted that). What is ours
+/// is [`detach`](crate::detach)'s.
+pub fn detach_port(
+    host: &mut Socket,
+    netns: &NetNs,
+    ifname: &IfName,
+    bridge: &IfName,
+) -> Result<bool, Box<dyn std::error::Error + Send + Sync>> {
+    if inspect::is_own(netns)? {
+        return Ok(false);
+    }
+    let mut socket = netns.with(Socket::route)??;
+    let Some(pod) = inspect::by_name(&mut socket, ifname)? else { return Ok(false) };
+    let Some(index) = pod.link else { return Ok(false) };
+    let bridge = inspect::by_name(host, bridge)?.map(|bridge| bridge.index);
+    let is_port = |host: &Link| {
+        inspect::is_pair(host, &pod)
+            && host.alias.is_none()
+            && (host.master.is_none() || host.master == bridge)
+    };
+    let Some(link) = inspect::by_index(host, index)?.filter(is_port) else { return Ok(false) };
+    detach::delete(host, link.index).map(|()| true).map_err(|error: NetlinkError| error.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port() -> Port {
+        let (container, ifname): (ContainerId, IfName) = ("abc".parse().unwrap(), "eth0".parse().unwrap());
+        Port {
+            network: "net".parse().unwrap(),
+            host_name: "russ0".parse().unwrap(),
+            container,
+            ifname,
+            bridge: Bridge {
+                name: "cni0".parse().unwrap(),
+                mtu: None,
+                promiscuous: false,
+                gateways: vec!["10.1.2.1/24".parse().unwrap()],
+                force_address: false,
+            },
+            mode: BridgePort { hairpin: true, isolated: false },
+            addresses: vec!["10.1.2.7/24".parse().unwrap()],
+            routes: vec![PlannedRoute::new("0.0.0.0/0".parse().unwrap(), Some("10.1.2.1".parse().unwrap()))],
+            mtu: Some(1450),
+            mac: Some("02:11:22:33:44:55".parse().unwrap()),
+            sync_delete: false,
+        }
+    }
+
+    #[test]
+    fn the_host_end_joins_the_bridge_when_the_pod_is_ready() {
+        let text = plan_port(&port()).unwrap().to_string();
+        let expected = "\
+russet:net/abc/eth0, routes of protocol 114
+bridge
+  node: cni0 with 10.1.2.1/24
+create veth
+  node: russ0 mac ee:ee:ee:ee:ee:ee mtu 1450 alias russet:net/abc/eth0
+  pod: eth0 mac 02:11:22:33:44:55 mtu 1450
+sysctls of the pod
+  net/ipv4/conf/eth0/arp_notify = 1 if present
+batch of the pod
+  link up
+  address 10.1.2.7/24
+  route 0.0.0.0/0 via 10.1.2.1
+gate
+batch of the node
+  port of the bridge
+  hairpin true, isolated false
+  link up
+settle
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn what_the_kernel_would_refuse_half_way_is_refused() {
+        for bad in ["0.0.0.0/24", "224.0.0.1/24", "::/64", "ff02::1/64"] {
+            let port = Port { addresses: vec![bad.parse().unwrap()], ..port() };
+            assert!(plan_port(&port).is_err(), "{bad}");
+        }
+        assert!(plan_port(&Port { ifname: "lo".parse().unwrap(), ..port() }).is_err());
+        assert!(plan_port(&Port { mtu: Some(67), ..port() }).is_err());
+        let six = vec!["fd00::2/64".parse().unwrap()];
+        assert!(plan_port(&Port { mtu: Some(1279), addresses: six, ..port() }).is_err());
+        assert!(plan_port(&Port { mac: Some(Mac([1, 0, 0, 0, 0, 1])), ..port() }).is_err());
+    }
+}

@@ -1,0 +1,240 @@
+//! `bridge`: a pod's interface as a port of a bridge, as the reference plugin of that name makes it (cni-runtime.md section 5, docs/plugins.md).
+//!
+//! Addresses come first, then everything is wired in a few batches; what fails is undone and its addresses are given back. IPAM runs in this
+//! process where it is ours.
+
+mod addresses;
+mod check;
+mod conf;
+
+use std::collections::BTreeSet;
+
+use russet_attach::nat;
+use russet_attach::{Attached, Bridge, Detachment, Dialect, Owner, Port};
+use russet_cni_spec::plugin::Request;
+use russet_cni_spec::{Call, CniError, CniResult, Interface, Verb};
+use russet_netlink::BridgePort;
+
+use crate::delegation::Delegation;
+use crate::failure;
+use crate::gc;
+use crate::node::LocalNode;
+use crate::target::Target;
+use conf::Conf;
+
+/// The plugin's name.
+pub const NAME: &str = "bridge";
+
+/// Keys of `CNI_ARGS` that are not unknown: the second is for IPAM.
+const ARGS: [&str; 2] = ["MAC", "IP"];
+
+/// Carries out one request.
+pub async fn run(node: &LocalNode, request: &Request) -> Result<Option<CniResult>, CniError> {
+    let ipam = match request.config.ipam_kind() {
+        Some(kind) => Some(Delegation::new(node, request, kind, request.stdin.clone())?),
+        None => None,
+    };
+    match &request.env.call {
+        Call::Add(target) => add(node, request, &Target::of(request, target)?, ipam.as_ref()).await.map(Some),
+        Call::Del(target) => {
+            del(node, request, &Target::of(request, target)?, ipam.as_ref()).await.map(|()| None)
+        }
+        Call::Check(target) => {
+            check::check(node, request, &Target::of(request, target)?, ipam.as_ref()).await.map(|()| None)
+        }
+        Call::Gc => collect(node, request, ipam.as_ref()).await.map(|()| None),
+        Call::Status => {
+            Conf::read(request)?;
+            match ipam {
+                Some(ipam) => ipam.tell(Verb::Status).await.map(|()| None),
+                None => Ok(None),
+            }
+        }
+    }
+}
+
+async fn add(
+    node: &LocalNode,
+    request: &Request,
+    target: &Target,
+    ipam: Option<&Delegation<'_>>,
+) -> Result<CniResult, CniError> {
+    request.env.args.check_known(&ARGS)?;
+    let conf = Conf::read(request)?;
+    let netns = target.open_netns()?;
+    // Before IPAM is asked: its DEL after a failure would take an address from the interface that is there.
+    if node.wiring.has_interface(netns, target.ifname.clone()).await? {
+        let msg = format!("container veth name ({}) already exists", target.ifname);
+        return Err(CniError::new(failure::WIRING, msg, "DEL removes it"));
+    }
+    let Some(ipam) = ipam else {
+        let mut result = CniResult::empty(request.config.cni_version);
+        result.dns = request.config.dns.clone();
+        let attached = wire(node, &conf, target, &result).await?;
+        return Ok(with_interfaces(result, &conf, target, &attached));
+    };
+    let mut result = ipam.add().await?;
+    match settle(node, request, &conf, target, &mut result).await {
+        Ok(attached) => Ok(with_interfaces(result, &conf, target, &attached)),
+        Err(mut error) => {
+            if let Err(also) = ipam.tell(Verb::Del).await {
+                error.details = format!("{}; its addresses are held until DEL: {also}", error.details);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Wires the interface with what IPAM gave. What had been done is undone if this fails.
+async fn settle(
+    node: &LocalNode,
+    request: &Request,
+    conf: &Conf,
+    target: &Target,
+    result: &mut CniResult,
+) -> Result<Attached, CniError> {
+    if result.ips.is_empty() {
+        return Err(CniError::internal(
+            "IPAM plugin returned missing IP config",
+            "a pod behind a bridge needs an address",
+        ));
+    }
+    result.cni_version = request.config.cni_version;
+    addresses::complete(result, conf);
+    if !request.config.dns.is_empty() {
+        result.dns = request.config.dns.clone();
+    }
+    let attached = wire(node, conf, target, result).await?;
+    if conf.ip_masq {
+        let (owner, nets) = (owner(target), result.ips.iter().map(|ip| ip.address).collect::<Vec<_>>());
+        let masqueraded = node.wiring.nat(move |nft| nat::masquerade(nft, &owner, &nets)).await;
+        if let Err(mut error) = masqueraded {
+            let undone = node.wiring.detach(detachment(node, target), target.netns_if_any()).await;
+            node.teardown.doomed();
+            if let Err(also) = undone {
+                error.details = format!("{}; the interface is still there: {also}", error.details);
+            }
+            return Err(error);
+        }
+    }
+    Ok(attached)
+}
+
+async fn wire(
+    node: &LocalNode,
+    conf: &Conf,
+    target: &Target,
+    result: &CniResult,
+) -> Result<Attached, CniError> {
+    let port = port(node, conf, target, result)?;
+    let attached = node.wiring.attach_port(port, target.open_netns()?).await;
+    attached.map_err(|unattached| unattached.error)
+}
+
+/// The interface that `result` asks for.
+fn port(node: &LocalNode, conf: &Conf, target: &Target, result: &CniResult) -> Result<Port, CniError> {
+    Ok(Port {
+        network: target.network.clone(),
+        container: target.container.clone(),
+        ifname: target.ifname.clone(),
+        host_name: Port::default_host_name(&target.container, &target.ifname),
+        bridge: Bridge {
+            name: conf.bridge.clone(),
+            mtu: conf.mtu,
+            promiscuous: conf.promiscuous,
+            gateways: addresses::gateways(result, conf),
+            force_address: conf.force_address,
+        },
+        mode: BridgePort { hairpin: conf.hairpin, isolated: conf.isolated },
+        addresses: result.ips.iter().map(|ip| ip.address).collect(),
+        routes: addresses::routes(result)?,
+        mtu: conf.mtu,
+        mac: conf.mac,
+        sync_delete: node.teardown.is_synchronous(),
+    })
+}
+
+/// Bridge, host end, pod end, as the reference plugin lists them.
+fn with_interfaces(mut result: CniResult, conf: &Conf, target: &Target, attached: &Attached) -> CniResult {
+    let of_node = |name: String, mac: Option<String>| Interface {
+        name,
+        mac: mac.unwrap_or_default(),
+        ..Interface::default()
+    };
+    result.interfaces = vec![
+        of_node(conf.bridge.to_string(), attached.bridge_mac.map(|mac| mac.to_string())),
+        of_node(attached.host_name.to_string(), Some(attached.host_mac.to_string())),
+        Interface {
+            name: target.ifname.to_string(),
+            mac: attached.pod_mac.to_string(),
+            sandbox: target.netns_path().to_owned(),
+            mtu: Some(attached.mtu),
+            ..Interface::default()
+        },
+    ];
+    result
+}
+
+/// The interface first: as long as it is there, something answers for its addresses.
+async fn del(
+    node: &LocalNode,
+    request: &Request,
+    target: &Target,
+    ipam: Option<&Delegation<'_>>,
+) -> Result<(), CniError> {
+    let detached = node.wiring.detach(detachment(node, target), target.netns_if_any()).await;
+    node.teardown.doomed();
+    detached?;
+    if let (Some(netns), Some(bridge)) = (target.netns_if_any(), Conf::bridge_of(request)) {
+        // The Go plugin's, if it made the interface.
+        node.wiring.detach_port(netns, target.ifname.clone(), bridge).await?;
+    }
+    let owner = owner(target);
+    let forgotten = node.wiring.nat(move |nft| nat::unmasquerade(nft, &owner)).await;
+    if let Some(ipam) = ipam {
+        ipam.tell(Verb::Del).await?;
+    }
+    forgotten
+}
+
+/// Goes on past errors and tells them together.
+async fn collect(node: &LocalNode, request: &Request, ipam: Option<&Delegation<'_>>) -> Result<(), CniError> {
+    let Some(valid) = request.config.valid_attachments()? else {
+        return match ipam {
+            Some(ipam) => ipam.tell(Verb::Gc).await,
+            None => Ok(()),
+        };
+    };
+    let network = request.config.name.clone();
+    let (_, mut errors): (BTreeSet<_>, Vec<String>) =
+        gc::detach_stale(&node.wiring, &node.teardown, &network, &valid).await?;
+    if let Some(ipam) = ipam.filter(|_| errors.is_empty()) {
+        errors.extend(ipam.tell(Verb::Gc).await.err().map(|error| error.to_string()));
+    }
+    let valid: Vec<Owner> =
+        valid.iter().map(|it| Owner::new(&network, &it.container_id, &it.ifname)).collect();
+    let collected = node.wiring.nat(move |nft| nat::collect_masquerade(nft, &network, &valid)).await;
+    errors.extend(collected.err().map(|error| error.to_string()));
+    if errors.is_empty() {
+        return Ok(());
+    }
+    Err(CniError::new(failure::WIRING, "some of what is no longer valid is still there", errors.join("; ")))
+}
+
+fn owner(target: &Target) -> Owner {
+    Owner::new(&target.network, &target.container, &target.ifname)
+}
+
+fn detachment(node: &LocalNode, target: &Target) -> Detachment {
+    Detachment {
+        container: target.container.clone(),
+        ifname: target.ifname.clone(),
+        host_name: Some(Port::default_host_name(&target.container, &target.ifname)),
+        by_name_alone: false,
+        dialect: Dialect::Native,
+        removal: node.teardown.removal(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

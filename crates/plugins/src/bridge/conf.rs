@@ -1,0 +1,138 @@
+//! `bridge`'s configuration (cni-runtime.md section 5, docs/plugins.md).
+
+use russet_addr::{IfName, Mac};
+use russet_cni_spec::CniError;
+use russet_cni_spec::plugin::Request;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// What a request says about the bridge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conf {
+    /// The bridge's name.
+    pub bridge: IfName,
+    /// The bridge has the gateways' addresses.
+    pub is_gateway: bool,
+    /// Pods have a default route through it.
+    pub is_default_gateway: bool,
+    /// Addresses of the bridge that are in the way go.
+    pub force_address: bool,
+    /// What pods send elsewhere takes the node's address.
+    pub ip_masq: bool,
+    /// Bytes.
+    pub mtu: Option<u32>,
+    /// A frame may leave through the port that it came in by.
+    pub hairpin: bool,
+    /// The bridge takes frames for everybody.
+    pub promiscuous: bool,
+    /// No frame goes from one pod to another.
+    pub isolated: bool,
+    /// The pod's MAC.
+    pub mac: Option<Mac>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Settings {
+    bridge: Option<String>,
+    is_gateway: Option<bool>,
+    is_default_gateway: Option<bool>,
+    force_address: Option<bool>,
+    ip_masq: Option<bool>,
+    mtu: Option<u32>,
+    hairpin_mode: Option<bool>,
+    promisc_mode: Option<bool>,
+    port_isolation: Option<bool>,
+    vlan: Option<i64>,
+    vlan_trunk: Option<Vec<Value>>,
+    macspoofchk: Option<bool>,
+    enabledad: Option<bool>,
+    disable_container_interface: Option<bool>,
+}
+
+const DEFAULT_BRIDGE: &str = "cni0";
+const VLAN_MAX: i64 = 4094;
+
+// === impl Conf ===
+
+impl Conf {
+    /// Reads what `request` says, and refuses what this plugin does not do.
+    pub fn read(request: &Request) -> Result<Self, CniError> {
+        let settings: Settings = request.config.read_settings()?;
+        settings.refuse()?;
+        let on = |value: Option<bool>| value.unwrap_or(false);
+        let name =
+            settings.bridge.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_BRIDGE.to_owned());
+        let bridge = IfName::new(name.as_str());
+        let conf = Self {
+            bridge: bridge
+                .map_err(|error| CniError::invalid_config(format!("bridge: {name:?} cannot be"), error))?,
+            is_gateway: on(settings.is_gateway) || on(settings.is_default_gateway),
+            is_default_gateway: on(settings.is_default_gateway),
+            force_address: on(settings.force_address),
+            ip_masq: on(settings.ip_masq),
+            mtu: settings.mtu.filter(|mtu| *mtu != 0),
+            hairpin: on(settings.hairpin_mode),
+            promiscuous: on(settings.promisc_mode),
+            isolated: on(settings.port_isolation),
+            mac: mac(request)?,
+        };
+        if conf.hairpin && conf.promiscuous {
+            let msg = "cannot set hairpin mode and promiscuous mode at the same time";
+            return Err(CniError::invalid_config(msg, "leave out hairpinMode or promiscMode"));
+        }
+        Ok(conf)
+    }
+
+    /// The bridge's name alone: DEL must not fail on what ADD would have refused.
+    pub fn bridge_of(request: &Request) -> Option<IfName> {
+        let name =
+            request.config.settings.get("bridge").and_then(Value::as_str).filter(|name| !name.is_empty());
+        IfName::new(name.unwrap_or(DEFAULT_BRIDGE)).ok()
+    }
+}
+
+// === impl Settings ===
+
+impl Settings {
+    fn refuse(&self) -> Result<(), CniError> {
+        let vlan = self.vlan.unwrap_or(0);
+        if !(0..=VLAN_MAX).contains(&vlan) {
+            let msg = format!("invalid VLAN ID {vlan} (must be between 0 and {VLAN_MAX})");
+            return Err(CniError::invalid_config(msg, ""));
+        }
+        let trunk = self.vlan_trunk.as_ref().is_some_and(|trunk| !trunk.is_empty());
+        let kernel = "a bridge that filters VLANs is not supported; this needs a kernel with CONFIG_BRIDGE_VLAN_FILTERING, too";
+        let refused = [
+            (vlan != 0, format!("vlan: {vlan}"), kernel),
+            (trunk, "vlanTrunk".to_owned(), kernel),
+            (
+                self.macspoofchk == Some(true),
+                "macspoofchk: true".to_owned(),
+                "source MACs are not checked by this plugin",
+            ),
+            (self.enabledad == Some(true), "enabledad: true".to_owned(), "addresses are used at once"),
+            (
+                self.disable_container_interface == Some(true),
+                "disableContainerInterface: true".to_owned(),
+                "an interface that is down needs no network",
+            ),
+        ];
+        match refused.into_iter().find(|(asked, ..)| *asked) {
+            Some((_, key, details)) => Err(CniError::unsupported_field(format!("bridge: {key}"), details)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The runtime's MAC comes before the orchestrator's, that before the arguments'.
+fn mac(request: &Request) -> Result<Option<Mac>, CniError> {
+    if let Some(mac) = request.config.runtime_config.mac()? {
+        return Ok(Some(mac));
+    }
+    let listed = request.config.args.get("cni").and_then(|cni| cni.get("mac")).and_then(Value::as_str);
+    let text = listed.filter(|text| !text.is_empty()).or_else(|| request.env.args.get("MAC"));
+    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
+    let wrong = |error| CniError::environment(format!("MAC {text:?} cannot be used"), error);
+    text.parse().map(Some).map_err(wrong)
+}

@@ -1,0 +1,172 @@
+//! A node in a namespace of its own, pods in named ones, and the plugins on it: ours in this process, the Go ones as their makers left them.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use russet_cni_spec::{CniError, CniResult, Prepared};
+use russet_linux::NetNs;
+use russet_testkit as testkit;
+use serde_json::{Value, json};
+
+use crate::node::{LocalNode, Teardown};
+use crate::wiring::Wiring;
+
+/// A node.
+pub struct Lab {
+    root: tempfile::TempDir,
+    node: LocalNode,
+    runtime: tokio::runtime::Runtime,
+    /// Where delegated plugins are looked for.
+    cni_path: String,
+}
+
+/// One interface of one container.
+#[derive(Clone, Copy)]
+pub struct Pod {
+    pub container: &'static str,
+    pub ifname: &'static str,
+    /// The name of its namespace; empty for none.
+    pub netns: &'static str,
+}
+
+/// Where Debian has the Go plugins.
+pub const GO: &str = "/usr/lib/cni";
+
+/// Runs `body` on a node of its own.
+pub fn on_a_node<T: Send>(body: impl FnOnce(&Lab) -> T + Send) -> T {
+    testkit::in_netns_with_loopback(|| body(&Lab::new()))
+}
+
+/// `eth0` of a container whose namespace is made with it.
+pub fn pod(container: &'static str) -> Pod {
+    NetNs::create_named(container).unwrap();
+    Pod { container, ifname: "eth0", netns: container }
+}
+
+// === impl Lab ===
+
+impl Lab {
+    fn new() -> Self {
+        Self::with_path("/nowhere")
+    }
+
+    /// A node that looks for delegated plugins in `cni_path`.
+    pub fn with_path(cni_path: &str) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let (wiring, teardown) = (Wiring::default(), Teardown::Synchronous);
+        let node = LocalNode { root: root.path().to_owned(), wiring, teardown };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        Self { root, node, runtime, cni_path: cni_path.to_owned() }
+    }
+
+    /// Where `host-local` of this node keeps the addresses of a network.
+    pub fn addresses(&self, network: &str) -> Vec<String> {
+        let dir = self.data_dir().join(network);
+        let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.filter(|name| name.parse::<std::net::IpAddr>().is_ok()).collect();
+        names.sort();
+        names
+    }
+
+    pub fn data_dir(&self) -> PathBuf {
+        self.root.path().join("nets")
+    }
+
+    /// `host-local` with one range set for each subnet.
+    pub fn ipam(&self, subnets: &[&str]) -> Value {
+        let ranges: Vec<Value> = subnets.iter().map(|subnet| json!([{"subnet": subnet}])).collect();
+        json!({"type": "host-local", "dataDir": self.data_dir(), "ranges": ranges})
+    }
+
+    fn vars(&self, verb: &str, pod: Pod) -> Vec<(String, String)> {
+        let netns = if pod.netns.is_empty() { String::new() } else { format!("/run/netns/{}", pod.netns) };
+        let vars = [
+            ("CNI_COMMAND", verb.to_owned()),
+            ("CNI_CONTAINERID", pod.container.to_owned()),
+            ("CNI_NETNS", netns),
+            ("CNI_IFNAME", pod.ifname.to_owned()),
+            ("CNI_PATH", self.cni_path.clone()),
+        ];
+        vars.map(|(key, value)| (key.to_owned(), value)).to_vec()
+    }
+
+    /// One of our plugins, in this process.
+    pub fn ours(
+        &self,
+        kind: &str,
+        verb: &str,
+        pod: Pod,
+        config: &Value,
+    ) -> Result<Option<CniResult>, CniError> {
+        let stdin = config.to_string().into_bytes();
+        let prepared = russet_cni_spec::plugin::prepare(self.vars(verb, pod), stdin, "test")?;
+        let Prepared::Request(request) = prepared else { panic!("not a request") };
+        self.runtime.block_on(crate::run_local(&self.node, kind, &request))
+    }
+
+    /// Our ADD, as a document.
+    #[track_caller]
+    pub fn add(&self, kind: &str, pod: Pod, config: &Value) -> Value {
+        let done = self.ours(kind, "ADD", pod, config);
+        done.unwrap_or_else(|error| panic!("{error}")).unwrap().to_value()
+    }
+
+    /// Any other verb of ours.
+    #[track_caller]
+    pub fn tell(&self, kind: &str, verb: &str, pod: Pod, config: &Value) {
+        let done = self.ours(kind, verb, pod, config);
+        assert_eq!(done.unwrap_or_else(|error| panic!("{verb}: {error}")), None);
+    }
+
+    /// Our error.
+    #[track_caller]
+    pub fn error(&self, kind: &str, verb: &str, pod: Pod, config: &Value) -> CniError {
+        self.ours(kind, verb, pod, config).unwrap_err()
+    }
+
+    /// A Go plugin.
+    #[track_caller]
+    pub fn go(&self, kind: &str, verb: &str, pod: Pod, config: &Value) -> Value {
+        let mut command = Command::new(testkit::require_cni_plugin(kind));
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env_clear().env("PATH", format!("{path}:/usr/sbin:/sbin")).envs(self.vars(verb, pod));
+        command.env("CNI_PATH", GO).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{kind} {verb}: {text} {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_str(&text).unwrap_or_default()
+    }
+}
+
+/// The configuration with the result of an ADD, as CHECK and DEL get it.
+pub fn after(config: &Value, result: &Value) -> Value {
+    let mut config = config.clone();
+    config["prevResult"] = result.clone();
+    config
+}
+
+/// Runs a program inside of a namespace.
+#[track_caller]
+pub fn inside(netns: &str, command: &[&str]) -> String {
+    testkit::run("ip", &[&["netns", "exec", netns][..], command].concat())
+}
+
+/// One packet there and back.
+pub fn pings(netns: &str, to: &str) -> bool {
+    let args = ["netns", "exec", netns, "ping", "-n", "-c", "1", "-W", "2", to];
+    let output = Command::new(testkit::require_tool("ip")).args(args).output().unwrap();
+    output.status.success()
+}
+
+/// The names of the node's links, sorted.
+pub fn links() -> Vec<String> {
+    let links = testkit::ip_json(&["link"]);
+    let mut names: Vec<String> =
+        links.as_array().unwrap().iter().map(|link| link["ifname"].as_str().unwrap().to_owned()).collect();
+    names.sort();
+    names
+}
