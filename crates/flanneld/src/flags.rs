@@ -7,6 +7,7 @@ mod value;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::time::Duration;
 
 pub use table::{FLAGS, Flag, Kind, Origin};
 
@@ -177,6 +178,11 @@ impl Options {
             lease_lost: LeaseLost::Exit,
             extension_shell: false,
         }
+    }
+
+    /// The pause between looks at the rules; a second at least.
+    pub fn resync(&self) -> Duration {
+        Duration::from_secs(u64::try_from(self.resync_s).unwrap_or(0).max(1))
     }
 
     /// Whether any of the flags that name an interface was given.

@@ -155,6 +155,15 @@ struct Found<'a> {
     v6: Option<Ipv6Addr>,
 }
 
+// === impl External ===
+
+impl External {
+    /// The addresses that other nodes are told, IPv4 first.
+    pub fn public(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        self.public_v4.map(IpAddr::V4).into_iter().chain(self.public_v6.map(IpAddr::V6))
+    }
+}
+
 // === impl Stack ===
 
 impl Stack {

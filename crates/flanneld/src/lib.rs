@@ -3,9 +3,21 @@
 //! A peer of real `flanneld` nodes in the same network; shared/spec/flannel.md is the contract, docs/flanneld.md the user's page. Layer 4:
 //! leases come from `lease`, the kernel's side from `overlay`; here is what joins them. Called by `russet flanneld`.
 
+mod backend;
+mod blackhole;
+mod carrier;
 pub mod docker_opts;
+mod ear;
+mod extension;
 pub mod flags;
-pub mod health;
-pub mod interface;
-pub mod notify;
+mod guard;
+mod health;
+mod interface;
+mod notify;
+mod peers;
+mod run;
+mod source;
 pub mod subnet_env;
+mod tend;
+
+pub use run::{RunError, run};

@@ -42,6 +42,9 @@ pub enum Verb {
     /// Run the node daemon: serves CNI, keeps routes and tunnels as the datastore wants them.
     #[command(after_help = AGENT_EXAMPLES)]
     Agent(AgentArgs),
+    /// Run flannel's node daemon: its flags, its data, its files (`russet flanneld -h`); also when called as `flanneld`.
+    #[command(disable_help_flag = true)]
+    Flanneld(FlanneldArgs),
     /// Show pods on several nodes of this machine reaching each other.
     #[command(after_help = DEMO_EXAMPLES)]
     Demo(DemoArgs),
@@ -141,6 +144,14 @@ pub struct AgentArgs {
     /// Leaks.
     #[command(flatten)]
     pub leaks: repair::LeakArgs,
+}
+
+/// `russet flanneld`: words in flannel's own syntax, which `main` hands over before this is asked.
+#[derive(Debug, Args)]
+pub struct FlanneldArgs {
+    /// flannel's flags, or `docker-opts` and its flags.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAG")]
+    pub words: Vec<String>,
 }
 
 /// `russet demo`.

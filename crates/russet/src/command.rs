@@ -5,6 +5,7 @@ mod apply;
 mod cni_direct;
 mod delete;
 mod demo_forward;
+pub mod flanneld;
 mod get;
 mod ipam;
 mod logging;
@@ -29,6 +30,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Demo(args) => crate::demo::run(args),
         Verb::DemoForward(args) => demo_forward::run(args),
         Verb::Store(args) => store::run(args),
+        Verb::Flanneld(args) => return flanneld::run(args.words),
         Verb::CniDirect(args) => return cni_direct::run(args),
         Verb::Ipam(args) => return ipam::run(args).unwrap_or_else(failed),
         Verb::Get(args) => return get::run(args).unwrap_or_else(failed),

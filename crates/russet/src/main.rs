@@ -20,6 +20,9 @@ fn main() -> ExitCode {
     if by_runtime || std::env::args_os().next().is_some_and(|name| relay::is_plugin(&name)) {
         return relay::main(std::env::args_os(), relay::Executable::Command);
     }
+    if let Some(words) = flanneld_words() {
+        return command::flanneld::run(words);
+    }
     match cli::parse() {
         Ok(arguments) => command::run(arguments),
         Err(error) => {
@@ -30,4 +33,12 @@ fn main() -> ExitCode {
             code
         }
     }
+}
+
+/// The words of flannel's daemon, when that is what was called: by its own name, or as the first word. They are in a syntax of their own.
+fn flanneld_words() -> Option<Vec<String>> {
+    let mut words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let name = words.next()?;
+    let named = std::path::Path::new(&name).file_name().is_some_and(|file| file == "flanneld");
+    (named || words.next()? == "flanneld").then(|| words.collect())
 }

@@ -1,0 +1,337 @@
+//! Which backend a network's configuration names, with its options (flannel.md sections 2 and 6); and, in one sentence, why some are
+//! refused. Pure; the loop asks once at the start.
+
+use russet_model::flannel::{Backend as Configured, ConfigError};
+
+use crate::extension::Extension;
+
+/// A backend and its options.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Backend {
+    /// VXLAN, in the kernel.
+    Vxlan(Vxlan),
+    /// Routes via the other nodes themselves.
+    HostGw,
+    /// One IP packet a datagram, through this process.
+    Udp {
+        /// Of both sides.
+        port: u16,
+    },
+    /// IP in IP.
+    Ipip {
+        /// Plain routes to nodes on the same link.
+        direct_routing: bool,
+    },
+    /// WireGuard.
+    Wireguard(Wireguard),
+    /// The operator's commands.
+    Extension(Extension),
+    /// A lease and nothing else.
+    Alloc,
+}
+
+/// `vxlan`'s options.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vxlan {
+    /// The network's identifier.
+    pub vni: u32,
+    /// 0 for the kernel's own, 8472.
+    pub port: u16,
+    /// Group policy extension.
+    pub gbp: bool,
+    /// Plain routes to nodes on the same link.
+    pub direct_routing: bool,
+    /// Whether the device learns where MACs are.
+    pub learning: bool,
+    /// Of the device, bytes; none for the underlay's less the overhead.
+    pub mtu: Option<u32>,
+}
+
+/// `wireguard`'s options.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wireguard {
+    /// Where the IPv4 tunnel listens.
+    pub port: u16,
+    /// Where a separate IPv6 tunnel listens.
+    pub port_v6: u16,
+    /// Of the underlay, bytes.
+    pub mtu: Option<u32>,
+    /// Preshared key, base64.
+    pub psk: Option<String>,
+    /// Seconds; 0 for never.
+    pub keepalive_s: u16,
+    /// One tunnel or two.
+    pub mode: WireguardMode,
+}
+
+/// Which of the families' addresses carry tunnels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WireguardMode {
+    /// Each family its own tunnel.
+    Separate,
+    /// One tunnel, over whatever fits.
+    Auto,
+    /// One tunnel over IPv4.
+    V4,
+    /// One tunnel over IPv6.
+    V6,
+}
+
+/// Why a configured backend is not run; the daemon ends with 1.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// Nobody knows it.
+    #[error("unknown backend type {0:?}")]
+    Unknown(String),
+    /// It is known, and not ours.
+    #[error("backend {kind} is not supported: {reason}")]
+    Refused {
+        /// Its name.
+        kind: &'static str,
+        /// Why, and what to use instead.
+        reason: &'static str,
+    },
+    /// An option that cannot be read.
+    #[error(transparent)]
+    Option(#[from] ConfigError),
+    /// An option whose value cannot work.
+    #[error("backend {kind}: {option} is {value}: {wanted} is wanted")]
+    Value {
+        /// The backend.
+        kind: &'static str,
+        /// The option.
+        option: &'static str,
+        /// As configured.
+        value: String,
+        /// What would work.
+        wanted: &'static str,
+    },
+}
+
+/// Of udp where nobody says otherwise.
+const UDP_PORT: u16 = 8285;
+/// Of wireguard where nobody says otherwise.
+const WIREGUARD_PORTS: [u16; 2] = [51820, 51821];
+/// Above this a number is no VNI.
+const VNI_MAX: u32 = (1 << 24) - 1;
+const CLOUD: &str =
+    "routes of a cloud's own router are not programmed here; use vxlan, or host-gw where nodes share a link";
+
+// === impl Backend ===
+
+impl Backend {
+    /// Reads the configuration's part.
+    pub fn parse(configured: &Configured, shell: bool) -> Result<Self, BackendError> {
+        let refused = |kind, reason| Err(BackendError::Refused { kind, reason });
+        match configured.kind.as_str() {
+            "vxlan" => Vxlan::parse(configured).map(Self::Vxlan),
+            "host-gw" => Ok(Self::HostGw),
+            "udp" => Ok(Self::Udp { port: port(configured, "udp", "Port")?.unwrap_or(UDP_PORT) }),
+            "ipip" => Ok(Self::Ipip { direct_routing: configured.bool("DirectRouting")?.unwrap_or(false) }),
+            "wireguard" => Wireguard::parse(configured).map(Self::Wireguard),
+            "extension" => extension(configured, shell).map(Self::Extension),
+            "alloc" => Ok(Self::Alloc),
+            "ipsec" => refused("ipsec", "it needs strongSwan's daemon; use wireguard"),
+            "aws-vpc" => refused("aws-vpc", CLOUD),
+            "gce" => refused("gce", CLOUD),
+            "ali-vpc" => refused("ali-vpc", CLOUD),
+            "tencent-vpc" => refused("tencent-vpc", CLOUD),
+            unknown => Err(BackendError::Unknown(unknown.to_owned())),
+        }
+    }
+
+    /// What leases say, and what a lease of another node must say to be ours to program; empty where leases say nothing.
+    pub const fn lease_type(&self) -> &'static str {
+        match self {
+            Self::Vxlan(_) => "vxlan",
+            Self::HostGw => "host-gw",
+            Self::Ipip { .. } => "ipip",
+            Self::Wireguard(_) => "wireguard",
+            Self::Extension(_) => "extension",
+            Self::Udp { .. } | Self::Alloc => "",
+        }
+    }
+
+    /// Whether a lease of this type is programmed. udp takes all (flannel.md section 4).
+    pub fn takes(&self, lease_type: &str) -> bool {
+        matches!(self, Self::Udp { .. }) || lease_type == self.lease_type()
+    }
+
+    /// Whether other nodes' leases matter at all.
+    pub const fn watches(&self) -> bool {
+        !matches!(self, Self::Alloc)
+    }
+
+    /// Whether it carries IPv6.
+    pub const fn carries_v6(&self) -> bool {
+        !matches!(self, Self::Udp { .. } | Self::Ipip { .. })
+    }
+
+    /// Its name.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Udp { .. } => "udp",
+            Self::Alloc => "alloc",
+            other => other.lease_type(),
+        }
+    }
+}
+
+// === impl Vxlan ===
+
+impl Vxlan {
+    fn parse(configured: &Configured) -> Result<Self, BackendError> {
+        let vni = configured.u32("VNI")?.unwrap_or(1);
+        if vni > VNI_MAX {
+            let value = vni.to_string();
+            return Err(BackendError::Value {
+                kind: "vxlan",
+                option: "VNI",
+                value,
+                wanted: "a number of 24 bits",
+            });
+        }
+        Ok(Self {
+            vni,
+            port: port(configured, "vxlan", "Port")?.unwrap_or(0),
+            gbp: configured.bool("GBP")?.unwrap_or(false),
+            direct_routing: configured.bool("DirectRouting")?.unwrap_or(false),
+            learning: configured.bool("Learning")?.unwrap_or(false),
+            mtu: configured.u32("MTU")?.filter(|mtu| *mtu != 0),
+        })
+    }
+}
+
+// === impl Wireguard ===
+
+impl Wireguard {
+    fn parse(configured: &Configured) -> Result<Self, BackendError> {
+        let kind = "wireguard";
+        let mode = match configured.str("Mode")?.unwrap_or("separate") {
+            "separate" | "" => WireguardMode::Separate,
+            "auto" => WireguardMode::Auto,
+            "ipv4" => WireguardMode::V4,
+            "ipv6" => WireguardMode::V6,
+            other => {
+                let (value, wanted) = (other.to_owned(), "separate, auto, ipv4 or ipv6");
+                return Err(BackendError::Value { kind, option: "Mode", value, wanted });
+            }
+        };
+        let option = "PersistentKeepaliveInterval";
+        let keepalive = configured.u32(option)?.unwrap_or(0);
+        let keepalive_s = u16::try_from(keepalive).map_err(|_| BackendError::Value {
+            kind,
+            option,
+            value: keepalive.to_string(),
+            wanted: "0 to 65535 seconds",
+        })?;
+        Ok(Self {
+            port: port(configured, kind, "ListenPort")?.unwrap_or(WIREGUARD_PORTS[0]),
+            port_v6: port(configured, kind, "ListenPortV6")?.unwrap_or(WIREGUARD_PORTS[1]),
+            mtu: configured.u32("MTU")?.filter(|mtu| *mtu != 0),
+            psk: configured.str("PSK")?.filter(|psk| !psk.is_empty()).map(str::to_owned),
+            keepalive_s,
+            mode,
+        })
+    }
+}
+
+/// A port; 0 counts as none.
+fn port(
+    configured: &Configured,
+    kind: &'static str,
+    option: &'static str,
+) -> Result<Option<u16>, BackendError> {
+    let Some(number) = configured.u32(option)?.filter(|number| *number != 0) else { return Ok(None) };
+    let wrong = || BackendError::Value { kind, option, value: number.to_string(), wanted: "1 to 65535" };
+    u16::try_from(number).map(Some).map_err(|_| wrong())
+}
+
+fn extension(configured: &Configured, shell: bool) -> Result<Extension, BackendError> {
+    let command = |name| Ok::<_, ConfigError>(configured.str(name)?.unwrap_or_default().to_owned());
+    Ok(Extension {
+        pre_startup: command("PreStartupCommand")?,
+        post_startup: command("PostStartupCommand")?,
+        subnet_add: command("SubnetAddCommand")?,
+        subnet_remove: command("SubnetRemoveCommand")?,
+        shell,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_model::flannel::NetworkConfig;
+
+    use super::*;
+
+    fn parsed(backend: &str) -> Result<Backend, String> {
+        let config = format!("{{\"Network\":\"10.5.0.0/16\",\"Backend\":{backend}}}");
+        let config = NetworkConfig::parse(config.as_bytes()).unwrap();
+        Backend::parse(&config.backend, false).map_err(|error| error.to_string())
+    }
+
+    /// flannel.md sections 2 and 10.
+    #[test]
+    fn t04_the_type_may_be_in_any_case_and_leases_have_it_in_lower_case() {
+        let Backend::Vxlan(vxlan) = parsed(r#"{"Type":"VxLan"}"#).unwrap() else { panic!() };
+        assert_eq!((vxlan.vni, vxlan.port, vxlan.mtu, vxlan.learning), (1, 0, None, false));
+        assert_eq!(Backend::Vxlan(vxlan).lease_type(), "vxlan");
+        let all = r#"{"Type":"vxlan","vni":42,"PORT":4789,"GBP":true,"DirectRouting":true,"Learning":true,"MTU":1400}"#;
+        let Backend::Vxlan(vxlan) = parsed(all).unwrap() else { panic!() };
+        let expected =
+            Vxlan { vni: 42, port: 4789, gbp: true, direct_routing: true, learning: true, mtu: Some(1400) };
+        assert_eq!(vxlan, expected);
+    }
+
+    /// flannel.md sections 2, 6.1 and 10.
+    #[test]
+    fn t02_no_backend_is_udp_with_its_port_and_leases_without_a_type() {
+        let config = NetworkConfig::parse(b"{\"Network\":\"10.5.0.0/16\"}").unwrap();
+        let backend = Backend::parse(&config.backend, false).unwrap();
+        assert_eq!(
+            (&backend, backend.lease_type(), backend.name()),
+            (&Backend::Udp { port: 8285 }, "", "udp")
+        );
+        assert!(backend.takes("vxlan") && backend.takes(""));
+        assert_eq!(parsed(r#"{"Type":"udp","Port":7890}"#).unwrap(), Backend::Udp { port: 7890 });
+    }
+
+    /// flannel.md sections 1.5, 6.6, 6.9 and 10.
+    #[test]
+    fn t03_a_backend_without_a_type_or_of_an_unknown_one_is_refused() {
+        for (backend, reason) in [
+            ("{}", "unknown backend type \"\""),
+            (r#"{"Type":"teleport"}"#, "unknown backend type \"teleport\""),
+            (r#"{"Type":"ipsec","PSK":"x"}"#, "backend ipsec is not supported: "),
+            (r#"{"Type":"AWS-VPC"}"#, "backend aws-vpc is not supported: "),
+            (r#"{"Type":"gce"}"#, "backend gce is not supported: "),
+            (r#"{"Type":"ali-vpc"}"#, "backend ali-vpc is not supported: "),
+            (r#"{"Type":"tencent-vpc"}"#, "backend tencent-vpc is not supported: "),
+            (r#"{"Type":"vxlan","VNI":"1"}"#, "a whole number"),
+            (r#"{"Type":"vxlan","VNI":16777216}"#, "24 bits"),
+            (r#"{"Type":"udp","Port":65536}"#, "1 to 65535"),
+            (r#"{"Type":"wireguard","Mode":"both"}"#, "separate, auto, ipv4 or ipv6"),
+        ] {
+            let error = parsed(backend).unwrap_err();
+            assert!(error.contains(reason), "{backend}: {error}");
+        }
+    }
+
+    /// flannel.md section 4.
+    #[test]
+    fn t22_leases_of_another_type_are_not_programmed() {
+        let vxlan = parsed(r#"{"Type":"vxlan"}"#).unwrap();
+        assert!(vxlan.takes("vxlan"));
+        for other in ["host-gw", "VXLAN", "", "udp"] {
+            assert!(!vxlan.takes(other), "{other}");
+        }
+        let alloc = parsed(r#"{"Type":"alloc"}"#).unwrap();
+        assert!(!alloc.watches() && alloc.lease_type().is_empty());
+        let Backend::Extension(commands) =
+            parsed(r#"{"Type":"extension","SubnetAddCommand":"a $SUBNET"}"#).unwrap()
+        else {
+            panic!()
+        };
+        assert_eq!((commands.subnet_add.as_str(), commands.shell), ("a $SUBNET", false));
+    }
+}

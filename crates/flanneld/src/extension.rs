@@ -1,0 +1,302 @@
+//! The backend `extension`: the operator's own commands do what other backends do in the kernel (flannel.md section 6.8). They run without
+//! a shell unless the operator asks for one, because part of what they are given was written by other nodes (GHSA-vchx-5pr6-ffx2).
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use russet_addr::{Ipv4Net, Ipv6Net};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::unix::pipe;
+use tokio::process::Command;
+
+/// The commands of a network's configuration; an empty one is not run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Extension {
+    /// Before the lease is taken; what it prints becomes the lease's data.
+    pub pre_startup: String,
+    /// After that.
+    pub post_startup: String,
+    /// For each subnet of another node that appears or changes.
+    pub subnet_add: String,
+    /// For each that goes.
+    pub subnet_remove: String,
+    /// Whether `sh -c` runs them.
+    pub shell: bool,
+}
+
+/// What commands are told of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subject {
+    /// Its subnet.
+    pub subnet: Option<Ipv4Net>,
+    /// Its IPv6 subnet.
+    pub subnet_v6: Option<Ipv6Net>,
+    /// Where it is.
+    pub public_ip: Ipv4Addr,
+    /// Where it is by IPv6.
+    pub public_ipv6: Option<Ipv6Addr>,
+}
+
+/// A command that did not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// There is no word in it.
+    #[error("command {0:?} is empty once its variables are put in")]
+    Empty(String),
+    /// It cannot be started or listened to.
+    #[error("run {command:?}: {source}")]
+    Run {
+        /// As configured.
+        command: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// It ended badly.
+    #[error("{command:?} ended with {status}: {output}")]
+    Failed {
+        /// As configured.
+        command: String,
+        /// How.
+        status: ExitStatus,
+        /// What it printed.
+        output: String,
+    },
+    /// It did not end.
+    #[error("{0:?} did not end within {COMMAND_DEADLINE:?} and was killed")]
+    TooSlow(String),
+}
+
+/// How long a command may take: changes of other subnets wait meanwhile.
+const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
+/// What is kept of its output; a lease's value has to fit into a datastore's record.
+const OUTPUT_MAX_BYTES: u64 = 64 * 1024;
+/// How long the output of a command that ended is read, when something that it started keeps the pipe open.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
+// === impl Extension ===
+
+impl Extension {
+    /// Runs the first command; answers with the data for the lease, none without a command.
+    pub async fn before_lease(&self) -> Result<Option<String>, CommandError> {
+        if self.pre_startup.is_empty() {
+            return Ok(None);
+        }
+        self.run(&self.pre_startup, &BTreeMap::new(), "").await.map(Some)
+    }
+
+    /// Runs the second command, with this node's own lease.
+    pub async fn after_lease(&self, network: Option<Ipv4Net>, own: &Subject) -> Result<(), CommandError> {
+        let mut variables = own.variables();
+        variables.insert("NETWORK", network.map(|net| net.to_string()).unwrap_or_default());
+        self.run_unless_empty(&self.post_startup, &variables, "").await
+    }
+
+    /// Runs the command for a subnet that is there; `data` is what its node wrote.
+    pub async fn added(&self, peer: &Subject, data: &str) -> Result<(), CommandError> {
+        self.run_unless_empty(&self.subnet_add, &peer.variables(), data).await
+    }
+
+    /// Runs the command for a subnet that is gone.
+    pub async fn removed(&self, peer: &Subject, data: &str) -> Result<(), CommandError> {
+        self.run_unless_empty(&self.subnet_remove, &peer.variables(), data).await
+    }
+
+    async fn run_unless_empty(
+        &self,
+        command: &str,
+        variables: &BTreeMap<&str, String>,
+        input: &str,
+    ) -> Result<(), CommandError> {
+        if !command.is_empty() {
+            let output = self.run(command, variables, input).await?;
+            tracing::info!(command, output, "ran a command");
+        }
+        Ok(())
+    }
+
+    /// The command's output, both streams as they come, without blanks around it.
+    async fn run(
+        &self,
+        command: &str,
+        variables: &BTreeMap<&str, String>,
+        input: &str,
+    ) -> Result<String, CommandError> {
+        let words = if self.shell {
+            ["sh", "-c", command].map(str::to_owned).to_vec()
+        } else {
+            split(command, &|name| variables.get(name).cloned().or_else(|| std::env::var(name).ok()))
+        };
+        let (program, arguments) =
+            words.split_first().ok_or_else(|| CommandError::Empty(command.to_owned()))?;
+        let mut process = Command::new(program);
+        process.args(arguments).envs(variables).kill_on_drop(true);
+        let finished = tokio::time::timeout(COMMAND_DEADLINE, converse(process, input)).await;
+        let (status, output) = finished
+            .map_err(|_elapsed| CommandError::TooSlow(command.to_owned()))?
+            .map_err(|source| CommandError::Run { command: command.to_owned(), source })?;
+        if status.success() {
+            return Ok(output);
+        }
+        Err(CommandError::Failed { command: command.to_owned(), status, output })
+    }
+}
+
+// === impl Subject ===
+
+impl Subject {
+    fn variables(&self) -> BTreeMap<&'static str, String> {
+        let mut variables = BTreeMap::from([("PUBLIC_IP", self.public_ip.to_string())]);
+        let subnet = self.subnet.map(|net| net.to_string());
+        variables.insert("SUBNET", subnet.unwrap_or_else(|| "0.0.0.0/0".to_owned()));
+        if let Some(subnet) = self.subnet_v6 {
+            variables.insert("IPV6SUBNET", subnet.to_string());
+        }
+        if let Some(address) = self.public_ipv6 {
+            variables.insert("PUBLIC_IPV6", address.to_string());
+        }
+        variables
+    }
+}
+
+/// Gives the process its input and waits for its end. A process that it leaves behind does not keep us: what that still prints is lost.
+async fn converse(mut process: Command, input: &str) -> io::Result<(ExitStatus, String)> {
+    let (reader, writer) = io::pipe()?;
+    let reader = pipe::Receiver::from_owned_fd(reader.into())?;
+    process.stdin(Stdio::piped()).stdout(writer.try_clone()?).stderr(writer);
+    let mut child = process.spawn()?;
+    // The command holds copies of the writing end; with it the pipe would not end.
+    drop(process);
+    let stdin = child.stdin.take();
+    let tell = async {
+        if let Some(mut stdin) = stdin {
+            // It need not read.
+            let _ = stdin.write_all(format!("{input}\n").as_bytes()).await;
+        }
+    };
+    let mut output = Vec::new();
+    let status = {
+        let talk = async { tokio::join!(tell, listen(reader, &mut output)) };
+        tokio::pin!(talk);
+        tokio::select! {
+            _ = &mut talk => child.wait().await?,
+            status = child.wait() => {
+                // What it printed before its end is in the pipe already.
+                let _ = tokio::time::timeout(LAST_WORDS, &mut talk).await;
+                status?
+            }
+        }
+    };
+    Ok((status, String::from_utf8_lossy(&output).trim().to_owned()))
+}
+
+/// Keeps the beginning, and reads the rest so that nobody has to wait with printing.
+async fn listen(mut reader: pipe::Receiver, output: &mut Vec<u8>) -> io::Result<()> {
+    (&mut reader).take(OUTPUT_MAX_BYTES).read_to_end(output).await?;
+    tokio::io::copy(&mut reader, &mut tokio::io::sink()).await.map(drop)
+}
+
+/// Words between blanks, `$NAME` and `${NAME}` in them replaced; quotes are letters as any other. A value never makes a new word.
+fn split(command: &str, look: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
+    command.split_whitespace().map(|word| expand(word, look)).filter(|word| !word.is_empty()).collect()
+}
+
+fn expand(word: &str, look: &dyn Fn(&str) -> Option<String>) -> String {
+    let mut text = String::new();
+    let mut rest = word;
+    while let Some(at) = rest.find('$') {
+        text.push_str(&rest[..at]);
+        rest = &rest[at + 1..];
+        let (name, behind) = match rest.strip_prefix('{').and_then(|braced| braced.split_once('}')) {
+            Some((name, behind)) => (name, behind),
+            None => rest
+                .split_at(rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len())),
+        };
+        if name.is_empty() {
+            text.push('$');
+        } else {
+            text.push_str(&look(name).unwrap_or_default());
+            rest = behind;
+        }
+    }
+    text + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer() -> Subject {
+        Subject {
+            subnet: Some("10.5.7.0/24".parse().unwrap()),
+            subnet_v6: None,
+            public_ip: "10.200.0.12".parse().unwrap(),
+            public_ipv6: None,
+        }
+    }
+
+    /// flannel.md section 6.8.
+    #[test]
+    fn commands_are_split_at_blanks_and_a_value_never_makes_a_word() {
+        let look = |name: &str| match name {
+            "SUBNET" => Some("10.5.7.0/24".to_owned()),
+            "EVIL" => Some("a b; rm -rf /".to_owned()),
+            _ => None,
+        };
+        let words = |command: &str| split(command, &look);
+        assert_eq!(
+            words("ip route add $SUBNET via  ${SUBNET}x"),
+            ["ip", "route", "add", "10.5.7.0/24", "via", "10.5.7.0/24x"]
+        );
+        assert_eq!(words("echo '$EVIL' | cat"), ["echo", "'a b; rm -rf /'", "|", "cat"]);
+        assert_eq!(words("a $MISSING $ 5$ $$SUBNET ${open"), ["a", "$", "5$", "$10.5.7.0/24", "${open"]);
+        assert!(words("  $MISSING ").is_empty());
+    }
+
+    /// flannel.md section 6.8.
+    #[tokio::test]
+    #[ignore = "tool: env, cat and sh, as commands of an operator"]
+    async fn commands_get_the_peers_subnet_address_and_data() {
+        let directory = tempfile::tempdir().unwrap();
+        let told = directory.path().join("told");
+        let extension = Extension {
+            pre_startup: "echo  hello ".to_owned(),
+            subnet_add: format!("tee {}/$PUBLIC_IP", directory.path().display()),
+            subnet_remove: "env SUBNET=$SUBNET true".to_owned(),
+            ..Extension::default()
+        };
+        assert_eq!(extension.before_lease().await.unwrap().unwrap(), "hello");
+        extension.added(&peer(), "its data").await.unwrap();
+        let written = std::fs::read_to_string(directory.path().join("10.200.0.12")).unwrap();
+        assert_eq!(written, "its data\n");
+        extension.removed(&peer(), "").await.unwrap();
+        let shell = Extension {
+            post_startup: format!("echo \"$NETWORK $SUBNET $PUBLIC_IP\" | cat > {}", told.display()),
+            shell: true,
+            ..Extension::default()
+        };
+        shell.after_lease(Some("10.5.0.0/16".parse().unwrap()), &peer()).await.unwrap();
+        assert_eq!(std::fs::read_to_string(&told).unwrap(), "10.5.0.0/16 10.5.7.0/24 10.200.0.12\n");
+        assert_eq!(Extension::default().before_lease().await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    #[ignore = "tool: sh, as a command of an operator"]
+    async fn a_command_that_fails_is_told_with_its_output() {
+        let failing = |command: &str, shell| Extension {
+            pre_startup: command.to_owned(),
+            shell,
+            ..Extension::default()
+        };
+        let error =
+            failing("echo out; echo err >&2; exit 3", true).before_lease().await.unwrap_err().to_string();
+        assert!(error.contains("exit status: 3") && error.contains("out\nerr"), "{error}");
+        let error = failing("/nowhere/command x", false).before_lease().await.unwrap_err().to_string();
+        assert!(error.starts_with("run \"/nowhere/command x\": "), "{error}");
+        // One that leaves a child with its output open does not keep us.
+        let output = failing("echo early; sleep 3 &", true).before_lease().await.unwrap();
+        assert_eq!(output.unwrap(), "early");
+    }
+}

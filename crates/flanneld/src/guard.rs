@@ -1,0 +1,139 @@
+//! Keeps the firewall as it should be: a thread of its own that applies what is wanted, then waits for somebody else's hand and repairs
+//! within a second, and looks again at every `iptables-resync` (flannel.md section 7). Started by the daemon once the subnet is known.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use russet_addr::IpNet;
+use russet_model::flannel::{NetworkConfig, SubnetKey};
+use russet_overlay::firewall::{Firewall, FirewallError, Mode, Report, Wanted};
+use tokio::sync::oneshot;
+
+use crate::flags::{FirewallKind, Options};
+use crate::health::Status;
+use crate::subnet_env::SubnetEnv;
+
+/// The thread's orders, which may change.
+pub struct Guard {
+    order: Arc<Mutex<Order>>,
+}
+
+/// What the firewall is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Order {
+    /// Where the rules go; fixed from the start.
+    pub mode: Mode,
+    /// What they are made from.
+    pub wanted: Wanted,
+    /// What an earlier daemon of this node made them from.
+    pub previous: Wanted,
+    /// The pause between looks when nobody changes anything.
+    pub resync: Duration,
+}
+
+/// Somebody who removes our rules again and again is answered this often at most.
+const REPAIR_PAUSE: Duration = Duration::from_millis(200);
+/// Orders that change are seen after this long at the latest.
+const ORDERS_SEEN: Duration = Duration::from_secs(1);
+/// Netlink and rules; nothing deep.
+const STACK_BYTES: usize = 256 * 1024;
+
+// === impl Order ===
+
+impl Order {
+    /// From the flags, the network, this node's subnets and what its last `subnet.env` said.
+    pub fn new(options: &Options, config: &NetworkConfig, own: &SubnetKey, before: &SubnetEnv) -> Self {
+        let mode = match options.firewall {
+            FirewallKind::Nft => Mode::Nft,
+            FirewallKind::Iptables => Mode::Iptables,
+        };
+        let wanted = Wanted {
+            networks: nets(config.v4().map(IpNet::V4), config.v6().map(IpNet::V6)),
+            own: own.subnets().collect(),
+            masquerade: options.ip_masq,
+            random_fully: !options.fully_random_disable,
+            forward: options.forward_rules,
+        };
+        let previous = Wanted {
+            networks: nets(before.network.map(IpNet::V4), before.ipv6_network.map(IpNet::V6)),
+            own: nets(before.subnet.map(IpNet::V4), before.ipv6_subnet.map(IpNet::V6)),
+            ..wanted.clone()
+        };
+        Self { mode, wanted, previous, resync: options.resync() }
+    }
+}
+
+fn nets(v4: Option<IpNet>, v6: Option<IpNet>) -> Vec<IpNet> {
+    v4.into_iter().chain(v6).collect()
+}
+
+// === impl Guard ===
+
+impl Guard {
+    /// Opens the firewall in the process's namespace and applies the order; then the thread goes on for as long as the process. Answers once
+    /// the rules are there. Rules that are refused are logged and tried again; a firewall that cannot be opened is an error.
+    pub async fn start(order: Order, status: Arc<Status>) -> Result<Self, FirewallError> {
+        let shared = Arc::new(Mutex::new(order.clone()));
+        let (tell, applied) = oneshot::channel();
+        let orders = Arc::clone(&shared);
+        let run = move || match Firewall::open(order.mode) {
+            Ok(mut firewall) => {
+                note(&firewall.apply(&order.wanted), "a rule is set", &status);
+                note(&firewall.recycle(&order.previous), "a rule of an earlier network is removed", &status);
+                // Whoever asked may have given up.
+                let _ = tell.send(Ok(()));
+                watch(&mut firewall, order, &orders, &status);
+            }
+            Err(error) => drop(tell.send(Err(error))),
+        };
+        let spawned = thread::Builder::new().name("firewall".to_owned()).stack_size(STACK_BYTES).spawn(run);
+        if let Err(error) = spawned {
+            tracing::error!(%error, "start the firewall's thread: there are no rules");
+        }
+        match applied.await {
+            Ok(Err(error)) => Err(error),
+            // Without an answer the thread did not start, or panicked: both were told.
+            Ok(Ok(())) | Err(_) => Ok(Self { order: shared }),
+        }
+    }
+
+    /// Gives a new order.
+    pub fn change(&mut self, order: Order) {
+        *self.order.lock().unwrap_or_else(PoisonError::into_inner) = order;
+    }
+}
+
+fn watch(firewall: &mut Firewall, mut order: Order, orders: &Mutex<Order>, status: &Status) {
+    loop {
+        let began = Instant::now();
+        let mut due = false;
+        while !due && began.elapsed() < order.resync {
+            due = match firewall.changed(ORDERS_SEEN.min(order.resync)) {
+                Ok(changed) => changed,
+                Err(error) => {
+                    tracing::warn!(%error, "listen to changes of the firewall");
+                    thread::park_timeout(REPAIR_PAUSE);
+                    true
+                }
+            };
+            let now = orders.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            due |= now != order;
+            order = now;
+        }
+        note(&firewall.apply(&order.wanted), "a rule is repaired", status);
+        thread::park_timeout(REPAIR_PAUSE.saturating_sub(began.elapsed()));
+    }
+}
+
+fn note(report: &Report, what: &str, status: &Status) {
+    for repair in &report.repaired {
+        status.repairs.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(%repair, "{what}");
+    }
+    for error in &report.failed {
+        status.failures.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(%error, "the firewall is not as it should be");
+    }
+}

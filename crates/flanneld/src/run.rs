@@ -1,0 +1,344 @@
+//! The daemon's life, in flannel's order (flannel.md section 1.5): configuration, interface, backend, lease, firewall, `subnet.env`, and then
+//! one loop over what changes. What is here joins the other files and decides little. Called by `russet flanneld`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use russet_lease::{Lease, LeaseError, SubnetManager, Wish};
+use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
+use russet_netlink::{NetlinkError, Socket};
+use russet_overlay::firewall::FirewallError;
+
+use crate::backend::{Backend, BackendError};
+use crate::carrier::{Announced, Carrier, CarrierError};
+use crate::flags::{FirewallKind, LeaseLost, Options};
+use crate::guard::{Guard, Order};
+use crate::health::{self, Status};
+use crate::interface::{self, Dump, External, InterfaceError, Stack, Wanted};
+use crate::notify;
+use crate::source::{Source, SourceError};
+use crate::subnet_env::SubnetEnv;
+use crate::tend::Tending;
+
+/// Why the daemon ends with 1.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// A flag whose value cannot work.
+    #[error("{flag} is {value}: {wanted} is wanted")]
+    Flag {
+        /// The flag.
+        flag: &'static str,
+        /// Its value.
+        value: String,
+        /// What would work.
+        wanted: &'static str,
+    },
+    /// Signals cannot be heard.
+    #[error("listen to signals: {0}")]
+    Signals(#[source] std::io::Error),
+    /// The health server's place is taken.
+    #[error("serve health on {address}: {source}")]
+    Health {
+        /// Where.
+        address: SocketAddr,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// No leases.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// No configuration, and none to be hoped for.
+    #[error("read the network config: {0}")]
+    Config(#[source] LeaseError),
+    /// Both families are off.
+    #[error("the network config enables neither IPv4 nor IPv6")]
+    NoFamily,
+    /// The backend is not run.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// iptables would not see bridged packets.
+    #[error("{0} does not exist: load br_netfilter (`modprobe br_netfilter`)")]
+    BridgeNetfilter(&'static str),
+    /// No interface.
+    #[error(transparent)]
+    Interface(#[from] InterfaceError),
+    /// The kernel's netlink.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// The backend does not work.
+    #[error("register the network: {0}")]
+    Carrier(#[from] CarrierError),
+    /// No lease.
+    #[error("acquire a lease: {0}")]
+    Lease(#[source] LeaseError),
+    /// No firewall.
+    #[error("set up the firewall: {0}")]
+    Firewall(#[from] FirewallError),
+    /// The service of the embedded store ended.
+    #[error("the embedded store is no longer served")]
+    Service,
+}
+
+/// What a daemon has for its whole life.
+pub(crate) struct Daemon {
+    pub(crate) options: Options,
+    pub(crate) leases: Rc<dyn SubnetManager>,
+    pub(crate) status: Arc<Status>,
+    /// How long before its end a lease is renewed.
+    pub(crate) margin: Duration,
+}
+
+/// What stays the same when a lease is lost and taken again.
+pub(crate) struct Place {
+    pub(crate) config: NetworkConfig,
+    pub(crate) backend: Backend,
+    pub(crate) external: External,
+}
+
+/// flannel's pause between tries, for the configuration and for a lease.
+const RETRY: Duration = Duration::from_secs(1);
+/// After this long without any answer a line of the log says so: etcd's client may wait for a member for longer.
+const SILENCE: Duration = Duration::from_secs(3);
+/// A lease lives 24 hours; the margin has to be shorter.
+const MARGIN_MAX_MIN: i64 = 24 * 60 - 1;
+const BRIDGE_NETFILTER: [&str; 2] =
+    ["/proc/sys/net/bridge/bridge-nf-call-iptables", "/proc/sys/net/bridge/bridge-nf-call-ip6tables"];
+
+/// Runs until a signal asks for the end, the lease is lost, or something makes it impossible.
+pub async fn run(options: Options) -> Result<(), RunError> {
+    let margin = margin(options.renew_margin_min)?;
+    let stop = stop_signal().map_err(RunError::Signals)?;
+    let source = Source::open(&options).await?;
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), leases = source.name, "flanneld starts");
+    let status = Arc::new(Status::default());
+    serve_health(&options, &status).await?;
+    let daemon = Daemon { options, leases: source.leases, status, margin };
+    let service = async {
+        match source.service {
+            Some(service) => service.await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        () = stop => {
+            tracing::info!("stopped by a signal; the network stays as it is");
+            Ok(())
+        }
+        result = daemon.run() => result,
+        () = service => Err(RunError::Service),
+    }
+}
+
+fn margin(minutes: i64) -> Result<Duration, RunError> {
+    match u64::try_from(minutes) {
+        Ok(valid) if (1..=MARGIN_MAX_MIN).contains(&minutes) => Ok(Duration::from_secs(valid * 60)),
+        _ => {
+            let (flag, value) = ("subnet-lease-renew-margin", minutes.to_string());
+            Err(RunError::Flag { flag, value, wanted: "1 to 1439 minutes" })
+        }
+    }
+}
+
+/// Resolves when the process is asked to end. Listens from the call on.
+fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+async fn serve_health(options: &Options, status: &Arc<Status>) -> Result<(), RunError> {
+    let flag = |flag, value: String, wanted| RunError::Flag { flag, value, wanted };
+    let port = u16::try_from(options.healthz_port)
+        .map_err(|_| flag("healthz-port", options.healthz_port.to_string(), "0 to 65535"))?;
+    if port == 0 {
+        return Ok(());
+    }
+    let ip: IpAddr = match options.healthz_ip.as_str() {
+        "" => std::net::Ipv6Addr::UNSPECIFIED.into(),
+        text => text.parse().map_err(|_| flag("healthz-ip", text.to_owned(), "an IP address"))?,
+    };
+    let address = SocketAddr::new(ip, port);
+    let listener = health::bind(address).await.map_err(|source| RunError::Health { address, source })?;
+    tokio::spawn(health::serve(listener, Arc::clone(status)));
+    Ok(())
+}
+
+// === impl Daemon ===
+
+impl Daemon {
+    async fn run(&self) -> Result<(), RunError> {
+        let config = self.config().await?;
+        let stack = Stack::of(config.enable_ipv4, config.enable_ipv6).ok_or(RunError::NoFamily)?;
+        let backend = Backend::parse(&config.backend, self.options.extension_shell)?;
+        self.check_bridge_netfilter(stack)?;
+        let external = self.external(stack)?;
+        let before = self.before();
+        let (mut carrier, announced) = Carrier::open(&backend, &external, &config).await?;
+        let place = Place { config, backend, external };
+        let mut wish = Wish {
+            attributes: place.attributes(&announced),
+            previous: SubnetKey { v4: before.subnet, v6: before.ipv6_subnet },
+        };
+        let mut guard = None;
+        loop {
+            let lease = self.acquire(&place.config, &wish).await?;
+            tracing::info!(subnet = %lease.key, mtu = announced.mtu, "this node has a lease");
+            carrier.own(&lease.key, &self.status).await?;
+            let env = self.subnet_env(&place, &lease.key, announced.mtu);
+            let order = Order::new(&self.options, &place.config, &lease.key, &before);
+            match &mut guard {
+                None => guard = Some(Guard::start(order, Arc::clone(&self.status)).await?),
+                Some(guard) => guard.change(order),
+            }
+            self.tell(&env);
+            let lost = Tending::new(self, &place, &mut carrier, &lease).run().await;
+            tracing::warn!(subnet = %lease.key, ?lost, "the lease is lost");
+            if self.options.lease_lost == LeaseLost::Exit {
+                return Ok(());
+            }
+            wish.previous = lease.key;
+        }
+    }
+
+    /// The network's configuration; waits for it, and says so.
+    async fn config(&self) -> Result<NetworkConfig, RunError> {
+        loop {
+            match patiently(self.leases.network(), "the network config").await {
+                Ok(config) => return Ok(config),
+                Err(error) if error.is_retryable() => {
+                    tracing::error!(%error, "no network config yet");
+                    tokio::time::sleep(RETRY).await;
+                }
+                Err(error) => return Err(RunError::Config(error)),
+            }
+        }
+    }
+
+    /// A lease; a store that is away is waited for.
+    async fn acquire(&self, config: &NetworkConfig, wish: &Wish) -> Result<Lease, RunError> {
+        loop {
+            match patiently(self.leases.acquire(config, wish), "a lease").await {
+                Ok(lease) => return Ok(lease),
+                Err(error) if error.is_retryable() => {
+                    tracing::error!(%error, "no lease yet");
+                    tokio::time::sleep(RETRY).await;
+                }
+                Err(error) => return Err(RunError::Lease(error)),
+            }
+        }
+    }
+
+    /// What bridges do matters to iptables only; nobody else needs the module.
+    fn check_bridge_netfilter(&self, stack: Stack) -> Result<(), RunError> {
+        if self.options.firewall != FirewallKind::Iptables {
+            return Ok(());
+        }
+        let needed = [stack.has_v4(), stack.has_v6()];
+        for (file, _) in BRIDGE_NETFILTER.into_iter().zip(needed).filter(|(_, needed)| *needed) {
+            if !Path::new(file).exists() {
+                return Err(RunError::BridgeNetfilter(file));
+            }
+        }
+        Ok(())
+    }
+
+    fn external(&self, stack: Stack) -> Result<External, RunError> {
+        let wanted = Wanted::from_options(&self.options);
+        let dump = Dump::read(&mut Socket::route()?, &wanted)?;
+        let external = interface::choose(&dump, stack, &wanted)?;
+        tracing::info!(
+            interface = external.name,
+            address = ?external.public().collect::<Vec<_>>(),
+            mtu = external.mtu,
+            "the interface towards the other nodes"
+        );
+        Ok(external)
+    }
+
+    /// What an earlier daemon of this node said.
+    fn before(&self) -> SubnetEnv {
+        SubnetEnv::read(&self.options.subnet_file).unwrap_or_else(|error| {
+            tracing::warn!(%error, file = %self.options.subnet_file.display(), "read the previous subnet");
+            SubnetEnv::default()
+        })
+    }
+
+    fn subnet_env(&self, place: &Place, own: &SubnetKey, mtu: u32) -> SubnetEnv {
+        SubnetEnv {
+            network: place.config.v4(),
+            subnet: own.v4,
+            ipv6_network: place.config.v6(),
+            ipv6_subnet: own.v6,
+            mtu,
+            ipmasq: self.options.ip_masq,
+        }
+    }
+
+    /// Tells pods, probes and the service manager, in this order.
+    fn tell(&self, env: &SubnetEnv) {
+        match env.write(&self.options.subnet_file) {
+            Ok(()) => {
+                tracing::info!(file = %self.options.subnet_file.display(), "subnet and MTU are written")
+            }
+            Err(error) => tracing::warn!(%error, "write the subnet file: pods cannot be attached"),
+        }
+        self.status.ready.store(true, Ordering::Release);
+        let socket = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty());
+        if let Some(Err(error)) = socket.map(|socket| notify::ready(&socket)) {
+            tracing::warn!(%error, "tell the service manager");
+        }
+    }
+}
+
+/// Waits for something of the datastore's; where that takes long, a line of the log says so now and then.
+async fn patiently<T>(wait: impl Future<Output = T>, what: &str) -> T {
+    tokio::pin!(wait);
+    loop {
+        match tokio::time::timeout(SILENCE, &mut wait).await {
+            Ok(answer) => return answer,
+            Err(_elapsed) => tracing::warn!("still waiting for {what}: the datastore does not answer"),
+        }
+    }
+}
+
+// === impl Place ===
+
+impl Place {
+    /// What the lease says.
+    pub(crate) fn attributes(&self, announced: &Announced) -> Attributes {
+        Attributes {
+            public_ip: self.external.public_v4.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED),
+            public_ipv6: self.external.public_v6,
+            backend_type: self.backend.lease_type().to_owned(),
+            backend_data: announced.data.clone(),
+            backend_v6_data: announced.data_v6.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// flannel.md sections 1.3 and 10.
+    #[test]
+    fn t18_a_margin_outside_of_1_to_1439_minutes_is_refused() {
+        for bad in [0, 1440, -5, i64::MIN, i64::MAX] {
+            let error = margin(bad).unwrap_err().to_string();
+            assert!(error.starts_with("subnet-lease-renew-margin is "), "{error}");
+        }
+        assert_eq!(margin(1439).unwrap(), Duration::from_secs(1439 * 60));
+        assert_eq!(margin(1).unwrap(), Duration::from_secs(60));
+    }
+}

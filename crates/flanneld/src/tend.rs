@@ -1,0 +1,184 @@
+//! Tends one lease for as long as it is this node's: keeps it, follows the others', and keeps the kernel as they want it. One loop; events
+//! of the kernel only mark that a look is due.
+
+use std::convert::Infallible;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use russet_lease::{Lease, LeaseWatch, Lost, gather};
+use russet_netlink::Socket;
+use tokio::time::Instant;
+
+use crate::blackhole;
+use crate::carrier::{Announced, Carrier};
+use crate::peers::{Delta, Peers};
+use crate::run::{Daemon, Place};
+
+/// A lease at work.
+pub(crate) struct Tending<'a> {
+    daemon: &'a Daemon,
+    place: &'a Place,
+    carrier: &'a mut Carrier,
+    lease: &'a Lease,
+    peers: Peers,
+    /// When the kernel is to be compared with what should be.
+    look: Instant,
+    /// When that happened last.
+    looked: Instant,
+    /// What the lease should say, and the store does not know yet.
+    unpublished: Option<Announced>,
+}
+
+/// Events taken in one go.
+const EVENTS_MAX: usize = 10_000;
+/// The kernel is compared with what should be at least this often.
+const RESYNC: Duration = Duration::from_secs(60);
+/// A look soon after something stirred, so that what belongs together is seen together.
+const SOON: Duration = Duration::from_millis(20);
+/// Shortest pause between looks: somebody may fight for our objects.
+const FIGHT_PAUSE: Duration = Duration::from_millis(500);
+/// Pause before another try at something that the datastore refused.
+const RETRY: Duration = Duration::from_secs(1);
+
+// === impl Tending ===
+
+impl<'a> Tending<'a> {
+    pub(crate) fn new(
+        daemon: &'a Daemon,
+        place: &'a Place,
+        carrier: &'a mut Carrier,
+        lease: &'a Lease,
+    ) -> Self {
+        let peers = Peers::new(place.backend.clone(), &lease.key, &place.external);
+        let now = Instant::now();
+        Self { daemon, place, carrier, lease, peers, look: now + RESYNC, looked: now, unpublished: None }
+    }
+
+    /// Runs until the lease is lost.
+    pub(crate) async fn run(mut self) -> Lost {
+        let daemon = self.daemon;
+        let lease = self.lease;
+        let mut lost = daemon.leases.keep(lease, daemon.margin);
+        let ready = async {
+            if let Err(error) = daemon.leases.ready(lease).await {
+                tracing::warn!(%error, "say that the network is up");
+            }
+            std::future::pending::<Infallible>().await
+        };
+        let blackhole = self.keep_blackhole();
+        tokio::select! {
+            lost = &mut lost => lost,
+            never = ready => match never {},
+            never = blackhole => match never {},
+            never = self.follow() => match never {},
+        }
+    }
+
+    /// Follows leases and kernel; never ends.
+    async fn follow(&mut self) -> Infallible {
+        let mut watch = self.watch().await;
+        loop {
+            let publish_at = self.unpublished.as_ref().map(|_| Instant::now() + RETRY);
+            let next = async {
+                match &mut watch {
+                    Some(watch) => gather(watch.as_mut(), EVENTS_MAX).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                events = next => {
+                    let delta = self.peers.take(events);
+                    self.apply(delta).await;
+                }
+                () = self.carrier.stirred() => {
+                    self.look = self.look.min((Instant::now() + SOON).max(self.looked + FIGHT_PAUSE));
+                }
+                () = tokio::time::sleep_until(self.look) => self.resync().await,
+                () = tokio::time::sleep_until(publish_at.unwrap_or(self.look)), if publish_at.is_some() => {
+                    self.publish().await;
+                }
+            }
+        }
+    }
+
+    /// The watch of the other leases; none where nobody needs one.
+    async fn watch(&self) -> Option<Box<dyn LeaseWatch>> {
+        if !self.place.backend.watches() {
+            return None;
+        }
+        loop {
+            match self.daemon.leases.watch(&self.lease.key).await {
+                Ok(watch) => return Some(watch),
+                Err(error) => {
+                    tracing::warn!(%error, "watch the other nodes' leases");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    async fn apply(&mut self, delta: Delta) {
+        let status = &self.daemon.status;
+        let done = match delta {
+            Delta::All => {
+                self.looked = Instant::now();
+                self.carrier.reset(self.peers.all().cloned().collect(), status).await
+            }
+            Delta::Some { gone, put } if gone.is_empty() && put.is_empty() => true,
+            Delta::Some { gone, put } => {
+                for lease in &gone {
+                    tracing::info!(subnet = %lease.key, "a node's lease is gone");
+                }
+                for lease in &put {
+                    tracing::info!(subnet = %lease.key, at = %lease.attributes.public_ip, "a node's lease is new");
+                }
+                status.changes.fetch_add((gone.len() + put.len()) as u64, Ordering::Relaxed);
+                self.carrier.change(gone, put, status).await
+            }
+        };
+        status.peers.store(self.peers.len() as u64, Ordering::Relaxed);
+        if !done {
+            self.look = self.look.min(Instant::now() + RETRY);
+        }
+    }
+
+    async fn resync(&mut self) {
+        self.looked = Instant::now();
+        self.look = self.looked + RESYNC;
+        if let Some(announced) = self.carrier.resync(&self.daemon.status).await {
+            tracing::warn!("this node's tunnel has another MAC than was told: it is told anew");
+            self.unpublished = Some(announced);
+            self.publish().await;
+        }
+    }
+
+    /// Writes what the lease should say; tried again until the store takes it.
+    async fn publish(&mut self) {
+        let Some(announced) = &self.unpublished else { return };
+        let lease = Lease { attributes: self.place.attributes(announced), ..self.lease.clone() };
+        match self.daemon.leases.publish(&lease).await {
+            Ok(()) => self.unpublished = None,
+            Err(error) => tracing::warn!(%error, "publish what changed of this node"),
+        }
+    }
+
+    /// Looks after the blackhole route, where one is wanted; never ends.
+    fn keep_blackhole(&self) -> impl Future<Output = Infallible> + use<> {
+        let wanted = self.daemon.options.blackhole_route;
+        let (own, every) = (self.lease.key, self.daemon.options.resync());
+        async move {
+            let mut socket = match Socket::route() {
+                Ok(socket) if wanted => socket,
+                Ok(_) => return std::future::pending().await,
+                Err(error) => {
+                    tracing::warn!(%error, "look after the blackhole route");
+                    return std::future::pending().await;
+                }
+            };
+            loop {
+                blackhole::ensure(&mut socket, &own);
+                tokio::time::sleep(every).await;
+            }
+        }
+    }
+}
