@@ -31,7 +31,7 @@ const WARNED_MAX: usize = 1000;
 /// Where and how.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// What precedes all keys. The v2 API knows no keys without a `/` at their beginning: put one there for it.
+    /// What precedes all keys.
     pub prefix: String,
     /// Decides which of the free subnets is drawn. None: by chance.
     pub seed: Option<u64>,
@@ -78,6 +78,11 @@ impl Settings {
     /// Below `prefix`.
     pub fn new(prefix: impl Into<String>) -> Self {
         Self { prefix: prefix.into(), seed: None }
+    }
+
+    /// Below `prefix` with a `/` at its beginning: for etcd's v2 API, which puts one there anyway.
+    pub fn rooted(prefix: &str) -> Self {
+        Self::new(format!("/{prefix}"))
     }
 }
 

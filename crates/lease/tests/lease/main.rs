@@ -1,0 +1,14 @@
+//! Leases in stores: the simulated one (plain `cargo test`: faults, crashes and races from seeds), and real etcd servers, v3 and v2.
+
+#![allow(clippy::unwrap_used, reason = "these are tests, outside their #[test] functions, too")]
+
+mod acquire;
+mod bench;
+mod etcd;
+mod etcd_v2;
+mod keep;
+#[allow(dead_code, reason = "the relay is shared with the tests of the engine")]
+#[path = "../../../store-etcd/tests/etcd/proxy.rs"]
+mod proxy;
+mod storm;
+mod watch;

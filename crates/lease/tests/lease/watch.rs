@@ -1,0 +1,206 @@
+//! Following other nodes' leases on the simulated store: flannel.md 3.5 and rows T20 to T26.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use russet_lease::{Event, LeaseWatch, SubnetManager, gather};
+use russet_model::flannel::{Attributes, SubnetKey};
+use russet_store::sim::Faults;
+use russet_store::{Sim, Step, Store};
+
+use crate::bench::{V4, attributes, delete, key, manager, network, path, put, run, value};
+
+/// What a daemon would have programmed.
+#[derive(Debug, Default, PartialEq)]
+pub struct Mirror(pub BTreeMap<SubnetKey, Attributes>);
+
+impl Mirror {
+    pub fn take(&mut self, event: Event) {
+        match event {
+            Event::Snapshot(all) => {
+                assert!(self.0.is_empty(), "a second snapshot");
+                self.0 = all.into_iter().map(|lease| (lease.key, lease.attributes)).collect();
+            }
+            Event::Put(lease) => {
+                let before = self.0.insert(lease.key, lease.attributes.clone());
+                assert_ne!(before, Some(lease.attributes), "told twice");
+            }
+            Event::Gone(subnet) => assert!(self.0.remove(&subnet).is_some(), "{subnet} was never told of"),
+        }
+    }
+
+    /// Takes all that comes until nothing does for a minute.
+    pub async fn settle(&mut self, watch: &mut dyn LeaseWatch) {
+        while let Ok(event) = tokio::time::timeout(Duration::from_secs(60), watch.next()).await {
+            self.take(event);
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.keys().map(ToString::to_string).collect()
+    }
+}
+
+async fn watched(sim: &Sim, own: &str) -> (Box<dyn LeaseWatch>, Mirror) {
+    let own = key(own);
+    let mut watch = manager(sim, 1).watch(&own).await.unwrap();
+    let mut mirror = Mirror::default();
+    mirror.take(watch.next().await);
+    (watch, mirror)
+}
+
+async fn next(watch: &mut Box<dyn LeaseWatch>) -> Event {
+    tokio::time::timeout(Duration::from_secs(600), watch.next()).await.unwrap()
+}
+
+#[test]
+fn t20_and_t21_a_peer_that_comes_changes_and_goes_is_told_and_the_own_lease_is_not() {
+    run(async {
+        let sim = network(1, V4).await;
+        put(&sim, "subnets/10.5.1.0-24", &value(1)).await;
+        put(&sim, "subnets/10.5.2.0-24", &value(2)).await;
+        let (mut watch, mirror) = watched(&sim, "10.5.1.0-24").await;
+        assert_eq!(mirror.names(), ["10.5.2.0-24"]);
+        put(&sim, "subnets/10.5.1.0-24", &value(9)).await;
+        put(&sim, "subnets/10.5.3.0-24", &value(3)).await;
+        assert!(matches!(next(&mut watch).await, Event::Put(lease) if lease.key == key("10.5.3.0-24")));
+        put(&sim, "subnets/10.5.3.0-24", &value(3)).await;
+        put(&sim, "subnets/10.5.2.0-24", &value(7)).await;
+        let changed = next(&mut watch).await;
+        assert!(matches!(&changed, Event::Put(lease) if lease.attributes == attributes(7)), "{changed:?}");
+        delete(&sim, "subnets/10.5.1.0-24").await;
+        delete(&sim, "subnets/10.5.2.0-24").await;
+        assert_eq!(next(&mut watch).await, Event::Gone(key("10.5.2.0-24")));
+    });
+}
+
+#[test]
+fn t23_garbage_is_passed_over_and_the_next_event_is_told() {
+    run(async {
+        let sim = network(1, V4).await;
+        put(&sim, "subnets/10.5.9.0-24", "garbage").await;
+        let (mut watch, mirror) = watched(&sim, "").await;
+        assert!(mirror.0.is_empty());
+        put(&sim, "subnets/10.5.2.0-24", "[]").await;
+        put(&sim, "subnets/not-a-subnet", &value(2)).await;
+        put(&sim, "subnets/10.5.2.7-24", &value(2)).await;
+        put(&sim, "subnets/10.5.3.0-24", &value(3)).await;
+        assert!(matches!(next(&mut watch).await, Event::Put(lease) if lease.key == key("10.5.3.0-24")));
+        // One that becomes garbage is nobody's any more; one that becomes readable is told.
+        put(&sim, "subnets/10.5.3.0-24", "{").await;
+        assert_eq!(next(&mut watch).await, Event::Gone(key("10.5.3.0-24")));
+        put(&sim, "subnets/10.5.9.0-24", &value(9)).await;
+        assert!(matches!(next(&mut watch).await, Event::Put(lease) if lease.key == key("10.5.9.0-24")));
+    });
+}
+
+#[test]
+fn t24_a_burst_and_one_commit_of_several_keys_are_told_in_full() {
+    run(async {
+        let sim = network(1, V4).await;
+        let (mut watch, mut mirror) = watched(&sim, "").await;
+        for n in 1..=50u8 {
+            put(&sim, &format!("subnets/10.5.{n}.0-24"), &value(n)).await;
+        }
+        let steps = (101..=105u8).map(|n| Step::put(path(&format!("subnets/10.5.{n}.0-24")), value(n)));
+        sim.commit(steps.collect()).await.unwrap();
+        mirror.settle(&mut *watch).await;
+        let wanted: BTreeSet<u8> = (1..=50).chain(101..=105).collect();
+        assert_eq!(mirror.0.len(), 55);
+        assert!(mirror.0.values().all(|lease| wanted.contains(&lease.public_ip.octets()[3])));
+    });
+}
+
+#[test]
+fn events_that_are_there_are_gathered_into_one_change() {
+    run(async {
+        let sim = network(1, V4).await;
+        let (mut watch, _) = watched(&sim, "").await;
+        let steps = (1..=100u8).map(|n| Step::put(path(&format!("subnets/10.5.{n}.0-24")), value(n)));
+        sim.commit(steps.collect()).await.unwrap();
+        let first = gather(&mut *watch, 64).await;
+        let second = gather(&mut *watch, 64).await;
+        assert_eq!((first.len(), second.len()), (64, 36));
+    });
+}
+
+#[test]
+fn t26_after_compaction_what_changed_meanwhile_is_told_attributes_too() {
+    run(async {
+        let sim = network(1, V4).await;
+        for n in 1..=4u8 {
+            put(&sim, &format!("subnets/10.5.{n}.0-24"), &value(n)).await;
+        }
+        let (mut watch, mut mirror) = watched(&sim, "10.5.1.0-24").await;
+        delete(&sim, "subnets/10.5.2.0-24").await;
+        put(&sim, "subnets/10.5.3.0-24", &value(33)).await;
+        put(&sim, "subnets/10.5.5.0-24", &value(5)).await;
+        sim.compact();
+        mirror.settle(&mut *watch).await;
+        assert_eq!(mirror.names(), ["10.5.3.0-24", "10.5.4.0-24", "10.5.5.0-24"]);
+        assert_eq!(mirror.0[&key("10.5.3.0-24")], attributes(33));
+    });
+}
+
+#[test]
+fn two_records_about_one_subnet_count_as_one_and_the_last_written_is_right() {
+    run(async {
+        // flannel.md 3.1b: what begins with `subnets` is seen, and only the end of a key is read.
+        let sim = network(1, V4).await;
+        put(&sim, "subnets/10.5.2.0-24", &value(2)).await;
+        let (mut watch, mut mirror) = watched(&sim, "").await;
+        put(&sim, "subnets-old/10.5.2.0-24", &value(3)).await;
+        mirror.settle(&mut *watch).await;
+        assert_eq!(mirror.0[&key("10.5.2.0-24")], attributes(3));
+        delete(&sim, "subnets-old/10.5.2.0-24").await;
+        mirror.settle(&mut *watch).await;
+        assert_eq!(mirror.0[&key("10.5.2.0-24")], attributes(2));
+        delete(&sim, "subnets/10.5.2.0-24").await;
+        mirror.settle(&mut *watch).await;
+        assert!(mirror.0.is_empty());
+    });
+}
+
+#[test]
+fn a_watch_through_any_trouble_ends_up_with_what_is_stored() {
+    run(async {
+        for seed in 0..40 {
+            let sim = network(seed, V4).await;
+            let (mut watch, mut mirror) = watched(&sim, "10.5.1.0-24").await;
+            sim.set_faults(Faults {
+                unavailable: 100,
+                delayed_event: 300,
+                compaction: 200,
+                ..Faults::default()
+            });
+            let mut chance = russet_store::sim::Chance::new(seed);
+            for _ in 0..200 {
+                let (n, host) = (1 + chance.below(20), chance.below(250) as u8);
+                let below = path(&format!("subnets/10.5.{n}.0-24"));
+                let step = match chance.below(4) {
+                    0 => Step::delete(below, None),
+                    1 => Step::put(below, "garbage"),
+                    _ => Step::put(below, value(host)),
+                };
+                // A deletion of nothing fails, and so may anything else.
+                let _ = sim.commit(vec![step]).await;
+                let some = gather(&mut *watch, 3);
+                if chance.below(5) == 0
+                    && let Ok(events) = tokio::time::timeout(Duration::from_secs(1), some).await
+                {
+                    events.into_iter().for_each(|event| mirror.take(event));
+                }
+            }
+            sim.set_faults(Faults::default());
+            mirror.settle(&mut *watch).await;
+            let wanted = sim.records().into_values().filter_map(|record| {
+                let subnet =
+                    record.key.as_str().strip_prefix("/coreos.com/network/subnets/")?.parse().ok()?;
+                Some((subnet, Attributes::from_json(&record.value).ok()?))
+            });
+            let wanted: BTreeMap<SubnetKey, Attributes> =
+                wanted.filter(|(subnet, _)| *subnet != key("10.5.1.0-24")).collect();
+            assert_eq!(mirror, Mirror(wanted), "seed {seed}");
+        }
+    });
+}
