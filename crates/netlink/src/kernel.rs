@@ -96,6 +96,13 @@ pub(crate) const IFLA_VXLAN_UDP_ZERO_CSUM6_TX: u16 = 19;
 pub(crate) const IFLA_VXLAN_UDP_ZERO_CSUM6_RX: u16 = 20;
 pub(crate) const IFLA_VXLAN_GBP: u16 = 23;
 pub(crate) const IFLA_VXLAN_DF: u16 = 29;
+// linux/if_tunnel.h
+pub(crate) const IFLA_IPTUN_LOCAL: u16 = 2;
+pub(crate) const IFLA_IPTUN_REMOTE: u16 = 3;
+pub(crate) const IFLA_IPTUN_PROTO: u16 = 9;
+pub(crate) const IPPROTO_IPIP: u8 = 4;
+
+// linux/if.h
 pub(crate) const IFF_UP: u32 = 0x1;
 pub(crate) const IFF_LOOPBACK: u32 = 0x8;
 pub(crate) const IFF_RUNNING: u32 = 0x40;

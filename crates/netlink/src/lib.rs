@@ -35,8 +35,8 @@ pub use address::{Address, AddressFlags, Scope};
 pub use batch::{Batch, Describe};
 pub use error::{BatchError, NetlinkError, Result, errno_name};
 pub use link::{
-    AddrGenMode, Bridge, BridgePort, Df, Link, LinkAdd, LinkDel, LinkKind, LinkRef, LinkSet, OperState, Peer,
-    Vxlan,
+    AddrGenMode, Bridge, BridgePort, Df, Ipip, Link, LinkAdd, LinkDel, LinkKind, LinkRef, LinkSet, OperState,
+    Peer, Vxlan,
 };
 pub use lookup::Way;
 pub use monitor::{Change, Event, Monitor, Topic};

@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 
 use russet_addr::{IfName, Mac};
 
-pub use kind::{Bridge, BridgePort, Df, LinkKind, Peer, Vxlan};
+pub use kind::{Bridge, BridgePort, Df, Ipip, LinkKind, Peer, Vxlan};
 pub use read::{Link, OperState};
 
 use crate::batch::Batch;

@@ -4,11 +4,12 @@
 use std::net::IpAddr;
 
 use netlink_packet_core::{NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::IpProtocol;
 use netlink_packet_route::RouteNetlinkMessage as Theirs;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags as TheirAddressFlags, AddressScope};
 use netlink_packet_route::link::{
-    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoBridge, InfoData, InfoKind, InfoMacVlan, InfoVeth,
-    InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, MacVlanMode, VxlanDf,
+    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoBridge, InfoData, InfoIpTunnel, InfoKind, InfoMacVlan,
+    InfoVeth, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, MacVlanMode, VxlanDf,
 };
 use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourFlags, NeighbourMessage};
 use netlink_packet_route::route::{
@@ -19,8 +20,8 @@ use proptest::prelude::*;
 use russet_addr::{Family, IpNet, Mac};
 use russet_netlink::wire::{Attributes, Message, Messages};
 use russet_netlink::{
-    AddrGenMode, Address, AddressFlags, Batch, Bridge, Df, Event, FdbEntry, Link, LinkAdd, LinkDel, LinkKind,
-    LinkSet, Neighbour, NeighbourState, Peer, Route, RouteKind, Rule, Scope, Vxlan,
+    AddrGenMode, Address, AddressFlags, Batch, Bridge, Df, Event, FdbEntry, Ipip, Link, LinkAdd, LinkDel,
+    LinkKind, LinkSet, Neighbour, NeighbourState, Peer, Route, RouteKind, Rule, Scope, Vxlan,
 };
 
 const MAC: Mac = Mac([0x66, 0x93, 0x7f, 0x54, 0xd5, 0x53]);
@@ -174,6 +175,17 @@ fn bridges_tunnels_and_raw_kinds_are_read_alike() {
             ],
         );
     }
+
+    let tunnel = Ipip { local: Some(ip("192.0.2.1")), remote: Some(ip("192.0.2.2")) };
+    let message = new_link(&LinkAdd::new(name("tun"), LinkKind::Ipip(tunnel)));
+    let (kind, data) = info(&message);
+    let Some(InfoData::IpTunnel(found)) = data else { panic!("{data:?}") };
+    assert_eq!(kind, InfoKind::IpIp);
+    let [local, remote] = ["192.0.2.1", "192.0.2.2"].map(ip);
+    assert_all(
+        &found,
+        &[InfoIpTunnel::Local(local), InfoIpTunnel::Remote(remote), InfoIpTunnel::Protocol(IpProtocol::Ipip)],
+    );
 
     let data = [&8u16.to_ne_bytes()[..], &1u16.to_ne_bytes(), &4u32.to_ne_bytes()].concat();
     let macvlan = LinkKind::Other { kind: "macvlan", data };

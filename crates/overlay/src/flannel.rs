@@ -11,6 +11,7 @@ mod book;
 mod drift;
 mod fabric;
 mod host_gw;
+mod ipip;
 mod rules;
 mod vxlan;
 
@@ -37,6 +38,13 @@ pub enum Backend {
     Vxlan(Vxlan),
     /// By routes to nodes on the same link.
     HostGw,
+    /// Through an IP-in-IP device; IPv4 only (flannel.md section 6.4).
+    Ipip {
+        /// Whether peers on our link are reached by plain routes.
+        direct_routing: bool,
+    },
+    /// By the proxy in `overlay::udp`, which looks after its own device: here, as for `Alloc`, only what other backends left goes.
+    Udp,
     /// Leases only.
     Alloc,
 }
@@ -161,10 +169,31 @@ pub enum FlannelError {
     /// The number cannot be a VXLAN network's.
     #[error("VNI {0} is not below 16777216")]
     Vni(u32),
+    /// The kernel lacks what the backend is made of.
+    #[error("backend {backend} needs {feature}, which this kernel does not have: {source}")]
+    Unsupported {
+        /// The backend's name.
+        backend: &'static str,
+        /// What is missing: the option of the kernel's configuration, and the module.
+        feature: &'static str,
+        /// The kernel's answer.
+        source: NetlinkError,
+    },
+    /// Somebody's link has the name of our device.
+    #[error("link {device} is no {wanted} device; remove it or give it another name")]
+    Taken {
+        /// The name.
+        device: IfName,
+        /// The kind of ours.
+        wanted: &'static str,
+    },
     /// A device's name cannot be one.
     #[error(transparent)]
     Name(#[from] russet_addr::NameError),
 }
+
+/// Bytes that the udp backend's outer headers take.
+const UDP_OVERHEAD: u32 = 28;
 
 // === impl Backend ===
 
@@ -174,15 +203,25 @@ impl Backend {
         match self {
             Self::Vxlan(_) => "vxlan",
             Self::HostGw => "host-gw",
-            Self::Alloc => "",
+            Self::Ipip { .. } => "ipip",
+            Self::Udp | Self::Alloc => "",
         }
     }
 
-    /// Whether a lease that says `backend_type` is a peer: its type is exactly ours (flannel.md section 4).
+    /// Whether a lease that says `backend_type` is a peer: its type is exactly ours; udp takes all (flannel.md section 4).
     pub fn accepts(&self, backend_type: &str) -> bool {
         match self {
+            Self::Udp => true,
             Self::Alloc => false,
-            Self::Vxlan(_) | Self::HostGw => self.name() == backend_type,
+            Self::Vxlan(_) | Self::HostGw | Self::Ipip { .. } => self.name() == backend_type,
+        }
+    }
+
+    /// The MTU in bytes that pods may use, where no device says it.
+    pub(crate) fn mtu(&self, underlay: u32) -> u32 {
+        match self {
+            Self::Udp => underlay.saturating_sub(UDP_OVERHEAD),
+            _ => underlay,
         }
     }
 

@@ -115,7 +115,8 @@ impl Owner {
             Yielding::Protocols(list) => {
                 (list.contains(&route.protocol) && is_ours(route, device)).then_some(Whose::Yields)
             }
-            Yielding::All if !wanted.contains_key(&route.dst) => None,
+            // A blackhole is for packets that nobody else's route takes.
+            Yielding::All if matches!(wanted.get(&route.dst), None | Some(Hop::Blackhole)) => None,
             Yielding::All => Some(if kernel { Whose::Connected } else { Whose::Yields }),
         }
     }

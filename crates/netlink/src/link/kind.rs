@@ -18,7 +18,9 @@ pub enum LinkKind {
     Bridge(Bridge),
     /// A VXLAN tunnel endpoint.
     Vxlan(Vxlan),
-    /// Any other kind with its `IFLA_INFO_DATA`, already encoded (it may be empty): macvlan, ipip, dummy, ...
+    /// An IP-in-IP tunnel endpoint (kind `ipip`), IPv4 in IPv4 only.
+    Ipip(Ipip),
+    /// Any other kind with its `IFLA_INFO_DATA`, already encoded (it may be empty): macvlan, wireguard, dummy, ...
     Other {
         /// The kernel's name of the kind.
         kind: &'static str,
@@ -83,6 +85,15 @@ pub struct Vxlan {
     pub udp_zero_csum6_rx: bool,
 }
 
+/// An IP-in-IP device's options; other attributes have the kernel's defaults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ipip {
+    /// The outer source address.
+    pub local: Option<IpAddr>,
+    /// The only other end; without one the route's gateway is.
+    pub remote: Option<IpAddr>,
+}
+
 /// The don't-fragment bit of a tunnel's outer header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Df {
@@ -113,6 +124,7 @@ impl LinkKind {
             LinkKind::Veth(_) => "veth",
             LinkKind::Bridge(_) => "bridge",
             LinkKind::Vxlan(_) => "vxlan",
+            LinkKind::Ipip(_) => "ipip",
             LinkKind::Other { kind, .. } => kind,
         }
     }
@@ -134,6 +146,9 @@ impl LinkKind {
                 }
                 LinkKind::Vxlan(vxlan) => {
                     info.nested(IFLA_INFO_DATA, |data| vxlan.encode(data));
+                }
+                LinkKind::Ipip(ipip) => {
+                    info.nested(IFLA_INFO_DATA, |data| ipip.encode(data));
                 }
                 LinkKind::Other { data, .. } if data.is_empty() => {}
                 LinkKind::Other { data, .. } => {
@@ -300,6 +315,32 @@ impl Vxlan {
 fn attr_address(data: &mut MessageBuilder<'_>, [v4, v6]: [u16; 2], address: Option<IpAddr>) {
     if let Some(address) = address {
         data.attr_ip(if address.is_ipv4() { v4 } else { v6 }, address);
+    }
+}
+
+// === impl Ipip ===
+
+impl Ipip {
+    fn encode(&self, data: &mut MessageBuilder<'_>) {
+        for (kind, address) in [(IFLA_IPTUN_LOCAL, self.local), (IFLA_IPTUN_REMOTE, self.remote)] {
+            if let Some(address) = address {
+                data.attr_ip(kind, address);
+            }
+        }
+        data.attr_u8(IFLA_IPTUN_PROTO, IPPROTO_IPIP);
+    }
+
+    pub(super) fn decode(data: Attributes<'_>) -> Self {
+        let mut ipip = Self::default();
+        for attribute in data {
+            let address = attribute.ip().filter(|ip| !ip.is_unspecified());
+            match attribute.kind {
+                IFLA_IPTUN_LOCAL => ipip.local = address,
+                IFLA_IPTUN_REMOTE => ipip.remote = address,
+                _ => {}
+            }
+        }
+        ipip
     }
 }
 

@@ -2,7 +2,7 @@
 
 use russet_addr::{IfName, Mac};
 
-use super::{AddrGenMode, BridgePort, Vxlan};
+use super::{AddrGenMode, BridgePort, Ipip, Vxlan};
 use crate::error::Result;
 use crate::kernel::*;
 use crate::socket::Socket;
@@ -43,6 +43,8 @@ pub struct Link {
     pub vxlan: Option<Vxlan>,
     /// How its bridge treats it, where it is a port of one.
     pub bridge_port: Option<BridgePort>,
+    /// An IP-in-IP device's options.
+    pub ipip: Option<Ipip>,
 }
 
 /// `IF_OPER_*`, RFC 2863.
@@ -124,6 +126,7 @@ impl Link {
             addr_gen_mode: None,
             vxlan: None,
             bridge_port: None,
+            ipip: None,
         }
     }
 
@@ -147,8 +150,11 @@ impl Link {
 
     fn take_info(&mut self, info: &Attributes<'_>) {
         self.kind = info.find(IFLA_INFO_KIND).map(|kind| kind.text());
-        if self.kind.as_deref() == Some("vxlan") {
-            self.vxlan = info.find(IFLA_INFO_DATA).map(|data| Vxlan::decode(data.nested()));
+        let data = info.find(IFLA_INFO_DATA);
+        match self.kind.as_deref() {
+            Some("vxlan") => self.vxlan = data.map(|data| Vxlan::decode(data.nested())),
+            Some("ipip") => self.ipip = data.map(|data| Ipip::decode(data.nested())),
+            _ => {}
         }
         if info.find(IFLA_INFO_SLAVE_KIND).is_some_and(|kind| kind.text() == "bridge") {
             self.bridge_port = info.find(IFLA_INFO_SLAVE_DATA).map(|data| BridgePort::decode(data.nested()));

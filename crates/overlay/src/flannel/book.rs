@@ -20,6 +20,9 @@ const PLAIN_MAX_ROUTES: usize = 1024;
 /// How many different metrics there are then: a prime below one octet.
 const METRICS: u32 = 251;
 
+/// The metric of the route that swallows what is meant for pods that we do not have: the worst, so that the pods' own routes win.
+const BLACKHOLE_METRIC: u32 = u32::MAX;
+
 /// Peers' claims and what follows from them.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
@@ -82,6 +85,11 @@ impl Book {
     /// Whether a peer is at an address of `net`.
     pub(crate) fn has_public_in(&self, net: &IpNet) -> bool {
         self.publics.range(net.network()..=net.broadcast()).next().is_some()
+    }
+
+    /// Wants a blackhole in the place of pods of ours that are not there.
+    pub(crate) fn swallow(&mut self, own: IpNet) {
+        self.desired.routes.insert(own, Hop::Blackhole);
     }
 
     /// Writes down what a peer says now; it is the newest of all.
@@ -196,7 +204,11 @@ impl Book {
         self.before = Before::default();
         self.desired.metrics.clear();
         let crowded = self.desired.routes.len() > PLAIN_MAX_ROUTES;
-        for dst in self.desired.routes.keys() {
+        for (dst, hop) in &self.desired.routes {
+            if *hop == Hop::Blackhole {
+                self.desired.metrics.insert(*dst, BLACKHOLE_METRIC);
+                continue;
+            }
             let Some(own) = own_metric(dst) else { continue };
             let found = observed.routes.get(dst).into_iter().flatten().map(|route| route.metric);
             let known = found.filter(|metric| metric.is_none() || *metric == Some(own)).min();

@@ -4,17 +4,19 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use russet_addr::{Family, IpNet, Ipv4Net, Ipv6Net, host_net};
+use russet_addr::{Family, IfName, IpNet, Ipv4Net, Ipv6Net, host_net};
 use russet_netlink::{Monitor, RouteKind, Socket, Topic};
 
 use super::book::{Book, Said};
 use super::drift::{Suspects, View};
 use super::rules::{Near, Rules};
-use super::{Backend, FlannelError, Networks, Peer, PeerKey, Prepared, Underlay, vxlan};
+use super::{
+    Backend, FlannelError, Networks, Peer, PeerKey, Prepared, ROUTE_PROTOCOL, Underlay, Vxlan, ipip, vxlan,
+};
 use crate::apply::{Executor, ignore_router_advertisements};
 use crate::desired::Desired;
 use crate::observe::{FoundDevice, Observed, observe, observe_devices};
-use crate::owner::{Owner, index};
+use crate::owner::{Owner, Yielding, index};
 use crate::plan::{Plan, plan};
 use crate::refusal::{Refusal, Subject};
 use crate::report::{Kind, OverlayError, Report};
@@ -38,6 +40,7 @@ pub struct Fabric {
     /// The peers of the last snapshot and since, and how new each is.
     peers: BTreeMap<PeerKey, (u64, Peer)>,
     newest: u64,
+    swallows: bool,
 }
 
 /// Answers of the kernel about addresses, each asked for once.
@@ -49,17 +52,14 @@ struct Nearness(BTreeMap<IpAddr, Option<u32>>);
 impl Fabric {
     /// Begins to listen to the kernel; changes nothing yet.
     pub fn open(backend: Backend, underlay: Underlay, networks: Networks) -> Result<Self, FlannelError> {
-        let mut names = [None, None];
-        if let Backend::Vxlan(options) = &backend {
-            for family in networks.families() {
-                names[index(family)] = Some(vxlan::device_name(options.vni, family)?);
-            }
-        }
-        let addresses = Family::BOTH.map(|family| networks.of(family));
-        let owner = vxlan::owner(names, addresses);
+        let networks = match backend {
+            Backend::Ipip { .. } => Networks { v6: None, ..networks },
+            _ => networks,
+        };
+        let owner = owner(&backend, networks)?;
         let topics = [Topic::Links, Topic::Addresses, Topic::Routes, Topic::Neighbours];
         Ok(Self {
-            rules: Rules { backend, underlay, networks, own: [None, None], mac: [None, None] },
+            rules: Rules { backend, underlay, networks, own: [None, None], mac: [None, None], tunnel: None },
             book: Book::new(owner.clone(), BTreeMap::new()),
             owner,
             monitor: Monitor::open(&topics)?,
@@ -69,6 +69,7 @@ impl Fabric {
             told: BTreeMap::new(),
             peers: BTreeMap::new(),
             newest: 0,
+            swallows: false,
         })
     }
 
@@ -87,9 +88,15 @@ impl Fabric {
         let devices = self.devices.values().map(|device| device.mtu);
         Prepared {
             mac: self.rules.mac,
-            mtu: devices.min().unwrap_or(self.rules.underlay.mtu),
+            mtu: devices.min().unwrap_or(self.rules.backend.mtu(self.rules.underlay.mtu)),
             device: self.owner.names.clone(),
         }
+    }
+
+    /// Whether packets to pods of our own subnets that are not there are swallowed, instead of following the default route; from the
+    /// next [`reset`](Self::reset) on.
+    pub fn swallow_unknown(&mut self, on: bool) {
+        self.swallows = on;
     }
 
     /// Gives the devices the base addresses of our own subnets, and takes those of others' from them.
@@ -185,7 +192,19 @@ impl Fabric {
 
     /// Makes or adopts our devices, and finds out what they are then.
     fn devices(&mut self, report: &mut Report) -> Result<(), FlannelError> {
-        let Backend::Vxlan(options) = &self.rules.backend else { return Ok(()) };
+        match &self.rules.backend {
+            Backend::Vxlan(options) => self.vxlan(&options.clone(), report),
+            Backend::Ipip { .. } => {
+                let device = ipip::Device { underlay: &self.rules.underlay, own: self.rules.own[0] };
+                self.rules.tunnel = Some(device.ensure(&mut self.socket, &self.owner, report)?);
+                self.devices = observe_devices(&mut self.socket, &self.owner)?;
+                Ok(())
+            }
+            Backend::HostGw | Backend::Udp | Backend::Alloc => Ok(()),
+        }
+    }
+
+    fn vxlan(&mut self, options: &Vxlan, report: &mut Report) -> Result<(), FlannelError> {
         let found = observe_devices(&mut self.socket, &self.owner)?;
         let mut desired = Desired { owner: self.owner.clone(), ..Desired::default() };
         for family in self.rules.networks.families() {
@@ -213,6 +232,9 @@ impl Fabric {
     fn write_book(&mut self) {
         let devices = std::mem::take(&mut self.book.desired_mut().devices);
         self.book = Book::new(self.owner.clone(), devices);
+        if self.swallows {
+            self.rules.own.into_iter().flatten().for_each(|own| self.book.swallow(own));
+        }
         let mut nearness = Nearness::default();
         let mut peers: Vec<&(u64, Peer)> = self.peers.values().collect();
         peers.sort_by_key(|(age, _)| *age);
@@ -235,6 +257,30 @@ impl AsFd for Fabric {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.monitor.as_fd()
     }
+}
+
+/// The owner of what a backend makes; without device names where it has none.
+fn owner(backend: &Backend, networks: Networks) -> Result<Owner, FlannelError> {
+    let mut names = [None, None];
+    for family in networks.families() {
+        names[index(family)] = match backend {
+            Backend::Vxlan(options) => Some(vxlan::device_name(options.vni, family)?),
+            Backend::Ipip { .. } => Some(IfName::new(ipip::DEVICE)?),
+            Backend::HostGw | Backend::Udp | Backend::Alloc => None,
+        };
+    }
+    Ok(Owner {
+        names,
+        alias: None,
+        protocol: ROUTE_PROTOCOL,
+        owned: &[ROUTE_PROTOCOL],
+        device_routes: true,
+        yielding: Yielding::All,
+        addresses: Family::BOTH.map(|family| networks.of(family)),
+        // The gateway of a route through an IP-in-IP device is nowhere near it.
+        onlink: matches!(backend, Backend::Ipip { .. }),
+        evicts: true,
+    })
 }
 
 /// What the peer says in each family.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use russet_addr::{Family, IpNet, Mac};
 
-use super::{Backend, Networks, Peer, Underlay, host_gw, vxlan};
+use super::{Backend, Networks, Peer, Underlay, host_gw, ipip, vxlan};
 use crate::owner::index;
 use crate::refusal::{Reason, Refusal, Subject};
 
@@ -19,6 +19,8 @@ pub(crate) struct Rules {
     pub(crate) own: [Option<IpNet>; 2],
     /// The MACs of our own devices.
     pub(crate) mac: [Option<Mac>; 2],
+    /// The index of a tunnel device without MACs.
+    pub(crate) tunnel: Option<u32>,
 }
 
 /// One family's subnet of a peer and the way there.
@@ -47,8 +49,9 @@ impl Rules {
     pub(crate) fn asks_for_links(&self) -> bool {
         match &self.backend {
             Backend::Vxlan(options) => options.direct_routing,
+            Backend::Ipip { direct_routing } => *direct_routing,
             Backend::HostGw => true,
-            Backend::Alloc => false,
+            Backend::Udp | Backend::Alloc => false,
         }
     }
 
@@ -59,6 +62,9 @@ impl Rules {
         family: Family,
         near: Near<'_>,
     ) -> Option<Result<Claim, Box<Refusal>>> {
+        if matches!(self.backend, Backend::Udp | Backend::Alloc) {
+            return None;
+        }
         let network = self.networks.of(family)?;
         let subnet = peer.subnet(family)?;
         let way = self.check(peer, family, network, subnet).and_then(|public| match &self.backend {
@@ -67,7 +73,8 @@ impl Rules {
                 vxlan::way(options, peer.mac[index(family)], own, public, near)
             }
             Backend::HostGw => host_gw::way(self.underlay.ifindex, public, near),
-            Backend::Alloc => Err(Reason::Unsupported),
+            Backend::Ipip { direct_routing } => ipip::way(*direct_routing, self.tunnel, public, near),
+            Backend::Udp | Backend::Alloc => Err(Reason::Unsupported),
         });
         let refuse = |reason| Box::new(Refusal::new(Subject::Block(subnet), None, reason));
         Some(way.map(|way| Claim { subnet, way }).map_err(refuse))

@@ -3,13 +3,13 @@
 
 use std::net::IpAddr;
 
-use russet_addr::{Family, IfName, IpNet, Mac};
+use russet_addr::{Family, IfName, Mac};
 use russet_linux::random;
 
 use super::rules::{Near, Way};
-use super::{FlannelError, ROUTE_PROTOCOL, Underlay, VXLAN_PORT, Vxlan};
+use super::{FlannelError, Underlay, VXLAN_PORT, Vxlan};
 use crate::observe::FoundDevice;
-use crate::owner::{Owner, Yielding, index};
+use crate::owner::index;
 use crate::plan::matches;
 use crate::refusal::Reason;
 use crate::vxlan::{Device, is_unicast, mtu_min, overhead};
@@ -23,21 +23,6 @@ pub(crate) fn device_name(vni: u32, family: Family) -> Result<IfName, FlannelErr
         Family::V4 => format!("flannel.{vni}"),
         Family::V6 => format!("flannel-v6.{vni}"),
     })?)
-}
-
-/// The owner of what flannel's daemon makes; without device names where the backend has none.
-pub(crate) fn owner(names: [Option<IfName>; 2], addresses: [Option<IpNet>; 2]) -> Owner {
-    Owner {
-        names,
-        alias: None,
-        protocol: ROUTE_PROTOCOL,
-        owned: &[ROUTE_PROTOCOL],
-        device_routes: true,
-        yielding: Yielding::All,
-        addresses,
-        onlink: false,
-        evicts: true,
-    }
 }
 
 /// The device that a family needs, given what is there: one that matches stays as it is, with its MAC and, unless that is

@@ -2,5 +2,6 @@
 
 mod cluster;
 mod host_gw;
+mod other;
 mod storm;
 mod vxlan;

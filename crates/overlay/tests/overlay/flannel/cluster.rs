@@ -6,7 +6,9 @@ use std::time::Duration;
 use russet_addr::{IfName, Ipv4Net, Ipv6Net, Mac};
 use russet_linux::NetNs;
 use russet_overlay::Report;
-use russet_overlay::flannel::{Backend, Fabric, Networks, Peer, PeerKey, Prepared, Underlay, Vxlan};
+use russet_overlay::flannel::{
+    Backend, Fabric, FlannelError, Networks, Peer, PeerKey, Prepared, Underlay, Vxlan,
+};
 use russet_testkit::{eventually, in_netns_with_loopback};
 use serde_json::Value;
 
@@ -134,12 +136,16 @@ impl Node {
     /// A daemon that starts: whatever it knew is forgotten.
     #[track_caller]
     pub fn start(&mut self) {
+        self.try_start().unwrap();
+    }
+
+    pub fn try_start(&mut self) -> Result<(), FlannelError> {
         let (backend, underlay, networks) = (self.backend.clone(), self.underlay(), self.networks);
-        let fabric = self.ns.with(|| Fabric::open(backend, underlay, networks)).unwrap().unwrap();
-        self.fabric = Some(fabric);
-        self.prepared = self.run(|fabric| fabric.prepare()).unwrap();
+        self.fabric = Some(self.ns.with(|| Fabric::open(backend, underlay, networks)).unwrap()?);
+        self.prepared = self.run(|fabric| fabric.prepare())?;
         let own = (Some(subnet(self.number)), Some(subnet_v6(self.number)));
         sound(&self.run(|fabric| fabric.own(own.0, own.1)));
+        Ok(())
     }
 
     pub fn run<T: Send>(&mut self, work: impl FnOnce(&mut Fabric) -> T + Send) -> T {

@@ -280,6 +280,11 @@ fn t31_a_device_of_another_kind_is_made_anew() {
                 (&1.into(), &8472.into())
             );
         }
+        nodes[0].backend = Backend::Vxlan(Vxlan { gbp: true, learning: true, port: 4789, ..vxlan() });
+        nodes[0].start();
+        let data = &json("ip -n n1 -d -j link show dev flannel.1")[0]["linkinfo"]["info_data"];
+        assert_eq!((&data["port"], &data["learning"]), (&4789.into(), &true.into()));
+        assert!(sh("ip -n n1 -d link show dev flannel.1").contains(" gbp"), "{data}");
     });
 }
 

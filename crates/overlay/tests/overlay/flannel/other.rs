@@ -1,0 +1,91 @@
+//! What belongs to no backend alone, and the backends that this kernel may lack.
+
+use russet_overlay::Kind;
+use russet_overlay::flannel::{Backend, FlannelError, Peer};
+
+use super::cluster::{Node, json, key, route, route_v6, sh, stranger, vxlan, with_nodes};
+
+#[test]
+#[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
+fn unknown_pods_of_ours_are_swallowed_only_on_demand_and_pods_routes_win() {
+    // flannel.md section 1.3, ip-blackhole-route
+    with_nodes(1, &Backend::Vxlan(vxlan()), |nodes| {
+        nodes[0].reset(vec![stranger(2)]);
+        assert_eq!(route(1), "");
+        nodes[0].run(|fabric| fabric.swallow_unknown(true));
+        nodes[0].resync();
+        assert_eq!(route(1), "blackhole 10.5.1.0/24 proto 115 metric 4294967295");
+        assert!(
+            route_v6(1).starts_with("blackhole fd10:5:0:1::/64 dev lo proto 115 metric 4294967295"),
+            "{}",
+            route_v6(1)
+        );
+        sh("ip -n n1 link add cni0 type bridge");
+        sh("ip -n n1 addr add 10.5.1.1/24 dev cni0");
+        sh("ip -n n1 link set cni0 up");
+        sh("ip -n n1 route add 10.5.1.0/24 via 192.168.77.9 metric 5");
+        nodes[0].drifted();
+        assert!(nodes[0].resync().is_quiet(), "other routes to our own subnet are others' business");
+        let way = &json("ip -n n1 -j route get 10.5.1.9")[0];
+        assert_eq!(way["dev"], "cni0");
+        nodes[0].change(&[key(2)], &[stranger(3)]);
+        assert!(nodes[0].resync().is_quiet());
+        sh("ip -n n1 route del blackhole 10.5.1.0/24 metric 4294967295");
+        assert!(nodes[0].drifted());
+        assert_eq!(nodes[0].resync().changed(Kind::Route), 1);
+        nodes[0].start();
+        nodes[0].reset(vec![]);
+        assert!(!route(1).contains("blackhole"), "{}", route(1));
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, root; tool: ip"]
+fn backends_without_routes_take_out_what_others_left() {
+    for (backend, accepts) in [(Backend::Udp, true), (Backend::Alloc, false)] {
+        with_nodes(1, &Backend::HostGw, |nodes| {
+            assert_eq!(["vxlan", "", "anything"].map(|kind| backend.accepts(kind)), [accepts; 3]);
+            nodes[0].reset(vec![stranger(2)]);
+            nodes[0].backend = backend.clone();
+            nodes[0].start();
+            assert_eq!(nodes[0].prepared.mtu, if accepts { 1472 } else { 1500 });
+            assert_eq!(nodes[0].reset(vec![stranger(2)]).changed(Kind::Route), 2);
+            assert_eq!((route(2), route_v6(2)), (String::new(), String::new()));
+        });
+    }
+}
+
+/// Where the kernel has IP-in-IP, what the backend makes of it; where not, that it says so.
+#[test]
+#[ignore = "kernel: network namespaces, root; tool: ip"]
+fn ipip_works_or_names_what_the_kernel_lacks() {
+    // flannel.md section 6.4
+    with_nodes(1, &Backend::HostGw, |nodes| {
+        let node: &mut Node = &mut nodes[0];
+        node.backend = Backend::Ipip { direct_routing: true };
+        match node.try_start() {
+            Err(error @ FlannelError::Unsupported { .. }) => {
+                assert!(!sh("ip -n n1 link").contains("flannel.ipip"));
+                let said = error.to_string();
+                assert!(
+                    said.starts_with(
+                        "backend ipip needs IP-in-IP tunnels (CONFIG_NET_IPIP, module ipip), which"
+                    ),
+                    "{said}"
+                );
+            }
+            Err(error) => panic!("{error}"),
+            Ok(()) => {
+                assert_eq!(node.prepared.mtu, 1480);
+                let far = Peer { public_ip: [192, 168, 88, 3].into(), ..stranger(3) };
+                sh("ip -n n1 route add 192.168.88.0/24 via 192.168.77.254");
+                node.reset(vec![stranger(2), far]);
+                assert_eq!(route(2), "10.5.2.0/24 via 192.168.77.2 dev w0 proto 115 onlink");
+                assert_eq!(route(3), "10.5.3.0/24 via 192.168.88.3 dev flannel.ipip proto 115 onlink");
+                let link = &json("ip -n n1 -d -j link show dev flannel.ipip")[0];
+                assert_eq!(link["linkinfo"]["info_data"]["local"], "192.168.77.1");
+                assert!(node.resync().is_quiet());
+            }
+        }
+    });
+}
