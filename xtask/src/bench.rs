@@ -6,6 +6,7 @@ mod calico;
 mod cni;
 mod inside;
 mod ipam;
+mod overlay;
 mod quiet;
 mod report;
 mod shuffle;
@@ -52,6 +53,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "cni", run: cni::run },
     Bench { name: "ipam", run: ipam::run },
     Bench { name: "calico", run: calico::run },
+    Bench { name: "overlay", run: overlay::run },
 ];
 
 /// Below this many rounds the order of a lucky shuffle shows.

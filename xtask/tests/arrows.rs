@@ -56,6 +56,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("russet-swarm", Support),
     ("russet-bench-floor", Support),
     ("russet-bench-ipam", Support),
+    ("russet-bench-overlay", Support),
     ("xtask", Support),
 ];
 

@@ -12,7 +12,6 @@ pub mod netns;
 pub mod probe;
 pub mod process;
 pub mod random;
-pub mod ready;
 pub mod sysctl;
 pub mod tun;
 pub mod udp;

@@ -5,11 +5,12 @@
 
 mod virtio;
 
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use russet_addr::IfName;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, ReadWriteFlags};
 
 pub use virtio::{Segments, VIRTIO_HEADER_BYTES, VirtioHeader};
 
@@ -37,7 +38,7 @@ pub struct TunOffloads {
     pub udp: bool,
 }
 
-/// One queue of a TUN device; neither reading nor writing waits.
+/// One queue of a TUN device.
 #[derive(Debug)]
 pub struct Queue(OwnedFd);
 
@@ -68,6 +69,8 @@ const OFFLOADS: [(libc::c_uint, TunOffloads); 4] = [
     (TCP, TunOffloads { header: true, checksum: true, tcp: true, udp: false }),
     (libc::TUN_F_CSUM, TunOffloads { header: true, checksum: true, tcp: false, udp: false }),
 ];
+/// -1: what a file without positions wants to be told.
+const NO_OFFSET: u64 = u64::MAX;
 const TCP: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
 const ECN: libc::c_uint = libc::TUN_F_TSO_ECN;
 /// The kernel takes both or none.
@@ -107,11 +110,28 @@ impl Tun {
 impl Queue {
     /// Reads one packet with its header, if there is one. More than `buffer` holds is cut off.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-        match rustix::io::read(&self.0, buffer) {
+        let here = &mut [IoSliceMut::new(buffer)];
+        match rustix::io::preadv2(&self.0, here, NO_OFFSET, ReadWriteFlags::NOWAIT) {
             Ok(bytes) => Ok(Some(bytes)),
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
+            // Before 5.11 a TUN cannot tell without waiting: nothing is gathered there.
+            Err(Errno::AGAIN | Errno::INTR | Errno::OPNOTSUPP) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// The same, but waits for a packet: until there is one, or the device is deleted, which is an error.
+    pub fn wait(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match rustix::io::read(&self.0, &mut *buffer) {
+                Err(Errno::INTR) => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    /// Whether an error of a write says that the device has been deleted, and is not merely down.
+    pub fn is_gone(error: &io::Error) -> bool {
+        error.raw_os_error() == Some(libc::EBADFD)
     }
 
     /// Writes one packet with its header, in pieces.
@@ -130,7 +150,7 @@ impl Queue {
     }
 
     fn attach(pattern: &str, header: bool, several: bool) -> io::Result<(Self, String)> {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let queue = Self(rustix::fs::open("/dev/net/tun", flags, Mode::empty())?);
         let mut wanted = libc::IFF_TUN | libc::IFF_NO_PI;
         wanted |= if header { libc::IFF_VNET_HDR } else { 0 };

@@ -75,7 +75,7 @@ struct Control([u8; CONTROL_BYTES]);
 // === impl UdpSocket ===
 
 impl UdpSocket {
-    /// Binds a socket in the calling thread's network namespace. Neither sending nor receiving fragments; receiving does not wait.
+    /// Binds a socket in the calling thread's network namespace. Neither sending nor receiving fragments; neither has a deadline.
     pub fn bind(address: SocketAddrV4, port: Port) -> Result<Self, UdpSocketError> {
         let failed =
             |step| move |source: rustix::io::Errno| UdpSocketError { address, step, source: source.into() };
@@ -302,6 +302,21 @@ mod tests {
             assert!(error.to_string().starts_with(&format!("open UDP socket {taken}: bind: ")), "{error}");
         }
         drop(second);
+    }
+
+    #[test]
+    fn a_socket_that_is_shut_waits_no_longer() {
+        let (socket, _) = socket();
+        let bytes = std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let mut inbox = Inbox::new(2);
+                socket.wait(&mut inbox).unwrap();
+                inbox.arrivals().map(|arrival| arrival.bytes.len()).sum::<usize>()
+            });
+            socket.shut();
+            waits.join().unwrap()
+        });
+        assert_eq!(bytes, 0);
     }
 
     #[test]

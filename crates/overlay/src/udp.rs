@@ -23,6 +23,7 @@ mod unreachable;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -70,6 +71,7 @@ pub struct Proxy {
     shared: Arc<Shared>,
     /// Of the namespace in which the proxy was started.
     netlink: Mutex<Socket>,
+    sockets: Vec<Arc<UdpSocket>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -101,7 +103,7 @@ pub enum UdpError {
         /// Why.
         source: NetlinkError,
     },
-    /// No thread, or no event descriptor to stop it.
+    /// No thread.
     #[error("start the threads of the udp backend: {0}")]
     Threads(#[source] io::Error),
 }
@@ -154,8 +156,9 @@ impl Proxy {
             },
             device,
             peers: Arc::default(),
-            shared: Arc::new(shared.map_err(UdpError::Threads)?),
+            shared: Arc::new(shared),
             netlink: Mutex::new(netlink),
+            sockets: Vec::new(),
             threads: Vec::new(),
         };
         for (queue, socket) in tun.queues.into_iter().zip(sockets) {
@@ -209,6 +212,7 @@ impl Proxy {
     /// Starts the two threads of a queue.
     fn serve(&mut self, queue: Arc<russet_linux::tun::Queue>, socket: Arc<UdpSocket>) -> io::Result<()> {
         let tun = self.offloads.tun;
+        self.sockets.push(Arc::clone(&socket));
         let joins = Kinds { tcp: tun.tcp, udp: tun.udp };
         let receiver = Receiver {
             queue: Arc::clone(&queue),
@@ -229,7 +233,9 @@ impl Proxy {
     ) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let body = move || {
-            if let Err(error) = run() {
+            if let Err(error) = run()
+                && !shared.is_stopping()
+            {
                 shared.fail(name, &error);
             }
         };
@@ -240,12 +246,17 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.shared.stop.raise();
+        self.shared.stopping.store(true, Ordering::Release);
+        self.sockets.iter().for_each(|socket| socket.shut());
+        let netlink = self.netlink.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !self.device.delete(netlink) {
+            // Whoever took the device, or our right to it, ends the threads by deleting it.
+            return;
+        }
         for thread in self.threads.drain(..) {
             // One that panicked has ended, too.
             let _ = thread.join();
         }
-        self.device.delete(self.netlink.get_mut().unwrap_or_else(PoisonError::into_inner));
     }
 }
 

@@ -50,11 +50,6 @@ impl Inbox {
             datagram_bytes: filled.datagram_bytes,
         })
     }
-
-    /// Whether every buffer was used, so that more may be waiting.
-    pub fn is_full(&self) -> bool {
-        self.filled.len() == self.slots
-    }
 }
 
 // === impl UdpSocket ===
@@ -62,6 +57,21 @@ impl Inbox {
 impl UdpSocket {
     /// Fills the inbox with what is there, which may be nothing.
     pub fn receive(&self, inbox: &mut Inbox) -> io::Result<()> {
+        self.receive_with(inbox, libc::MSG_DONTWAIT)
+    }
+
+    /// Waits until something arrives, or until the socket is [shut](Self::shut): then there may be nothing.
+    pub fn wait(&self, inbox: &mut Inbox) -> io::Result<()> {
+        self.receive_with(inbox, libc::MSG_WAITFORONE)
+    }
+
+    /// Ends all [waits](Self::wait), now and later. Sending goes on.
+    pub fn shut(&self) {
+        // The kernel wakes who waits, and then says that an unconnected socket cannot be shut.
+        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Read);
+    }
+
+    fn receive_with(&self, inbox: &mut Inbox, flags: libc::c_int) -> io::Result<()> {
         inbox.filled.clear();
         let mut controls = [Control::EMPTY; MAX_SLOTS];
         let mut pieces: [MaybeUninit<libc::iovec>; MAX_SLOTS] = [const { MaybeUninit::uninit() }; MAX_SLOTS];
@@ -78,7 +88,7 @@ impl UdpSocket {
             header.msg_control = control.0.as_mut_ptr().cast();
             header.msg_controllen = CONTROL_BYTES as _;
         }
-        let (fd, flags) = (self.fd.as_raw_fd(), libc::MSG_DONTWAIT);
+        let fd = self.fd.as_raw_fd();
         let (first, count) = (messages.as_mut_ptr(), inbox.slots as libc::c_uint);
         // SAFETY: the first `slots` messages have been set up with buffers that live until the call returns.
         let received = unsafe { libc::recvmmsg(fd, first, count, flags as _, std::ptr::null_mut()) };

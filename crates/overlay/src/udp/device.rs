@@ -2,8 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use russet_addr::{IfName, Ipv4Net, host_net};
-use russet_netlink::{AddrGenMode, Address, Batch, LinkDel, LinkSet, NetlinkError, Route, Scope, Socket};
+use russet_addr::{Family, IfName, Ipv4Net, host_net};
+use russet_netlink::{
+    AddrGenMode, Address, Batch, LinkDel, LinkSet, NetlinkError, Route, RouteFilter, Scope, Socket,
+};
 
 /// The device as it should be.
 #[derive(Debug, Clone)]
@@ -22,28 +24,39 @@ const QUEUE_PACKETS: u32 = 500;
 // === impl Device ===
 
 impl Device {
-    /// Makes it so; what is so already stays.
+    /// Makes it so. What is so already is not touched, so that those who listen for changes hear nothing.
     pub(super) fn configure(&self, socket: &mut Socket) -> Result<(), NetlinkError> {
-        let index = self.index;
-        // IPv6 has no business here, and its solicitations none in our queue.
-        let silent = LinkSet { addr_gen_mode: Some(AddrGenMode::None), ..LinkSet::index(index) };
-        let mut link = LinkSet::index(index);
-        link.mtu_bytes = Some(self.mtu_bytes);
-        link.tx_queue_len = Some(QUEUE_PACKETS);
-        link.up = Some(true);
-        let route = Route { scope: Scope::Universe, ..Route::dev(self.network.trunc().into(), index) };
+        let found = socket.link_by_index(self.index)?;
+        let mut link = LinkSet::index(self.index);
+        link.mtu_bytes = Some(self.mtu_bytes).filter(|mtu| *mtu != found.mtu_bytes);
+        link.tx_queue_len = Some(QUEUE_PACKETS).filter(|packets| *packets != found.tx_queue_len);
+        link.up = (!found.is_up()).then_some(true);
         let mut batch = Batch::new();
-        // A kernel without IPv6 knows no such mode.
-        let _ = socket.execute(Batch::new().set_link(&silent));
-        batch.set_link(&link);
-        batch.replace_address(&Address::new(index, host_net(IpAddr::V4(self.own))));
-        batch.replace_route(&route);
+        if link != LinkSet::index(self.index) {
+            // IPv6 has no business here, and its solicitations none in our queue. A kernel without it knows no such mode.
+            let silent = LinkSet { addr_gen_mode: Some(AddrGenMode::None), ..LinkSet::index(self.index) };
+            let _ = socket.execute(Batch::new().set_link(&silent));
+            batch.set_link(&link);
+        }
+        let address = Address::new(self.index, host_net(IpAddr::V4(self.own)));
+        let addresses = socket.addresses_of(self.index)?;
+        if !addresses.iter().any(|found| found.net == address.net) {
+            batch.replace_address(&address);
+        }
+        let route = Route { scope: Scope::Universe, ..Route::dev(self.network.trunc().into(), self.index) };
+        let here = RouteFilter { table: Some(Route::MAIN), oif: Some(self.index), ..RouteFilter::default() };
+        // A link that is down loses its routes when it is raised again.
+        if !found.is_up() || !socket.routes_where(Family::V4, here)?.contains(&route) {
+            batch.replace_route(&route);
+        }
         socket.execute(&batch).map_err(|failed| failed.error)
     }
 
-    /// Deletes it. It goes with its queues, but a child process that has not come to its `exec` yet may still hold these.
-    pub(super) fn delete(&self, socket: &mut Socket) {
-        // Mostly it is gone already.
-        let _ = socket.execute(Batch::new().delete_link(&LinkDel::Index(self.index)));
+    /// Deletes it, which wakes the threads that wait for its packets. Whether it is gone now.
+    pub(super) fn delete(&self, socket: &mut Socket) -> bool {
+        match socket.execute(Batch::new().delete_link(&LinkDel::Index(self.index))) {
+            Ok(()) => true,
+            Err(failed) => failed.error.is_not_found(),
+        }
     }
 }

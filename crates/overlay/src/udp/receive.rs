@@ -3,7 +3,6 @@
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
-use russet_linux::ready::Woken;
 use russet_linux::tun::Queue;
 use russet_linux::udp::{Inbox, UdpSocket};
 
@@ -38,17 +37,14 @@ impl Receiver {
     pub(super) fn run(mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let mut inbox = Inbox::new(ARRIVALS);
-        while shared.stop.wait(&*self.socket)? == Woken::Ready {
-            loop {
-                // An unconnected socket has no errors but those of the whole system.
-                self.socket.receive(&mut inbox)?;
-                self.deliver(&mut inbox)?;
-                if !inbox.is_full() {
-                    break;
-                }
+        loop {
+            // An unconnected socket has no errors but those of the whole system.
+            self.socket.wait(&mut inbox)?;
+            if shared.is_stopping() {
+                return Ok(());
             }
+            self.deliver(&mut inbox)?;
         }
-        Ok(())
     }
 
     fn deliver(&mut self, inbox: &mut Inbox) -> io::Result<()> {
@@ -90,7 +86,7 @@ impl Sink for TunSink<'_> {
         let written = self.queue.write(pieces);
         match &written {
             Ok(()) => self.shared.counters.add(Count::Writes, 1),
-            Err(error) if Shared::is_gone(error) => {
+            Err(error) if Queue::is_gone(error) => {
                 self.gone = Some(io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(0)))
             }
             Err(_) => {}

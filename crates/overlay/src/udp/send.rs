@@ -7,7 +7,6 @@ use std::io::{self, IoSlice};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use russet_linux::ready::Woken;
 use russet_linux::tun::{Queue, Segments, VIRTIO_HEADER_BYTES, VirtioHeader};
 use russet_linux::udp::UdpSocket;
 
@@ -46,38 +45,41 @@ impl Sender {
     /// Sends until told to stop, or until the device is gone.
     pub(super) fn run(mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
-        while shared.stop.wait(&*self.queue)? == Woken::Ready {
-            let mut gathers = false;
-            while self.read()? {
-                if !gathers {
-                    self.send();
-                    gathers = true;
-                }
-            }
+        while !shared.is_stopping() {
+            // Nothing waits to be sent, so that there is room.
+            let bytes = self.queue.wait(&mut self.memory)?;
+            self.take(bytes);
+            self.send();
+            while self.gather()? {}
             self.send();
         }
         Ok(())
     }
 
-    /// Reads a packet and has it wait. False when there is none.
-    fn read(&mut self) -> io::Result<bool> {
+    /// Reads another packet if one is there.
+    fn gather(&mut self) -> io::Result<bool> {
         if self.used + READ_BYTES > self.memory.len() {
             self.send();
         }
         let Some(bytes) = self.queue.read(&mut self.memory[self.used..])? else { return Ok(false) };
-        let at = self.used;
-        self.used += bytes;
-        let (virtio, packet) = match self.shared.virtio {
-            false => (VirtioHeader::default(), at..at + bytes),
-            true => match self.memory[at..at + bytes].first_chunk() {
-                None => return Ok(true),
-                Some(header) => (VirtioHeader::decode(header), at + VIRTIO_HEADER_BYTES..at + bytes),
+        self.take(bytes);
+        Ok(true)
+    }
+
+    /// Has a packet wait that was read behind what is there already.
+    fn take(&mut self, bytes: usize) {
+        let (at, end) = (self.used, self.used + bytes);
+        self.used = end;
+        let taken = match self.shared.virtio {
+            false => self.forward(at, end, &VirtioHeader::default()),
+            true => match self.memory[at..end].first_chunk().map(VirtioHeader::decode) {
+                None => Err(Count::Malformed),
+                Some(header) => self.forward(at + VIRTIO_HEADER_BYTES, end, &header),
             },
         };
-        if let Err(why) = self.forward(packet.start, packet.end, &virtio) {
+        if let Err(why) = taken {
             self.shared.counters.add(why, 1);
         }
-        Ok(true)
     }
 
     /// Finds the peer and makes the packet ready for it.

@@ -2,10 +2,8 @@
 
 use std::io;
 use std::net::Ipv4Addr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-
-use russet_linux::ready::Stop;
 
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -16,7 +14,8 @@ pub(super) struct Shared {
     pub(super) own: Ipv4Addr,
     /// Ours, and so the peers'.
     pub(super) port: u16,
-    pub(super) stop: Stop,
+    /// Whoever wakes now has to end.
+    pub(super) stopping: AtomicBool,
     pub(super) counters: Counters,
     failure: Mutex<Option<String>>,
 }
@@ -53,38 +52,32 @@ pub(super) struct Counters([AtomicU64; Count::ALL.len()]);
 // === impl Shared ===
 
 impl Shared {
-    pub(super) fn new(virtio: bool, mtu_bytes: u32, own: Ipv4Addr, port: u16) -> io::Result<Self> {
-        Ok(Self {
+    pub(super) fn new(virtio: bool, mtu_bytes: u32, own: Ipv4Addr, port: u16) -> Self {
+        Self {
             virtio,
             mtu_bytes: mtu_bytes as usize,
             own,
             port,
-            stop: Stop::new()?,
+            stopping: AtomicBool::new(false),
             counters: Counters::default(),
             failure: Mutex::default(),
-        })
+        }
     }
 
-    /// A thread cannot go on: all stop, and the first reason is kept.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// A thread cannot go on. The first reason is kept.
     pub(super) fn fail(&self, thread: &str, error: &io::Error) {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         failure.get_or_insert_with(|| format!("{thread}: {error}"));
-        drop(failure);
-        self.stop.raise();
     }
 
     pub(super) fn failure(&self) -> Option<String> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
-
-    /// Whether an error of a TUN queue says that somebody has deleted the device.
-    pub(super) fn is_gone(error: &io::Error) -> bool {
-        error.raw_os_error() == Some(EBADFD)
-    }
 }
-
-/// asm-generic/errno.h
-const EBADFD: i32 = 77;
 
 // === impl Count ===
 

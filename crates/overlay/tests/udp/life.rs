@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use russet_netlink::{Monitor, Topic};
 use russet_overlay::udp::Proxy;
 use russet_testkit::{eventually, ip_json};
 
@@ -95,6 +96,14 @@ fn route_address_and_state_that_somebody_takes_away_are_repaired() {
             assert!(answered, "after {damage}: {said}");
             assert_eq!(proxies[0].failure(), None);
         }
+        // Whoever repairs on events must not cause any.
+        let topics = [Topic::Links, Topic::Addresses, Topic::Routes];
+        let mut monitor = one.host.with(|| Monitor::open(&topics)).unwrap().unwrap();
+        proxies[0].repair().unwrap();
+        assert!(monitor.next(Duration::ZERO).unwrap().is_none());
+        sh("ip -n h1 route del 10.1.0.0/16");
+        proxies[0].repair().unwrap();
+        assert!(monitor.next(Duration::ZERO).unwrap().is_some());
     });
 }
 

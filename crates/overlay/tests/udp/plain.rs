@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use russet_linux::ready::{Stop, Woken};
 use russet_linux::tun::{Queue, Tun};
 use russet_overlay::udp::Options;
 
@@ -17,7 +16,7 @@ use crate::transfer::{tcp, udp_segments};
 
 /// The peer. All its packets go to one other node.
 struct Plain {
-    stop: Arc<Stop>,
+    device: String,
     stopped: Arc<AtomicBool>,
     seen: Arc<Mutex<Seen>>,
     threads: Vec<JoinHandle<()>>,
@@ -50,7 +49,7 @@ impl Plain {
         let mut queues = tun.queues;
         let (queue, socket) = (Arc::new(queues.remove(0)), Arc::new(socket));
         let mut plain = Self {
-            stop: Arc::new(Stop::new().unwrap()),
+            device: format!("-n h{n} link del {device}"),
             stopped: Arc::default(),
             seen: Arc::default(),
             threads: Vec::new(),
@@ -62,14 +61,12 @@ impl Plain {
 
     fn send(&mut self, queue: &Arc<Queue>, socket: &Arc<UdpSocket>, other: Ipv4Addr, options: &Options) {
         let (queue, socket, port) = (Arc::clone(queue), Arc::clone(socket), options.port);
-        let stop = Arc::clone(&self.stop);
         self.threads.push(std::thread::spawn(move || {
             let mut packet = [0; MTU];
-            while stop.wait(&*queue).unwrap() == Woken::Ready {
-                while let Some(bytes) = queue.read(&mut packet).unwrap() {
-                    if packet[0] >> 4 == 4 && age(&mut packet[..bytes]) {
-                        socket.send_to(&packet[..bytes], (other, port)).unwrap();
-                    }
+            // Until the device is deleted.
+            while let Ok(bytes) = queue.wait(&mut packet) {
+                if packet[0] >> 4 == 4 && age(&mut packet[..bytes]) {
+                    socket.send_to(&packet[..bytes], (other, port)).unwrap();
                 }
             }
         }));
@@ -105,7 +102,7 @@ impl Plain {
 
 impl Drop for Plain {
     fn drop(&mut self) {
-        self.stop.raise();
+        sh(&format!("ip {}", self.device));
         self.stopped.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             let _ = thread.join();

@@ -1,4 +1,4 @@
-//! The running russet-bench-ipam: a line to it, a line of JSON from it.
+//! The running russet-bench-ipam, or russet-bench-overlay: a line to it, a line of JSON from it.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
@@ -40,7 +40,7 @@ impl Worker {
         let mut answer = String::new();
         self.output.read_line(&mut answer).map_err(failed())?;
         serde_json::from_str(&answer).map_err(|_| Error::Program {
-            command: format!("russet-bench-ipam: {line}"),
+            command: format!("the benchmark's worker: {line}"),
             why: if answer.is_empty() { "it ended".to_owned() } else { answer },
         })
     }

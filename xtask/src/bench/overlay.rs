@@ -1,0 +1,86 @@
+//! `cargo xtask bench overlay`: what it costs to reach a pod on another node, by each way to join them, against the nodes themselves without pods.
+//!
+//! The work is done by crates/bench-overlay, one sample at a time; this side decides the order and reports. dataplane.md section 2.1 is the method: one
+//! core, so that throughput is one over the cost; all ways take turns in shuffled order within a test, and medians of the rounds are compared.
+
+mod findings;
+
+use std::time::SystemTime;
+
+use crate::artifacts::{self, Profile};
+use crate::bench::ipam::worker::Worker;
+use crate::bench::overlay::findings::Findings;
+use crate::bench::quiet::Quiet;
+use crate::bench::shuffle::Shuffler;
+use crate::bench::{Found, Options};
+use crate::error::{Error, Result};
+use crate::packages;
+
+const BARE: &str = "bare";
+const ROUTED: &str = "routed";
+const VXLAN: &str = "vxlan";
+const VXLAN_RULES: &str = "vxlan-rules";
+const VXLAN_FLANNEL: &str = "vxlan-flannel";
+const UDP: &str = "udp";
+const UDP_NAIVE: &str = "udp-naive";
+
+const WAYS: [&str; 7] = [BARE, ROUTED, VXLAN, VXLAN_RULES, VXLAN_FLANNEL, UDP, UDP_NAIVE];
+
+const STREAM: &str = "t1c";
+const ROUND_TRIP: &str = "rr1c";
+const CONNECT: &str = "crr1c";
+const SMALL: &str = "u64";
+
+const TESTS: [&str; 4] = [STREAM, ROUND_TRIP, CONNECT, SMALL];
+
+/// What people must know to read the table.
+const NOTES: [&str; 8] = [
+    "t1c: one TCP stream, everything on one core; cpu: its processor time, of both ends, the proxies and ksoftirqd, which others' load disturbs less",
+    "rr1c: 64 bytes there and back over TCP, one core; crr1c: connect, one byte there and back, reset, one core; medians of about a second",
+    "u64: datagrams of 64 bytes that arrive, sender and receiver on different cores",
+    "nodes and pods are network namespaces of one kernel, joined by veths that segment nothing (W1 of dataplane.md): ratios hold, figures are this machine's",
+    "bare: node to node; routed: routed veth, host routes; vxlan: routed veth, vxlan device, no netfilter hook at all",
+    "vxlan-rules: the same with our flannel daemon's masquerade and forward rules, so that connections are tracked",
+    "vxlan-flannel: bridge, vxlan device, connection tracking, bridge-nf-call-iptables, and the few rules of dataplane.md section 7",
+    "udp: our userspace backend; udp-naive: a loop with one packet in each system call, the stand-in for flannel's original",
+];
+
+/// Builds the worker, measures.
+pub fn run(options: &Options) -> Result<Found> {
+    if let Some(name) = options.only.iter().find(|name| !WAYS.contains(&name.as_str())) {
+        return Err(Error::Usage(format!("no impl {name:?}; there are: {}", WAYS.join(", "))));
+    }
+    if !packages::is_root() {
+        return Err(Error::Found("bench overlay makes network namespaces: it needs root".to_owned()));
+    }
+    if !options.no_build {
+        packages::ensure()?;
+        artifacts::dynamic("russet-bench-overlay", Profile::Release)?;
+    }
+    let binary = artifacts::dynamic_path("russet-bench-overlay", Profile::Release);
+    let mut worker = Worker::start(&binary, &[])?;
+    let ways: Vec<&'static str> = WAYS.into_iter().filter(|way| options.wants(way)).collect();
+    let seed = SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
+    let (mut shuffler, mut quiet) = (Shuffler::new(seed), Quiet::default());
+    let mut findings = Findings::new(&TESTS, &ways);
+    eprintln!("overlay: {} rounds, seed {seed}", options.rounds);
+    // Once without counting: namespaces and devices come into being.
+    for way in &ways {
+        worker.ask(&format!("sample {way} {ROUND_TRIP}"))?;
+    }
+    for round in 1..=options.rounds {
+        let order = shuffler.order(ways.len());
+        for test in TESTS {
+            quiet.wait();
+            for way in order.iter().map(|which| ways[*which]) {
+                findings.add(test, way, &worker.ask(&format!("sample {way} {test}"))?)?;
+            }
+        }
+        eprintln!("overlay: round {round} of {} done", options.rounds);
+    }
+    findings.notes.push(format!("{} rounds, seed {seed}", options.rounds));
+    findings.notes.extend(NOTES.map(str::to_owned));
+    findings.notes.extend(quiet.told());
+    findings.foreign_cpu = quiet.foreign;
+    Ok(Some(Box::new(findings)))
+}

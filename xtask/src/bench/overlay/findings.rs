@@ -1,0 +1,250 @@
+//! What the benchmark found: medians by test and way, their ratios to the bare nodes, and the goals.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use crate::bench::Printed;
+use crate::bench::overlay::{
+    BARE, CONNECT, ROUND_TRIP, ROUTED, SMALL, STREAM, UDP, UDP_NAIVE, VXLAN, VXLAN_FLANNEL, VXLAN_RULES,
+};
+use crate::error::{Error, Result};
+use crate::text_table::TextTable;
+
+/// All rows, in the order of the report.
+pub struct Findings {
+    rows: Vec<Row>,
+    pub notes: Vec<String>,
+    /// The foreign share of the CPU before each test.
+    pub foreign_cpu: Vec<f64>,
+}
+
+/// All samples of one test by one way.
+struct Row {
+    test: &'static str,
+    way: &'static str,
+    values: Vec<f64>,
+}
+
+/// How one way's median should relate to another's.
+struct Goal {
+    test: &'static str,
+    way: &'static str,
+    against: &'static str,
+    at_least: Option<f64>,
+    at_most: Option<f64>,
+}
+
+/// The processor time of a stream, a test of its own in the report.
+const CPU: &str = "cpu";
+
+const fn at_least(test: &'static str, way: &'static str, times: f64, against: &'static str) -> Goal {
+    Goal { test, way, against, at_least: Some(times), at_most: None }
+}
+
+const fn at_most(test: &'static str, way: &'static str, times: f64, against: &'static str) -> Goal {
+    Goal { test, way, against, at_least: None, at_most: Some(times) }
+}
+
+/// Issue 5, and what it leaves open with the rules in place.
+const GOALS: [Goal; 10] = [
+    at_least(STREAM, ROUTED, 0.72, BARE),
+    at_least(STREAM, VXLAN, 1.2, VXLAN_FLANNEL),
+    at_most(ROUND_TRIP, VXLAN, 0.8, VXLAN_FLANNEL),
+    at_least(STREAM, VXLAN_RULES, 1.0, VXLAN_FLANNEL),
+    at_most(ROUND_TRIP, VXLAN_RULES, 1.0, VXLAN_FLANNEL),
+    at_least(STREAM, UDP, 10.0, UDP_NAIVE),
+    at_most(CPU, UDP, 0.1, UDP_NAIVE),
+    at_least(SMALL, UDP, 2.0, UDP_NAIVE),
+    at_most(ROUND_TRIP, UDP, 1.0, UDP_NAIVE),
+    at_most(CONNECT, UDP, 1.05, UDP_NAIVE),
+];
+
+// === impl Findings ===
+
+impl Findings {
+    /// Rows without samples.
+    pub fn new(tests: &[&'static str], ways: &[&'static str]) -> Self {
+        let mut tests = tests.to_vec();
+        tests.insert(1, CPU);
+        let row = |test| move |way: &&'static str| Row { test, way, values: Vec::new() };
+        let rows = tests.into_iter().flat_map(|test| ways.iter().map(row(test))).collect();
+        Self { rows, notes: Vec::new(), foreign_cpu: Vec::new() }
+    }
+
+    /// Adds what the worker said of one sample.
+    pub fn add(&mut self, test: &str, way: &str, sample: &Value) -> Result<()> {
+        let number = |name: &str| {
+            let missing = || Error::Found(format!("the worker's {sample} has no number {name:?}"));
+            sample[name].as_f64().ok_or_else(missing)
+        };
+        self.push(test, way, number("value")?);
+        if test == STREAM {
+            self.push(CPU, way, number("cpu_ns_per_kib")?);
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, test: &str, way: &str, value: f64) {
+        let row = self.rows.iter_mut().find(|row| row.test == test && row.way == way);
+        row.into_iter().for_each(|row| row.values.push(value));
+    }
+
+    /// One way's median as a multiple of another's.
+    fn ratio(&self, test: &str, way: &str, against: &str) -> Option<f64> {
+        let median = |way: &str| {
+            let row = self.rows.iter().find(|row| row.test == test && row.way == way)?;
+            row.quantile(0.5)
+        };
+        Some(median(way)? / median(against)?)
+    }
+
+    /// Each goal with what was found and whether that meets it.
+    fn goals(&self) -> Vec<(String, f64, bool)> {
+        let judge = |goal: &Goal| {
+            let found = self.ratio(goal.test, goal.way, goal.against)?;
+            let met = goal.at_least.is_none_or(|least| found >= least)
+                && goal.at_most.is_none_or(|most| found <= most);
+            Some((goal.to_string(), found, met))
+        };
+        GOALS.iter().filter_map(judge).collect()
+    }
+}
+
+impl Printed for Findings {
+    fn json(&self) -> Value {
+        let row = |row: &Row| {
+            json!({
+                "test": row.test, "impl": row.way, "unit": unit(row.test), "n": row.values.len(),
+                "min": row.quantile(0.0).map(rounded), "p50": row.quantile(0.5).map(rounded),
+                "max": row.quantile(1.0).map(rounded),
+                "times_bare": self.ratio(row.test, row.way, BARE).map(rounded),
+            })
+        };
+        let goals = self.goals();
+        let goal = |(text, found, met): &(String, f64, bool)| json!({ "goal": text, "found": rounded(*found), "met": met });
+        json!({
+            "bench": "overlay",
+            "rows": self.rows.iter().map(row).collect::<Vec<_>>(),
+            "goals": goals.iter().map(goal).collect::<Vec<_>>(),
+            "notes": self.notes,
+            "foreign_cpu": self.foreign_cpu.iter().copied().map(rounded).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl fmt::Display for Findings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = TextTable::new(3, ["test", "unit", "impl", "p50", "min", "max", "n", "x bare"]);
+        for row in &self.rows {
+            let digits = |value: Option<f64>, digits| {
+                value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+            };
+            let names = [row.test, unit(row.test), row.way].map(str::to_owned);
+            let values = [0.5, 0.0, 1.0].map(|quantile| digits(row.quantile(quantile), 2));
+            let count = row.values.len().to_string();
+            let ratio = digits(self.ratio(row.test, row.way, BARE), 3);
+            table.row(names.into_iter().chain(values).chain([count, ratio]));
+        }
+        writeln!(f, "{table}")?;
+        for (text, found, met) in self.goals() {
+            writeln!(f, "goal {text}: {found:.3}, {}", if met { "met" } else { "MISSED" })?;
+        }
+        self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
+    }
+}
+
+// === impl Row ===
+
+impl Row {
+    /// By the nearest-rank method: always a value that was really measured.
+    fn quantile(&self, quantile: f64) -> Option<f64> {
+        let mut sorted = self.values.clone();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let rank = (quantile * sorted.len() as f64).ceil() as usize;
+        sorted.get(rank.saturating_sub(1)).copied()
+    }
+}
+
+// === impl Goal ===
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Goal { test, way, against, .. } = self;
+        write!(f, "{test}: {way}")?;
+        self.at_least.map_or(Ok(()), |least| write!(f, " >= {least}"))?;
+        self.at_most.map_or(Ok(()), |most| write!(f, " <= {most}"))?;
+        write!(f, " x {against}")
+    }
+}
+
+fn unit(test: &str) -> &'static str {
+    match test {
+        STREAM => "Gb/s",
+        CPU => "ns/KiB",
+        SMALL => "kpps",
+        _ => "us",
+    }
+}
+
+fn rounded(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn findings() -> Findings {
+        let mut findings = Findings::new(&[STREAM, ROUND_TRIP], &[BARE, UDP, UDP_NAIVE]);
+        for (way, streams, trip) in
+            [(BARE, [40, 50, 60], 10), (UDP, [8, 4, 5], 20), (UDP_NAIVE, [1, 1, 2], 19)]
+        {
+            for gbps in streams {
+                let sample = json!({ "value": gbps, "cpu_ns_per_kib": 8000 / gbps });
+                findings.add(STREAM, way, &sample).unwrap();
+            }
+            findings.add(ROUND_TRIP, way, &json!({ "value": trip, "cpu_ns_per_kib": null })).unwrap();
+        }
+        findings
+    }
+
+    #[test]
+    fn medians_are_compared_with_the_bare_nodes() {
+        let json = findings().json();
+        let row = |test, way| {
+            let rows = json["rows"].as_array().unwrap();
+            rows.iter().find(|row| row["test"] == test && row["impl"] == way).unwrap().clone()
+        };
+        assert_eq!(row(STREAM, UDP)["p50"], 5.0);
+        assert_eq!(row(STREAM, UDP)["times_bare"], 0.1);
+        assert_eq!((&row(STREAM, UDP)["min"], &row(STREAM, UDP)["max"]), (&json!(4.0), &json!(8.0)));
+        assert_eq!(row(CPU, UDP)["p50"], 1600.0);
+        assert_eq!(row(ROUND_TRIP, BARE)["n"], 1);
+    }
+
+    #[test]
+    fn goals_without_samples_are_left_out_and_others_judged() {
+        let json = findings().json();
+        let goals: Vec<(&str, bool)> = json["goals"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|goal| (goal["goal"].as_str().unwrap(), goal["met"].as_bool().unwrap()))
+            .collect();
+        assert_eq!(
+            goals,
+            [
+                ("t1c: udp >= 10 x udp-naive", false),
+                ("cpu: udp <= 0.1 x udp-naive", false),
+                ("rr1c: udp <= 1 x udp-naive", false),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_sample_without_its_number_is_an_error() {
+        assert!(findings().add(STREAM, UDP, &json!({ "value": 1 })).is_err());
+        assert!(findings().add(ROUND_TRIP, UDP, &json!({})).is_err());
+    }
+}
