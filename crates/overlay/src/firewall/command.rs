@@ -73,13 +73,17 @@ impl Programs {
         Ok(programs)
     }
 
-    /// All rules of a table.
-    pub(crate) fn save(&self, table: &str) -> Result<String, FirewallError> {
-        let printed = self.run("-save", &["-t", table], &[])?;
+    /// All rules of one of the tables, or of all that there are where it is more than one.
+    pub(crate) fn save<'a>(&self, tables: impl Iterator<Item = &'a str>) -> Result<String, FirewallError> {
+        let tables: Vec<&str> = tables.collect();
+        let printed = match tables.as_slice() {
+            [table] => self.run("-save", &["-t", table], &[])?,
+            _ => self.run("-save", &[], &[])?,
+        };
         Ok(String::from_utf8_lossy(&printed).into_owned())
     }
 
-    /// Applies changes to one table, all or none; what they do not name stays.
+    /// Applies changes, of each table all or none; what they do not name stays.
     pub(crate) fn restore(&self, changes: &str) -> Result<(), FirewallError> {
         let arguments: &[&str] = if self.abilities.modern { &["--noflush", WAIT] } else { &["--noflush"] };
         self.run("-restore", arguments, changes.as_bytes()).map(|_| ())

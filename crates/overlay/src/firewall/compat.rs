@@ -78,16 +78,15 @@ impl Compat {
         if proven.is_some_and(|(known, was)| Some(*known) == print && was == wanted) {
             return Ok(());
         }
-        for goal in Goal::both(wanted, family, programs.abilities.modern, &self.old) {
-            settle(&programs, goal.table, report, |saved| {
-                let mut edits = goal.edits(saved);
-                if legacy && goal.table == "filter" && edits.is_empty() {
-                    // Once flannel's jump stands, where it may already be enough.
-                    edits = xtables::accepts(saved, wanted, family, true);
-                }
-                edits
-            })?;
-        }
+        let goals = Goal::both(wanted, family, programs.abilities.modern, &self.old);
+        settle(&programs, &goals, report, |goal, saved| {
+            let edits = goal.edits(saved);
+            if legacy && goal.table == "filter" && edits.is_empty() {
+                // Once flannel's jump stands, where it may already be enough.
+                return xtables::accepts(saved, wanted, family, true);
+            }
+            edits
+        })?;
         // Only what was there before the look is known to have been looked at.
         self.proven.extend(print.map(|print| (family, (print, wanted.clone()))));
         Ok(())
@@ -96,17 +95,18 @@ impl Compat {
     /// What flannel's old versions left in the tables of iptables-nft, where no comment tells it.
     pub(crate) fn sweep(&mut self, tables: &[Table], report: &mut Report) {
         for family in Family::BOTH {
-            for goal in Goal::both(&Wanted::default(), family, false, &self.old) {
-                if !tables.contains(&Table::new(table_family(family), goal.table)) {
-                    continue;
-                }
-                let Ok(programs) = self.installed(family).cloned() else { continue };
-                if !programs.abilities.nft {
-                    continue;
-                }
-                if let Err(error) = settle(&programs, goal.table, report, |saved| goal.edits(saved)) {
-                    report.failed.push(error);
-                }
+            let mut goals = Goal::both(&Wanted::default(), family, false, &self.old).to_vec();
+            goals.retain(|goal| tables.contains(&Table::new(table_family(family), goal.table)));
+            if goals.is_empty() {
+                continue;
+            }
+            // Without the programs nobody knows rules by their addresses; their chains are gone already.
+            let Ok(programs) = self.installed(family).cloned() else { continue };
+            if !programs.abilities.nft {
+                continue;
+            }
+            if let Err(error) = settle(&programs, &goals, report, Goal::edits) {
+                report.failed.push(error);
             }
         }
     }
@@ -114,25 +114,25 @@ impl Compat {
     /// The tables of legacy iptables, where there are any and they are not what `chains` cares for.
     pub(crate) fn legacy(&mut self, wanted: &Wanted, mode: Mode, report: &mut Report) {
         for family in Family::BOTH {
-            for goal in Goal::both(&Wanted::default(), family, false, &self.old) {
-                if !legacy_has(family, goal.table) {
-                    continue;
-                }
-                if mode == Mode::Iptables && self.installed(family).is_ok_and(|found| !found.abilities.nft) {
-                    continue;
-                }
-                let done = self.legacy_programs(family).cloned().and_then(|programs| {
-                    settle(&programs, goal.table, report, |saved| {
-                        let mut edits = goal.edits(saved);
-                        if goal.table == "filter" {
-                            edits.extend(xtables::accepts(saved, wanted, family, false));
-                        }
-                        edits
-                    })
-                });
-                if let Err(error) = done {
-                    report.failed.push(error);
-                }
+            let mut goals = Goal::both(&Wanted::default(), family, false, &self.old).to_vec();
+            goals.retain(|goal| legacy_has(family, goal.table));
+            if goals.is_empty() {
+                continue;
+            }
+            if mode == Mode::Iptables && self.installed(family).is_ok_and(|found| !found.abilities.nft) {
+                continue;
+            }
+            let done = self.legacy_programs(family).cloned().and_then(|programs| {
+                settle(&programs, &goals, report, |goal, saved| {
+                    let mut edits = goal.edits(saved);
+                    if goal.table == "filter" {
+                        edits.extend(xtables::accepts(saved, wanted, family, false));
+                    }
+                    edits
+                })
+            });
+            if let Err(error) = done {
+                report.failed.push(error);
             }
         }
     }
@@ -159,26 +159,28 @@ fn found(
     })
 }
 
-/// Reads a table, repairs it, and reads it again.
+/// Reads the tables, repairs them, and reads them again.
 fn settle(
     programs: &Programs,
-    table: &'static str,
+    goals: &[Goal],
     report: &mut Report,
-    edits: impl Fn(&Saved) -> Vec<String>,
+    edits: impl Fn(&Goal, &Saved) -> Vec<String>,
 ) -> Result<(), FirewallError> {
-    let mut left = Vec::new();
     for look in 0..=LOOKS {
-        left = edits(&Saved::read(&programs.save(table)?));
-        if left.is_empty() {
-            return Ok(());
+        let saved = programs.save(goals.iter().map(|goal| goal.table))?;
+        let left = goals.iter().map(|goal| (goal.table, edits(goal, &Saved::read(&saved, goal.table))));
+        let left: Vec<(&'static str, Vec<String>)> = left.filter(|(_, edits)| !edits.is_empty()).collect();
+        let Some((table, first)) = left.first() else { return Ok(()) };
+        if look == LOOKS {
+            let edit = first.first().cloned().unwrap_or_default();
+            return Err(FirewallError::Unsettled { program: programs.name("-restore"), table, edit });
         }
-        if look < LOOKS {
-            programs.restore(&xtables::restore(table, &left))?;
-            report.repaired.push(Repair::Iptables { program: programs.name(""), table });
-        }
+        let changes: String = left.iter().map(|(table, edits)| xtables::restore(table, edits)).collect();
+        programs.restore(&changes)?;
+        let repair = |(table, _)| Repair::Iptables { program: programs.name(""), table };
+        report.repaired.extend(left.into_iter().map(repair));
     }
-    let edit = left.into_iter().next().unwrap_or_default();
-    Err(FirewallError::Unsettled { program: programs.name("-restore"), table, edit })
+    Ok(())
 }
 
 /// Tells whether anybody touched the chains that `chains` cares for, where they are in nf_tables: asking that is cheaper than

@@ -38,7 +38,7 @@ pub(crate) fn difference(
 ) -> Result<Change, FirewallError> {
     let mut change = Change::default();
     let lines = forward(wanted, table.table.family);
-    let mut docker = false;
+    let mut closed = false;
     for info in look.chains.iter().filter(|info| info.chain.table == table.table && is_gate(info)) {
         let rules = nft.rules_of(&table.table, &info.chain.name)?;
         let mut rules_of = |chain: &str| -> Result<Vec<Kind>, NetlinkError> {
@@ -47,7 +47,8 @@ pub(crate) fn difference(
         let kinds = gate::follow(rules.iter().map(kind).collect(), &mut rules_of)?;
         let drops = info.chain.base.as_ref().is_some_and(|base| base.policy == Policy::Drop);
         let gate = if table.dormant { Gate::Open } else { Gate::of(&kinds, drops) };
-        docker |= gate.passes(&kinds, DOCKER_USER);
+        // Whether or not Docker, which may just be starting, has put its jump there.
+        closed |= gate != Gate::Open;
         let accepted = mode == Mode::Iptables && gate.passes(&kinds, FLANNEL_FORWARD);
         let (lines, before) = match gate {
             Gate::Closed { before } if !accepted => (lines.as_slice(), before),
@@ -60,7 +61,7 @@ pub(crate) fn difference(
         let rules = nft.rules_of(&table.table, &info.chain.name)?;
         let kinds: Vec<Kind> = rules.iter().map(kind).collect();
         let towards_pods: Vec<Line> =
-            lines.iter().filter(|line| docker && line.source == Side::Any).cloned().collect();
+            lines.iter().filter(|line| closed && line.source == Side::Any).cloned().collect();
         settle(info, &rules, &towards_pods, gate::before_return(&kinds), &mut change);
     }
     match table.owner {

@@ -33,7 +33,7 @@ struct SavedRule {
 }
 
 /// What flannel has in one table.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Goal {
     pub(crate) table: &'static str,
     /// The chain of the kernel from which packets are sent to its own.
@@ -156,11 +156,14 @@ pub(crate) fn accepts(saved: &Saved, wanted: &Wanted, family: Family, flannel_ch
         Gate::Closed { before } if !passed => settle(saved, "FORWARD", &lines, before),
         _ => settle(saved, "FORWARD", &[], None),
     };
-    let docker = gate.passes(&kinds, DOCKER_USER);
-    let towards_pods: Vec<Line> =
-        lines.into_iter().filter(|line| docker && line.source == Side::Any).collect();
-    let before = gate::before_return(&saved.kinds(DOCKER_USER));
-    edits.extend(settle(saved, DOCKER_USER, &towards_pods, before));
+    if saved.has_chain(DOCKER_USER) {
+        // Docker's own rules drop what comes to a bridge of its from elsewhere, also where that bridge is the pods'.
+        let closed = gate != Gate::Open;
+        let towards_pods: Vec<Line> =
+            lines.into_iter().filter(|line| closed && line.source == Side::Any).collect();
+        let before = gate::before_return(&saved.kinds(DOCKER_USER));
+        edits.extend(settle(saved, DOCKER_USER, &towards_pods, before));
+    }
     edits
 }
 
@@ -240,10 +243,11 @@ fn spell(words: &[String]) -> String {
 // === impl Saved ===
 
 impl Saved {
-    /// Reads what `iptables-save -t TABLE` printed.
-    pub(crate) fn read(text: &str) -> Self {
+    /// Reads what `iptables-save` printed of one table; nothing is what there is of a table that nobody used yet.
+    pub(crate) fn read(text: &str, table: &str) -> Self {
         let mut saved = Self::default();
-        for line in text.lines() {
+        let inside = text.lines().skip_while(|line| line.strip_prefix('*') != Some(table)).skip(1);
+        for line in inside.take_while(|line| *line != "COMMIT") {
             if let Some(declared) = line.strip_prefix(':') {
                 let mut words = declared.split_ascii_whitespace();
                 let Some(name) = words.next() else { continue };
@@ -251,11 +255,8 @@ impl Saved {
                 saved.chains.push(SavedChain { name: name.to_owned(), policy_drops });
             } else if let Some((chain, text)) = line.strip_prefix("-A ").and_then(|rule| rule.split_once(' '))
             {
-                saved.rules.push(SavedRule {
-                    chain: chain.to_owned(),
-                    words: split(text),
-                    text: text.to_owned(),
-                });
+                let (chain, words, text) = (chain.to_owned(), split(text), text.to_owned());
+                saved.rules.push(SavedRule { chain, words, text });
             }
         }
         saved

@@ -56,6 +56,14 @@ fn pods_reach_each_other_where_iptables_nft_drops_what_is_forwarded() {
         sh("iptables -I FORWARD 1 -p tcp -m tcp --dport 9 -j DROP");
         sh("iptables -D FORWARD -p tcp -m tcp --dport 9 -j DROP");
         assert!(apply(&mut firewall, &wanted()).is_quiet());
+        // iptables shows what it counts.
+        assert!(sh("nft list chain ip filter FORWARD").contains("ip saddr 10.5.0.0/16 counter packets "));
+        // Somebody puts a reject of everything in front of them.
+        sh("iptables -I FORWARD -j REJECT");
+        apply(&mut firewall, &wanted());
+        assert_through(lab);
+        assert_eq!(marked("iptables-save"), accepts("FORWARD"));
+        sh("iptables -D FORWARD -j REJECT");
         // Somebody empties the chain.
         while firewall.changed(Duration::ZERO).unwrap() {}
         sh("iptables -F FORWARD");

@@ -107,9 +107,10 @@ pub fn seen(sender: Option<&NetNs>, from: &str, receiver: &NetNs, to: &str) -> O
         None => bind(from),
     };
     receiver.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-    // The first packet may wait for a neighbour.
-    (0..6).find_map(|_| {
-        sender.send_to(b"x", receiver.local_addr().unwrap()).unwrap();
+    // The first packets wait for neighbours, and on a busy machine for the interface's own IPv6 address.
+    (0..40).find_map(|_| {
+        // Where there is no route yet, there is one later.
+        let _ = sender.send_to(b"x", receiver.local_addr().unwrap());
         receiver.recv_from(&mut [0; 8]).ok().map(|(_, from)| from.ip())
     })
 }

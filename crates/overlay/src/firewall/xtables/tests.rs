@@ -29,6 +29,12 @@ COMMIT
 # Completed on Sat Nov 21 18:18:21 2026
 "#;
 
+/// Reads the only table in the text.
+fn read(text: &str) -> Saved {
+    let table = text.lines().find_map(|line| line.strip_prefix('*')).unwrap_or_default();
+    Saved::read(text, table)
+}
+
 fn nat(old: &[Wanted]) -> Goal {
     let [nat, _] = Goal::both(&wanted(), Family::V4, true, old);
     nat
@@ -42,18 +48,18 @@ fn filter() -> Goal {
 /// What is left of `text` without the lines that contain `part`.
 fn without(text: &str, part: &str) -> Saved {
     let lines: Vec<&str> = text.lines().filter(|line| !line.contains(part)).collect();
-    Saved::read(&lines.join("\n"))
+    read(&lines.join("\n"))
 }
 
 #[test]
 fn a_table_as_flannel_makes_it_needs_nothing() {
     // flannel.md section 7.1, row "current"
-    assert_eq!(nat(&[wanted()]).edits(&Saved::read(NAT)), Vec::<String>::new());
+    assert_eq!(nat(&[wanted()]).edits(&read(NAT)), Vec::<String>::new());
 }
 
 #[test]
 fn an_empty_table_is_filled_with_chain_and_jump() {
-    let edits = nat(&[]).edits(&Saved::read("*nat\n:POSTROUTING ACCEPT [0:0]\nCOMMIT\n"));
+    let edits = nat(&[]).edits(&read("*nat\n:POSTROUTING ACCEPT [0:0]\nCOMMIT\n"));
     let expected: Vec<String> = NAT
         .lines()
         .filter(|line| line.contains("FLANNEL") && !line.contains("-A POSTROUTING"))
@@ -83,7 +89,7 @@ fn jumps_of_other_versions_and_second_ones_go() {
     let jump = "-A POSTROUTING -m comment --comment \"flanneld masq\" -j FLANNEL-POSTRTG\n";
     let text = NAT.replace(jump, &format!("{jump}{jump}-A POSTROUTING -j FLANNEL-POSTRTG\n"));
     let expected = [jump.trim_end().replace("-A", "-D"), "-D POSTROUTING -j FLANNEL-POSTRTG".to_owned()];
-    assert_eq!(nat(&[]).edits(&Saved::read(&text)), expected);
+    assert_eq!(nat(&[]).edits(&read(&text)), expected);
 }
 
 #[test]
@@ -100,7 +106,7 @@ fn rules_of_versions_without_chains_go_by_their_comment_or_by_the_old_values() {
 -A POSTROUTING ! -s 10.9.0.0/16 -d 10.9.0.0/16 -m comment --comment \"flanneld masq\" -j MASQUERADE --random-fully
 -A POSTROUTING -s 10.9.0.0/16 ! -o eth7 -j MASQUERADE
 ";
-    let saved = Saved::read(&NAT.replace("COMMIT", &format!("{bare}COMMIT")));
+    let saved = read(&NAT.replace("COMMIT", &format!("{bare}COMMIT")));
     let deletions: Vec<String> = bare.lines().take(4).map(|line| line.replace("-A", "-D")).collect();
     assert_eq!(nat(&[old]).edits(&saved), deletions);
     assert_eq!(nat(&[]).edits(&saved), deletions[3..], "without the old values only what has the comment");
@@ -114,13 +120,13 @@ fn what_is_not_wanted_is_removed_with_its_chain() {
         "-F FLANNEL-POSTRTG",
         "-X FLANNEL-POSTRTG",
     ];
-    assert_eq!(nat.edits(&Saved::read(NAT)), expected);
-    assert_eq!(filter.edits(&Saved::read("*filter\n:FORWARD DROP [0:0]\nCOMMIT\n")), Vec::<String>::new());
+    assert_eq!(nat.edits(&read(NAT)), expected);
+    assert_eq!(filter.edits(&read("*filter\n:FORWARD DROP [0:0]\nCOMMIT\n")), Vec::<String>::new());
 }
 
 #[test]
 fn forward_rules_are_two_and_a_jump() {
-    let saved = Saved::read("*filter\n:FORWARD DROP [0:0]\nCOMMIT\n");
+    let saved = read("*filter\n:FORWARD DROP [0:0]\nCOMMIT\n");
     let expected = [
         ":FLANNEL-FWD - [0:0]",
         "-A FLANNEL-FWD -s 10.5.0.0/16 -m comment --comment \"flanneld forward\" -j ACCEPT",
@@ -138,11 +144,11 @@ fn accepts_stand_behind_the_rules_of_others_and_before_what_drops_everything() {
             format!("{place}{n} {side} 10.5.0.0/16 -m comment --comment \"russet-flannel forward\" -j ACCEPT")
         }).collect::<Vec<String>>()
         };
-    let open = Saved::read("*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD -s 10.0.0.0/8 -j DROP\nCOMMIT\n");
+    let open = read("*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD -s 10.0.0.0/8 -j DROP\nCOMMIT\n");
     assert!(accepts(&open, &wanted(), Family::V4, false).is_empty());
-    let policy = Saved::read("*filter\n:FORWARD DROP [0:0]\n-A FORWARD -j ufw-before-forward\nCOMMIT\n");
+    let policy = read("*filter\n:FORWARD DROP [0:0]\n-A FORWARD -j ufw-before-forward\nCOMMIT\n");
     assert_eq!(accepts(&policy, &wanted(), Family::V4, false), both("-A FORWARD", ["", ""]));
-    let reject = Saved::read(
+    let reject = read(
         "*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD -i lo -j ACCEPT\n-A FORWARD -m limit --limit 3/min -j LOG --log-prefix \"a b\"\n-A FORWARD -j REJECT --reject-with icmp-host-prohibited\nCOMMIT\n",
     );
     assert_eq!(accepts(&reject, &wanted(), Family::V4, false), both("-I FORWARD ", ["2", "3"]));
@@ -154,24 +160,32 @@ fn accepts_that_are_there_stay_and_those_that_are_not_needed_go() {
     let text = format!(
         "*filter\n:FORWARD DROP [0:0]\n-A FORWARD -s 10.5.0.0/16 {mark}\n-A FORWARD -d 10.5.0.0/16 {mark}\nCOMMIT\n"
     );
-    assert!(accepts(&Saved::read(&text), &wanted(), Family::V4, false).is_empty());
-    let open = Saved::read(&text.replace("DROP", "ACCEPT"));
+    assert!(accepts(&read(&text), &wanted(), Family::V4, false).is_empty());
+    let open = read(&text.replace("DROP", "ACCEPT"));
     assert_eq!(accepts(&open, &wanted(), Family::V4, false).len(), 2);
-    let late = Saved::read(&text.replace("-A FORWARD -s", "-A FORWARD -j DROP\n-A FORWARD -s"));
+    let late = read(&text.replace("-A FORWARD -s", "-A FORWARD -j DROP\n-A FORWARD -s"));
     let edits = accepts(&late, &wanted(), Family::V4, false);
     assert!(edits[0].starts_with("-D FORWARD -s") && edits[2].starts_with("-I FORWARD 1 -s"), "{edits:?}");
     let flannel = "*filter\n:FORWARD DROP [0:0]\n-A FORWARD -m comment --comment \"flanneld forward\" -j FLANNEL-FWD\nCOMMIT\n";
-    assert!(accepts(&Saved::read(flannel), &wanted(), Family::V4, true).is_empty());
+    assert!(accepts(&read(flannel), &wanted(), Family::V4, true).is_empty());
 }
 
 #[test]
 fn where_docker_leaves_a_chain_to_the_administrator_pods_are_reached_through_it() {
-    let saved = Saved::read(
+    let saved = read(
         "*filter\n:FORWARD DROP [0:0]\n:DOCKER-USER - [0:0]\n-A FORWARD -j DOCKER-USER\n-A FORWARD -j DOCKER-FORWARD\n-A DOCKER-USER -s 10.5.7.7/32 -j DROP\n-A DOCKER-USER -j RETURN\nCOMMIT\n",
     );
     let edits = accepts(&saved, &wanted(), Family::V4, false);
     assert_eq!(edits.len(), 3);
     assert!(edits[2].starts_with("-I DOCKER-USER 2 -d 10.5.0.0/16"), "{edits:?}");
+}
+
+#[test]
+fn of_several_tables_each_is_read_by_itself() {
+    let text = format!("{NAT}*filter\n:FORWARD DROP [0:0]\n-A FORWARD -j DROP\nCOMMIT\n");
+    assert_eq!(Saved::read(&text, "nat"), read(NAT));
+    assert_eq!(Saved::read(&text, "filter").rules.len(), 1);
+    assert_eq!(Saved::read(&text, "mangle"), Saved::default());
 }
 
 #[test]
@@ -186,7 +200,7 @@ fn quotes_are_resolved_and_nothing_is_lost() {
 proptest::proptest! {
     #[test]
     fn any_output_is_survived(text in "(?s)[-:*\"\\\\ A-Za-z0-9\n]{0,300}") {
-        let saved = Saved::read(&text);
+        let saved = read(&text);
         let _ = nat(&[wanted()]).edits(&saved);
         let _ = accepts(&saved, &wanted(), Family::V4, true);
     }
