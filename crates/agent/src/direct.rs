@@ -34,7 +34,7 @@ pub async fn direct(
     let local = russet_plugins::is_local(plugin);
     if local && russet_plugins::is_ipam(plugin) {
         // Its own lock is all that it needs, and its caller may be a main plugin that holds the node's.
-        return run_local(config, plugin, request).await;
+        return run_local(config, plugin, request, log).await;
     }
     if russet_plugins::is_ipam(plugin) {
         // It works on no store of this node's, and its caller may be a main plugin that holds the node's lock.
@@ -52,7 +52,7 @@ pub async fn direct(
         Turn::Agents(outcome) => return Ok(Direct::HandedOver(outcome)),
     };
     if local {
-        return run_local(config, plugin, request).await;
+        return run_local(config, plugin, request, log).await;
     }
     let done = if calico {
         // Its datastore is the configuration's, and who this node is, too.
@@ -95,9 +95,14 @@ async fn on_own_store(
 }
 
 /// A plugin that works on no datastore at all.
-async fn run_local(config: &Config, plugin: &str, request: &Request) -> Result<Direct, CniError> {
+async fn run_local(
+    config: &Config,
+    plugin: &str,
+    request: &Request,
+    log: &RequestLog,
+) -> Result<Direct, CniError> {
     let node = LocalNode::of_request(config.paths.root().to_owned());
-    let result = russet_plugins::run_local(&node, plugin, request).await?;
+    let result = russet_plugins::run_local(&node, plugin, request, log).await?;
     History::at(config.paths.history_file()).record(request, result.as_ref());
     Ok(Direct::Done(result))
 }

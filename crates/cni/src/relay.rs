@@ -36,6 +36,10 @@ pub const DIRECT_PLUGIN: &str = "RUSSET_CNI_PLUGIN";
 /// The plugins that work like Calico's: an agent is a help to them, not a need, and its absence changes no answer.
 pub const CALICO: [&str; 2] = ["calico", "calico-ipam"];
 
+/// A text that every executable of ours has in it, and nobody else's: by it a copy under a plugin's name is known.
+pub const MARK: &str =
+    "install the russet command beside the plugin, or set russet_path in the configuration";
+
 /// The plugins that work on their machine alone, as the reference ones do: they need no agent either.
 pub const LOCAL: [&str; 5] = ["host-local", "bridge", "flannel", "portmap", "bandwidth"];
 
@@ -208,8 +212,7 @@ fn path_setting(config: &NetworkConfig, key: &str) -> Result<Option<PathBuf>, Cn
 
 /// Without this a copy of the small executable that is called `russet` would execute itself for ever.
 fn not_the_command() -> CniError {
-    let details = "install the russet command beside the plugin, or set russet_path in the configuration";
-    CniError::io(format!("{DIRECT_COMMAND}: this is the CNI plugin, not the russet command"), details)
+    CniError::io(format!("{DIRECT_COMMAND}: this is the CNI plugin, not the russet command"), MARK)
         .in_version(Version::LATEST)
 }
 

@@ -7,10 +7,11 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use russet_cni_spec::{Call, CniArgs, CniError, CniResult, NetworkConfig, Request, Target, Verb};
+use russet_cni_spec::{Call, CniArgs, CniError, CniResult, NetworkConfig, Request, Target, Verb, relay};
 
 use crate::delegate::Delegate;
 use crate::node::LocalNode;
+use crate::request_log::RequestLog;
 
 /// A plugin, the configuration that it gets, and where it runs.
 pub struct Delegation<'n> {
@@ -28,6 +29,8 @@ enum Place {
 
 /// What our executables are called, whatever links lead to them.
 const OURS: [&str; 2] = ["russet", "russet-cni"];
+/// The largest file in which our mark is looked for; the small executable has less than one, the command some ten.
+const EXECUTABLE_MAX_BYTES: u64 = 64 * 1024 * 1024;
 
 // === impl Delegation ===
 
@@ -73,7 +76,8 @@ impl<'n> Delegation<'n> {
         let mut request = self.request.clone();
         request.env.call = call(verb, request.env.target().cloned())?;
         // On the heap: a plugin may call the next one this way.
-        Box::pin(crate::run_local(self.node, &self.kind, &request)).await
+        let log = RequestLog::new(&self.kind);
+        Box::pin(crate::run_local(self.node, &self.kind, &request, &log)).await
     }
 }
 
@@ -100,7 +104,17 @@ fn is_ours(path: &Path) -> bool {
         return true;
     }
     let id = |path: &Path| std::fs::metadata(path).ok().map(|it| (it.dev(), it.ino()));
-    id(&target).is_some_and(|it| Some(it) == id(Path::new("/proc/self/exe")))
+    id(&target).is_some_and(|it| Some(it) == id(Path::new("/proc/self/exe"))) || has_mark(&target)
+}
+
+/// Whether it is a copy of ours. Run, it would ask the agent, which waits for us.
+fn has_mark(path: &Path) -> bool {
+    use std::io::Read as _;
+    let mut bytes = Vec::new();
+    let read =
+        std::fs::File::open(path).and_then(|file| file.take(EXECUTABLE_MAX_BYTES).read_to_end(&mut bytes));
+    let mark = relay::MARK.as_bytes();
+    read.is_ok() && bytes.windows(mark.len()).any(|window| window == mark)
 }
 
 #[cfg(test)]
@@ -122,6 +136,9 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "#!/bin/sh\n").unwrap();
         assert!(is_foreign("host-local", &dirs));
+        std::fs::remove_file(&path).unwrap();
+        std::fs::copy("/proc/self/exe", &path).unwrap();
+        assert!(!is_foreign("host-local", &dirs), "a copy");
         let other = tempfile::tempdir().unwrap();
         assert!(!is_foreign("host-local", &[other.path().to_owned()]));
     }

@@ -10,6 +10,7 @@ use russet_testkit as testkit;
 use serde_json::{Value, json};
 
 use crate::node::{LocalNode, Teardown};
+use crate::request_log::RequestLog;
 use crate::wiring::Wiring;
 
 /// A node.
@@ -71,7 +72,12 @@ impl Lab {
     }
 
     pub fn data_dir(&self) -> PathBuf {
-        self.root.path().join("nets")
+        self.path("nets")
+    }
+
+    /// A file of the test's own.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
     }
 
     /// `host-local` with one range set for each subnet.
@@ -103,7 +109,7 @@ impl Lab {
         let stdin = config.to_string().into_bytes();
         let prepared = russet_cni_spec::plugin::prepare(self.vars(verb, pod), stdin, "test")?;
         let Prepared::Request(request) = prepared else { panic!("not a request") };
-        self.runtime.block_on(crate::run_local(&self.node, kind, &request))
+        self.runtime.block_on(crate::run_local(&self.node, kind, &request, &RequestLog::new(kind)))
     }
 
     /// Our ADD, as a document.

@@ -11,6 +11,7 @@ mod datastore;
 mod delegate;
 mod delegation;
 mod failure;
+mod flannel;
 mod gc;
 mod host_local;
 #[cfg(test)]
@@ -45,8 +46,8 @@ pub struct Done {
 }
 
 /// Types that [`run`] knows.
-pub const NAMES: [&str; 6] =
-    ["russet", "loopback", calico::NAME, calico_ipam::NAME, host_local::NAME, bridge::NAME];
+pub const NAMES: [&str; 7] =
+    ["russet", "loopback", calico::NAME, calico_ipam::NAME, host_local::NAME, bridge::NAME, flannel::NAME];
 
 /// Carries out one request of the plugin called `name`; `log` is for the runtime's standard error. Once started it is to be run to its end: dropping
 /// the future half-way may leave an address that only DEL gives back.
@@ -56,7 +57,7 @@ pub async fn run(node: &Node, name: &str, request: &Request, log: &RequestLog) -
         "russet" => russet::run(node, request).await,
         "loopback" => loopback::run(node, request).await,
         calico_ipam::NAME => calico_ipam::run(&node.calico, request, log).await,
-        name if is_local(name) => run_local(&node.local(), name, request).await,
+        name if is_local(name) => run_local(&node.local(), name, request, log).await,
         _ => {
             let details = format!("known: {}", NAMES.join(", "));
             Err(CniError::unsupported_field(format!("type: {name:?} is not a plugin of this agent"), details))
@@ -81,17 +82,19 @@ pub fn is_local(name: &str) -> bool {
     LOCAL.contains(&name)
 }
 
-const LOCAL: [&str; 2] = [host_local::NAME, bridge::NAME];
+const LOCAL: [&str; 3] = [host_local::NAME, bridge::NAME, flannel::NAME];
 
 /// [`run`] for a plugin that [`is_local`].
 pub async fn run_local(
     node: &LocalNode,
     name: &str,
     request: &Request,
+    log: &RequestLog,
 ) -> Result<Option<CniResult>, CniError> {
     let done = match name {
         host_local::NAME => host_local::run(&node.root, request).await,
         bridge::NAME => bridge::run(node, request).await,
+        flannel::NAME => flannel::run(node, request, log).await,
         _ => Err(CniError::internal(format!("{name} is no plugin of this machine alone"), "")),
     };
     done.map_err(|error| error.in_version(request.config.cni_version))

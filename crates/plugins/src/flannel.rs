@@ -1,0 +1,185 @@
+//! `flannel`: a plugin that has another one, `bridge` mostly, do its work with what the flannel daemon of this node wrote down
+//! (flannel.md section 8, docs/plugins.md). Where that other one is ours, and its IPAM, too, the chain runs in this process.
+
+mod rendered;
+mod state;
+mod subnet_env;
+
+use std::path::{Path, PathBuf};
+
+use russet_cni_spec::plugin::Request;
+use russet_cni_spec::{ATTACHMENT_KEYS, Call, CniError, CniResult, Target, Verb};
+use serde_json::{Map, Value};
+
+use crate::delegation::Delegation;
+use crate::node::LocalNode;
+use crate::request_log::RequestLog;
+use state::{Saved, State};
+use subnet_env::SubnetEnv;
+
+/// The plugin's name.
+pub const NAME: &str = "flannel";
+
+/// What the daemon wrote, below the root.
+const SUBNET_FILE: &str = "run/flannel/subnet.env";
+/// What ADD leaves for DEL, below the root.
+const DATA_DIR: &str = "var/lib/cni/flannel";
+/// The largest `subnet.env` that is read; real ones have six lines.
+const SUBNET_FILE_MAX_BYTES: u64 = 64 * 1024;
+
+/// One request.
+struct Scene<'r> {
+    node: &'r LocalNode,
+    request: &'r Request,
+    log: &'r RequestLog,
+    subnet_file: PathBuf,
+    state: State,
+}
+
+/// Carries out one request.
+pub async fn run(
+    node: &LocalNode,
+    request: &Request,
+    log: &RequestLog,
+) -> Result<Option<CniResult>, CniError> {
+    let path = |key: &str, default: &str| path_setting(request, key, &node.root.join(default));
+    let (subnet_file, data_dir) = (path("subnetFile", SUBNET_FILE)?, path("dataDir", DATA_DIR)?);
+    let scene = Scene { node, request, log, subnet_file, state: State::at(data_dir) };
+    match &request.env.call {
+        Call::Add(target) => scene.add(target).await.map(Some),
+        Call::Del(target) => scene.del(target).await.map(|()| None),
+        Call::Check(target) => scene.check(target).await.map(|()| None),
+        Call::Gc => scene.gc().await.map(|()| None),
+        Call::Status => scene.status().await.map(|()| None),
+    }
+}
+
+// === impl Scene ===
+
+impl Scene<'_> {
+    /// The file stays if the delegate fails: its DEL, which follows, takes back what it can.
+    async fn add(&self, target: &Target) -> Result<CniResult, CniError> {
+        let config = self.render()?;
+        let delegation = self.delegation(&config)?;
+        self.state.save(target, config.to_string().as_bytes())?;
+        delegation.add().await
+    }
+
+    /// The file goes only once the delegate has done its part; the Go plugin of 1.2.0 removes it before, and leaks the address.
+    async fn del(&self, target: &Target) -> Result<(), CniError> {
+        let (config, own) = match self.state.load(target)? {
+            Saved::Absent => return Ok(()),
+            Saved::Config { config, own } => (config, own),
+            Saved::Broken(why) => return self.del_without(target, &why).await,
+        };
+        match self.delegation(&config) {
+            Ok(delegation) => delegation.tell(Verb::Del).await?,
+            // Nobody could ever do better with it.
+            Err(error) => self.log.warn(format!("flannel: the saved configuration cannot be used: {error}")),
+        }
+        if own { self.state.forget(target) } else { Ok(()) }
+    }
+
+    /// A file that says nothing, left by a machine that lost power: what today's configuration would have said mostly finds the address, and if not,
+    /// the pod must go all the same.
+    async fn del_without(&self, target: &Target, why: &str) -> Result<(), CniError> {
+        self.log.warn(format!("flannel: {why}; going by today's configuration"));
+        let deleted = match self.render().and_then(|config| self.delegation(&config)) {
+            Ok(delegation) => delegation.tell(Verb::Del).await,
+            Err(error) => Err(error),
+        };
+        match deleted {
+            Ok(()) => self.state.forget(target),
+            Err(error) => {
+                self.log.warn(format!("flannel: nothing could be taken back: {error}"));
+                Ok(())
+            }
+        }
+    }
+
+    async fn check(&self, target: &Target) -> Result<(), CniError> {
+        let mut config = match self.state.load(target)? {
+            Saved::Config { config, .. } => config,
+            Saved::Absent => return Err(lost("there is no saved configuration")),
+            Saved::Broken(why) => return Err(lost(&why)),
+        };
+        let previous = self.given()?.get("prevResult").cloned();
+        if let (Value::Object(config), Some(previous)) = (&mut config, previous) {
+            config.insert("prevResult".to_owned(), previous);
+        }
+        self.delegation(&config)?.tell(Verb::Check).await
+    }
+
+    /// The delegate knows what it made; then what is saved for it goes.
+    async fn gc(&self) -> Result<(), CniError> {
+        let Some(valid) = self.request.config.valid_attachments()? else { return Ok(()) };
+        let mut config = self.render()?;
+        let given = self.given()?;
+        if let Value::Object(config) = &mut config {
+            let listed =
+                ATTACHMENT_KEYS.iter().filter_map(|key| Some(((*key).to_owned(), given.get(*key)?.clone())));
+            config.extend(listed);
+        }
+        self.delegation(&config)?.tell(Verb::Gc).await?;
+        self.state.collect(self.request.config.name.as_str(), &valid)
+    }
+
+    /// Whether the daemon has written its file, and the delegate is ready.
+    async fn status(&self) -> Result<(), CniError> {
+        let env = self.subnet_env();
+        env.map_err(|error| CniError::not_available("flannel: the daemon is not ready", error))?;
+        self.delegation(&self.render()?)?.tell(Verb::Status).await
+    }
+
+    fn render(&self) -> Result<Value, CniError> {
+        let env = self.subnet_env().map_err(|error| {
+            let details = format!("{error}; flannel writes the file once it has a lease");
+            CniError::try_again_later("flannel: failed to load the node's subnet", details)
+        })?;
+        rendered::render(&self.request.config, &self.given()?, &env)
+    }
+
+    fn subnet_env(&self) -> Result<SubnetEnv, String> {
+        use std::io::Read as _;
+        let shown = self.subnet_file.display();
+        let mut text = String::new();
+        let read = std::fs::File::open(&self.subnet_file)
+            .and_then(|file| file.take(SUBNET_FILE_MAX_BYTES).read_to_string(&mut text));
+        read.map_err(|error| format!("{shown}: {error}"))?;
+        SubnetEnv::parse(&text).map_err(|error| format!("{shown}: {error}"))
+    }
+
+    fn given(&self) -> Result<Map<String, Value>, CniError> {
+        serde_json::from_slice(&self.request.stdin)
+            .map_err(|error| CniError::decoding("failed to decode the network configuration", error))
+    }
+
+    fn delegation(&self, config: &Value) -> Result<Delegation<'_>, CniError> {
+        let kind = rendered::kind(config)
+            .ok_or_else(|| CniError::invalid_config("flannel: the delegate has no type", config))?;
+        if kind == NAME {
+            return Err(CniError::invalid_config("flannel: it cannot be its own delegate", config));
+        }
+        Delegation::new(self.node, self.request, kind, config.to_string().into_bytes())
+    }
+}
+
+fn path_setting(request: &Request, key: &str, default: &Path) -> Result<PathBuf, CniError> {
+    match request.config.settings.get(key) {
+        None | Some(Value::Null) => Ok(default.to_owned()),
+        Some(Value::String(path)) if path.is_empty() => Ok(default.to_owned()),
+        Some(Value::String(path)) if Path::new(path).is_absolute() => Ok(path.into()),
+        Some(other) => Err(CniError::invalid_config(format!("flannel: {key} is no absolute path"), other)),
+    }
+}
+
+fn lost(why: &str) -> CniError {
+    CniError::new(
+        crate::failure::WIRING,
+        "flannel: the interface was not made by this plugin, or its traces are lost",
+        why,
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+//! `flannel` on a real bridge, with our own and with the Go plugins as its delegates.
+
+use russet_testkit as testkit;
+use serde_json::{Value, json};
+
+use crate::lab::{GO, Lab, Pod, after, links, on_a_node, pings, pod};
+
+/// flannel.md section 7.3
+const ENV: &str =
+    "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.29.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
+
+/// The shipped conflist's plugin, in a directory of its own.
+fn config(lab: &Lab, version: &str) -> Value {
+    std::fs::write(lab.path("subnet.env"), ENV).unwrap();
+    json!({"name": "cbr0", "cniVersion": version, "type": "flannel", "subnetFile": lab.path("subnet.env"),
+        "dataDir": lab.path("flannel"), "ipam": {"dataDir": lab.data_dir()},
+        "delegate": {"hairpinMode": true, "isDefaultGateway": true}})
+}
+
+/// The Go plugin's CHECK fails for every route that names no gateway, as those of flannel do.
+fn works(lab: &Lab, checks: bool) {
+    let config = config(lab, "0.4.0");
+    let (one, two) = (pod("one"), pod("two"));
+    let result = lab.add("flannel", one, &config);
+    assert_eq!(result["ips"][0]["address"], "10.5.29.2/24");
+    lab.add("flannel", two, &config);
+    assert!(pings("one", "10.5.29.3") && pings("two", "10.5.29.1"));
+    let bridge = &testkit::ip_json(&["link", "show", "cni0"])[0];
+    assert_eq!(bridge["mtu"], 1450);
+    let saved: Value = serde_json::from_slice(&std::fs::read(lab.path("flannel/one")).unwrap()).unwrap();
+    assert_eq!((&saved["ipMasq"], &saved["mtu"]), (&json!(false), &json!(1450)));
+    if checks {
+        lab.tell("flannel", "CHECK", one, &after(&config, &result));
+    }
+    testkit::run("ip", &["netns", "exec", "one", "ip", "route", "del", "default"]);
+    lab.error("flannel", "CHECK", one, &after(&config, &result));
+    for pod in [one, two, two] {
+        lab.tell("flannel", "DEL", pod, &config);
+    }
+    assert_eq!((links(), lab.addresses("cbr0")), (vec!["cni0".to_owned(), "lo".to_owned()], Vec::new()));
+    assert_eq!(std::fs::read_dir(lab.path("flannel")).unwrap().count(), 0);
+}
+
+#[test]
+#[ignore = "kernel: bridge, veth; root"]
+fn t54_pods_are_wired_by_our_own_plugins_in_one_process() {
+    on_a_node(|lab| works(lab, true));
+}
+
+#[test]
+#[ignore = "kernel: bridge, veth; tool: the Go plugins bridge and host-local; root"]
+fn t54_pods_are_wired_by_the_go_plugins_where_these_are_installed() {
+    on_a_node(|_| works(&Lab::with_path(GO), false));
+}
+
+#[test]
+#[ignore = "kernel: bridge, veth; root"]
+fn t55_del_succeeds_twice_without_a_file_and_with_an_empty_one() {
+    // flannel.md section 8; cni-plugin #33
+    on_a_node(|lab| {
+        let config = config(lab, "1.0.0");
+        let one = pod("one");
+        lab.tell("flannel", "DEL", one, &config);
+        lab.add("flannel", one, &config);
+        std::fs::write(lab.path("flannel/one"), "").unwrap();
+        lab.tell("flannel", "DEL", one, &config);
+        assert_eq!(lab.addresses("cbr0"), Vec::<String>::new(), "today's configuration found the address");
+        lab.tell("flannel", "DEL", one, &config);
+        for text in ["", "{", "[]"] {
+            std::fs::write(lab.path("flannel/one"), text).unwrap();
+            std::fs::remove_file(lab.path("subnet.env")).ok();
+            lab.tell("flannel", "DEL", one, &config);
+            assert_eq!(std::fs::read_to_string(lab.path("flannel/one")).unwrap(), text, "kept");
+        }
+    });
+}
+
+#[test]
+#[ignore = "kernel: bridge, veth; root"]
+fn a_delegate_that_fails_to_delete_is_asked_again() {
+    // flannel.md section 8, DEL: from 1.2.0 on the Go plugin forgets, and the address leaks
+    on_a_node(|lab| {
+        let config = config(lab, "1.0.0");
+        let one = pod("one");
+        lab.add("flannel", one, &config);
+        let file = lab.data_dir().join("cbr0/10.5.29.2");
+        let aside = lab.path("aside");
+        std::fs::rename(&file, &aside).unwrap();
+        std::fs::create_dir_all(file.join("full")).unwrap();
+        let error = lab.error("flannel", "DEL", one, &config);
+        assert!(error.to_string().contains("10.5.29.2"), "{error}");
+        std::fs::remove_dir_all(&file).unwrap();
+        std::fs::rename(&aside, &file).unwrap();
+        lab.tell("flannel", "DEL", one, &config);
+        assert_eq!(lab.addresses("cbr0"), Vec::<String>::new());
+        assert!(!lab.path("flannel/one").exists());
+    });
+}
+
+#[test]
+#[ignore = "kernel: bridge, veth; root"]
+fn two_interfaces_of_a_container_do_not_forget_each_other() {
+    on_a_node(|lab| {
+        let config = config(lab, "1.0.0");
+        let one = pod("one");
+        let mut second = config.clone();
+        second["name"] = "second".into();
+        second["delegate"] = json!({"bridge": "br1", "mtu": 1400});
+        second["subnetFile"] = json!(lab.path("second.env"));
+        std::fs::write(lab.path("second.env"), ENV.replace("10.5.", "10.6.")).unwrap();
+        let net1 = Pod { ifname: "net1", ..one };
+        lab.add("flannel", one, &config);
+        lab.add("flannel", net1, &second);
+        for _ in 0..2 {
+            lab.tell("flannel", "DEL", net1, &second);
+        }
+        assert_eq!((lab.addresses("cbr0").len(), lab.addresses("second").len()), (1, 0));
+        lab.tell("flannel", "DEL", one, &config);
+        assert_eq!(lab.addresses("cbr0").len(), 0);
+    });
+}
+
+#[test]
+#[ignore = "kernel: bridge, veth; root"]
+fn status_and_gc_reach_the_delegate() {
+    on_a_node(|lab| {
+        let mut config = config(lab, "1.1.0");
+        let nobody = Pod { container: "", ifname: "", netns: "" };
+        lab.tell("flannel", "STATUS", nobody, &config);
+        for container in ["one", "two"] {
+            lab.add("flannel", pod(container), &config);
+        }
+        config["cni.dev/valid-attachments"] = json!([{"containerID": "two", "ifname": "eth0"}]);
+        lab.tell("flannel", "GC", nobody, &config);
+        assert_eq!((links().len(), lab.addresses("cbr0")), (3, vec!["10.5.29.3".to_owned()]));
+        assert!(!lab.path("flannel/one").exists() && lab.path("flannel/two").exists());
+        std::fs::write(lab.path("subnet.env"), "FLANNEL_MTU=1450\n").unwrap();
+        let error = lab.error("flannel", "STATUS", nobody, &config);
+        assert_eq!(error.code, 50);
+        assert!(error.details.contains("missing FLANNEL_NETWORK"), "{error}");
+        let error = lab.error("flannel", "ADD", pod("three"), &config);
+        assert!(error.code == 11 && error.details.contains("FLANNEL_SUBNET"), "{error}");
+        assert!(!lab.path("flannel/three").exists());
+    });
+}
