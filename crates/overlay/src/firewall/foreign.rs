@@ -148,6 +148,7 @@ fn kind(rule: &RuleInfo) -> Kind {
                     Some(Verdict::Drop) => Kind::Drops,
                     Some(Verdict::Return) => Kind::Returns,
                     Some(Verdict::Jump(chain)) => Kind::Jumps(chain.clone()),
+                    Some(Verdict::Goto(chain)) => Kind::Goes(chain.clone()),
                     _ => return Kind::Other,
                 }
             }

@@ -20,6 +20,10 @@ pub(crate) enum Kind {
     Returns,
     /// Sends every packet through a chain.
     Jumps(String),
+    /// Sends every packet into a chain, from which those that it does not decide do not come back here.
+    Goes(String),
+    /// The same, once it is known that the chain decides for some packets only.
+    Leaves,
     /// Sends every packet through a chain that has no rules.
     Empty,
 }
@@ -47,7 +51,16 @@ pub(crate) const DOCKER_USER: &str = "DOCKER-USER";
 impl Kind {
     /// Whether what stands behind it is never reached.
     fn is_last(&self) -> bool {
-        matches!(self, Self::Accepts | Self::Drops | Self::Returns)
+        matches!(self, Self::Accepts | Self::Drops | Self::Returns | Self::Goes(_) | Self::Leaves)
+    }
+
+    /// The chain that has to be looked into. Those with names of their own are dealt with by name.
+    fn leads_to(&self) -> Option<&str> {
+        match self {
+            Self::Jumps(chain) | Self::Goes(chain) => Some(chain.as_str()),
+            _ => None,
+        }
+        .filter(|chain| ![DOCKER_USER, FLANNEL_FORWARD].contains(chain))
     }
 
     /// What a chain with these rules does to every packet; none where that depends on the packet.
@@ -113,15 +126,21 @@ fn follow_to<E>(
 ) -> Result<Vec<Kind>, E> {
     let mut followed = Vec::with_capacity(kinds.len());
     for kind in kinds {
-        followed.push(match kind {
-            Kind::Jumps(chain)
-                if chain != DOCKER_USER && chain != FLANNEL_FORWARD && depth > 0 && *left > 0 =>
-            {
-                *left -= 1;
-                let inside = follow_to(rules_of(&chain)?, rules_of, depth - 1, left)?;
-                Kind::of_chain(&inside).unwrap_or(Kind::Jumps(chain))
-            }
-            kind => kind,
+        let Some(chain) = kind.leads_to() else {
+            followed.push(kind);
+            continue;
+        };
+        if depth == 0 || *left == 0 {
+            followed.push(kind);
+            continue;
+        }
+        *left -= 1;
+        let inside = follow_to(rules_of(chain)?, rules_of, depth - 1, left)?;
+        followed.push(match (Kind::of_chain(&inside), kind) {
+            (Some(decided @ (Kind::Accepts | Kind::Drops)), _) => decided,
+            (_, Kind::Goes(_)) => Kind::Leaves,
+            (Some(idle), _) => idle,
+            (None, jump) => jump,
         });
     }
     Ok(followed)
@@ -187,16 +206,20 @@ mod tests {
 
     #[test]
     fn a_chain_that_rejects_at_its_end_is_a_reject() {
-        // firewalld: interface by interface, then everything
+        // firewalld: interface by interface, then what the default zone says
         let jumps = |name: &str| Kind::Jumps(name.into());
         let chains = [
-            ("FORWARD", vec![Kind::Other, jumps("POLICIES"), Kind::Drops]),
-            ("POLICIES", vec![Kind::Other, jumps("post"), Kind::Drops]),
+            ("FORWARD", vec![Kind::Other, jumps("ZONES"), Kind::Drops]),
+            ("ZONES", vec![Kind::Other, Kind::Goes("public".into())]),
+            ("public", vec![Kind::Other, jumps("post"), Kind::Drops]),
             ("post", vec![]),
         ];
         assert_eq!(Gate::of(&followed(&chains), false), before(1));
+        let mut undecided = chains.clone();
+        undecided[2].1.pop();
+        assert_eq!(Gate::of(&followed(&undecided), false), before(2));
         let mut accepted = chains;
-        accepted[2].1.push(Kind::Accepts);
+        accepted[3].1.push(Kind::Accepts);
         assert_eq!(Gate::of(&followed(&accepted), false), Gate::Open);
     }
 

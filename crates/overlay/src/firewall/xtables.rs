@@ -307,7 +307,7 @@ impl SavedRule {
             return Kind::Ours;
         }
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let target = words.iter().position(|word| *word == "-j").unwrap_or(words.len());
+        let target = words.iter().position(|word| matches!(*word, "-j" | "-g")).unwrap_or(words.len());
         match words.split_at(target) {
             // A limit only leaves packets out of the log.
             (
@@ -318,6 +318,7 @@ impl SavedRule {
             ([], ["-j", "DROP"] | ["-j", "REJECT", ..]) => Kind::Drops,
             ([], ["-j", "RETURN"]) => Kind::Returns,
             ([], ["-j", chain]) => Kind::Jumps((*chain).to_owned()),
+            ([], ["-g", chain]) => Kind::Goes((*chain).to_owned()),
             _ => Kind::Other,
         }
     }

@@ -178,35 +178,54 @@ fn pods_on_dockers_own_bridge_are_reached_from_other_nodes() {
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: nft"]
 fn pods_reach_each_other_behind_firewalld() {
-    // Its chains of 1.x: zones by interface, each with a reject, and a reject for the rest.
-    with_lab(|lab| {
-        for command in [
-            "add table inet firewalld",
-            "add chain inet firewalld filter_FORWARD { type filter hook forward priority filter + 10 ; policy accept ; }",
-            "add chain inet firewalld filter_FORWARD_POLICIES",
-            "add chain inet firewalld filter_FWD_public",
-            "add rule inet firewalld filter_FORWARD ct state { established, related } accept",
-            "add rule inet firewalld filter_FORWARD ct status dnat accept",
-            "add rule inet firewalld filter_FORWARD iifname lo accept",
-            "add rule inet firewalld filter_FORWARD ct state invalid drop",
-            "add rule inet firewalld filter_FORWARD jump filter_FORWARD_POLICIES",
-            "add rule inet firewalld filter_FORWARD reject with icmpx admin-prohibited",
-            "add rule inet firewalld filter_FORWARD_POLICIES iifname to-nb jump filter_FWD_public",
-            "add rule inet firewalld filter_FORWARD_POLICIES iifname to-nb reject with icmpx admin-prohibited",
-            "add rule inet firewalld filter_FORWARD_POLICIES jump filter_FWD_public",
-            "add rule inet firewalld filter_FORWARD_POLICIES reject with icmpx admin-prohibited",
-        ] {
-            sh(&format!("nft {command}"));
-        }
-        assert!(is_silent(Some(&lab.neighbour), REMOTE, &lab.pod, POD));
-        for mode in [Mode::Nft, Mode::Iptables] {
-            let mut firewall = open(mode);
-            apply(&mut firewall, &wanted());
-            assert_through(lab);
-            assert_through6(lab);
-            assert!(apply(&mut firewall, &wanted()).is_quiet());
-        }
-    });
+    // As firewalld 1.3.3 makes it: whatever no zone allows is rejected where the zones end, long before the chain's own end.
+    let zones = [
+        "add chain inet firewalld filter_FORWARD_ZONES",
+        "add chain inet firewalld filter_FWD_public",
+        "add chain inet firewalld filter_FWD_public_pre",
+        "add chain inet firewalld filter_FWD_public_allow",
+        "add rule inet firewalld filter_FORWARD jump filter_FORWARD_ZONES",
+        "add rule inet firewalld filter_FORWARD_ZONES iifname to-nb goto filter_FWD_public",
+        "add rule inet firewalld filter_FORWARD_ZONES goto filter_FWD_public",
+        "add rule inet firewalld filter_FWD_public jump filter_FWD_public_pre",
+        "add rule inet firewalld filter_FWD_public jump filter_FWD_public_allow",
+        "add rule inet firewalld filter_FWD_public reject with icmpx admin-prohibited",
+        "add rule inet firewalld filter_FWD_public_allow oifname to-nb accept",
+    ];
+    // And as 2.x does, by interface.
+    let policies = [
+        "add chain inet firewalld filter_FORWARD_POLICIES",
+        "add chain inet firewalld filter_FWD_public",
+        "add rule inet firewalld filter_FORWARD jump filter_FORWARD_POLICIES",
+        "add rule inet firewalld filter_FORWARD_POLICIES iifname to-nb jump filter_FWD_public",
+        "add rule inet firewalld filter_FORWARD_POLICIES iifname to-nb reject with icmpx admin-prohibited",
+        "add rule inet firewalld filter_FORWARD_POLICIES jump filter_FWD_public",
+        "add rule inet firewalld filter_FORWARD_POLICIES reject with icmpx admin-prohibited",
+    ];
+    for rules in [&zones[..], &policies[..]] {
+        with_lab(|lab| {
+            let start = [
+                "add table inet firewalld",
+                "add chain inet firewalld filter_FORWARD { type filter hook forward priority filter + 10 ; policy accept ; }",
+                "add rule inet firewalld filter_FORWARD ct state { established, related } accept",
+                "add rule inet firewalld filter_FORWARD ct status dnat accept",
+                "add rule inet firewalld filter_FORWARD iifname lo accept",
+                "add rule inet firewalld filter_FORWARD ct state invalid drop",
+            ];
+            let end = ["add rule inet firewalld filter_FORWARD reject with icmpx admin-prohibited"];
+            for command in start.iter().chain(rules).chain(&end) {
+                sh(&format!("nft {command}"));
+            }
+            assert!(is_silent(Some(&lab.neighbour), REMOTE, &lab.pod, POD));
+            for mode in [Mode::Nft, Mode::Iptables] {
+                let mut firewall = open(mode);
+                apply(&mut firewall, &wanted());
+                assert_through(lab);
+                assert_through6(lab);
+                assert!(apply(&mut firewall, &wanted()).is_quiet());
+            }
+        });
+    }
 }
 
 #[test]
