@@ -56,6 +56,9 @@ impl Compat {
     pub(crate) fn chains(&mut self, nft: &mut Nft, wanted: &Wanted, report: &mut Report) {
         for family in Family::BOTH {
             let needed = wanted.networks.iter().any(|net| Family::of_net(net) == family);
+            if !needed && is_untouched(nft, family) {
+                continue;
+            }
             match self.chains_of(nft, family, wanted, report) {
                 Err(FirewallError::Missing { .. }) if !needed => {}
                 Err(error) => report.failed.push(error),
@@ -198,6 +201,12 @@ fn fingerprint(nft: &mut Nft, family: Family) -> Result<u64, NetlinkError> {
         }
     }
     Ok(hash.finish())
+}
+
+/// Whether neither flavour of iptables has anything of a family in the places where flannel's rules are.
+fn is_untouched(nft: &mut Nft, family: Family) -> bool {
+    fingerprint(nft, family).is_ok_and(|print| print == DefaultHasher::new().finish())
+        && !["nat", "filter"].iter().any(|table| legacy_has(family, table))
 }
 
 pub(crate) fn table_family(family: Family) -> TableFamily {
