@@ -130,7 +130,11 @@ fn pods_reach_each_other_behind_dockers_rules_and_its_administrators_rules_stand
     with_lab(|lab| {
         docker();
         assert!(is_silent(Some(&lab.pod), POD, &lab.neighbour, REMOTE));
+        let before = sh("nft -s list ruleset");
         let mut firewall = open(Mode::Nft);
+        apply(&mut firewall, &wanted());
+        assert!(firewall.withdraw().failed.is_empty());
+        assert_eq!(sh("nft -s list ruleset"), before, "nothing is left, and nothing of Docker's is gone");
         apply(&mut firewall, &wanted());
         assert_through(lab);
         let [_, towards_pods] = accepts("DOCKER-USER");
@@ -217,12 +221,15 @@ fn pods_reach_each_other_behind_firewalld() {
                 sh(&format!("nft {command}"));
             }
             assert!(is_silent(Some(&lab.neighbour), REMOTE, &lab.pod, POD));
+            let before = sh("nft -s list table inet firewalld");
             for mode in [Mode::Nft, Mode::Iptables] {
                 let mut firewall = open(mode);
                 apply(&mut firewall, &wanted());
                 assert_through(lab);
                 assert_through6(lab);
                 assert!(apply(&mut firewall, &wanted()).is_quiet());
+                assert!(firewall.withdraw().failed.is_empty());
+                assert_eq!(sh("nft -s list table inet firewalld"), before);
             }
         });
     }
