@@ -6,6 +6,6 @@ mod config;
 mod go_json;
 mod key;
 
-pub use attributes::{Attributes, Vtep, compact_json, vtep_data};
+pub use attributes::{Attributes, Vtep, WireguardData, compact_json, vtep_data, wireguard_data};
 pub use config::{Backend, ConfigError, NetworkConfig};
 pub use key::{SubnetKey, SubnetKeyError};

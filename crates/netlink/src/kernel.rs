@@ -141,6 +141,34 @@ pub(crate) const FRA_PROTOCOL: u16 = 21;
 pub(crate) const FR_ACT_TO_TBL: u8 = 1;
 pub(crate) const FIB_RULE_INVERT: u32 = 0x2;
 
+// linux/genetlink.h
+pub(crate) const GENL_ID_CTRL: u16 = 0x10;
+pub(crate) const CTRL_CMD_GETFAMILY: u8 = 3;
+pub(crate) const CTRL_ATTR_FAMILY_ID: u16 = 1;
+pub(crate) const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+pub(crate) const GENLMSGHDR_BYTES: usize = 4;
+
+// linux/wireguard.h
+pub(crate) const WG_CMD_GET_DEVICE: u8 = 0;
+pub(crate) const WG_CMD_SET_DEVICE: u8 = 1;
+pub(crate) const WG_GENL_VERSION: u8 = 1;
+pub(crate) const WGDEVICE_A_IFINDEX: u16 = 1;
+pub(crate) const WGDEVICE_A_PRIVATE_KEY: u16 = 3;
+pub(crate) const WGDEVICE_A_PUBLIC_KEY: u16 = 4;
+pub(crate) const WGDEVICE_A_LISTEN_PORT: u16 = 6;
+pub(crate) const WGDEVICE_A_PEERS: u16 = 8;
+pub(crate) const WGPEER_F_REMOVE_ME: u32 = 1;
+pub(crate) const WGPEER_F_REPLACE_ALLOWEDIPS: u32 = 2;
+pub(crate) const WGPEER_A_PUBLIC_KEY: u16 = 1;
+pub(crate) const WGPEER_A_PRESHARED_KEY: u16 = 2;
+pub(crate) const WGPEER_A_FLAGS: u16 = 3;
+pub(crate) const WGPEER_A_ENDPOINT: u16 = 4;
+pub(crate) const WGPEER_A_PERSISTENT_KEEPALIVE_INTERVAL: u16 = 5;
+pub(crate) const WGPEER_A_ALLOWEDIPS: u16 = 9;
+pub(crate) const WGALLOWEDIP_A_FAMILY: u16 = 1;
+pub(crate) const WGALLOWEDIP_A_IPADDR: u16 = 2;
+pub(crate) const WGALLOWEDIP_A_CIDR_MASK: u16 = 3;
+
 // sys/socket.h, in the width that family headers have
 pub(crate) const AF_UNSPEC: u8 = 0;
 pub(crate) const AF_INET: u8 = 2;

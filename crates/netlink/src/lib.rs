@@ -21,6 +21,7 @@ mod address;
 mod batch;
 mod describe;
 mod error;
+mod generic;
 mod kernel;
 mod link;
 mod lookup;
@@ -30,6 +31,7 @@ mod route;
 mod rule;
 mod socket;
 pub mod wire;
+pub mod wireguard;
 
 pub use address::{Address, AddressFlags, Scope};
 pub use batch::{Batch, Describe};

@@ -57,6 +57,11 @@ impl Socket {
         Self::open(libc::NETLINK_NETFILTER, "open a NETLINK_NETFILTER socket")
     }
 
+    /// Opens a `NETLINK_GENERIC` socket in the calling thread's network namespace.
+    pub fn generic() -> Result<Self> {
+        Self::open(libc::NETLINK_GENERIC, "open a NETLINK_GENERIC socket")
+    }
+
     /// Sends the batch and waits for its answers; the error is about the first request that failed.
     ///
     /// Requests go out in chunks of 64, and the kernel runs a whole chunk even when a request in it fails: those

@@ -54,6 +54,8 @@ pub enum Hop {
         /// The node's own address.
         gateway: IpAddr,
     },
+    /// To a link of this index, which knows where its peers are.
+    Link(u32),
     /// Nowhere: an address of our own block that no pod has must not wander off through the default route.
     Blackhole,
 }
@@ -110,6 +112,7 @@ impl fmt::Display for Hop {
             Hop::Tunnel(gateway) => write!(f, "through the tunnel by {gateway}"),
             Hop::Connected => f.write_str("on the tunnel device"),
             Hop::Underlay { gateway, .. } => write!(f, "via {gateway}"),
+            Hop::Link(ifindex) => write!(f, "on link {ifindex}"),
             Hop::Blackhole => f.write_str("into the blackhole"),
         }
     }

@@ -14,6 +14,7 @@ mod host_gw;
 mod ipip;
 mod rules;
 mod vxlan;
+mod wireguard;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -21,6 +22,7 @@ use russet_addr::{Family, IfName, IpNet, Ipv4Net, Ipv6Net, Mac};
 use russet_netlink::NetlinkError;
 
 pub use fabric::Fabric;
+pub use wireguard::{KeyError, Mode, Wireguard, WireguardEnd};
 
 use crate::refusal::Subject;
 use crate::report::OverlayError;
@@ -43,6 +45,8 @@ pub enum Backend {
         /// Whether peers on our link are reached by plain routes.
         direct_routing: bool,
     },
+    /// Through WireGuard devices (flannel.md section 6.5).
+    Wireguard(Box<Wireguard>),
     /// By the proxy in `overlay::udp`, which looks after its own device: here, as for `Alloc`, only what other backends left goes.
     Udp,
     /// Leases only.
@@ -114,6 +118,8 @@ pub struct Peer {
     pub public_ipv6: Option<Ipv6Addr>,
     /// The MACs of its IPv4 and of its IPv6 vxlan device.
     pub mac: [Option<Mac>; 2],
+    /// The ends of its WireGuard tunnels.
+    pub wireguard: [Option<WireguardEnd>; 2],
 }
 
 /// What a backend has before there is a lease.
@@ -125,6 +131,8 @@ pub struct Prepared {
     pub mtu: u32,
     /// The devices.
     pub device: [Option<IfName>; 2],
+    /// Our ends of the WireGuard tunnels, to be published with the lease.
+    pub wireguard: [Option<WireguardEnd>; 2],
 }
 
 /// Why a backend cannot work at all.
@@ -187,6 +195,9 @@ pub enum FlannelError {
         /// The kind of ours.
         wanted: &'static str,
     },
+    /// The private key of WireGuard.
+    #[error(transparent)]
+    Key(#[from] KeyError),
     /// A device's name cannot be one.
     #[error(transparent)]
     Name(#[from] russet_addr::NameError),
@@ -204,6 +215,7 @@ impl Backend {
             Self::Vxlan(_) => "vxlan",
             Self::HostGw => "host-gw",
             Self::Ipip { .. } => "ipip",
+            Self::Wireguard(_) => "wireguard",
             Self::Udp | Self::Alloc => "",
         }
     }
@@ -213,7 +225,9 @@ impl Backend {
         match self {
             Self::Udp => true,
             Self::Alloc => false,
-            Self::Vxlan(_) | Self::HostGw | Self::Ipip { .. } => self.name() == backend_type,
+            Self::Vxlan(_) | Self::HostGw | Self::Ipip { .. } | Self::Wireguard(_) => {
+                self.name() == backend_type
+            }
         }
     }
 

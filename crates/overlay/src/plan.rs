@@ -87,6 +87,7 @@ pub(crate) fn route(dst: IpNet, hop: Hop, device: Option<u32>, metric: Option<u3
         Hop::Underlay { ifindex, gateway } => {
             Route { oif: Some(ifindex), onlink: owner.onlink, ..Route::via(dst, gateway) }
         }
+        Hop::Link(ifindex) => Route::dev(dst, ifindex),
         Hop::Blackhole => Route::blackhole(dst),
     };
     route.protocol = owner.protocol;

@@ -35,6 +35,8 @@ pub enum Kind {
     Fdb,
     /// Routes.
     Route,
+    /// Peers of WireGuard devices.
+    Peer,
     /// Sysctls.
     Sysctl,
     /// Sets, chains and rules of address translation: one transaction counts as one.
@@ -109,6 +111,7 @@ impl Kind {
             Kind::Neighbour => "neighbour",
             Kind::Fdb => "fdb",
             Kind::Route => "route",
+            Kind::Peer => "peer",
             Kind::Sysctl => "sysctl",
             Kind::Nat => "nat",
         }

@@ -159,6 +159,7 @@ impl Woven {
             public_ip: attributes.public_ip,
             public_ipv6: attributes.public_ipv6,
             mac,
+            wireguard: [None, None],
         })
     }
 }

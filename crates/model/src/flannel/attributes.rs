@@ -39,6 +39,21 @@ pub fn vtep_data(vni: u32, mac: Mac) -> String {
     format!("{{\"VNI\":{vni},\"VtepMAC\":\"{mac}\"}}")
 }
 
+/// A wireguard node's end of the tunnel (flannel.md 6.5).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct WireguardData {
+    /// Its public key, as base64; not looked at here.
+    pub public_key: String,
+    /// Where it listens; older nodes do not say.
+    pub port: Option<u16>,
+}
+
+/// The backend data of a wireguard node.
+pub fn wireguard_data(public_key: &str, port: u16) -> String {
+    let key = json::encode(&Value::String(public_key.to_owned()));
+    format!("{{\"PublicKey\":{},\"Port\":{port}}}", String::from_utf8_lossy(&key))
+}
+
 /// JSON without the blanks between its parts, as Go writes what it was given raw. The text must be JSON.
 pub fn compact_json(text: &str) -> String {
     let mut compact = String::with_capacity(text.len());
@@ -113,6 +128,20 @@ impl Vtep {
     }
 }
 
+// === impl WireguardData ===
+
+impl WireguardData {
+    /// Reads backend data of a wireguard node; port 0 counts as none.
+    pub fn from_json(text: &str) -> Result<Self, DecodeError> {
+        let members = Members::parse("wireguard backend data", text)?;
+        let public_key =
+            members.string("PublicKey")?.ok_or_else(|| members.error("PublicKey", "it is missing"))?;
+        let port = members.unsigned("Port")?.filter(|port| *port != 0);
+        let port = port.map(|port| u16::try_from(port).map_err(|e| members.error("Port", e.to_string())));
+        Ok(Self { public_key, port: port.transpose()? })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +164,20 @@ mod tests {
         assert_eq!(dual.public_ipv6, "fd00:200::11".parse().ok());
         let vtep = Vtep::from_json(dual.backend_v6_data.as_deref().unwrap()).unwrap();
         assert_eq!(dual.backend_v6_data.unwrap(), vtep_data(vtep.vni.unwrap(), vtep.mac));
+    }
+
+    #[test]
+    fn wireguards_data_is_read_back_and_old_nodes_do_without_a_port() {
+        // flannel.md 6.5.
+        let text = wireguard_data("q83vEjRWeJA=", 51820);
+        assert_eq!(text, r#"{"PublicKey":"q83vEjRWeJA=","Port":51820}"#);
+        let read = |text: &str| WireguardData::from_json(text).map(|data| (data.public_key, data.port));
+        assert_eq!(read(&text).unwrap(), ("q83vEjRWeJA=".to_owned(), Some(51820)));
+        assert_eq!(read(r#"{"PublicKey":"k"}"#).unwrap(), ("k".to_owned(), None));
+        assert_eq!(read(r#"{"PublicKey":"k","Port":0}"#).unwrap().1, None);
+        for bad in ["", "{}", r#"{"PublicKey":1}"#, r#"{"PublicKey":"k","Port":65536}"#] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -10,11 +10,12 @@ use russet_netlink::{Monitor, RouteKind, Socket, Topic};
 use super::book::{Book, Said};
 use super::drift::{Suspects, View};
 use super::rules::{Near, Rules};
+use super::wireguard::Tunnels;
 use super::{
     Backend, FlannelError, Networks, Peer, PeerKey, Prepared, ROUTE_PROTOCOL, Underlay, Vxlan, ipip, vxlan,
 };
 use crate::apply::{Executor, ignore_router_advertisements};
-use crate::desired::Desired;
+use crate::desired::{Desired, Hop};
 use crate::observe::{FoundDevice, Observed, observe, observe_devices};
 use crate::owner::{Owner, Yielding, index};
 use crate::plan::{Plan, plan};
@@ -41,6 +42,8 @@ pub struct Fabric {
     peers: BTreeMap<PeerKey, (u64, Peer)>,
     newest: u64,
     swallows: bool,
+    /// WireGuard's part.
+    tunnels: Option<Tunnels>,
 }
 
 /// Answers of the kernel about addresses, each asked for once.
@@ -70,6 +73,7 @@ impl Fabric {
             peers: BTreeMap::new(),
             newest: 0,
             swallows: false,
+            tunnels: None,
         })
     }
 
@@ -90,6 +94,7 @@ impl Fabric {
             mac: self.rules.mac,
             mtu: devices.min().unwrap_or(self.rules.backend.mtu(self.rules.underlay.mtu)),
             device: self.owner.names.clone(),
+            wireguard: self.tunnels.as_ref().map_or([None, None], Tunnels::ends),
         }
     }
 
@@ -143,7 +148,8 @@ impl Fabric {
         self.book.settle_metrics(&observed);
         let plan = plan(self.book.desired(), &observed);
         self.carry_out(&plan, &observed.devices, report);
-        let refusals = plan.refusals.into_iter().chain(self.book.refusals().cloned());
+        let refused = self.tunnels(true, report)?;
+        let refusals = plan.refusals.into_iter().chain(self.book.refusals().cloned()).chain(refused);
         let all: BTreeMap<Subject, Refusal> = refusals.map(|r| (r.subject.clone(), r)).collect();
         report.refusals = all.values().filter(|r| self.told.get(&r.subject) != Some(*r)).cloned().collect();
         self.told = all;
@@ -169,6 +175,10 @@ impl Fabric {
             let refusals = said.iter().flatten().filter_map(|said| said.as_ref().err());
             report.refusals.extend(refusals.map(|refusal| (**refusal).clone()));
             self.book.put(peer.key(), said, Family::BOTH.map(|family| peer.public(family)));
+        }
+        match self.tunnels(false, &mut report) {
+            Ok(refused) => report.refusals.extend(refused),
+            Err(error) => report.fail(error),
         }
         report.refusals.retain(|refusal| {
             self.told.insert(refusal.subject.clone(), refusal.clone()).as_ref() != Some(refusal)
@@ -200,6 +210,17 @@ impl Fabric {
                 self.devices = observe_devices(&mut self.socket, &self.owner)?;
                 Ok(())
             }
+            Backend::Wireguard(options) => {
+                let (device, own) = (&self.rules.underlay, self.rules.own);
+                let mut tunnels = match self.tunnels.take() {
+                    Some(tunnels) => tunnels,
+                    None => Tunnels::open(options)?,
+                };
+                let done = tunnels.ensure(&mut self.socket, &self.owner, device, own, report);
+                self.tunnels = Some(tunnels);
+                self.devices = observe_devices(&mut self.socket, &self.owner)?;
+                done
+            }
             Backend::HostGw | Backend::Udp | Backend::Alloc => Ok(()),
         }
     }
@@ -228,6 +249,14 @@ impl Fabric {
         Ok(())
     }
 
+    /// Brings WireGuard's peers to what they should be, whatever the kernel has or as it was left; those who cannot be.
+    fn tunnels(&mut self, afresh: bool, report: &mut Report) -> Result<Vec<Refusal>, FlannelError> {
+        let Some(tunnels) = &mut self.tunnels else { return Ok(Vec::new()) };
+        let (wanted, refused) = tunnels.wanted(&self.rules, aged(&self.peers).into_iter());
+        tunnels.bring(&wanted, afresh, report)?;
+        Ok(refused)
+    }
+
     /// Writes all peers down anew: ways may have changed.
     fn write_book(&mut self) {
         let devices = std::mem::take(&mut self.book.desired_mut().devices);
@@ -235,10 +264,15 @@ impl Fabric {
         if self.swallows {
             self.rules.own.into_iter().flatten().for_each(|own| self.book.swallow(own));
         }
+        if self.tunnels.is_some() {
+            for family in self.rules.networks.families() {
+                let link = self.devices.get(&family).map(|device| Hop::Link(device.ifindex));
+                let network = self.rules.networks.of(family);
+                self.book.desired_mut().routes.extend(network.zip(link));
+            }
+        }
         let mut nearness = Nearness::default();
-        let mut peers: Vec<&(u64, Peer)> = self.peers.values().collect();
-        peers.sort_by_key(|(age, _)| *age);
-        for (_, peer) in peers {
+        for peer in aged(&self.peers) {
             let said = said(&self.rules, peer, &mut |address| nearness.of(&mut self.socket, address));
             self.book.put(peer.key(), said, Family::BOTH.map(|family| peer.public(family)));
         }
@@ -266,6 +300,7 @@ fn owner(backend: &Backend, networks: Networks) -> Result<Owner, FlannelError> {
         names[index(family)] = match backend {
             Backend::Vxlan(options) => Some(vxlan::device_name(options.vni, family)?),
             Backend::Ipip { .. } => Some(IfName::new(ipip::DEVICE)?),
+            Backend::Wireguard(options) => Some(IfName::new(options.device(family))?),
             Backend::HostGw | Backend::Udp | Backend::Alloc => None,
         };
     }
@@ -281,6 +316,13 @@ fn owner(backend: &Backend, networks: Networks) -> Result<Owner, FlannelError> {
         onlink: matches!(backend, Backend::Ipip { .. }),
         evicts: true,
     })
+}
+
+/// The peers, oldest first.
+fn aged(peers: &BTreeMap<PeerKey, (u64, Peer)>) -> Vec<&Peer> {
+    let mut aged: Vec<&(u64, Peer)> = peers.values().collect();
+    aged.sort_by_key(|(age, _)| *age);
+    aged.into_iter().map(|(_, peer)| peer).collect()
 }
 
 /// What the peer says in each family.

@@ -51,7 +51,7 @@ impl Rules {
             Backend::Vxlan(options) => options.direct_routing,
             Backend::Ipip { direct_routing } => *direct_routing,
             Backend::HostGw => true,
-            Backend::Udp | Backend::Alloc => false,
+            Backend::Wireguard(_) | Backend::Udp | Backend::Alloc => false,
         }
     }
 
@@ -62,46 +62,51 @@ impl Rules {
         family: Family,
         near: Near<'_>,
     ) -> Option<Result<Claim, Box<Refusal>>> {
-        if matches!(self.backend, Backend::Udp | Backend::Alloc) {
+        if matches!(self.backend, Backend::Wireguard(_) | Backend::Udp | Backend::Alloc) {
             return None;
         }
-        let network = self.networks.of(family)?;
         let subnet = peer.subnet(family)?;
-        let way = self.check(peer, family, network, subnet).and_then(|public| match &self.backend {
+        self.networks.of(family)?;
+        let checked = self.check_subnet(subnet).and_then(|()| self.check_public(peer, family, subnet));
+        let way = checked.and_then(|public| match &self.backend {
             Backend::Vxlan(options) => {
                 let own = self.mac[index(family)];
                 vxlan::way(options, peer.mac[index(family)], own, public, near)
             }
             Backend::HostGw => host_gw::way(self.underlay.ifindex, public, near),
             Backend::Ipip { direct_routing } => ipip::way(*direct_routing, self.tunnel, public, near),
-            Backend::Udp | Backend::Alloc => Err(Reason::Unsupported),
+            Backend::Wireguard(_) | Backend::Udp | Backend::Alloc => Err(Reason::Unsupported),
         });
         let refuse = |reason| Box::new(Refusal::new(Subject::Block(subnet), None, reason));
         Some(way.map(|way| Claim { subnet, way }).map_err(refuse))
     }
 
-    /// What a lease says is anybody's who can write to the store: it must not take our own subnet or cut us off from the
-    /// peers, and there must be somebody to send to.
-    fn check(&self, peer: &Peer, family: Family, network: IpNet, subnet: IpNet) -> Result<IpAddr, Reason> {
-        let public = peer.public(family).ok_or(Reason::NodeUnreachable)?;
-        let inside = subnet.prefix_len() >= network.prefix_len() && network.contains(&subnet.addr());
-        if !inside {
+    /// What a lease says is anybody's who can write to the store: it must not take our own subnet or cut us off from the peers.
+    pub(crate) fn check_subnet(&self, subnet: IpNet) -> Result<(), Reason> {
+        let family = Family::of_net(&subnet);
+        let network = self.networks.of(family).ok_or(Reason::WrongFamily)?;
+        if subnet.prefix_len() < network.prefix_len() || !network.contains(&subnet.addr()) {
             return Err(Reason::OutsideNetwork(network));
         }
         let own = self.own[index(family)];
         if own.is_some_and(|own| own.contains(&subnet) || subnet.contains(&own)) {
             return Err(Reason::Ours);
         }
-        let local = self.underlay.address(family);
-        if local == Some(public) {
+        match self.underlay.address(family).filter(|local| subnet.contains(local)) {
+            Some(local) => Err(Reason::Covers(local)),
+            None => Ok(()),
+        }
+    }
+
+    /// Where a peer is reached in a family: there must be somebody, and not ourselves or behind the tunnel itself.
+    pub(crate) fn check_public(&self, peer: &Peer, family: Family, subnet: IpNet) -> Result<IpAddr, Reason> {
+        let public = peer.public(family).ok_or(Reason::NodeUnreachable)?;
+        if self.underlay.address(family) == Some(public) {
             return Err(Reason::Ours);
         }
         if public.is_multicast() || public.is_loopback() || public == IpAddr::from([255; 4]) {
             return Err(Reason::NotUnicast);
         }
-        match local.into_iter().chain([public]).find(|address| subnet.contains(address)) {
-            Some(address) => Err(Reason::Covers(address)),
-            None => Ok(public),
-        }
+        if subnet.contains(&public) { Err(Reason::Covers(public)) } else { Ok(public) }
     }
 }

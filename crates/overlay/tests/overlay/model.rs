@@ -71,6 +71,7 @@ impl Kernel {
             Hop::Underlay { ifindex, gateway } => {
                 Route { oif: Some(ifindex), onlink: true, ..Route::via(dst, gateway) }
             }
+            Hop::Link(ifindex) => Route::dev(dst, ifindex),
             Hop::Blackhole => Route::blackhole(dst),
         };
         let metric = matches!(dst, IpNet::V6(_)).then_some(1024);

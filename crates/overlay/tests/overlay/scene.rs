@@ -100,6 +100,7 @@ pub fn routes(inputs: &Inputs) -> Vec<String> {
         russet_overlay::Hop::Tunnel(gateway) => format!("tunnel {gateway}"),
         russet_overlay::Hop::Connected => "connected".to_owned(),
         russet_overlay::Hop::Underlay { ifindex, gateway } => format!("via {gateway} dev {ifindex}"),
+        russet_overlay::Hop::Link(ifindex) => format!("dev {ifindex}"),
         russet_overlay::Hop::Blackhole => "blackhole".to_owned(),
     };
     desired(inputs).routes.into_iter().map(|(dst, to)| format!("{dst} {}", hop(to))).collect()

@@ -59,6 +59,7 @@ pub fn stranger(number: u8) -> Peer {
         public_ip: Ipv4Addr::new(192, 168, 77, number),
         public_ipv6: Some(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, u16::from(number))),
         mac: [mac(4), mac(6)],
+        wireguard: [None, None],
     }
 }
 

@@ -3,6 +3,8 @@
 use russet_overlay::Kind;
 use russet_overlay::flannel::{Backend, FlannelError, Peer};
 
+use russet_overlay::flannel::{Mode, Wireguard, WireguardEnd};
+
 use super::cluster::{Node, json, key, route, route_v6, sh, stranger, vxlan, with_nodes};
 
 #[test]
@@ -88,4 +90,47 @@ fn ipip_works_or_names_what_the_kernel_lacks() {
             }
         }
     });
+}
+
+/// Where the kernel has WireGuard, what the backend makes of it; where not, that it says so.
+#[test]
+#[ignore = "kernel: network namespaces, root; tool: ip"]
+fn wireguard_works_or_names_what_the_kernel_lacks() {
+    // flannel.md section 6.5
+    let directory = tempfile::tempdir().unwrap();
+    let key_file = directory.path().join("wgkey");
+    let options = Wireguard {
+        port: 51820,
+        port_v6: 51821,
+        mtu: None,
+        psk: None,
+        keepalive_s: 0,
+        mode: Mode::Separate,
+        key_file,
+    };
+    with_nodes(1, &Backend::HostGw, |nodes| {
+        let node: &mut Node = &mut nodes[0];
+        node.backend = Backend::Wireguard(Box::new(options));
+        match node.try_start() {
+            Err(error @ FlannelError::Unsupported { .. }) => {
+                assert!(!sh("ip -n n1 link").contains("flannel-wg"));
+                let said = error.to_string();
+                let wanted = "backend wireguard needs WireGuard (CONFIG_WIREGUARD, module wireguard), which";
+                assert!(said.starts_with(wanted), "{said}");
+            }
+            Err(error) => panic!("{error}"),
+            Ok(()) => {
+                assert_eq!(node.prepared.mtu, 1420);
+                let public_key = "bm90IGEgcmVhbCBrZXksIGJ1dCAzMiBieXRlcyBsb25nLi4=".to_owned();
+                let end = Some(WireguardEnd { public_key, port: Some(51820) });
+                let report =
+                    node.reset(vec![Peer { wireguard: [end, None], subnet_v6: None, ..stranger(2) }]);
+                assert_eq!(report.changed(Kind::Peer), 1);
+                assert!(sh("ip -n n1 route").contains("10.5.0.0/16 dev flannel-wg proto 115 scope link"));
+                assert!(node.resync().is_quiet());
+            }
+        }
+    });
+    let made = directory.path().join("wgkey");
+    assert!(made.is_file(), "the key is made before the device");
 }

@@ -24,7 +24,14 @@ fn lease(number: u32, edition: u32) -> Peer {
     let subnet = Ipv4Net::new(Ipv4Addr::new(10, 16 + high, low, 0), 24).unwrap();
     let mac = Mac([2, u8::try_from(edition).unwrap(), 0, 0, high, low]);
     let public_ip = Ipv4Addr::new(172, 16 + u8::try_from(edition % 4).unwrap(), high, low);
-    Peer { subnet: Some(subnet), subnet_v6: None, public_ip, public_ipv6: None, mac: [Some(mac), None] }
+    Peer {
+        subnet: Some(subnet),
+        subnet_v6: None,
+        public_ip,
+        public_ipv6: None,
+        mac: [Some(mac), None],
+        wireguard: [None, None],
+    }
 }
 
 /// A node in a network that has room for all of them, without IPv6, every address of theirs on its link.

@@ -1,0 +1,412 @@
+//! The wireguard backend: one device for each family, or one for both, whose peers are the nodes and route by themselves
+//! (flannel.md section 6.5). Called by `fabric`.
+//!
+//! Which peers a device should have is computed from all of them, each time: it is the kernel's part that costs, and that is only
+//! told what differs. Our devices stay when the daemon ends, unlike flannel's: packets go on.
+
+mod key;
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use russet_addr::{Family, IfName, IpNet, host_net};
+use russet_netlink::wireguard::{self as wire, Change, Key};
+use russet_netlink::{
+    Address, Batch, Link, LinkAdd, LinkDel, LinkKind, LinkSet, NetlinkError, Scope, Socket,
+};
+
+pub use key::KeyError;
+
+use super::rules::Rules;
+use super::{FlannelError, Peer, Underlay};
+use crate::apply::ignore_router_advertisements;
+use crate::owner::{Owner, index};
+use crate::refusal::{Reason, Refusal, Subject};
+use crate::report::{Kind, Report};
+
+/// Bytes that the outer headers take, the larger of both families.
+const OVERHEAD: u32 = 80;
+/// What the kernel calls it where it is missing.
+const FEATURE: &str = "WireGuard (CONFIG_WIREGUARD, module wireguard)";
+
+/// The backend's options.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wireguard {
+    /// The UDP port of the IPv4 device, or of the only one.
+    pub port: u16,
+    /// The UDP port of the IPv6 device.
+    pub port_v6: u16,
+    /// The MTU of the underlay in bytes, instead of its own.
+    pub mtu: Option<u32>,
+    /// A key that all nodes know, as base64.
+    pub psk: Option<String>,
+    /// How often peers send something, in seconds; 0 is never.
+    pub keepalive_s: u16,
+    /// One tunnel or two.
+    pub mode: Mode,
+    /// Where the private key is: `/run/flannel/wgkey` unless `WIREGUARD_KEY_FILE` says otherwise.
+    pub key_file: PathBuf,
+}
+
+/// Which of a peer's addresses carry its tunnel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Each family has a tunnel of its own.
+    Separate,
+    /// One tunnel, over what is likelier to arrive.
+    Auto,
+    /// One tunnel, over IPv4.
+    V4,
+    /// One tunnel, over IPv6.
+    V6,
+}
+
+/// One end of a tunnel, as leases tell it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WireguardEnd {
+    /// The public key, as base64.
+    pub public_key: String,
+    /// The UDP port; ours where it is missing or 0, as with older nodes.
+    pub port: Option<u16>,
+}
+
+/// Our devices.
+#[derive(Debug)]
+pub(crate) struct Tunnels {
+    options: Wireguard,
+    private: Key,
+    psk: Option<Key>,
+    generic: Socket,
+    family: Option<u16>,
+    /// Index and public key of each device.
+    devices: [Option<(u32, Key)>; 2],
+    /// What each device was told.
+    told: [BTreeMap<Key, wire::Peer>; 2],
+}
+
+/// What each device should have.
+pub(crate) type Wanted = [BTreeMap<Key, wire::Peer>; 2];
+
+// === impl Wireguard ===
+
+impl Wireguard {
+    /// The name of the device that carries a family.
+    pub(crate) fn device(&self, family: Family) -> &'static str {
+        if self.number(family) == 0 { "flannel-wg" } else { "flannel-wg-v6" }
+    }
+
+    /// The number of the device that carries a family.
+    fn number(&self, family: Family) -> usize {
+        if self.mode == Mode::Separate { index(family) } else { 0 }
+    }
+
+    fn port(&self, number: usize) -> u16 {
+        [self.port, self.port_v6][number]
+    }
+
+    /// The family of the address at which `peer` is reached for what `family` carries. Automatically it is IPv4 if the peer's
+    /// address there is public and we have one, else IPv6 if both sides' addresses there are public, else IPv4.
+    fn outer(&self, peer: &Peer, family: Family, underlay: &Underlay) -> Family {
+        match self.mode {
+            Mode::Separate => family,
+            Mode::V4 => Family::V4,
+            Mode::V6 => Family::V6,
+            Mode::Auto => match (peer.public(Family::V4), peer.public(Family::V6)) {
+                (None, Some(_)) => Family::V6,
+                (Some(v4), Some(v6)) => {
+                    let over_v4 = is_public(v4) && underlay.v4.is_some();
+                    let over_v6 = is_public(v6) && underlay.v6.is_some_and(|own| is_public(own.into()));
+                    if !over_v4 && over_v6 { Family::V6 } else { Family::V4 }
+                }
+                _ => Family::V4,
+            },
+        }
+    }
+}
+
+/// Whether an address is not one of a private network (RFC 1918, RFC 4193).
+fn is_public(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => !v4.is_private(),
+        IpAddr::V6(v6) => !v6.is_unique_local(),
+    }
+}
+
+// === impl Tunnels ===
+
+impl Tunnels {
+    /// Reads or makes the key; no device yet.
+    pub(crate) fn open(options: &Wireguard) -> Result<Self, FlannelError> {
+        let psk = options.psk.as_deref().map(|text| key::parse("PSK", text)).transpose()?;
+        Ok(Self {
+            private: key::load(&options.key_file)?,
+            psk,
+            generic: Socket::generic()?,
+            family: None,
+            devices: [None, None],
+            told: [BTreeMap::new(), BTreeMap::new()],
+            options: options.clone(),
+        })
+    }
+
+    /// What our leases tell.
+    pub(crate) fn ends(&self) -> [Option<WireguardEnd>; 2] {
+        Family::BOTH.map(|family| {
+            let number = self.options.number(family);
+            let (_, public) = self.devices[number]?;
+            let port = Some(self.options.port(number));
+            Some(WireguardEnd { public_key: key::text(&public), port })
+        })
+    }
+
+    /// Makes the devices or adopts those that are there, with our key and port, and gives them their addresses.
+    pub(crate) fn ensure(
+        &mut self,
+        socket: &mut Socket,
+        owner: &Owner,
+        underlay: &Underlay,
+        own: [Option<IpNet>; 2],
+        report: &mut Report,
+    ) -> Result<(), FlannelError> {
+        for number in [0, 1] {
+            let carries = |family: &Family| self.options.number(*family) == number;
+            let families: Vec<Family> = Family::BOTH.into_iter().filter(carries).collect();
+            let Some(name) = families.iter().find_map(|family| owner.name(*family)) else { continue };
+            let link = self.link(socket, name, underlay, report)?;
+            let (index, public) = self.configure(number, link.index)?;
+            self.devices[number] = Some((index, public));
+            ignore_router_advertisements(name, report);
+            let addresses = families.iter().filter_map(|family| own[crate::owner::index(*family)]);
+            adjust(socket, owner, &link, addresses.collect(), report)?;
+        }
+        Ok(())
+    }
+
+    /// The link with this name, which is a WireGuard device then.
+    fn link(
+        &self,
+        socket: &mut Socket,
+        name: &IfName,
+        underlay: &Underlay,
+        report: &mut Report,
+    ) -> Result<Link, FlannelError> {
+        let mtu = self.options.mtu.unwrap_or(underlay.mtu).saturating_sub(OVERHEAD);
+        let found = match socket.link_by_name(name) {
+            Err(error) if error.is_not_found() => None,
+            result => Some(result?),
+        };
+        let mut batch = Batch::new();
+        match found {
+            Some(link) if link.kind.as_deref() == Some("wireguard") && link.mtu_bytes == mtu => {
+                return Ok(link);
+            }
+            Some(link) if link.kind.as_deref() == Some("wireguard") => {
+                batch.set_link(&LinkSet { mtu_bytes: Some(mtu), ..LinkSet::index(link.index) });
+            }
+            found => {
+                if let Some(link) = found {
+                    batch.delete_link(&LinkDel::Index(link.index));
+                }
+                let kind = LinkKind::Other { kind: "wireguard", data: Vec::new() };
+                batch.add_link(&LinkAdd { mtu_bytes: Some(mtu), ..LinkAdd::new(name.clone(), kind) });
+            }
+        }
+        socket.execute(&batch).map_err(|error| unsupported(error.into()))?;
+        report.count(Kind::Device);
+        Ok(socket.link_by_name(name)?)
+    }
+
+    /// Tells the device its key and port if it has others; its index and public key.
+    fn configure(&mut self, number: usize, ifindex: u32) -> Result<(u32, Key), FlannelError> {
+        let family = match self.family {
+            Some(family) => family,
+            None => self.generic.family_id(wire::FAMILY).map_err(unsupported)?,
+        };
+        self.family = Some(family);
+        let port = self.options.port(number);
+        let known = self.devices[number].filter(|(index, _)| *index == ifindex).map(|(_, public)| public);
+        let mut device = self.generic.wireguard(family, ifindex)?;
+        if known.is_none() || known != device.public_key || device.listen_port != port {
+            let mut batch = Batch::wireguard();
+            batch.set_wireguard(family, ifindex, &self.private, port);
+            self.generic.execute(&batch).map_err(NetlinkError::from)?;
+            device = self.generic.wireguard(family, ifindex)?;
+        }
+        let missing = || NetlinkError::Malformed { operation: format!("read WireGuard device {ifindex}") };
+        Ok((ifindex, device.public_key.ok_or_else(missing)?))
+    }
+
+    /// The peers that each device should have for these leases, oldest first, and the leases that cannot have any.
+    pub(crate) fn wanted<'a>(
+        &self,
+        rules: &Rules,
+        peers: impl Iterator<Item = &'a Peer>,
+    ) -> (Wanted, Vec<Refusal>) {
+        let own = self.devices.map(|device| device.map(|(_, public)| public));
+        wanted(&self.options, self.psk, own, rules, peers)
+    }
+
+    /// Tells the devices what differs: from what they have if `afresh`, else from what they were told.
+    pub(crate) fn bring(
+        &mut self,
+        wanted: &Wanted,
+        afresh: bool,
+        report: &mut Report,
+    ) -> Result<(), FlannelError> {
+        let Some(family) = self.family else { return Ok(()) };
+        for (number, wanted) in wanted.iter().enumerate() {
+            let Some((ifindex, _)) = self.devices[number] else { continue };
+            let told = &self.told[number];
+            let changes = if afresh {
+                let device = self.generic.wireguard(family, ifindex)?;
+                difference(wanted, &settled(device.peers, told))
+            } else {
+                difference(wanted, told)
+            };
+            let mut batch = Batch::wireguard();
+            batch.change_wireguard_peers(family, ifindex, &changes);
+            for (result, piece) in
+                self.generic.execute_all(&batch).into_iter().zip(changes.chunks(wire::PEERS_MAX))
+            {
+                match result {
+                    Ok(()) => piece.iter().for_each(|_| report.count(Kind::Peer)),
+                    Err(error) => report.fail(error),
+                }
+            }
+            self.told[number].clone_from(wanted);
+        }
+        Ok(())
+    }
+}
+
+/// Addresses of the device, and up.
+fn adjust(
+    socket: &mut Socket,
+    owner: &Owner,
+    link: &Link,
+    own: Vec<IpNet>,
+    report: &mut Report,
+) -> Result<(), NetlinkError> {
+    let wanted: Vec<IpNet> = own.iter().map(|net| host_net(net.addr())).collect();
+    let mut batch = Batch::new();
+    if !wanted.is_empty() {
+        let found = socket.addresses_of(link.index)?;
+        let ours = |a: &&Address| a.scope == Scope::Universe && owner.owns_address(&a.net);
+        let found: Vec<&Address> = found.iter().filter(ours).collect();
+        for net in wanted.iter().filter(|net| found.iter().all(|a| a.net != **net)) {
+            batch.replace_address(&Address::new(link.index, *net));
+            report.count(Kind::Address);
+        }
+        for address in found.iter().filter(|a| !wanted.contains(&a.net)) {
+            batch.delete_address(address);
+            report.count(Kind::Address);
+        }
+    }
+    if !link.is_up() {
+        batch.set_link(&LinkSet { up: Some(true), ..LinkSet::index(link.index) });
+        report.count(Kind::Device);
+    }
+    socket.execute(&batch).map_err(NetlinkError::from)
+}
+
+/// See [`Tunnels::wanted`]. A subnet is its newest claimant's, and a node may have several.
+fn wanted<'a>(
+    options: &Wireguard,
+    psk: Option<Key>,
+    own: [Option<Key>; 2],
+    rules: &Rules,
+    peers: impl Iterator<Item = &'a Peer>,
+) -> (Wanted, Vec<Refusal>) {
+    let mut wanted: Wanted = [BTreeMap::new(), BTreeMap::new()];
+    let mut holders: BTreeMap<IpNet, Key> = BTreeMap::new();
+    let mut refused = Vec::new();
+    for peer in peers {
+        for family in rules.networks.families() {
+            let Some(subnet) = peer.subnet(family) else { continue };
+            let number = options.number(family);
+            match end(options, own[number], rules, peer, family, subnet) {
+                Ok((key, endpoint)) => {
+                    if let Some(holder) = holders.insert(subnet, key).filter(|holder| *holder != key) {
+                        drop_subnet(&mut wanted[number], holder, subnet);
+                    }
+                    let fresh = || wire::Peer {
+                        key,
+                        preshared: psk,
+                        endpoint: None,
+                        keepalive_s: options.keepalive_s,
+                        allowed: [].into(),
+                    };
+                    let entry = wanted[number].entry(key).or_insert_with(fresh);
+                    entry.endpoint = Some(endpoint);
+                    entry.allowed.insert(subnet);
+                }
+                Err(reason) => refused.push(Refusal::new(Subject::Block(subnet), None, reason)),
+            }
+        }
+    }
+    (wanted, refused)
+}
+
+fn drop_subnet(peers: &mut BTreeMap<Key, wire::Peer>, holder: Key, subnet: IpNet) {
+    if let Some(peer) = peers.get_mut(&holder) {
+        peer.allowed.remove(&subnet);
+        if peer.allowed.is_empty() {
+            peers.remove(&holder);
+        }
+    }
+}
+
+/// The other end of the tunnel to `subnet`.
+fn end(
+    options: &Wireguard,
+    own: Option<Key>,
+    rules: &Rules,
+    peer: &Peer,
+    family: Family,
+    subnet: IpNet,
+) -> Result<(Key, SocketAddr), Reason> {
+    rules.check_subnet(subnet)?;
+    let public = rules.check_public(peer, options.outer(peer, family, &rules.underlay), subnet)?;
+    let mut end = peer.wireguard[index(family)].as_ref();
+    if options.mode != Mode::Separate {
+        // One tunnel has one key, and both families' leases tell it.
+        end = end.or(peer.wireguard.iter().flatten().next());
+    }
+    let end = end.ok_or(Reason::NoTunnelEndpoint)?;
+    let key = key::parse("public key", &end.public_key).map_err(|_| Reason::NoTunnelEndpoint)?;
+    if own == Some(key) {
+        return Err(Reason::Ours);
+    }
+    let ours = options.port(options.number(family));
+    Ok((key, SocketAddr::new(public, end.port.filter(|port| *port != 0).unwrap_or(ours))))
+}
+
+/// What the kernel has, with the endpoints that it was told: they follow a node that moves, and that is right.
+fn settled(found: Vec<wire::Peer>, told: &BTreeMap<Key, wire::Peer>) -> BTreeMap<Key, wire::Peer> {
+    let peers = found.into_iter().map(|mut peer| {
+        if let Some(known) = told.get(&peer.key) {
+            peer.endpoint = known.endpoint;
+        }
+        (peer.key, peer)
+    });
+    peers.collect()
+}
+
+/// Removals first: a subnet that moves has one holder at a time.
+fn difference(wanted: &BTreeMap<Key, wire::Peer>, found: &BTreeMap<Key, wire::Peer>) -> Vec<Change> {
+    let gone = found.keys().filter(|key| !wanted.contains_key(*key)).map(|key| Change::Remove(*key));
+    let put = wanted.values().filter(|peer| found.get(&peer.key) != Some(*peer));
+    gone.chain(put.cloned().map(Change::Put)).collect()
+}
+
+/// The kernel says EOPNOTSUPP of kinds of links that it does not know, and ENOENT of such families.
+fn unsupported(source: NetlinkError) -> FlannelError {
+    if source.is_unsupported() || source.is_not_found() {
+        return FlannelError::Unsupported { backend: "wireguard", feature: FEATURE, source };
+    }
+    source.into()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! The node's private key, in a file that outlives the daemon, so that peers need not learn another one (flannel.md section 6.5).
+//! Called by `wireguard`.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use russet_linux::file::{self, FileError};
+use russet_linux::random;
+use russet_netlink::wireguard::Key;
+
+/// Only root reads it, and nobody writes it again.
+const MODE: u32 = 0o400;
+
+/// Why there is no private key.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The file is there and cannot be read, or its directory cannot be made.
+    #[error("{operation} {}: {source}", .path.display())]
+    Io {
+        /// What was being done.
+        operation: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The file could not be written.
+    #[error(transparent)]
+    Write(#[from] FileError),
+    /// What should be a key is none; its text is not repeated.
+    #[error("{subject} is not the base64 text of 32 bytes")]
+    Text {
+        /// Which.
+        subject: String,
+    },
+}
+
+/// The key in `path`, which is made if there is no such file.
+pub(super) fn load(path: &Path) -> Result<Key, KeyError> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => parse(&format!("private key in {}", path.display()), &text),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => create(path),
+        Err(source) => Err(KeyError::Io { operation: "read private key", path: path.to_owned(), source }),
+    }
+}
+
+/// Reads a key's usual text.
+pub(super) fn parse(subject: &str, text: &str) -> Result<Key, KeyError> {
+    let bytes = STANDARD.decode(text.trim()).ok().and_then(|bytes| bytes.try_into().ok());
+    bytes.map(Key).ok_or_else(|| KeyError::Text { subject: subject.to_owned() })
+}
+
+/// A key's usual text.
+pub(super) fn text(key: &Key) -> String {
+    STANDARD.encode(key.0)
+}
+
+fn create(path: &Path) -> Result<Key, KeyError> {
+    if let Some(directory) = path.parent() {
+        let failed = |source| KeyError::Io { operation: "create", path: directory.to_owned(), source };
+        std::fs::create_dir_all(directory).map_err(failed)?;
+    }
+    let mut bytes = random::random::<32>();
+    // As Curve25519 wants them (RFC 7748 section 5).
+    bytes[0] &= 0xf8;
+    bytes[31] = bytes[31] & 0x7f | 0x40;
+    let key = Key(bytes);
+    // Without a newline: flannel's own reader takes none.
+    file::write_atomic_with_mode(path, text(&key).as_bytes(), MODE)?;
+    Ok(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_key_is_made_once_for_root_alone_and_found_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("flannel/wgkey");
+        let key = load(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o400);
+        assert_eq!((key.0[0] & 7, key.0[31] & 0xc0), (0, 0x40));
+        assert_eq!(load(&path).unwrap(), key);
+        assert_eq!(std::fs::read_to_string(&path).unwrap().len(), 44, "flannel reads it, too");
+        let another = load(&directory.path().join("another")).unwrap();
+        assert_ne!(another, key);
+    }
+
+    #[test]
+    fn a_broken_key_is_an_error_that_does_not_tell_it_and_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("wgkey");
+        for text in ["", "c2VjcmV0", "not base64", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"] {
+            std::fs::write(&path, text).unwrap();
+            let error = load(&path).unwrap_err().to_string();
+            assert_eq!(
+                error,
+                format!("private key in {} is not the base64 text of 32 bytes", path.display())
+            );
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+    }
+}
