@@ -66,6 +66,8 @@ pub struct Firewall {
     compat: Compat,
     /// Rules of flannel's old versions were looked for.
     swept: bool,
+    /// Tables that others own and that drop what they should not: told once, because nobody here can change it.
+    owned: BTreeSet<Table>,
     /// Who made the last change that concerned us.
     culprit: Option<Culprit>,
     /// The kernel has nf_tables; where it has not there is still legacy iptables.
@@ -100,8 +102,19 @@ impl Firewall {
                 nft.generation().is_ok()
             }
         };
-        let (seen, watched, culprit) = (None, BTreeSet::new(), None);
-        Ok(Self { mode, nft, monitor, port, seen, watched, compat, swept: false, culprit, nf_tables })
+        Ok(Self {
+            mode,
+            nft,
+            monitor,
+            port,
+            seen: None,
+            watched: BTreeSet::new(),
+            compat,
+            swept: false,
+            owned: BTreeSet::new(),
+            culprit: None,
+            nf_tables,
+        })
     }
 
     /// Where the rules are.
@@ -192,6 +205,7 @@ impl Firewall {
             // In the mode of iptables that is the replacement of our tables.
             match self.attempt(wanted, begun == 0, report) {
                 Ok(Some(generation)) => {
+                    // With a failure everything is looked at again next time.
                     let good = report.failed.is_empty();
                     self.seen = good.then(|| (generation, wanted.clone()));
                     return;
@@ -221,14 +235,16 @@ impl Firewall {
                 return Ok(None);
             }
         }
+        let mut owned = BTreeSet::new();
         for table in &look.tables {
             let change = foreign::difference(&mut self.nft, &look, table, wanted, self.mode);
             match change.and_then(|change| self.commit(change, &look, report)) {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
                 // The tables of others are not worth less for that.
+                Err(FirewallError::Owned(table)) => drop(owned.insert(table)),
                 Err(error) => {
-                    in_force &= matches!(error, FirewallError::Owned(_));
+                    in_force = false;
                     report.failed.push(error);
                 }
             }
@@ -241,6 +257,8 @@ impl Firewall {
             }
             self.swept = true;
         }
+        report.failed.extend(owned.difference(&self.owned).cloned().map(FirewallError::Owned));
+        self.owned = owned;
         Ok(Some(look.generation))
     }
 

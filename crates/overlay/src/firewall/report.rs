@@ -67,7 +67,7 @@ pub enum FirewallError {
     /// A transaction was refused; nothing was changed.
     #[error(transparent)]
     Commit(#[from] CommitError),
-    /// Somebody else's chain drops forwarded packets, and nobody but its owner can change it.
+    /// Somebody else's chain drops forwarded packets, and nobody but its owner can change it. Told once.
     #[error(
         "accept forwarded packets in table {0}: it belongs to a process, which has to accept them itself"
     )]

@@ -322,13 +322,17 @@ fn a_table_that_belongs_to_a_process_is_named_and_the_rest_is_done() {
         let chain = Chain::base(&table, "f", ChainKind::Filter, Hook::Forward, 0).policy(Policy::Drop);
         other.commit(Transaction::new().add_owned_table(&table).add_chain(&chain)).unwrap();
         sh("iptables -P FORWARD DROP");
-        let report = open(Mode::Nft).apply(&wanted());
+        let mut firewall = open(Mode::Nft);
+        let report = firewall.apply(&wanted());
         assert!(
             matches!(report.failed.as_slice(), [FirewallError::Owned(owned)] if *owned == table),
             "{report:?}"
         );
         assert_eq!(marked("iptables-save"), accepts("FORWARD"));
         assert!(sh("nft list ruleset").contains("table ip6 flannel-ipv6"));
+        // Not every five seconds for as long as the daemon runs.
+        sh("nft add table ip somebody");
+        assert!(firewall.apply(&wanted()).is_quiet());
     });
 }
 
