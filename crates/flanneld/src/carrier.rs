@@ -1,5 +1,6 @@
-//! What carries packets between nodes, one kind a file behind one interface: prepared before there is a lease, told of it, and then of the
-//! other nodes' leases. The loop in `run` calls it and knows no kind.
+//! What carries packets between nodes: prepared before there is a lease, told of it, and then of the other nodes' leases. The kernel's part
+//! is there for every backend, if only to remove what another one left; `udp` and `extension` add theirs. The loop calls this and knows no
+//! backend.
 
 mod commands;
 mod fabric;
@@ -11,7 +12,7 @@ use russet_lease::Lease;
 use russet_model::flannel::{NetworkConfig, SubnetKey};
 use russet_overlay::Report;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, BackendError};
 use crate::extension::CommandError;
 use crate::health::Status;
 use crate::interface::External;
@@ -21,15 +22,19 @@ use fabric::Woven;
 use udp::Relay;
 
 /// A backend at work.
-pub enum Carrier {
-    /// vxlan, host-gw, ipip and wireguard: the kernel does it.
-    Fabric(Box<Woven>),
-    /// udp: we do it.
-    Udp(Box<Relay>),
-    /// extension: the operator's commands do it.
-    Commands(Box<Commands>),
-    /// alloc: nobody does it.
+pub struct Carrier {
+    woven: Woven,
+    over: Over,
+}
+
+/// What a backend has beside the kernel's part.
+enum Over {
+    /// Nothing.
     None,
+    /// udp: we carry the packets.
+    Udp(Box<Relay>),
+    /// extension: the operator's commands.
+    Commands(Box<Commands>),
 }
 
 /// What a node tells with its lease, and its pods.
@@ -54,7 +59,7 @@ pub enum CarrierError {
     Udp(#[from] russet_overlay::udp::UdpError),
     /// What this version cannot do.
     #[error(transparent)]
-    Backend(#[from] crate::backend::BackendError),
+    Backend(#[from] BackendError),
     /// A command of extension.
     #[error(transparent)]
     Command(#[from] CommandError),
@@ -88,91 +93,82 @@ const LOGGED_MAX: usize = 8;
 // === impl Carrier ===
 
 impl Carrier {
-    /// Makes ready what can be made ready without a lease.
+    /// Makes ready what can be made ready without a lease. With `swallow` packets to pods of this node that are not there end here.
     pub async fn open(
         backend: &Backend,
         external: &External,
         config: &NetworkConfig,
+        swallow: bool,
     ) -> Result<(Self, Announced), CarrierError> {
         if let (false, Some(_)) = (backend.carries_v6(), config.v6()) {
             let has = if config.v4().is_some() { "both" } else { "IPv6" };
             return Err(CarrierError::Family { backend: backend.name(), carries: "IPv4", has });
         }
-        match backend {
-            Backend::Udp { port } => {
-                let relay = Relay::new(*port, external, config)?;
-                let announced = Announced { mtu: relay.mtu(), ..Announced::default() };
-                Ok((Self::Udp(Box::new(relay)), announced))
-            }
+        let mut data = None;
+        let over = match backend {
+            Backend::Udp { port } => Over::Udp(Box::new(Relay::new(*port, external, config)?)),
             Backend::Extension(extension) => {
-                let data = extension.before_lease().await?;
-                let commands = Commands::new(extension.clone(), external, config);
-                let data = data.map(|text| commands::json_string(&text));
-                let announced = Announced { data, data_v6: None, mtu: external.mtu };
-                Ok((Self::Commands(Box::new(commands)), announced))
+                data = extension.before_lease().await?.map(|text| commands::json_string(&text));
+                Over::Commands(Box::new(Commands::new(extension.clone(), external, config)))
             }
-            Backend::Alloc => {
-                let announced = Announced { mtu: external.mtu, ..Announced::default() };
-                Ok((Self::None, announced))
-            }
-            kernel => {
-                let (woven, announced) = Woven::open(kernel, external, config).await?;
-                Ok((Self::Fabric(Box::new(woven)), announced))
-            }
+            _ => Over::None,
+        };
+        let (woven, mut announced) = Woven::open(backend, external, config, swallow).await?;
+        match &over {
+            Over::Udp(relay) => announced.mtu = relay.mtu(),
+            Over::Commands(_) => announced.data = data,
+            Over::None => {}
         }
+        Ok((Self { woven, over }, announced))
     }
 
     /// Takes this node's subnets in.
     pub async fn own(&mut self, own: &SubnetKey, status: &Status) -> Result<(), CarrierError> {
-        match self {
-            Self::Fabric(woven) => woven.own(own, status).await,
-            Self::Udp(relay) => relay.own(own),
-            Self::Commands(commands) => commands.own(own).await,
-            Self::None => Ok(()),
+        self.woven.own(own, status).await?;
+        match &mut self.over {
+            Over::None => Ok(()),
+            Over::Udp(relay) => relay.own(own),
+            Over::Commands(commands) => commands.own(own).await,
         }
     }
 
     /// Brings everything to exactly these leases; false when something is left to be tried again.
     pub async fn reset(&mut self, leases: Vec<Lease>, status: &Status) -> bool {
         status.resyncs.fetch_add(1, Ordering::Relaxed);
-        match self {
-            Self::Fabric(woven) => woven.reset(&leases, status).await,
-            Self::Udp(relay) => relay.reset(&leases),
-            Self::Commands(commands) => commands.reset(leases).await,
-            Self::None => true,
+        match &mut self.over {
+            Over::None => self.woven.reset(&leases, status).await,
+            Over::Udp(relay) => self.woven.reset(&[], status).await && relay.reset(&leases),
+            Over::Commands(commands) => self.woven.reset(&[], status).await && commands.reset(leases).await,
         }
     }
 
     /// Carries out what became of some leases; false when something is left to be tried again.
     pub async fn change(&mut self, gone: Vec<Lease>, put: Vec<Lease>, status: &Status) -> bool {
-        match self {
-            Self::Fabric(woven) => woven.change(&gone, &put, status).await,
-            Self::Udp(relay) => relay.change(&gone, &put),
-            Self::Commands(commands) => commands.change(gone, put).await,
-            Self::None => true,
+        match &mut self.over {
+            Over::None => self.woven.change(&gone, &put, status).await,
+            Over::Udp(relay) => relay.change(&gone, &put),
+            Over::Commands(commands) => commands.change(gone, put).await,
         }
     }
 
     /// Resolves when something that is ours was changed by somebody else, or may have been.
     pub async fn stirred(&mut self) {
-        match self {
-            Self::Fabric(woven) => woven.stirred().await,
-            Self::Udp(relay) => relay.stirred().await,
-            Self::Commands(_) | Self::None => std::future::pending().await,
+        match &mut self.over {
+            Over::Udp(relay) => tokio::select! {
+                () = self.woven.stirred() => {}
+                () = relay.stirred() => {}
+            },
+            Over::None | Over::Commands(_) => self.woven.stirred().await,
         }
     }
 
     /// Compares with what should be, and puts right what is not. Answers with what the lease should say from now on, if that changed.
     pub async fn resync(&mut self, status: &Status) -> Option<Announced> {
         status.resyncs.fetch_add(1, Ordering::Relaxed);
-        match self {
-            Self::Fabric(woven) => woven.resync(status).await,
-            Self::Udp(relay) => {
-                relay.resync(status);
-                None
-            }
-            Self::Commands(_) | Self::None => None,
+        if let Over::Udp(relay) = &mut self.over {
+            relay.resync(status);
         }
+        self.woven.resync(status).await
     }
 }
 

@@ -4,7 +4,6 @@
 //! leases come from `lease`, the kernel's side from `overlay`; here is what joins them. Called by `russet flanneld`.
 
 mod backend;
-mod blackhole;
 mod carrier;
 pub mod docker_opts;
 mod ear;

@@ -184,7 +184,8 @@ impl Daemon {
         self.check_bridge_netfilter(stack)?;
         let external = self.external(stack)?;
         let before = self.before();
-        let (mut carrier, announced) = Carrier::open(&backend, &external, &config).await?;
+        let (mut carrier, announced) =
+            Carrier::open(&backend, &external, &config, self.options.blackhole_route).await?;
         let place = Place { config, backend, external };
         let mut wish = Wish {
             attributes: place.attributes(&announced),

@@ -100,16 +100,12 @@ impl Source {
     }
 
     fn of(options: &Options, store: Rc<dyn Store>, name: String) -> Self {
-        let leases = StoreManager::new(store, LeaseSettings::new(prefix(options)));
+        let settings = match options.etcd_api {
+            EtcdApi::V2 => LeaseSettings::rooted(&options.etcd_prefix),
+            EtcdApi::V3 => LeaseSettings::new(options.etcd_prefix.as_str()),
+        };
+        let leases = StoreManager::new(store, settings);
         Self { leases: Rc::new(leases), service: None, name }
-    }
-}
-
-/// The v2 API knows no keys without a slash at their beginning.
-fn prefix(options: &Options) -> String {
-    match options.etcd_api {
-        EtcdApi::V2 if !options.etcd_prefix.starts_with('/') => format!("/{}", options.etcd_prefix),
-        _ => options.etcd_prefix.clone(),
     }
 }
 

@@ -6,10 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use russet_lease::{Lease, LeaseWatch, Lost, gather};
-use russet_netlink::Socket;
 use tokio::time::Instant;
 
-use crate::blackhole;
 use crate::carrier::{Announced, Carrier};
 use crate::peers::{Delta, Peers};
 use crate::run::{Daemon, Place};
@@ -65,11 +63,9 @@ impl<'a> Tending<'a> {
             }
             std::future::pending::<Infallible>().await
         };
-        let blackhole = self.keep_blackhole();
         tokio::select! {
             lost = &mut lost => lost,
             never = ready => match never {},
-            never = blackhole => match never {},
             never = self.follow() => match never {},
         }
     }
@@ -159,26 +155,6 @@ impl<'a> Tending<'a> {
         match self.daemon.leases.publish(&lease).await {
             Ok(()) => self.unpublished = None,
             Err(error) => tracing::warn!(%error, "publish what changed of this node"),
-        }
-    }
-
-    /// Looks after the blackhole route, where one is wanted; never ends.
-    fn keep_blackhole(&self) -> impl Future<Output = Infallible> + use<> {
-        let wanted = self.daemon.options.blackhole_route;
-        let (own, every) = (self.lease.key, self.daemon.options.resync());
-        async move {
-            let mut socket = match Socket::route() {
-                Ok(socket) if wanted => socket,
-                Ok(_) => return std::future::pending().await,
-                Err(error) => {
-                    tracing::warn!(%error, "look after the blackhole route");
-                    return std::future::pending().await;
-                }
-            };
-            loop {
-                blackhole::ensure(&mut socket, &own);
-                tokio::time::sleep(every).await;
-            }
         }
     }
 }

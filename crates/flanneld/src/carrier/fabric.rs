@@ -1,4 +1,4 @@
-//! The backends that the kernel carries: joins `overlay`'s fabric to the loop. Its calls wait for the kernel, so they run on a thread for
+//! The kernel's part of every backend: joins `overlay`'s fabric to the loop. Its calls wait for the kernel, so they run on a thread for
 //! that; what they cost the loop is the wait for the answer.
 
 use std::sync::atomic::Ordering;
@@ -33,6 +33,7 @@ impl Woven {
         backend: &Backend,
         external: &External,
         config: &NetworkConfig,
+        swallow: bool,
     ) -> Result<(Self, Announced), CarrierError> {
         let underlay = Underlay {
             ifindex: external.ifindex,
@@ -48,6 +49,7 @@ impl Woven {
         }
         let made = tokio::task::spawn_blocking(move || {
             let mut fabric = Fabric::open(kind, underlay, networks)?;
+            fabric.swallow_unknown(swallow);
             let prepared = fabric.prepare()?;
             Ok::<_, CarrierError>((fabric, prepared))
         });
@@ -118,7 +120,7 @@ impl Woven {
         note(&report, "the kernel was not as it should be", status);
         status.repairs.fetch_add(report.changed.values().sum::<usize>() as u64, Ordering::Relaxed);
         let announced = Announced { mtu: self.announced.mtu, ..announced(&prepared, self.vni) };
-        (announced != self.announced).then(|| {
+        (self.vni.is_some() && announced != self.announced).then(|| {
             self.announced = announced.clone();
             announced
         })
@@ -202,6 +204,14 @@ fn kernel_backend(backend: &Backend) -> Result<(flannel::Backend, Option<u32>), 
             Ok((flannel::Backend::Vxlan(options), Some(vxlan.vni)))
         }
         Backend::HostGw => Ok((flannel::Backend::HostGw, None)),
-        other => Err(BackendError::Unknown(other.name().to_owned()).into()),
+        Backend::Ipip { direct_routing } => {
+            Ok((flannel::Backend::Ipip { direct_routing: *direct_routing }, None))
+        }
+        Backend::Udp { .. } => Ok((flannel::Backend::Udp, None)),
+        Backend::Alloc | Backend::Extension(_) => Ok((flannel::Backend::Alloc, None)),
+        Backend::Wireguard(_) => {
+            let reason = "this version makes no such tunnel; use vxlan";
+            Err(BackendError::Refused { kind: "wireguard", reason }.into())
+        }
     }
 }

@@ -159,3 +159,23 @@ fn the_environment_fills_in_what_was_not_given() {
     assert_eq!(request(&[], &[("FLANNELD_VERSION", "1")]), Request::Version);
     assert_eq!(request(&["-version"], &[]), Request::Version);
 }
+
+#[test]
+fn the_users_page_has_every_flag_with_its_default_and_whose_it_is() {
+    let page =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/flanneld.md")).unwrap();
+    for flag in FLAGS {
+        let default = match flag.default {
+            "" => "none".to_owned(),
+            default => format!("`{}`", default.replace(',', "`, `")),
+        };
+        let whose = match flag.origin {
+            Origin::V010 => "flannel, v0.10.0 and newer",
+            Origin::Newer => "flannel, newer",
+            Origin::Dropped => "flannel, v0.21 to v0.22",
+            Origin::Ours => "**ours**",
+        };
+        let row = format!("| `{}` | {default} | {whose} | {} |", flag.name, flag.help);
+        assert!(page.contains(&row), "docs/flanneld.md has not the row\n{row}");
+    }
+}

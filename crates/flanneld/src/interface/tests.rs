@@ -21,6 +21,7 @@ fn link(index: u32, name: &str) -> Link {
         tx_queue_len: 1000,
         addr_gen_mode: None,
         vxlan: None,
+        ipip: None,
         bridge_port: None,
     }
 }

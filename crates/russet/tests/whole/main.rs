@@ -15,6 +15,7 @@ mod conversation;
 mod demo;
 mod demo_etcd;
 mod fabric;
+mod flannel;
 mod host;
 mod ipam;
 mod migrate_calico_v1;

@@ -1,0 +1,142 @@
+//! What happens to a running network: restarts, crashes, an etcd that is away, a hand in the kernel.
+
+use std::time::Duration;
+
+use russet_testkit::{eventually, let_pass};
+use rustix::process::Signal;
+
+use super::lab::{Host, Lab};
+use crate::node::PATIENCE;
+use crate::pinging::Pinging;
+
+/// Two nodes, and pings from a pod of the first to one of the second.
+fn pinging(lab: &mut Lab, flags: &[&str]) -> (Host, Host, Pinging) {
+    let (mut near, mut far) = (lab.running(flags), lab.running(flags));
+    let ((from, _), (_, to)) = (near.pod(), far.pod());
+    let pings = Pinging::start(&from, &to);
+    (near, far, pings)
+}
+
+/// Every object of the network in the kernel, in words.
+fn state(host: &Host) -> String {
+    let routes = host.ip(&["route"]);
+    let neighbours = host.ip(&["neigh", "show", "dev", "flannel.1"]);
+    let device = host.ip(&["-o", "-d", "link", "show", "flannel.1"]);
+    let address = host.ip(&["-o", "-4", "address", "show", "flannel.1"]);
+    let device = device.split(" promiscuity").next().unwrap_or_default().to_owned();
+    format!("{routes}{neighbours}{}{device}{address}", host.fdb())
+}
+
+/// flannel.md sections 1.5 and 10.
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ping"]
+fn t29_and_t30_a_daemon_that_is_stopped_killed_or_restarted_changes_nothing() {
+    let mut lab = Lab::vxlan();
+    let (mut near, mut far, pings) = pinging(&mut lab, &["-ip-masq"]);
+    let (before, key, env) =
+        (state(&near), lab.value(&near), std::fs::read_to_string(near.env_path()).unwrap());
+    let rules = near.nft(&["list", "ruleset"]);
+    near.stop();
+    assert_eq!(state(&near), before);
+    assert_eq!((lab.value(&near), near.nft(&["list", "ruleset"])), (key.clone(), rules.clone()));
+    near.start();
+    assert_eq!((state(&near), lab.value(&near)), (before.clone(), key.clone()));
+    near.signal(Signal::KILL);
+    assert!(!near.ends().success());
+    near.start();
+    near.signal(Signal::INT);
+    assert_eq!(near.ends().code(), Some(0));
+    near.start();
+    far.stop();
+    far.start();
+    assert_eq!((state(&near), lab.value(&near)), (before, key));
+    assert_eq!(near.nft(&["list", "ruleset"]), rules);
+    assert_eq!(std::fs::read_to_string(near.env_path()).unwrap(), env);
+    pings.finish();
+}
+
+/// flannel.md sections 3.6 and 10.
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ping; takes 70 s"]
+fn t25_an_etcd_that_is_away_for_a_minute_leaves_the_data_path_and_news_come_through_afterwards() {
+    let mut lab = Lab::vxlan();
+    let (mut near, mut far, pings) = pinging(&mut lab, &[]);
+    lab.fabric.kill_etcd();
+    let_pass(Duration::from_secs(60));
+    assert!(near.runs() && far.runs());
+    lab.fabric.start_etcd();
+    eventually(PATIENCE, || lab.fabric.etcd_serves());
+    lab.put_peer("10.5.199.0-24", "10.77.0.99", "02:00:00:00:00:99");
+    near.routes_to("10.5.199.0-24");
+    far.routes_to("10.5.199.0-24");
+    assert!(near.runs() && far.runs());
+    pings.finish();
+}
+
+/// flannel.md sections 3.5, 9 (issue 2470) and 10.
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd"]
+fn t26_what_happened_behind_a_compaction_is_found_by_listing_again() {
+    let mut lab = Lab::vxlan();
+    let mut host = lab.running(&[]);
+    for (subnet, number) in [("10.5.201.0-24", 1), ("10.5.202.0-24", 2), ("10.5.203.0-24", 3)] {
+        lab.put_peer(subnet, &format!("10.77.1.{number}"), &format!("02:00:00:00:00:0{number}"));
+        host.routes_to(subnet);
+    }
+    host.signal(Signal::STOP);
+    lab.put_peer("10.5.201.0-24", "10.77.1.1", "02:00:00:00:00:aa");
+    lab.fabric.etcdctl(&["del", &format!("{}/subnets/10.5.202.0-24", super::lab::PREFIX)]);
+    lab.put_peer("10.5.204.0-24", "10.77.1.4", "02:00:00:00:00:04");
+    let revision = lab.record(&host)["mod_revision"].as_u64().unwrap() + 6;
+    lab.fabric.etcdctl(&["compact", &revision.to_string()]);
+    // Its connection breaks as well, so that it has to ask for what is no longer there.
+    lab.fabric.kill_etcd();
+    lab.fabric.start_etcd();
+    eventually(PATIENCE, || lab.fabric.etcd_serves());
+    host.signal(Signal::CONT);
+    host.routes_to("10.5.204.0-24");
+    eventually(PATIENCE, || {
+        let (routes, fdb) = (host.ip(&["route"]), host.fdb());
+        !routes.contains("10.5.202.0")
+            && fdb.contains("02:00:00:00:00:aa dst 10.77.1.1")
+            && !fdb.contains("02:00:00:00:00:01")
+    });
+    assert!(host.runs());
+}
+
+/// flannel.md sections 6.2, 9 (issue 2272) and 10.
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ping"]
+fn t27_and_t38_a_deleted_device_and_flushed_rules_and_routes_are_back_at_once() {
+    let mut lab = Lab::vxlan();
+    let (near, far, pings) = pinging(&mut lab, &["-ip-masq"]);
+    let (before, rules) = (state(&near), near.nft(&["list", "ruleset"]));
+    near.nft(&["flush", "ruleset"]);
+    eventually(Duration::from_secs(1), || near.nft(&["list", "ruleset"]) == rules);
+    pings.finish();
+    near.ip(&["route", "flush", "dev", "flannel.1"]);
+    eventually(PATIENCE, || state(&near) == before);
+    let mac = |host: &Host| {
+        host.ip(&["-o", "link", "show", "flannel.1"])
+            .split("link/ether ")
+            .nth(1)
+            .map(|rest| rest[..17].to_owned())
+    };
+    let known = mac(&near);
+    near.ip(&["link", "del", "flannel.1"]);
+    near.routes_to(&far.subnet());
+    assert_eq!(mac(&near), known, "peers know this one");
+    assert!(lab.value(&near).contains(&known.unwrap()));
+}
+
+/// flannel.md section 1.3.
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd"]
+fn the_blackhole_route_is_there_when_it_is_asked_for_and_comes_back() {
+    let mut lab = Lab::vxlan();
+    let host = lab.running(&["-ip-blackhole-route", "-iptables-resync=1"]);
+    let route = format!("blackhole {}", host.subnet().replace('-', "/"));
+    eventually(PATIENCE, || host.ip(&["route"]).contains(&route));
+    host.ip(&["route", "del", "blackhole", &host.subnet().replace('-', "/")]);
+    eventually(PATIENCE, || host.ip(&["route"]).contains(&route));
+}
