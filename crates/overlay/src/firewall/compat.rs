@@ -1,7 +1,7 @@
 //! Brings the tables of iptables to what is wanted: flannel's own chains in the mode of that name, none of them in the other,
 //! and accepts where legacy iptables drops what is forwarded.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use russet_addr::Family;
@@ -19,6 +19,8 @@ pub(crate) struct Compat {
     old: Vec<Wanted>,
     installed: BTreeMap<Family, Programs>,
     legacy: BTreeMap<Family, Programs>,
+    /// Families whose legacy rules nobody can look at.
+    unseen: BTreeSet<Family>,
     /// What the chains in nf_tables looked like when iptables last said that they are right.
     proven: BTreeMap<Family, (u64, Wanted)>,
 }
@@ -134,8 +136,15 @@ impl Compat {
                     edits
                 })
             });
-            if let Err(error) = done {
-                report.failed.push(error);
+            match done {
+                Ok(()) => drop(self.unseen.remove(&family)),
+                // Not every few seconds for as long as the daemon runs.
+                Err(FirewallError::Missing { program }) => {
+                    if self.unseen.insert(family) {
+                        report.failed.push(FirewallError::Unseen { program });
+                    }
+                }
+                Err(error) => report.failed.push(error),
             }
         }
     }

@@ -78,6 +78,12 @@ pub enum FirewallError {
         /// Its name.
         program: String,
     },
+    /// Legacy iptables has rules, and nobody can look at them. Told once.
+    #[error("look at the rules of legacy iptables, which may drop pods' packets: {program} is not installed")]
+    Unseen {
+        /// The name of the program that could.
+        program: String,
+    },
     /// A program of iptables did not run to its end.
     #[error("execute {program}: {source}")]
     Execute {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use russet_overlay::firewall::{FirewallError, Mode, Repair, Wanted};
+use russet_overlay::firewall::{Firewall, FirewallError, Mode, Repair, Wanted};
 use russet_testkit::in_netns_with_loopback;
 
 use crate::lab::{
@@ -309,6 +309,31 @@ fn pods_reach_each_other_where_legacy_iptables_drops_what_is_forwarded() {
         assert_through(lab);
         assert!(firewall.withdraw().failed.is_empty());
         assert!(marked("iptables-legacy-save").is_empty() && marked("ip6tables-legacy-save").is_empty());
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, legacy iptables, root; tool: iptables-legacy"]
+fn rules_of_legacy_iptables_that_nobody_can_look_at_are_told_once() {
+    // A container brought its own iptables. PATH is the whole process's, so the test runs itself again without programs.
+    const NOWHERE: &str = "/nowhere";
+    if std::env::var("PATH").unwrap() != NOWHERE {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["rules_of_legacy_iptables_that_nobody", "--include-ignored"]).env("PATH", NOWHERE);
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    in_netns_with_loopback(|| {
+        sh("iptables-legacy -P FORWARD DROP");
+        let mut firewall = open(Mode::Nft);
+        let report = firewall.apply(&wanted());
+        assert!(matches!(report.failed.as_slice(), [FirewallError::Unseen { .. }]), "{report:?}");
+        assert_eq!(report.repaired.len(), 2, "everything else is done");
+        assert!(firewall.apply(&wanted()).is_quiet());
+        let missing = Firewall::open(Mode::Iptables).unwrap_err().to_string();
+        assert_eq!(missing, "execute iptables: it is not installed; without iptables use the nftables mode");
     });
 }
 
