@@ -12,5 +12,5 @@ mod store_manager;
 
 pub use error::LeaseError;
 pub use manager::{BoxFuture, Event, Lease, LeaseWatch, Lost, SubnetManager, Wish, gather};
-pub use path::clean_prefix;
+pub use path::{Paths, clean_prefix};
 pub use store_manager::{LEASE_TTL, Settings, StoreManager};

@@ -5,7 +5,7 @@ use russet_model::{Key, Prefix};
 
 /// The keys of one network.
 #[derive(Debug, Clone)]
-pub(crate) struct Paths {
+pub struct Paths {
     root: String,
 }
 
@@ -28,7 +28,8 @@ pub fn clean_prefix(prefix: &str) -> String {
 // === impl Paths ===
 
 impl Paths {
-    pub(crate) fn new(prefix: &str) -> Self {
+    /// Below a prefix.
+    pub fn new(prefix: &str) -> Self {
         Self { root: clean_prefix(prefix) }
     }
 
@@ -40,16 +41,18 @@ impl Paths {
         }
     }
 
-    pub(crate) fn config(&self) -> Key {
+    /// Of the network's configuration.
+    pub fn config(&self) -> Key {
         Key::from_stored(self.below("config"))
     }
 
     /// Of all leases. Without a `/` at its end, as peers have it: what begins so counts.
-    pub(crate) fn subnets(&self) -> Prefix {
+    pub fn subnets(&self) -> Prefix {
         Prefix::from_stored(self.below("subnets"))
     }
 
-    pub(crate) fn lease(&self, key: &SubnetKey) -> Key {
+    /// Of one lease.
+    pub fn lease(&self, key: &SubnetKey) -> Key {
         Key::from_stored(format!("{}/{key}", self.below("subnets")))
     }
 }

@@ -109,7 +109,7 @@ fn t10_and_t11_a_lease_of_this_node_is_taken_again_if_it_fits_and_deleted_if_not
 }
 
 #[test]
-fn t12_to_t14_the_previous_subnet_is_taken_where_it_is_free_and_fits() {
+fn t12_and_t13_and_t14_the_previous_subnet_is_taken_where_it_is_free_and_fits() {
     let other = [listed("10.5.29.0-24", "192.0.2.2", None)];
     assert_eq!(decide(&config(V4), &wish("10.5.29.0-24"), &[]).unwrap(), "create 10.5.29.0-24");
     for previous in ["10.6.29.0-24", "10.5.29.0-25", "10.5.29.1-24", "garbage"] {

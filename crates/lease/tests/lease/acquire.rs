@@ -42,7 +42,7 @@ fn t02_without_a_backend_it_is_udp_and_the_value_says_nothing_of_it() {
 }
 
 #[test]
-fn t06_to_t08_a_missing_or_wrong_config_can_be_waited_out() {
+fn t06_and_t08_a_missing_or_wrong_config_can_be_waited_out() {
     run(async {
         let sim = network(1, V4).await;
         let manager = manager(&sim, 1);
@@ -93,7 +93,7 @@ fn t11_an_own_key_that_does_not_fit_is_deleted_and_a_new_one_made() {
 }
 
 #[test]
-fn t12_to_t14_the_previous_subnet_is_taken_if_nobody_has_it() {
+fn t12_and_t13_and_t14_the_previous_subnet_is_taken_if_nobody_has_it() {
     run(async {
         let with = |previous: &str| {
             let mut wish = wish(11);

@@ -75,7 +75,7 @@ async fn t01_and_t17_a_lease_is_a_node_with_a_days_time_that_is_renewed() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn t10_to_t16_own_previous_and_contested_subnets() {
+async fn t10_and_t11_and_t12_and_t13_and_t16_own_previous_and_contested_subnets() {
     let (cluster, store) = network(V4).await;
     // Another node of v0.10 has the previous subnet: left to it.
     let old = format!(
@@ -126,7 +126,7 @@ async fn t15_a_reservation_has_no_time_and_gets_none() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn t19_to_t24_events_of_old_peers_are_told_and_a_lost_lease_is_noticed() {
+async fn t19_and_t20_and_t23_events_of_old_peers_are_told_and_a_lost_lease_is_noticed() {
     let (cluster, store) = network(V4).await;
     let manager = manager(&store, 1);
     let lease = acquire(&manager, &wish(11)).await;

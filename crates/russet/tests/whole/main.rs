@@ -19,6 +19,7 @@ mod flannel;
 mod host;
 mod ipam;
 mod migrate_calico_v1;
+mod migrate_flannel_v2;
 mod node;
 mod pinging;
 mod races;

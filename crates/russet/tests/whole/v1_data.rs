@@ -32,8 +32,14 @@ impl V2 {
     }
 
     pub fn put(&self, key: &str, value: &str) {
+        self.put_for(key, value, None);
+    }
+
+    /// The same with a time to live.
+    pub fn put_for(&self, key: &str, value: &str, seconds: Option<u32>) {
         let escaped: String = value.bytes().map(|byte| format!("%{byte:02X}")).collect();
-        let (status, body) = self.request("PUT", &key.replace('%', "%25"), &format!("value={escaped}"));
+        let ttl = seconds.map_or(String::new(), |seconds| format!("&ttl={seconds}"));
+        let (status, body) = self.request("PUT", &key.replace('%', "%25"), &format!("value={escaped}{ttl}"));
         assert!(status.contains(" 20"), "{key}: {status} {body}");
     }
 

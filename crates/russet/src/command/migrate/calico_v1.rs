@@ -8,7 +8,6 @@ mod report;
 
 use std::process::ExitCode;
 
-use russet_agent::{EtcdSettings, Secret};
 use russet_model::v1::V1Key;
 use russet_model::{Key, Prefix};
 use russet_store::{Record, Step, Store};
@@ -76,11 +75,11 @@ enum MigrateError {
 
 /// Carries the data over.
 pub async fn run(mut args: CalicoV1Args) -> Result<ExitCode, Failure> {
-    let from = EtcdV2::connect(source(&args)?)?;
+    let from = EtcdV2::connect(super::source(&args.source)?)?;
     let mut choice = std::mem::take(&mut args.place);
     choice.location.store = args.to.take().or(choice.location.store);
     let target = Place::open(choice).await?;
-    let plan = read(&from, &args.from).await?;
+    let plan = read(&from, &args.source.from).await?;
     let compared = compare::with(&*target.store, &plan).await?;
     let differing = compared.iter().filter(|one| one.state == State::Differs).count();
     let blocked = !plan.problems.is_empty() || differing > 0 && !args.force;
@@ -110,7 +109,7 @@ async fn carry_over(
     require_closed(from, args).await?;
     write(store, compared.iter().filter(|one| !opens(one.planned.kind))).await?;
     verify(store, plan, |kind| !opens(kind)).await?;
-    if read(from, &args.from).await? != *plan {
+    if read(from, &args.source.from).await? != *plan {
         return Err(MigrateError::Moving.into());
     }
     require_closed(from, args).await?;
@@ -133,25 +132,7 @@ async fn require_closed(from: &dyn Store, args: &CalicoV1Args) -> Result<(), Fai
         );
         return Ok(());
     }
-    Err(MigrateError::Open { found, from: args.from.clone() }.into())
-}
-
-fn source(args: &CalicoV1Args) -> Result<EtcdSettings, Failure> {
-    let password = match &args.from_password_file {
-        Some(path) => {
-            let text = std::fs::read_to_string(path).map_err(|e| format!("read {}: {e}", path.display()))?;
-            Some(Secret::new(text.trim_end_matches(['\r', '\n'])))
-        }
-        None => None,
-    };
-    Ok(EtcdSettings {
-        ca: args.from_ca_file.clone(),
-        cert: args.from_cert_file.clone(),
-        key: args.from_key_file.clone(),
-        username: args.from_username.clone(),
-        password,
-        ..EtcdSettings::for_endpoints(&args.from)?
-    })
+    Err(MigrateError::Open { found, from: args.source.from.clone() }.into())
 }
 
 /// Reads everything of Calico's behind the v2 API.

@@ -1,0 +1,147 @@
+//! `russet migrate flannel-v2` over a real etcd that serves both APIs (flannel.md 3.1, 3.1a).
+
+use std::process::Command;
+
+use russet_testkit::etcd::Cluster;
+use serde_json::Value;
+
+use crate::node::Answer;
+use crate::v1_data::V2;
+
+const PREFIX: &str = "/coreos.com/network";
+const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
+/// As v0.10 writes it.
+const LEASE: &str =
+    r#"{"PublicIP":"10.37.7.195","BackendType":"vxlan","BackendData":{"VtepMAC":"82:4b:b6:2f:54:4e"}}"#;
+const RESERVED: &str = r#"{"PublicIP":"10.37.7.196","BackendType":"vxlan"}"#;
+
+/// An etcd with a small network's data behind its v2 API.
+struct Old {
+    cluster: Cluster,
+    v2: V2,
+}
+
+// === impl Old ===
+
+impl Old {
+    fn planted() -> Self {
+        let cluster = Cluster::start(1, "http", |_| vec!["--enable-v2".to_owned()], Vec::new());
+        let v2 = V2::at(&cluster.members[0].client);
+        v2.put(&format!("{PREFIX}/config"), CONFIG);
+        v2.put_for(&format!("{PREFIX}/subnets/10.5.34.0-24"), LEASE, Some(40_000));
+        v2.put(&format!("{PREFIX}/subnets/10.5.35.0-24"), RESERVED);
+        v2.put(&format!("{PREFIX}/subnets/nonsense"), "x");
+        Self { cluster, v2 }
+    }
+
+    fn migrate(&self, more: &[&str]) -> Answer {
+        let to = self.cluster.location();
+        let from = self.cluster.members[0].url();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.args(["migrate", "flannel-v2", "--from", &from, "--to", &to]).args(more);
+        command.env_remove("RUSSET_STORE").output().unwrap().into()
+    }
+
+    /// All v3 records: keys and values, as etcdctl sees them.
+    fn v3(&self) -> String {
+        self.cluster.members[0].etcdctl(&["get", "", "--prefix"])
+    }
+
+    fn put(&self, below: &str, value: &str) {
+        self.cluster.members[0].etcdctl(&["put", &format!("{PREFIX}/{below}"), value]);
+    }
+
+    /// What a lease was granted for in v3, and what it has left; none for a key that lives for ever.
+    fn time(&self, subnet: &str) -> Option<(i64, i64)> {
+        let json = |arguments: &[&str]| -> Value {
+            serde_json::from_str(&self.cluster.members[0].etcdctl(arguments)).unwrap()
+        };
+        let found = json(&["get", &format!("{PREFIX}/subnets/{subnet}"), "--write-out=json"]);
+        let id = format!("{:x}", found["kvs"][0]["lease"].as_i64()?);
+        let told = json(&["lease", "timetolive", &id, "--write-out=json"]);
+        Some((told["granted-ttl"].as_i64().unwrap(), told["ttl"].as_i64().unwrap()))
+    }
+}
+
+fn done(report: &Answer, key: &str) -> String {
+    let report: Value = serde_json::from_str(&report.stdout).unwrap();
+    let records = report["records"].as_array().unwrap();
+    let row = records.iter().find(|row| row["key"] == format!("{PREFIX}/{key}")).unwrap();
+    row["what"].as_str().unwrap().to_owned()
+}
+
+#[test]
+#[ignore = "tool: etcd"]
+fn a_v2_network_is_carried_over_once_and_again_and_stays_as_it_was() {
+    let old = Old::planted();
+    let dry = old.migrate(&["--dry-run"]);
+    assert_eq!(dry.status, 0, "{dry:?}");
+    assert!(dry.stdout.contains("10.5.34.0-24") && dry.stdout.contains("nothing was written"), "{dry:?}");
+    assert_eq!(old.v3(), "");
+
+    let first = old.migrate(&["-o", "json"]);
+    assert_eq!(first.status, 0, "{first:?}");
+    for key in ["config", "subnets/10.5.34.0-24", "subnets/10.5.35.0-24"] {
+        assert_eq!(done(&first, key), "created", "{key}");
+    }
+    assert!(first.stdout.contains("nonsense"), "{first:?}");
+    let written = old.v3();
+    let wanted = format!(
+        "{PREFIX}/config\n{CONFIG}\n{PREFIX}/subnets/10.5.34.0-24\n{LEASE}\n{PREFIX}/subnets/10.5.35.0-24\n{RESERVED}\n"
+    );
+    assert_eq!(written, wanted);
+    let (granted, left) = old.time("10.5.34.0-24").unwrap();
+    assert!((39_000..=40_000).contains(&granted) && (39_000..=40_000).contains(&left), "{granted} {left}");
+    assert_eq!(old.time("10.5.35.0-24"), None, "a reservation stays one");
+
+    let again = old.migrate(&["-o", "json"]);
+    assert_eq!((again.status, done(&again, "subnets/10.5.34.0-24")), (0, "already there".to_owned()));
+    assert_eq!(old.v3(), written, "a second run changes nothing");
+    assert_eq!(old.time("10.5.34.0-24").unwrap().0, granted);
+
+    // One that was lost, and one that is new in the v2 data.
+    old.cluster.members[0].etcdctl(&["del", &format!("{PREFIX}/subnets/10.5.34.0-24")]);
+    old.v2.put_for(&format!("{PREFIX}/subnets/10.5.36.0-24"), r#"{"PublicIP":"10.37.7.197"}"#, Some(90));
+    let more = old.migrate(&["-o", "json"]);
+    assert_eq!(more.status, 0, "{more:?}");
+    assert_eq!(done(&more, "subnets/10.5.34.0-24"), "created");
+    assert_eq!(done(&more, "subnets/10.5.36.0-24"), "created");
+    assert_eq!(old.v3().lines().count(), 8);
+}
+
+#[test]
+#[ignore = "tool: etcd"]
+fn another_config_is_refused_unless_forced_and_leases_of_others_are_never_overwritten() {
+    let old = Old::planted();
+    old.put("config", r#"{"Network":"10.6.0.0/16"}"#);
+    old.put("subnets/10.5.34.0-25", r#"{"PublicIP":"10.37.7.9"}"#);
+    old.put("subnets/10.5.77.0-24", RESERVED);
+    let before = old.v3();
+    let refused = old.migrate(&[]);
+    assert_eq!(refused.status, 3, "{refused:?}");
+    assert!(
+        refused.stdout.contains("another network config") && refused.stdout.contains("overlaps"),
+        "{refused:?}"
+    );
+    assert_eq!(old.v3(), before, "nothing was written");
+    let forced = old.migrate(&["--force", "-o", "json"]);
+    assert_eq!(forced.status, 0, "{forced:?}");
+    assert_eq!(done(&forced, "config"), "overwritten");
+    assert_eq!(done(&forced, "subnets/10.5.34.0-24"), "left out");
+    assert_eq!(done(&forced, "subnets/10.5.35.0-24"), "moved", "its node has another lease by now");
+    let after = old.v3();
+    assert!(
+        after.contains(CONFIG) && after.contains("10.5.34.0-25") && !after.contains("10.5.34.0-24"),
+        "{after}"
+    );
+}
+
+#[test]
+#[ignore = "tool: etcd"]
+fn a_place_without_data_is_an_error_and_not_an_empty_network() {
+    let old = Old::planted();
+    let nothing = old.migrate(&["--prefix", "/elsewhere"]);
+    assert_eq!(nothing.status, 1, "{nothing:?}");
+    assert!(nothing.stderr.contains("--prefix"), "{nothing:?}");
+    assert_eq!(old.v3(), "");
+}
