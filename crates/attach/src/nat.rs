@@ -4,10 +4,15 @@
 //! Each change writes the chains anew in the same transaction: whatever somebody did to them is repaired by the next ADD.
 
 mod masquerade;
+mod ports;
 
 use russet_nft::{CommitError, Element, NetlinkError, Nft, Set, Table, Transaction};
 
 pub use masquerade::{collect as collect_masquerade, masquerade, masqueraded, unmasquerade};
+
+pub use ports::{
+    Condition, PortRule, Publication, PublishError, collect_ports, publish, unpublish, unpublished,
+};
 
 use crate::owner::Owner;
 
@@ -69,9 +74,9 @@ fn change(
     }
 }
 
-/// Whose an element is, if it is said.
+/// Whose an element is, if it is said; behind a blank there may be more.
 fn label(element: &Element) -> &str {
-    element.comment.as_deref().unwrap_or_default()
+    element.comment.as_deref().unwrap_or_default().split(' ').next().unwrap_or_default()
 }
 
 /// Whether an element is one of the owner's network, and not of what is valid.

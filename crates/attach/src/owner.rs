@@ -37,8 +37,10 @@ pub struct OwnerError;
 const PREFIX: &str = "russet:";
 /// The longest alias that the kernel keeps: `IFALIASZ` less its NUL.
 const ALIAS_MAX_BYTES: usize = 255;
-/// The longest comment of an nf_tables element: what `nft` reads back is 128 bytes with its NUL.
-const LABEL_MAX_BYTES: usize = 127;
+/// The longest label: an nf_tables element's comment has 127 bytes, and a blank and an IPv6 address follow it.
+const LABEL_MAX_BYTES: usize = 127 - 40;
+/// Digits of a hash that stands for a network's name in a label.
+const NETWORK_DIGEST_CHARS: usize = 32;
 /// Digits of a whole SHA-1.
 const DIGEST_CHARS: usize = 40;
 
@@ -84,7 +86,7 @@ impl Owner {
         }
     }
 
-    /// The owner in at most 127 bytes: the comment of an nf_tables element. Where its names are longer, hashes stand for them.
+    /// The owner in at most 87 bytes: what the comment of an nf_tables element begins with. Where its names are longer, hashes stand for them.
     pub fn label(&self) -> String {
         let whole = self.to_string();
         if whole.len() <= LABEL_MAX_BYTES && whole.starts_with(&Self::network_label(&self.network)) {
@@ -99,7 +101,7 @@ impl Owner {
 
     /// What the labels of a network's owners begin with; a hash has its place where the name alone would be too long.
     pub fn network_label(network: &NetworkName) -> String {
-        let hash = naming::hex(network.as_str().as_bytes(), DIGEST_CHARS);
+        let hash = naming::hex(network.as_str().as_bytes(), NETWORK_DIGEST_CHARS);
         let named = format!("{PREFIX}{network}/");
         if named.len() + 1 + DIGEST_CHARS <= LABEL_MAX_BYTES { named } else { format!("{PREFIX}~{hash}/") }
     }

@@ -28,6 +28,8 @@ pub struct Connection {
     pub reply: (IpAddr, IpAddr),
     /// Transport protocol.
     pub protocol: u8,
+    /// The port to which its first packet went, before any translation, where the protocol has ports.
+    pub port: Option<u16>,
     /// What a request to delete it has to repeat.
     key: Key,
 }
@@ -55,6 +57,7 @@ const CTA_IP_V4_DST: u16 = 2;
 const CTA_IP_V6_SRC: u16 = 3;
 const CTA_IP_V6_DST: u16 = 4;
 const CTA_PROTO_NUM: u16 = 1;
+const CTA_PROTO_DST_PORT: u16 = 3;
 /// `NLA_F_NESTED`
 const NESTED: u16 = 1 << 15;
 
@@ -82,6 +85,16 @@ impl Conntrack {
             }
         }
         Ok(forgotten)
+    }
+
+    /// Forgets all connections of a family that `wanted` holds for; how many there were.
+    pub fn forget_where(
+        &mut self,
+        family: Family,
+        wanted: impl Fn(&Connection) -> bool,
+    ) -> Result<usize, NetlinkError> {
+        let doomed = self.select(family, wanted)?;
+        self.delete(&doomed)
     }
 
     fn select(
@@ -137,11 +150,14 @@ impl Connection {
         let attributes = message.attributes(NFGENMSG_BYTES);
         let original = attributes.find(CTA_TUPLE_ORIG)?;
         let raw = |kind| attributes.find(kind).map(|attribute| attribute.payload.to_vec());
-        let protocol = original.nested().find(CTA_TUPLE_PROTO)?.nested().find(CTA_PROTO_NUM)?.u8()?;
+        let transport = original.nested().find(CTA_TUPLE_PROTO)?.nested();
+        let protocol = transport.find(CTA_PROTO_NUM)?.u8()?;
+        let port = transport.find(CTA_PROTO_DST_PORT).and_then(|port| port.be16());
         Some(Self {
             original: addresses(&original.nested())?,
             reply: addresses(&attributes.find(CTA_TUPLE_REPLY)?.nested())?,
             protocol,
+            port,
             key: Key {
                 family: *message.payload.first()?,
                 original: original.payload.to_vec(),

@@ -17,6 +17,9 @@ pub const WIRING: u32 = 103;
 /// The store's disk is full.
 pub const STORE_FULL: u32 = 104;
 
+/// A port of the node belongs to another container.
+pub const PORT_TAKEN: u32 = 105;
+
 /// The interface could not be wired; what had been done was undone.
 pub fn attach(error: AttachError) -> CniError {
     let msg = "the interface could not be set up";

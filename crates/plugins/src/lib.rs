@@ -19,6 +19,7 @@ mod lab;
 mod loopback;
 mod node;
 mod pause;
+mod portmap;
 mod request_log;
 mod russet;
 mod settings;
@@ -46,8 +47,16 @@ pub struct Done {
 }
 
 /// Types that [`run`] knows.
-pub const NAMES: [&str; 7] =
-    ["russet", "loopback", calico::NAME, calico_ipam::NAME, host_local::NAME, bridge::NAME, flannel::NAME];
+pub const NAMES: [&str; 8] = [
+    "russet",
+    "loopback",
+    calico::NAME,
+    calico_ipam::NAME,
+    host_local::NAME,
+    bridge::NAME,
+    flannel::NAME,
+    portmap::NAME,
+];
 
 /// Carries out one request of the plugin called `name`; `log` is for the runtime's standard error. Once started it is to be run to its end: dropping
 /// the future half-way may leave an address that only DEL gives back.
@@ -82,7 +91,7 @@ pub fn is_local(name: &str) -> bool {
     LOCAL.contains(&name)
 }
 
-const LOCAL: [&str; 3] = [host_local::NAME, bridge::NAME, flannel::NAME];
+const LOCAL: [&str; 4] = [host_local::NAME, bridge::NAME, flannel::NAME, portmap::NAME];
 
 /// [`run`] for a plugin that [`is_local`].
 pub async fn run_local(
@@ -95,6 +104,7 @@ pub async fn run_local(
         host_local::NAME => host_local::run(&node.root, request).await,
         bridge::NAME => bridge::run(node, request).await,
         flannel::NAME => flannel::run(node, request, log).await,
+        portmap::NAME => portmap::run(node, request).await,
         _ => Err(CniError::internal(format!("{name} is no plugin of this machine alone"), "")),
     };
     done.map_err(|error| error.in_version(request.config.cni_version))

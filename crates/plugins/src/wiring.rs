@@ -1,5 +1,6 @@
 //! Blocking work on the kernel, away from the thread that serves requests.
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use russet_addr::IfName;
@@ -9,7 +10,7 @@ use russet_attach::{
     Plan, Port, Reaped, Removal, loopback,
 };
 use russet_cni_spec::CniError;
-use russet_linux::NetNs;
+use russet_linux::{NetNs, sysctl};
 use russet_netlink::{Link, NetlinkError, Socket};
 use russet_nft::Nft;
 use tokio::sync::Semaphore;
@@ -120,6 +121,21 @@ impl Wiring {
         self.run(move |_| {
             let mut nft = Nft::open().map_err(|error| failure::nat(error.into()))?;
             work(&mut nft).map_err(failure::nat)
+        })
+        .await
+    }
+
+    /// Lets the node's own packets from 127.0.0.1 go to a pod, whose answers the caller sees to.
+    pub async fn route_localnet(&self, pod: IpAddr) -> Result<(), CniError> {
+        let failed = move |error: &dyn std::fmt::Display| {
+            CniError::new(failure::WIRING, format!("the way to {pod} could not be prepared"), error)
+        };
+        self.run(move |socket| {
+            let way = socket.way_to(pod).map_err(|error| failed(&error))?;
+            let oif = way.oif.ok_or_else(|| failed(&"no link leads there"))?;
+            let link = socket.link_by_index(oif).map_err(|error| failed(&error))?;
+            let name = format!("net/ipv4/conf/{}/route_localnet", link.name);
+            sysctl::write_if_different(&name, "1").map(drop).map_err(|error| failed(&error))
         })
         .await
     }

@@ -47,6 +47,8 @@ pub enum L4 {
     Sctp = 132,
 }
 
+/// `IPS_DST_NAT`
+const CT_STATUS_DST_NAT: u32 = 1 << 5;
 /// `RTN_LOCAL`: an address of the machine itself.
 const RTN_LOCAL: u32 = 2;
 
@@ -184,6 +186,14 @@ impl Rule {
         let register = Register::FIRST;
         self.expr(Expr::Ct { key: CtKey::State, to: register })
             .expr(masked(register, any_of.to_ne_bytes().to_vec()))
+            .expr(Expr::Cmp { op: CmpOp::Neq, register, value: vec![0; 4] })
+    }
+
+    /// `ct status dnat`: the destination was translated.
+    pub fn ct_dnat(self) -> Self {
+        let register = Register::FIRST;
+        self.expr(Expr::Ct { key: CtKey::Status, to: register })
+            .expr(masked(register, CT_STATUS_DST_NAT.to_ne_bytes().to_vec()))
             .expr(Expr::Cmp { op: CmpOp::Neq, register, value: vec![0; 4] })
     }
 

@@ -1,0 +1,91 @@
+//! `portmap`: ports of the node that lead to a pod (cni-runtime.md sections 5 and A.4, docs/plugins.md). Chained behind the plugin that made the
+//! interface; all that it does is one transaction in nf_tables, which says of every element whose it is.
+
+mod conf;
+
+use russet_attach::Owner;
+use russet_attach::nat::{self, Publication, PublishError};
+use russet_cni_spec::plugin::Request;
+use russet_cni_spec::{Call, CniError, CniResult, Target};
+
+use crate::failure;
+use crate::node::LocalNode;
+use conf::Conf;
+
+/// The plugin's name.
+pub const NAME: &str = "portmap";
+
+/// Carries out one request.
+pub async fn run(node: &LocalNode, request: &Request) -> Result<Option<CniResult>, CniError> {
+    match &request.env.call {
+        Call::Add(target) => add(node, request, target).await.map(Some),
+        Call::Check(target) => check(node, request, target).await.map(|()| None),
+        Call::Del(target) => {
+            let owner = owner(request, target);
+            node.wiring.nat(move |nft| nat::unpublish(nft, &owner)).await.map(|()| None)
+        }
+        Call::Gc => {
+            let Some(valid) = request.config.valid_attachments()? else { return Ok(None) };
+            let network = request.config.name.clone();
+            let valid: Vec<Owner> =
+                valid.iter().map(|it| Owner::new(&network, &it.container_id, &it.ifname)).collect();
+            node.wiring.nat(move |nft| nat::collect_ports(nft, &network, &valid)).await.map(|()| None)
+        }
+        Call::Status => {
+            Conf::read(request)?;
+            node.wiring.nat(|nft| Ok(nft.tables().map(drop)?)).await.map(|()| None)
+        }
+    }
+}
+
+async fn add(node: &LocalNode, request: &Request, target: &Target) -> Result<CniResult, CniError> {
+    let previous = previous(request)?;
+    let conf = Conf::read(request)?;
+    if conf.is_empty() {
+        return Ok(previous);
+    }
+    let what = conf.publication(owner(request, target), &previous);
+    for pod in what.hairpin.iter().map(russet_addr::IpNet::addr).filter(std::net::IpAddr::is_ipv4) {
+        node.wiring.route_localnet(pod).await?;
+    }
+    node.wiring.nat(move |nft| Ok(nat::publish(nft, &what))).await?.map_err(refused)?;
+    Ok(previous)
+}
+
+async fn check(node: &LocalNode, request: &Request, target: &Target) -> Result<(), CniError> {
+    let conf = Conf::read(request)?;
+    let previous = previous(request)?;
+    if conf.is_empty() {
+        return Ok(());
+    }
+    let what: Publication = conf.publication(owner(request, target), &previous);
+    let missing = node.wiring.nat(move |nft| nat::unpublished(nft, &what)).await?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(CniError::new(failure::WIRING, "portmap: not everything is published any more", missing.join("; ")))
+}
+
+/// It makes no interface of its own.
+fn previous(request: &Request) -> Result<CniResult, CniError> {
+    let previous = request.config.prev_result()?;
+    previous.ok_or_else(|| {
+        CniError::internal("portmap: must be called as chained plugin", "prevResult is missing")
+    })
+}
+
+fn owner(request: &Request, target: &Target) -> Owner {
+    Owner::new(&request.config.name, &target.container_id, &target.ifname)
+}
+
+fn refused(error: PublishError) -> CniError {
+    match error {
+        PublishError::Nat(error) => failure::nat(error),
+        taken @ PublishError::Taken { .. } => {
+            CniError::new(failure::PORT_TAKEN, "portmap: a port of the node is taken", taken)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
