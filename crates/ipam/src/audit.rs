@@ -15,12 +15,16 @@ use russet_store::Record;
 
 mod finding;
 mod lean;
+mod marks;
 mod store;
+mod taken;
 
 pub use finding::{Finding, Holder};
 pub use store::audit_store;
 
 use lean::Lean;
+use marks::Marks;
+use taken::{Taken, TakenByHash};
 
 /// What was looked at, and what was found.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -64,13 +68,14 @@ pub struct Auditor {
     blind: bool,
     /// Every block, with its owner where it could be read.
     blocks: BTreeMap<BlockCidr, Option<Option<String>>>,
-    /// The same in the order of reading: what `Taken` refers to.
-    numbered: Vec<BlockCidr>,
+    /// The same in the order of reading, with their text: what `Taken` refers to.
+    numbered: Vec<(BlockCidr, Box<str>)>,
     /// Every claim by owner and block; none where its record cannot be read.
     claims: BTreeMap<(String, BlockCidr), Option<AffinityState>>,
-    /// Every address that a handle has; sorted once the first handle comes.
-    taken: Vec<Taken>,
-    sorted: bool,
+    /// Every address that a handle has.
+    taken: TakenByHash,
+    /// Where handles' records will be.
+    marks: Marks,
     /// Random, so that nobody can make two names meet.
     hasher: RandomState,
     /// Blocks that share addresses with another.
@@ -84,29 +89,20 @@ pub struct Auditor {
     outside: Vec<Finding>,
 }
 
-/// One address that a handle has. 640,000 of them are 10 MB.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Taken {
-    /// Of the handle's name. Two of 640,000 meet in one audit of ten million.
-    hash: u64,
-    block: u32,
-    ordinal: u16,
-    /// Its handle's record was seen.
-    reached: bool,
-}
-
 // === impl Auditor ===
 
 impl Auditor {
     /// Takes a record.
     pub fn add(&mut self, record: &Record) {
+        if let Some(name) = record.key.handle_name() {
+            return self.handle(record, name);
+        }
         match record.key.kind() {
             KeyKind::Block(cidr) => self.block(record, cidr),
             KeyKind::Affinity { node, block } => self.claim(format!("host:{node}"), block, record),
             KeyKind::VirtualAffinity { owner, block } => {
                 self.claim(format!("virtual:{owner}"), block, record);
             }
-            KeyKind::Handle(id) => self.handle(record, id),
             KeyKind::Pool(_) => {
                 let pool = self.kept(record, IpPool::decode(&record.value));
                 self.pools.extend(pool.map(|pool| pool.spec.cidr));
@@ -127,6 +123,11 @@ impl Auditor {
             }
             _ => {}
         }
+    }
+
+    /// Where handles' records are to be expected, going by the blocks that were added: keys in order, about `every` records apart.
+    pub fn marks(&self, every: usize) -> Vec<Key> {
+        self.marks.keys(every)
     }
 
     fn claim(&mut self, owner: String, block: BlockCidr, record: &Record) {
@@ -162,29 +163,39 @@ impl Auditor {
             }
         }
         let number = u32::try_from(self.numbered.len()).unwrap_or(u32::MAX);
-        self.numbered.push(cidr);
+        self.numbered.push((cidr, cidr.to_string().into()));
         for (ordinal, owner) in block.used {
             let Some(handle) = owner.and_then(|owner| block.handles.get(owner)) else { continue };
             let hash = self.hasher.hash_one(handle.as_ref());
             self.taken.push(Taken { hash, block: number, ordinal, reached: false });
+            self.marks.note(hash, handle);
         }
-        self.sorted = false;
         self.blocks.insert(cidr, Some(block.affinity));
     }
 
     /// Whether a handle counts what the blocks hold.
-    fn handle(&mut self, record: &Record, id: HandleId) {
+    fn handle(&mut self, record: &Record, name: &str) {
         self.audit.handles += 1;
-        if !std::mem::replace(&mut self.sorted, true) {
-            self.taken.sort_unstable();
+        let held = self.taken.reach(self.hasher.hash_one(name));
+        // Nearly all are so: all addresses are of one block, and counted right.
+        if let [first, .., last] | [first @ last] = held
+            && first.block == last.block
+            && let Some((block, counted)) = lean::sole_count(&record.value)
+            && counted == held.len() as u64
+            && block == self.numbered[first.block as usize].1.as_bytes()
+        {
+            return;
         }
-        let hash = self.hasher.hash_one(id.as_str());
-        let start = self.taken.partition_point(|taken| taken.hash < hash);
-        let mut held: BTreeMap<BlockCidr, u64> = BTreeMap::new();
-        for taken in self.taken[start..].iter_mut().take_while(|taken| taken.hash == hash) {
-            taken.reached = true;
-            *held.entry(self.numbered[taken.block as usize]).or_default() += 1;
+        let mut blocks: BTreeMap<BlockCidr, u64> = BTreeMap::new();
+        for taken in held {
+            *blocks.entry(self.numbered[taken.block as usize].0).or_default() += 1;
         }
+        if let Ok(id) = HandleId::new(name) {
+            self.judge(record, id, &blocks);
+        }
+    }
+
+    fn judge(&mut self, record: &Record, id: HandleId, held: &BTreeMap<BlockCidr, u64>) {
         let Some(handle) = self.kept(record, lean::handle(&record.value)) else { return };
         let unread = |block: &BlockCidr| self.blocks.get(block) == Some(&None);
         if held.is_empty() {
@@ -211,11 +222,10 @@ impl Auditor {
     /// records were added.
     pub fn doubts(&mut self) -> Vec<Key> {
         self.overlaps();
-        for taken in self.taken.iter().filter(|taken| !taken.reached) {
-            let block = self.numbered[taken.block as usize];
+        for taken in std::mem::take(&mut self.taken).unreached() {
+            let block = self.numbered[taken.block as usize].0;
             self.unreached.entry(block).or_default().insert(taken.ordinal, taken.hash);
         }
-        self.taken = Vec::new();
         let blocks: BTreeSet<&BlockCidr> = self.unreached.keys().chain(&self.shared).collect();
         blocks.into_iter().map(|block| Key::block(*block)).collect()
     }

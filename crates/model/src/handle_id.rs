@@ -21,14 +21,27 @@ impl HandleId {
     /// Checks `id` and keeps it.
     pub fn new(id: impl Into<String>) -> Result<Self, NameError> {
         let id = id.into();
-        let rule = match id.as_str() {
-            "" => "it is empty",
-            _ if id.len() > HANDLE_MAX_BYTES => "it is longer than 512 bytes",
-            _ if id.contains('/') => "it must not hold '/': peers would not list it",
-            _ if id.chars().any(char::is_control) => "it must not hold control characters",
-            _ => return Ok(Self(id)),
-        };
-        Err(NameError { kind: "handle ID", name: id, rule })
+        match Self::broken_rule(&id) {
+            None => Ok(Self(id)),
+            Some(rule) => Err(NameError { kind: "handle ID", name: id, rule }),
+        }
+    }
+
+    /// Whether `id` may be a handle's name, without keeping it.
+    pub fn is_valid(id: &str) -> bool {
+        Self::broken_rule(id).is_none()
+    }
+
+    fn broken_rule(id: &str) -> Option<&'static str> {
+        match id {
+            "" => Some("it is empty"),
+            _ if id.len() > HANDLE_MAX_BYTES => Some("it is longer than 512 bytes"),
+            // What nearly all are made of need not be looked at character by character.
+            _ if id.bytes().all(|byte| byte > b'/' && byte < 0x7f || byte == b'.' || byte == b'-') => None,
+            _ if id.contains('/') => Some("it must not hold '/': peers would not list it"),
+            _ if id.chars().any(char::is_control) => Some("it must not hold control characters"),
+            _ => None,
+        }
     }
 
     /// A container's handle: `<network>.<container ID>`. All its interfaces on that network share it.

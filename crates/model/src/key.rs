@@ -181,6 +181,11 @@ impl Key {
         &self.0
     }
 
+    /// The handle that the key names, if it names one, without a copy: there are 640,000 of them in a large cluster.
+    pub fn handle_name(&self) -> Option<&str> {
+        self.0.strip_prefix(HANDLES).filter(|name| HandleId::is_valid(name))
+    }
+
     /// What the key names.
     pub fn kind(&self) -> KeyKind {
         Self::parse(&self.0).unwrap_or(KeyKind::Other)

@@ -90,6 +90,15 @@ impl Store for Etcd {
         Box::pin(range::scan(&self.client, prefix, take))
     }
 
+    fn scan_marked<'a>(
+        &'a self,
+        prefix: &'a Prefix,
+        marks: &'a mut dyn FnMut(&Key) -> Vec<Key>,
+        take: &'a mut dyn FnMut(Record),
+    ) -> BoxFuture<'a, Result<Revision, StoreError>> {
+        Box::pin(range::scan_marked(&self.client, prefix, marks, take))
+    }
+
     fn keys<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Vec<Key>, StoreError>> {
         Box::pin(range::keys(&self.client, prefix))
     }

@@ -1,5 +1,9 @@
 //! Reads: one record, or all under a prefix, page by page at one revision, so that no answer is larger than a page.
 
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use russet_model::{Key, Prefix};
 use russet_store::{LeaseId, Record, Revision, Snapshot, StoreError, Tenure};
 use tonic::Code;
@@ -10,20 +14,32 @@ use crate::failure::{Class, Effect, Failure};
 use crate::proto::mvccpb::KeyValue;
 use crate::proto::{RangeRequest, RangeResponse};
 
+mod density;
+mod parts;
+
+use parts::Parts;
+
 /// What a page should weigh: far above the cost of a round trip, and little enough for a slow link to carry it before the member counts
-/// as silent (10 Mbit/s with the default deadline). Not less: for every page a member walks over all keys that are left, slowly before etcd 3.5.
+/// as silent (10 Mbit/s with the default deadline).
 const PAGE_BYTES: usize = 4 << 20;
 /// Records in the first page, when nothing is known of their size; at 1.4 MB each it is the largest page there is.
 const FIRST_PAGE: usize = 16;
 /// Most records in a page. Also what a page grows by, at most, is fourfold: small records may be followed by large ones.
 const MAX_PAGE: usize = 40_000;
 const MAX_GROWTH: usize = 4;
-/// Pages that a range should hold: more than one, or every second request would find nothing.
-const PAGES_AHEAD: usize = 2;
 /// Turns of the runtime that a request gets to leave before something else has the thread.
 const SENDING_STEPS: usize = 4;
 /// Listings begun anew because the log was compacted under them. Compactions are minutes apart, pages milliseconds.
 const MAX_RESTARTS: usize = 5;
+
+type Answer = Result<RangeResponse, Failure>;
+
+/// A page under way.
+enum Lane<'a> {
+    Asked(Pin<Box<dyn Future<Output = Answer> + Send + 'a>>),
+    /// And here; taken once.
+    Answered(Option<Answer>),
+}
 
 /// Reads one record, as a majority has it.
 pub(crate) async fn get(client: &Client, key: &Key) -> Result<Option<Record>, StoreError> {
@@ -77,7 +93,7 @@ async fn collected<T>(
     let mut restarts = 0;
     loop {
         let mut kept = Vec::new();
-        match pages(client, prefix, keys_only, &mut |record| kept.push(keep(record))).await {
+        match pages(client, prefix, keys_only, &mut unmarked, &mut |record| kept.push(keep(record))).await {
             Ok(revision) => return Ok((kept, revision)),
             Err(failure) if failure.class == Class::Compacted && restarts < MAX_RESTARTS => restarts += 1,
             Err(failure) => return Err(failure.told(format!("list {prefix}"), Effect::Read)),
@@ -86,115 +102,87 @@ async fn collected<T>(
     }
 }
 
-/// Hands out all records under a prefix, as they were at one moment, holding two pages at a time. A log that is compacted meanwhile fails it.
+/// Hands out all records under a prefix, as they were at one moment, holding a few pages at a time. A log that is compacted meanwhile fails it.
 pub(crate) async fn scan(
     client: &Client,
     prefix: &Prefix,
     take: &mut dyn FnMut(Record),
 ) -> Result<Revision, StoreError> {
-    let scanned = pages(client, prefix, false, take).await;
+    scan_marked(client, prefix, &mut unmarked, take).await
+}
+
+/// The same for a caller who can tell where keys are.
+pub(crate) async fn scan_marked(
+    client: &Client,
+    prefix: &Prefix,
+    marks: &mut dyn FnMut(&Key) -> Vec<Key>,
+    take: &mut dyn FnMut(Record),
+) -> Result<Revision, StoreError> {
+    let scanned = pages(client, prefix, false, marks, take).await;
     scanned.map_err(|failure| failure.told(format!("scan {prefix}"), Effect::Read))
 }
 
-async fn pages<F: FnMut(Record) + ?Sized>(
+async fn pages<M, F>(
     client: &Client,
     prefix: &Prefix,
     keys_only: bool,
+    marks: &mut M,
     take: &mut F,
-) -> Result<Revision, Failure> {
-    let (key, end) = range_of(prefix);
-    let limit = i64::try_from(FIRST_PAGE).unwrap_or(1);
-    let range_end = end.clone();
-    let mut request = RangeRequest { key, range_end, limit, keys_only, ..RangeRequest::default() };
-    let mut answer = page(client, &request).await?;
-    request.revision = answer.header.as_ref().map_or(0, |header| header.revision);
-    while turn(&mut request, &answer, &end)? {
-        // The member works on the next page while this one is taken.
-        let mut next = std::pin::pin!(page(client, &request));
-        let early = tokio::select! {
-            biased;
-            next = &mut next => Some(next?),
-            () = until_sent() => None,
-        };
+) -> Result<Revision, Failure>
+where
+    M: FnMut(&Key) -> Vec<Key> + ?Sized,
+    F: FnMut(Record) + ?Sized,
+{
+    let mut parts = Parts::new(range_of(prefix), keys_only);
+    let send = |request| Lane::Asked(Box::pin(async move { page(client, &request).await }));
+    while parts.has_next(marks) {
+        parts.ask(send);
+        let answer = poll_fn(|context| first_answer(&mut parts, context)).await?;
+        parts.answered(&answer)?;
+        // The member works on what comes next while this page is taken.
+        parts.ask(send);
+        sent(&mut parts).await;
         answer.kvs.into_iter().filter_map(record).for_each(&mut *take);
-        answer = match early {
-            Some(answer) => answer,
-            None => next.await?,
-        };
     }
-    answer.kvs.into_iter().filter_map(record).for_each(take);
-    Ok(revision(request.revision))
+    Ok(revision(parts.revision()))
 }
 
-/// Makes of a request the one for the page after `answer`; false when there is none before `end`.
-///
-/// For every page a member walks over all keys up to the range's end: 10,000 blocks and 640,000 handles would take a minute so. Hence a range ends
-/// where the next pages are guessed to, going by the keys of the last, and at the latest where the directory does; only then has the rest its turn.
-/// However wrong the guess is, ranges follow each other without a gap.
-fn turn(request: &mut RangeRequest, answer: &RangeResponse, end: &[u8]) -> Result<bool, Failure> {
-    let nearest = |guess: Option<Vec<u8>>, directory: Option<Vec<u8>>| {
-        let before = [guess, directory].into_iter().flatten().filter(|own| is_before(own, end));
-        before.min().unwrap_or_else(|| end.to_vec())
-    };
-    if let (true, [first, ..]) = (answer.more, &answer.kvs[..]) {
-        let last = answer.kvs.last().unwrap_or(first).key.clone();
-        request.limit = next_limit(request.limit, &answer.kvs);
-        let pages = usize::try_from(request.limit).unwrap_or(1).div_ceil(answer.kvs.len());
-        let guess = ahead(&answer.kvs, u128::try_from(PAGES_AHEAD * pages).unwrap_or(1));
-        request.range_end = nearest(guess, directory_end(&last));
-        request.key = last;
-        // The smallest key above the last one.
-        request.key.push(0);
-        return Ok(true);
+/// Goes on with all that is under way; ready when the first of it is there.
+fn first_answer(parts: &mut Parts<Lane<'_>>, context: &mut Context<'_>) -> Poll<Answer> {
+    parts.under_way().for_each(|lane| lane.poll(context));
+    match parts.first() {
+        Some(Lane::Answered(answer)) => answer.take().map_or(Poll::Pending, Poll::Ready),
+        _ => Poll::Pending,
     }
-    if answer.more {
-        return Err(Failure::nonsense("etcd", "an empty page with more to follow"));
-    }
-    if request.range_end == end {
-        return Ok(false);
-    }
-    let directory = directory_end(&request.key);
-    if directory.as_ref() == Some(&request.range_end) {
-        request.key = std::mem::replace(&mut request.range_end, end.to_vec());
-        request.limit = i64::try_from(FIRST_PAGE).unwrap_or(1);
-        return Ok(true);
-    }
-    // The guess fell short.
-    request.key = std::mem::replace(&mut request.range_end, nearest(None, directory));
-    Ok(true)
 }
 
-/// A key that should have `times` as many keys before it as there are in `page`, counted from the page's end. Keys are taken for numbers whose digits are
-/// the bytes that occur in the page: names are made of few, and with all 256 for digits most numbers would be no name. None where that leads nowhere.
-fn ahead(page: &[KeyValue], times: u128) -> Option<Vec<u8>> {
-    /// Digits of a number; more would not fit.
-    const DIGITS: usize = 18;
-    /// Bytes before the first difference that the number may carry into.
-    const CARRY: usize = 4;
-    let (first, last) = (&page.first()?.key, &page.last()?.key);
-    let common = first.iter().zip(last).take_while(|(a, b)| a == b).count();
-    let mut occurs = [false; 256];
-    page.iter().flat_map(|kv| kv.key.iter().skip(common)).for_each(|byte| occurs[usize::from(*byte)] = true);
-    let alphabet: Vec<u8> = (0..=u8::MAX).filter(|byte| occurs[usize::from(*byte)]).collect();
-    // One record says nothing about how far apart they are.
-    let base = u128::try_from(alphabet.len()).ok().filter(|base| *base > 1)?;
-    let carried =
-        last[..common].iter().rev().take_while(|byte| occurs[usize::from(**byte)]).take(CARRY).count();
-    let from = common - carried;
-    let rank = |byte: &u8| u128::try_from(alphabet.partition_point(|known| known < byte)).unwrap_or(0);
-    let number = |key: &[u8]| -> Option<u128> {
-        let digits = key[from..].iter().map(rank).chain(std::iter::repeat(0)).take(DIGITS);
-        digits.into_iter().try_fold(0_u128, |sum, digit| sum.checked_mul(base)?.checked_add(digit))
-    };
-    let way = number(last)?.checked_sub(number(first)?)?.checked_mul(times)?;
-    let mut rest = number(last)?.checked_add(way)?;
-    let mut digits = [0; DIGITS];
-    for digit in digits.iter_mut().rev() {
-        *digit = alphabet[usize::try_from(rest % base).ok()?];
-        rest /= base;
+/// Lets the tasks of the connection, two in a row, take up the requests. Should more be needed, they leave later: a loss of time only.
+async fn sent(parts: &mut Parts<Lane<'_>>) {
+    for _ in 0..SENDING_STEPS {
+        poll_fn(|context| {
+            parts.under_way().for_each(|lane| lane.poll(context));
+            Poll::Ready(())
+        })
+        .await;
+        tokio::task::yield_now().await;
     }
-    let guess = [&last[..from], &digits].concat();
-    (rest == 0 && guess > *last).then_some(guess)
+}
+
+// === impl Lane ===
+
+impl Lane<'_> {
+    fn poll(&mut self, context: &mut Context<'_>) {
+        if let Self::Asked(asked) = self
+            && let Poll::Ready(answer) = asked.as_mut().poll(context)
+        {
+            *self = Self::Answered(Some(answer));
+        }
+    }
+}
+
+/// Knows of no marks.
+fn unmarked(_: &Key) -> Vec<Key> {
+    Vec::new()
 }
 
 /// The first key behind all that share everything up to the last `/` with this one.
@@ -208,13 +196,6 @@ fn directory_end(key: &[u8]) -> Option<Vec<u8>> {
 /// Whether a range that ends at `own` ends before `end`, where a single 0 means: never.
 fn is_before(own: &[u8], end: &[u8]) -> bool {
     end == [0] || own < end
-}
-
-/// Lets the tasks of the connection, two in a row, take up a request. Should more be needed, the request leaves later: a loss of time only.
-async fn until_sent() {
-    for _ in 0..SENDING_STEPS {
-        tokio::task::yield_now().await;
-    }
 }
 
 async fn page(client: &Client, request: &RangeRequest) -> Result<RangeResponse, Failure> {
@@ -232,12 +213,12 @@ async fn page(client: &Client, request: &RangeRequest) -> Result<RangeResponse, 
     }
 }
 
-/// How many records the next page should ask for, going by those of the last.
-fn next_limit(limit: i64, kvs: &[KeyValue]) -> i64 {
+/// How many records the next page should have, going by those of the last; and whether it may have as many as fit.
+fn next_limit(limit: i64, kvs: &[KeyValue]) -> (i64, bool) {
     let bytes: usize = kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
-    let fitting = (PAGE_BYTES * kvs.len()).checked_div(bytes).unwrap_or(FIRST_PAGE);
-    let most = usize::try_from(limit).unwrap_or(1).saturating_mul(MAX_GROWTH).min(MAX_PAGE);
-    i64::try_from(fitting.clamp(1, most.max(1))).unwrap_or(1)
+    let fitting = (PAGE_BYTES * kvs.len()).checked_div(bytes).unwrap_or(FIRST_PAGE).min(MAX_PAGE);
+    let most = usize::try_from(limit).unwrap_or(1).saturating_mul(MAX_GROWTH);
+    (i64::try_from(fitting.clamp(1, most.max(1))).unwrap_or(1), fitting <= most)
 }
 
 /// The range of all keys that begin with the prefix: from the prefix to the same with its last byte one higher.
@@ -289,84 +270,12 @@ mod tests {
             let kv = KeyValue { key: Vec::new(), mod_revision: 1, value: vec![0; bytes], lease: 0 };
             vec![kv; count]
         };
-        assert_eq!(next_limit(64, &kvs(64, 20_000)), 209);
-        assert_eq!(next_limit(64, &kvs(64, 100)), 256);
-        assert_eq!(next_limit(9_000, &kvs(9_000, 10)), 36_000);
-        assert_eq!(next_limit(64, &kvs(3, 500_000)), 8);
-        assert_eq!(next_limit(64, &kvs(1, 8 << 20)), 1);
-        assert_eq!(next_limit(64, &[]), 16);
-    }
-
-    #[test]
-    fn a_page_ends_with_its_directory_and_the_rest_comes_after() {
-        let answer = |last: &str, more: bool| {
-            let kv = KeyValue { key: last.into(), mod_revision: 1, value: Vec::new(), lease: 0 };
-            RangeResponse { kvs: vec![kv], more, ..RangeResponse::default() }
-        };
-        let (key, end) = range_of(&Prefix::from_stored("/i/"));
-        let mut request = RangeRequest { key, range_end: end.clone(), limit: 16, ..RangeRequest::default() };
-        assert!(turn(&mut request, &answer("/i/block/a", true), &end).unwrap());
-        assert_eq!((&request.key[..], &request.range_end[..]), (&b"/i/block/a\0"[..], &b"/i/block0"[..]));
-        assert!(turn(&mut request, &answer("/i/block/z", false), &end).unwrap());
-        assert_eq!((&request.key[..], &request.range_end[..]), (&b"/i/block0"[..], &b"/i0"[..]));
-        assert!(!turn(&mut request, &answer("/i/c", false), &end).unwrap());
-        // A prefix that ends within a name, and one of everything.
-        assert!(turn(&mut request, &answer("/i/block/a", true), b"/i/block/b").unwrap());
-        assert_eq!(request.range_end, b"/i/block/b");
-        assert!(turn(&mut request, &answer("/i/block/a", true), &[0]).unwrap());
-        assert_eq!(request.range_end, b"/i/block0");
-        assert!(turn(&mut request, &RangeResponse { more: true, ..RangeResponse::default() }, &[0]).is_err());
-    }
-
-    /// Answers like a member that holds `keys`, in order; and over how many keys it walked.
-    fn serve(keys: &[String], request: &RangeRequest) -> (RangeResponse, usize) {
-        let within = |key: &&String| {
-            key.as_bytes() >= &request.key[..]
-                && (request.range_end == [0] || key.as_bytes() < &request.range_end[..])
-        };
-        let found: Vec<&String> = keys.iter().filter(within).collect();
-        let limit = usize::try_from(request.limit).unwrap();
-        let kv = |key: &&String| KeyValue {
-            key: key.as_bytes().into(),
-            mod_revision: 1,
-            value: vec![0; PAGE_BYTES / 400],
-            lease: 0,
-        };
-        let kvs = found.iter().take(limit).map(kv).collect();
-        (RangeResponse { kvs, more: found.len() > limit, ..RangeResponse::default() }, found.len())
-    }
-
-    #[test]
-    fn every_key_is_read_once_whatever_the_names_and_few_are_walked_over_twice() {
-        let hexadecimal = |n: u64| format!("{:016x}", n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let mut keys: Vec<String> =
-            (0..20_000).map(|n| format!("/i/handle/net.{}", hexadecimal(n))).collect();
-        keys.extend((0..500).map(|n| format!("/i/block/10.{}.{}.0-26", n / 256, n % 256)));
-        keys.extend(
-            (0..100).map(|n| format!("/i/handle/{}{n:03}", "a-common-and-rather-long-beginning-".repeat(3))),
-        );
-        keys.extend(["/i/config", "/i/handle/zzz", "/i/handle/\u{10ffff}", "/i/zz/a/b"].map(str::to_owned));
-        keys.sort();
-        for prefix in ["/i/", "/i/handle/", "/i/handle/net.", ""] {
-            let (key, end) = range_of(&Prefix::from_stored(prefix));
-            let mut request =
-                RangeRequest { key, range_end: end.clone(), limit: 16, ..RangeRequest::default() };
-            let (mut read, mut walked, mut requests) = (Vec::new(), 0, 0);
-            loop {
-                let (answer, found) = serve(&keys, &request);
-                (walked, requests) = (walked + found, requests + 1);
-                read.extend(answer.kvs.iter().map(|kv| String::from_utf8(kv.key.clone()).unwrap()));
-                if !turn(&mut request, &answer, &end).unwrap() {
-                    break;
-                }
-            }
-            let wanted: Vec<&String> = keys.iter().filter(|key| key.starts_with(prefix)).collect();
-            assert!(read.iter().eq(wanted.iter().copied()), "{prefix:?}");
-            // One walk over everything per page would be 50 times as much.
-            // Walks to the end for each of the 52 pages would be 26 times as much.
-            assert!(walked < 7 * wanted.len(), "{prefix:?}: {walked} of {}", wanted.len());
-            assert!(requests < 80, "{prefix:?}: {requests}");
-        }
+        assert_eq!(next_limit(64, &kvs(64, 20_000)), (209, true));
+        assert_eq!(next_limit(64, &kvs(64, 100)), (256, false));
+        assert_eq!(next_limit(9_000, &kvs(9_000, 10)), (36_000, false));
+        assert_eq!(next_limit(64, &kvs(3, 500_000)), (8, true));
+        assert_eq!(next_limit(64, &kvs(1, 8 << 20)), (1, true));
+        assert_eq!(next_limit(64, &[]), (16, true));
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub use record::{Claims, Event, LeaseId, Record, Revision, Snapshot, Step, Tenur
 pub use remote::Remote;
 pub use service::serve;
 pub use sim::Sim;
-pub use traits::{BoxFuture, Store, Watch, check_steps};
+pub use traits::{BoxFuture, MARKED_RECORDS, Store, Watch, check_steps};
 
 /// Largest value of one record. A block of 4,096 addresses with its attributes is about 1.2 MB, and etcd refuses requests above 1.5 MiB.
 pub const MAX_VALUE_BYTES: usize = 1_400_000;

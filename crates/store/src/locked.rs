@@ -206,6 +206,15 @@ impl Store for Access {
         self.store().scan(prefix, take)
     }
 
+    fn scan_marked<'a>(
+        &'a self,
+        prefix: &'a Prefix,
+        marks: &'a mut dyn FnMut(&Key) -> Vec<Key>,
+        take: &'a mut dyn FnMut(Record),
+    ) -> BoxFuture<'a, Result<Revision, StoreError>> {
+        self.store().scan_marked(prefix, marks, take)
+    }
+
     fn keys<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Vec<Key>, StoreError>> {
         self.store().keys(prefix)
     }

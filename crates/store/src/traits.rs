@@ -14,6 +14,9 @@ use crate::{
 /// A boxed future. Not `Send`: an engine's callers live on one thread.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
+/// How many records should lie between two marks of [`Store::scan_marked`]: small ones, such as handles, are then a page of 2 to 3 MB.
+pub const MARKED_RECORDS: usize = 16_384;
+
 /// Typed records with revisions, guarded commits and watches.
 pub trait Store {
     /// What this engine promises beyond the core.
@@ -37,6 +40,19 @@ pub trait Store {
             records.into_iter().for_each(take);
             Ok(revision)
         })
+    }
+
+    /// The same as `scan` for a caller who can tell where keys are: an engine that reads page by page may then ask for several at a time, and
+    /// need not search. `marks` is asked at the first key, and again when the scan has come to the last mark that it gave; all records before
+    /// that were handed out by then. It answers with keys behind that one, in order and about [`MARKED_RECORDS`] apart; with none where it knows
+    /// of none. However wrong they are, every record is handed out once.
+    fn scan_marked<'a>(
+        &'a self,
+        prefix: &'a Prefix,
+        _marks: &'a mut dyn FnMut(&Key) -> Vec<Key>,
+        take: &'a mut dyn FnMut(Record),
+    ) -> BoxFuture<'a, Result<Revision, StoreError>> {
+        self.scan(prefix, take)
     }
 
     /// The keys under a prefix at one moment, in order: for whoever only asks which records there are.

@@ -1,7 +1,9 @@
 //! The audit of a whole store, record by record: what `russet ipam check` runs. Writes nothing.
 
-use russet_model::Prefix;
-use russet_store::{Record, Revision, Store, StoreError};
+use std::cell::RefCell;
+
+use russet_model::{Key, Prefix};
+use russet_store::{MARKED_RECORDS, Record, Revision, Store, StoreError};
 
 use super::{Audit, Auditor};
 use crate::IpamError;
@@ -22,7 +24,7 @@ pub async fn audit_store(store: &dyn Store) -> Result<(Audit, Revision), IpamErr
         }
         let prefix = Prefix::from_stored(IPAM);
         scans += 1;
-        let revision = match scan(store, &prefix, &mut auditor).await {
+        let revision = match scan_books(store, &prefix, &mut auditor).await {
             Ok(revision) => revision,
             Err(error) if error.retryable() && scans < SCANS_MAX => continue,
             Err(error) => return Err(failed(&prefix, error)),
@@ -38,6 +40,27 @@ pub async fn audit_store(store: &dyn Store) -> Result<(Audit, Revision), IpamErr
 
 async fn scan(store: &dyn Store, prefix: &Prefix, auditor: &mut Auditor) -> Result<Revision, StoreError> {
     store.scan(prefix, &mut |record: Record| auditor.add(&record)).await
+}
+
+/// Handles are behind the blocks, which say what handles there must be.
+async fn scan_books(
+    store: &dyn Store,
+    prefix: &Prefix,
+    auditor: &mut Auditor,
+) -> Result<Revision, StoreError> {
+    let auditor = RefCell::new(auditor);
+    let handles = Prefix::handles();
+    let mut marks = |at: &Key| match at.as_str() {
+        before if before < handles.as_str() => vec![Key::from_stored(handles.as_str())],
+        at if at == handles.as_str() => {
+            let mut marks = auditor.borrow().marks(MARKED_RECORDS);
+            marks.push(Key::from_stored(Prefix::all_affinities().as_str()));
+            marks
+        }
+        _ => Vec::new(),
+    };
+    let mut take = |record: Record| auditor.borrow_mut().add(&record);
+    store.scan_marked(prefix, &mut marks, &mut take).await
 }
 
 fn failed(prefix: &Prefix, error: StoreError) -> IpamError {

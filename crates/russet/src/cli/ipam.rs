@@ -5,20 +5,20 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::SystemTime;
 
-use clap::{ArgAction, Args, Subcommand};
+use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use russet_addr::NodeName;
 
-use super::OutputArgs;
 use super::repair::RepairArgs;
 use super::store::StoreChoice;
+use super::{Format, OutputArgs};
 
 const EXAMPLES: &str = "Examples:
   russet ipam show --show-blocks
   russet ipam show --ip 10.244.1.7
   russet ipam why --node worker-1
   russet ipam who 10.244.1.7 --at 2026-11-21T15:04:05Z
-  russet ipam check -o json > report.json
+  russet ipam check -o report.json
   russet ipam release --from-report report.json
   russet ipam split 4 --name default-ipv4
   russet ipam repair --dry-run
@@ -52,7 +52,7 @@ pub enum IpamVerb {
     /// would be none.
     Why(WhyArgs),
     /// Look for faults in blocks, handles and affinities. Writes nothing; exits with 3 when there are any.
-    Check(OutputArgs),
+    Check(CheckArgs),
     /// Give addresses back whose owners are gone.
     Release(ReleaseArgs),
     /// Put equal parts under new names in the place of a pool; pods keep their addresses.
@@ -61,6 +61,39 @@ pub enum IpamVerb {
     Repair(RepairArgs),
     /// Change the settings of the cluster.
     Configure(ConfigureArgs),
+}
+
+/// `russet ipam check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Print as table, wide, json or yaml; or, as calicoctl does, the name of a file for the report that `release --from-report` reads (with a
+    /// `.` or a `/` in it), beside the table.
+    #[arg(short = 'o', long = "output", default_value = "table", value_name = "FORMAT|FILE")]
+    pub output: CheckOutput,
+}
+
+/// Where the report goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CheckOutput {
+    /// To standard output.
+    Format(Format),
+    /// Into a file.
+    File(PathBuf),
+}
+
+impl FromStr for CheckOutput {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match Format::from_str(text, false) {
+            Ok(format) => Ok(Self::Format(format)),
+            // A misspelled format should not become a file.
+            Err(_) if text.contains(['.', '/']) => Ok(Self::File(text.into())),
+            Err(_) => Err(
+                "table, wide, json or yaml is wanted, or the name of a file with a . or / in it, as ./report",
+            ),
+        }
+    }
 }
 
 /// `russet ipam show`.
@@ -149,7 +182,7 @@ pub struct ReleaseArgs {
     /// Release this address.
     #[arg(long, value_name = "IP")]
     pub ip: Option<IpAddr>,
-    /// Release what a report of `check -o json` lists as leaked and what has not changed since; given several times, what all of them list.
+    /// Release what a report of `check` lists as leaked and what has not changed since; given several times, what all of them list.
     #[arg(long, value_name = "FILE")]
     pub from_report: Vec<PathBuf>,
 }

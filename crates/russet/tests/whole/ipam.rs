@@ -193,6 +193,25 @@ fn a_report_releases_its_leaks_and_nothing_that_changed_since() {
 }
 
 #[test]
+fn a_report_goes_into_a_file_as_with_calicoctl_and_a_misspelled_format_does_not() {
+    let planted = Planted::tv4();
+    planted.handle("net.one", 1);
+    let file = planted.root.path().join("report").display().to_string();
+    let answer = planted.ipam(&["check", "-o", &file]);
+    assert_eq!(answer.status, 3, "{answer:?}");
+    assert!(answer.stdout.ends_with("1 problems found, 1 of them leaks\n"), "{answer:?}");
+    let out = planted.good(&["release", "--from-report", &file]);
+    assert!(out.ends_with("1 of 1 leaks released\n"), "{out}");
+    let answer = planted.ipam(&["check", "-o", "jsno"]);
+    assert!(answer.status != 0 && format!("{answer:?}").contains("as ./report"), "{answer:?}");
+    let answer = planted.ipam(&["check", "-o", "/nowhere/at.all"]);
+    assert!(
+        answer.status == 1 && format!("{answer:?}").contains("write report /nowhere/at.all: "),
+        "{answer:?}"
+    );
+}
+
+#[test]
 fn a_file_that_is_no_report_is_refused() {
     let planted = Planted::tv4();
     for (name, text, why) in [

@@ -114,7 +114,17 @@ async fn scan(bench: &Bench<'_>) {
     let around = Prefix::from_stored("/calico/ipam/v2/");
     let mut all = Vec::new();
     bench.store.scan(&around, &mut |record| all.push(record)).await.unwrap();
-    assert_eq!((all.len(), all), (SCANNED + 2, bench.store.list(&around).await.unwrap().records));
+    assert_eq!((all.len(), &all), (SCANNED + 2, &bench.store.list(&around).await.unwrap().records));
+    // Marks are a hint: good ones, none, and such as lie anywhere.
+    let good = [0, 100, 200].map(|n| all[n].key.clone()).to_vec();
+    let wrong =
+        [all[250].key.clone(), all[3].key.clone(), Key::from_stored("/zzz"), Key::from_stored("/")].to_vec();
+    for given in [good, wrong, Vec::new()] {
+        let mut marked = Vec::new();
+        let mut marks = |_: &Key| given.clone();
+        let scanned = bench.store.scan_marked(&around, &mut marks, &mut |record| marked.push(record)).await;
+        assert_eq!((scanned.unwrap(), &marked), (revision, &all), "{given:?}");
+    }
     let keys = bench.store.keys(&Prefix::handles()).await.unwrap();
     assert_eq!(keys, records.into_iter().map(|record| record.key).collect::<Vec<_>>());
     assert!(bench.store.holds(&Prefix::handles()).await.unwrap());

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::super::{Failure, PROBLEMS};
 use super::Place;
-use crate::cli::OutputArgs;
+use crate::cli::Format;
+use crate::cli::ipam::{CheckArgs, CheckOutput};
 use crate::output;
 
 /// The report; `schema` grows when a member changes its meaning.
@@ -37,12 +38,26 @@ pub struct Entry {
     text: String,
 }
 
+/// The report could not be kept.
+#[derive(Debug, thiserror::Error)]
+#[error("write report {0}: {1}")]
+struct WriteError(String, std::io::Error);
+
 /// Looks, and says what it found.
-pub async fn run(place: &Place, args: OutputArgs) -> Result<ExitCode, Failure> {
+pub async fn run(place: &Place, args: CheckArgs) -> Result<ExitCode, Failure> {
     let (audit, revision) = audit_store(&*place.store).await?;
     let found = !audit.findings.is_empty();
     let table = text(&audit);
-    output::print_as(args.format, &Report::new(audit, revision.0), || table);
+    let report = Report::new(audit, revision.0);
+    let format = match args.output {
+        CheckOutput::Format(format) => format,
+        CheckOutput::File(path) => {
+            let written = std::fs::write(&path, output::json(&report));
+            written.map_err(|error| WriteError(path.display().to_string(), error))?;
+            Format::Table
+        }
+    };
+    output::print_as(format, &report, || table);
     Ok(if found { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS })
 }
 

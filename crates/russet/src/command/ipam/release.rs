@@ -28,7 +28,7 @@ enum ReleaseError {
     #[error("read report {0}: {1}")]
     Read(String, std::io::Error),
     /// A file of another kind, or of another version.
-    #[error("{0} is no report of `russet ipam check -o json`: {1}")]
+    #[error("{0} is no report of `russet ipam check`: {1}")]
     NoReport(String, String),
 }
 

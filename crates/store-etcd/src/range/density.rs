@@ -1,0 +1,87 @@
+//! Where the next keys are, going by those of a page: a guess, for `Parts`.
+
+use super::{directory_end, is_before};
+use crate::proto::mvccpb::KeyValue;
+
+/// Digits of a number; more would not fit.
+const DIGITS: usize = 18;
+/// Bytes before the first difference that the number may carry into.
+const CARRY: usize = 4;
+
+/// How far apart the keys of a page are, as numbers whose digits are the bytes that occur in it: names are made of few, and with all 256 for digits
+/// most numbers would be no name.
+#[derive(Debug)]
+pub(super) struct Density {
+    /// What all keys here begin with.
+    common: Vec<u8>,
+    alphabet: Vec<u8>,
+    last: u128,
+    /// From the page's first key to its last, and how many records that were.
+    way: u128,
+    records: u128,
+    /// Where the directory ends in which all its keys are: all that the page can speak for.
+    end: Option<Vec<u8>>,
+}
+
+// === impl Density ===
+
+impl Density {
+    /// None where the page says nothing: one record does not tell how far apart they are.
+    pub(super) fn of(page: &[KeyValue]) -> Option<Self> {
+        let (first, last) = (&page.first()?.key, &page.last()?.key);
+        let common = first.iter().zip(last).take_while(|(a, b)| a == b).count();
+        let depth = |key: &[u8]| key.iter().filter(|byte| **byte == b'/').count();
+        // Directories of a few records each, such as the nodes' claims, are of one kind if they lie beside each other.
+        let end = match directory_end(last) {
+            end if end == directory_end(first) => end,
+            _ if depth(first) == depth(last) => directory_end(&last[..common]),
+            _ => return None,
+        };
+        let mut occurs = [false; 256];
+        let rests = page.iter().flat_map(|kv| kv.key.iter().skip(common));
+        rests.for_each(|byte| occurs[usize::from(*byte)] = true);
+        let alphabet: Vec<u8> = (0..=u8::MAX).filter(|byte| occurs[usize::from(*byte)]).collect();
+        if alphabet.len() < 2 {
+            return None;
+        }
+        let known = |byte: &&u8| occurs[usize::from(**byte)];
+        let from = common - last[..common].iter().rev().take_while(known).take(CARRY).count();
+        let records = u128::try_from(page.len()).ok()?;
+        let mut density = Self { common: last[..from].to_vec(), alphabet, last: 0, way: 0, records, end };
+        density.last = density.number(last)?;
+        density.way = density.last.checked_sub(density.number(first)?)?;
+        Some(density)
+    }
+
+    fn number(&self, key: &[u8]) -> Option<u128> {
+        let base = u128::try_from(self.alphabet.len()).ok()?;
+        let rank =
+            |byte: &u8| u128::try_from(self.alphabet.partition_point(|known| known < byte)).unwrap_or(0);
+        let digits = key[self.common.len()..].iter().map(rank).chain(std::iter::repeat(0)).take(DIGITS);
+        digits.into_iter().try_fold(0_u128, |sum, digit| sum.checked_mul(base)?.checked_add(digit))
+    }
+
+    /// Whether the page speaks for what is between these keys: they are in its directory and behind it.
+    pub(super) fn covers(&self, start: &[u8]) -> bool {
+        start.starts_with(&self.common) && self.end.as_ref().is_none_or(|end| is_before(start, end))
+    }
+
+    /// A key that should have `records` before it, counted from `start`, which is covered. None where that leads nowhere.
+    pub(super) fn behind(&self, start: &[u8], records: usize) -> Option<Vec<u8>> {
+        let base = u128::try_from(self.alphabet.len()).ok()?;
+        let way = self.way.checked_mul(u128::try_from(records).ok()?)? / self.records;
+        let mut rest = self.number(start)?.checked_add(way)?;
+        let mut digits = [0; DIGITS];
+        for digit in digits.iter_mut().rev() {
+            *digit = self.alphabet[usize::try_from(rest % base).ok()?];
+            rest /= base;
+        }
+        let guess = [&self.common[..], &digits].concat();
+        (rest == 0 && *guess > *start).then_some(guess)
+    }
+
+    /// Where what the page speaks for ends.
+    pub(super) fn end(&self) -> Option<Vec<u8>> {
+        self.end.clone()
+    }
+}
