@@ -22,6 +22,8 @@ pub struct Owner {
     pub protocol: u8,
     /// Protocols of routes that are there to be kept in order, all of them.
     pub owned: &'static [u8],
+    /// Where destinations of these routes must lie, for others use the protocol as we do: a second daemon. Anywhere when it is empty.
+    pub realm: Vec<IpNet>,
     /// Whether every route through our device is ours, whoever made it.
     pub device_routes: bool,
     /// Which routes of others make room for ours.
@@ -72,6 +74,7 @@ impl Owner {
             alias: Some(DEVICE_ALIAS),
             protocol: dialect.route_protocol(),
             owned: dialect.owned_protocols(),
+            realm: Vec::new(),
             device_routes: false,
             yielding: Yielding::Protocols(dialect.yielding_protocols()),
             addresses: [None, None],
@@ -98,6 +101,10 @@ impl Owner {
         }
     }
 
+    fn in_realm(&self, dst: &IpNet) -> bool {
+        self.realm.is_empty() || self.realm.iter().any(|network| network.contains(dst))
+    }
+
     /// Whose the route of the main table is; none when it has nothing to do with us.
     pub(crate) fn whose(
         &self,
@@ -107,8 +114,8 @@ impl Owner {
     ) -> Option<Whose> {
         let kernel = route.protocol == Route::PROTOCOL_KERNEL;
         let through = !kernel && device.is_some() && route.oif == device;
-        if (self.owned.contains(&route.protocol) && is_ours(route, device)) || (self.device_routes && through)
-        {
+        let marked = self.owned.contains(&route.protocol) && is_ours(route, device);
+        if (marked && self.in_realm(&route.dst)) || (self.device_routes && through) {
             return Some(Whose::Ours);
         }
         match self.yielding {

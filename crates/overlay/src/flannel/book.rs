@@ -284,3 +284,6 @@ fn own_metric(dst: &IpNet) -> Option<u32> {
         IpNet::V6(_) => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -98,6 +98,11 @@ impl Fabric {
         }
     }
 
+    /// Takes over what a former life left of networks that were ours then; from the next [`reset`](Self::reset) on.
+    pub fn inherit(&mut self, former: Networks) {
+        self.owner.realm.extend(former.families().filter_map(|family| former.of(family)));
+    }
+
     /// Whether packets to pods of our own subnets that are not there are swallowed, instead of following the default route; from the
     /// next [`reset`](Self::reset) on.
     pub fn swallow_unknown(&mut self, on: bool) {
@@ -309,6 +314,7 @@ fn owner(backend: &Backend, networks: Networks) -> Result<Owner, FlannelError> {
         alias: None,
         protocol: ROUTE_PROTOCOL,
         owned: &[ROUTE_PROTOCOL],
+        realm: Family::BOTH.iter().filter_map(|family| networks.of(*family)).collect(),
         device_routes: true,
         yielding: Yielding::All,
         addresses: Family::BOTH.map(|family| networks.of(family)),

@@ -3,7 +3,7 @@
 use russet_overlay::Kind;
 use russet_overlay::flannel::{Backend, FlannelError, Peer};
 
-use russet_overlay::flannel::{Mode, Wireguard, WireguardEnd};
+use russet_overlay::flannel::{Mode, Networks, Wireguard, WireguardEnd};
 
 use super::cluster::{Node, json, key, route, route_v6, sh, stranger, vxlan, with_nodes};
 
@@ -55,6 +55,22 @@ fn backends_without_routes_take_out_what_others_left() {
             assert_eq!((route(2), route_v6(2)), (String::new(), String::new()));
         });
     }
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, root; tool: ip"]
+fn routes_of_a_second_network_are_not_ours_unless_they_were() {
+    with_nodes(1, &Backend::HostGw, |nodes| {
+        sh("ip -n n1 route add 10.6.2.0/24 via 192.168.77.9 proto 115");
+        sh("ip -n n1 route add 10.5.2.0/24 via 192.168.77.9 proto 115");
+        assert_eq!(nodes[0].reset(vec![]).changed(Kind::Route), 1);
+        assert_eq!(route(2), "");
+        assert!(!sh("ip -n n1 route show 10.6.2.0/24").is_empty());
+        assert!(!nodes[0].drifted());
+        nodes[0].run(|fabric| fabric.inherit(Networks { v4: "10.6.0.0/16".parse().ok(), v6: None }));
+        assert_eq!(nodes[0].resync().changed(Kind::Route), 1);
+        assert_eq!(sh("ip -n n1 route show 10.6.2.0/24"), "");
+    });
 }
 
 /// Where the kernel has IP-in-IP, what the backend makes of it; where not, that it says so.
