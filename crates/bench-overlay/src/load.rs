@@ -45,7 +45,7 @@ const READ_BYTES: usize = 256 << 10;
 const SMALL_BYTES: usize = 64;
 /// Datagrams that are sent and received in one call.
 const SENT_AT_ONCE: usize = 32;
-const RECEIVED_AT_ONCE: usize = 16;
+const RECEIVED_AT_ONCE: usize = 8;
 /// The kernel's default of this machine paces, which measures its timers.
 const CONGESTION: &str = "cubic";
 
@@ -177,7 +177,7 @@ fn small(stage: &Stage) -> Result<f64> {
             pin_this(ONE)?;
             let mut inbox = Inbox::new(RECEIVED_AT_ONCE);
             while !done.load(Ordering::Acquire) {
-                sink.wait(&mut inbox)?;
+                sink.wait(&mut inbox, RECEIVED_AT_ONCE)?;
                 arrived.fetch_add(inbox.arrivals().count() as u64, Ordering::Relaxed);
             }
             Ok(())

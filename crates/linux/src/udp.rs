@@ -310,7 +310,7 @@ mod tests {
         let bytes = std::thread::scope(|scope| {
             let waits = scope.spawn(|| {
                 let mut inbox = Inbox::new(2);
-                socket.wait(&mut inbox).unwrap();
+                socket.wait(&mut inbox, 2).unwrap();
                 inbox.arrivals().map(|arrival| arrival.bytes.len()).sum::<usize>()
             });
             socket.shut();

@@ -10,6 +10,7 @@
 mod checksum;
 mod cut;
 mod device;
+mod luck;
 mod merge;
 mod packet;
 mod receive;

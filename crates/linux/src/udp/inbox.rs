@@ -32,15 +32,21 @@ struct Filled {
 /// The largest UDP payload, rounded up so that slots are aligned.
 const SLOT_BYTES: usize = 64 << 10;
 /// More at a time is no faster and falls out of the cache.
-const MAX_SLOTS: usize = 16;
+const MAX_SLOTS: usize = 8;
 
 // === impl Inbox ===
 
 impl Inbox {
-    /// Room for `slots` arrivals, at most 16.
+    /// Room for `slots` arrivals, at most 8.
     pub fn new(slots: usize) -> Self {
         let slots = slots.clamp(1, MAX_SLOTS);
         Self { memory: vec![0; slots * SLOT_BYTES], filled: Vec::with_capacity(slots), slots }
+    }
+
+    /// Whether the last call brought more than a single datagram.
+    pub fn is_busy(&self) -> bool {
+        self.filled.len() > 1
+            || self.filled.iter().any(|first| first.bytes > usize::from(first.datagram_bytes))
     }
 
     /// What the last [`UdpSocket::receive`] brought, in order.
@@ -57,12 +63,13 @@ impl Inbox {
 impl UdpSocket {
     /// Fills the inbox with what is there, which may be nothing.
     pub fn receive(&self, inbox: &mut Inbox) -> io::Result<()> {
-        self.receive_with(inbox, libc::MSG_DONTWAIT)
+        self.receive_with(inbox, MAX_SLOTS, libc::MSG_DONTWAIT)
     }
 
-    /// Waits until something arrives, or until the socket is [shut](Self::shut): then there may be nothing.
-    pub fn wait(&self, inbox: &mut Inbox) -> io::Result<()> {
-        self.receive_with(inbox, libc::MSG_WAITFORONE)
+    /// Waits until something arrives, or until the socket is [shut](Self::shut): then there may be nothing. Takes at most `slots` arrivals: with 1 the
+    /// kernel does not look for a second, which costs it as much as a call.
+    pub fn wait(&self, inbox: &mut Inbox, slots: usize) -> io::Result<()> {
+        self.receive_with(inbox, slots, libc::MSG_WAITFORONE)
     }
 
     /// Ends all [waits](Self::wait), now and later. Sending goes on.
@@ -71,15 +78,16 @@ impl UdpSocket {
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Read);
     }
 
-    fn receive_with(&self, inbox: &mut Inbox, flags: libc::c_int) -> io::Result<()> {
+    fn receive_with(&self, inbox: &mut Inbox, slots: usize, flags: libc::c_int) -> io::Result<()> {
         inbox.filled.clear();
         let mut controls = [Control::EMPTY; MAX_SLOTS];
         let mut pieces: [MaybeUninit<libc::iovec>; MAX_SLOTS] = [const { MaybeUninit::uninit() }; MAX_SLOTS];
         // SAFETY: every field of struct mmsghdr may be zero.
         let mut messages: [libc::mmsghdr; MAX_SLOTS] = unsafe { std::mem::zeroed() };
-        let slots = inbox.memory.chunks_exact_mut(SLOT_BYTES);
+        let slots = slots.clamp(1, inbox.slots);
+        let buffers = inbox.memory.chunks_exact_mut(SLOT_BYTES).take(slots);
         for (((slot, piece), control), message) in
-            slots.zip(&mut pieces).zip(&mut controls).zip(&mut messages)
+            buffers.zip(&mut pieces).zip(&mut controls).zip(&mut messages)
         {
             let iovec = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: SLOT_BYTES };
             let header = &mut message.msg_hdr;
@@ -89,7 +97,7 @@ impl UdpSocket {
             header.msg_controllen = CONTROL_BYTES as _;
         }
         let fd = self.fd.as_raw_fd();
-        let (first, count) = (messages.as_mut_ptr(), inbox.slots as libc::c_uint);
+        let (first, count) = (messages.as_mut_ptr(), slots as libc::c_uint);
         // SAFETY: the first `slots` messages have been set up with buffers that live until the call returns.
         let received = unsafe { libc::recvmmsg(fd, first, count, flags as _, std::ptr::null_mut()) };
         let Ok(received) = usize::try_from(received) else {

@@ -22,7 +22,11 @@ impl Sum {
 
     /// Adds a piece. No sum of packets comes near the 2^32 words that would overflow.
     #[must_use]
+    #[inline]
     pub(super) fn add(self, bytes: &[u8]) -> Self {
+        if bytes.len() < STEP {
+            return Self(self.0 + short(bytes));
+        }
         let (steps, rest) = bytes.as_chunks::<STEP>();
         let mut lanes = [0u64; STEP / 8];
         for step in steps {
@@ -31,12 +35,9 @@ impl Sum {
                 *lane += (word & 0xffff_ffff) + (word >> 32);
             }
         }
-        let (words, odd) = rest.as_chunks::<2>();
-        let tail: u64 = words.iter().map(|word| u64::from(u16::from_ne_bytes(*word))).sum();
-        let last = odd.first().map_or(0, |byte| u64::from(u16::from_ne_bytes([*byte, 0])));
         // Folded at once, so that sums of many pieces stay small.
         let halves = lanes.iter().map(|lane| (lane & 0xffff_ffff) + (lane >> 32)).sum::<u64>();
-        Self(self.0 + (halves & 0xffff_ffff) + (halves >> 32) + tail + last)
+        Self(self.0 + (halves & 0xffff_ffff) + (halves >> 32) + short(rest))
     }
 
     /// The sum in 16 bits, as a header holds it whose checksum is unfinished.
@@ -66,6 +67,17 @@ impl Sum {
     pub(super) fn is_intact(self) -> bool {
         self.folded() == [0xff, 0xff]
     }
+}
+
+/// The sum of less than a step.
+#[inline]
+fn short(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<4>();
+    let (pairs, odd) = rest.as_chunks::<2>();
+    let sum: u64 = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum();
+    let pair = pairs.first().map_or(0, |pair| u64::from(u16::from_ne_bytes(*pair)));
+    // The odd byte is the first of a word whose second is 0.
+    sum + pair + odd.first().map_or(0, |byte| u64::from(u16::from_ne_bytes([*byte, 0])))
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use russet_linux::tun::{Segments, VirtioHeader};
 
-use super::packet::{Ipv4, TCP, UDP, put_u16, put_u32, set_header_checksum, u16_at, u32_at};
+use super::checksum::Sum;
+use super::packet::{Ipv4, TCP, UDP, put_u16, put_u32, u16_at, u32_at};
 
 /// A packet to be cut, whose headers have been looked at.
 #[derive(Debug, Clone, Copy)]
@@ -16,6 +17,10 @@ pub(super) struct Whole<'a> {
     /// Bytes of all headers.
     header_bytes: usize,
     segment_bytes: usize,
+    /// What does not change from one header to the next: that of IPv4 but for length and ID, and that of the transport, with the pseudo header, but
+    /// for length, sequence and flags.
+    ip_sum: Sum,
+    transport_sum: Sum,
 }
 
 const UDP_HEADER_BYTES: usize = 8;
@@ -40,7 +45,19 @@ impl<'a> Whole<'a> {
         let header_bytes = ip.header_bytes + transport_bytes;
         let segment_bytes = usize::from(virtio.segment_bytes);
         let is_whole = transport_bytes >= least && header_bytes < packet.len() && segment_bytes != 0;
-        (is_whole && !ip.is_fragment()).then_some(Self { packet, ip, header_bytes, segment_bytes })
+        if !is_whole || ip.is_fragment() {
+            return None;
+        }
+        let header = &packet[..ip.header_bytes];
+        // Length, ID and checksum are the words 1, 2 and 5.
+        let ip_sum = Sum::default().add(&header[..2]).add(&header[6..10]).add(&header[12..]);
+        let ports = ip.pseudo(0).add(&transport[..4]);
+        let transport_sum = match ip.protocol {
+            // Acknowledgement, window, and all behind the checksum.
+            TCP => ports.add(&transport[8..12]).add(&transport[14..16]).add(&transport[18..transport_bytes]),
+            _ => ports,
+        };
+        Some(Self { packet, ip, header_bytes, segment_bytes, ip_sum, transport_sum })
     }
 
     /// How many packets it becomes.
@@ -65,7 +82,8 @@ impl<'a> Whole<'a> {
         // Both fit: the whole packet's length did.
         put_u16(ip, 2, (self.ip.header_bytes + bytes) as u16);
         put_u16(ip, 4, self.ip.id.wrapping_add(number as u16));
-        set_header_checksum(ip);
+        let checksum = self.ip_sum.add(&ip[2..6]).checksum();
+        ip[10..12].copy_from_slice(&checksum);
         let payload = &self.packet[start..end];
         match self.ip.protocol {
             TCP => self.finish_tcp(transport, number, payload),
@@ -83,16 +101,18 @@ impl<'a> Whole<'a> {
         if number > 0 {
             header[TCP_FLAGS_AT] &= !CWR;
         }
-        put_u16(header, 16, 0);
-        let sum = self.ip.pseudo(header.len() + payload.len()).add(header).add(payload);
+        let bytes = (header.len() + payload.len()) as u16;
+        let sum =
+            self.transport_sum.add(&bytes.to_be_bytes()).add(&header[4..8]).add(&header[12..14]).add(payload);
         header[16..18].copy_from_slice(&sum.checksum());
     }
 
     fn finish_udp(&self, header: &mut [u8], payload: &[u8]) {
         let bytes = header.len() + payload.len();
         put_u16(header, 4, bytes as u16);
-        put_u16(header, 6, 0);
-        let sum = self.ip.pseudo(bytes).add(header).add(payload);
+        // The length is in the pseudo header, too.
+        let length = (bytes as u16).to_be_bytes();
+        let sum = self.transport_sum.add(&length).add(&length).add(payload);
         header[6..8].copy_from_slice(&sum.checksum_not_zero());
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use russet_linux::tun::Queue;
 use russet_linux::udp::{Inbox, UdpSocket};
 
+use super::luck::Luck;
 use super::merge::{Kinds, Merger, Sink};
 use super::packet::{Ipv4, step_ttl};
 use super::shared::{Count, Shared};
@@ -37,12 +38,15 @@ impl Receiver {
     pub(super) fn run(mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let mut inbox = Inbox::new(ARRIVALS);
+        let mut luck = Luck::default();
         loop {
+            let slots = if luck.tries() { ARRIVALS } else { 1 };
             // An unconnected socket has no errors but those of the whole system.
-            self.socket.wait(&mut inbox)?;
+            self.socket.wait(&mut inbox, slots)?;
             if shared.is_stopping() {
                 return Ok(());
             }
+            luck.found(inbox.is_busy());
             self.deliver(&mut inbox)?;
         }
     }

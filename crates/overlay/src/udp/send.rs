@@ -1,7 +1,7 @@
 //! From the TUN to the peers: one thread for each queue.
 //!
-//! The first packet after a pause goes out at once. As long as packets are there without waiting they are gathered, and what fits
-//! together goes out in one call.
+//! The first packet after a pause goes out at once, but for what is left of one that was too large for one call. As long as packets are there without
+//! waiting they are gathered, and what fits together goes out in one call.
 
 use std::io::{self, IoSlice};
 use std::net::Ipv4Addr;
@@ -11,6 +11,7 @@ use russet_linux::tun::{Queue, Segments, VIRTIO_HEADER_BYTES, VirtioHeader};
 use russet_linux::udp::UdpSocket;
 
 use super::cut::Whole;
+use super::luck::Luck;
 use super::packet::{IPV4_MIN_HEADER_BYTES, Ipv4, complete_checksum, step_ttl};
 use super::shared::{Count, Shared};
 use super::table::Reader;
@@ -27,6 +28,8 @@ pub(super) struct Sender {
     /// Packets as they were read, one behind the other.
     memory: Vec<u8>,
     used: usize,
+    /// A packet filled at least one call: there will be more, and what is left of it can wait for them.
+    flows: bool,
 }
 
 /// The largest packet with its virtio header.
@@ -39,19 +42,27 @@ const MEMORY_BYTES: usize = 3 * READ_BYTES;
 impl Sender {
     pub(super) fn new(queue: Arc<Queue>, socket: Arc<UdpSocket>, shared: Arc<Shared>, peers: Reader) -> Self {
         let memory = vec![0; MEMORY_BYTES];
-        Self { queue, socket, shared, peers, waiting: Waiting::new(), memory, used: 0 }
+        Self { queue, socket, shared, peers, waiting: Waiting::new(), memory, used: 0, flows: false }
     }
 
     /// Sends until told to stop, or until the device is gone.
     pub(super) fn run(mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
+        let mut luck = Luck::default();
         while !shared.is_stopping() {
             // Nothing waits to be sent, so that there is room.
             let bytes = self.queue.wait(&mut self.memory)?;
+            self.flows = false;
             self.take(bytes);
-            self.send();
-            while self.gather()? {}
-            self.send();
+            if !self.flows {
+                self.send();
+            }
+            if self.flows || luck.tries() {
+                let more = self.gather()?;
+                luck.found(more);
+                while more && self.gather()? {}
+                self.send();
+            }
         }
         Ok(())
     }
@@ -128,6 +139,7 @@ impl Sender {
         }
         for number in 0..whole.count() {
             if !self.waiting.takes(to, whole.bytes_of(number)) {
+                self.flows = number > 0;
                 send(&mut self.waiting, &self.memory, &self.socket, &self.shared);
             }
             self.waiting.push(to, |heads| {

@@ -66,10 +66,16 @@ impl Waiting {
     /// Sends them all to the peer's `port`; they wait no longer, whether that went well or not.
     pub(super) fn send(&mut self, memory: &[u8], port: u16, socket: &UdpSocket) -> io::Result<()> {
         let Some(first) = self.datagrams.first() else { return Ok(()) };
+        if let [single] = &self.datagrams[..] {
+            let pieces = single.pieces(&self.heads, memory);
+            let train = Train { pieces: &pieces, pieces_each: PIECES_EACH, datagram_bytes: 0 };
+            let sent = socket.send(SocketAddrV4::new(self.to, port), train);
+            self.clear();
+            return sent;
+        }
         let mut pieces = [IoSlice::new(&[]); PIECES_EACH * TRAIN_MAX_DATAGRAMS];
         for (pair, datagram) in pieces.as_chunks_mut::<PIECES_EACH>().0.iter_mut().zip(&self.datagrams) {
-            let (head, body) = (&self.heads[datagram.head.clone()], &memory[datagram.body.clone()]);
-            *pair = [IoSlice::new(head), IoSlice::new(body)];
+            *pair = datagram.pieces(&self.heads, memory);
         }
         let train = Train {
             pieces: &pieces[..PIECES_EACH * self.datagrams.len()],
@@ -77,10 +83,14 @@ impl Waiting {
             datagram_bytes: u16::try_from(first.bytes()).unwrap_or(u16::MAX),
         };
         let sent = socket.send(SocketAddrV4::new(self.to, port), train);
+        self.clear();
+        sent
+    }
+
+    fn clear(&mut self) {
         self.heads.clear();
         self.datagrams.clear();
         self.bytes = 0;
-        sent
     }
 }
 
@@ -89,6 +99,10 @@ impl Waiting {
 impl Datagram {
     fn bytes(&self) -> usize {
         self.head.len() + self.body.len()
+    }
+
+    fn pieces<'a>(&self, heads: &'a [u8], memory: &'a [u8]) -> [IoSlice<'a>; PIECES_EACH] {
+        [IoSlice::new(&heads[self.head.clone()]), IoSlice::new(&memory[self.body.clone()])]
     }
 }
 

@@ -97,6 +97,13 @@ impl Node {
         (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
+    /// Has every MAC on the way resolved: a neighbour that is not yet resolved holds back three large packets and drops the others.
+    #[track_caller]
+    pub fn know_the_way(&self, target: &str) {
+        let (answered, said) = self.ping("-W 5", target);
+        assert!(answered, "{said}");
+    }
+
     /// Begins to look at what the node receives.
     pub fn capture(&self) -> Capture {
         self.host.with(Capture::new).unwrap()

@@ -22,6 +22,7 @@ fn both_ways(one: &Node, two: &Node, bytes: usize) {
 fn all_2000_datagrams_arrive_that_a_pod_sends_with_segmentation() {
     with_nodes(|[one, two]| {
         let proxies = [one.start(one.options()), two.start(two.options())];
+        one.know_the_way("10.1.2.2");
         assert_eq!(udp_segments(&one.pod, &two.pod, [10, 1, 2, 2].into(), 50, 40, 1200), 2000);
         if proxies[0].offloads().tun.udp {
             let writes = proxies[1].count(Count::Writes);
@@ -35,6 +36,7 @@ fn all_2000_datagrams_arrive_that_a_pod_sends_with_segmentation() {
 fn small_datagrams_in_a_burst_arrive() {
     with_nodes(|[one, two]| {
         let _proxies = [one.start(one.options()), two.start(two.options())];
+        one.know_the_way("10.1.2.2");
         // Less than the TUN's queue holds: what overflows it is lost in the original, too.
         assert_eq!(udp_segments(&one.pod, &two.pod, [10, 1, 2, 2].into(), 400, 1, 64), 400);
     });
