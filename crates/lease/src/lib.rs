@@ -1,10 +1,11 @@
-//! Which subnet: flannel's leases over any store, as a peer of real `flanneld` nodes (flannel.md section 3), and one interface for whatever else gives
-//! nodes their subnets. The daemon holds a [`SubnetManager`] and does not know which.
+//! Which subnet: flannel's leases over any store, as a peer of real `flanneld` nodes (flannel.md section 3), or from Kubernetes
+//! (section 5). The daemon holds a [`SubnetManager`] and does not know which.
 //!
 //! Futures are not `Send`, as the store's are not: everything here lives on one thread.
 
 mod decide;
 mod error;
+pub mod kube;
 mod manager;
 mod pace;
 mod path;
