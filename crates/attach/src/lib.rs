@@ -21,6 +21,7 @@ mod plan;
 mod port;
 mod reap;
 mod rules;
+mod shape;
 
 pub use attachment::{Attachment, AttachmentError, Dialect, Pod, PodRoutes};
 pub use check::{CheckError, Mismatch, check, check_plan};
@@ -32,6 +33,7 @@ pub use plan::{
 };
 pub use port::{Port, detach_port, has_interface, plan_port};
 pub use reap::{OwnedLink, Reaped, list, reap, reap_newborn};
+pub use shape::{Limit, Shape, ShapeError, check_shape, collect_shapes, shape, unshape};
 
 /// The group that links which wait for their deletion are in (DESIGN section 10).
 pub const DOOMED_GROUP: u32 = 7273;

@@ -38,6 +38,30 @@ pub(crate) const RTM_NEWRULE: u16 = 32;
 pub(crate) const RTM_DELRULE: u16 = 33;
 pub(crate) const RTM_GETRULE: u16 = 34;
 
+pub(crate) const RTM_NEWQDISC: u16 = 36;
+pub(crate) const RTM_DELQDISC: u16 = 37;
+pub(crate) const RTM_GETQDISC: u16 = 38;
+pub(crate) const RTM_NEWTFILTER: u16 = 44;
+
+// linux/pkt_sched.h, linux/pkt_cls.h, linux/tc_act/tc_mirred.h
+pub(crate) const TCMSG_BYTES: usize = 20;
+pub(crate) const TCA_KIND: u16 = 1;
+pub(crate) const TCA_OPTIONS: u16 = 2;
+pub(crate) const TC_H_ROOT: u32 = 0xffff_ffff;
+pub(crate) const TC_H_INGRESS: u32 = 0xffff_fff1;
+pub(crate) const TCA_TBF_PARMS: u16 = 1;
+pub(crate) const TCA_TBF_RATE64: u16 = 4;
+pub(crate) const TCA_TBF_BURST: u16 = 6;
+pub(crate) const TCA_U32_SEL: u16 = 5;
+pub(crate) const TCA_U32_ACT: u16 = 7;
+pub(crate) const TC_U32_TERMINAL: u8 = 1;
+pub(crate) const TCA_ACT_KIND: u16 = 1;
+pub(crate) const TCA_ACT_OPTIONS: u16 = 2;
+pub(crate) const TCA_MIRRED_PARMS: u16 = 2;
+pub(crate) const TC_ACT_STOLEN: u32 = 4;
+pub(crate) const TCA_EGRESS_REDIR: u32 = 1;
+pub(crate) const ETH_P_ALL: u16 = 3;
+
 pub(crate) const RTA_DST: u16 = 1;
 pub(crate) const RTA_OIF: u16 = 4;
 pub(crate) const RTA_GATEWAY: u16 = 5;

@@ -1,5 +1,5 @@
 //! Russet's conversation with the kernel's tables over netlink: links, addresses, routes, neighbours, forwarding
-//! entries and rules.
+//! entries, rules and queueing disciplines.
 //!
 //! A [`Batch`] is bytes, a [`Socket`] sends them and maps every answer to its request, a [`Monitor`] hears what
 //! others change. Everything is synchronous, and a socket stays in the network namespace in which it was opened:
@@ -30,6 +30,7 @@ mod neighbour;
 mod route;
 mod rule;
 mod socket;
+mod tc;
 pub mod wire;
 pub mod wireguard;
 
@@ -46,3 +47,4 @@ pub use neighbour::{FdbEntry, FdbTable, Neighbour, NeighbourState};
 pub use route::{NextHop, Route, RouteFilter, RouteKind};
 pub use rule::Rule;
 pub use socket::{REPLY_DEADLINE_S, Socket};
+pub use tc::{Qdisc, TokenBucket};

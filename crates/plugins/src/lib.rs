@@ -1,6 +1,7 @@
 //! The CNI plugins, one module each. The agent runs them for requests of its socket, `russet cni-direct` for a node
 //! without an agent: the same code, on a [`Node`] that says what it has to work with.
 
+mod bandwidth;
 mod bridge;
 mod calico;
 mod calico_conf;
@@ -47,7 +48,7 @@ pub struct Done {
 }
 
 /// Types that [`run`] knows.
-pub const NAMES: [&str; 8] = [
+pub const NAMES: [&str; 9] = [
     "russet",
     "loopback",
     calico::NAME,
@@ -56,6 +57,7 @@ pub const NAMES: [&str; 8] = [
     bridge::NAME,
     flannel::NAME,
     portmap::NAME,
+    bandwidth::NAME,
 ];
 
 /// Carries out one request of the plugin called `name`; `log` is for the runtime's standard error. Once started it is to be run to its end: dropping
@@ -91,7 +93,7 @@ pub fn is_local(name: &str) -> bool {
     LOCAL.contains(&name)
 }
 
-const LOCAL: [&str; 4] = [host_local::NAME, bridge::NAME, flannel::NAME, portmap::NAME];
+const LOCAL: [&str; 5] = [host_local::NAME, bridge::NAME, flannel::NAME, portmap::NAME, bandwidth::NAME];
 
 /// [`run`] for a plugin that [`is_local`].
 pub async fn run_local(
@@ -105,6 +107,7 @@ pub async fn run_local(
         bridge::NAME => bridge::run(node, request).await,
         flannel::NAME => flannel::run(node, request, log).await,
         portmap::NAME => portmap::run(node, request).await,
+        bandwidth::NAME => bandwidth::run(node, request).await,
         _ => Err(CniError::internal(format!("{name} is no plugin of this machine alone"), "")),
     };
     done.map_err(|error| error.in_version(request.config.cni_version))

@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use russet_addr::IfName;
+use russet_addr::{IfName, Mac, NetworkName};
 use russet_attach::nat::NatError;
 use russet_attach::{
     AttachError, Attached, Attachment, CheckError, DetachError, Detachment, Executor, Mismatch, OwnedLink,
-    Plan, Port, Reaped, Removal, loopback,
+    Owner, Plan, Port, Reaped, Removal, Shape, loopback,
 };
 use russet_cni_spec::CniError;
 use russet_linux::{NetNs, sysctl};
@@ -15,7 +15,7 @@ use russet_netlink::{Link, NetlinkError, Socket};
 use russet_nft::Nft;
 use tokio::sync::Semaphore;
 
-use crate::failure;
+use crate::{bandwidth, failure};
 
 /// Requests whose work on the kernel is under way at once; more would only queue at its RTNL mutex, and take threads from everything else. As many
 /// sockets stay open between requests: opening one costs as much as creating a link's address.
@@ -111,6 +111,29 @@ impl Wiring {
         let failed =
             |error: CheckError| CniError::new(failure::WIRING, "the interface cannot be looked at", error);
         self.run(move |socket| russet_attach::check_plan(&plan, socket, &netns).map_err(failed)).await
+    }
+
+    /// Limits a pod's traffic; gives the MAC of the link that was made for it, if one was.
+    pub async fn shape(&self, shape: Shape, netns: NetNs) -> Result<Option<Mac>, CniError> {
+        self.run(move |socket| russet_attach::shape(socket, &netns, &shape).map_err(bandwidth::refused)).await
+    }
+
+    /// How a pod's limits differ from what they should be.
+    pub async fn check_shape(&self, shape: Shape, netns: NetNs) -> Result<Vec<String>, CniError> {
+        self.run(move |socket| russet_attach::check_shape(socket, &netns, &shape).map_err(bandwidth::refused))
+            .await
+    }
+
+    /// Takes a pod's limits back.
+    pub async fn unshape(&self, device: IfName) -> Result<(), CniError> {
+        let work = move |socket: &mut Socket| russet_attach::unshape(socket, &device);
+        self.run(move |socket| work(socket).map_err(|error| bandwidth::refused(error.into()))).await
+    }
+
+    /// Takes back the limits of a network's containers that are not valid.
+    pub async fn collect_shapes(&self, network: NetworkName, valid: Vec<Owner>) -> Result<(), CniError> {
+        let work = move |socket: &mut Socket| russet_attach::collect_shapes(socket, &network, &valid);
+        self.run(move |socket| work(socket).map_err(|error| bandwidth::refused(error.into()))).await
     }
 
     /// Work on the node's nf_tables.

@@ -15,6 +15,9 @@ use crate::{CniError, Verb};
 /// nobody would be left to fill it. In memory first.
 const SPOOL_DIRS: [&str; 3] = ["/run", "/dev/shm", "/tmp"];
 
+/// What the command is called.
+const COMMAND: &str = "russet";
+
 /// Where docs/install.md and distributions put the command.
 const USUAL_PATHS: [&str; 2] = ["/usr/local/bin/russet", "/usr/bin/russet"];
 
@@ -27,8 +30,10 @@ pub(super) fn exec(plugin: &str, request: &Request, executable: Executable) -> C
     });
     match prepared {
         Ok((binary, stdin)) => {
-            let error =
-                Command::new(&binary).arg(DIRECT_COMMAND).env(DIRECT_PLUGIN, plugin).stdin(stdin).exec();
+            let mut command = Command::new(&binary);
+            // Not its own name: a copy of the command may have a plugin's, by which it would be that again.
+            command.arg0(COMMAND).arg(DIRECT_COMMAND).env(DIRECT_PLUGIN, plugin).stdin(stdin);
+            let error = command.exec();
             let msg = format!("the russet agent is not running, and {} cannot be executed", binary.display());
             match error.kind() {
                 ErrorKind::ExecutableFileBusy => CniError::try_again_later(msg, error),
@@ -60,7 +65,7 @@ fn command(request: &Request, executable: Executable) -> Result<PathBuf, CniErro
     if executable == Executable::Command {
         return Ok(own);
     }
-    let beside = own.parent().map(|dir| dir.join("russet"));
+    let beside = own.parent().map(|dir| dir.join(COMMAND));
     let fixed = path_setting(&request.config, "russet_path")?;
     let mut candidates = [beside, fixed].into_iter().flatten().chain(USUAL_PATHS.map(PathBuf::from));
     candidates.find(|candidate| is_command(candidate, &own)).ok_or_else(|| {

@@ -1,0 +1,222 @@
+//! Limits on a pod's traffic, as the reference plugin `bandwidth` sets them (cni-runtime.md section 5): a token bucket on the host end for what goes to
+//! the pod, and for what comes from it another one on an `ifb` through which it is sent.
+
+use russet_addr::{IfName, Mac, NetworkName};
+use russet_linux::NetNs;
+use russet_netlink::{Batch, Link, LinkAdd, LinkKind, LinkSet, NetlinkError, Socket, TokenBucket};
+
+use crate::owner::Owner;
+use crate::{detach, inspect};
+
+/// The limits of one interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    /// Whose it is.
+    pub owner: Owner,
+    /// The interface inside the pod.
+    pub ifname: IfName,
+    /// The name of the `ifb`.
+    pub device: IfName,
+    /// What may go to the pod.
+    pub ingress: Option<Limit>,
+    /// What may come from it.
+    pub egress: Option<Limit>,
+}
+
+/// A limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    /// Bytes a second.
+    pub rate_bytes: u64,
+    /// Bytes that may pass at once.
+    pub burst_bytes: u32,
+}
+
+/// Why limits could not be set.
+#[derive(Debug, thiserror::Error)]
+pub enum ShapeError {
+    /// The pod's namespace cannot be entered.
+    #[error(transparent)]
+    NetNs(#[from] russet_linux::NetNsError),
+    /// The kernel refused.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// It lacks a feature.
+    #[error("{source}: this kernel was built without {option}")]
+    Kernel {
+        /// The option of its configuration.
+        option: &'static str,
+        /// What it said.
+        source: NetlinkError,
+    },
+    /// There is nothing to limit.
+    #[error("container interface {0} has no veth peer on this node")]
+    NoPeer(IfName),
+}
+
+/// Milliseconds that a packet may wait, as with the reference plugin.
+const LATENCY_MS: u64 = 25;
+const MS_PER_S: u64 = 1000;
+/// What the alias of an `ifb` of ours begins with. Not that of pods' links: it is none.
+const ALIAS_PREFIX: &str = "russet-shaper:";
+
+/// Sets the limits; gives the `ifb`'s MAC, if there is one. What had been done is undone if this fails.
+pub fn shape(host: &mut Socket, netns: &NetNs, what: &Shape) -> Result<Option<Mac>, ShapeError> {
+    let end = host_end(host, netns, &what.ifname)?;
+    let done = set(host, &end, what);
+    if done.is_err() {
+        let mut batch = Batch::new();
+        batch.delete_root_qdisc(end.index);
+        if what.egress.is_some() {
+            batch.delete_ingress(end.index);
+        }
+        // The first error is the one to tell; what is not there need not go.
+        let _ = host.execute_all(&batch);
+        let _ = unshape(host, &what.device);
+    }
+    done
+}
+
+/// Removes the `ifb`; the limits on the host end go with that. That there is none is success.
+pub fn unshape(host: &mut Socket, device: &IfName) -> Result<(), NetlinkError> {
+    match inspect::by_name(host, device)?.filter(is_ifb) {
+        Some(link) => detach::delete(host, link.index),
+        None => Ok(()),
+    }
+}
+
+/// Removes what is left of a network's containers that are not valid.
+pub fn collect_shapes(host: &mut Socket, network: &NetworkName, valid: &[Owner]) -> Result<(), NetlinkError> {
+    for link in host.links()?.iter().filter(|link| is_ifb(link)) {
+        let Some(owner) = owner(link) else { continue };
+        if owner.network() == network && !valid.contains(&owner) {
+            detach::delete(host, link.index)?;
+        }
+    }
+    Ok(())
+}
+
+/// How the limits differ from what they should be, in words.
+pub fn check_shape(host: &mut Socket, netns: &NetNs, what: &Shape) -> Result<Vec<String>, ShapeError> {
+    let end = host_end(host, netns, &what.ifname)?;
+    let mut found = Vec::new();
+    found.extend(differs(host, &end, what.ingress)?);
+    if what.egress.is_some() {
+        match inspect::by_name(host, &what.device)?.filter(is_ifb) {
+            Some(device) => found.extend(differs(host, &device, what.egress)?),
+            None => found.push(format!("ifb {}: missing", what.device)),
+        }
+        if !host.qdiscs_of(end.index)?.iter().any(|qdisc| qdisc.kind == "ingress") {
+            found.push(format!("qdisc ingress of {}: missing", end.name));
+        }
+    }
+    Ok(found)
+}
+
+fn differs(host: &mut Socket, link: &Link, limit: Option<Limit>) -> Result<Option<String>, NetlinkError> {
+    let Some(limit) = limit else { return Ok(None) };
+    let qdiscs = host.qdiscs_of(link.index)?;
+    let found = qdiscs.iter().find(|qdisc| qdisc.is_root && qdisc.kind == "tbf").and_then(|it| it.rate_bytes);
+    let (wanted, name) = (limit.rate_bytes, &link.name);
+    Ok(match found {
+        Some(found) if found == wanted => None,
+        Some(found) => Some(format!("rate of {name}: {found} bytes a second, should be {wanted}")),
+        None => Some(format!("qdisc tbf of {name}: missing")),
+    })
+}
+
+fn set(host: &mut Socket, end: &Link, what: &Shape) -> Result<Option<Mac>, ShapeError> {
+    if let Some(limit) = what.ingress {
+        let mut batch = Batch::new();
+        batch.replace_token_bucket(end.index, &limit.bucket());
+        execute(host, &batch, "CONFIG_NET_SCH_TBF")?;
+    }
+    let Some(limit) = what.egress else { return Ok(None) };
+    let device = add_ifb(host, end, what)?;
+    let mut batch = Batch::new();
+    batch.replace_token_bucket(device.index, &limit.bucket());
+    execute(host, &batch, "CONFIG_NET_SCH_TBF")?;
+    let mut batch = Batch::new();
+    batch.add_ingress(end.index);
+    execute(host, &batch, "CONFIG_NET_SCH_INGRESS")?;
+    let mut batch = Batch::new();
+    batch.redirect_ingress(end.index, device.index);
+    execute(host, &batch, "CONFIG_NET_CLS_U32 or CONFIG_NET_ACT_MIRRED")?;
+    Ok(device.mac)
+}
+
+/// The `ifb`; one that is left of an ADD that was killed makes room.
+fn add_ifb(host: &mut Socket, end: &Link, what: &Shape) -> Result<Link, ShapeError> {
+    unshape(host, &what.device)?;
+    let mut batch = Batch::new();
+    let kind = LinkKind::Other { kind: "ifb", data: Vec::new() };
+    batch.add_link(&LinkAdd {
+        up: true,
+        mtu_bytes: Some(end.mtu_bytes),
+        tx_queue_len: Some(end.tx_queue_len),
+        ..LinkAdd::new(what.device.clone(), kind)
+    });
+    execute(host, &batch, "CONFIG_IFB")?;
+    let device = host.link_by_name(&what.device)?;
+    let alias = what.owner.to_string().replacen("russet:", ALIAS_PREFIX, 1);
+    let mut batch = Batch::new();
+    batch.set_link(&LinkSet { alias: Some(alias), ..LinkSet::index(device.index) });
+    host.execute(&batch).map_err(NetlinkError::from)?;
+    Ok(device)
+}
+
+fn execute(host: &mut Socket, batch: &Batch, option: &'static str) -> Result<(), ShapeError> {
+    host.execute(batch).map_err(NetlinkError::from).map_err(|source| {
+        // ENOENT is how the kernel says that it does not know a discipline, filter or action.
+        if source.is_unsupported() || source.errno() == Some(libc::ENOENT) {
+            ShapeError::Kernel { option, source }
+        } else {
+            source.into()
+        }
+    })
+}
+
+/// The node's end of the pod's interface.
+fn host_end(host: &mut Socket, netns: &NetNs, ifname: &IfName) -> Result<Link, ShapeError> {
+    let missing = || ShapeError::NoPeer(ifname.clone());
+    let mut socket = netns.with(Socket::route)??;
+    let pod = inspect::by_name(&mut socket, ifname)?.ok_or_else(missing)?;
+    let end = inspect::by_index(host, pod.link.ok_or_else(missing)?)?;
+    end.filter(|end| inspect::is_pair(end, &pod)).ok_or_else(missing)
+}
+
+fn is_ifb(link: &Link) -> bool {
+    link.kind.as_deref() == Some("ifb")
+}
+
+fn owner(link: &Link) -> Option<Owner> {
+    let names = link.alias.as_deref()?.strip_prefix(ALIAS_PREFIX)?;
+    format!("russet:{names}").parse().ok()
+}
+
+// === impl Limit ===
+
+impl Limit {
+    fn bucket(self) -> TokenBucket {
+        let waiting = self.rate_bytes.saturating_mul(LATENCY_MS) / MS_PER_S;
+        let limit = waiting.saturating_add(self.burst_bytes.into());
+        TokenBucket {
+            rate_bytes: self.rate_bytes,
+            burst_bytes: self.burst_bytes,
+            limit_bytes: u32::try_from(limit).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_wait_is_25_ms_and_the_burst() {
+        let bucket = Limit { rate_bytes: 1_000_000, burst_bytes: 100_000 }.bucket();
+        assert_eq!(bucket.limit_bytes, 125_000);
+        let bucket = Limit { rate_bytes: u64::MAX, burst_bytes: u32::MAX }.bucket();
+        assert_eq!(bucket.limit_bytes, u32::MAX);
+    }
+}

@@ -1,0 +1,156 @@
+//! Traffic control, as far as a pod's bandwidth is limited: token buckets, and what arrives on one link sent through another.
+//!
+//! `attach` calls it for the plugin `bandwidth`.
+
+use crate::batch::Batch;
+use crate::error::Result;
+use crate::kernel::*;
+use crate::socket::Socket;
+use crate::wire::{Message, MessageBuilder, array};
+
+/// `tbf`: what leaves a link, limited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenBucket {
+    /// Bytes a second.
+    pub rate_bytes: u64,
+    /// Bytes that may leave at once.
+    pub burst_bytes: u32,
+    /// Bytes that may wait; what comes then is dropped.
+    pub limit_bytes: u32,
+}
+
+/// A queueing discipline, as the kernel shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Qdisc {
+    /// The link's index.
+    pub ifindex: u32,
+    /// `tbf`, `ingress`, `noqueue`, ...
+    pub kind: String,
+    /// Whether it is the link's own, and no part of another.
+    pub is_root: bool,
+    /// Bytes a second, of a `tbf`.
+    pub rate_bytes: Option<u64>,
+}
+
+/// `1:`, as everybody calls a link's own discipline.
+const ROOT_HANDLE: u32 = 1 << 16;
+/// `ffff:`
+const INGRESS_HANDLE: u32 = 0xffff_0000;
+/// Bytes of `struct tc_tbf_qopt`: two `struct tc_ratespec` of 12, limit, buffer, mtu.
+const TBF_BYTES: usize = 36;
+const RATE_OFFSET: usize = 8;
+const LIMIT_OFFSET: usize = 24;
+/// Bytes of `struct tc_u32_sel` with one key.
+const SELECTOR_BYTES: usize = 32;
+/// Bytes of `struct tc_mirred`.
+const MIRRED_BYTES: usize = 28;
+
+// === impl Batch ===
+
+/// Traffic control.
+impl Batch {
+    /// Limits what leaves a link, instead of whatever limited it before.
+    pub fn replace_token_bucket(&mut self, ifindex: u32, bucket: &TokenBucket) -> &mut Self {
+        self.push(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_REPLACE, |message| {
+            tcmsg(message, ifindex, ROOT_HANDLE, TC_H_ROOT, 0);
+            message.attr_str(TCA_KIND, "tbf").nested(TCA_OPTIONS, |options| {
+                // The number in the structure has 32 bits; the whole one follows.
+                let rate = u32::try_from(bucket.rate_bytes).unwrap_or(u32::MAX);
+                let mut parameters = [0; TBF_BYTES];
+                parameters[RATE_OFFSET..RATE_OFFSET + 4].copy_from_slice(&rate.to_ne_bytes());
+                parameters[LIMIT_OFFSET..LIMIT_OFFSET + 4].copy_from_slice(&bucket.limit_bytes.to_ne_bytes());
+                options.attr(TCA_TBF_PARMS, &parameters);
+                if bucket.rate_bytes > u64::from(u32::MAX) {
+                    options.attr_u64(TCA_TBF_RATE64, bucket.rate_bytes);
+                }
+                options.attr_u32(TCA_TBF_BURST, bucket.burst_bytes);
+            });
+        })
+    }
+
+    /// Lets filters look at what arrives on a link; EEXIST when somebody does so already.
+    pub fn add_ingress(&mut self, ifindex: u32) -> &mut Self {
+        self.push(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_EXCL, |message| {
+            tcmsg(message, ifindex, INGRESS_HANDLE, TC_H_INGRESS, 0);
+            message.attr_str(TCA_KIND, "ingress");
+        })
+    }
+
+    /// Sends all that arrives on a link out of another, for an `ifb` to bring it back.
+    pub fn redirect_ingress(&mut self, ifindex: u32, to: u32) -> &mut Self {
+        self.push(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_EXCL, |message| {
+            let all_protocols_first = 1 << 16 | u32::from(ETH_P_ALL.to_be());
+            tcmsg(message, ifindex, 0, INGRESS_HANDLE, all_protocols_first);
+            message.attr_str(TCA_KIND, "u32").nested(TCA_OPTIONS, |options| {
+                // One key, whose mask is empty.
+                let mut selector = [0; SELECTOR_BYTES];
+                (selector[0], selector[2]) = (TC_U32_TERMINAL, 1);
+                options.attr(TCA_U32_SEL, &selector).nested(TCA_U32_ACT, |actions| {
+                    actions.nested(1, |action| {
+                        action.attr_str(TCA_ACT_KIND, "mirred");
+                        action.nested(TCA_ACT_OPTIONS, |options| {
+                            let mut parameters = [0; MIRRED_BYTES];
+                            for (offset, value) in [(8, TC_ACT_STOLEN), (20, TCA_EGRESS_REDIR), (24, to)] {
+                                parameters[offset..offset + 4].copy_from_slice(&value.to_ne_bytes());
+                            }
+                            options.attr(TCA_MIRRED_PARMS, &parameters);
+                        });
+                    });
+                });
+            });
+        })
+    }
+
+    /// Gives a link back its default discipline; not found where it has that already.
+    pub fn delete_root_qdisc(&mut self, ifindex: u32) -> &mut Self {
+        self.push(RTM_DELQDISC, 0, |message| tcmsg(message, ifindex, ROOT_HANDLE, TC_H_ROOT, 0))
+    }
+
+    /// Reverses [`add_ingress`](Self::add_ingress), filters included.
+    pub fn delete_ingress(&mut self, ifindex: u32) -> &mut Self {
+        self.push(RTM_DELQDISC, 0, |message| tcmsg(message, ifindex, INGRESS_HANDLE, TC_H_INGRESS, 0))
+    }
+}
+
+// === impl Socket ===
+
+impl Socket {
+    /// The queueing disciplines of a link.
+    pub fn qdiscs_of(&mut self, ifindex: u32) -> Result<Vec<Qdisc>> {
+        let fill = |message: &mut MessageBuilder<'_>| tcmsg(message, ifindex, 0, 0, 0);
+        let decode = |message: &Message<'_>| Qdisc::decode(message).filter(|qdisc| qdisc.ifindex == ifindex);
+        self.dump("list qdiscs", RTM_GETQDISC, fill, decode)
+    }
+}
+
+// === impl Qdisc ===
+
+impl Qdisc {
+    fn decode(message: &Message<'_>) -> Option<Self> {
+        if message.kind != RTM_NEWQDISC {
+            return None;
+        }
+        let attributes = message.attributes(TCMSG_BYTES);
+        let kind = attributes.find(TCA_KIND)?.text();
+        let rate = || {
+            let options = attributes.find(TCA_OPTIONS)?.nested();
+            let wide = options.find(TCA_TBF_RATE64).and_then(|rate| rate.u64());
+            let parameters = options.find(TCA_TBF_PARMS)?;
+            wide.or_else(|| array(parameters.payload, RATE_OFFSET).map(u32::from_ne_bytes).map(u64::from))
+        };
+        Some(Self {
+            ifindex: array(message.payload, 4).map(u32::from_ne_bytes)?,
+            is_root: array(message.payload, 12).map(u32::from_ne_bytes)? == TC_H_ROOT,
+            rate_bytes: (kind == "tbf").then(rate).flatten(),
+            kind,
+        })
+    }
+}
+
+fn tcmsg(message: &mut MessageBuilder<'_>, ifindex: u32, handle: u32, parent: u32, info: u32) {
+    let mut header = [0; TCMSG_BYTES];
+    for (offset, value) in [(4, ifindex), (8, handle), (12, parent), (16, info)] {
+        header[offset..offset + 4].copy_from_slice(&value.to_ne_bytes());
+    }
+    message.raw(&header);
+}
