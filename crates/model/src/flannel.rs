@@ -9,3 +9,6 @@ mod key;
 pub use attributes::{Attributes, Vtep, WireguardData, compact_json, vtep_data, wireguard_data};
 pub use config::{Backend, ConfigError, NetworkConfig};
 pub use key::{SubnetKey, SubnetKeyError};
+
+#[cfg(test)]
+mod tests;

@@ -184,3 +184,26 @@ fn free_places_are_found_at_both_ends_of_all_numbers() {
     assert_eq!(free(u128::MAX - 19, u128::MAX - 9, 10, vec![]), [u128::MAX - 19, u128::MAX - 9]);
     assert!(free(0, 30, 10, vec![(0, u128::MAX)]).is_empty() && free(9, 3, 1, vec![]).is_empty());
 }
+
+#[test]
+fn free_places_are_those_that_a_slow_search_finds() {
+    let mut chance = Chance::new(7);
+    for _ in 0..3000 {
+        let (size, first) = (1 + u128::from(chance.below(9)), u128::from(chance.below(20)));
+        let last = first + size * u128::from(chance.below(40));
+        let taken: Vec<(u128, u128)> = (0..chance.below(12))
+            .map(|_| {
+                let begin = u128::from(chance.below(400));
+                (begin, begin + u128::from(chance.below(if chance.clone().below(4) == 0 { 200 } else { 12 })))
+            })
+            .collect();
+        let slow = (0..=(last - first) / size).map(|n| first + n * size);
+        let slow = slow.filter(|at| taken.iter().all(|(begin, end)| *end < *at || *begin >= at + size));
+        let slow: Vec<u128> = slow.take(FREE_MAX).collect();
+        assert_eq!(
+            free(first, last, size, taken.clone()),
+            slow,
+            "{first}..={last} by {size} without {taken:?}"
+        );
+    }
+}

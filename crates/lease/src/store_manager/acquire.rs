@@ -1,7 +1,7 @@
 //! Taking subnets. Every write is guarded by what was read, a lost race is a reason to look again, and what was created is looked at once more: keys with
 //! two subnets, or with subnets of different lengths, can overlap without being equal.
 
-use russet_model::flannel::NetworkConfig;
+use russet_model::flannel::{NetworkConfig, SubnetKey};
 use russet_store::{LeaseId, Step, StoreError, Tenure};
 
 use super::{Held, LEASE_TTL, StoreManager, Term, store_error};
@@ -18,12 +18,33 @@ impl StoreManager {
         let config = config.clone().validated();
         let config =
             config.map_err(|source| LeaseError::Config { at: self.paths.config().to_string(), source })?;
-        for _ in 0..ROUNDS {
-            let listed = self.list().await?;
-            let plan = plan(&config, wish, &listed, &mut self.chance.borrow_mut())?;
+        let mut spare = None;
+        let taken = self.rounds(&config, wish, &mut spare).await;
+        if let Some(unused) = spare {
+            self.end(unused.id).await;
+        }
+        taken
+    }
+
+    async fn rounds(
+        &self,
+        config: &NetworkConfig,
+        wish: &Wish,
+        spare: &mut Option<Term>,
+    ) -> Result<Lease, LeaseError> {
+        for round in 0..ROUNDS {
+            let listed = if round == 0 {
+                // Nearly always a lease is needed, and it costs a disk sync: had while the listing is on its way.
+                let (listed, term) = tokio::join!(self.list(), self.grant());
+                *spare = Some(term?);
+                listed?
+            } else {
+                self.list().await?
+            };
+            let plan = plan(config, wish, &listed, &mut self.chance.borrow_mut())?;
             let taken = match plan {
-                Plan::Adopt(ours) => self.adopt(&config, wish, ours).await?,
-                Plan::Create(key) => self.create(&config, wish, key).await?,
+                Plan::Adopt(ours) => self.adopt(config, wish, ours, spare).await?,
+                Plan::Create(key) => self.create(config, wish, key, spare).await?,
                 Plan::Withdraw(ours) => {
                     self.withdraw(ours).await?;
                     None
@@ -36,18 +57,27 @@ impl StoreManager {
         Err(LeaseError::Contended { rounds: ROUNDS })
     }
 
+    /// The lease of the store that is there already, or a new one.
+    async fn spare_or_new(&self, spare: &mut Option<Term>) -> Result<Term, LeaseError> {
+        match spare.take() {
+            Some(term) => Ok(term),
+            None => self.grant().await,
+        }
+    }
+
     /// Writes a record that is ours anew. None when somebody else came between.
     async fn adopt(
         &self,
         config: &NetworkConfig,
         wish: &Wish,
         ours: Listed,
+        spare: &mut Option<Term>,
     ) -> Result<Option<Lease>, LeaseError> {
         let operation = || format!("take lease {} again", ours.key);
         let tenure = self.store.tenure(&ours.record.key).await.map_err(store_error(operation()))?;
         let term = match tenure {
             Some((record, Tenure::Forever)) if record == ours.record => None,
-            Some((record, _)) if record == ours.record => Some(self.grant().await?),
+            Some((record, _)) if record == ours.record => Some(self.spare_or_new(spare).await?),
             _ => return Ok(None),
         };
         let step = Step::update(ours.record.key, wish.attributes.to_json(), ours.record.revision);
@@ -69,9 +99,10 @@ impl StoreManager {
         &self,
         config: &NetworkConfig,
         wish: &Wish,
-        key: russet_model::flannel::SubnetKey,
+        key: SubnetKey,
+        spare: &mut Option<Term>,
     ) -> Result<Option<Lease>, LeaseError> {
-        let term = self.grant().await?;
+        let term = self.spare_or_new(spare).await?;
         let path = self.paths.lease(&key);
         let step = Step::create(path.clone(), wish.attributes.to_json()).with_lease(term.id);
         self.pace.turn().await;
@@ -141,13 +172,7 @@ impl StoreManager {
         }
     }
 
-    fn hold_now(
-        &self,
-        config: &NetworkConfig,
-        wish: &Wish,
-        key: russet_model::flannel::SubnetKey,
-        term: Option<Term>,
-    ) -> Lease {
+    fn hold_now(&self, config: &NetworkConfig, wish: &Wish, key: SubnetKey, term: Option<Term>) -> Lease {
         let attributes = wish.attributes.clone();
         let held = Held { attributes: attributes.clone(), config_v4: config.enable_ipv4, term };
         *self.held.borrow_mut() = Some(held);

@@ -115,6 +115,12 @@ impl StoreManager {
             if let Some(lost) = self.whose(&record) {
                 return lost;
             }
+            let expected =
+                self.held.borrow().as_ref().is_none_or(|held| held.attributes.to_json() == record.value);
+            if !expected {
+                // Most likely a second node has the same public address: both then share the subnet (flannel.md 0.3).
+                tracing::warn!(subnet = %key, "somebody else writes this node's lease; has another node its public IP?");
+            }
         }
     }
 

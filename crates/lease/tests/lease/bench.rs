@@ -23,9 +23,9 @@ pub fn run<T>(test: impl Future<Output = T>) -> T {
     tokio::task::LocalSet::new().block_on(&runtime, test)
 }
 
-/// A network on a simulated store.
+/// A network on a simulated store, which executes commits step by step where the seed is odd, as etcd's v2 API does.
 pub async fn network(seed: u64, config: &str) -> Sim {
-    let sim = Sim::atomic(seed);
+    let sim = if seed.is_multiple_of(2) { Sim::atomic(seed) } else { Sim::non_atomic(seed) };
     put(&sim, "config", config).await;
     let clock = sim.clone();
     tokio::task::spawn_local(async move {

@@ -9,7 +9,7 @@ use russet_testkit::etcd::{Cluster, PATIENCE};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::bench::{
-    DAY, PREFIX, V4, acquire, attributes, delete, key, keys, manager, path, put, stored, value, wish,
+    DAY, DUAL, PREFIX, V4, acquire, attributes, delete, key, keys, manager, path, put, stored, value, wish,
 };
 use crate::proxy::Proxy;
 use crate::watch::Mirror;
@@ -206,4 +206,22 @@ async fn two_nodes_on_the_v2_api_see_each_other() {
     let told = watch.next().await;
     assert!(matches!(&told, Event::Snapshot(all) if all.len() == 1 && all[0].key == one.key), "{told:?}");
     assert!(store.get(&path("config")).await.unwrap().is_some());
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn keys_of_both_families_are_v0_17s() {
+    // flannel.md 3.1: the `&` is part of the key, and no separator of a form.
+    let (cluster, store) = network(DUAL).await;
+    let mut wish = wish(11);
+    wish.attributes.public_ipv6 = "fd00:200::11".parse().ok();
+    wish.previous = key("10.5.43.0-24&fd00:10:5:30::-64");
+    let lease = acquire(&manager(&store, 1), &wish).await;
+    assert_eq!(lease.key, wish.previous);
+    let seen = node(&cluster, "subnets/10.5.43.0-24%26fd00:10:5:30::-64").await;
+    assert_eq!(seen["key"], format!("{PREFIX}/subnets/10.5.43.0-24&fd00:10:5:30::-64"));
+    assert!(seen["value"].as_str().unwrap().contains(r#""PublicIPv6":"fd00:200::11""#), "{seen}");
+    let mut watch = manager(&store, 2).watch(&key("")).await.unwrap();
+    let told = watch.next().await;
+    assert!(matches!(&told, Event::Snapshot(all) if all.len() == 1 && all[0].key == lease.key), "{told:?}");
 }

@@ -97,7 +97,7 @@ fn t23_garbage_is_passed_over_and_the_next_event_is_told() {
 #[test]
 fn t24_a_burst_and_one_commit_of_several_keys_are_told_in_full() {
     run(async {
-        let sim = network(1, V4).await;
+        let sim = network(2, V4).await;
         let (mut watch, mut mirror) = watched(&sim, "").await;
         for n in 1..=50u8 {
             put(&sim, &format!("subnets/10.5.{n}.0-24"), &value(n)).await;
