@@ -81,9 +81,9 @@ impl Guard {
         let run = move || match Firewall::open(order.mode) {
             Ok(mut firewall) => {
                 note(&firewall.apply(&order.wanted), "a rule is set", &status);
-                note(&firewall.recycle(&order.previous), "a rule of an earlier network is removed", &status);
-                // Whoever asked may have given up.
+                // Whoever asked may have given up. What an earlier daemon left is looked for afterwards: that may take programs of iptables.
                 let _ = tell.send(Ok(()));
+                note(&firewall.recycle(&order.previous), "a rule of an earlier network is removed", &status);
                 watch(&mut firewall, order, &orders, &status);
             }
             Err(error) => drop(tell.send(Err(error))),

@@ -85,6 +85,7 @@ Health: GET /healthz, /readyz?verbose and /metrics on --health-address.";
 const DEMO_EXAMPLES: &str = "Examples:
   russet demo                        as root, or as a user where user namespaces are allowed
   russet demo --mode routed --nodes 5 --pods 3
+  russet demo --fabric flannel --backend udp
   russet demo --etcd spawn           data in an etcd of its own (needs the program `etcd`)
   russet demo --etcd http://127.0.0.1:2379
   russet demo --keep                 leaves the nodes running and prints how to enter a pod
@@ -163,9 +164,15 @@ pub struct DemoArgs {
     /// How many pods on each node.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
     pub pods: u8,
-    /// How nodes carry pods' packets.
+    /// How nodes carry pods' packets, with the agent.
     #[arg(long, default_value = "vxlan", value_name = "MODE")]
     pub mode: DemoMode,
+    /// Who makes the network: our agent, or flannel's daemon and plugin as we have them.
+    #[arg(long, default_value = "russet", value_name = "FABRIC")]
+    pub fabric: DemoFabric,
+    /// How nodes carry pods' packets, with flannel [default: vxlan].
+    #[arg(long, value_name = "BACKEND")]
+    pub backend: Option<FlannelBackend>,
     /// Keep the nodes' data in etcd: `spawn` starts one for the demo, a URL names one that holds nothing of Calico's. By default the
     /// nodes share an embedded store.
     #[arg(long, value_name = "URL|spawn", conflicts_with = "clean")]
@@ -211,6 +218,26 @@ pub enum DemoMode {
     Vxlan,
     /// By plain routes.
     Routed,
+}
+
+/// Who makes the demo's network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DemoFabric {
+    /// `russet agent` and the plugin `russet`.
+    Russet,
+    /// `russet flanneld` and the plugin `flannel`.
+    Flannel,
+}
+
+/// Flannel's backends that the demo shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FlannelBackend {
+    /// In VXLAN.
+    Vxlan,
+    /// By plain routes.
+    HostGw,
+    /// In UDP, through the daemon; IPv4 only.
+    Udp,
 }
 
 /// How to print data.

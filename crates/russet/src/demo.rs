@@ -5,6 +5,7 @@
 //! only be entered by a process without threads.
 
 mod datastore;
+mod flannel;
 mod fleet;
 mod interrupt;
 mod lab;
@@ -18,7 +19,7 @@ mod topology;
 
 use std::time::Instant;
 
-use crate::cli::{DemoArgs, DemoMode};
+use crate::cli::{DemoArgs, DemoFabric};
 use crate::command::Failure;
 use crate::output;
 use datastore::Datastore;
@@ -80,6 +81,9 @@ impl DemoError {
 
 /// Runs the demo, or cleans up after one.
 pub fn run(args: DemoArgs) -> Result<(), Failure> {
+    if args.backend.is_some() && args.fabric != DemoFabric::Flannel {
+        return Err(DemoError::Refused("--backend is flannel's: add --fabric flannel".to_owned()).into());
+    }
     rootless::become_root()?;
     let _lock = leftovers::lock()?;
     if args.clean {
@@ -94,7 +98,7 @@ pub fn run(args: DemoArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::listen()?;
     let lab = Lab::new(&args);
     let mut fleet = Fleet::new(Datastore::new(args.etcd.as_ref())?, args.keep);
-    let outcome = show(&args, &lab, &mut fleet, &interrupt);
+    let outcome = show(&lab, &mut fleet, &interrupt);
     if let Ok(report) = &outcome {
         output::print_as(args.output.format, report, || report.text());
     }
@@ -121,24 +125,25 @@ pub fn run(args: DemoArgs) -> Result<(), Failure> {
 }
 
 /// Builds everything and measures.
-fn show(args: &DemoArgs, lab: &Lab, fleet: &mut Fleet, interrupt: &Interrupt) -> Result<Report, DemoError> {
+fn show(lab: &Lab, fleet: &mut Fleet, interrupt: &Interrupt) -> Result<Report, DemoError> {
     let started = Instant::now();
     let say = |line: &str| output::progress(&format!("[{:6.2} s] {line}", started.elapsed().as_secs_f64()));
     let (nodes, pods) = (lab.nodes.len(), lab.pods().count());
     say(&format!("{nodes} node namespaces and an outside host, joined by a switch"));
     topology::build(lab)?;
     interrupt.check()?;
-    say(&format!("{}, and {nodes} agents ({})", fleet.datastore.describe(), mode_name(args.mode)));
-    fleet.start(lab, args.mode, interrupt)?;
+    let (daemon, mode) = (lab.fabric.daemon(), lab.fabric.name());
+    say(&format!("{}, and {nodes} {daemon}s ({mode})", fleet.datastore.describe()));
+    fleet.start(lab, interrupt)?;
     say(&format!("{pods} pods, attached through CNI"));
     let attached = pods::attach_all(lab, interrupt)?;
     say("pings between all pods, and to the outside host");
     let pings = matrix::measure(&attached, interrupt)?;
-    let blocks = fleet.blocks()?;
+    let blocks = fleet.blocks(lab, &attached)?;
     say("done");
     Ok(Report {
         schema: 1,
-        mode: mode_name(args.mode),
+        mode,
         nodes: fleet.reports(lab),
         pods: attached,
         pings,
@@ -163,11 +168,4 @@ fn explain_keep(lab: &Lab, removal: &str) {
         fleet::log_path(&node.name).display(),
         enter = rootless::enter_command(),
     ));
-}
-
-fn mode_name(mode: DemoMode) -> &'static str {
-    match mode {
-        DemoMode::Vxlan => "vxlan",
-        DemoMode::Routed => "routed",
-    }
 }

@@ -21,8 +21,8 @@ use crate::command::runtime;
 
 /// The port at which the demo's nodes find etcd.
 const ETCD_PORT: u16 = 2379;
-/// Everything that the demo's nodes write.
-const DATA: &str = "/calico/";
+/// Everything that the demo's nodes write: agents, and flannel's daemons.
+const DATA: [&str; 2] = ["/calico/", "/coreos.com/network/"];
 /// Says which demo an etcd's data belongs to; its value is also in the demo's directory.
 const MARK: &str = "/russet/demo";
 /// Most records that one commit deletes; etcd allows 128 operations.
@@ -115,6 +115,12 @@ impl Datastore {
         self.with(async |store| store.list(prefix).await)
     }
 
+    /// Writes one record.
+    pub fn put(&self, key: &str, value: &str) -> Result<(), DemoError> {
+        let step = Step::put(Key::from_stored(key), value);
+        self.with(async |store| store.commit(vec![step]).await.map(drop).map_err(|error| error.error))
+    }
+
     /// Works on the store, from where the nodes see it.
     fn with<T>(&self, work: impl AsyncFnOnce(&dyn Store) -> Result<T, StoreError>) -> Result<T, DemoError> {
         match self {
@@ -183,12 +189,13 @@ impl Borrowed {
 /// Marks an etcd of the host as the demo's, if it is empty.
 fn borrow(at: &str) -> Result<(), DemoError> {
     let location = format!("etcd:http://{at}");
-    let there = work_on(&location, async |store| store.list(&Prefix::from_stored(DATA)).await)?.records;
+    let there = work_on(&location, async |store| everything(store).await)?;
     if let Some(first) = there.first() {
         return Err(DemoError::Refused(format!(
-            "etcd at {at} holds {} records of a cluster already, such as {}; the demo wants one without any below {DATA}",
+            "etcd at {at} holds {} records of a cluster already, such as {}; the demo wants one without any below {}",
             there.len(),
-            first.key
+            first.key,
+            DATA.join(" and ")
         )));
     }
     let started = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -200,6 +207,15 @@ fn borrow(at: &str) -> Result<(), DemoError> {
     Ok(())
 }
 
+/// What nodes have written, or somebody else's have.
+async fn everything(store: &dyn Store) -> Result<Vec<Record>, StoreError> {
+    let mut records = Vec::new();
+    for prefix in DATA {
+        records.append(&mut store.list(&Prefix::from_stored(prefix)).await?.records);
+    }
+    Ok(records)
+}
+
 /// Removes the demo's data from an etcd of the host, if it still carries this demo's mark.
 pub fn give_back() -> Result<(), DemoError> {
     let Some(borrowed) = Borrowed::read() else { return Ok(()) };
@@ -208,7 +224,7 @@ pub fn give_back() -> Result<(), DemoError> {
         if store.get(&mark).await?.is_none_or(|record| record.value != borrowed.mark.as_bytes()) {
             return Ok(());
         }
-        let records = store.list(&Prefix::from_stored(DATA)).await?.records;
+        let records = everything(store).await?;
         let mut keys: Vec<Key> = records.into_iter().map(|record: Record| record.key).collect();
         // Last: as long as anything is left, a later run finds it.
         keys.push(mark);

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use russet_linux::{NetNs, process};
+use russet_linux::process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::datastore::Datastore;
-use super::lab::{self, DIR, Lab, Node};
-use super::report::{BlockReport, NodeReport};
-use super::{DemoError, Interrupt, leftovers};
+use super::lab::{self, DIR, Fabric, Lab, Node};
+use super::report::{BlockReport, NodeReport, PodReport};
+use super::{DemoError, Interrupt, flannel, leftovers};
 use crate::cli::DemoMode;
 
 /// The member that is, or leads to, the datastore.
@@ -55,25 +55,36 @@ impl Fleet {
     }
 
     /// Starts everything and waits until each node says that it is ready.
-    pub fn start(&mut self, lab: &Lab, mode: DemoMode, interrupt: &Interrupt) -> Result<(), DemoError> {
+    pub fn start(&mut self, lab: &Lab, interrupt: &Interrupt) -> Result<(), DemoError> {
         leftovers::create_dir()?;
         let store = self.datastore.command(self.russet()?)?;
         self.spawn(STORE, store)?;
         let datastore = self.datastore.clone();
         self.until(interrupt, &datastore.describe(), || datastore.is_up())?;
+        if let Fabric::Flannel(backend) = lab.fabric {
+            flannel::configure(&datastore, backend)?;
+        }
         for node in &lab.nodes {
-            self.start_agent(node, mode)?;
+            let mut daemon = match lab.fabric {
+                Fabric::Russet(mode) => self.agent(node, mode)?,
+                Fabric::Flannel(_) => flannel::daemon(self.russet()?, node, &datastore),
+            };
+            let started = process::in_netns(&mut daemon, &node.netns()?).map(drop);
+            started.map_err(|e| DemoError::step(format!("start in {}", node.namespace), e))?;
+            self.spawn(&node.name, daemon)?;
         }
         super::pods::configure(lab)?;
         for node in &lab.nodes {
-            self.until(interrupt, &format!("the agent of {}", node.name), || super::pods::ready(node))?;
+            let what = format!("the {} of {}", lab.fabric.daemon(), node.name);
+            self.until(interrupt, &what, || match lab.fabric {
+                Fabric::Russet(_) => super::pods::ready(lab, node),
+                Fabric::Flannel(_) => flannel::subnet_file(node).exists(),
+            })?;
         }
         Ok(())
     }
 
-    fn start_agent(&mut self, node: &Node, mode: DemoMode) -> Result<(), DemoError> {
-        let netns = NetNs::open(lab::namespace_path(&node.namespace));
-        let netns = netns.map_err(|e| DemoError::step(format!("open namespace {}", node.namespace), e))?;
+    fn agent(&self, node: &Node, mode: DemoMode) -> Result<Command, DemoError> {
         let mut agent = self.russet()?;
         let encapsulation = match mode {
             DemoMode::Vxlan => "vxlan",
@@ -89,9 +100,7 @@ impl Fleet {
             encapsulation,
         ]);
         agent.arg("--store").arg(self.datastore.location());
-        process::in_netns(&mut agent, &netns)
-            .map_err(|e| DemoError::step(format!("start in {}", node.namespace), e))?;
-        self.spawn(&node.name, agent)
+        Ok(agent)
     }
 
     /// This very program, with an environment that holds nothing of the caller's settings.
@@ -169,9 +178,12 @@ impl Fleet {
         lab.nodes.iter().map(report).collect()
     }
 
-    /// The blocks that are in the store now.
-    pub fn blocks(&self) -> Result<Vec<BlockReport>, DemoError> {
-        super::pods::blocks(&self.datastore)
+    /// The blocks, or subnets, that are in the store now.
+    pub fn blocks(&self, lab: &Lab, pods: &[PodReport]) -> Result<Vec<BlockReport>, DemoError> {
+        match lab.fabric {
+            Fabric::Russet(_) => super::pods::blocks(&self.datastore),
+            Fabric::Flannel(_) => flannel::subnets(&self.datastore, lab, pods),
+        }
     }
 
     /// Lets the processes live on after this one.

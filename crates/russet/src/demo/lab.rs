@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 use russet_agent::Paths;
+use russet_linux::NetNs;
 
-use crate::cli::DemoArgs;
+use super::DemoError;
+use crate::cli::{DemoArgs, DemoFabric, DemoMode, FlannelBackend};
 
 /// Every namespace of a demo begins with this; what does so belongs to a demo.
 pub const NAMESPACE_PREFIX: &str = "rsdemo-";
@@ -27,6 +29,17 @@ pub const UNDERLAY: &str = "eth0";
 pub struct Lab {
     /// The nodes.
     pub nodes: Vec<Node>,
+    /// Who makes their network.
+    pub fabric: Fabric,
+}
+
+/// Who makes the network, and how packets are carried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fabric {
+    /// Our agent.
+    Russet(DemoMode),
+    /// Flannel's daemon.
+    Flannel(FlannelBackend),
 }
 
 /// A node: a namespace with an agent in it.
@@ -103,12 +116,39 @@ impl Lab {
             number,
             pods: (1..=args.pods).map(|p| pod(number, p)).collect(),
         };
-        Self { nodes: (1..=args.nodes).map(node).collect() }
+        let fabric = match args.fabric {
+            DemoFabric::Russet => Fabric::Russet(args.mode),
+            DemoFabric::Flannel => Fabric::Flannel(args.backend.unwrap_or(FlannelBackend::Vxlan)),
+        };
+        Self { nodes: (1..=args.nodes).map(node).collect(), fabric }
     }
 
     /// Every pod with its node.
     pub fn pods(&self) -> impl Iterator<Item = (&Node, &Pod)> {
         self.nodes.iter().flat_map(|node| node.pods.iter().map(move |pod| (node, pod)))
+    }
+}
+
+// === impl Fabric ===
+
+impl Fabric {
+    /// For the report.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Russet(DemoMode::Vxlan) => "vxlan",
+            Self::Russet(DemoMode::Routed) => "routed",
+            Self::Flannel(FlannelBackend::Vxlan) => "flannel-vxlan",
+            Self::Flannel(FlannelBackend::HostGw) => "flannel-host-gw",
+            Self::Flannel(FlannelBackend::Udp) => "flannel-udp",
+        }
+    }
+
+    /// What runs on a node.
+    pub fn daemon(self) -> &'static str {
+        match self {
+            Self::Russet(_) => "agent",
+            Self::Flannel(_) => "flannel daemon",
+        }
     }
 }
 
@@ -118,6 +158,12 @@ impl Node {
     /// Where the node's files are.
     pub fn paths(&self) -> Paths {
         Paths::new(Path::new(DIR).join(&self.name))
+    }
+
+    /// The node's namespace.
+    pub fn netns(&self) -> Result<NetNs, DemoError> {
+        let netns = NetNs::open(namespace_path(&self.namespace));
+        netns.map_err(|error| DemoError::step(format!("open namespace {}", self.namespace), error))
     }
 
     /// The node's addresses on the underlay.

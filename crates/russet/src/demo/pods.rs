@@ -13,34 +13,56 @@ use russet_runtime::{Attachment, Runtime};
 use serde_json::json;
 
 use super::datastore::Datastore;
-use super::lab::{self, Lab, Node, POD_NAMESPACE, Pod, namespace_path};
+use super::lab::{self, Fabric, Lab, Node, POD_NAMESPACE, Pod, namespace_path};
 use super::report::{BlockReport, PodReport};
-use super::{DemoError, Interrupt};
+use super::{DemoError, Interrupt, flannel};
 
-/// The networks of every pod: the configuration file's name, its network's name, and its plugin.
-const NETWORKS: [(&str, &str, &str, &str); 2] = [
-    ("00-loopback.conflist", "cni-loopback", "loopback", "lo"),
-    ("10-russet.conflist", "russet", "russet", "eth0"),
-];
-/// The network that gives a pod its addresses.
-const MAIN_NETWORK: usize = 1;
+/// A network of every pod.
+struct Network {
+    /// The configuration file's name.
+    file: &'static str,
+    /// Its own.
+    name: &'static str,
+    /// Its plugin.
+    kind: &'static str,
+    /// The pod's interface.
+    ifname: &'static str,
+}
+
+const LOOPBACK: Network =
+    Network { file: "00-loopback.conflist", name: "cni-loopback", kind: "loopback", ifname: "lo" };
+const RUSSET: Network =
+    Network { file: "10-russet.conflist", name: "russet", kind: "russet", ifname: "eth0" };
+const FLANNEL: Network =
+    Network { file: "10-flannel.conflist", name: "cbr0", kind: "flannel", ifname: "eth0" };
+
+/// The networks of every pod; the last one gives it its addresses.
+fn networks(lab: &Lab) -> [Network; 2] {
+    match lab.fabric {
+        Fabric::Russet(_) => [LOOPBACK, RUSSET],
+        Fabric::Flannel(_) => [LOOPBACK, FLANNEL],
+    }
+}
 
 /// Puts the plugins where a runtime looks for them, and each node's configuration where it looks for that.
 pub fn configure(lab: &Lab) -> Result<(), DemoError> {
     let dir = lab::plugin_dir();
     make_dir(&dir)?;
     let plugin = plugin_executable()?;
-    for (_, _, kind, _) in NETWORKS {
-        let link = dir.join(kind);
+    for network in networks(lab) {
+        let link = dir.join(network.kind);
         symlink(&plugin, &link)
             .map_err(|source| DemoError::io(format!("link {}", link.display()), source))?;
     }
     for node in &lab.nodes {
         make_dir(&node.paths().conflist_dir())?;
-        for (file, name, kind, _) in NETWORKS {
-            let plugin = json!({ "type": kind, "agent_socket": node.paths().cni_socket() });
-            let list = json!({ "cniVersion": "1.1.0", "name": name, "plugins": [plugin] });
-            let path = node.paths().conflist_dir().join(file);
+        for network in networks(lab) {
+            let mut plugin = json!({ "type": network.kind, "agent_socket": node.paths().cni_socket() });
+            if network.kind == FLANNEL.kind {
+                flannel::complete(&mut plugin, node);
+            }
+            let list = json!({ "cniVersion": "1.1.0", "name": network.name, "plugins": [plugin] });
+            let path = node.paths().conflist_dir().join(network.file);
             write_atomic(&path, list.to_string().as_bytes())
                 .map_err(|error| DemoError::step(format!("write {}", path.display()), error))?;
         }
@@ -63,18 +85,18 @@ fn runtime_of(node: &Node) -> Runtime {
     Runtime::new(vec![lab::plugin_dir()], node.paths().root().join("var/lib/cni"))
 }
 
-fn network(node: &Node, index: usize) -> Result<ConfigList, DemoError> {
-    let path = node.paths().conflist_dir().join(NETWORKS[index].0);
+fn load(node: &Node, network: &Network) -> Result<ConfigList, DemoError> {
+    let path = node.paths().conflist_dir().join(network.file);
     russet_runtime::load_conflist(&path)
         .map_err(|error| DemoError::step(format!("load {}", path.display()), error))
 }
 
-fn attachment(pod: &Pod, index: usize) -> Result<Attachment, DemoError> {
+fn attachment(pod: &Pod, network: &Network) -> Result<Attachment, DemoError> {
     let failed = |error| DemoError::step(format!("name pod {}", pod.name), error);
     let mut attachment = Attachment::new(
         pod.container.parse().map_err(failed)?,
         namespace_path(&pod.namespace),
-        NETWORKS[index].3.parse().map_err(failed)?,
+        network.ifname.parse().map_err(failed)?,
     );
     attachment.args = vec![
         ("IgnoreUnknown".to_owned(), "1".to_owned()),
@@ -86,8 +108,9 @@ fn attachment(pod: &Pod, index: usize) -> Result<Attachment, DemoError> {
 }
 
 /// Whether a node's agent says that it can attach pods.
-pub fn ready(node: &Node) -> bool {
-    network(node, MAIN_NETWORK).is_ok_and(|list| runtime_of(node).status(&list).is_ok())
+pub fn ready(lab: &Lab, node: &Node) -> bool {
+    let [_, main] = networks(lab);
+    load(node, &main).is_ok_and(|list| runtime_of(node).status(&list).is_ok())
 }
 
 /// Attaches every pod; nodes work at the same time, as they would.
@@ -96,7 +119,7 @@ pub fn attach_all(lab: &Lab, interrupt: &Interrupt) -> Result<Vec<PodReport>, De
         let mut reports = Vec::new();
         for pod in &node.pods {
             interrupt.check()?;
-            reports.push(attach(node, pod)?);
+            reports.push(attach(node, pod, &networks(lab))?);
         }
         Ok(reports)
     };
@@ -107,13 +130,16 @@ pub fn attach_all(lab: &Lab, interrupt: &Interrupt) -> Result<Vec<PodReport>, De
     Ok(all)
 }
 
-/// Runs `work` for every node on a thread of its own, and gives the results in the nodes' order.
+/// Runs `work` for every node on a thread of its own inside the node's network, where plugins belong that work without an agent, and gives
+/// the results in the nodes' order.
 fn on_every_node<T: Send>(
     lab: &Lab,
     work: impl Fn(&Node) -> Result<T, DemoError> + Sync,
 ) -> Vec<Result<T, DemoError>> {
+    let inside = |node: &Node| node.netns()?.with(|| work(node)).map_err(DemoError::namespace)?;
     std::thread::scope(|scope| {
-        let threads: Vec<_> = lab.nodes.iter().map(|node| scope.spawn(|| work(node))).collect();
+        let inside = &inside;
+        let threads: Vec<_> = lab.nodes.iter().map(|node| scope.spawn(move || inside(node))).collect();
         let joined = threads.into_iter().map(|thread| thread.join());
         joined
             .map(|done| {
@@ -123,14 +149,14 @@ fn on_every_node<T: Send>(
     })
 }
 
-fn attach(node: &Node, pod: &Pod) -> Result<PodReport, DemoError> {
+fn attach(node: &Node, pod: &Pod, networks: &[Network]) -> Result<PodReport, DemoError> {
     let runtime = runtime_of(node);
     let mut main = None;
     let started = Instant::now();
-    for index in 0..NETWORKS.len() {
-        let added = runtime.add(&network(node, index)?, &attachment(pod, index)?);
+    for network in networks {
+        let added = runtime.add(&load(node, network)?, &attachment(pod, network)?);
         let result = added.map_err(|error| DemoError::step(format!("attach pod {}", pod.name), error))?;
-        main = (index == MAIN_NETWORK).then_some(result);
+        main = Some(result);
     }
     let ips = main
         .as_ref()
@@ -149,9 +175,9 @@ pub fn detach_all(lab: &Lab) -> Result<(), DemoError> {
     let detach_node = |node: &Node| -> Result<(), DemoError> {
         let mut outcome = Ok(());
         for pod in &node.pods {
-            for index in 0..NETWORKS.len() {
-                let Ok(list) = network(node, index) else { continue };
-                let deleted = runtime_of(node).del(&list, &attachment(pod, index)?);
+            for network in networks(lab) {
+                let Ok(list) = load(node, &network) else { continue };
+                let deleted = runtime_of(node).del(&list, &attachment(pod, &network)?);
                 let failed = |error| DemoError::step(format!("detach pod {}", pod.name), error);
                 outcome = outcome.and(deleted.map_err(failed));
             }

@@ -5,3 +5,4 @@ mod lab;
 mod leases;
 mod start;
 mod traffic;
+mod variants;

@@ -14,6 +14,7 @@ mod containerd;
 mod conversation;
 mod demo;
 mod demo_etcd;
+mod demo_flannel;
 mod fabric;
 mod flannel;
 mod host;

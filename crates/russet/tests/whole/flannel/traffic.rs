@@ -5,7 +5,7 @@ use russet_testkit::{eventually, run};
 use super::lab::{Host, Lab};
 use crate::node::{PATIENCE, TestPod};
 
-fn ping(from: &TestPod, to: &str, more: &[&str]) -> bool {
+pub fn ping(from: &TestPod, to: &str, more: &[&str]) -> bool {
     let base = ["netns", "exec", &from.netns_name, "ping", "-n", "-c", "1", "-W", "1"];
     let output = std::process::Command::new("ip").args(base).args(more).arg(to).output().unwrap();
     output.status.success()
