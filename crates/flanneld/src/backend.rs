@@ -140,6 +140,11 @@ impl Backend {
         }
     }
 
+    /// Whether flannel's daemon takes the devices with it when it ends, and pods' packets stop (flannel.md section 0.9).
+    pub const fn ends_with_its_daemon(&self) -> bool {
+        matches!(self, Self::Udp { .. } | Self::Wireguard(_))
+    }
+
     /// What leases say, and what a lease of another node must say to be ours to program; empty where leases say nothing.
     pub const fn lease_type(&self) -> &'static str {
         match self {

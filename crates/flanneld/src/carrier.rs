@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use russet_lease::Lease;
 use russet_model::flannel::{NetworkConfig, SubnetKey};
 use russet_overlay::Report;
+use russet_overlay::flannel::Standing;
 
 use crate::backend::{Backend, BackendError};
 use crate::extension::CommandError;
@@ -120,6 +121,18 @@ impl Carrier {
             Over::None => {}
         }
         Ok((Self { woven, over }, announced))
+    }
+
+    /// The devices that [`open`](Self::open) would make or adopt, as they stand; changes nothing. None where a daemon's end takes them with it.
+    pub async fn survey(
+        backend: &Backend,
+        external: &External,
+        config: &NetworkConfig,
+    ) -> Result<Vec<Standing>, CarrierError> {
+        match backend {
+            Backend::Udp { .. } | Backend::Extension(_) | Backend::Alloc => Ok(Vec::new()),
+            kernel => Woven::survey(kernel, external, config).await,
+        }
     }
 
     /// Takes this node's subnets in.

@@ -76,12 +76,16 @@ pub struct Options {
     pub etcd_api: EtcdApi,
     /// `store`: other than the etcd of `etcd-endpoints`.
     pub store: String,
-    /// `firewall`.
-    pub firewall: FirewallKind,
+    /// `firewall`; none when it is left to the daemon.
+    pub firewall: Option<FirewallKind>,
     /// `lease-lost`.
     pub lease_lost: LeaseLost,
     /// `extension-shell`.
     pub extension_shell: bool,
+    /// `takeover`.
+    pub takeover: bool,
+    /// `takeover-check`.
+    pub takeover_check: bool,
 }
 
 /// A password; it is not printed.
@@ -174,15 +178,22 @@ impl Options {
             verbosity: 0,
             etcd_api: EtcdApi::V3,
             store: String::new(),
-            firewall: FirewallKind::Nft,
+            firewall: None,
             lease_lost: LeaseLost::Exit,
             extension_shell: false,
+            takeover: false,
+            takeover_check: false,
         }
     }
 
     /// The pause between looks at the rules; a second at least.
     pub fn resync(&self) -> Duration {
         Duration::from_secs(u64::try_from(self.resync_s).unwrap_or(0).max(1))
+    }
+
+    /// Where the rules go.
+    pub fn firewall(&self) -> FirewallKind {
+        self.firewall.unwrap_or(FirewallKind::Nft)
     }
 
     /// Whether any of the flags that name an interface was given.

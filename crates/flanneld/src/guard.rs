@@ -45,7 +45,7 @@ const STACK_BYTES: usize = 256 * 1024;
 impl Order {
     /// From the flags, the network, this node's subnets and what its last `subnet.env` said.
     pub fn new(options: &Options, config: &NetworkConfig, own: &SubnetKey, before: &SubnetEnv) -> Self {
-        let mode = match options.firewall {
+        let mode = match options.firewall() {
             FirewallKind::Nft => Mode::Nft,
             FirewallKind::Iptables => Mode::Iptables,
         };

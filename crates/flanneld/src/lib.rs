@@ -17,6 +17,7 @@ mod peers;
 mod run;
 mod source;
 pub mod subnet_env;
+mod takeover;
 mod tend;
 
 pub use run::{RunError, run};

@@ -11,7 +11,7 @@ use std::time::Duration;
 use russet_lease::{Lease, LeaseError, SubnetManager, Wish};
 use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
 use russet_netlink::{NetlinkError, Socket};
-use russet_overlay::firewall::FirewallError;
+use russet_overlay::firewall::{FirewallError, Mode};
 
 use crate::backend::{Backend, BackendError};
 use crate::carrier::{Announced, Carrier, CarrierError};
@@ -22,6 +22,7 @@ use crate::interface::{self, Dump, External, InterfaceError, Stack, Wanted};
 use crate::notify;
 use crate::source::{Source, SourceError};
 use crate::subnet_env::SubnetEnv;
+use crate::takeover::{self, Expected, TakeoverError};
 use crate::tend::Tending;
 
 /// Why the daemon ends with 1.
@@ -75,6 +76,9 @@ pub enum RunError {
     /// No lease.
     #[error("acquire a lease: {0}")]
     Lease(#[source] LeaseError),
+    /// There is no flannel to take over.
+    #[error(transparent)]
+    Takeover(#[from] TakeoverError),
     /// No firewall.
     #[error("set up the firewall: {0}")]
     Firewall(#[from] FirewallError),
@@ -116,7 +120,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), leases = source.name, "flanneld starts");
     let status = Arc::new(Status::default());
     serve_health(&options, &status).await?;
-    let daemon = Daemon { options, leases: source.leases, status, margin };
+    let mut daemon = Daemon { options, leases: source.leases, status, margin };
     let service = async {
         match source.service {
             Some(service) => service.await,
@@ -177,13 +181,20 @@ async fn serve_health(options: &Options, status: &Arc<Status>) -> Result<(), Run
 // === impl Daemon ===
 
 impl Daemon {
-    async fn run(&self) -> Result<(), RunError> {
+    async fn run(&mut self) -> Result<(), RunError> {
         let config = self.config().await?;
         let stack = Stack::of(config.enable_ipv4, config.enable_ipv6).ok_or(RunError::NoFamily)?;
         let backend = Backend::parse(&config.backend, self.options.extension_shell)?;
-        self.check_bridge_netfilter(stack)?;
         let external = self.external(stack)?;
         let before = self.before();
+        if self.options.takeover || self.options.takeover_check {
+            let expected = Expected { config: &config, backend: &backend, external: &external, env: &before };
+            if !self.take_over(&expected, stack).await? {
+                return Ok(());
+            }
+        } else {
+            self.check_bridge_netfilter(stack)?;
+        }
         let (mut carrier, announced) =
             Carrier::open(&backend, &external, &config, self.options.blackhole_route).await?;
         let place = Place { config, backend, external };
@@ -210,6 +221,24 @@ impl Daemon {
             }
             wish.previous = lease.key;
         }
+    }
+
+    /// Ends the flannel that runs here and keeps its mode of rules; false when that was only to be looked at. Refuses before anything is changed.
+    async fn take_over(&mut self, expected: &Expected<'_>, stack: Stack) -> Result<bool, RunError> {
+        let standing = Carrier::survey(expected.backend, expected.external, expected.config).await?;
+        let mut survey = takeover::survey(expected, &*self.leases, &standing).await?;
+        self.options.firewall = self.options.firewall.or(survey.rules.map(|mode| match mode {
+            Mode::Nft => FirewallKind::Nft,
+            Mode::Iptables => FirewallKind::Iptables,
+        }));
+        self.check_bridge_netfilter(stack)?;
+        if self.options.takeover_check {
+            tracing::info!("flannel can be taken over: {survey}");
+            return Ok(false);
+        }
+        tracing::info!("flannel is taken over: {survey}");
+        survey.retire(expected.backend.ends_with_its_daemon()).await?;
+        Ok(true)
     }
 
     /// The network's configuration; waits for it, and says so.
@@ -242,7 +271,7 @@ impl Daemon {
 
     /// What bridges do matters to iptables only; nobody else needs the module.
     fn check_bridge_netfilter(&self, stack: Stack) -> Result<(), RunError> {
-        if self.options.firewall != FirewallKind::Iptables {
+        if self.options.firewall() != FirewallKind::Iptables {
             return Ok(());
         }
         let needed = [stack.has_v4(), stack.has_v6()];

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use russet_addr::{Ipv4Net, Ipv6Net};
 use russet_linux::file::{FileError, READABLE, write_atomic_with_mode};
+use russet_model::flannel::SubnetKey;
 
 /// Its content.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -52,6 +53,11 @@ const DIRECTORY_MODE: u32 = 0o755;
 // === impl SubnetEnv ===
 
 impl SubnetEnv {
+    /// This node's subnets, as its lease is called.
+    pub fn key(&self) -> SubnetKey {
+        SubnetKey { v4: self.subnet, v6: self.ipv6_subnet }
+    }
+
     /// The text, in flannel's order.
     pub fn render(&self) -> String {
         let mut text = String::new();

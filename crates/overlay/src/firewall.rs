@@ -13,6 +13,7 @@ mod leftovers;
 mod native;
 mod report;
 mod rules;
+mod survey;
 mod xtables;
 
 use std::collections::BTreeSet;
@@ -26,6 +27,7 @@ use compat::Compat;
 use native::Change;
 
 pub use report::{Culprit, FirewallError, Repair, Report};
+pub use survey::survey;
 
 /// What the rules are made from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use russet_addr::{Family, IfName, IpNet, Ipv4Net, Ipv6Net, Mac};
 use russet_netlink::NetlinkError;
 
-pub use fabric::Fabric;
+pub use fabric::{Fabric, Found, Standing};
 pub use wireguard::{KeyError, Mode, Wireguard, WireguardEnd};
 
 use crate::refusal::Subject;

@@ -7,7 +7,7 @@ use russet_addr::{IfName, Mac};
 use russet_lease::Lease;
 use russet_model::flannel::{NetworkConfig, SubnetKey, Vtep, vtep_data};
 use russet_overlay::Report;
-use russet_overlay::flannel::{self, Fabric, Networks, Peer, PeerKey, Prepared, Underlay};
+use russet_overlay::flannel::{self, Fabric, Networks, Peer, PeerKey, Prepared, Standing, Underlay};
 
 use super::{Announced, CarrierError, note};
 use crate::backend::{Backend, BackendError};
@@ -35,15 +35,8 @@ impl Woven {
         config: &NetworkConfig,
         swallow: bool,
     ) -> Result<(Self, Announced), CarrierError> {
-        let underlay = Underlay {
-            ifindex: external.ifindex,
-            name: IfName::new(external.name.as_str())?,
-            mtu: external.mtu,
-            v4: external.v4,
-            v6: external.v6,
-        };
-        let networks = Networks { v4: config.v4(), v6: config.v6() };
         let (kind, vni) = kernel_backend(backend)?;
+        let (underlay, networks) = (underlay(external)?, networks(config));
         for public in external.public() {
             kind.check_public(&underlay, public)?;
         }
@@ -57,6 +50,19 @@ impl Woven {
         let ear = Ear::of(&fabric).map_err(CarrierError::Listen)?;
         let announced = announced(&prepared, vni);
         Ok((Self { fabric: Some(fabric), ear, vni, announced: announced.clone() }, announced))
+    }
+
+    /// What stands where the devices are to be; changes nothing.
+    pub async fn survey(
+        backend: &Backend,
+        external: &External,
+        config: &NetworkConfig,
+    ) -> Result<Vec<Standing>, CarrierError> {
+        let (kind, _) = kernel_backend(backend)?;
+        let (underlay, networks) = (underlay(external)?, networks(config));
+        let look = move || Fabric::open(kind, underlay, networks)?.survey();
+        let looked = tokio::task::spawn_blocking(look).await;
+        Ok(looked.map_err(|_panic| CarrierError::Broken)??)
     }
 
     /// Gives the devices their addresses.
@@ -177,6 +183,20 @@ fn settle(report: Result<Report, CarrierError>, what: &str, status: &Status) -> 
             false
         }
     }
+}
+
+fn underlay(external: &External) -> Result<Underlay, CarrierError> {
+    Ok(Underlay {
+        ifindex: external.ifindex,
+        name: IfName::new(external.name.as_str())?,
+        mtu: external.mtu,
+        v4: external.v4,
+        v6: external.v6,
+    })
+}
+
+fn networks(config: &NetworkConfig) -> Networks {
+    Networks { v4: config.v4(), v6: config.v6() }
 }
 
 fn key(key: &SubnetKey) -> PeerKey {

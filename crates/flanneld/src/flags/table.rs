@@ -135,10 +135,10 @@ flags! {
         };
     "store" Text "" Ours
         "etcd:URL,... or embedded[:DIR] or unix:SOCKET instead of etcd-endpoints; embedded is one machine's own store" |to, value| to.store = value.to_owned();
-    "firewall" Text "nft" Ours
-        "nft for a table of our own, iptables for flannel's chains" |to, value| to.firewall = match value {
-            "nft" => FirewallKind::Nft,
-            "iptables" => FirewallKind::Iptables,
+    "firewall" Text "" Ours
+        "nft for a table of our own, iptables for flannel's chains; by default nft, and with takeover what is there" |to, value| to.firewall = match value {
+            "nft" => Some(FirewallKind::Nft),
+            "iptables" => Some(FirewallKind::Iptables),
             _ => return Err("nft or iptables is wanted"),
         };
     "lease-lost" Text "exit" Ours
@@ -149,6 +149,10 @@ flags! {
         };
     "extension-shell" Bool "false" Ours
         "run the commands of backend `extension` by sh -c" |to, value| to.extension_shell = boolean(value)?;
+    "takeover" Bool "false" Ours
+        "take the place of the flanneld that runs, or ran, on this node without losing a packet, or change nothing and exit with 1" |to, value| to.takeover = boolean(value)?;
+    "takeover-check" Bool "false" Ours
+        "say whether takeover would work, change nothing, and exit with 0 or 1" |to, value| to.takeover_check = boolean(value)?;
 }
 
 /// glog's `vmodule`: `pattern=N,...`.

@@ -38,7 +38,7 @@ fn every_default_of_the_table_is_a_value_and_names_are_unique() {
     assert_eq!(defaults.subnet_file, PathBuf::from("/run/flannel/subnet.env"));
     assert_eq!((defaults.renew_margin_min, defaults.resync_s, defaults.healthz_port), (60, 5, 0));
     assert!(defaults.forward_rules && defaults.set_node_network_unavailable && !defaults.ip_masq);
-    assert_eq!((defaults.firewall, defaults.lease_lost), (FirewallKind::Nft, LeaseLost::Exit));
+    assert_eq!((defaults.firewall(), defaults.lease_lost), (FirewallKind::Nft, LeaseLost::Exit));
 }
 
 /// The published v0.10.0 walk-through's set, flannel.md section 1.3.

@@ -50,6 +50,11 @@ pub(crate) fn difference(nft: &mut Nft, look: &Look, thorough: bool) -> Result<C
     Ok(change)
 }
 
+/// The chains that flannel's iptables mode has, in iptables-nft.
+pub(crate) fn chains(family: Family) -> [(Table, &'static str); 2] {
+    places(family).map(|place| (place.table, place.chain))
+}
+
 fn places(family: Family) -> [Place; 2] {
     let table = |name: &str| Table::new(table_family(family), name);
     [

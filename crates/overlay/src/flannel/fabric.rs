@@ -1,5 +1,7 @@
 //! The shell around the book of peers: reads the kernel, lets the engine plan, carries it out. Used by the flannel daemon.
 
+mod survey;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,6 +24,8 @@ use crate::plan::{Plan, plan};
 use crate::refusal::{Refusal, Subject};
 use crate::report::{Kind, OverlayError, Report};
 use crate::vxlan::Device;
+
+pub use survey::{Found, Standing};
 
 /// One node's part of a flannel network, in the network namespace of the thread that opened it.
 ///

@@ -76,6 +76,11 @@ impl Fabric {
         self.wired(TestNode::without_agent(&["--node-name", name]))
     }
 
+    /// The namespace of the hub, where its etcd is.
+    pub fn hub(&self) -> &str {
+        &self.hub
+    }
+
     fn wired(&mut self, node: TestNode) -> TestNode {
         self.wires += 1;
         let (end, address) = (format!("w{}", self.wires), format!("{}/24", self.address(self.wires)));

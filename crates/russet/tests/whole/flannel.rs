@@ -4,5 +4,6 @@ mod faults;
 mod lab;
 mod leases;
 mod start;
+mod takeover;
 mod traffic;
 mod variants;

@@ -1,0 +1,290 @@
+//! `takeover`: this daemon in the place of a running flannel, without a packet lost (docs/flannel-migration.md). First everything is looked at and nothing is
+//! changed: what would have to be made anew, or would make this node another one to its peers, is an objection, and one is enough to leave the node as it is.
+//! Then the running daemon is asked to end, which leaves its devices, routes, rules and lease in place; what follows is an ordinary start, which adopts them.
+//! Called by `run` before there is a backend.
+
+mod predecessor;
+
+use std::fmt;
+use std::time::Duration;
+
+use russet_lease::{Event, Lease, LeaseError, SubnetManager};
+use russet_model::flannel::{NetworkConfig, SubnetKey};
+use russet_overlay::firewall::{self, FirewallError, Mode};
+use russet_overlay::flannel::{FlannelError, Found, Standing};
+
+use crate::backend::Backend;
+use crate::interface::External;
+use crate::subnet_env::SubnetEnv;
+use predecessor::Predecessor;
+
+/// What a node has of a running flannel.
+#[derive(Debug)]
+pub struct Survey {
+    /// Its subnets.
+    pub own: SubnetKey,
+    /// Where its rules are; none where none were recognised.
+    pub rules: Option<Mode>,
+    predecessors: Vec<Predecessor>,
+}
+
+/// What the node is compared with.
+pub struct Expected<'a> {
+    /// The network's configuration.
+    pub config: &'a NetworkConfig,
+    /// Its backend.
+    pub backend: &'a Backend,
+    /// The interface.
+    pub external: &'a External,
+    /// What the running daemon said.
+    pub env: &'a SubnetEnv,
+}
+
+/// Why there is nothing to take over, or it failed. The node's network is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeoverError {
+    /// The node is not as these flags want it.
+    #[error("there is no flannel to take over as these flags say, and nothing was changed: {}", .0.join("; "))]
+    Objections(Vec<String>),
+    /// The leases cannot be read.
+    #[error("read the leases: {0}")]
+    Leases(#[from] LeaseError),
+    /// The devices cannot be looked at.
+    #[error("look at the devices: {0}")]
+    Devices(#[from] FlannelError),
+    /// The rules cannot be looked at.
+    #[error("look at the rules: {0}")]
+    Rules(#[from] FirewallError),
+    /// The running daemon cannot be looked for, or ended.
+    #[error("{what}: {source}")]
+    Processes {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// It does not end.
+    #[error("flanneld (process {0}) does not end")]
+    Stays(u32),
+    /// Somebody starts it again.
+    #[error("flanneld was started again (process {0}): stop the service or pod that keeps it running first")]
+    Back(u32),
+    /// The thread that works on the kernel broke off.
+    #[error("the thread that looks at the kernel ended early")]
+    Broken,
+}
+
+/// Whoever supervises a daemon starts it again after a moment: systemd after 0.1 s, a container's runtime after a second or two.
+const SUPERVISED: Duration = Duration::from_secs(3);
+
+/// Looks at the node. `standing` are its devices, as the backend sees them.
+pub async fn survey(
+    expected: &Expected<'_>,
+    leases: &dyn SubnetManager,
+    standing: &[Standing],
+) -> Result<Survey, TakeoverError> {
+    // With no subnet for our own, the own lease is among those that a watch lists.
+    let mut watch = leases.watch(&SubnetKey { v4: None, v6: None }).await?;
+    let listed = match watch.next().await {
+        Event::Snapshot(leases) => leases,
+        Event::Put(lease) => vec![lease],
+        Event::Gone(_) => Vec::new(),
+    };
+    let objections = expected.objections(&listed, standing);
+    if !objections.is_empty() {
+        return Err(TakeoverError::Objections(objections));
+    }
+    let look = || Ok::<_, TakeoverError>((firewall::survey()?, Predecessor::all()?));
+    let looked = tokio::task::spawn_blocking(look).await;
+    let (modes, predecessors) = looked.map_err(|_panic| TakeoverError::Broken)??;
+    // Chains of iptables are what a flannel in force looks at, whatever else an earlier one left.
+    let rules = modes.into_iter().max_by_key(|mode| *mode == Mode::Iptables);
+    Ok(Survey { own: expected.env.key(), rules, predecessors })
+}
+
+// === impl Survey ===
+
+impl Survey {
+    /// Ends the running daemon, if there is one, and makes sure that it does not come back. `carries` where pods' packets end with it: then nobody waits, and one
+    /// that comes back finds its place taken.
+    pub async fn retire(&mut self, carries: bool) -> Result<(), TakeoverError> {
+        let predecessors = std::mem::take(&mut self.predecessors);
+        if predecessors.is_empty() {
+            return Ok(());
+        }
+        let end = move || {
+            predecessors.iter().try_for_each(|one| {
+                tracing::info!(pid = one.pid, "the running flanneld is asked to end");
+                one.end()
+            })
+        };
+        tokio::task::spawn_blocking(end).await.map_err(|_panic| TakeoverError::Broken)??;
+        if carries {
+            return Ok(());
+        }
+        tokio::time::sleep(SUPERVISED).await;
+        let again = tokio::task::spawn_blocking(Predecessor::all).await;
+        match again.map_err(|_panic| TakeoverError::Broken)??.first() {
+            Some(again) => Err(TakeoverError::Back(again.pid)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Survey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rules = match self.rules {
+            Some(Mode::Iptables) => "in chains of iptables",
+            Some(Mode::Nft) => "in tables of nf_tables",
+            None => "not recognised",
+        };
+        write!(f, "subnet {}, rules {rules}, ", self.own)?;
+        match self.predecessors.as_slice() {
+            [] => f.write_str("no flanneld runs"),
+            running => {
+                let pids: Vec<String> = running.iter().map(|one| one.pid.to_string()).collect();
+                write!(f, "flanneld runs as process {}", pids.join(", "))
+            }
+        }
+    }
+}
+
+// === impl Expected ===
+
+impl Expected<'_> {
+    /// Everything that differs, for whoever has to put it right.
+    fn objections(&self, leases: &[Lease], standing: &[Standing]) -> Vec<String> {
+        let mut objections = Vec::new();
+        let (own, env) = (self.env.key(), self.env);
+        if own.subnets().next().is_none() {
+            objections.push(
+                "the subnet file names no subnet; is it the running daemon's (-subnet-file)?".to_owned(),
+            );
+        }
+        if (env.network, env.ipv6_network) != (self.config.v4(), self.config.v6()) {
+            objections
+                .push("the subnet file is of another network than the datastore's configuration".to_owned());
+        }
+        let mine: Vec<&Lease> = leases.iter().filter(|lease| self.is_own(lease)).collect();
+        match mine.as_slice() {
+            [] => {
+                let public: Vec<String> = self.external.public().map(|address| address.to_string()).collect();
+                objections.push(format!(
+                    "no lease is of {} (-iface and -public-ip must be the running daemon's)",
+                    public.join(" and ")
+                ));
+            }
+            [lease] => self.compare(lease, &own, &mut objections),
+            more => objections.push(format!("{} leases are of this node's address", more.len())),
+        }
+        for Standing { device, found, .. } in standing {
+            match found {
+                Found::Ours(_) => {}
+                Found::Other => objections.push(format!(
+                    "device {device} would be made anew: VNI, port, address or interface differ"
+                )),
+                Found::Nothing => objections.push(format!("there is no device {device}")),
+            }
+        }
+        objections
+    }
+
+    fn is_own(&self, lease: &Lease) -> bool {
+        match self.external.public_v4 {
+            Some(public) => lease.attributes.public_ip == public,
+            None => {
+                self.external.public_v6.is_some() && lease.attributes.public_ipv6 == self.external.public_v6
+            }
+        }
+    }
+
+    fn compare(&self, lease: &Lease, own: &SubnetKey, objections: &mut Vec<String>) {
+        if lease.key != *own {
+            objections.push(format!("this node's lease is {}, the subnet file says {own}", lease.key));
+        }
+        let (has, wanted) = (&lease.attributes.backend_type, self.backend.lease_type());
+        if has != wanted {
+            objections
+                .push(format!("this node's lease is of backend {has:?}, the configuration of {wanted:?}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_addr::{Family, Mac};
+    use russet_model::flannel::Attributes;
+
+    use super::*;
+
+    const CONFIG: &[u8] = br#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
+
+    fn lease(key: &str, public_ip: &str, kind: &str) -> Lease {
+        let attributes = Attributes {
+            public_ip: public_ip.parse().unwrap(),
+            public_ipv6: None,
+            backend_type: kind.to_owned(),
+            backend_data: None,
+            backend_v6_data: None,
+        };
+        Lease { key: key.parse().unwrap(), attributes, expires: None }
+    }
+
+    fn objections(env: &str, leases: &[Lease], found: Found) -> Vec<String> {
+        let config = NetworkConfig::parse(CONFIG).and_then(NetworkConfig::validated).unwrap();
+        let backend = Backend::parse(&config.backend, false).unwrap();
+        let external = External {
+            ifindex: 2,
+            name: "eth0".to_owned(),
+            mtu: 1500,
+            v4: Some("10.200.0.11".parse().unwrap()),
+            v6: None,
+            public_v4: Some("10.200.0.11".parse().unwrap()),
+            public_v6: None,
+        };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), env).unwrap();
+        let env = SubnetEnv::read(file.path()).unwrap();
+        let device = Standing { device: "flannel.1".parse().unwrap(), family: Family::V4, found };
+        let expected = Expected { config: &config, backend: &backend, external: &external, env: &env };
+        expected.objections(leases, &[device])
+    }
+
+    const ENV: &str = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.29.1/24\nFLANNEL_MTU=1450\n";
+    const OURS: Found = Found::Ours(Mac([2, 0, 0, 0, 0, 1]));
+
+    #[test]
+    fn a_node_as_flannel_left_it_is_taken_over() {
+        let own = lease("10.5.29.0-24", "10.200.0.11", "vxlan");
+        let other = lease("10.5.30.0-24", "10.200.0.12", "vxlan");
+        assert_eq!(objections(ENV, &[other, own], OURS), Vec::<String>::new());
+    }
+
+    #[test]
+    fn whatever_would_make_it_another_node_is_an_objection() {
+        let own = || lease("10.5.29.0-24", "10.200.0.11", "vxlan");
+        for (env, leases, found, words) in [
+            ("", vec![own()], OURS, "names no subnet"),
+            (
+                "FLANNEL_NETWORK=10.6.0.0/16\nFLANNEL_SUBNET=10.6.29.1/24\n",
+                vec![own()],
+                OURS,
+                "another network",
+            ),
+            (ENV, vec![], OURS, "no lease is of 10.200.0.11"),
+            (
+                ENV,
+                vec![lease("10.5.30.0-24", "10.200.0.11", "vxlan")],
+                OURS,
+                "is 10.5.30.0-24, the subnet file says 10.5.29.0-24",
+            ),
+            (ENV, vec![lease("10.5.29.0-24", "10.200.0.11", "host-gw")], OURS, "\"host-gw\""),
+            (ENV, vec![own(), lease("10.5.30.0-24", "10.200.0.11", "vxlan")], OURS, "2 leases"),
+            (ENV, vec![own()], Found::Other, "would be made anew"),
+            (ENV, vec![own()], Found::Nothing, "there is no device flannel.1"),
+        ] {
+            let told = objections(env, &leases, found);
+            assert!(told.iter().any(|objection| objection.contains(words)), "{words}: {told:?}");
+        }
+    }
+}

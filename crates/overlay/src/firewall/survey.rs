@@ -1,0 +1,47 @@
+//! Which modes have rules of flannel's in force, whoever put them there: a daemon that takes a running flannel over keeps its mode.
+
+use russet_addr::Family;
+use russet_nft::Nft;
+
+use super::command::{Programs, legacy_has};
+use super::gate::FLANNEL_FORWARD;
+use super::xtables::FLANNEL_POSTROUTING;
+use super::{FirewallError, Look, Mode, leftovers, native};
+
+/// Looks for flannel's tables of nf_tables, and for its chains in iptables of either flavour, in the calling thread's namespace. Changes nothing. Rules of the
+/// versions that had no chains are not recognised.
+pub fn survey() -> Result<Vec<Mode>, FirewallError> {
+    let mut modes = Vec::new();
+    let mut nft = Nft::open()?;
+    let mut chains = legacy()?;
+    // A kernel without nf_tables has nothing there.
+    if nft.generation().is_ok() {
+        let look = Look::at(&mut nft)?;
+        if look.tables.iter().any(|info| native::tables().contains(&info.table)) {
+            modes.push(Mode::Nft);
+        }
+        let mut wanted = Family::BOTH.into_iter().flat_map(leftovers::chains);
+        chains |= wanted.any(|(table, name)| {
+            look.chains.iter().any(|info| info.chain.table == table && info.chain.name == name)
+        });
+    }
+    if chains {
+        modes.push(Mode::Iptables);
+    }
+    Ok(modes)
+}
+
+fn legacy() -> Result<bool, FirewallError> {
+    for family in Family::BOTH {
+        for (table, chain) in [("nat", FLANNEL_POSTROUTING), ("filter", FLANNEL_FORWARD)] {
+            if legacy_has(family, table) {
+                let saved = Programs::legacy(family)?.save(std::iter::once(table))?;
+                let declared = format!(":{chain} ");
+                if saved.lines().any(|line| line.starts_with(&declared)) {
+                    return Ok(true);
+                }
+            }
+        }
+    }
+    Ok(false)
+}
