@@ -54,10 +54,12 @@ pub(crate) fn plan(
         one.in_place && theirs.is_some_and(|theirs| is_ours(config.enable_ipv4, &wish.attributes, theirs))
     };
     let mine: Vec<&Listed> = listed.iter().filter(ours).collect();
+    // What no daemon wrote (a copy beside the leases, garbage) is no reason to leave a subnet whose pods run.
+    let real = |other: &&Listed| other.in_place && other.attributes.is_some();
     let alone = |one: &&Listed| {
-        let others =
-            listed.iter().filter(|other| !mine.iter().any(|mine| mine.record.key == other.record.key));
-        others.into_iter().all(|other| !other.key.overlaps(&one.key))
+        let others = listed.iter().filter(real);
+        let mut others = others.filter(|other| mine.iter().all(|mine| mine.record.key != other.record.key));
+        others.all(|other| !other.key.overlaps(&one.key))
     };
     let mut usable: Vec<&Listed> =
         mine.iter().copied().filter(|one| fits(config, &one.key)).filter(alone).collect();

@@ -30,9 +30,12 @@ fn key(text: &str) -> SubnetKey {
 }
 
 fn listed(path: &str, v4: &str, v6: Option<&str>) -> Listed {
+    at(&format!("/n/subnets/{path}"), path, v4, v6)
+}
+
+fn at(full: &str, path: &str, v4: &str, v6: Option<&str>) -> Listed {
     let attributes = attributes(v4, v6);
-    let full = format!("/n/subnets/{path}");
-    let record = Record { key: Key::from_stored(&full), value: attributes.to_json(), revision: Revision(1) };
+    let record = Record { key: Key::from_stored(full), value: attributes.to_json(), revision: Revision(1) };
     let key = key(path);
     Listed { in_place: full == format!("/n/subnets/{key}"), record, key, attributes: Some(attributes) }
 }
@@ -157,6 +160,21 @@ fn t46_without_ipv4_nodes_are_told_apart_by_their_ipv6_addresses() {
 fn a_lease_of_this_node_that_overlaps_another_nodes_is_not_taken_again() {
     let both = [listed("10.5.7.0-24", "192.0.2.1", None), listed("10.5.7.128-25", "192.0.2.2", None)];
     assert_eq!(decide(&config(V4), &wish(""), &both).unwrap(), "withdraw 10.5.7.0-24");
+}
+
+#[test]
+fn copies_and_garbage_beside_a_lease_do_not_take_it_from_its_node() {
+    let mut garbage = listed("10.5.7.128-25", "192.0.2.2", None);
+    garbage.attributes = None;
+    let all = [
+        listed("10.5.7.0-24", "192.0.2.1", None),
+        at("/n/subnets-copy/10.5.7.0-24", "10.5.7.0-24", "192.0.2.1", None),
+        at("/n/subnets-copy/10.5.7.0-25", "10.5.7.0-25", "192.0.2.2", None),
+        garbage,
+    ];
+    assert_eq!(decide(&config(V4), &wish(""), &all).unwrap(), "adopt 10.5.7.0-24");
+    // Nobody is given what they name, either.
+    assert_ne!(decide(&config(V4), &wish("10.5.7.0-24"), &all[1..]).unwrap(), "create 10.5.7.0-24");
 }
 
 #[test]

@@ -31,9 +31,11 @@ pub(super) struct StoreWatch {
 #[derive(Default)]
 struct Believed(BTreeMap<SubnetKey, Vec<Version>>);
 
-/// One record's word. Several can be about the same subnets (`subnets/10.1.0.0-24`, `subnets-old/10.1.0.0-24`): the last written counts.
+/// One record's word. Several can be about the same subnets (`subnets/10.1.0.0-24`, `subnets-old/10.1.0.0-24`): that of the node itself counts, and
+/// without one the last written.
 struct Version {
     key: Key,
+    in_place: bool,
     revision: u64,
     attributes: Attributes,
 }
@@ -68,7 +70,10 @@ impl StoreWatch {
             Err("its subnet does not begin where one does".to_owned())
         };
         match attributes {
-            Ok(attributes) => self.believed.learn(subnet, Version { key, revision: revision.0, attributes }),
+            Ok(attributes) => self.believed.learn(
+                subnet,
+                Version { in_place: self.paths.lease(&subnet) == key, key, revision: revision.0, attributes },
+            ),
             Err(reason) => {
                 tracing::warn!(?key, reason, "a lease is passed over");
                 self.believed.forget(&key)
@@ -182,7 +187,10 @@ impl Believed {
 }
 
 fn latest(versions: &[Version]) -> Option<&Attributes> {
-    versions.iter().max_by_key(|version| version.revision).map(|version| &version.attributes)
+    versions
+        .iter()
+        .max_by_key(|version| (version.in_place, version.revision))
+        .map(|version| &version.attributes)
 }
 
 fn lease(key: SubnetKey, attributes: &Attributes) -> Lease {

@@ -179,6 +179,38 @@ async fn t23_and_t24_fifty_keys_at_once_five_in_one_transaction_and_garbage_betw
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
+async fn t24_a_thousand_leases_that_come_and_go_ten_times_over_are_told_to_the_last() {
+    let (_cluster, store) = network(V4).await;
+    let (mut watch, mut mirror) = watched(&store, "").await;
+    let below = |n: u32| path(&format!("subnets/10.{}.{}.0-24", 1 + n / 256, n % 256));
+    let all = |step: &dyn Fn(u32) -> Step| -> Vec<Vec<Step>> {
+        (0..8).map(|part| (part * 125..(part + 1) * 125).map(step).collect()).collect()
+    };
+    for round in 0..10u8 {
+        let text = value(round);
+        for commit in all(&|n| Step::put(below(n), text.clone())) {
+            store.commit(commit).await.unwrap();
+        }
+        for commit in all(&|n| Step::delete(below(n), None)) {
+            store.commit(commit).await.unwrap();
+        }
+    }
+    for commit in all(&|n| Step::put(below(n), value(99))).into_iter().step_by(2) {
+        store.commit(commit).await.unwrap();
+    }
+    let done =
+        |mirror: &Mirror| mirror.0.len() == 500 && mirror.0.values().all(|lease| *lease == attributes(99));
+    until(&mut mirror, &mut *watch, done).await;
+    put(&store, "subnets/10.200.0.0-24", &value(1)).await;
+    let last = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap();
+    assert!(
+        matches!(&last, Event::Put(lease) if lease.key == key("10.200.0.0-24")),
+        "nothing came late: {last:?}"
+    );
+}
+
+#[tokio::test]
+#[ignore = "tool: etcd"]
 async fn t25_an_etcd_that_was_killed_for_ten_seconds_is_followed_again() {
     let (mut cluster, store) = network(V4).await;
     let manager = manager(&store, 1);

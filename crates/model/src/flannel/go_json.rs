@@ -106,7 +106,7 @@ impl Members {
             None => Ok(None),
             Some(text) => {
                 let parsed =
-                    text.parse().map_err(|e: T::Err| self.error(name, format!("{e}: {}", shown(&text))));
+                    text.parse().map_err(|e: T::Err| self.error(name, format!("{e}: {:?}", shown(&text))));
                 parsed.map(Some)
             }
         }
