@@ -19,6 +19,7 @@ use crate::health::Status;
 use crate::interface::External;
 
 use commands::Commands;
+pub use fabric::Manner;
 use fabric::Woven;
 use udp::Relay;
 
@@ -94,12 +95,12 @@ const LOGGED_MAX: usize = 8;
 // === impl Carrier ===
 
 impl Carrier {
-    /// Makes ready what can be made ready without a lease. With `swallow` packets to pods of this node that are not there end here.
+    /// Makes ready what can be made ready without a lease.
     pub async fn open(
         backend: &Backend,
         external: &External,
         config: &NetworkConfig,
-        swallow: bool,
+        manner: Manner,
     ) -> Result<(Self, Announced), CarrierError> {
         if let (false, Some(_)) = (backend.carries_v6(), config.v6()) {
             let has = if config.v4().is_some() { "both" } else { "IPv6" };
@@ -114,7 +115,7 @@ impl Carrier {
             }
             _ => Over::None,
         };
-        let (woven, mut announced) = Woven::open(backend, external, config, swallow).await?;
+        let (woven, mut announced) = Woven::open(backend, external, config, manner).await?;
         match &over {
             Over::Udp(relay) => announced.mtu = relay.mtu(),
             Over::Commands(_) => announced.data = data,

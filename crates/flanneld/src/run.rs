@@ -12,9 +12,10 @@ use russet_lease::{Lease, LeaseError, SubnetManager, Wish};
 use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
 use russet_netlink::{NetlinkError, Socket};
 use russet_overlay::firewall::{FirewallError, Mode};
+use russet_overlay::flannel::Networks;
 
 use crate::backend::{Backend, BackendError};
-use crate::carrier::{Announced, Carrier, CarrierError};
+use crate::carrier::{Announced, Carrier, CarrierError, Manner};
 use crate::flags::{FirewallKind, LeaseLost, Options};
 use crate::guard::{Guard, Order};
 use crate::health::{self, Status};
@@ -195,8 +196,9 @@ impl Daemon {
         } else {
             self.check_bridge_netfilter(stack)?;
         }
-        let (mut carrier, announced) =
-            Carrier::open(&backend, &external, &config, self.options.blackhole_route).await?;
+        let former = Networks { v4: before.network, v6: before.ipv6_network };
+        let manner = Manner { swallow: self.options.blackhole_route, former };
+        let (mut carrier, announced) = Carrier::open(&backend, &external, &config, manner).await?;
         let place = Place { config, backend, external };
         let mut wish = Wish {
             attributes: place.attributes(&announced),

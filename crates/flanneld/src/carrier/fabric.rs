@@ -5,12 +5,14 @@ use std::sync::atomic::Ordering;
 
 use russet_addr::{IfName, Mac};
 use russet_lease::Lease;
-use russet_model::flannel::{NetworkConfig, SubnetKey, Vtep, vtep_data};
+use russet_model::flannel::{NetworkConfig, SubnetKey, Vtep, WireguardData, vtep_data, wireguard_data};
 use russet_overlay::Report;
-use russet_overlay::flannel::{self, Fabric, Networks, Peer, PeerKey, Prepared, Standing, Underlay};
+use russet_overlay::flannel::{
+    self, Fabric, Networks, Peer, PeerKey, Prepared, Standing, Underlay, WireguardEnd,
+};
 
 use super::{Announced, CarrierError, note};
-use crate::backend::{Backend, BackendError};
+use crate::backend::{Backend, Wireguard, WireguardMode};
 use crate::ear::Ear;
 use crate::health::Status;
 use crate::interface::External;
@@ -20,10 +22,32 @@ pub struct Woven {
     /// Away while a thread works with it; for ever if that thread panicked.
     fabric: Option<Fabric>,
     ear: Ear,
-    /// None where leases carry no data.
-    vni: Option<u32>,
+    data: Data,
     announced: Announced,
 }
+
+/// What leases carry for the backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Data {
+    Nothing,
+    /// The MAC of a device in the network of this number.
+    Vtep(u32),
+    /// A public key and a port.
+    Wireguard,
+}
+
+/// What the fabric is told besides the backend.
+#[derive(Debug, Clone, Copy)]
+pub struct Manner {
+    /// Whether packets to pods of this node that are not there end here.
+    pub swallow: bool,
+    /// The networks of the daemon's former life, whose routes go.
+    pub former: Networks,
+}
+
+/// The private key of wireguard, unless the environment names another file (flannel.md section 6.5).
+const KEY_FILE: &str = "/run/flannel/wgkey";
+const KEY_FILE_VARIABLE: &str = "WIREGUARD_KEY_FILE";
 
 // === impl Woven ===
 
@@ -33,23 +57,24 @@ impl Woven {
         backend: &Backend,
         external: &External,
         config: &NetworkConfig,
-        swallow: bool,
+        manner: Manner,
     ) -> Result<(Self, Announced), CarrierError> {
-        let (kind, vni) = kernel_backend(backend)?;
+        let (kind, data) = kernel_backend(backend);
         let (underlay, networks) = (underlay(external)?, networks(config));
         for public in external.public() {
             kind.check_public(&underlay, public)?;
         }
         let made = tokio::task::spawn_blocking(move || {
             let mut fabric = Fabric::open(kind, underlay, networks)?;
-            fabric.swallow_unknown(swallow);
+            fabric.swallow_unknown(manner.swallow);
+            fabric.inherit(manner.former);
             let prepared = fabric.prepare()?;
             Ok::<_, CarrierError>((fabric, prepared))
         });
         let (fabric, prepared) = made.await.map_err(|_panic| CarrierError::Broken)??;
         let ear = Ear::of(&fabric).map_err(CarrierError::Listen)?;
-        let announced = announced(&prepared, vni);
-        Ok((Self { fabric: Some(fabric), ear, vni, announced: announced.clone() }, announced))
+        let announced = announced(&prepared, data);
+        Ok((Self { fabric: Some(fabric), ear, data, announced: announced.clone() }, announced))
     }
 
     /// What stands where the devices are to be; changes nothing.
@@ -58,7 +83,7 @@ impl Woven {
         external: &External,
         config: &NetworkConfig,
     ) -> Result<Vec<Standing>, CarrierError> {
-        let (kind, _) = kernel_backend(backend)?;
+        let (kind, _) = kernel_backend(backend);
         let (underlay, networks) = (underlay(external)?, networks(config));
         let look = move || Fabric::open(kind, underlay, networks)?.survey();
         let looked = tokio::task::spawn_blocking(look).await;
@@ -73,9 +98,11 @@ impl Woven {
         Ok(())
     }
 
-    /// All peers anew.
+    /// All peers anew: the oldest first, for a node that changed its address has left a lease with its old one and the same MAC.
     pub async fn reset(&mut self, leases: &[Lease], status: &Status) -> bool {
-        let peers = leases.iter().filter_map(|lease| self.peer(lease)).collect();
+        let mut leases: Vec<&Lease> = leases.iter().collect();
+        leases.sort_by_key(|lease| lease.expires);
+        let peers = leases.into_iter().filter_map(|lease| peer(self.data, lease)).collect();
         let report = self.work(move |fabric| fabric.reset(peers)).await;
         settle(report, "the kernel has all leases", status)
     }
@@ -85,7 +112,7 @@ impl Woven {
         let mut gone: Vec<PeerKey> = gone.iter().map(|lease| key(&lease.key)).collect();
         let mut peers = Vec::with_capacity(put.len());
         for lease in put {
-            match self.peer(lease) {
+            match peer(self.data, lease) {
                 Some(peer) => peers.push(peer),
                 // It may have been usable before.
                 None => gone.push(key(&lease.key)),
@@ -125,8 +152,8 @@ impl Woven {
         };
         note(&report, "the kernel was not as it should be", status);
         status.repairs.fetch_add(report.changed.values().sum::<usize>() as u64, Ordering::Relaxed);
-        let announced = Announced { mtu: self.announced.mtu, ..announced(&prepared, self.vni) };
-        (self.vni.is_some() && announced != self.announced).then(|| {
+        let announced = Announced { mtu: self.announced.mtu, ..announced(&prepared, self.data) };
+        (self.data != Data::Nothing && announced != self.announced).then(|| {
             self.announced = announced.clone();
             announced
         })
@@ -146,30 +173,39 @@ impl Woven {
         self.fabric = Some(fabric);
         Ok(result)
     }
+}
 
-    /// The lease as the kernel needs it; none when it lacks what that takes.
-    fn peer(&self, lease: &Lease) -> Option<Peer> {
-        let attributes = &lease.attributes;
-        let mac = |data: &Option<String>| {
-            data.as_deref().and_then(|data| Vtep::from_json(data).ok()).map(|vtep| vtep.mac)
-        };
-        let mac: [Option<Mac>; 2] = match self.vni {
-            Some(_) => [mac(&attributes.backend_data), mac(&attributes.backend_v6_data)],
-            None => [None, None],
-        };
-        if self.vni.is_some() && mac == [None, None] {
-            tracing::warn!(subnet = %lease.key, "a lease has no VTEP MAC and is not programmed");
-            return None;
-        }
-        Some(Peer {
-            subnet: lease.key.v4,
-            subnet_v6: lease.key.v6,
-            public_ip: attributes.public_ip,
-            public_ipv6: attributes.public_ipv6,
-            mac,
-            wireguard: [None, None],
-        })
+/// The lease as the kernel needs it; none when it lacks what that takes.
+fn peer(data: Data, lease: &Lease) -> Option<Peer> {
+    let attributes = &lease.attributes;
+    let told = [attributes.backend_data.as_deref(), attributes.backend_v6_data.as_deref()];
+    let (mut mac, mut wireguard) = ([None, None], [None, None]);
+    match data {
+        Data::Nothing => {}
+        Data::Vtep(_) => mac = told.map(|data| vtep(data?)),
+        Data::Wireguard => wireguard = told.map(|data| end(data?)),
     }
+    if data != Data::Nothing && mac == [None, None] && wireguard == [None, None] {
+        tracing::warn!(subnet = %lease.key, "a lease does not say where its tunnel ends and is not programmed");
+        return None;
+    }
+    Some(Peer {
+        subnet: lease.key.v4,
+        subnet_v6: lease.key.v6,
+        public_ip: attributes.public_ip,
+        public_ipv6: attributes.public_ipv6,
+        mac,
+        wireguard,
+    })
+}
+
+fn vtep(data: &str) -> Option<Mac> {
+    Vtep::from_json(data).ok().map(|vtep| vtep.mac)
+}
+
+fn end(data: &str) -> Option<WireguardEnd> {
+    let data = WireguardData::from_json(data).ok()?;
+    Some(WireguardEnd { public_key: data.public_key, port: data.port })
 }
 
 fn settle(report: Result<Report, CarrierError>, what: &str, status: &Status) -> bool {
@@ -203,13 +239,20 @@ fn key(key: &SubnetKey) -> PeerKey {
     PeerKey { v4: key.v4, v6: key.v6 }
 }
 
-fn announced(prepared: &Prepared, vni: Option<u32>) -> Announced {
-    let data = |mac: Option<Mac>| Some(vtep_data(vni?, mac?));
-    Announced { data: data(prepared.mac[0]), data_v6: data(prepared.mac[1]), mtu: prepared.mtu }
+fn announced(prepared: &Prepared, data: Data) -> Announced {
+    let [data, data_v6] = match data {
+        Data::Nothing => [None, None],
+        Data::Vtep(vni) => prepared.mac.map(|mac| Some(vtep_data(vni, mac?))),
+        Data::Wireguard => prepared.wireguard.each_ref().map(|end| {
+            let end = end.as_ref()?;
+            Some(wireguard_data(&end.public_key, end.port?))
+        }),
+    };
+    Announced { data, data_v6, mtu: prepared.mtu }
 }
 
-/// The backend as `overlay` has it, and the number of its network.
-fn kernel_backend(backend: &Backend) -> Result<(flannel::Backend, Option<u32>), CarrierError> {
+/// The backend as `overlay` has it, and what its leases carry.
+fn kernel_backend(backend: &Backend) -> (flannel::Backend, Data) {
     match backend {
         Backend::Vxlan(vxlan) => {
             let options = flannel::Vxlan {
@@ -221,17 +264,86 @@ fn kernel_backend(backend: &Backend) -> Result<(flannel::Backend, Option<u32>), 
                 mtu: vxlan.mtu,
                 mac: [None, None],
             };
-            Ok((flannel::Backend::Vxlan(options), Some(vxlan.vni)))
+            (flannel::Backend::Vxlan(options), Data::Vtep(vxlan.vni))
         }
-        Backend::HostGw => Ok((flannel::Backend::HostGw, None)),
+        Backend::HostGw => (flannel::Backend::HostGw, Data::Nothing),
         Backend::Ipip { direct_routing } => {
-            Ok((flannel::Backend::Ipip { direct_routing: *direct_routing }, None))
+            (flannel::Backend::Ipip { direct_routing: *direct_routing }, Data::Nothing)
         }
-        Backend::Udp { .. } => Ok((flannel::Backend::Udp, None)),
-        Backend::Alloc | Backend::Extension(_) => Ok((flannel::Backend::Alloc, None)),
-        Backend::Wireguard(_) => {
-            let reason = "this version makes no such tunnel; use vxlan";
-            Err(BackendError::Refused { kind: "wireguard", reason }.into())
+        Backend::Udp { .. } => (flannel::Backend::Udp, Data::Nothing),
+        Backend::Alloc | Backend::Extension(_) => (flannel::Backend::Alloc, Data::Nothing),
+        Backend::Wireguard(options) => {
+            (flannel::Backend::Wireguard(Box::new(wireguard(options))), Data::Wireguard)
+        }
+    }
+}
+
+fn wireguard(options: &Wireguard) -> flannel::Wireguard {
+    let file = std::env::var_os(KEY_FILE_VARIABLE).filter(|path| !path.is_empty());
+    flannel::Wireguard {
+        port: options.port,
+        port_v6: options.port_v6,
+        mtu: options.mtu,
+        psk: options.psk.clone(),
+        keepalive_s: options.keepalive_s,
+        mode: match options.mode {
+            WireguardMode::Separate => flannel::Mode::Separate,
+            WireguardMode::Auto => flannel::Mode::Auto,
+            WireguardMode::V4 => flannel::Mode::V4,
+            WireguardMode::V6 => flannel::Mode::V6,
+        },
+        key_file: file.map_or_else(|| KEY_FILE.into(), Into::into),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_model::flannel::Attributes;
+
+    use super::*;
+
+    fn lease(announced: Announced) -> Lease {
+        let attributes = Attributes {
+            public_ip: [192, 0, 2, 7].into(),
+            public_ipv6: None,
+            backend_type: String::new(),
+            backend_data: announced.data,
+            backend_v6_data: announced.data_v6,
+        };
+        let key = SubnetKey { v4: "10.5.7.0/24".parse().ok(), v6: None };
+        Lease { key, attributes, expires: None }
+    }
+
+    #[test]
+    fn what_a_node_announces_is_what_its_peers_program() {
+        // flannel.md sections 3.2, 6.2 and 6.5
+        let end = |port| Some(WireguardEnd { public_key: "q83vEjRWeJA=".to_owned(), port: Some(port) });
+        let prepared = Prepared {
+            mac: [Some(Mac([2, 0, 0, 0, 0, 4])), Some(Mac([2, 0, 0, 0, 0, 6]))],
+            wireguard: [end(51820), end(51821)],
+            ..Prepared::default()
+        };
+        for (data, told) in [
+            (Data::Vtep(1), Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:04"}"#)),
+            (Data::Wireguard, Some(r#"{"PublicKey":"q83vEjRWeJA=","Port":51820}"#)),
+            (Data::Nothing, None),
+        ] {
+            let announced = announced(&prepared, data);
+            assert_eq!(announced.data.as_deref(), told);
+            let peer = peer(data, &lease(announced)).unwrap();
+            assert_eq!(peer.mac, if data == Data::Vtep(1) { prepared.mac } else { [None, None] });
+            let ends = if data == Data::Wireguard { prepared.wireguard.clone() } else { [None, None] };
+            assert_eq!((peer.key().v4, peer.wireguard), ("10.5.7.0/24".parse().ok(), ends));
+        }
+    }
+
+    #[test]
+    fn a_lease_that_does_not_say_where_its_tunnel_ends_is_no_peer() {
+        for data in [None, Some("{}".to_owned()), Some("[".to_owned())] {
+            let told = Announced { data, ..Announced::default() };
+            assert!(peer(Data::Vtep(1), &lease(told.clone())).is_none());
+            assert!(peer(Data::Wireguard, &lease(told.clone())).is_none());
+            assert!(peer(Data::Nothing, &lease(told)).is_some());
         }
     }
 }
