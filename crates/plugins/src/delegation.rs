@@ -113,8 +113,7 @@ fn has_mark(path: &Path) -> bool {
     let mut bytes = Vec::new();
     let read =
         std::fs::File::open(path).and_then(|file| file.take(EXECUTABLE_MAX_BYTES).read_to_end(&mut bytes));
-    let mark = relay::MARK.as_bytes();
-    read.is_ok() && bytes.windows(mark.len()).any(|window| window == mark)
+    read.is_ok() && memchr::memmem::find(&bytes, relay::MARK.as_bytes()).is_some()
 }
 
 #[cfg(test)]

@@ -37,14 +37,17 @@ const OPS: [&str; 4] = ["add", "del", "burst30-add", "burst30-del"];
 
 const AGENT: &str = "russet-agent-embedded";
 const DIRECT: &str = "russet-direct-embedded";
+const AGENT_BRIDGE: &str = "russet-agent-bridge-host-local";
 const GO_BRIDGE: &str = "go-bridge-host-local";
 const GO_PTP: &str = "go-ptp-host-local";
 const FLOOR: &str = "floor";
-const SUBJECTS: [&str; 5] = [AGENT, DIRECT, GO_BRIDGE, GO_PTP, FLOOR];
+const SUBJECTS: [&str; 6] = [AGENT, DIRECT, AGENT_BRIDGE, GO_BRIDGE, GO_PTP, FLOOR];
 
 const GOALS: &[Goal] = &[
     Goal { op: "add", ours: AGENT, theirs: GO_BRIDGE, at_most: 0.3 },
     Goal { op: "add", ours: AGENT, theirs: FLOOR, at_most: 2.0 },
+    Goal { op: "add", ours: AGENT_BRIDGE, theirs: GO_BRIDGE, at_most: 0.3 },
+    Goal { op: "del", ours: AGENT_BRIDGE, theirs: GO_BRIDGE, at_most: 0.1 },
     Goal { op: "del", ours: AGENT, theirs: GO_BRIDGE, at_most: 0.1 },
     Goal { op: "burst30-add", ours: AGENT, theirs: GO_PTP, at_most: 0.35 },
 ];
@@ -80,7 +83,7 @@ pub fn run(options: &Options) -> Result<Found> {
 
 fn build(options: &Options) -> Result<()> {
     packages::ensure()?;
-    if options.wants(AGENT) || options.wants(DIRECT) {
+    if [AGENT, DIRECT, AGENT_BRIDGE].iter().any(|name| options.wants(name)) {
         artifacts::dynamic("russet", Profile::Release)?;
         artifacts::statically("russet-cni", Profile::Release)?;
     }
@@ -134,6 +137,7 @@ fn start(
 fn subject(name: &str, binaries: &Binaries, directory: &Path) -> Result<Box<dyn Subject>> {
     Ok(match name {
         AGENT => Box::new(agent::Agent::start(binaries, directory)?),
+        AGENT_BRIDGE => Box::new(agent::Agent::bridge(binaries, directory)?),
         DIRECT => Box::new(direct::Direct::new(binaries, directory)?),
         GO_BRIDGE => Box::new(go::Go::bridge(directory)),
         GO_PTP => Box::new(go::Go::ptp(directory)),

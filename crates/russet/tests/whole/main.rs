@@ -24,6 +24,7 @@ mod migrate_flannel_v2;
 mod node;
 mod pinging;
 mod races;
+mod reference_plugins;
 mod repair;
 mod resources;
 mod restart;

@@ -1,6 +1,7 @@
 //! Russet as it runs on a node: an agent with the embedded store, called through `russet-cni`.
 
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,15 +9,16 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::bench::cni::AGENT;
 use crate::bench::cni::direct::write_settings;
 use crate::bench::cni::scratch::until;
 use crate::bench::cni::subject::{Binaries, Subject};
+use crate::bench::cni::{AGENT, AGENT_BRIDGE};
 use crate::error::{Error, Result};
 use crate::process;
 
 /// An agent as a subject of this benchmark.
 pub struct Agent {
+    name: &'static str,
     running: Running,
     plugin: PathBuf,
     config: String,
@@ -43,7 +45,25 @@ impl Agent {
         let config = json!({
             "cniVersion": "1.0.0", "name": "bench", "type": "russet", "agent_socket": socket(root),
         });
-        Ok(Self { running, plugin: binaries.russet_cni.clone(), config: config.to_string() })
+        Ok(Self { name: AGENT, running, plugin: binaries.russet_cni.clone(), config: config.to_string() })
+    }
+
+    /// Our own `bridge` and `host-local`, with what the Go ones are given.
+    pub fn bridge(binaries: &Binaries, root: &Path) -> Result<Self> {
+        write_settings(root, "10.246.0.0/16")?;
+        let running = Running::start(binaries, root, &["--node-name", "bench"])?;
+        let bin = root.join("bin");
+        let linked = fs::create_dir_all(&bin).and_then(|()| {
+            ["bridge", "host-local"].iter().try_for_each(|name| symlink(&binaries.russet_cni, bin.join(name)))
+        });
+        linked.map_err(Error::io(format!("link plugins in {}", bin.display())))?;
+        let config = json!({
+            "cniVersion": "1.0.0", "name": "bench-bridge", "type": "bridge", "agent_socket": socket(root),
+            "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
+            "ipam": {"type": "host-local", "ranges": [[{ "subnet": "10.253.0.0/16" }]],
+                "routes": [{ "dst": "0.0.0.0/0" }], "dataDir": root.join("networks")},
+        });
+        Ok(Self { name: AGENT_BRIDGE, running, plugin: bin.join("bridge"), config: config.to_string() })
     }
 }
 
@@ -91,7 +111,7 @@ impl Drop for Running {
 
 impl Subject for Agent {
     fn name(&self) -> &'static str {
-        AGENT
+        self.name
     }
 
     fn plugin(&self) -> &Path {

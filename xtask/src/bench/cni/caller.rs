@@ -1,6 +1,7 @@
 //! Calls a plugin as container runtimes do, and takes the time from spawn to exit.
 
 use std::io::{Read, Write};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ struct Said {
     arguments: String,
 }
 
-/// Where delegating plugins look for others: Debian's directory.
+/// Where delegating plugins look for others, behind their own directory: Debian's.
 const CNI_PATH: &str = "/usr/lib/cni";
 
 /// One call; an error when the plugin answers with one.
@@ -51,7 +52,9 @@ fn spawn(subject: &dyn Subject, verb: Verb, pod: &Sandbox, said: &Said) -> std::
     let Said { container, arguments } = said;
     let mut command = Command::new(subject.plugin());
     command.env_clear().env("CNI_COMMAND", verb.name()).env("CNI_CONTAINERID", container);
-    command.env("CNI_NETNS", &pod.netns).env("CNI_IFNAME", "eth0").env("CNI_PATH", CNI_PATH);
+    command.env("CNI_NETNS", &pod.netns).env("CNI_IFNAME", "eth0");
+    let own = subject.plugin().parent().unwrap_or(Path::new("/"));
+    command.env("CNI_PATH", format!("{}:{CNI_PATH}", own.display()));
     if !arguments.is_empty() {
         command.env("CNI_ARGS", arguments);
     }
