@@ -214,7 +214,7 @@ impl Proxy {
     fn serve(&mut self, queue: Arc<russet_linux::tun::Queue>, socket: Arc<UdpSocket>) -> io::Result<()> {
         let tun = self.offloads.tun;
         self.sockets.push(Arc::clone(&socket));
-        let joins = Kinds { tcp: tun.tcp, udp: tun.udp };
+        let joins = Kinds::new(tun.tcp, tun.udp);
         let receiver = Receiver {
             queue: Arc::clone(&queue),
             socket: Arc::clone(&socket),

@@ -80,6 +80,9 @@ impl UdpSocket {
 
     fn receive_with(&self, inbox: &mut Inbox, slots: usize, flags: libc::c_int) -> io::Result<()> {
         inbox.filled.clear();
+        if slots == 1 && flags & libc::MSG_DONTWAIT == 0 {
+            return self.receive_one(inbox);
+        }
         let mut controls = [Control::EMPTY; MAX_SLOTS];
         let mut pieces: [MaybeUninit<libc::iovec>; MAX_SLOTS] = [const { MaybeUninit::uninit() }; MAX_SLOTS];
         // SAFETY: every field of struct mmsghdr may be zero.
@@ -105,15 +108,38 @@ impl UdpSocket {
             let nothing = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
             return if nothing { Ok(()) } else { Err(error) };
         };
-        inbox.filled.extend(messages.iter().zip(&controls).take(received).map(|(m, c)| filled(m, c)));
+        let messages = messages.iter().zip(&controls).take(received);
+        inbox.filled.extend(messages.map(|(m, c)| filled(&m.msg_hdr, c, m.msg_len as usize)));
+        Ok(())
+    }
+
+    /// Waits for a single arrival, which `recvmsg` brings a little sooner.
+    fn receive_one(&self, inbox: &mut Inbox) -> io::Result<()> {
+        let mut control = Control::EMPTY;
+        let mut piece = libc::iovec { iov_base: inbox.memory.as_mut_ptr().cast(), iov_len: SLOT_BYTES };
+        // SAFETY: every field of struct msghdr may be zero.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = &mut piece;
+        message.msg_iovlen = 1;
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = CONTROL_BYTES as _;
+        // SAFETY: message points to a buffer of at least SLOT_BYTES and to control bytes that live until the call returns.
+        let received = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &mut message, 0) };
+        match usize::try_from(received) {
+            Ok(bytes) => inbox.filled.push(filled(&message, &control, bytes)),
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) };
+            }
+        }
         Ok(())
     }
 }
 
 /// What a message says of itself. One that was cut off counts as empty: a UDP payload always fits.
-fn filled(message: &libc::mmsghdr, control: &Control) -> Filled {
-    let cut = message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
-    let bytes = if cut { 0 } else { (message.msg_len as usize).min(SLOT_BYTES) };
+fn filled(message: &libc::msghdr, control: &Control, bytes: usize) -> Filled {
+    let cut = message.msg_flags & libc::MSG_TRUNC != 0;
+    let bytes = if cut { 0 } else { bytes.min(SLOT_BYTES) };
     let whole = u16::try_from(bytes).unwrap_or(u16::MAX);
     let joined = control.joined().filter(|each| *each != 0);
     Filled { bytes, datagram_bytes: joined.unwrap_or(whole) }

@@ -24,12 +24,17 @@ pub(super) struct Merger<'a> {
     closed: bool,
 }
 
-/// Which kinds of packets join: a kernel that refuses one loses it.
+/// Which kinds of packets join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Kinds {
-    pub(super) tcp: bool,
-    pub(super) udp: bool,
+    tcp: Patience,
+    udp: Patience,
 }
+
+/// Refusals that are still borne; none: packets of this kind do not join. A kernel that does not know a kind refuses every time, one that a peer has
+/// sent something odd to refuses once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Patience(u8);
 
 /// A packet as far as joining looks at it.
 #[derive(Debug, Clone, Copy)]
@@ -57,6 +62,8 @@ pub(super) trait Sink {
 const UDP_MAX_PACKETS: usize = 64;
 /// What the IP header can say.
 const MAX_BYTES: usize = 65_535;
+/// Refusals in a row after which a kind joins no more.
+const REFUSALS: u8 = 8;
 const FLAGS_AT: usize = 13;
 const ACK: u8 = 0x10;
 const PSH: u8 = 0x08;
@@ -103,21 +110,33 @@ impl<'a> Merger<'a> {
             [single] => single.write(sink),
             run => write_joined(run, self.run_bytes, sink),
         };
-        let refused = written.as_ref().is_err_and(is_refusal) && self.run.len() > 1;
-        let written = if refused { self.write_singly(sink) } else { written };
+        let written = match self.run.first().and_then(|first| first.kind) {
+            Some(kind) if self.run.len() > 1 => self.judge(kind, written, sink),
+            _ => written,
+        };
         self.run.clear();
         written
     }
 
-    /// A kernel that takes the packets but not what they were joined to does not know this kind of joining.
-    fn write_singly(&mut self, sink: &mut impl Sink) -> io::Result<()> {
+    /// Learns from what became of a joined packet.
+    fn judge(&mut self, kind: Kind, written: io::Result<()>, sink: &mut impl Sink) -> io::Result<()> {
+        match written {
+            Err(error) if is_refusal(&error) => self.write_singly(kind, sink),
+            Err(error) => Err(error),
+            Ok(()) => {
+                self.allowed.of(kind).0 = REFUSALS;
+                Ok(())
+            }
+        }
+    }
+
+    /// A kernel that takes the packets but not what they were joined to may not know this kind of joining.
+    fn write_singly(&mut self, kind: Kind, sink: &mut impl Sink) -> io::Result<()> {
         for packet in &self.run {
             packet.write(sink)?;
         }
-        match self.run[0].kind {
-            Some(Kind::Tcp) => self.allowed.tcp = false,
-            _ => self.allowed.udp = false,
-        }
+        let patience = self.allowed.of(kind);
+        patience.0 = patience.0.saturating_sub(1);
         Ok(())
     }
 
@@ -141,6 +160,31 @@ impl<'a> Merger<'a> {
     }
 }
 
+// === impl Kinds ===
+
+impl Kinds {
+    /// What the kernel has said that it takes.
+    pub(super) fn new(tcp: bool, udp: bool) -> Self {
+        let patience = |takes| Patience(if takes { REFUSALS } else { 0 });
+        Self { tcp: patience(tcp), udp: patience(udp) }
+    }
+
+    fn of(&mut self, kind: Kind) -> &mut Patience {
+        match kind {
+            Kind::Tcp => &mut self.tcp,
+            Kind::Udp => &mut self.udp,
+        }
+    }
+}
+
+// === impl Patience ===
+
+impl Patience {
+    fn is_left(self) -> bool {
+        self.0 > 0
+    }
+}
+
 // === impl Packet ===
 
 impl<'a> Packet<'a> {
@@ -148,9 +192,12 @@ impl<'a> Packet<'a> {
         let transport = &bytes[ip.header_bytes..];
         let kind = match ip.protocol {
             _ if ip.is_fragment() => None,
-            TCP if allowed.tcp => tcp_header_bytes(transport).map(|bytes| (Kind::Tcp, bytes)),
+            TCP if allowed.tcp.is_left() => tcp_header_bytes(transport).map(|bytes| (Kind::Tcp, bytes)),
             // Without a checksum there is no telling whether it is intact.
-            UDP if allowed.udp && udp_length_is_right(transport) && u16_at(transport, 6) != Some(0) => {
+            UDP if allowed.udp.is_left()
+                && udp_length_is_right(transport)
+                && u16_at(transport, 6) != Some(0) =>
+            {
                 Some((Kind::Udp, 8))
             }
             _ => None,

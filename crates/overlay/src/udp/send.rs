@@ -115,12 +115,7 @@ impl Sender {
             return Err(Count::Oversized);
         }
         self.make_room(to, ip.total_bytes);
-        let body = start + IPV4_MIN_HEADER_BYTES;
-        let head = &self.memory[start..body];
-        self.waiting.push(to, |heads| {
-            heads.extend_from_slice(head);
-            body..end
-        });
+        self.waiting.push_whole(to, &self.memory, start..end, IPV4_MIN_HEADER_BYTES);
         Ok(())
     }
 

@@ -22,6 +22,8 @@ pub(super) struct Waiting {
 struct Datagram {
     head: Range<usize>,
     body: Range<usize>,
+    /// The head lies in front of the body, too.
+    is_whole: bool,
 }
 
 const PIECES_EACH: usize = 2;
@@ -55,10 +57,21 @@ impl Waiting {
 
     /// Adds a datagram that [fits](Self::takes): `head` appends its first bytes and says where the others are.
     pub(super) fn push(&mut self, to: Ipv4Addr, head: impl FnOnce(&mut Vec<u8>) -> Range<usize>) {
-        self.to = to;
         let at = self.heads.len();
         let body = head(&mut self.heads);
-        let datagram = Datagram { head: at..self.heads.len(), body };
+        self.add(to, Datagram { head: at..self.heads.len(), body, is_whole: false });
+    }
+
+    /// Adds a datagram that fits and lies in one piece at this place of `memory`; the first `head_bytes` of it are copied, so that it has two pieces as
+    /// all others.
+    pub(super) fn push_whole(&mut self, to: Ipv4Addr, memory: &[u8], place: Range<usize>, head_bytes: usize) {
+        let (at, body) = (self.heads.len(), place.start + head_bytes..place.end);
+        self.heads.extend_from_slice(&memory[place.start..body.start]);
+        self.add(to, Datagram { head: at..self.heads.len(), body, is_whole: true });
+    }
+
+    fn add(&mut self, to: Ipv4Addr, datagram: Datagram) {
+        self.to = to;
         self.bytes += datagram.bytes();
         self.datagrams.push(datagram);
     }
@@ -67,8 +80,11 @@ impl Waiting {
     pub(super) fn send(&mut self, memory: &[u8], port: u16, socket: &UdpSocket) -> io::Result<()> {
         let Some(first) = self.datagrams.first() else { return Ok(()) };
         if let [single] = &self.datagrams[..] {
-            let pieces = single.pieces(&self.heads, memory);
-            let train = Train { pieces: &pieces, pieces_each: PIECES_EACH, datagram_bytes: 0 };
+            let pieces = match single.is_whole {
+                true => &[IoSlice::new(&memory[single.body.start - single.head.len()..single.body.end])][..],
+                false => &single.pieces(&self.heads, memory),
+            };
+            let train = Train { pieces, pieces_each: pieces.len(), datagram_bytes: 0 };
             let sent = socket.send(SocketAddrV4::new(self.to, port), train);
             self.clear();
             return sent;

@@ -6,8 +6,6 @@ use super::super::cut::Whole;
 use super::super::samples::{self, Tcp, is_intact};
 use super::*;
 
-const BOTH: Kinds = Kinds { tcp: true, udp: true };
-
 /// What a kernel would get: each write, cut as its virtio header says.
 #[derive(Default)]
 struct Kernel {
@@ -41,8 +39,16 @@ impl Sink for Kernel {
     }
 }
 
+fn both() -> Kinds {
+    Kinds::new(true, true)
+}
+
 fn merge_into(kernel: &mut Kernel, packets: &[Vec<u8>]) -> Kinds {
-    let mut merger = Merger::new(BOTH);
+    merge_as(both(), kernel, packets)
+}
+
+fn merge_as(allowed: Kinds, kernel: &mut Kernel, packets: &[Vec<u8>]) -> Kinds {
+    let mut merger = Merger::new(allowed);
     for packet in packets {
         merger.push(packet, Ipv4::parse(packet).unwrap(), kernel).unwrap();
     }
@@ -53,7 +59,7 @@ fn merge_into(kernel: &mut Kernel, packets: &[Vec<u8>]) -> Kinds {
 /// How many packets went into each write; what they are cut into again is what came.
 fn merge(packets: &[Vec<u8>]) -> Vec<usize> {
     let mut kernel = Kernel::default();
-    assert_eq!(merge_into(&mut kernel, packets), BOTH);
+    assert_eq!(merge_into(&mut kernel, packets), both());
     assert_eq!(kernel.writes.concat(), packets);
     kernel.writes.iter().map(Vec::len).collect()
 }
@@ -147,8 +153,24 @@ fn no_run_is_longer_than_an_ip_packet() {
 fn a_kernel_that_refuses_joined_packets_gets_single_ones_and_is_not_asked_again() {
     let mut kernel = Kernel { refuses_joined: true, ..Kernel::default() };
     let packets = packets(&stream(4));
-    assert_eq!(merge_into(&mut kernel, &packets), Kinds { tcp: false, udp: true });
-    assert_eq!(kernel.writes.concat(), packets);
+    let mut allowed = both();
+    for _ in 0..REFUSALS {
+        assert!(allowed.tcp.is_left());
+        kernel.writes.clear();
+        allowed = merge_as(allowed, &mut kernel, &packets);
+        assert_eq!(kernel.writes.concat(), packets);
+    }
+    assert_eq!(allowed, Kinds::new(false, true));
+}
+
+#[test]
+fn a_refusal_between_packets_that_are_taken_is_forgiven() {
+    let packets = packets(&stream(4));
+    let mut allowed = both();
+    for refuses_joined in [true, false].repeat(usize::from(REFUSALS)) {
+        allowed = merge_as(allowed, &mut Kernel { refuses_joined, ..Kernel::default() }, &packets);
+    }
+    assert_eq!(allowed, both());
 }
 
 #[test]
@@ -215,7 +237,7 @@ proptest! {
     #[test]
     fn no_packets_make_it_panic(all in prop::collection::vec(prop::collection::vec(any::<u8>(), 20..120), 0..8)) {
         let mut kernel = Kernel::default();
-        let mut merger = Merger::new(BOTH);
+        let mut merger = Merger::new(both());
         let plausible: Vec<Vec<u8>> = all.into_iter().map(|mut packet| {
             let total = packet.len() as u16;
             packet[0] = 0x45;
