@@ -4,6 +4,7 @@
 
 mod calico;
 mod cni;
+mod flanneld;
 mod inside;
 mod ipam;
 mod overlay;
@@ -54,6 +55,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "ipam", run: ipam::run },
     Bench { name: "calico", run: calico::run },
     Bench { name: "overlay", run: overlay::run },
+    Bench { name: "flanneld", run: flanneld::run },
 ];
 
 /// Below this many rounds the order of a lucky shuffle shows.

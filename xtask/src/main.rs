@@ -34,7 +34,7 @@ usage: cargo xtask COMMAND
   soak                                   2,000 seeds of each kind of simulated cluster; then kill -9 at 200 moments of real ones
 
 layers: format lint unit sim budget kernel program
-benches: cni ipam calico overlay
+benches: cni ipam calico overlay flanneld
 ";
 
 enum Command {

@@ -10,6 +10,7 @@ mod health;
 mod history;
 mod metrics;
 mod operations;
+mod passage;
 mod reaper;
 mod reconcile;
 pub mod repair;
@@ -122,6 +123,7 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), A
                 metrics,
                 reconciler,
                 rivals: Default::default(),
+                passage: Default::default(),
             };
             background.spawn_local(keep.run());
             if let Some(service) = store.service {

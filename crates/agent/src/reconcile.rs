@@ -19,6 +19,7 @@ use crate::cluster::Cluster;
 use crate::config::{Config, StoreLocation};
 use crate::health::{Condition, Readiness};
 use crate::metrics::{Kind, Metrics};
+use crate::passage::Passage;
 use crate::rivals::{self, Rivals};
 use crate::underlay::{self, Choice, UnderlayError};
 
@@ -59,6 +60,8 @@ pub struct Loop {
     pub reconciler: Arc<Mutex<Reconciler>>,
     /// Whom the agent stands aside for, in Calico's place.
     pub rivals: Rivals,
+    /// Where others drop what is forwarded.
+    pub passage: Passage,
 }
 
 /// What ends one pass of the loop; the next one begins from the start.
@@ -210,6 +213,7 @@ impl Loop {
             let mut until = resync;
             if aside {
                 self.publish_mtu(&self.inputs(cluster, choice));
+                self.passage.give([]);
                 self.met(Condition::Programmed);
             } else if self.reconcile(cluster, choice).await? {
                 self.met(Condition::Programmed);
@@ -284,6 +288,7 @@ impl Loop {
         let started = Instant::now();
         let inputs = self.inputs(cluster, choice);
         self.publish_mtu(&inputs);
+        self.passage.give(inputs.pools.iter().map(|pool| pool.cidr));
         let reconciler = Arc::clone(&self.reconciler);
         let work = move || reconciler.lock().unwrap_or_else(PoisonError::into_inner).reconcile(&inputs);
         let report = tokio::task::spawn_blocking(work).await?;

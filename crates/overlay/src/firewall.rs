@@ -1,6 +1,7 @@
 //! The firewall of the flannel daemon (flannel.md section 7): which traffic takes the node's address on its way out, and
 //! that pods' packets are forwarded. `flanneld` opens it, applies what it wants after each change, and waits in
-//! [`Firewall::changed`] for somebody else's hand.
+//! [`Firewall::changed`] for somebody else's hand. The agent, which has rules of its own elsewhere, opens it for
+//! [the exceptions](Firewall::exceptions) alone.
 //!
 //! Tables and chains have flannel's own names, so that whichever daemon comes next adopts or replaces them and nothing is
 //! there twice. What is right is never touched; what is not is replaced in one transaction, so that no packet falls into a gap.
@@ -53,10 +54,19 @@ pub enum Mode {
     Iptables,
 }
 
+/// Whose rules these are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The flannel daemon's.
+    Flannel(Mode),
+    /// The agent's, which are nowhere but in chains of others that drop what is forwarded; what flannel's daemons have is not ours.
+    Agent,
+}
+
 /// The firewall of the network namespace in which this was opened; use it from threads of that namespace only.
 #[derive(Debug)]
 pub struct Firewall {
-    mode: Mode,
+    role: Role,
     nft: Nft,
     monitor: Monitor,
     /// Our name in what the monitor hears.
@@ -87,25 +97,53 @@ pub(crate) struct Look {
 /// A check that is overtaken by others' commits is repeated this often: each repetition means that somebody else got ahead.
 const TRIES: usize = 16;
 
+// === impl Role ===
+
+impl Role {
+    /// The comment by which accepts in chains of others are known.
+    pub(crate) const fn mark(self) -> &'static str {
+        match self {
+            Self::Flannel(_) => "russet-flannel forward",
+            Self::Agent => "russet-agent forward",
+        }
+    }
+
+    /// Whether the rules are flannel's, in its chains of iptables.
+    pub(crate) fn is_iptables(self) -> bool {
+        self == Self::Flannel(Mode::Iptables)
+    }
+}
+
 // === impl Firewall ===
 
 impl Firewall {
     /// Opens it in the calling thread's network namespace and begins to listen; changes nothing. In the mode of iptables its
     /// programs have to be there.
     pub fn open(mode: Mode) -> Result<Self, FirewallError> {
+        Self::open_as(Role::Flannel(mode))
+    }
+
+    /// The same for exceptions alone: accepts of [`Wanted::networks`] in chains of others that drop what is forwarded, under a mark of their own. Nothing else
+    /// is made, removed or masqueraded.
+    pub fn exceptions() -> Result<Self, FirewallError> {
+        Self::open_as(Role::Agent)
+    }
+
+    fn open_as(role: Role) -> Result<Self, FirewallError> {
         let monitor = Monitor::open()?;
         let mut nft = Nft::open()?;
         let port = nft.port().map_err(FirewallError::Port)?;
         let mut compat = Compat::default();
-        let nf_tables = match mode {
-            Mode::Nft => nft.generation().map(|_| true)?,
-            Mode::Iptables => {
+        let nf_tables = match role {
+            Role::Flannel(Mode::Nft) => nft.generation().map(|_| true)?,
+            Role::Flannel(Mode::Iptables) => {
                 compat.require()?;
                 nft.generation().is_ok()
             }
+            Role::Agent => nft.generation().is_ok(),
         };
         Ok(Self {
-            mode,
+            role,
             nft,
             monitor,
             port,
@@ -119,27 +157,26 @@ impl Firewall {
         })
     }
 
-    /// Where the rules are.
-    pub fn mode(&self) -> Mode {
-        self.mode
-    }
-
     /// Compares what is there with what should be, and repairs the difference. Does nothing where nothing is wrong.
     ///
     /// What the other mode, or flannel itself in either of its modes, has left is removed once the new rules are in force.
     pub fn apply(&mut self, wanted: &Wanted) -> Report {
         let mut report = Report::default();
         // Only what is in nf_tables changes its generation.
-        let heard = self.mode == Mode::Nft || self.compat.is_nft();
+        let heard = !self.role.is_iptables() || self.compat.is_nft();
         match self.nft.generation() {
-            Err(_) if !self.nf_tables => self.compat.chains(&mut self.nft, wanted, &mut report),
+            Err(_) if !self.nf_tables => {
+                if self.role.is_iptables() {
+                    self.compat.chains(&mut self.nft, wanted, &mut report);
+                }
+            }
             Ok(now)
                 if heard && self.seen.as_ref().is_some_and(|(seen, was)| *seen == now && was == wanted) => {}
             Ok(_) => self.check(wanted, &mut report),
             Err(error) => report.failed.push(error.into()),
         }
         // Legacy iptables tells nobody about its changes.
-        self.compat.legacy(wanted, self.mode, &mut report);
+        self.compat.legacy(wanted, self.role, &mut report);
         let culprit = self.culprit.take();
         report.culprit = if report.repaired.is_empty() { None } else { culprit };
         report
@@ -179,12 +216,13 @@ impl Firewall {
             return report;
         }
         self.compat.remember(previous);
-        match self.mode {
-            Mode::Iptables => match self.seen.take() {
+        match self.role {
+            Role::Flannel(Mode::Iptables) => match self.seen.take() {
                 Some((_, wanted)) => return self.apply(&wanted),
                 None => return report,
             },
-            Mode::Nft => match Look::at(&mut self.nft) {
+            Role::Agent => return report,
+            Role::Flannel(Mode::Nft) => match Look::at(&mut self.nft) {
                 Ok(look) => {
                     let tables: Vec<Table> = look.tables.into_iter().map(|info| info.table).collect();
                     self.compat.sweep(&tables, &mut report);
@@ -193,12 +231,12 @@ impl Firewall {
             },
         }
         let wanted = self.seen.as_ref().map(|(_, wanted)| wanted.clone()).unwrap_or_default();
-        self.compat.legacy(&wanted, self.mode, &mut report);
+        self.compat.legacy(&wanted, self.role, &mut report);
         report
     }
 
     fn check(&mut self, wanted: &Wanted, report: &mut Report) {
-        if self.mode == Mode::Iptables {
+        if self.role.is_iptables() {
             self.compat.chains(&mut self.nft, wanted, report);
         }
         let begun = report.failed.len();
@@ -230,8 +268,9 @@ impl Firewall {
         let look = Look::at(&mut self.nft)?;
         self.watched = foreign::watched(&look);
         let empty = Wanted::default();
-        let native = if self.mode == Mode::Nft { wanted } else { &empty };
-        if in_force {
+        let native = if self.role == Role::Flannel(Mode::Nft) { wanted } else { &empty };
+        let ours = self.role != Role::Agent;
+        if in_force && ours {
             let change = native::difference(&mut self.nft, &look, native)?;
             if !self.commit(change, &look, report)? {
                 return Ok(None);
@@ -239,7 +278,7 @@ impl Firewall {
         }
         let mut owned = BTreeSet::new();
         for table in &look.tables {
-            let change = foreign::difference(&mut self.nft, &look, table, wanted, self.mode);
+            let change = foreign::difference(&mut self.nft, &look, table, wanted, self.role);
             match change.and_then(|change| self.commit(change, &look, report)) {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
@@ -252,7 +291,7 @@ impl Firewall {
             }
         }
         // Only now: a jump of flannel may have been what let packets through.
-        if in_force && (self.mode == Mode::Nft || !self.compat.is_nft()) {
+        if in_force && ours && (!self.role.is_iptables() || !self.compat.is_nft()) {
             let change = leftovers::difference(&mut self.nft, &look, !self.swept)?;
             if !self.commit(change, &look, report)? {
                 return Ok(None);
@@ -299,7 +338,7 @@ impl Firewall {
             || self.watched.contains(&(change.table.clone(), change.name.clone()))
             // A whole table of others may have held accepts of ours, or sleep no more.
             || change.object == Object::Table && !change.gone
-            || self.mode == Mode::Iptables && flannel.contains(&change.name.as_str())
+            || self.role.is_iptables() && flannel.contains(&change.name.as_str())
     }
 }
 

@@ -4,7 +4,7 @@
 //! Ours are real pods: `russet-cni` under the name `calico`, as installed, called as runtimes call it, in namespaces of the benchmark's own. Go's are
 //! requests alone, sent by crates/bench-ipam. Within a round all take turns in shuffled order, on the same etcd.
 
-mod cluster;
+pub(super) mod cluster;
 mod findings;
 mod ours;
 mod requests;

@@ -10,7 +10,7 @@ use russet_nft::{NetlinkError, Nft, Table, TableFamily};
 use super::command::{Programs, legacy_has};
 use super::gate::FLANNEL_FORWARD;
 use super::xtables::{self, FLANNEL_POSTROUTING, Goal, Saved};
-use super::{FirewallError, Mode, Repair, Report, Wanted};
+use super::{FirewallError, Mode, Repair, Report, Role, Wanted};
 
 /// What is known about iptables on this host.
 #[derive(Debug, Default)]
@@ -88,7 +88,7 @@ impl Compat {
             let edits = goal.edits(saved);
             if legacy && goal.table == "filter" && edits.is_empty() {
                 // Once flannel's jump stands, where it may already be enough.
-                return xtables::accepts(saved, wanted, family, true);
+                return xtables::accepts(saved, wanted, family, Role::Flannel(Mode::Iptables), true);
             }
             edits
         })?;
@@ -117,21 +117,24 @@ impl Compat {
     }
 
     /// The tables of legacy iptables, where there are any and they are not what `chains` cares for.
-    pub(crate) fn legacy(&mut self, wanted: &Wanted, mode: Mode, report: &mut Report) {
+    pub(crate) fn legacy(&mut self, wanted: &Wanted, role: Role, report: &mut Report) {
         for family in Family::BOTH {
             let mut goals = Goal::both(&Wanted::default(), family, false, &self.old).to_vec();
             goals.retain(|goal| legacy_has(family, goal.table));
+            if role == Role::Agent {
+                goals.retain(|goal| goal.table == "filter");
+            }
             if goals.is_empty() {
                 continue;
             }
-            if mode == Mode::Iptables && self.installed(family).is_ok_and(|found| !found.abilities.nft) {
+            if role.is_iptables() && self.installed(family).is_ok_and(|found| !found.abilities.nft) {
                 continue;
             }
             let done = self.legacy_programs(family).cloned().and_then(|programs| {
                 settle(&programs, &goals, report, |goal, saved| {
-                    let mut edits = goal.edits(saved);
+                    let mut edits = if role == Role::Agent { Vec::new() } else { goal.edits(saved) };
                     if goal.table == "filter" {
-                        edits.extend(xtables::accepts(saved, wanted, family, false));
+                        edits.extend(xtables::accepts(saved, wanted, family, role, false));
                     }
                     edits
                 })

@@ -15,10 +15,8 @@ use russet_nft::{
 use super::gate::{self, DOCKER_USER, FLANNEL_FORWARD, Gate, Kind};
 use super::native::{self, Change};
 use super::rules::{self, Line, Side};
-use super::{FirewallError, Look, Mode, Repair, Wanted};
+use super::{FirewallError, Look, Repair, Role, Wanted};
 
-/// The comment by which our accepts are known.
-pub(crate) const MARK: &str = "russet-flannel forward";
 /// The table of Russet's own agent: its policies are meant.
 const RUSSET: &str = "russet";
 
@@ -34,9 +32,11 @@ pub(crate) fn difference(
     look: &Look,
     table: &TableInfo,
     wanted: &Wanted,
-    mode: Mode,
+    role: Role,
 ) -> Result<Change, FirewallError> {
     let mut change = Change::default();
+    let mark = role.mark();
+    let kind = |rule: &RuleInfo| kind(rule, mark);
     let lines = forward(wanted, table.table.family);
     let mut closed = false;
     for info in look.chains.iter().filter(|info| info.chain.table == table.table && is_gate(info)) {
@@ -49,12 +49,12 @@ pub(crate) fn difference(
         let gate = if table.dormant { Gate::Open } else { Gate::of(&kinds, drops) };
         // Whether or not Docker, which may just be starting, has put its jump there.
         closed |= gate != Gate::Open;
-        let accepted = mode == Mode::Iptables && gate.passes(&kinds, FLANNEL_FORWARD);
+        let accepted = role.is_iptables() && gate.passes(&kinds, FLANNEL_FORWARD);
         let (lines, before) = match gate {
             Gate::Closed { before } if !accepted => (lines.as_slice(), before),
             _ => (&[][..], None),
         };
-        settle(info, &rules, lines, before, &mut change);
+        settle(info, &rules, lines, before, mark, &mut change);
     }
     for info in look.chains.iter().filter(|info| info.chain.table == table.table && is_docker_user(info)) {
         // Docker's own rules drop what comes to a bridge of its from elsewhere, also where that bridge is the pods'.
@@ -62,7 +62,7 @@ pub(crate) fn difference(
         let kinds: Vec<Kind> = rules.iter().map(kind).collect();
         let towards_pods: Vec<Line> =
             lines.iter().filter(|line| closed && line.source == Side::Any).cloned().collect();
-        settle(info, &rules, &towards_pods, gate::before_return(&kinds), &mut change);
+        settle(info, &rules, &towards_pods, gate::before_return(&kinds), mark, &mut change);
     }
     match table.owner {
         Some(_) if !change.transaction.is_empty() => Err(FirewallError::Owned(table.table.clone())),
@@ -71,11 +71,18 @@ pub(crate) fn difference(
 }
 
 /// Puts the accepts into one chain, before the rule with the index `before`, unless they are there.
-fn settle(info: &ChainInfo, rules: &[RuleInfo], lines: &[Line], before: Option<usize>, change: &mut Change) {
+fn settle(
+    info: &ChainInfo,
+    rules: &[RuleInfo],
+    lines: &[Line],
+    before: Option<usize>,
+    mark: &str,
+    change: &mut Change,
+) {
     let chain = &info.chain;
-    let wanted: Vec<Rule> = lines.iter().map(|line| accept(&chain.table, &chain.name, line)).collect();
+    let wanted: Vec<Rule> = lines.iter().map(|line| accept(&chain.table, &chain.name, line, mark)).collect();
     let ours: Vec<(usize, &RuleInfo)> =
-        rules.iter().enumerate().filter(|(_, rule)| kind(rule) == Kind::Ours).collect();
+        rules.iter().enumerate().filter(|(_, rule)| kind(rule, mark) == Kind::Ours).collect();
     let same = ours.iter().map(|(_, rule)| rule.digest).eq(wanted.iter().map(Rule::digest));
     let reached = ours.iter().all(|(index, _)| before.is_none_or(|before| *index < before));
     if same && reached {
@@ -99,8 +106,8 @@ fn settle(info: &ChainInfo, rules: &[RuleInfo], lines: &[Line], before: Option<u
     });
 }
 
-fn accept(table: &Table, chain: &str, line: &Line) -> Rule {
-    native::addresses(Rule::of(table, chain), line).counter().accept().comment(MARK)
+fn accept(table: &Table, chain: &str, line: &Line, mark: &str) -> Rule {
+    native::addresses(Rule::of(table, chain), line).counter().accept().comment(mark)
 }
 
 fn forward(wanted: &Wanted, family: TableFamily) -> Vec<Line> {
@@ -130,8 +137,8 @@ fn is_docker_user(info: &ChainInfo) -> bool {
 }
 
 /// What a rule does to packets of which nothing is known.
-fn kind(rule: &RuleInfo) -> Kind {
-    if rule.comment.as_deref() == Some(MARK) {
+fn kind(rule: &RuleInfo, mark: &str) -> Kind {
+    if rule.comment.as_deref() == Some(mark) {
         return Kind::Ours;
     }
     let mut kind = Kind::Other;

@@ -8,7 +8,7 @@ use russet_addr::Family;
 
 use super::gate::{self, DOCKER_USER, FLANNEL_FORWARD, Gate, Kind};
 use super::rules::{self, Action, KUBE_PROXY_MARK, Line, Side};
-use super::{Wanted, foreign};
+use super::{Role, Wanted};
 
 /// A table as `iptables-save` prints it.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -145,33 +145,41 @@ fn bare_masquerade(wanted: &Wanted, family: Family) -> Vec<Line> {
     lines
 }
 
-/// The commands that let forwarded packets through where FORWARD drops them, and take that back where it does not.
-pub(crate) fn accepts(saved: &Saved, wanted: &Wanted, family: Family, flannel_chain: bool) -> Vec<String> {
+/// The commands that let forwarded packets through where FORWARD drops them, and take that back where it does not. With
+/// `flannel_chain` its accepts may be enough.
+pub(crate) fn accepts(
+    saved: &Saved,
+    wanted: &Wanted,
+    family: Family,
+    role: Role,
+    flannel_chain: bool,
+) -> Vec<String> {
+    let mark = role.mark();
     let lines = rules::forward(wanted, family);
-    let Ok(kinds) =
-        gate::follow(saved.kinds("FORWARD"), &mut |chain| Ok::<_, Infallible>(saved.kinds(chain)));
+    let Ok(kinds) = gate::follow(saved.kinds("FORWARD", mark), &mut |chain| {
+        Ok::<_, Infallible>(saved.kinds(chain, mark))
+    });
     let gate = Gate::of(&kinds, saved.policy_drops("FORWARD"));
     let passed = flannel_chain && gate.passes(&kinds, FLANNEL_FORWARD);
     let mut edits = match gate {
-        Gate::Closed { before } if !passed => settle(saved, "FORWARD", &lines, before),
-        _ => settle(saved, "FORWARD", &[], None),
+        Gate::Closed { before } if !passed => settle(saved, "FORWARD", &lines, before, mark),
+        _ => settle(saved, "FORWARD", &[], None, mark),
     };
     if saved.has_chain(DOCKER_USER) {
         // Docker's own rules drop what comes to a bridge of its from elsewhere, also where that bridge is the pods'.
         let closed = gate != Gate::Open;
         let towards_pods: Vec<Line> =
             lines.into_iter().filter(|line| closed && line.source == Side::Any).collect();
-        let before = gate::before_return(&saved.kinds(DOCKER_USER));
-        edits.extend(settle(saved, DOCKER_USER, &towards_pods, before));
+        let before = gate::before_return(&saved.kinds(DOCKER_USER, mark));
+        edits.extend(settle(saved, DOCKER_USER, &towards_pods, before, mark));
     }
     edits
 }
 
-fn settle(saved: &Saved, chain: &str, lines: &[Line], before: Option<usize>) -> Vec<String> {
-    let wanted: Vec<Vec<String>> =
-        lines.iter().map(|line| with_comment(words(line, false), foreign::MARK)).collect();
+fn settle(saved: &Saved, chain: &str, lines: &[Line], before: Option<usize>, mark: &str) -> Vec<String> {
+    let wanted: Vec<Vec<String>> = lines.iter().map(|line| with_comment(words(line, false), mark)).collect();
     let ours: Vec<(usize, &SavedRule)> =
-        saved.rules_of(chain).enumerate().filter(|(_, rule)| rule.kind() == Kind::Ours).collect();
+        saved.rules_of(chain).enumerate().filter(|(_, rule)| rule.kind(mark) == Kind::Ours).collect();
     let same = ours.iter().map(|(_, rule)| &rule.words).eq(&wanted);
     let reached = ours.iter().all(|(index, _)| before.is_none_or(|before| *index < before));
     if same && reached {
@@ -274,8 +282,8 @@ impl Saved {
         self.rules.iter().filter(move |rule| rule.chain == chain)
     }
 
-    fn kinds(&self, chain: &str) -> Vec<Kind> {
-        self.rules_of(chain).map(SavedRule::kind).collect()
+    fn kinds(&self, chain: &str, mark: &str) -> Vec<Kind> {
+        self.rules_of(chain).map(|rule| rule.kind(mark)).collect()
     }
 }
 
@@ -301,9 +309,9 @@ impl SavedRule {
     }
 
     /// What it does to packets of which nothing is known.
-    fn kind(&self) -> Kind {
+    fn kind(&self, mark: &str) -> Kind {
         let (words, comment) = self.without_comment();
-        if comment == Some(foreign::MARK) {
+        if comment == Some(mark) {
             return Kind::Ours;
         }
         let words: Vec<&str> = words.iter().map(String::as_str).collect();

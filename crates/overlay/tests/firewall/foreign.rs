@@ -407,3 +407,37 @@ fn ten_thousand_rules_of_others_are_not_read() {
         println!("without checks: {:?}", begun.elapsed());
     });
 }
+
+/// calico-cni.md section 10, row 76: the agent has rules of its own elsewhere, and needs the exceptions alone.
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables, nft"]
+fn exceptions_alone_stand_beside_flannels_and_leave_its_tables_as_they_are() {
+    with_lab(|lab| {
+        sh("iptables -P FORWARD DROP");
+        let networks = Wanted { masquerade: false, own: Vec::new(), ..wanted() };
+        let mut exceptions = Firewall::exceptions().unwrap();
+        apply(&mut exceptions, &networks);
+        assert_through(lab);
+        let ours =
+            || sh("iptables-save").lines().filter(|line| line.contains("russet-agent forward")).count();
+        assert_eq!((ours(), marked("iptables-save").len()), (2, 0));
+        assert!(!sh("nft list tables").contains("flannel"), "exceptions have no table");
+        // flannel's daemon beside it: neither takes the other's for its own.
+        let mut flannel = open(Mode::Nft);
+        apply(&mut flannel, &wanted());
+        for _ in 0..3 {
+            assert!(apply(&mut exceptions, &networks).is_quiet());
+            assert!(apply(&mut flannel, &wanted()).is_quiet());
+        }
+        assert_eq!((ours(), marked("iptables-save").len()), (2, 2));
+        let tables = sh("nft list table ip flannel-ipv4");
+        while exceptions.changed(Duration::ZERO).unwrap() {}
+        sh("iptables -F FORWARD");
+        assert!(exceptions.changed(Duration::from_secs(10)).unwrap());
+        apply(&mut exceptions, &networks);
+        assert_through(lab);
+        apply(&mut exceptions, &Wanted::default());
+        assert_eq!(ours(), 0);
+        assert_eq!(sh("nft list table ip flannel-ipv4"), tables);
+    });
+}

@@ -193,3 +193,56 @@ fn an_agent_in_calicos_place_leaves_routes_to_a_running_felix() {
     felix.kill().unwrap();
     felix.wait().unwrap();
 }
+
+fn iptables(node: &TestNode, args: &str) -> String {
+    let words: Vec<&str> = args.split(' ').collect();
+    run("ip", &[&["netns", "exec", node.netns_name(), "iptables", "-w"], &words[..]].concat())
+}
+
+/// The packets that each of the agent's accepts in FORWARD has let through.
+fn let_through(node: &TestNode) -> Vec<u64> {
+    let text = iptables(node, "-v -S FORWARD");
+    let ours = text.lines().filter(|line| line.contains("--comment \"russet-agent forward\""));
+    let packets = ours.map(|line| line.split_once(" -c ").unwrap().1.split(' ').next().unwrap());
+    packets.map(|packets| packets.parse().unwrap()).collect()
+}
+
+/// calico-cni.md section 5; issue 5, item 5: somebody else's FORWARD drops, as Docker's does, in iptables-nft.
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan, nf_tables; tool: etcd, ip, iptables, ping"]
+fn oracle_76_pods_reach_each_other_where_the_forward_policy_drops() {
+    for dialect in [&["--calico"][..], &["--ipv6-pool", "none"]] {
+        let mut fabric = Fabric::new();
+        put_pool(&fabric, "Always");
+        let (mut n1, mut n2) = (fabric.node("n1", dialect), fabric.node("n2", dialect));
+        for node in [&mut n1, &mut n2] {
+            iptables(node, "-P FORWARD DROP");
+            node.start_agent();
+        }
+        let (a, b) = (n1.pod(), n2.pod());
+        let to = n2.add(&b).addresses().remove(0);
+        n1.add(&a).result();
+        eventually(PATIENCE, || ping(&a, &to));
+        for node in [&n1, &n2] {
+            let counts = let_through(node);
+            assert!(counts.len() == 2 && counts.iter().sum::<u64>() >= 2, "{dialect:?}: {counts:?}");
+        }
+        // Somebody empties the chain; then nobody drops any more; then somebody does again.
+        iptables(&n1, "-F FORWARD");
+        eventually(PATIENCE, || let_through(&n1).len() == 2);
+        eventually(PATIENCE, || ping(&a, &to));
+        iptables(&n1, "-P FORWARD ACCEPT");
+        eventually(PATIENCE, || let_through(&n1).is_empty());
+        iptables(&n1, "-P FORWARD DROP");
+        eventually(PATIENCE, || ping(&a, &to));
+        // An agent that ends leaves them: pods go on.
+        n2.stop_agent();
+        assert_eq!(let_through(&n2).len(), 2);
+        n2.start_agent();
+        fabric.etcdctl(&["del", POOLS, "--prefix"]);
+        for node in [&n1, &n2] {
+            eventually(PATIENCE, || let_through(node).is_empty());
+        }
+        assert!(!ping(&a, &to), "{dialect:?}");
+    }
+}

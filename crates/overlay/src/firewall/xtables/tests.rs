@@ -1,6 +1,9 @@
 //! What is said to iptables, for what it said.
 
 use super::*;
+use crate::firewall::Mode;
+
+const FLANNEL: Role = Role::Flannel(Mode::Iptables);
 
 fn wanted() -> Wanted {
     Wanted {
@@ -145,13 +148,13 @@ fn accepts_stand_behind_the_rules_of_others_and_before_what_drops_everything() {
         }).collect::<Vec<String>>()
         };
     let open = read("*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD -s 10.0.0.0/8 -j DROP\nCOMMIT\n");
-    assert!(accepts(&open, &wanted(), Family::V4, false).is_empty());
+    assert!(accepts(&open, &wanted(), Family::V4, FLANNEL, false).is_empty());
     let policy = read("*filter\n:FORWARD DROP [0:0]\n-A FORWARD -j ufw-before-forward\nCOMMIT\n");
-    assert_eq!(accepts(&policy, &wanted(), Family::V4, false), both("-A FORWARD", ["", ""]));
+    assert_eq!(accepts(&policy, &wanted(), Family::V4, FLANNEL, false), both("-A FORWARD", ["", ""]));
     let reject = read(
         "*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD -i lo -j ACCEPT\n-A FORWARD -m limit --limit 3/min -j LOG --log-prefix \"a b\"\n-A FORWARD -j REJECT --reject-with icmp-host-prohibited\nCOMMIT\n",
     );
-    assert_eq!(accepts(&reject, &wanted(), Family::V4, false), both("-I FORWARD ", ["2", "3"]));
+    assert_eq!(accepts(&reject, &wanted(), Family::V4, FLANNEL, false), both("-I FORWARD ", ["2", "3"]));
 }
 
 #[test]
@@ -160,14 +163,14 @@ fn accepts_that_are_there_stay_and_those_that_are_not_needed_go() {
     let text = format!(
         "*filter\n:FORWARD DROP [0:0]\n-A FORWARD -s 10.5.0.0/16 {mark}\n-A FORWARD -d 10.5.0.0/16 {mark}\nCOMMIT\n"
     );
-    assert!(accepts(&read(&text), &wanted(), Family::V4, false).is_empty());
+    assert!(accepts(&read(&text), &wanted(), Family::V4, FLANNEL, false).is_empty());
     let open = read(&text.replace("DROP", "ACCEPT"));
-    assert_eq!(accepts(&open, &wanted(), Family::V4, false).len(), 2);
+    assert_eq!(accepts(&open, &wanted(), Family::V4, FLANNEL, false).len(), 2);
     let late = read(&text.replace("-A FORWARD -s", "-A FORWARD -j DROP\n-A FORWARD -s"));
-    let edits = accepts(&late, &wanted(), Family::V4, false);
+    let edits = accepts(&late, &wanted(), Family::V4, FLANNEL, false);
     assert!(edits[0].starts_with("-D FORWARD -s") && edits[2].starts_with("-I FORWARD 1 -s"), "{edits:?}");
     let flannel = "*filter\n:FORWARD DROP [0:0]\n-A FORWARD -m comment --comment \"flanneld forward\" -j FLANNEL-FWD\nCOMMIT\n";
-    assert!(accepts(&read(flannel), &wanted(), Family::V4, true).is_empty());
+    assert!(accepts(&read(flannel), &wanted(), Family::V4, FLANNEL, true).is_empty());
 }
 
 #[test]
@@ -175,7 +178,7 @@ fn where_docker_leaves_a_chain_to_the_administrator_pods_are_reached_through_it(
     let saved = read(
         "*filter\n:FORWARD DROP [0:0]\n:DOCKER-USER - [0:0]\n-A FORWARD -j DOCKER-USER\n-A FORWARD -j DOCKER-FORWARD\n-A DOCKER-USER -s 10.5.7.7/32 -j DROP\n-A DOCKER-USER -j RETURN\nCOMMIT\n",
     );
-    let edits = accepts(&saved, &wanted(), Family::V4, false);
+    let edits = accepts(&saved, &wanted(), Family::V4, FLANNEL, false);
     assert_eq!(edits.len(), 3);
     assert!(edits[2].starts_with("-I DOCKER-USER 2 -d 10.5.0.0/16"), "{edits:?}");
 }
@@ -202,6 +205,6 @@ proptest::proptest! {
     fn any_output_is_survived(text in "(?s)[-:*\"\\\\ A-Za-z0-9\n]{0,300}") {
         let saved = read(&text);
         let _ = nat(&[wanted()]).edits(&saved);
-        let _ = accepts(&saved, &wanted(), Family::V4, true);
+        let _ = accepts(&saved, &wanted(), Family::V4, FLANNEL, true);
     }
 }

@@ -1,0 +1,107 @@
+//! Lets pods' packets through where somebody else drops what is forwarded: Docker, ufw and firewalld do, and an accept in a table of ours would not help
+//! (calico-cni.md section 10, row 76). `overlay`'s firewall places marked accepts in their chains; a thread of its own waits for others' changes and puts
+//! back what they took. It touches nothing else, so it and the loop that keeps routes and tunnels never work on the same thing. Called by that loop.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use russet_addr::IpNet;
+use russet_overlay::firewall::{Firewall, FirewallError, Report, Wanted};
+
+/// The pools whose packets go through; the thread is there for as long as the process.
+#[derive(Debug, Default)]
+pub struct Passage {
+    /// None while nobody needed it.
+    wanted: Mutex<Option<Arc<Mutex<Wanted>>>>,
+}
+
+/// Somebody who removes the accepts again and again is answered this often at most.
+const REPAIR_PAUSE: Duration = Duration::from_millis(200);
+/// Pools that change are seen after this long at the latest.
+const POOLS_SEEN: Duration = Duration::from_secs(1);
+/// Legacy iptables tells nobody about its changes: looked at this often, where it has rules.
+const LOOK: Duration = Duration::from_secs(10);
+/// Netlink and rules; nothing deep.
+const STACK_BYTES: usize = 256 * 1024;
+
+// === impl Passage ===
+
+impl Passage {
+    /// From now on these, and no others; none withdraws all.
+    pub fn give(&self, networks: impl IntoIterator<Item = IpNet>) {
+        let mut networks: Vec<IpNet> = networks.into_iter().collect();
+        networks.sort();
+        networks.dedup();
+        let now = Wanted { networks, forward: true, ..Wanted::default() };
+        let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*wanted {
+            Some(wanted) => *wanted.lock().unwrap_or_else(PoisonError::into_inner) = now,
+            // Also without pools: an agent before this one may have left accepts for some.
+            None => *wanted = start(now),
+        }
+    }
+}
+
+/// Starts the thread, in the process's own namespace; none when that fails, which the next call tries again.
+fn start(wanted: Wanted) -> Option<Arc<Mutex<Wanted>>> {
+    let shared = Arc::new(Mutex::new(wanted));
+    let orders = Arc::clone(&shared);
+    let run = move || match Firewall::exceptions() {
+        Ok(mut firewall) => keep(&mut firewall, &orders),
+        Err(error) => {
+            tracing::warn!(%error, "open the firewall: where others drop what is forwarded, pods are cut off");
+        }
+    };
+    let spawned = thread::Builder::new().name("passage".to_owned()).stack_size(STACK_BYTES).spawn(run);
+    match spawned {
+        Ok(_runs_for_ever) => Some(shared),
+        Err(error) => {
+            tracing::warn!(%error, "start the firewall's thread");
+            None
+        }
+    }
+}
+
+fn keep(firewall: &mut Firewall, orders: &Mutex<Wanted>) {
+    let current = || orders.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let mut told = Vec::new();
+    loop {
+        let wanted = current();
+        let applied = Instant::now();
+        tell(&firewall.apply(&wanted), &mut told);
+        let heard = loop {
+            match firewall.changed(POOLS_SEEN) {
+                Ok(true) => break Ok(()),
+                Ok(false) if current() != wanted || applied.elapsed() >= LOOK => break Ok(()),
+                Ok(false) => {}
+                Err(error) => break Err(error),
+            }
+        };
+        pause(heard, applied);
+    }
+}
+
+fn pause(heard: Result<(), FirewallError>, applied: Instant) {
+    let rest = match heard {
+        Ok(()) => REPAIR_PAUSE.saturating_sub(applied.elapsed()),
+        Err(error) => {
+            tracing::warn!(%error, "listen to changes of the firewall");
+            LOOK
+        }
+    };
+    thread::park_timeout(rest);
+}
+
+/// Failures that last are told of once.
+fn tell(report: &Report, told: &mut Vec<String>) {
+    for repair in &report.repaired {
+        let by = report.culprit.as_ref().map(ToString::to_string);
+        tracing::info!(%repair, after = by.as_deref().unwrap_or("nobody known"), "pods' packets are let through");
+    }
+    let failed: Vec<String> = report.failed.iter().map(ToString::to_string).collect();
+    for error in failed.iter().filter(|error| !told.contains(error)) {
+        tracing::warn!(%error, "somebody else may drop what pods send to other nodes");
+    }
+    *told = failed;
+}

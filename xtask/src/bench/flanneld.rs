@@ -1,0 +1,200 @@
+//! `cargo xtask bench flanneld`: what flannel's daemon costs: its start until `subnet.env` is there, its memory, the programming of thousands of leases, and
+//! of one more.
+//!
+//! The real `russet flanneld`, each time in a node of its own, on a real etcd that is reached over a bridge; backend vxlan, `--ip-masq`, nf_tables. What the
+//! kernel has is counted by the kernel. Section 11 of flannel.md has the figures of the original on like hardware; it is not run here.
+
+mod daemon;
+mod findings;
+mod leases;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::artifacts::{self, Profile};
+use crate::bench::calico::cluster::Cluster;
+use crate::bench::cni::scratch::{World, until};
+use crate::bench::flanneld::daemon::Daemon;
+use crate::bench::flanneld::findings::Findings;
+use crate::bench::flanneld::leases::Leases;
+use crate::bench::ipam::etcd;
+use crate::bench::quiet::Quiet;
+use crate::bench::{Found, Options, inside};
+use crate::error::{Error, Result};
+use crate::packages;
+
+/// Starts in a round: with 5 rounds the 20 that issue 5 asks for.
+const STARTS: usize = 4;
+/// Clusters whose leases are programmed from a snapshot.
+const SNAPSHOTS: [usize; 2] = [5_000, 15_000];
+/// Where memory and one more lease are measured.
+const LARGE: usize = 5_000;
+/// Leases put one by one in a round.
+const PUTS: usize = 50;
+/// From one put to the next: far enough apart that none rides with another.
+const PUT_PAUSE: Duration = Duration::from_millis(50);
+/// The daemon's own heartbeat, 5 s after its start, is over, and what was freed is given back.
+const SETTLED: Duration = Duration::from_secs(7);
+/// Everything takes a fraction of this.
+const LIMIT: Duration = Duration::from_secs(60);
+
+pub(super) const START: &str = "start";
+pub(super) const PROGRAM: [(&str, &str); 2] =
+    [("program-5000", "program-5000-ready"), ("program-15000", "program-15000-ready")];
+pub(super) const RSS: [&str; 2] = ["rss-2", "rss-5000"];
+pub(super) const PEAK: [&str; 2] = ["peak-2", "peak-5000"];
+pub(super) const ONE_MORE: &str = "one-more";
+pub(super) const IDLE: &str = "idle";
+
+/// What people must know to read the table.
+const NOTES: [&str; 6] = [
+    "start: from before fork and exec until subnet.env is there (inotify): a node without device, rules or lease, other starts' leases deleted before; vxlan, --ip-masq, etcd over plain http",
+    "program-N: from before fork and exec until the kernel has a route to each of N leases that were there before; looked at every 5 ms. -ready: the part of it after subnet.env",
+    "each lease is a route, a neighbour and a forwarding entry; afterwards all three are counted, and a sample with any missing is an error",
+    "rss, peak: VmRSS and VmHWM of /proc/PID/status 7 s after that; 2 is a cluster of this node and one more",
+    "one-more: the daemon's own processor time, user and system, of all its threads (/proc/PID/task/*/schedstat) for one more lease at 5,000: 50 put one by one",
+    "idle: the same clock over a second without any change, at 5,000",
+];
+
+/// One run, inside its namespaces.
+struct Run<'a> {
+    world: &'a World,
+    cluster: &'a Cluster,
+    directory: &'a Path,
+    leases: Leases,
+    /// Nodes so far; each sample has a fresh one.
+    nodes: usize,
+    quiet: Quiet,
+    findings: Findings,
+}
+
+/// Builds the daemon, then starts itself again in namespaces of its own; there, measures.
+pub fn run(options: &Options) -> Result<Found> {
+    if let Some(name) = options.only.first() {
+        return Err(Error::Usage(format!("no impl {name:?}: bench flanneld measures one daemon")));
+    }
+    match &options.inside {
+        Some(directory) => Ok(Some(Box::new(measure(options, directory)?))),
+        None => inside::enter(options, build).map(|()| None),
+    }
+}
+
+fn build() -> Result<()> {
+    packages::ensure()?;
+    artifacts::dynamic("russet", Profile::Release).map(drop)
+}
+
+fn measure(options: &Options, directory: &Path) -> Result<Findings> {
+    etcd::refuse_memory(directory)?;
+    let world = World::set_up()?;
+    let cluster = Cluster::start(directory)?;
+    let leases = Leases::new(cluster.url())?;
+    leases.configure()?;
+    let (quiet, findings) = (Quiet::default(), Findings::default());
+    let mut run = Run { world: &world, cluster: &cluster, directory, leases, nodes: 0, quiet, findings };
+    // Once without counting: the file is read from the disk.
+    run.start()?.stop()?;
+    for round in 1..=options.rounds {
+        run.round()?;
+        eprintln!("flanneld: round {round} of {} done", options.rounds);
+    }
+    let Run { mut findings, quiet, .. } = run;
+    findings.notes.push(format!("{} rounds", options.rounds));
+    findings.notes.extend(NOTES.map(str::to_owned));
+    findings.notes.extend(quiet.told());
+    findings.foreign_cpu = quiet.foreign;
+    Ok(findings)
+}
+
+// === impl Run ===
+
+impl Run<'_> {
+    fn round(&mut self) -> Result<()> {
+        self.quiet.wait();
+        for _ in 0..STARTS {
+            self.leases.fill(0)?;
+            let daemon = self.start()?;
+            self.findings.add(START, daemon.ready.as_secs_f64() * 1e3);
+            daemon.stop()?;
+        }
+        self.leases.fill(1)?;
+        let small = self.start()?;
+        self.programmed(&small, 1)?;
+        self.memory(&small, 0)?;
+        small.stop()?;
+        for (count, (whole, rest)) in SNAPSHOTS.into_iter().zip(PROGRAM) {
+            self.leases.fill(count)?;
+            self.quiet.wait();
+            let large = self.start()?;
+            let took = self.programmed(&large, count)?;
+            self.findings.add(whole, took.as_secs_f64() * 1e3);
+            self.findings.add(rest, took.saturating_sub(large.ready).as_secs_f64() * 1e3);
+            if count == LARGE {
+                self.memory(&large, 1)?;
+                self.idle(&large)?;
+                self.one_more(&large)?;
+            }
+            large.stop()?;
+        }
+        Ok(())
+    }
+
+    /// A daemon on a fresh node; it has written `subnet.env`.
+    fn start(&mut self) -> Result<Daemon> {
+        let number = self.nodes;
+        self.nodes += 1;
+        let node = self.cluster.node(self.world, number)?;
+        let own = self.directory.join(format!("node{number}"));
+        let binary = artifacts::dynamic_path("russet", Profile::Release);
+        let daemon = node.inside(|| Daemon::start(&binary, &own, number, self.cluster.url(), LIMIT));
+        self.world.enter()?;
+        daemon
+    }
+
+    /// Waits until the kernel has as many leases; how long that was after the start.
+    fn programmed(&self, daemon: &Daemon, count: usize) -> Result<Duration> {
+        let there = until(LIMIT, || Ok(daemon.routes()? >= count))?;
+        let took = daemon.begun.elapsed();
+        let found = daemon.programmed()?;
+        match there && found == [count; 3] {
+            true => Ok(took),
+            false => Err(Error::Found(format!(
+                "{count} leases: the kernel has {found:?} routes, neighbours and forwarding entries after {took:?}; see {}",
+                daemon.log.display()
+            ))),
+        }
+    }
+
+    fn memory(&mut self, daemon: &Daemon, size: usize) -> Result<()> {
+        until(SETTLED, || Ok(false))?;
+        self.findings.add(RSS[size], daemon.memory("VmRSS:")?);
+        self.findings.add(PEAK[size], daemon.memory("VmHWM:")?);
+        Ok(())
+    }
+
+    fn idle(&mut self, daemon: &Daemon) -> Result<()> {
+        let (before, begun) = (daemon.cpu()?, Instant::now());
+        until(Duration::from_secs(3), || Ok(false))?;
+        let spent = daemon.cpu()?.saturating_sub(before);
+        self.findings.add(IDLE, spent.as_secs_f64() * 1e3 / begun.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    fn one_more(&mut self, daemon: &Daemon) -> Result<()> {
+        let before = daemon.cpu()?;
+        for more in 1..=PUTS {
+            self.leases.put(LARGE + more)?;
+            let there = until(LIMIT, || Ok(daemon.routes()? >= LARGE + more))?;
+            if !there {
+                return Err(Error::Found(format!(
+                    "lease {more} is not programmed: {}",
+                    daemon.log.display()
+                )));
+            }
+            until(PUT_PAUSE, || Ok(false))?;
+        }
+        let spent = daemon.cpu()?.saturating_sub(before);
+        self.findings.add(ONE_MORE, spent.as_secs_f64() * 1e3 / PUTS as f64);
+        self.programmed(daemon, LARGE + PUTS).map(drop)
+    }
+}
