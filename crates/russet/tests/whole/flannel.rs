@@ -4,6 +4,7 @@ mod faults;
 mod lab;
 mod leases;
 mod start;
+mod storm;
 mod takeover;
 mod traffic;
 mod variants;

@@ -21,7 +21,7 @@ use crate::pinging::Pinging;
 const VXLAN: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
 const HOST_GW: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;
 /// The first node's subnet and, in `vxlan`, MAC.
-const KEY: &str = "10.5.29.0-24";
+const KEY: &str = "10.5.129.0-24";
 const MAC: &str = "0a:70:0b:90:fc:11";
 const VXLAN_LEASE: &str = r#"{"PublicIP":"10.77.0.11","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"0a:70:0b:90:fc:11"}}"#;
 const HOST_GW_LEASE: &str = r#"{"PublicIP":"10.77.0.11","PublicIPv6":null,"BackendType":"host-gw"}"#;
@@ -31,7 +31,7 @@ const RULES: &str = r#"*nat
 :FLANNEL-POSTRTG - [0:0]
 -A FLANNEL-POSTRTG -s 10.5.0.0/16 -d 10.5.0.0/16 -m comment --comment "flanneld masq" -j RETURN
 -A FLANNEL-POSTRTG -s 10.5.0.0/16 ! -d 224.0.0.0/4 -m comment --comment "flanneld masq" -j MASQUERADE --random-fully
--A FLANNEL-POSTRTG ! -s 10.5.0.0/16 -d 10.5.29.0/24 -m comment --comment "flanneld masq" -j RETURN
+-A FLANNEL-POSTRTG ! -s 10.5.0.0/16 -d 10.5.129.0/24 -m comment --comment "flanneld masq" -j RETURN
 -A FLANNEL-POSTRTG ! -s 10.5.0.0/16 -d 10.5.0.0/16 -m comment --comment "flanneld masq" -j MASQUERADE --random-fully
 COMMIT
 *filter
@@ -59,9 +59,9 @@ table ip flannel-ipv4 {
     }
     chain postrtg { type nat hook postrouting priority srcnat; policy accept;
         meta mark & 0x4000 == 0x4000 return
-        ip saddr 10.5.29.0/24 ip daddr 10.5.0.0/16 return
-        ip saddr 10.5.0.0/16 ip daddr 10.5.29.0/24 return
-        ip saddr != 10.5.29.0/24 ip daddr 10.5.0.0/16 return
+        ip saddr 10.5.129.0/24 ip daddr 10.5.0.0/16 return
+        ip saddr 10.5.0.0/16 ip daddr 10.5.129.0/24 return
+        ip saddr != 10.5.129.0/24 ip daddr 10.5.0.0/16 return
         ip saddr 10.5.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random
         ip saddr != 10.5.0.0/16 ip daddr 10.5.0.0/16 masquerade fully-random
     }
@@ -235,7 +235,7 @@ impl Swap {
         let vxlan = config == VXLAN;
         let mtu = if vxlan { 1450 } else { 1500 };
         let env = format!(
-            "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.29.1/24\nFLANNEL_MTU={mtu}\nFLANNEL_IPMASQ=true\n"
+            "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.129.1/24\nFLANNEL_MTU={mtu}\nFLANNEL_IPMASQ=true\n"
         );
         std::fs::create_dir_all(here.env_path().parent().unwrap()).unwrap();
         std::fs::write(here.env_path(), env).unwrap();
@@ -243,7 +243,7 @@ impl Swap {
         if vxlan {
             let device = format!("ip link add flannel.1 address {MAC} mtu 1450 type vxlan");
             sh(&here, &format!("{device} id 1 dev eth0 local 10.77.0.11 dstport 8472 nolearning"));
-            sh(&here, "ip address add 10.5.29.0/32 dev flannel.1");
+            sh(&here, "ip address add 10.5.129.0/32 dev flannel.1");
             sh(&here, "ip link set flannel.1 up");
         }
         rules.fill(&here);
@@ -415,4 +415,26 @@ fn a_flannel_that_a_supervisor_starts_again_keeps_its_place() {
     let swap = Swap::new(VXLAN, Rules::Iptables);
     let _supervisor = stand_in(&swap.here, true);
     swap.unchanged(&[], 1, &["was started again"]);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: tun; tool: etcd, ip, ping"]
+fn a_daemon_of_ours_is_taken_over_as_well_and_udps_tunnel_is_there_again() {
+    let mut lab = Lab::new(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}"#);
+    let (mut here, mut there) = (lab.running(&["-iface=eth0"]), lab.running(&["-iface=eth0"]));
+    let ((near, _), (_, far)) = (here.pod(), there.pod());
+    let ping = || {
+        // Begins when the address answers.
+        let pings = Pinging::start(&near, &far);
+        let_pass(SECOND);
+        pings.finish();
+    };
+    ping();
+    let (subnet, keys) = (here.subnet(), lab.lease_keys());
+    let mut command = here.command();
+    let successor = StandIn(command.arg("-takeover").process_group(0).spawn().unwrap());
+    assert_eq!(here.ends().code(), Some(0), "it was asked to end");
+    ping();
+    assert_eq!((here.subnet(), lab.lease_keys()), (subnet, keys));
+    drop(successor);
 }
