@@ -106,7 +106,9 @@ impl Suspects {
         } else if view.book.desired().owner.names.iter().flatten().any(|name| name.as_str() == link.name) {
             self.everything = true;
         }
-        if link.index == view.rules.underlay.ifindex {
+        let underlay = &view.rules.underlay;
+        self.everything |= there && link.name == underlay.name.as_str() && link.index != underlay.ifindex;
+        if link.index == underlay.ifindex {
             let up = there && link.is_up();
             self.everything |= up && self.underlay_down;
             self.underlay_down = !up;

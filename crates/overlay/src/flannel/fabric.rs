@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use russet_addr::{Family, IfName, IpNet, Ipv4Net, Ipv6Net, host_net};
-use russet_netlink::{Monitor, RouteKind, Socket, Topic};
+use russet_netlink::{Monitor, NetlinkError, RouteKind, Socket, Topic};
 
 use super::book::{Book, Said};
 use super::drift::{Suspects, View};
@@ -209,8 +209,25 @@ impl Fabric {
         Ok(self.suspects.judge(&mut self.monitor, &view)?)
     }
 
+    /// An interface that was taken away may come back under its name with another index. As long as it is away, the old index makes
+    /// clear errors.
+    fn find_underlay(&mut self) -> Result<(), NetlinkError> {
+        let underlay = &mut self.rules.underlay;
+        match self.socket.link_by_index(underlay.ifindex) {
+            Err(error) if error.is_not_found() => {}
+            result => return result.map(drop),
+        }
+        match self.socket.link_by_name(&underlay.name) {
+            Ok(link) => underlay.ifindex = link.index,
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
     /// Makes or adopts our devices, and finds out what they are then.
     fn devices(&mut self, report: &mut Report) -> Result<(), FlannelError> {
+        self.find_underlay()?;
         match &self.rules.backend {
             Backend::Vxlan(options) => self.vxlan(&options.clone(), report),
             Backend::Ipip { .. } => {

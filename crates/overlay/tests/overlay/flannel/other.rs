@@ -5,7 +5,9 @@ use russet_overlay::flannel::{Backend, FlannelError, Peer};
 
 use russet_overlay::flannel::{Mode, Networks, Wireguard, WireguardEnd};
 
-use super::cluster::{Node, json, key, route, route_v6, sh, stranger, vxlan, with_nodes};
+use super::cluster::{
+    Node, assert_reachable, introduce, json, key, route, route_v6, sh, stranger, vxlan, with_nodes,
+};
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
@@ -53,6 +55,36 @@ fn backends_without_routes_take_out_what_others_left() {
             assert_eq!(nodes[0].prepared.mtu, if accepts { 1472 } else { 1500 });
             assert_eq!(nodes[0].reset(vec![stranger(2)]).changed(Kind::Route), 2);
             assert_eq!((route(2), route_v6(2)), (String::new(), String::new()));
+        });
+    }
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, vxlan, root; tool: ip, ping"]
+fn an_interface_that_comes_back_with_another_index_has_everything_again() {
+    // flannel.md section 9, issues 869, 877, 1348, 1070 and 1434
+    for backend in [Backend::Vxlan(vxlan()), Backend::HostGw] {
+        with_nodes(2, &backend, |nodes| {
+            introduce(nodes);
+            let (before, published) = (route(2), nodes[0].prepared.clone());
+            sh("ip -n n1 link del w0");
+            assert!(nodes[0].drifted(), "our device or its routes went with it");
+            assert!(nodes[0].run(|fabric| fabric.resync()).failed > 0 || route(2).is_empty());
+            for command in [
+                "ip link add port1 type veth peer name w0 netns n1",
+                "ip link set port1 master br0 up",
+                "ip -n n1 link set w0 up",
+                "ip -n n1 addr add 192.168.77.1/24 dev w0",
+                "ip -n n1 addr add fd77::1/64 dev w0 nodad",
+            ] {
+                sh(command);
+            }
+            assert!(nodes[0].drifted(), "the interface is back");
+            nodes[0].resync();
+            assert_eq!((route(2), nodes[0].run(|fabric| fabric.prepared())), (before, published));
+            assert_reachable(nodes);
+            nodes[0].drifted();
+            assert!(nodes[0].resync().is_quiet());
         });
     }
 }

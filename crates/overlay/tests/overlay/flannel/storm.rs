@@ -15,6 +15,35 @@ const STORM: u32 = 1000;
 /// Storms in a row.
 const STORMS: u32 = 10;
 
+#[test]
+#[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
+fn what_thousands_of_leases_with_ipv6_cost() {
+    with_nodes(1, &Backend::Vxlan(vxlan()), |nodes| {
+        let node = &mut nodes[0];
+        node.networks = Networks { v4: None, v6: Some("fd10:5::/32".parse().unwrap()) };
+        node.start();
+        assert_eq!((node.prepared.mtu, node.prepared.mac[0]), (1430, None), "IPv6 alone");
+        let peers = numbers(1..5001).map(|peer| {
+            let [_, high, low, _] = peer.subnet.unwrap().network().octets();
+            let segments = |first: u16| [first, 5, u16::from(high), u16::from(low), 0, 0, 0, 0].into();
+            let outer: std::net::Ipv6Addr = segments(0xfd88);
+            Peer {
+                subnet: None,
+                subnet_v6: Some(russet_addr::Ipv6Net::new(segments(0xfd10), 64).unwrap()),
+                public_ipv6: Some(outer),
+                mac: [None, peer.mac[0]],
+                ..peer
+            }
+        });
+        let (report, cost) = timed(|| node.reset(peers.collect()));
+        assert_eq!([Kind::Route, Kind::Neighbour, Kind::Fdb].map(|kind| report.changed(kind)), [5000; 3]);
+        println!("vxlan, IPv6: 5000 leases programmed in {cost}");
+        let (report, cost) = timed(|| node.resync());
+        assert!(report.is_quiet(), "{:?}", report.changed);
+        println!("vxlan, IPv6: 5000 leases compared in {cost}");
+    });
+}
+
 /// Single changes measured together.
 const CHANGES: u32 = 200;
 
