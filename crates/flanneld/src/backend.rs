@@ -1,6 +1,7 @@
 //! Which backend a network's configuration names, with its options (flannel.md sections 2 and 6); and, in one sentence, why some are
 //! refused. Pure; the loop asks once at the start.
 
+use russet_addr::Mac;
 use russet_model::flannel::{Backend as Configured, ConfigError};
 
 use crate::extension::Extension;
@@ -45,6 +46,8 @@ pub struct Vxlan {
     pub learning: bool,
     /// Of the device, bytes; none for the underlay's less the overhead.
     pub mtu: Option<u32>,
+    /// The MACs for devices that have to be made, where peers know some already. Not of the configuration.
+    pub macs: [Option<Mac>; 2],
 }
 
 /// `wireguard`'s options.
@@ -145,6 +148,14 @@ impl Backend {
         matches!(self, Self::Udp { .. } | Self::Wireguard(_))
     }
 
+    /// Gives devices that have to be made the MACs that peers know.
+    pub const fn with_macs(mut self, macs: [Option<Mac>; 2]) -> Self {
+        if let Self::Vxlan(vxlan) = &mut self {
+            vxlan.macs = macs;
+        }
+        self
+    }
+
     /// What leases say, and what a lease of another node must say to be ours to program; empty where leases say nothing.
     pub const fn lease_type(&self) -> &'static str {
         match self {
@@ -203,6 +214,7 @@ impl Vxlan {
             direct_routing: configured.bool("DirectRouting")?.unwrap_or(false),
             learning: configured.bool("Learning")?.unwrap_or(false),
             mtu: configured.u32("MTU")?.filter(|mtu| *mtu != 0),
+            macs: [None, None],
         })
     }
 }
@@ -283,8 +295,15 @@ mod tests {
         assert_eq!(Backend::Vxlan(vxlan).lease_type(), "vxlan");
         let all = r#"{"Type":"vxlan","vni":42,"PORT":4789,"GBP":true,"DirectRouting":true,"Learning":true,"MTU":1400}"#;
         let Backend::Vxlan(vxlan) = parsed(all).unwrap() else { panic!() };
-        let expected =
-            Vxlan { vni: 42, port: 4789, gbp: true, direct_routing: true, learning: true, mtu: Some(1400) };
+        let expected = Vxlan {
+            vni: 42,
+            port: 4789,
+            gbp: true,
+            direct_routing: true,
+            learning: true,
+            mtu: Some(1400),
+            macs: [None, None],
+        };
         assert_eq!(vxlan, expected);
     }
 

@@ -8,6 +8,7 @@ use russet_addr::Family;
 use russet_netlink::{Address, AddressFlags, Link, NetlinkError, Route, RouteFilter, RouteKind, Socket, Way};
 
 use crate::flags::Options;
+use crate::source::Known;
 
 /// The IP families that the network has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,9 +192,12 @@ impl Stack {
 // === impl Wanted ===
 
 impl Wanted {
-    /// What the flags say. Without any flag that names an interface, the public address is looked up as if it were `iface`.
-    pub fn from_options(options: &Options) -> Self {
-        let public = [&options.public_ip, &options.public_ipv6].into_iter().find(|text| !text.is_empty());
+    /// What the flags say, and the node's annotations, which win. Without any flag that names an interface, the public address is looked up as
+    /// if it were `iface`.
+    pub fn new(options: &Options, known: &Known) -> Self {
+        let public_ip = known.public_ip.map_or_else(|| options.public_ip.clone(), |ip| ip.to_string());
+        let public_ipv6 = known.public_ipv6.map_or_else(|| options.public_ipv6.clone(), |ip| ip.to_string());
+        let public = [&public_ip, &public_ipv6].into_iter().find(|text| !text.is_empty());
         let iface = match public {
             Some(address) if !options.names_an_interface() => vec![address.clone()],
             _ => options.iface.clone(),
@@ -202,8 +206,8 @@ impl Wanted {
             iface,
             iface_regex: options.iface_regex.clone(),
             can_reach: options.iface_can_reach.clone(),
-            public_ip: options.public_ip.clone(),
-            public_ipv6: options.public_ipv6.clone(),
+            public_ip,
+            public_ipv6,
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use russet_lease::{Lease, LeaseError, SubnetManager, Wish};
+use russet_lease::{LeaseError, SubnetManager, Wish};
 use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
 use russet_netlink::{NetlinkError, Socket};
 use russet_overlay::firewall::{FirewallError, Mode};
@@ -21,7 +21,7 @@ use crate::guard::{Guard, Order};
 use crate::health::{self, Status};
 use crate::interface::{self, Dump, External, InterfaceError, Stack, Wanted};
 use crate::notify;
-use crate::source::{Source, SourceError};
+use crate::source::{Known, Source, SourceError};
 use crate::subnet_env::SubnetEnv;
 use crate::takeover::{self, Expected, TakeoverError};
 use crate::tend::Tending;
@@ -53,6 +53,9 @@ pub enum RunError {
     /// No leases.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// Nobody says which node this is, or the API server refuses to.
+    #[error("look at this node: {0}")]
+    Node(#[source] LeaseError),
     /// No configuration, and none to be hoped for.
     #[error("read the network config: {0}")]
     Config(#[source] LeaseError),
@@ -117,16 +120,20 @@ const BRIDGE_NETFILTER: [&str; 2] =
 pub async fn run(options: Options) -> Result<(), RunError> {
     let margin = margin(options.renew_margin_min)?;
     let stop = stop_signal().map_err(RunError::Signals)?;
-    let source = Source::open(&options).await?;
+    let mut source = Source::open(&options).await?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), leases = source.name, "flanneld starts");
     let status = Arc::new(Status::default());
     serve_health(&options, &status).await?;
-    let mut daemon = Daemon { options, leases: source.leases, status, margin };
+    let service = source.service.take();
     let service = async {
-        match source.service {
+        match service {
             Some(service) => service.await,
             None => std::future::pending().await,
         }
+    };
+    let life = async {
+        let (leases, known) = until(|| source.leases(), "this node").await.map_err(RunError::Node)?;
+        Daemon { options, leases, status, margin }.run(&known).await
     };
     tokio::select! {
         biased;
@@ -134,7 +141,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
             tracing::info!("stopped by a signal; the network stays as it is");
             Ok(())
         }
-        result = daemon.run() => result,
+        result = life => result,
         () = service => Err(RunError::Service),
     }
 }
@@ -182,11 +189,12 @@ async fn serve_health(options: &Options, status: &Arc<Status>) -> Result<(), Run
 // === impl Daemon ===
 
 impl Daemon {
-    async fn run(&mut self) -> Result<(), RunError> {
-        let config = self.config().await?;
+    async fn run(&mut self, known: &Known) -> Result<(), RunError> {
+        let network = until(|| self.leases.network(), "the network config").await;
+        let config = network.map_err(RunError::Config)?;
         let stack = Stack::of(config.enable_ipv4, config.enable_ipv6).ok_or(RunError::NoFamily)?;
-        let backend = Backend::parse(&config.backend, self.options.extension_shell)?;
-        let external = self.external(stack)?;
+        let backend = Backend::parse(&config.backend, self.options.extension_shell)?.with_macs(known.macs);
+        let external = self.external(stack, known)?;
         let before = self.before();
         if self.options.takeover || self.options.takeover_check {
             let expected = Expected { config: &config, backend: &backend, external: &external, env: &before };
@@ -206,7 +214,8 @@ impl Daemon {
         };
         let mut guard = None;
         loop {
-            let lease = self.acquire(&place.config, &wish).await?;
+            let lease = until(|| self.leases.acquire(&place.config, &wish), "a lease").await;
+            let lease = lease.map_err(RunError::Lease)?;
             tracing::info!(subnet = %lease.key, mtu = announced.mtu, "this node has a lease");
             carrier.own(&lease.key, &self.status).await?;
             let env = self.subnet_env(&place, &lease.key, announced.mtu);
@@ -243,34 +252,6 @@ impl Daemon {
         Ok(true)
     }
 
-    /// The network's configuration; waits for it, and says so.
-    async fn config(&self) -> Result<NetworkConfig, RunError> {
-        loop {
-            match patiently(self.leases.network(), "the network config").await {
-                Ok(config) => return Ok(config),
-                Err(error) if error.is_retryable() => {
-                    tracing::error!(%error, "no network config yet");
-                    tokio::time::sleep(RETRY).await;
-                }
-                Err(error) => return Err(RunError::Config(error)),
-            }
-        }
-    }
-
-    /// A lease; a store that is away is waited for.
-    async fn acquire(&self, config: &NetworkConfig, wish: &Wish) -> Result<Lease, RunError> {
-        loop {
-            match patiently(self.leases.acquire(config, wish), "a lease").await {
-                Ok(lease) => return Ok(lease),
-                Err(error) if error.is_retryable() => {
-                    tracing::error!(%error, "no lease yet");
-                    tokio::time::sleep(RETRY).await;
-                }
-                Err(error) => return Err(RunError::Lease(error)),
-            }
-        }
-    }
-
     /// What bridges do matters to iptables only; nobody else needs the module.
     fn check_bridge_netfilter(&self, stack: Stack) -> Result<(), RunError> {
         if self.options.firewall() != FirewallKind::Iptables {
@@ -285,8 +266,8 @@ impl Daemon {
         Ok(())
     }
 
-    fn external(&self, stack: Stack) -> Result<External, RunError> {
-        let wanted = Wanted::from_options(&self.options);
+    fn external(&self, stack: Stack, known: &Known) -> Result<External, RunError> {
+        let wanted = Wanted::new(&self.options, known);
         let dump = Dump::read(&mut Socket::route()?, &wanted)?;
         let external = interface::choose(&dump, stack, &wanted)?;
         tracing::info!(
@@ -333,13 +314,26 @@ impl Daemon {
     }
 }
 
-/// Waits for something of the datastore's; where that takes long, a line of the log says so now and then.
-async fn patiently<T>(wait: impl Future<Output = T>, what: &str) -> T {
-    tokio::pin!(wait);
+/// Asks the datastore until it has an answer or can never have one. What it says meanwhile, and that it says nothing, are lines of the log.
+async fn until<T, Asked>(ask: impl Fn() -> Asked, what: &str) -> Result<T, LeaseError>
+where
+    Asked: Future<Output = Result<T, LeaseError>>,
+{
     loop {
-        match tokio::time::timeout(SILENCE, &mut wait).await {
-            Ok(answer) => return answer,
-            Err(_elapsed) => tracing::warn!("still waiting for {what}: the datastore does not answer"),
+        let asked = ask();
+        tokio::pin!(asked);
+        let answer = loop {
+            match tokio::time::timeout(SILENCE, &mut asked).await {
+                Ok(answer) => break answer,
+                Err(_elapsed) => tracing::warn!("still waiting for {what}: the datastore does not answer"),
+            }
+        };
+        match answer {
+            Err(error) if error.is_retryable() => {
+                tracing::error!(%error, "waiting for {what}");
+                tokio::time::sleep(RETRY).await;
+            }
+            settled => return settled,
         }
     }
 }

@@ -2,25 +2,49 @@
 //! connected when it is first asked.
 
 use std::future::Future;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use russet_lease::{Settings as LeaseSettings, StoreManager, SubnetManager};
+use russet_addr::Mac;
+use russet_kube::{Client, Kubernetes, Overrides, Source as KubeSource};
+use russet_lease::kube::{self, KubeManager, KubeSettings, PrefixError};
+use russet_lease::{LeaseError, Settings as LeaseSettings, StoreManager, SubnetManager};
 use russet_store::{Access, Cause, Remote, Store, StoreError, open_or_connect};
 use russet_store_etcd::{Etcd, EtcdV2, LOCATION_SCHEME, Secret, Settings, SettingsError};
 
 use crate::flags::{EtcdApi, Options};
 
-/// What gives out leases, and what has to run beside it.
+/// Where leases come from, and what has to run beside it.
 pub struct Source {
-    /// Leases.
-    pub leases: Rc<dyn SubnetManager>,
+    lessor: Lessor,
     /// Serves the embedded store to this machine's other processes; none when it is not ours.
     pub service: Option<Pin<Box<dyn Future<Output = ()>>>>,
     /// For the log.
     pub name: String,
+}
+
+/// Who gives them out.
+enum Lessor {
+    Store(Rc<dyn SubnetManager>),
+    /// The node's name may have to be asked for first.
+    Kubernetes {
+        api: Rc<dyn Kubernetes>,
+        settings: KubeSettings,
+    },
+}
+
+/// What was said about this node before its daemon said anything. From a store nothing is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Known {
+    /// Wins over `public-ip`.
+    pub public_ip: Option<Ipv4Addr>,
+    /// Wins over `public-ipv6`.
+    pub public_ipv6: Option<Ipv6Addr>,
+    /// The MACs of its tunnels' devices that peers know already.
+    pub macs: [Option<Mac>; 2],
 }
 
 /// Leases cannot be had as the flags say.
@@ -35,9 +59,12 @@ pub enum SourceError {
     /// `store` is none that we know.
     #[error("store {0:?}: etcd:URL,..., embedded, embedded:DIRECTORY or unix:SOCKET is wanted")]
     Unknown(String),
-    /// Not there yet.
-    #[error("kube-subnet-mgr is not supported by this version; take leases from etcd")]
-    Kubernetes,
+    /// The API server cannot be used as the flags say.
+    #[error("Kubernetes: {0}")]
+    Kubernetes(#[from] russet_kube::ConfigError),
+    /// The annotations' prefix.
+    #[error("kube-annotation-prefix: {0}")]
+    Prefix(#[from] PrefixError),
 }
 
 /// Where the embedded store of a machine lies, beside the agent's.
@@ -51,7 +78,7 @@ impl Source {
     /// Opens what the flags name.
     pub async fn open(options: &Options) -> Result<Self, SourceError> {
         if options.kube_subnet_mgr {
-            return Err(SourceError::Kubernetes);
+            return Self::kubernetes(options);
         }
         let (scheme, rest) = options.store.split_once(':').unwrap_or((options.store.as_str(), ""));
         match (scheme, rest) {
@@ -70,6 +97,34 @@ impl Source {
             }
             _ => Err(SourceError::Unknown(options.store.clone())),
         }
+    }
+
+    /// Leases, and what is known of this node; an API server that does not answer may answer later.
+    pub async fn leases(&self) -> Result<(Rc<dyn SubnetManager>, Known), LeaseError> {
+        let (api, settings) = match &self.lessor {
+            Lessor::Store(leases) => return Ok((Rc::clone(leases), Known::default())),
+            Lessor::Kubernetes { api, settings } => (api, settings),
+        };
+        let name = kube::node_name(api.as_ref(), |variable| std::env::var(variable).ok()).await?;
+        let manager = KubeManager::new(Rc::clone(api), name, settings.clone());
+        let stored = manager.stored().await?;
+        let macs = stored.vteps.map(|vtep| vtep.map(|vtep| vtep.mac));
+        let known = Known { public_ip: stored.public_ip, public_ipv6: stored.public_ipv6, macs };
+        Ok((Rc::new(manager), known))
+    }
+
+    fn kubernetes(options: &Options) -> Result<Self, SourceError> {
+        let given = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let overrides = Overrides { server: given(&options.kube_api_url), ..Overrides::default() };
+        let kubeconfig = given(&options.kubeconfig_file).map(PathBuf::from);
+        let client = Client::new(KubeSource::of_calico(kubeconfig, overrides))?;
+        let settings = KubeSettings {
+            prefix: options.kube_annotation_prefix.parse()?,
+            net_conf: options.net_config_path.clone(),
+            set_network_unavailable: options.set_node_network_unavailable,
+        };
+        let name = format!("kubernetes:{}", client.server());
+        Ok(Self { lessor: Lessor::Kubernetes { api: Rc::new(client), settings }, service: None, name })
     }
 
     fn etcd(options: &Options, endpoints: &str) -> Result<Self, SourceError> {
@@ -105,7 +160,7 @@ impl Source {
             EtcdApi::V3 => LeaseSettings::new(options.etcd_prefix.as_str()),
         };
         let leases = StoreManager::new(store, settings);
-        Self { leases: Rc::new(leases), service: None, name }
+        Self { lessor: Lessor::Store(Rc::new(leases)), service: None, name }
     }
 }
 

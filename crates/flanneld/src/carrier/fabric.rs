@@ -262,7 +262,7 @@ fn kernel_backend(backend: &Backend) -> (flannel::Backend, Data) {
                 direct_routing: vxlan.direct_routing,
                 learning: vxlan.learning,
                 mtu: vxlan.mtu,
-                mac: [None, None],
+                mac: vxlan.macs,
             };
             (flannel::Backend::Vxlan(options), Data::Vtep(vxlan.vni))
         }

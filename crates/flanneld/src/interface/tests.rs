@@ -161,17 +161,25 @@ fn a_pattern_is_tried_on_addresses_first_then_on_names_and_need_not_be_anchored(
 #[test]
 fn t34_a_public_address_that_is_not_local_needs_an_interface() {
     let mut options = Options { public_ip: "203.0.113.7".to_owned(), ..Options::default() };
-    assert!(chosen(Stack::V4, &Wanted::from_options(&options)).starts_with("error"));
+    assert!(chosen(Stack::V4, &Wanted::new(&options, &Known::default())).starts_with("error"));
     options.iface = vec!["eth0".to_owned()];
-    let external = choose(&dump(), Stack::V4, &Wanted::from_options(&options)).unwrap();
+    let external = choose(&dump(), Stack::V4, &Wanted::new(&options, &Known::default())).unwrap();
     assert_eq!(external.v4.unwrap().to_string(), "10.200.0.11");
     assert_eq!(external.public_v4.unwrap().to_string(), "203.0.113.7");
     let local = Options { public_ip: "192.168.5.9".to_owned(), ..Options::default() };
-    assert_eq!(chosen(Stack::V4, &Wanted::from_options(&local)), "eth1 192.168.5.9 -");
+    assert_eq!(chosen(Stack::V4, &Wanted::new(&local, &Known::default())), "eth1 192.168.5.9 -");
     for bad in ["eth0", "fd00::1", "10.0.0.256"] {
         let options = Options { public_ip: bad.to_owned(), iface: vec!["eth0".into()], ..Options::default() };
-        assert!(chosen(Stack::V4, &Wanted::from_options(&options)).starts_with("error"), "{bad}");
+        assert!(chosen(Stack::V4, &Wanted::new(&options, &Known::default())).starts_with("error"), "{bad}");
     }
+}
+
+/// flannel.md sections 1.4 and 5.1.
+#[test]
+fn an_annotation_of_the_node_wins_over_the_flag() {
+    let options = Options { public_ip: "10.200.0.11".to_owned(), ..Options::default() };
+    let known = Known { public_ip: Some("192.168.5.9".parse().unwrap()), ..Known::default() };
+    assert_eq!(chosen(Stack::V4, &Wanted::new(&options, &known)), "eth1 192.168.5.9 -");
 }
 
 /// flannel.md section 1.4.

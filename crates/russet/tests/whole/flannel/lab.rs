@@ -131,6 +131,11 @@ impl Host {
         self.daemon = Some(self.command().spawn().unwrap());
     }
 
+    /// Looks after a daemon that a test started.
+    pub fn adopt(&mut self, daemon: Child) {
+        self.daemon = Some(daemon);
+    }
+
     pub fn pid(&self) -> Pid {
         Pid::from_child(self.daemon.as_ref().unwrap())
     }
