@@ -147,6 +147,30 @@ fn t24_ten_storms_of_a_thousand_leases_leave_exactly_what_is_leased() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip, bridge"]
+fn a_restart_leads_from_any_leases_to_any_others_and_does_not_touch_what_stays() {
+    // flannel.md section 12.5; beyond 1,024 routes some have metrics
+    with_node(&Backend::Vxlan(vxlan()), |node| {
+        let mut metrics = Vec::new();
+        for (range, edition) in
+            [(0..1500, 0), (700..2100, 1), (700..2100, 2), (0..40, 2), (0..0, 0), (5..1300, 3)]
+        {
+            node.start();
+            let kept = node.reset(range.clone().map(|number| lease(number, edition)).collect());
+            assert_holds(
+                &range.map(|number| lease(number, edition)).map(|peer| (peer.key(), peer)).collect(),
+            );
+            assert!(node.resync().is_quiet());
+            let routes = json("ip -n n1 -j route show proto 115");
+            metrics.push((kept.changed(Kind::Route), routes.iter().filter(|r| r["metric"].is_u64()).count()));
+        }
+        // A route that stays keeps its form; with another MAC or address it is not even touched.
+        let expected = [(1500, 1500), (1300, 1400), (0, 1400), (1440, 0), (40, 0), (1295, 1295)];
+        assert_eq!(metrics, expected);
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, vxlan, root; tool: ip, bridge"]
 fn what_thousands_of_leases_cost() {
     for (name, backend) in [("vxlan", Backend::Vxlan(vxlan())), ("host-gw", Backend::HostGw)] {
         for count in [1000, 5000, 15_000] {
