@@ -85,7 +85,7 @@ impl Fabric {
     pub fn prepare(&mut self) -> Result<Prepared, FlannelError> {
         let mut report = Report::default();
         self.devices(&mut report)?;
-        match report.errors.pop() {
+        match report.errors.into_iter().next() {
             Some(error) => Err(FlannelError::Device(error)),
             None => Ok(self.prepared()),
         }

@@ -290,6 +290,22 @@ fn t31_a_device_of_another_kind_is_made_anew() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
+fn somebody_elses_device_with_our_vni_is_named_as_the_reason_and_stays() {
+    // flannel.md section 6.2, existing devices
+    with_nodes(1, &Backend::Vxlan(vxlan()), |nodes| {
+        sh("ip -n n1 link del flannel.1");
+        sh("ip -n n1 link add other type vxlan id 1 dev w0 local 192.168.77.1 dstport 8472");
+        let error = nodes[0].try_start().unwrap_err().to_string();
+        assert!(error.starts_with("add link flannel.1"), "{error}");
+        assert!(error.contains("VXLAN device with the specified VNI already exists"), "{error}");
+        assert!(sh("ip -n n1 link show dev other").contains("other"));
+        sh("ip -n n1 link del other");
+        nodes[0].start();
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
 fn a_device_that_is_there_keeps_its_mac_and_mtu_and_a_new_one_has_the_mac_that_peers_know() {
     // flannel.md section 6.2, existing devices; section 5.1 for the MAC
     let mac = |last| Some(Mac([2, 0, 0, 0, 0, last]));
