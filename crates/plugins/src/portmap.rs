@@ -3,6 +3,9 @@
 
 mod conf;
 
+use std::net::IpAddr;
+
+use russet_addr::IpNet;
 use russet_attach::Owner;
 use russet_attach::nat::{self, Publication, PublishError};
 use russet_cni_spec::plugin::Request;
@@ -45,10 +48,18 @@ async fn add(node: &LocalNode, request: &Request, target: &Target) -> Result<Cni
         return Ok(previous);
     }
     let what = conf.publication(owner(request, target), &previous);
-    for pod in what.hairpin.iter().map(russet_addr::IpNet::addr).filter(std::net::IpAddr::is_ipv4) {
-        node.wiring.route_localnet(pod).await?;
-    }
+    let from_loopback: Vec<IpAddr> = what.hairpin.iter().map(IpNet::addr).filter(IpAddr::is_ipv4).collect();
     node.wiring.nat(move |nft| Ok(nat::publish(nft, &what))).await?.map_err(refused)?;
+    // Not before: among what was published is the guard that keeps others from the node's 127.0.0.1.
+    for pod in from_loopback {
+        if let Err(mut error) = node.wiring.route_localnet(pod).await {
+            let owner = owner(request, target);
+            if let Err(also) = node.wiring.nat(move |nft| nat::unpublish(nft, &owner)).await {
+                error.details = format!("{}; the ports are published until DEL: {also}", error.details);
+            }
+            return Err(error);
+        }
+    }
     Ok(previous)
 }
 

@@ -284,6 +284,11 @@ fn it_is_chained_and_without_ports_it_touches_nothing() {
         lab.tell("portmap", "DEL", one, &alone);
         let list = testkit::nft_json(&["list", "tables"]);
         assert!(!list.to_string().contains("russet-cni"), "{list}");
+        // An address to which no way leads: what was published goes again.
+        let mut lost = after(&alone, &result);
+        lost["runtimeConfig"] = json!({"portMappings": [{"hostPort": 80, "containerPort": 80}]});
+        assert!(lab.error("portmap", "ADD", one, &lost).msg.contains("the way to 10.1.2.3"));
+        assert_eq!(left(), (0, 0));
         let mut bad = after(&alone, &result);
         for (mapping, word) in [
             (json!({"hostPort": 0, "containerPort": 80}), "host port"),
