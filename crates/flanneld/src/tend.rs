@@ -23,8 +23,10 @@ pub(crate) struct Tending<'a> {
     look: Instant,
     /// When that happened last.
     looked: Instant,
-    /// What the lease should say, and the store does not know yet.
-    unpublished: Option<Announced>,
+    /// Whether the other nodes' leases are known: before that, what the kernel has of them must not be taken for leftovers.
+    listed: bool,
+    /// What the lease should say, and the store does not know yet; and when to try again.
+    unpublished: Option<(Announced, Instant)>,
 }
 
 /// Events taken in one go.
@@ -49,7 +51,17 @@ impl<'a> Tending<'a> {
     ) -> Self {
         let peers = Peers::new(place.backend.clone(), &lease.key, &place.external);
         let now = Instant::now();
-        Self { daemon, place, carrier, lease, peers, look: now + RESYNC, looked: now, unpublished: None }
+        Self {
+            daemon,
+            place,
+            carrier,
+            lease,
+            peers,
+            look: now + RESYNC,
+            looked: now,
+            listed: false,
+            unpublished: None,
+        }
     }
 
     /// Runs until the lease is lost.
@@ -73,8 +85,12 @@ impl<'a> Tending<'a> {
     /// Follows leases and kernel; never ends.
     async fn follow(&mut self) -> Infallible {
         let mut watch = self.watch().await;
+        if watch.is_none() {
+            // Nobody else's lease matters; what another backend left goes.
+            self.apply(Delta::All).await;
+        }
         loop {
-            let publish_at = self.unpublished.as_ref().map(|_| Instant::now() + RETRY);
+            let publish_at = self.unpublished.as_ref().map(|(_, at)| *at);
             let next = async {
                 match &mut watch {
                     Some(watch) => gather(watch.as_mut(), EVENTS_MAX).await,
@@ -89,7 +105,7 @@ impl<'a> Tending<'a> {
                 () = self.carrier.stirred() => {
                     self.look = self.look.min((Instant::now() + SOON).max(self.looked + FIGHT_PAUSE));
                 }
-                () = tokio::time::sleep_until(self.look) => self.resync().await,
+                () = tokio::time::sleep_until(self.look), if self.listed => self.resync().await,
                 () = tokio::time::sleep_until(publish_at.unwrap_or(self.look)), if publish_at.is_some() => {
                     self.publish().await;
                 }
@@ -117,6 +133,7 @@ impl<'a> Tending<'a> {
         let status = &self.daemon.status;
         let done = match delta {
             Delta::All => {
+                self.listed = true;
                 self.looked = Instant::now();
                 self.carrier.reset(self.peers.all().cloned().collect(), status).await
             }
@@ -143,18 +160,21 @@ impl<'a> Tending<'a> {
         self.look = self.looked + RESYNC;
         if let Some(announced) = self.carrier.resync(&self.daemon.status).await {
             tracing::warn!("this node's tunnel has another MAC than was told: it is told anew");
-            self.unpublished = Some(announced);
+            self.unpublished = Some((announced, Instant::now()));
             self.publish().await;
         }
     }
 
     /// Writes what the lease should say; tried again until the store takes it.
     async fn publish(&mut self) {
-        let Some(announced) = &self.unpublished else { return };
+        let Some((announced, at)) = &mut self.unpublished else { return };
         let lease = Lease { attributes: self.place.attributes(announced), ..self.lease.clone() };
         match self.daemon.leases.publish(&lease).await {
             Ok(()) => self.unpublished = None,
-            Err(error) => tracing::warn!(%error, "publish what changed of this node"),
+            Err(error) => {
+                *at = Instant::now() + RETRY;
+                tracing::warn!(%error, "publish what changed of this node");
+            }
         }
     }
 }
