@@ -23,6 +23,9 @@ pub use http::Tls;
 /// The token that the server accepts until it is told otherwise.
 pub const TOKEN: &str = "eyJhbGciOiJSUzI1NiJ9.test";
 
+/// Where it listens unless told otherwise.
+const ANY_PORT: &str = "127.0.0.1:0";
+
 /// A running server. It ends when this is dropped.
 pub struct Server {
     shared: Arc<Shared>,
@@ -76,15 +79,20 @@ pub(crate) struct State {
 impl Server {
     /// Starts one on a free port of 127.0.0.1.
     pub fn start() -> Self {
-        Self::serve(None)
+        Self::serve(None, ANY_PORT)
+    }
+
+    /// The same at an address of another network, in whose namespace the caller's thread is.
+    pub fn start_at(address: &str) -> Self {
+        Self::serve(None, address)
     }
 
     /// The same over TLS.
     pub fn start_tls(tls: Tls) -> Self {
-        Self::serve(Some(tls))
+        Self::serve(Some(tls), ANY_PORT)
     }
 
-    fn serve(tls: Option<Tls>) -> Self {
+    fn serve(tls: Option<Tls>, at: &str) -> Self {
         let state = State {
             cluster: Cluster::default(),
             token: TOKEN.to_owned(),
@@ -98,12 +106,12 @@ impl Server {
             bookmarks: 0,
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: watch::channel(0).0 });
-        let bound = TcpListener::bind("127.0.0.1:0").and_then(|listener| {
+        let bound = TcpListener::bind(at).and_then(|listener| {
             listener.set_nonblocking(true)?;
             let address = listener.local_addr()?;
             Ok((listener, address))
         });
-        let (listener, address) = bound.unwrap_or_else(|error| panic!("listen on 127.0.0.1: {error}"));
+        let (listener, address) = bound.unwrap_or_else(|error| panic!("listen on {at}: {error}"));
         let (stop, stopped) = oneshot::channel();
         let scheme = if tls.is_some() { "https" } else { "http" };
         let served = shared.clone();

@@ -1,5 +1,6 @@
 //! `russet flanneld` as a process, in nodes' namespaces with a real etcd: what a node's owner sees (issue 5, "must show"; flannel.md section 10).
 
+mod cluster;
 mod faults;
 mod kubernetes;
 mod lab;

@@ -25,6 +25,7 @@ pub struct Host {
     pub node: TestNode,
     daemon: Option<Child>,
     flags: Vec<String>,
+    variables: Vec<(String, String)>,
     pods: u8,
 }
 
@@ -48,7 +49,7 @@ impl Lab {
     pub fn host(&mut self, flags: &[&str]) -> Host {
         let node = self.fabric.node_with_own_store("n");
         let flags = flags.iter().map(ToString::to_string).collect();
-        Host { node, daemon: None, flags, pods: 0 }
+        Host { node, daemon: None, flags, variables: Vec::new(), pods: 0 }
     }
 
     /// A node whose daemon has written its subnet file.
@@ -94,6 +95,12 @@ impl Lab {
 // === impl Host ===
 
 impl Host {
+    /// Has the daemon find this in its environment.
+    pub fn with_variable(mut self, name: &str, value: &str) -> Self {
+        self.variables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
     pub fn env_path(&self) -> PathBuf {
         self.node.path("flannel/subnet.env")
     }
@@ -108,6 +115,7 @@ impl Host {
         let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
         command.args(["flanneld", "-etcd-endpoints=http://10.77.0.1:2379"]).args(&self.flags);
         command.arg("-subnet-file").arg(self.env_path());
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         command.env_remove("NOTIFY_SOCKET").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         process::in_netns(&mut command, self.node.netns()).unwrap();
         command
