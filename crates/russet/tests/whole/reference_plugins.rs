@@ -135,3 +135,67 @@ fn an_agent_runs_flannel_bridge_and_host_local_in_one_process_whatever_is_in_the
     }
     assert!(!held.exists());
 }
+
+/// Kills a plugin `after` it was started, if it still runs then.
+fn killed(bin: &Path, name: &str, verb: &str, container: &str, config: &Value, after: std::time::Duration) {
+    let mut child = started(bin, name, verb, container, config);
+    testkit::let_pass(after);
+    let _ = child.kill();
+    child.wait().unwrap();
+}
+
+fn started(bin: &Path, name: &str, verb: &str, container: &str, config: &Value) -> std::process::Child {
+    let mut command = Command::new(bin.join(name));
+    command
+        .env_clear()
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .env("CNI_PATH", bin)
+        .env("CNI_COMMAND", verb);
+    command.env("CNI_CONTAINERID", container).env("CNI_NETNS", format!("/run/netns/{container}"));
+    command.env("CNI_IFNAME", "eth0").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    use std::io::Write as _;
+    let _ = child.stdin.take().unwrap().write_all(config.to_string().as_bytes());
+    child
+}
+
+#[test]
+#[ignore = "kernel: bridge, veth, nf_tables; root; tool: ip, nft, mount"]
+fn whenever_a_plugin_is_killed_del_leaves_nothing() {
+    // flannel.md section 0; cni-runtime.md section A.5
+    testkit::in_netns_with_loopback(|| {
+        for dir in ["/run", "/var/lib"] {
+            testkit::run("mount", &["-t", "tmpfs", "tmpfs", dir]);
+        }
+        std::fs::create_dir_all("/run/netns").unwrap();
+        let bin = installed(&["bridge", "host-local", "portmap"]);
+        let bridge = json!({"cniVersion": "1.0.0", "name": "n", "type": "bridge", "isDefaultGateway": true, "ipMasq": true,
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/16"}], [{"subnet": "fd00:1::/64"}]]}});
+        let portmap = json!({"cniVersion": "1.0.0", "name": "n", "type": "portmap",
+            "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80}]},
+            "prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.2/16"}]}});
+        for round in 0..24_u32 {
+            let container = format!("c{round}");
+            NetNs::create_named(&container).unwrap();
+            // From at once to well after the end, whatever the machine's speed.
+            let after = std::time::Duration::from_millis(u64::from(round * 8));
+            killed(bin.path(), "bridge", "ADD", &container, &bridge, after);
+            killed(bin.path(), "portmap", "ADD", &container, &portmap, after);
+            killed(bin.path(), "bridge", "DEL", &container, &bridge, after / 2);
+            for (name, config) in [("portmap", &portmap), ("bridge", &bridge)] {
+                let ended = started(bin.path(), name, "DEL", &container, config).wait().unwrap();
+                assert!(ended.success(), "round {round}: {name}");
+            }
+            let links = testkit::ip_json(&["link"]);
+            let strange = |link: &&Value| !["lo", "cni0"].contains(&link["ifname"].as_str().unwrap());
+            assert_eq!(links.as_array().unwrap().iter().find(strange), None, "round {round}");
+            let held = std::fs::read_dir("/var/lib/cni/networks/n").map_or(0, |entries| {
+                let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+                names.filter(|name| name.parse::<std::net::IpAddr>().is_ok()).count()
+            });
+            assert_eq!(held, 0, "round {round}");
+            let rules = testkit::run("nft", &["list", "ruleset"]);
+            assert!(!rules.contains("russet:n/") && !rules.contains("ports-of-"), "round {round}: {rules}");
+        }
+    });
+}
