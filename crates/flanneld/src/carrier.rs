@@ -176,13 +176,16 @@ impl Carrier {
         }
     }
 
-    /// Compares with what should be, and puts right what is not. Answers with what the lease should say from now on, if that changed.
-    pub async fn resync(&mut self, status: &Status) -> Option<Announced> {
+    /// Compares with what should be, and puts right what is not: whether that succeeded, and what the lease should say from now on if that
+    /// changed.
+    pub async fn resync(&mut self, status: &Status) -> (bool, Option<Announced>) {
         status.resyncs.fetch_add(1, Ordering::Relaxed);
-        if let Over::Udp(relay) = &mut self.over {
-            relay.resync(status);
-        }
-        self.woven.resync(status).await
+        let over = match &mut self.over {
+            Over::Udp(relay) => relay.resync(status),
+            Over::None | Over::Commands(_) => true,
+        };
+        let (woven, news) = self.woven.resync(status).await;
+        (over && woven, news)
     }
 }
 

@@ -33,6 +33,8 @@ pub(crate) struct Tending<'a> {
 const EVENTS_MAX: usize = 10_000;
 /// The kernel is compared with what should be at least this often.
 const RESYNC: Duration = Duration::from_secs(60);
+/// The next look after one that could not put everything right; what is refused for good is logged no more often than this.
+const UNSETTLED: Duration = Duration::from_secs(15);
 /// A look soon after something stirred, so that what belongs together is seen together.
 const SOON: Duration = Duration::from_millis(20);
 /// Shortest pause between looks: somebody may fight for our objects.
@@ -157,8 +159,9 @@ impl<'a> Tending<'a> {
 
     async fn resync(&mut self) {
         self.looked = Instant::now();
-        self.look = self.looked + RESYNC;
-        if let Some(announced) = self.carrier.resync(&self.daemon.status).await {
+        let (settled, news) = self.carrier.resync(&self.daemon.status).await;
+        self.look = Instant::now() + if settled { RESYNC } else { UNSETTLED };
+        if let Some(announced) = news {
             tracing::warn!("this node's tunnel has another MAC than was told: it is told anew");
             self.unpublished = Some((announced, Instant::now()));
             self.publish().await;

@@ -140,23 +140,24 @@ impl Woven {
         }
     }
 
-    /// Puts right what is not as it should be.
-    pub async fn resync(&mut self, status: &Status) -> Option<Announced> {
+    /// Puts right what is not as it should be: whether that succeeded, and what the lease should say if that changed.
+    pub async fn resync(&mut self, status: &Status) -> (bool, Option<Announced>) {
         let work = self.work(|fabric| (fabric.resync(), fabric.prepared())).await;
         let (report, prepared) = match work {
             Ok(done) => done,
             Err(error) => {
                 tracing::error!(%error, "compare the kernel with the leases");
-                return None;
+                return (false, None);
             }
         };
         note(&report, "the kernel was not as it should be", status);
         status.repairs.fetch_add(report.changed.values().sum::<usize>() as u64, Ordering::Relaxed);
         let announced = Announced { mtu: self.announced.mtu, ..announced(&prepared, self.data) };
-        (self.data != Data::Nothing && announced != self.announced).then(|| {
+        let news = (self.data != Data::Nothing && announced != self.announced).then(|| {
             self.announced = announced.clone();
             announced
-        })
+        });
+        (report.failed == 0, news)
     }
 
     /// Runs on a thread for it.

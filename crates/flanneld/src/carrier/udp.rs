@@ -115,8 +115,8 @@ impl Relay {
         while matches!(self.monitor.next(Duration::ZERO), Ok(Some(_))) {}
     }
 
-    /// Puts the device and its route right, or starts anew where they are gone.
-    pub fn resync(&mut self, status: &Status) {
+    /// Puts the device and its route right, or starts anew where they are gone; false when that has to be tried again.
+    pub fn resync(&mut self, status: &Status) -> bool {
         let failure = self.proxy.as_ref().map_or(Some("it does not run".to_owned()), Proxy::failure);
         let result = match (failure, &self.proxy) {
             (None, Some(proxy)) => proxy.repair(),
@@ -127,10 +127,11 @@ impl Relay {
                 self.start()
             }
         };
-        if let Err(error) = result {
+        if let Err(error) = &result {
             status.failures.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(%error, "the udp backend is not as it should be");
         }
+        result.is_ok()
     }
 }
 
