@@ -4,6 +4,7 @@
 
 mod acquire;
 mod bench;
+mod costs;
 mod etcd;
 mod etcd_v2;
 mod keep;
