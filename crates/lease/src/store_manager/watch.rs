@@ -162,7 +162,8 @@ impl Believed {
     }
 
     fn change(&mut self, subnet: SubnetKey, change: impl FnOnce(&mut Vec<Version>)) -> Option<Event> {
-        let versions = self.0.entry(subnet).or_default();
+        // One, as a rule; the default would make room for four, which are half a kilobyte.
+        let versions = self.0.entry(subnet).or_insert_with(|| Vec::with_capacity(1));
         let before = latest(versions).cloned();
         change(versions);
         let after = latest(versions);
