@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use russet_netlink::{Monitor, Topic};
-use russet_overlay::udp::Proxy;
+use russet_overlay::udp::{Count, Proxy};
 use russet_testkit::{eventually, ip_json};
 
 use crate::lab::{lease, sh, with_nodes};
+use crate::transfer::tcp;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -122,5 +123,27 @@ fn peers_that_come_and_go_are_followed_at_once() {
         assert!(!one.ping("", "10.1.2.2").0);
         proxies[0].reset(&[(lease(2), [192, 168, 77, 2].into())]);
         assert!(one.ping("", "10.1.2.2").0);
+    });
+}
+
+#[test]
+#[ignore = "kernel: TUN devices and namespaces need root"]
+fn a_proxy_stops_in_the_middle_of_a_stream_which_goes_on_with_the_next() {
+    with_nodes(|[one, two]| {
+        let _other = two.start(two.options());
+        let mut proxy = one.start(one.options());
+        one.know_the_way("10.1.2.2");
+        std::thread::scope(|scope| {
+            let stream = scope.spawn(|| tcp(&one.pod, &two.pod, [10, 1, 2, 2].into(), 64 << 20));
+            for _ in 0..3 {
+                eventually(DEADLINE, || proxy.count(Count::Sent) > 500);
+                assert!(!stream.is_finished(), "there is something left to stop");
+                drop(proxy);
+                assert_eq!(devices(), [""; 0]);
+                proxy = one.start(one.options());
+            }
+            stream.join().unwrap();
+            assert_eq!(proxy.failure(), None);
+        });
     });
 }

@@ -17,6 +17,8 @@ const RECEIVE_BUFFER_BYTES: usize = 16 << 20;
 pub fn tcp(from: &NetNs, to: &NetNs, address: Ipv4Addr, bytes: usize) {
     let pattern: Vec<u8> = (0..bytes).map(|n| (n * 7 + n / 251) as u8).collect();
     let listener = to.with(|| TcpListener::bind((address, 0))).unwrap().unwrap();
+    // Of `accept`: a sender that does not come must not be waited for.
+    sockopt::set_socket_timeout(&listener, sockopt::Timeout::Recv, Some(DEADLINE)).unwrap();
     let target = listener.local_addr().unwrap();
     std::thread::scope(|scope| {
         let receiver = scope.spawn(|| {
