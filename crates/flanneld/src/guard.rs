@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use russet_addr::IpNet;
 use russet_model::flannel::{NetworkConfig, SubnetKey};
-use russet_overlay::firewall::{Firewall, FirewallError, Mode, Report, Wanted};
+use russet_overlay::firewall::{Culprit, Firewall, FirewallError, Mode, Report, Wanted};
 use tokio::sync::oneshot;
 
 use crate::flags::{FirewallKind, Options};
@@ -31,6 +31,13 @@ pub struct Order {
     pub previous: Wanted,
     /// The pause between looks when nobody changes anything.
     pub resync: Duration,
+}
+
+/// What is told, and to whom.
+struct Log {
+    status: Arc<Status>,
+    /// The failures of the last look.
+    told: Vec<String>,
 }
 
 /// Somebody who removes our rules again and again is answered this often at most.
@@ -80,11 +87,12 @@ impl Guard {
         let orders = Arc::clone(&shared);
         let run = move || match Firewall::open(order.mode) {
             Ok(mut firewall) => {
-                note(&firewall.apply(&order.wanted), "a rule is set", &status);
+                let mut log = Log { status, told: Vec::new() };
+                log.note(&firewall.apply(&order.wanted), "a rule is set");
                 // Whoever asked may have given up. What an earlier daemon left is looked for afterwards: that may take programs of iptables.
                 let _ = tell.send(Ok(()));
-                note(&firewall.recycle(&order.previous), "a rule of an earlier network is removed", &status);
-                watch(&mut firewall, order, &orders, &status);
+                log.note(&firewall.recycle(&order.previous), "a rule of an earlier network is removed");
+                watch(&mut firewall, order, &orders, &mut log);
             }
             Err(error) => drop(tell.send(Err(error))),
         };
@@ -105,7 +113,7 @@ impl Guard {
     }
 }
 
-fn watch(firewall: &mut Firewall, mut order: Order, orders: &Mutex<Order>, status: &Status) {
+fn watch(firewall: &mut Firewall, mut order: Order, orders: &Mutex<Order>, log: &mut Log) {
     loop {
         let began = Instant::now();
         let mut due = false;
@@ -122,18 +130,32 @@ fn watch(firewall: &mut Firewall, mut order: Order, orders: &Mutex<Order>, statu
             due |= now != order;
             order = now;
         }
-        note(&firewall.apply(&order.wanted), "a rule is repaired", status);
+        log.note(&firewall.apply(&order.wanted), "a rule is repaired");
         thread::park_timeout(REPAIR_PAUSE.saturating_sub(began.elapsed()));
     }
 }
 
-fn note(report: &Report, what: &str, status: &Status) {
-    for repair in &report.repaired {
-        status.repairs.fetch_add(1, Ordering::Relaxed);
-        tracing::info!(%repair, "{what}");
-    }
-    for error in &report.failed {
-        status.failures.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(%error, "the firewall is not as it should be");
+// === impl Log ===
+
+impl Log {
+    /// Tells of every repair, and of a failure when it is new: what cannot be mended would be told of at each look.
+    fn note(&mut self, report: &Report, what: &str) {
+        for repair in &report.repaired {
+            self.status.repairs.fetch_add(1, Ordering::Relaxed);
+            match &report.culprit {
+                Some(Culprit { process, pid }) => {
+                    tracing::info!(%repair, after = process.escape_debug().to_string(), pid, "{what}");
+                }
+                None => tracing::info!(%repair, "{what}"),
+            }
+        }
+        let failed: Vec<String> = report.failed.iter().map(ToString::to_string).collect();
+        for error in &failed {
+            self.status.failures.fetch_add(1, Ordering::Relaxed);
+            if !self.told.contains(error) {
+                tracing::warn!(error, "the firewall is not as it should be");
+            }
+        }
+        self.told = failed;
     }
 }
