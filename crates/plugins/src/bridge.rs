@@ -190,7 +190,7 @@ async fn del(
         node.wiring.detach_port(netns, target.ifname.clone(), bridge).await?;
     }
     let owner = owner(target);
-    let forgotten = node.wiring.nat(move |nft| nat::unmasquerade(nft, &owner)).await;
+    let forgotten = node.wiring.forget(move |nft| nat::unmasquerade(nft, &owner)).await;
     if let Some(ipam) = ipam {
         ipam.tell(Verb::Del).await?;
     }
@@ -213,7 +213,7 @@ async fn collect(node: &LocalNode, request: &Request, ipam: Option<&Delegation<'
     }
     let valid: Vec<Owner> =
         valid.iter().map(|it| Owner::new(&network, &it.container_id, &it.ifname)).collect();
-    let collected = node.wiring.nat(move |nft| nat::collect_masquerade(nft, &network, &valid)).await;
+    let collected = node.wiring.forget(move |nft| nat::collect_masquerade(nft, &network, &valid)).await;
     errors.extend(collected.err().map(|error| error.to_string()));
     if errors.is_empty() {
         return Ok(());

@@ -25,14 +25,14 @@ pub async fn run(node: &LocalNode, request: &Request) -> Result<Option<CniResult
         Call::Check(target) => check(node, request, target).await.map(|()| None),
         Call::Del(target) => {
             let owner = owner(request, target);
-            node.wiring.nat(move |nft| nat::unpublish(nft, &owner)).await.map(|()| None)
+            node.wiring.forget(move |nft| nat::unpublish(nft, &owner)).await.map(|()| None)
         }
         Call::Gc => {
             let Some(valid) = request.config.valid_attachments()? else { return Ok(None) };
             let network = request.config.name.clone();
             let valid: Vec<Owner> =
                 valid.iter().map(|it| Owner::new(&network, &it.container_id, &it.ifname)).collect();
-            node.wiring.nat(move |nft| nat::collect_ports(nft, &network, &valid)).await.map(|()| None)
+            node.wiring.forget(move |nft| nat::collect_ports(nft, &network, &valid)).await.map(|()| None)
         }
         Call::Status => {
             Conf::read(request)?;

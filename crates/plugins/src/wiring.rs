@@ -10,6 +10,7 @@ use russet_attach::{
     Owner, Plan, Port, Reaped, Removal, Shape, loopback,
 };
 use russet_cni_spec::CniError;
+use russet_linux::probe::{self, Feature};
 use russet_linux::{NetNs, sysctl};
 use russet_netlink::{Link, NetlinkError, Socket};
 use russet_nft::Nft;
@@ -146,6 +147,18 @@ impl Wiring {
             work(&mut nft).map_err(failure::nat)
         })
         .await
+    }
+
+    /// [`nat`](Self::nat) for what takes something of ours away: a kernel without nf_tables has nothing of ours, and what was attached there must be
+    /// deletable there.
+    pub async fn forget(
+        &self,
+        work: impl FnOnce(&mut Nft) -> Result<(), NatError> + Send + 'static,
+    ) -> Result<(), CniError> {
+        match self.nat(work).await {
+            Err(_) if matches!(probe::supports(Feature::NfTables), Ok(false)) => Ok(()),
+            result => result,
+        }
     }
 
     /// Lets the node's own packets from 127.0.0.1 go to a pod, whose answers the caller sees to.
