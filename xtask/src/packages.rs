@@ -44,6 +44,11 @@ const PACKAGES: &[Package] = &[
         proof: "iptables-save",
         reason: "what Debian's `portmap` writes its rules with",
     },
+    Package {
+        name: "python3",
+        proof: "python3",
+        reason: "the servers and clients of the tests of `portmap` and `bandwidth`",
+    },
     Package { name: "runc", proof: "runc", reason: "what containerd starts pods with" },
     Package {
         name: "busybox-static",
