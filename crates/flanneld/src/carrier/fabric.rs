@@ -11,6 +11,9 @@ use russet_overlay::flannel::{
     self, Fabric, Networks, Peer, PeerKey, Prepared, Standing, Underlay, WireguardEnd,
 };
 
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
 use super::{Announced, CarrierError, note};
 use crate::backend::{Backend, Wireguard, WireguardMode};
 use crate::ear::Ear;
@@ -19,11 +22,19 @@ use crate::interface::External;
 
 /// A fabric and its ear.
 pub struct Woven {
-    /// Away while a thread works with it; for ever if that thread panicked.
-    fabric: Option<Fabric>,
+    fabric: Whereabouts,
     ear: Ear,
     data: Data,
     announced: Announced,
+}
+
+/// Where the fabric is.
+enum Whereabouts {
+    Here(Box<Fabric>),
+    /// A thread works with it. Whoever asked may have given up, as when the lease is lost; the work goes on to its end, and the next one waits for it.
+    Away(JoinHandle<Box<Fabric>>),
+    /// That thread panicked.
+    Gone,
 }
 
 /// What leases carry for the backend.
@@ -74,7 +85,10 @@ impl Woven {
         let (fabric, prepared) = made.await.map_err(|_panic| CarrierError::Broken)??;
         let ear = Ear::of(&fabric).map_err(CarrierError::Listen)?;
         let announced = announced(&prepared, data);
-        Ok((Self { fabric: Some(fabric), ear, data, announced: announced.clone() }, announced))
+        Ok((
+            Self { fabric: Whereabouts::Here(Box::new(fabric)), ear, data, announced: announced.clone() },
+            announced,
+        ))
     }
 
     /// What stands where the devices are to be; changes nothing.
@@ -129,10 +143,11 @@ impl Woven {
                 tracing::error!(%error, "listen to the kernel");
                 return std::future::pending().await;
             }
-            match self.fabric.as_mut().map(Fabric::drifted) {
-                Some(Ok(false)) => {}
-                Some(Ok(true)) | None => return,
-                Some(Err(error)) => {
+            let Whereabouts::Here(fabric) = &mut self.fabric else { return };
+            match fabric.drifted() {
+                Ok(false) => {}
+                Ok(true) => return,
+                Err(error) => {
                     tracing::warn!(%error, "hear what changed in the kernel");
                     return;
                 }
@@ -160,19 +175,33 @@ impl Woven {
         (report.failed == 0, news)
     }
 
-    /// Runs on a thread for it.
+    /// Runs on a thread for it. Dropping this future neither stops the work nor loses the fabric.
     async fn work<T: Send + 'static>(
         &mut self,
         what: impl FnOnce(&mut Fabric) -> T + Send + 'static,
     ) -> Result<T, CarrierError> {
-        let mut fabric = self.fabric.take().ok_or(CarrierError::Broken)?;
-        let done = tokio::task::spawn_blocking(move || {
-            let result = what(&mut fabric);
-            (fabric, result)
-        });
-        let (fabric, result) = done.await.map_err(|_panic| CarrierError::Broken)?;
-        self.fabric = Some(fabric);
-        Ok(result)
+        let mut fabric = self.take().await?;
+        let (tell, told) = oneshot::channel();
+        self.fabric = Whereabouts::Away(tokio::task::spawn_blocking(move || {
+            // Nobody listens if whoever asked has given up.
+            let _ = tell.send(what(&mut fabric));
+            fabric
+        }));
+        let fabric = self.take().await?;
+        self.fabric = Whereabouts::Here(fabric);
+        told.await.map_err(|_panic| CarrierError::Broken)
+    }
+
+    /// The fabric, to be put back before anything else is waited for.
+    async fn take(&mut self) -> Result<Box<Fabric>, CarrierError> {
+        if let Whereabouts::Away(work) = &mut self.fabric {
+            let back = work.await;
+            self.fabric = back.map_or(Whereabouts::Gone, Whereabouts::Here);
+        }
+        match std::mem::replace(&mut self.fabric, Whereabouts::Gone) {
+            Whereabouts::Here(fabric) => Ok(fabric),
+            Whereabouts::Away(_) | Whereabouts::Gone => Err(CarrierError::Broken),
+        }
     }
 }
 
