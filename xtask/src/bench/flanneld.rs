@@ -8,7 +8,7 @@ mod daemon;
 mod findings;
 mod leases;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::artifacts::{self, Profile};
@@ -55,10 +55,13 @@ const NOTES: [&str; 6] = [
     "start: from before fork and exec until subnet.env is there (inotify): a node without device, rules or lease, other starts' leases deleted before; vxlan, --ip-masq, etcd over plain http",
     "program-N: from before fork and exec until the kernel has a route to each of N leases that were there before; looked at every 5 ms. -ready: the part of it after subnet.env; -cpu: the daemon's processor time by then",
     "each lease is a route, a neighbour and a forwarding entry; afterwards all three are counted, and a sample with any missing is an error",
-    "rss, anon, peak: VmRSS, RssAnon and VmHWM of /proc/PID/status 7 s after that, of the release build, which is larger than what users get; 2 is this node and one more",
+    "rss, anon, peak: VmRSS, RssAnon and VmHWM of /proc/PID/status 7 s after that, of the release build, which is larger than what users get (RUSSET_BENCH_DAEMON=PATH measures another one); 2 is this node and one more",
     "one-more: the daemon's own processor time, user and system, of all its threads (/proc/PID/task/*/schedstat) for one more lease at 5,000: 50 put one by one",
     "idle: the same clock over a second without any change, at 5,000",
 ];
+
+/// Names the executable to measure.
+const EXECUTABLE_VARIABLE: &str = "RUSSET_BENCH_DAEMON";
 
 /// One run, inside its namespaces.
 struct Run<'a> {
@@ -83,6 +86,12 @@ pub fn run(options: &Options) -> Result<Found> {
     }
 }
 
+/// What is measured: the release build, unless the environment names another executable, say the one that `cargo xtask dist` made.
+fn executable() -> PathBuf {
+    let named = std::env::var_os(EXECUTABLE_VARIABLE).map(PathBuf::from);
+    named.unwrap_or_else(|| artifacts::dynamic_path("russet", Profile::Release))
+}
+
 fn build() -> Result<()> {
     packages::ensure()?;
     artifacts::dynamic("russet", Profile::Release).map(drop)
@@ -103,7 +112,7 @@ fn measure(options: &Options, directory: &Path) -> Result<Findings> {
         eprintln!("flanneld: round {round} of {} done", options.rounds);
     }
     let Run { mut findings, quiet, .. } = run;
-    findings.notes.push(format!("{} rounds", options.rounds));
+    findings.notes.push(format!("{} rounds of {}", options.rounds, executable().display()));
     findings.notes.extend(NOTES.map(str::to_owned));
     findings.notes.extend(quiet.told());
     findings.foreign_cpu = quiet.foreign;
@@ -150,7 +159,7 @@ impl Run<'_> {
         self.nodes += 1;
         let node = self.cluster.node(self.world, number)?;
         let own = self.directory.join(format!("node{number}"));
-        let binary = artifacts::dynamic_path("russet", Profile::Release);
+        let binary = executable();
         let daemon = node.inside(|| Daemon::start(&binary, &own, number, self.cluster.url(), LIMIT));
         self.world.enter()?;
         daemon
