@@ -1,8 +1,11 @@
 //! Which backend a network's configuration names, with its options (flannel.md sections 2 and 6); and, in one sentence, why some are
 //! refused. Pure; the loop asks once at the start.
 
+use std::path::PathBuf;
+
 use russet_addr::Mac;
 use russet_model::flannel::{Backend as Configured, ConfigError};
+use russet_overlay::flannel::{Mode, Vxlan, Wireguard};
 
 use crate::extension::Extension;
 
@@ -24,60 +27,11 @@ pub enum Backend {
         direct_routing: bool,
     },
     /// WireGuard.
-    Wireguard(Wireguard),
+    Wireguard(Box<Wireguard>),
     /// The operator's commands.
     Extension(Extension),
     /// A lease and nothing else.
     Alloc,
-}
-
-/// `vxlan`'s options.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Vxlan {
-    /// The network's identifier.
-    pub vni: u32,
-    /// 0 for the kernel's own, 8472.
-    pub port: u16,
-    /// Group policy extension.
-    pub gbp: bool,
-    /// Plain routes to nodes on the same link.
-    pub direct_routing: bool,
-    /// Whether the device learns where MACs are.
-    pub learning: bool,
-    /// Of the device, bytes; none for the underlay's less the overhead.
-    pub mtu: Option<u32>,
-    /// The MACs for devices that have to be made, where peers know some already. Not of the configuration.
-    pub macs: [Option<Mac>; 2],
-}
-
-/// `wireguard`'s options.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wireguard {
-    /// Where the IPv4 tunnel listens.
-    pub port: u16,
-    /// Where a separate IPv6 tunnel listens.
-    pub port_v6: u16,
-    /// Of the underlay, bytes.
-    pub mtu: Option<u32>,
-    /// Preshared key, base64.
-    pub psk: Option<String>,
-    /// Seconds; 0 for never.
-    pub keepalive_s: u16,
-    /// One tunnel or two.
-    pub mode: WireguardMode,
-}
-
-/// Which of the families' addresses carry tunnels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WireguardMode {
-    /// Each family its own tunnel.
-    Separate,
-    /// One tunnel, over whatever fits.
-    Auto,
-    /// One tunnel over IPv4.
-    V4,
-    /// One tunnel over IPv6.
-    V6,
 }
 
 /// Why a configured backend is not run; the daemon ends with 1.
@@ -117,6 +71,8 @@ const UDP_PORT: u16 = 8285;
 const WIREGUARD_PORTS: [u16; 2] = [51820, 51821];
 /// Above this a number is no VNI.
 const VNI_MAX: u32 = (1 << 24) - 1;
+/// The private key of wireguard, unless the environment names another file (flannel.md section 6.5).
+const KEY_FILE: &str = "/run/flannel/wgkey";
 const CLOUD: &str =
     "routes of a cloud's own router are not programmed here; use vxlan, or host-gw where nodes share a link";
 
@@ -127,11 +83,11 @@ impl Backend {
     pub fn parse(configured: &Configured, shell: bool) -> Result<Self, BackendError> {
         let refused = |kind, reason| Err(BackendError::Refused { kind, reason });
         match configured.kind.as_str() {
-            "vxlan" => Vxlan::parse(configured).map(Self::Vxlan),
+            "vxlan" => vxlan(configured).map(Self::Vxlan),
             "host-gw" => Ok(Self::HostGw),
             "udp" => Ok(Self::Udp { port: port(configured, "udp", "Port")?.unwrap_or(UDP_PORT) }),
             "ipip" => Ok(Self::Ipip { direct_routing: configured.bool("DirectRouting")?.unwrap_or(false) }),
-            "wireguard" => Wireguard::parse(configured).map(Self::Wireguard),
+            "wireguard" => wireguard(configured).map(|options| Self::Wireguard(Box::new(options))),
             "extension" => extension(configured, shell).map(Self::Extension),
             "alloc" => Ok(Self::Alloc),
             "ipsec" => refused("ipsec", "it needs strongSwan's daemon; use wireguard"),
@@ -149,9 +105,17 @@ impl Backend {
     }
 
     /// Gives devices that have to be made the MACs that peers know.
-    pub const fn with_macs(mut self, macs: [Option<Mac>; 2]) -> Self {
+    pub fn with_macs(mut self, macs: [Option<Mac>; 2]) -> Self {
         if let Self::Vxlan(vxlan) = &mut self {
-            vxlan.macs = macs;
+            vxlan.mac = macs;
+        }
+        self
+    }
+
+    /// Lets wireguard's private key be in another file, where the environment names one.
+    pub fn with_key_file(mut self, file: Option<PathBuf>) -> Self {
+        if let (Self::Wireguard(wireguard), Some(file)) = (&mut self, file) {
+            wireguard.key_file = file;
         }
         self
     }
@@ -193,64 +157,57 @@ impl Backend {
     }
 }
 
-// === impl Vxlan ===
-
-impl Vxlan {
-    fn parse(configured: &Configured) -> Result<Self, BackendError> {
-        let vni = configured.u32("VNI")?.unwrap_or(1);
-        if vni > VNI_MAX {
-            let value = vni.to_string();
-            return Err(BackendError::Value {
-                kind: "vxlan",
-                option: "VNI",
-                value,
-                wanted: "a number of 24 bits",
-            });
-        }
-        Ok(Self {
-            vni,
-            port: port(configured, "vxlan", "Port")?.unwrap_or(0),
-            gbp: configured.bool("GBP")?.unwrap_or(false),
-            direct_routing: configured.bool("DirectRouting")?.unwrap_or(false),
-            learning: configured.bool("Learning")?.unwrap_or(false),
-            mtu: configured.u32("MTU")?.filter(|mtu| *mtu != 0),
-            macs: [None, None],
-        })
+fn vxlan(configured: &Configured) -> Result<Vxlan, BackendError> {
+    let vni = configured.u32("VNI")?.unwrap_or(1);
+    if vni > VNI_MAX {
+        let value = vni.to_string();
+        return Err(BackendError::Value {
+            kind: "vxlan",
+            option: "VNI",
+            value,
+            wanted: "a number of 24 bits",
+        });
     }
+    Ok(Vxlan {
+        vni,
+        port: port(configured, "vxlan", "Port")?.unwrap_or(0),
+        gbp: configured.bool("GBP")?.unwrap_or(false),
+        direct_routing: configured.bool("DirectRouting")?.unwrap_or(false),
+        learning: configured.bool("Learning")?.unwrap_or(false),
+        mtu: configured.u32("MTU")?.filter(|mtu| *mtu != 0),
+        mac: [None, None],
+    })
 }
 
-// === impl Wireguard ===
-
-impl Wireguard {
-    fn parse(configured: &Configured) -> Result<Self, BackendError> {
-        let kind = "wireguard";
-        let mode = match configured.str("Mode")?.unwrap_or("separate") {
-            "separate" | "" => WireguardMode::Separate,
-            "auto" => WireguardMode::Auto,
-            "ipv4" => WireguardMode::V4,
-            "ipv6" => WireguardMode::V6,
-            other => {
-                let (value, wanted) = (other.to_owned(), "separate, auto, ipv4 or ipv6");
-                return Err(BackendError::Value { kind, option: "Mode", value, wanted });
-            }
-        };
-        let option = "PersistentKeepaliveInterval";
-        let keepalive = configured.u32(option)?.unwrap_or(0);
-        let keepalive_s = u16::try_from(keepalive).map_err(|_| BackendError::Value {
-            kind,
-            option,
-            value: keepalive.to_string(),
-            wanted: "0 to 65535 seconds",
-        })?;
-        Ok(Self {
-            port: port(configured, kind, "ListenPort")?.unwrap_or(WIREGUARD_PORTS[0]),
-            port_v6: port(configured, kind, "ListenPortV6")?.unwrap_or(WIREGUARD_PORTS[1]),
-            mtu: configured.u32("MTU")?.filter(|mtu| *mtu != 0),
-            psk: configured.str("PSK")?.filter(|psk| !psk.is_empty()).map(str::to_owned),
-            keepalive_s,
-            mode,
-        })
-    }
+fn wireguard(configured: &Configured) -> Result<Wireguard, BackendError> {
+    let kind = "wireguard";
+    let mode = match configured.str("Mode")?.unwrap_or("separate") {
+        "separate" | "" => Mode::Separate,
+        "auto" => Mode::Auto,
+        "ipv4" => Mode::V4,
+        "ipv6" => Mode::V6,
+        other => {
+            let (value, wanted) = (other.to_owned(), "separate, auto, ipv4 or ipv6");
+            return Err(BackendError::Value { kind, option: "Mode", value, wanted });
+        }
+    };
+    let option = "PersistentKeepaliveInterval";
+    let keepalive = configured.u32(option)?.unwrap_or(0);
+    let keepalive_s = u16::try_from(keepalive).map_err(|_| BackendError::Value {
+        kind,
+        option,
+        value: keepalive.to_string(),
+        wanted: "0 to 65535 seconds",
+    })?;
+    Ok(Wireguard {
+        port: port(configured, kind, "ListenPort")?.unwrap_or(WIREGUARD_PORTS[0]),
+        port_v6: port(configured, kind, "ListenPortV6")?.unwrap_or(WIREGUARD_PORTS[1]),
+        mtu: configured.u32("MTU")?.filter(|mtu| *mtu != 0),
+        psk: configured.str("PSK")?.filter(|psk| !psk.is_empty()).map(str::to_owned),
+        keepalive_s,
+        mode,
+        key_file: KEY_FILE.into(),
+    })
 }
 
 /// A port; 0 counts as none.
@@ -302,7 +259,7 @@ mod tests {
             direct_routing: true,
             learning: true,
             mtu: Some(1400),
-            macs: [None, None],
+            mac: [None, None],
         };
         assert_eq!(vxlan, expected);
     }

@@ -113,6 +113,8 @@ const RETRY: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(3);
 /// A lease lives 24 hours; the margin has to be shorter.
 const MARGIN_MAX_MIN: i64 = 24 * 60 - 1;
+/// Names the file of wireguard's private key (flannel.md section 1.2).
+const KEY_FILE_VARIABLE: &str = "WIREGUARD_KEY_FILE";
 const BRIDGE_NETFILTER: [&str; 2] =
     ["/proc/sys/net/bridge/bridge-nf-call-iptables", "/proc/sys/net/bridge/bridge-nf-call-ip6tables"];
 
@@ -193,7 +195,10 @@ impl Daemon {
         let network = until(|| self.leases.network(), "the network config").await;
         let config = network.map_err(RunError::Config)?;
         let stack = Stack::of(config.enable_ipv4, config.enable_ipv6).ok_or(RunError::NoFamily)?;
-        let backend = Backend::parse(&config.backend, self.options.extension_shell)?.with_macs(known.macs);
+        let key_file = std::env::var_os(KEY_FILE_VARIABLE).filter(|path| !path.is_empty());
+        let backend = Backend::parse(&config.backend, self.options.extension_shell)?
+            .with_macs(known.macs)
+            .with_key_file(key_file.map(Into::into));
         let external = self.external(stack, known)?;
         let before = self.before();
         if self.options.takeover || self.options.takeover_check {

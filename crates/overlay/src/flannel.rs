@@ -105,7 +105,7 @@ pub struct PeerKey {
     pub v6: Option<Ipv6Net>,
 }
 
-/// A usable lease of another node; see [`Backend::accepts`].
+/// A usable lease of another node: the caller leaves out those of other backends (flannel.md section 4).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// Its IPv4 subnet.
@@ -217,17 +217,6 @@ impl Backend {
             Self::Ipip { .. } => "ipip",
             Self::Wireguard(_) => "wireguard",
             Self::Udp | Self::Alloc => "",
-        }
-    }
-
-    /// Whether a lease that says `backend_type` is a peer: its type is exactly ours; udp takes all (flannel.md section 4).
-    pub fn accepts(&self, backend_type: &str) -> bool {
-        match self {
-            Self::Udp => true,
-            Self::Alloc => false,
-            Self::Vxlan(_) | Self::HostGw | Self::Ipip { .. } | Self::Wireguard(_) => {
-                self.name() == backend_type
-            }
         }
     }
 

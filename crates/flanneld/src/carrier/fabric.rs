@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::{Announced, CarrierError, note};
-use crate::backend::{Backend, Wireguard, WireguardMode};
+use crate::backend::Backend;
 use crate::ear::Ear;
 use crate::health::Status;
 use crate::interface::External;
@@ -55,10 +55,6 @@ pub struct Manner {
     /// The networks of the daemon's former life, whose routes go.
     pub former: Networks,
 }
-
-/// The private key of wireguard, unless the environment names another file (flannel.md section 6.5).
-const KEY_FILE: &str = "/run/flannel/wgkey";
-const KEY_FILE_VARIABLE: &str = "WIREGUARD_KEY_FILE";
 
 // === impl Woven ===
 
@@ -284,45 +280,14 @@ fn announced(prepared: &Prepared, data: Data) -> Announced {
 /// The backend as `overlay` has it, and what its leases carry.
 fn kernel_backend(backend: &Backend) -> (flannel::Backend, Data) {
     match backend {
-        Backend::Vxlan(vxlan) => {
-            let options = flannel::Vxlan {
-                vni: vxlan.vni,
-                port: vxlan.port,
-                gbp: vxlan.gbp,
-                direct_routing: vxlan.direct_routing,
-                learning: vxlan.learning,
-                mtu: vxlan.mtu,
-                mac: vxlan.macs,
-            };
-            (flannel::Backend::Vxlan(options), Data::Vtep(vxlan.vni))
-        }
+        Backend::Vxlan(vxlan) => (flannel::Backend::Vxlan(vxlan.clone()), Data::Vtep(vxlan.vni)),
         Backend::HostGw => (flannel::Backend::HostGw, Data::Nothing),
         Backend::Ipip { direct_routing } => {
             (flannel::Backend::Ipip { direct_routing: *direct_routing }, Data::Nothing)
         }
         Backend::Udp { .. } => (flannel::Backend::Udp, Data::Nothing),
         Backend::Alloc | Backend::Extension(_) => (flannel::Backend::Alloc, Data::Nothing),
-        Backend::Wireguard(options) => {
-            (flannel::Backend::Wireguard(Box::new(wireguard(options))), Data::Wireguard)
-        }
-    }
-}
-
-fn wireguard(options: &Wireguard) -> flannel::Wireguard {
-    let file = std::env::var_os(KEY_FILE_VARIABLE).filter(|path| !path.is_empty());
-    flannel::Wireguard {
-        port: options.port,
-        port_v6: options.port_v6,
-        mtu: options.mtu,
-        psk: options.psk.clone(),
-        keepalive_s: options.keepalive_s,
-        mode: match options.mode {
-            WireguardMode::Separate => flannel::Mode::Separate,
-            WireguardMode::Auto => flannel::Mode::Auto,
-            WireguardMode::V4 => flannel::Mode::V4,
-            WireguardMode::V6 => flannel::Mode::V6,
-        },
-        key_file: file.map_or_else(|| KEY_FILE.into(), Into::into),
+        Backend::Wireguard(options) => (flannel::Backend::Wireguard(options.clone()), Data::Wireguard),
     }
 }
 
