@@ -9,6 +9,8 @@ use std::net::Ipv4Addr;
 use russet_addr::{BlockCidr, NodeName};
 use russet_model::{Affinity, AffinityState, Attribute, Block, Handle, HandleId, IpPool, IpPoolSpec, Key};
 
+use crate::Random;
+
 /// The pool that holds all of them.
 pub const POOL: &str = "10.0.0.0/8";
 /// Addresses of a block.
@@ -31,9 +33,6 @@ pub struct FullBlock {
     pub records: Vec<(Key, Vec<u8>)>,
 }
 
-/// Random numbers that are the same everywhere: splitmix64.
-struct Numbers(u64);
-
 /// The record of the pool.
 pub fn pool() -> (Key, Vec<u8>) {
     let pool = IpPool::new("default-ipv4-ippool", IpPoolSpec::new(POOL.parse().unwrap()));
@@ -47,16 +46,13 @@ pub fn full_blocks(seed: u64, count: u32) -> impl Iterator<Item = FullBlock> {
 
 /// The block at `index`, which depends on nothing but the two numbers.
 pub fn full_block(seed: u64, index: u32) -> FullBlock {
-    let mut numbers = Numbers(seed ^ (u64::from(index) << 32));
+    let mut numbers = Random::new(seed ^ (u64::from(index) << 32));
     let node =
         NodeName::new(format!("worker-{:04}.eu-central.example.net", index / BLOCKS_PER_NODE)).unwrap();
     let first = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 0, 0, 0)) + index * BLOCK_ADDRESSES);
     let cidr: BlockCidr = format!("{first}/26").parse().unwrap();
     let handles: Vec<HandleId> = (0..BLOCK_ADDRESSES)
-        .map(|_| {
-            let id: String = (0..4).map(|_| format!("{:016x}", numbers.next())).collect();
-            HandleId::new(format!("k8s-pod-network.{id}")).unwrap()
-        })
+        .map(|_| HandleId::new(format!("k8s-pod-network.{}", numbers.hex())).unwrap())
         .collect();
     let block = block(cidr, &node, &handles, &mut numbers);
     let affinity = Affinity::new(AffinityState::Confirmed);
@@ -70,14 +66,14 @@ pub fn full_block(seed: u64, index: u32) -> FullBlock {
     FullBlock { cidr, records }
 }
 
-fn block(cidr: BlockCidr, node: &NodeName, handles: &[HandleId], numbers: &mut Numbers) -> Block {
+fn block(cidr: BlockCidr, node: &NodeName, handles: &[HandleId], numbers: &mut Random) -> Block {
     // Pods come and go, so that the owners no longer stand in the order of the addresses.
     let mut order: Vec<usize> = (0..handles.len()).collect();
     for place in (1..order.len()).rev() {
         order.swap(place, numbers.below(place + 1));
     }
-    let created = CLAIMED_S * 1_000_000_000 + (numbers.next() >> 24);
-    let taken = (0..handles.len()).map(|ordinal| (ordinal.to_string(), created + numbers.next() % 5000));
+    let created = CLAIMED_S * 1_000_000_000 + (numbers.next_u64() >> 24);
+    let taken = (0..handles.len()).map(|ordinal| (ordinal.to_string(), created + numbers.next_u64() % 5000));
     let sequence_numbers: BTreeMap<String, u64> = taken.collect();
     Block {
         cidr,
@@ -95,11 +91,11 @@ fn block(cidr: BlockCidr, node: &NodeName, handles: &[HandleId], numbers: &mut N
     }
 }
 
-fn owner(node: &NodeName, handle: &HandleId, numbers: &mut Numbers) -> Attribute {
+fn owner(node: &NodeName, handle: &HandleId, numbers: &mut Random) -> Attribute {
     let app = APPS[numbers.below(APPS.len())];
-    let replica = format!("{:010x}", numbers.next() >> 24);
-    let pod = format!("{app}-{replica}-{:05x}", numbers.next() >> 44);
-    let (minute, second, nanos) = (numbers.below(60), numbers.below(60), numbers.next() % 1_000_000_000);
+    let replica = format!("{:010x}", numbers.next_u64() >> 24);
+    let pod = format!("{app}-{replica}-{:05x}", numbers.next_u64() >> 44);
+    let (minute, second, nanos) = (numbers.below(60), numbers.below(60), numbers.next_u64() % 1_000_000_000);
     let secondary = [
         ("interface", "eth0".to_owned()),
         ("namespace", NAMESPACES[numbers.below(NAMESPACES.len())].to_owned()),
@@ -111,22 +107,6 @@ fn owner(node: &NodeName, handle: &HandleId, numbers: &mut Numbers) -> Attribute
         handle_id: Some(handle.to_string()),
         secondary: Some(secondary.map(|(name, value)| (name.to_owned(), value)).into()),
         ..Attribute::default()
-    }
-}
-
-// === impl Numbers ===
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
     }
 }
 
