@@ -36,6 +36,9 @@ const LAYERS: &[(&str, Layer)] = &[
     ("russet-linux", L1),
     ("russet-kube", L1),
     ("russet-store", L1),
+    ("russet-cri-api", L1),
+    ("russet-containerd", L1),
+    ("russet-health", L1),
     ("russet-ipam", L2),
     ("russet-lease", L2),
     ("russet-overlay", L2),
@@ -46,6 +49,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("russet-plugins", L3),
     ("russet-runtime", L3),
     ("russet-sandbox", L4),
+    ("russet-cri", L4),
     ("russet-agent", L4),
     ("russet-flanneld", L4),
     ("russet-cni", L5),
@@ -61,7 +65,7 @@ const LAYERS: &[(&str, Layer)] = &[
 ];
 
 /// The only crates of their floor that others there may lean on.
-const SIDEWAYS: [(Layer, &str); 2] = [(L0, "russet-addr"), (L1, "russet-netlink")];
+const SIDEWAYS: [(Layer, &str); 3] = [(L0, "russet-addr"), (L1, "russet-netlink"), (L4, "russet-sandbox")];
 
 /// Crates of L2 whose work is in the kernel, and the crates that reach it.
 const KNOW_THE_KERNEL: [&str; 3] = ["russet-attach", "russet-overlay", "russet-policy"];

@@ -2,15 +2,21 @@
 //!
 //! The whole-program tests drive Debian's containerd with it; whatever serves CRI can be driven the same way.
 
-pub mod v1;
+pub mod storm;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
+use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status, Streaming};
+use tonic_prost::ProstCodec;
 
 use v1::runtime_service_client::RuntimeServiceClient;
+
+pub use russet_cri_api as v1;
+pub use tonic::Code as StatusCode;
 
 /// A connection to a runtime. Its methods wait for the answer, and may be called from several threads at once.
 #[derive(Debug)]
@@ -18,6 +24,12 @@ pub struct Cri {
     runtime: Runtime,
     channel: Channel,
     socket: PathBuf,
+}
+
+/// What happens to a runtime's sandboxes, for who asked for it.
+pub struct Events<'a> {
+    cri: &'a Cri,
+    stream: Streaming<v1::ContainerEventResponse>,
 }
 
 /// A pod as kubelet describes it to a runtime.
@@ -95,6 +107,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// What kubelet grants `RunPodSandbox`: twice its two minutes (cni-runtime.md section 3.1).
 const REQUEST_LIMIT: Duration = Duration::from_secs(240);
 
+/// How long an event may be waited for: whoever waits has done what makes one.
+const EVENT_PATIENCE: Duration = Duration::from_secs(60);
+
 // === impl Cri ===
 
 impl Cri {
@@ -135,15 +150,21 @@ impl Cri {
 
     /// Whether the runtime serves and has a usable network configuration.
     pub fn is_ready(&self) -> bool {
-        let asked = self.wait("Status", "", self.service().status(v1::StatusRequest {}));
+        let asked = self.wait("Status", "", self.service().status(v1::StatusRequest::default()));
         let conditions = asked.ok().and_then(|answer| answer.status).unwrap_or_default().conditions;
         !conditions.is_empty() && conditions.iter().all(|condition| condition.status)
     }
 
     /// Starts a sandbox and returns its ID.
     pub fn run(&self, pod: &Pod) -> Result<String> {
-        let request = v1::RunPodSandboxRequest { config: Some(pod.config()) };
-        let asked = self.wait("RunPodSandbox", &pod.name, self.service().run_pod_sandbox(request));
+        self.run_config(pod.config())
+    }
+
+    /// Starts a sandbox that is described in the interface's own words, and returns its ID.
+    pub fn run_config(&self, config: v1::PodSandboxConfig) -> Result<String> {
+        let name = config.metadata.as_ref().map_or_else(String::new, |metadata| metadata.name.clone());
+        let request = v1::RunPodSandboxRequest { config: Some(config), ..Default::default() };
+        let asked = self.wait("RunPodSandbox", &name, self.service().run_pod_sandbox(request));
         asked.map(|answer| answer.pod_sandbox_id)
     }
 
@@ -161,11 +182,9 @@ impl Cri {
 
     /// What has become of a sandbox.
     pub fn sandbox(&self, id: &str) -> Result<Sandbox> {
-        const METHOD: &str = "PodSandboxStatus";
-        let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: true };
-        let answer = self.wait(METHOD, id, self.service().pod_sandbox_status(request))?;
+        let answer = self.sandbox_status(id)?;
         let missing = |missing| Error::Answer {
-            method: METHOD,
+            method: "PodSandboxStatus",
             subject: id.to_owned(),
             socket: self.socket.clone(),
             missing,
@@ -179,11 +198,87 @@ impl Cri {
         Ok(Sandbox { ready: status.state() == v1::PodSandboxState::SandboxReady, addresses, netns })
     }
 
+    /// Any call at all, by the names of its service and method; `deadline` is told to the runtime and kept here.
+    pub fn ask<M, R>(
+        &self,
+        (service, method): (&'static str, &'static str),
+        request: M,
+        deadline: Option<Duration>,
+    ) -> Result<R>
+    where
+        M: prost::Message + 'static,
+        R: prost::Message + Default + 'static,
+    {
+        let mut request = Request::new(request);
+        if let Some(deadline) = deadline {
+            request.set_timeout(deadline);
+        }
+        let path = PathAndQuery::try_from(format!("/{service}/{method}"));
+        let asked = async {
+            let path = path.map_err(|error| Status::invalid_argument(error.to_string()))?;
+            let mut client = tonic::client::Grpc::new(self.channel.clone());
+            client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+            client.unary(request, path, ProstCodec::<M, R>::default()).await
+        };
+        self.wait(method, service, asked)
+    }
+
+    /// What the runtime says of itself, with what it tells when it is asked to be verbose.
+    pub fn status(&self) -> Result<v1::StatusResponse> {
+        self.wait("Status", "", self.service().status(v1::StatusRequest { verbose: true }))
+    }
+
+    /// All that is told of a sandbox.
+    pub fn sandbox_status(&self, id: &str) -> Result<v1::PodSandboxStatusResponse> {
+        let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: true };
+        self.wait("PodSandboxStatus", id, self.service().pod_sandbox_status(request))
+    }
+
+    /// The sandboxes that `filter` fits.
+    pub fn list(&self, filter: v1::PodSandboxFilter) -> Result<Vec<v1::PodSandbox>> {
+        let request = v1::ListPodSandboxRequest { filter: Some(filter) };
+        self.wait("ListPodSandbox", "", self.service().list_pod_sandbox(request)).map(|answer| answer.items)
+    }
+
+    /// What happens from now on.
+    pub fn events(&self) -> Result<Events<'_>> {
+        let mut service = self.service();
+        let asked = service.get_container_events(v1::GetEventsRequest {});
+        Ok(Events { cri: self, stream: self.wait("GetContainerEvents", "", asked)? })
+    }
+
     /// The IDs of all sandboxes.
     pub fn sandboxes(&self) -> Result<Vec<String>> {
-        let request = v1::ListPodSandboxRequest {};
+        let request = v1::ListPodSandboxRequest::default();
         let asked = self.wait("ListPodSandbox", "", self.service().list_pod_sandbox(request))?;
         Ok(asked.items.into_iter().map(|item| item.id).collect())
+    }
+}
+
+// === impl Events ===
+
+impl Events<'_> {
+    /// The next event; none when the runtime ends the stream. An error when nothing happens for a minute.
+    pub fn wait(&mut self) -> Result<Option<v1::ContainerEventResponse>> {
+        let Self { cri, stream } = self;
+        let next = async {
+            let silent = |_elapsed| Status::deadline_exceeded("nothing happened");
+            let next = tokio::time::timeout(EVENT_PATIENCE, stream.message()).await.map_err(silent)??;
+            Ok(tonic::Response::new(next))
+        };
+        cri.wait("GetContainerEvents", "", next)
+    }
+}
+
+// === impl Error ===
+
+impl Error {
+    /// What gRPC calls it; none if nobody was asked, or the answer makes no sense.
+    pub fn code(&self) -> Option<Code> {
+        match self {
+            Self::Call { source, .. } => Some(source.code()),
+            Self::Start { .. } | Self::Address { .. } | Self::Answer { .. } => None,
+        }
     }
 }
 
@@ -203,7 +298,8 @@ impl Pod {
         Self { namespace: "default".to_owned(), name: name.to_owned(), ..Self::default() }
     }
 
-    fn config(&self) -> v1::PodSandboxConfig {
+    /// The pod in the interface's own words.
+    pub fn config(&self) -> v1::PodSandboxConfig {
         let metadata = v1::PodSandboxMetadata {
             name: self.name.clone(),
             uid: format!("uid-{}-{}", self.namespace, self.name),
@@ -221,15 +317,17 @@ impl Pod {
             network: v1::NamespaceMode::Pod.into(),
             pid: v1::NamespaceMode::Container.into(),
             ipc: v1::NamespaceMode::Pod.into(),
+            ..Default::default()
         };
-        let security_context = v1::LinuxSandboxSecurityContext { namespace_options: Some(namespaces) };
+        let security_context =
+            v1::LinuxSandboxSecurityContext { namespace_options: Some(namespaces), ..Default::default() };
         v1::PodSandboxConfig {
             metadata: Some(metadata),
             hostname: self.name.clone(),
             port_mappings: self.host_ports.iter().map(mapping).collect(),
             linux: Some(v1::LinuxPodSandboxConfig {
-                cgroup_parent: String::new(),
                 security_context: Some(security_context),
+                ..Default::default()
             }),
             ..v1::PodSandboxConfig::default()
         }
