@@ -147,6 +147,7 @@ fn vxlan(nodes: &mut [Node; 2], mut pod: impl FnMut(&mut Node) -> Result<()>) ->
             ttl: 0,
             df: Df::Unset,
             gbp: false,
+            collect_metadata: false,
             group: None,
             l2miss: false,
             udp_csum: true,

@@ -20,7 +20,8 @@ pub(crate) fn describe(message: &Message<'_>) -> String {
         RTM_NEWNEIGH | RTM_DELNEIGH if message.payload.first() == Some(&AF_BRIDGE) => fdb(message),
         RTM_NEWNEIGH | RTM_DELNEIGH => neighbour(message),
         RTM_NEWRULE | RTM_DELRULE => rule(message),
-        RTM_NEWQDISC | RTM_DELQDISC | RTM_NEWTFILTER => traffic_control(message),
+        RTM_NEWQDISC | RTM_DELQDISC | RTM_NEWTFILTER | RTM_DELTFILTER => traffic_control(message),
+        RTM_SETNEIGHTBL => Some("how a link answers for others' addresses".to_owned()),
         kind => Some(format!("netlink message {kind}")),
     };
     format!("{} {}", verb(message), subject.unwrap_or_else(|| format!("netlink message {}", message.kind)))
@@ -28,9 +29,10 @@ pub(crate) fn describe(message: &Message<'_>) -> String {
 
 fn verb(message: &Message<'_>) -> &'static str {
     match message.kind {
-        RTM_SETLINK => "change",
+        RTM_SETLINK | RTM_SETNEIGHTBL => "change",
         RTM_NEWLINK if message.flags & NLM_F_CREATE == 0 => "change",
-        RTM_DELLINK | RTM_DELADDR | RTM_DELROUTE | RTM_DELNEIGH | RTM_DELRULE | RTM_DELQDISC => "delete",
+        RTM_DELLINK | RTM_DELADDR | RTM_DELROUTE | RTM_DELNEIGH | RTM_DELRULE | RTM_DELQDISC
+        | RTM_DELTFILTER => "delete",
         RTM_NEWLINK | RTM_NEWADDR | RTM_NEWROUTE | RTM_NEWNEIGH | RTM_NEWRULE | RTM_NEWQDISC
         | RTM_NEWTFILTER => match message.flags & (NLM_F_REPLACE | NLM_F_APPEND) {
             NLM_F_REPLACE => "replace",
@@ -132,7 +134,7 @@ fn fdb(message: &Message<'_>) -> Option<String> {
 fn traffic_control(message: &Message<'_>) -> Option<String> {
     let index = array(message.payload, 4).map(u32::from_ne_bytes)?;
     let kind = message.attributes(TCMSG_BYTES).find(TCA_KIND).map(|kind| kind.text()).unwrap_or_default();
-    let what = if message.kind == RTM_NEWTFILTER { "filter" } else { "qdisc" };
+    let what = if matches!(message.kind, RTM_NEWTFILTER | RTM_DELTFILTER) { "filter" } else { "qdisc" };
     Some(format!("{what} {kind} dev {index}"))
 }
 

@@ -34,14 +34,28 @@ pub(crate) const RTM_GETROUTE: u16 = 26;
 pub(crate) const RTM_NEWNEIGH: u16 = 28;
 pub(crate) const RTM_DELNEIGH: u16 = 29;
 pub(crate) const RTM_GETNEIGH: u16 = 30;
+pub(crate) const RTM_SETNEIGHTBL: u16 = 67;
 pub(crate) const RTM_NEWRULE: u16 = 32;
 pub(crate) const RTM_DELRULE: u16 = 33;
 pub(crate) const RTM_GETRULE: u16 = 34;
+
+// linux/netconf.h
+pub(crate) const RTM_NEWNETCONF: u16 = 80;
+pub(crate) const RTM_DELNETCONF: u16 = 81;
+pub(crate) const RTM_GETNETCONF: u16 = 82;
+/// `struct netconfmsg`, with its padding
+pub(crate) const NETCONFMSG_BYTES: usize = 4;
+pub(crate) const NETCONFA_IFINDEX: u16 = 1;
+pub(crate) const NETCONFA_FORWARDING: u16 = 2;
+pub(crate) const NETCONFA_RP_FILTER: u16 = 3;
+pub(crate) const NETCONFA_PROXY_NEIGH: u16 = 5;
 
 pub(crate) const RTM_NEWQDISC: u16 = 36;
 pub(crate) const RTM_DELQDISC: u16 = 37;
 pub(crate) const RTM_GETQDISC: u16 = 38;
 pub(crate) const RTM_NEWTFILTER: u16 = 44;
+pub(crate) const RTM_DELTFILTER: u16 = 45;
+pub(crate) const RTM_GETTFILTER: u16 = 46;
 
 // linux/pkt_sched.h, linux/pkt_cls.h, linux/tc_act/tc_mirred.h
 pub(crate) const TCMSG_BYTES: usize = 20;
@@ -49,6 +63,13 @@ pub(crate) const TCA_KIND: u16 = 1;
 pub(crate) const TCA_OPTIONS: u16 = 2;
 pub(crate) const TC_H_ROOT: u32 = 0xffff_ffff;
 pub(crate) const TC_H_INGRESS: u32 = 0xffff_fff1;
+/// `TC_H_CLSACT` with `TC_H_MIN_INGRESS` and `TC_H_MIN_EGRESS`.
+pub(crate) const TC_H_CLSACT_INGRESS: u32 = 0xffff_fff2;
+pub(crate) const TC_H_CLSACT_EGRESS: u32 = 0xffff_fff3;
+pub(crate) const TCA_BPF_FD: u16 = 6;
+pub(crate) const TCA_BPF_NAME: u16 = 7;
+pub(crate) const TCA_BPF_FLAGS: u16 = 8;
+pub(crate) const TCA_BPF_FLAG_ACT_DIRECT: u32 = 1;
 pub(crate) const TCA_TBF_PARMS: u16 = 1;
 pub(crate) const TCA_TBF_RATE64: u16 = 4;
 pub(crate) const TCA_TBF_BURST: u16 = 6;
@@ -100,6 +121,7 @@ pub(crate) const IFLA_INFO_SLAVE_DATA: u16 = 5;
 pub(crate) const IFLA_BRPORT_MODE: u16 = 4;
 pub(crate) const IFLA_BRPORT_ISOLATED: u16 = 33;
 pub(crate) const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
+pub(crate) const IFLA_INET_CONF: u16 = 1;
 pub(crate) const VETH_INFO_PEER: u16 = 1;
 pub(crate) const IFLA_BR_FORWARD_DELAY: u16 = 1;
 pub(crate) const IFLA_BR_STP_STATE: u16 = 5;
@@ -119,6 +141,7 @@ pub(crate) const IFLA_VXLAN_UDP_CSUM: u16 = 18;
 pub(crate) const IFLA_VXLAN_UDP_ZERO_CSUM6_TX: u16 = 19;
 pub(crate) const IFLA_VXLAN_UDP_ZERO_CSUM6_RX: u16 = 20;
 pub(crate) const IFLA_VXLAN_GBP: u16 = 23;
+pub(crate) const IFLA_VXLAN_COLLECT_METADATA: u16 = 25;
 pub(crate) const IFLA_VXLAN_DF: u16 = 29;
 // linux/if_tunnel.h
 pub(crate) const IFLA_IPTUN_LOCAL: u16 = 2;

@@ -27,10 +27,14 @@ mod link;
 mod lookup;
 mod monitor;
 mod neighbour;
+mod neighbour_parms;
+mod netconf;
+mod ports;
 mod route;
 mod rule;
 mod socket;
 mod tc;
+mod tc_bpf;
 pub mod wire;
 pub mod wireguard;
 
@@ -38,13 +42,16 @@ pub use address::{Address, AddressFlags, Scope};
 pub use batch::{Batch, Describe};
 pub use error::{BatchError, NetlinkError, Result, errno_name};
 pub use link::{
-    AddrGenMode, Bridge, BridgePort, Df, Ipip, Link, LinkAdd, LinkDel, LinkKind, LinkRef, LinkSet, OperState,
-    Peer, Vxlan,
+    AddrGenMode, Bridge, BridgePort, Df, Ipip, Ipv4Conf, Link, LinkAdd, LinkDel, LinkKind, LinkRef, LinkSet,
+    OperState, Peer, Vxlan,
 };
 pub use lookup::Way;
-pub use monitor::{Change, Event, Monitor, Topic};
+pub use monitor::{Change, Event, Heard, Monitor, Topic};
 pub use neighbour::{FdbEntry, FdbTable, Neighbour, NeighbourState};
+pub use netconf::{Conf, ConfOf};
+pub use ports::{is_own_netfilter_port, is_own_route_port};
 pub use route::{NextHop, Route, RouteFilter, RouteKind};
 pub use rule::Rule;
 pub use socket::{REPLY_DEADLINE_S, Socket};
-pub use tc::{Qdisc, TokenBucket};
+pub use tc::{Qdisc, Redirect, TokenBucket};
+pub use tc_bpf::{BpfFilter, Direction};

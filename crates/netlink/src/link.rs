@@ -77,6 +77,8 @@ pub struct LinkSet {
     pub tx_queue_len: Option<u32>,
     /// How IPv6 link-local addresses come about.
     pub addr_gen_mode: Option<AddrGenMode>,
+    /// What `net/ipv4/conf/LINK` has, without the side effects of a write there: for a link that has never been up.
+    pub ipv4_conf: Vec<(Ipv4Conf, u32)>,
     /// An open network namespace to move it to. Costs 20 ms: create in place instead (dataplane.md section 3.1).
     pub netns: Option<RawFd>,
 }
@@ -103,6 +105,19 @@ pub enum AddrGenMode {
     StablePrivacy,
     /// RFC 7217 with a random secret.
     Random,
+}
+
+/// A file of `net/ipv4/conf/LINK` (linux/ip.h, `IPV4_DEVCONF_*`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ipv4Conf {
+    /// `forwarding`.
+    Forwarding,
+    /// `proxy_arp`.
+    ProxyArp,
+    /// `rp_filter`.
+    RpFilter,
+    /// `route_localnet`.
+    RouteLocalnet,
 }
 
 /// What `struct ifinfomsg` says beside the index.
@@ -179,6 +194,7 @@ impl LinkSet {
             master: None,
             tx_queue_len: None,
             addr_gen_mode: None,
+            ipv4_conf: Vec::new(),
             netns: None,
         }
     }
@@ -203,12 +219,49 @@ impl LinkSet {
         attr_option(message, IFLA_MASTER, self.master);
         attr_option(message, IFLA_TXQLEN, self.tx_queue_len);
         attr_fd(message, self.netns);
-        if let Some(mode) = self.addr_gen_mode {
-            message.nested(IFLA_AF_SPEC, |spec| {
-                spec.nested(u16::from(AF_INET6), |inet6| {
-                    inet6.attr_u8(IFLA_INET6_ADDR_GEN_MODE, mode.number());
+        if self.addr_gen_mode.is_some() || !self.ipv4_conf.is_empty() {
+            message.nested(IFLA_AF_SPEC, |spec| self.encode_families(spec));
+        }
+    }
+
+    fn encode_families(&self, spec: &mut MessageBuilder<'_>) {
+        if !self.ipv4_conf.is_empty() {
+            spec.nested(u16::from(AF_INET), |inet| {
+                inet.nested(IFLA_INET_CONF, |conf| {
+                    self.ipv4_conf.iter().for_each(|(file, value)| {
+                        conf.attr_u32(file.number(), *value);
+                    });
                 });
             });
+        }
+        if let Some(mode) = self.addr_gen_mode {
+            spec.nested(u16::from(AF_INET6), |inet6| {
+                inet6.attr_u8(IFLA_INET6_ADDR_GEN_MODE, mode.number());
+            });
+        }
+    }
+}
+
+// === impl Ipv4Conf ===
+
+impl Ipv4Conf {
+    /// By the file's name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Some(match name {
+            "forwarding" => Self::Forwarding,
+            "proxy_arp" => Self::ProxyArp,
+            "rp_filter" => Self::RpFilter,
+            "route_localnet" => Self::RouteLocalnet,
+            _ => return None,
+        })
+    }
+
+    const fn number(self) -> u16 {
+        match self {
+            Self::Forwarding => 1,
+            Self::ProxyArp => 3,
+            Self::RpFilter => 8,
+            Self::RouteLocalnet => 26,
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::error::{NetlinkError, Result};
 use crate::kernel::*;
 use crate::link::Link;
 use crate::neighbour::{FdbEntry, Neighbour};
+use crate::netconf::Conf;
 use crate::route::Route;
 use crate::rule::Rule;
 use crate::socket::{Fd, INBOX_BYTES, RECEIVE_BUFFER_BYTES, REPLY_DEADLINE_S, Received};
@@ -22,7 +23,7 @@ use crate::wire::{Message, Messages};
 pub struct Monitor {
     fd: Fd,
     inbox: Vec<u8>,
-    waiting: VecDeque<Event>,
+    waiting: VecDeque<Heard>,
 }
 
 /// What can be listened to; both IP families where there are two.
@@ -38,6 +39,18 @@ pub enum Topic {
     Neighbours,
     /// Routing rules.
     Rules,
+    /// Those sysctls of links of which the kernel tells: forwarding, reverse-path filter, proxying.
+    Confs,
+}
+
+/// An event, and who asked for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Heard {
+    /// What happened.
+    pub event: Event,
+    /// The netlink port of the socket that asked for the change; 0 where the kernel did it by itself or does not say (forwarding
+    /// entries, sysctls). [`is_own_route_port`](crate::is_own_route_port) knows ours.
+    pub port: u32,
 }
 
 /// Something that happened.
@@ -66,6 +79,8 @@ pub enum Change {
     Fdb(FdbEntry),
     /// A routing rule.
     Rule(Rule),
+    /// Sysctls of a link.
+    Conf(Conf),
 }
 
 // === impl Monitor ===
@@ -85,18 +100,23 @@ impl Monitor {
     /// The next event; none when `timeout` passed first. A timeout of zero never waits, which suits callers that
     /// poll the descriptor themselves.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Event>> {
+        Ok(self.next_heard(timeout)?.map(|heard| heard.event))
+    }
+
+    /// The same, with who asked for it.
+    pub fn next_heard(&mut self, timeout: Duration) -> Result<Option<Heard>> {
         // Without one when it lies beyond what the clock can say.
         let deadline = Instant::now().checked_add(timeout);
         loop {
-            if let Some(event) = self.waiting.pop_front() {
-                return Ok(Some(event));
+            if let Some(heard) = self.waiting.pop_front() {
+                return Ok(Some(heard));
             }
             match self.fd.receive(&mut self.inbox, false).map_err(failed("read netlink events"))? {
                 Received::Datagram(len) => self.take(len),
-                Received::Overrun => self.waiting.push_back(Event::Overrun),
+                Received::Overrun => self.waiting.push_back(Heard::OVERRUN),
                 Received::Truncated(len) => {
                     self.inbox.resize(len.next_power_of_two(), 0);
-                    self.waiting.push_back(Event::Overrun);
+                    self.waiting.push_back(Heard::OVERRUN);
                 }
                 Received::Nothing => {
                     let left =
@@ -113,8 +133,8 @@ impl Monitor {
     fn take(&mut self, len: usize) {
         for message in Messages::new(&self.inbox[..len]) {
             match message {
-                Ok(message) => self.waiting.extend(Event::decode(&message)),
-                Err(_) => self.waiting.push_back(Event::Overrun),
+                Ok(message) => self.waiting.extend(Heard::decode(&message)),
+                Err(_) => self.waiting.push_back(Heard::OVERRUN),
             }
         }
     }
@@ -141,7 +161,18 @@ impl Topic {
             Topic::Addresses => &[5, 9],
             Topic::Routes => &[7, 11],
             Topic::Rules => &[8, 19],
+            Topic::Confs => &[24, 25],
         }
+    }
+}
+
+// === impl Heard ===
+
+impl Heard {
+    const OVERRUN: Self = Self { event: Event::Overrun, port: 0 };
+
+    fn decode(message: &Message<'_>) -> Option<Self> {
+        Some(Self { event: Event::decode(message)?, port: message.port })
     }
 }
 
@@ -158,10 +189,13 @@ impl Event {
             RTM_NEWNEIGH | RTM_DELNEIGH if bridge => Change::Fdb(FdbEntry::decode(message)?),
             RTM_NEWNEIGH | RTM_DELNEIGH => Change::Neighbour(Neighbour::decode(message)?),
             RTM_NEWRULE | RTM_DELRULE => Change::Rule(Rule::decode(message)?),
+            RTM_NEWNETCONF | RTM_DELNETCONF => Change::Conf(Conf::decode(message)?),
             _ => return None,
         };
-        let gone =
-            matches!(message.kind, RTM_DELLINK | RTM_DELADDR | RTM_DELROUTE | RTM_DELNEIGH | RTM_DELRULE);
+        let gone = matches!(
+            message.kind,
+            RTM_DELLINK | RTM_DELADDR | RTM_DELROUTE | RTM_DELNEIGH | RTM_DELRULE | RTM_DELNETCONF
+        );
         Some(if gone { Event::Gone(change) } else { Event::Set(change) })
     }
 }

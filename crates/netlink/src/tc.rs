@@ -32,10 +32,18 @@ pub struct Qdisc {
     pub rate_bytes: Option<u64>,
 }
 
+/// One filter that [`Batch::redirect_ingress`] made, or one like it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Redirect {
+    /// The index of the link that it sends through; zero once that is gone, and with it what is sent there.
+    pub to: u32,
+    handle: u32,
+}
+
 /// `1:`, as everybody calls a link's own discipline.
 const ROOT_HANDLE: u32 = 1 << 16;
 /// `ffff:`
-const INGRESS_HANDLE: u32 = 0xffff_0000;
+pub(crate) const INGRESS_HANDLE: u32 = 0xffff_0000;
 /// Bytes of `struct tc_tbf_qopt`: two `struct tc_ratespec` of 12, limit, buffer, mtu.
 const TBF_BYTES: usize = 36;
 const RATE_OFFSET: usize = 8;
@@ -44,6 +52,8 @@ const LIMIT_OFFSET: usize = 24;
 const SELECTOR_BYTES: usize = 32;
 /// Bytes of `struct tc_mirred`.
 const MIRRED_BYTES: usize = 28;
+const EACTION_OFFSET: usize = 20;
+const TARGET_OFFSET: usize = 24;
 
 // === impl Batch ===
 
@@ -76,11 +86,10 @@ impl Batch {
         })
     }
 
-    /// Sends all that arrives on a link out of another, for an `ifb` to bring it back.
+    /// Sends all that arrives on a link out of another, for an `ifb` to bring it back. The link has an `ingress` or a `clsact`.
     pub fn redirect_ingress(&mut self, ifindex: u32, to: u32) -> &mut Self {
         self.push(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_EXCL, |message| {
-            let all_protocols_first = 1 << 16 | u32::from(ETH_P_ALL.to_be());
-            tcmsg(message, ifindex, 0, INGRESS_HANDLE, all_protocols_first);
+            tcmsg(message, ifindex, 0, TC_H_CLSACT_INGRESS, all_protocols_first());
             message.attr_str(TCA_KIND, "u32").nested(TCA_OPTIONS, |options| {
                 // One key, whose mask is empty.
                 let mut selector = [0; SELECTOR_BYTES];
@@ -90,7 +99,9 @@ impl Batch {
                         action.attr_str(TCA_ACT_KIND, "mirred");
                         action.nested(TCA_ACT_OPTIONS, |options| {
                             let mut parameters = [0; MIRRED_BYTES];
-                            for (offset, value) in [(8, TC_ACT_STOLEN), (20, TCA_EGRESS_REDIR), (24, to)] {
+                            for (offset, value) in
+                                [(8, TC_ACT_STOLEN), (EACTION_OFFSET, TCA_EGRESS_REDIR), (TARGET_OFFSET, to)]
+                            {
                                 parameters[offset..offset + 4].copy_from_slice(&value.to_ne_bytes());
                             }
                             options.attr(TCA_MIRRED_PARMS, &parameters);
@@ -98,6 +109,14 @@ impl Batch {
                     });
                 });
             });
+        })
+    }
+
+    /// Reverses one [`redirect_ingress`](Self::redirect_ingress); filters of others stay, whatever their priority.
+    pub fn delete_redirect(&mut self, ifindex: u32, redirect: &Redirect) -> &mut Self {
+        self.push(RTM_DELTFILTER, 0, |message| {
+            tcmsg(message, ifindex, redirect.handle, TC_H_CLSACT_INGRESS, all_protocols_first());
+            message.attr_str(TCA_KIND, "u32");
         })
     }
 
@@ -120,6 +139,20 @@ impl Socket {
         let fill = |message: &mut MessageBuilder<'_>| tcmsg(message, ifindex, 0, 0, 0);
         let decode = |message: &Message<'_>| Qdisc::decode(message).filter(|qdisc| qdisc.ifindex == ifindex);
         self.dump("list qdiscs", RTM_GETQDISC, fill, decode)
+    }
+
+    /// The filters of what arrives on a link that stand where [`Batch::redirect_ingress`] puts one, and do the same.
+    pub fn redirects(&mut self, ifindex: u32) -> Result<Vec<Redirect>> {
+        let fill = |message: &mut MessageBuilder<'_>| tcmsg(message, ifindex, 0, TC_H_CLSACT_INGRESS, 0);
+        let decode = |message: &Message<'_>| {
+            let of_link = array(message.payload, 4).map(u32::from_ne_bytes) == Some(ifindex);
+            Redirect::decode(message).filter(|_| of_link)
+        };
+        match self.dump("list filters", RTM_GETTFILTER, fill, decode) {
+            // No such discipline.
+            Err(error) if error.errno() == Some(libc::EINVAL) => Ok(Vec::new()),
+            result => result,
+        }
     }
 }
 
@@ -147,7 +180,33 @@ impl Qdisc {
     }
 }
 
-fn tcmsg(message: &mut MessageBuilder<'_>, ifindex: u32, handle: u32, parent: u32, info: u32) {
+// === impl Redirect ===
+
+impl Redirect {
+    fn decode(message: &Message<'_>) -> Option<Self> {
+        let word = |offset| array(message.payload, offset).map(u32::from_ne_bytes);
+        if message.kind != RTM_NEWTFILTER || word(16)? != all_protocols_first() {
+            return None;
+        }
+        let attributes = message.attributes(TCMSG_BYTES);
+        attributes.find(TCA_KIND).filter(|kind| kind.text() == "u32")?;
+        // The kernel shows every priority, and its table, once more without an action.
+        let actions = attributes.find(TCA_OPTIONS)?.nested().find(TCA_U32_ACT)?;
+        let action = actions.nested().next()?.nested();
+        action.find(TCA_ACT_KIND).filter(|kind| kind.text() == "mirred")?;
+        let parameters = action.find(TCA_ACT_OPTIONS)?.nested().find(TCA_MIRRED_PARMS)?.payload;
+        let parameter = |offset| array(parameters, offset).map(u32::from_ne_bytes);
+        let redirects = parameter(EACTION_OFFSET)? == TCA_EGRESS_REDIR;
+        redirects.then_some(Self { to: parameter(TARGET_OFFSET)?, handle: word(8)? })
+    }
+}
+
+/// All protocols, priority 1: in the order of filters, before all others.
+fn all_protocols_first() -> u32 {
+    1 << 16 | u32::from(ETH_P_ALL.to_be())
+}
+
+pub(crate) fn tcmsg(message: &mut MessageBuilder<'_>, ifindex: u32, handle: u32, parent: u32, info: u32) {
     let mut header = [0; TCMSG_BYTES];
     for (offset, value) in [(4, ifindex), (8, handle), (12, parent), (16, info)] {
         header[offset..offset + 4].copy_from_slice(&value.to_ne_bytes());

@@ -28,6 +28,8 @@ pub struct Message<'a> {
     pub flags: u16,
     /// The number of the request that this answers.
     pub sequence: u32,
+    /// In answers our own port; in notifications that of the socket that asked for the change, 0 where the kernel does not say.
+    pub port: u32,
     /// What follows the 16-byte header.
     pub payload: &'a [u8],
 }
@@ -242,6 +244,7 @@ impl<'a> Iterator for Messages<'a> {
             kind: u16_at(4),
             flags: u16_at(6),
             sequence: array(bytes, 8).map_or(0, u32::from_ne_bytes),
+            port: array(bytes, 12).map_or(0, u32::from_ne_bytes),
             payload: &bytes[HEADER_BYTES..len],
         }))
     }

@@ -17,8 +17,10 @@ use crate::wire::{Attribute, Attributes, Message, MessageBuilder, array, with_ip
 
 /// The name of the netlink family.
 pub const FAMILY: &str = "wireguard";
-/// Peers in one request: 64 KiB of attributes hold that many with a hundred networks each.
+/// Peers in one request: 64 KiB of attributes hold that many with [`ALLOWED_MAX`] networks each.
 pub const PEERS_MAX: usize = 16;
+/// Networks of one peer.
+pub const ALLOWED_MAX: usize = 64;
 
 /// A Curve25519 key, private or public, or a preshared one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -31,6 +31,8 @@ pub enum Expr {
     Payload { base: PayloadBase, offset: u32, len: u32, to: Register },
     /// Loads a property of the connection.
     Ct { key: CtKey, to: Register },
+    /// Loads a property that the connection has in each direction, as it is in the original one.
+    CtOriginal { key: CtKey, to: Register },
     /// Looks the packet's addresses up in the routing tables.
     Fib { result: FibResult, flags: u32, to: Register },
     /// Masks and flips bits: `to = from & mask ^ xor`.
@@ -117,10 +119,14 @@ pub enum PayloadBase {
 pub enum CtKey {
     /// State bits, see [`ct_state`].
     State = 0,
+    /// Which way the packet goes: 0 is the original way, 1 the reply's. One byte.
+    Direction = 1,
     /// Status bits.
     Status = 2,
     /// The connection's mark.
     Mark = 3,
+    /// The IPv4 source, of one direction.
+    Saddr4 = 19,
 }
 
 /// The bits of a connection's state.

@@ -140,6 +140,7 @@ pub(crate) const NFTA_META_KEY: u16 = 2;
 pub(crate) const NFTA_META_SREG: u16 = 3;
 pub(crate) const NFTA_CT_DREG: u16 = 1;
 pub(crate) const NFTA_CT_KEY: u16 = 2;
+pub(crate) const NFTA_CT_DIRECTION: u16 = 3;
 pub(crate) const NFTA_LIMIT_RATE: u16 = 1;
 pub(crate) const NFTA_LIMIT_UNIT: u16 = 2;
 pub(crate) const NFTA_LIMIT_BURST: u16 = 3;

@@ -14,6 +14,7 @@ mod hostile;
 mod kernel;
 pub mod monitor;
 mod nft;
+mod photo;
 mod rule;
 mod set;
 mod sys;
@@ -29,6 +30,7 @@ pub use expr::{
 };
 pub use monitor::Monitor;
 pub use nft::Nft;
+pub use photo::Photo;
 pub use rule::{Field, L4, Masquerade, Rule, RuleInfo};
 pub use russet_netlink::NetlinkError;
 pub use set::{Element, KeyPart, KeyType, Set, SetInfo, Value, ValueType};

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd as _;
 
 use russet_addr::IfName;
-use russet_netlink::wire::{Attribute, Message};
+use russet_netlink::wire::{Attribute, Message, MessageBuilder};
 use russet_netlink::{NetlinkError, Socket};
 
 use crate::chain::{Base, Chain, ChainInfo, ChainKind, Hook, Policy};
@@ -77,6 +77,16 @@ impl Nft {
         Ok(chains)
     }
 
+    /// One chain, whatever others there are; none when it is not there.
+    pub fn chain(&mut self, table: &Table, name: &str) -> Result<Option<ChainInfo>> {
+        let operation = || format!("read chain {table} {}", name.escape_debug());
+        let fill = |message: &mut MessageBuilder<'_>| {
+            message.raw(&nfgenmsg(table.family.number(), 0));
+            message.attr_str(NFTA_CHAIN_TABLE, &table.name).attr_str(NFTA_CHAIN_NAME, name);
+        };
+        found(self.socket.get(operation, NFT_MSG_GETCHAIN, fill, ChainInfo::decode))
+    }
+
     /// The sets and maps of a table; none when there is no such table.
     pub fn sets(&mut self, table: &Table) -> Result<Vec<SetInfo>> {
         let filter = [(NFTA_SET_TABLE, table.name.as_str())];
@@ -99,6 +109,24 @@ impl Nft {
         Ok(decode_elements(set, lists.iter().map(Vec::as_slice)))
     }
 
+    /// The element of a set that has the key of `like`, whatever others there are; none when it is not there. Not for sets of intervals.
+    pub fn element(&mut self, set: &Set, like: &Element) -> Result<Option<Element>> {
+        let operation = || format!("read an element of set {} {}", set.table, set.name.escape_debug());
+        let key = Element { value: None, timeout: None, comment: None, ..like.clone() };
+        let fill = |message: &mut MessageBuilder<'_>| {
+            message.raw(&nfgenmsg(set.table.family.number(), 0));
+            message
+                .attr_str(NFTA_SET_ELEM_LIST_TABLE, &set.table.name)
+                .attr_str(NFTA_SET_ELEM_LIST_SET, &set.name)
+                .nested(NFTA_SET_ELEM_LIST_ELEMENTS, |list| key.encode(set, list));
+        };
+        let decode = |message: &Message<'_>| {
+            let list = message.attributes(NFGENMSG_BYTES).find(NFTA_SET_ELEM_LIST_ELEMENTS)?;
+            decode_elements(set, [list.payload]).pop()
+        };
+        found(self.socket.get(operation, NFT_MSG_GETSETELEM, fill, decode))
+    }
+
     /// The rules of a table, chain after chain, each in order; none when there is no such table.
     pub fn rules(&mut self, table: &Table) -> Result<Vec<RuleInfo>> {
         let filter = [(NFTA_RULE_TABLE, table.name.as_str())];
@@ -113,7 +141,7 @@ impl Nft {
         gone_is_empty(self.list("list rules", NFT_MSG_GETRULE, family, &filter, RuleInfo::decode))
     }
 
-    fn list<T>(
+    pub(crate) fn list<T>(
         &mut self,
         operation: &str,
         kind: u16,
@@ -184,6 +212,14 @@ impl ChainInfo {
             comment: userdata.and_then(|data| userdata::comment_of(data.payload)),
         };
         Some(Self { chain, handle: find(NFTA_CHAIN_HANDLE).and_then(|handle| handle.be64()).unwrap_or(0) })
+    }
+}
+
+fn found<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.errno() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

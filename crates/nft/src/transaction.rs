@@ -145,8 +145,7 @@ impl Transaction {
         if let Some(reason) = set.fault() {
             self.refuse(reason);
         }
-        self.sets += 1;
-        let id = self.sets;
+        let id = self.next_set_id();
         self.push(&set.table, NFT_MSG_NEWSET, NLM_F_CREATE, |message| set.encode(message, id))
     }
 
@@ -245,6 +244,12 @@ impl Transaction {
         Ok(batch)
     }
 
+    /// A number for a set that no other has in this transaction.
+    pub(crate) fn next_set_id(&mut self) -> u32 {
+        self.sets += 1;
+        self.sets
+    }
+
     fn new_table(&mut self, table: &Table, flags: u32, comment: Option<&str>) -> &mut Self {
         self.check_comment(comment);
         self.push(table, NFT_MSG_NEWTABLE, NLM_F_CREATE, |message| {
@@ -289,7 +294,7 @@ impl Transaction {
         self
     }
 
-    fn push(
+    pub(crate) fn push(
         &mut self,
         table: &Table,
         kind: u16,

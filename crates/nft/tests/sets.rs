@@ -278,6 +278,30 @@ fn elements_that_contradict_refuse_the_transaction() {
 
 #[test]
 #[ignore = "kernel: nf_tables, root"]
+fn one_element_and_one_chain_are_read_without_the_others() {
+    in_new_netns(|| {
+        let table = Table::inet("t");
+        let map = Set::verdict_map(&table, "m", [KeyType::IfName]);
+        let chain = Chain::new(&table, "c");
+        let names: Vec<Element> = (0..1000)
+            .map(|index| KeyPart::if_name(&format!("veth{index}").parse().unwrap()))
+            .map(|key| Element::new(key).verdict(Verdict::Accept).comment("mine"))
+            .collect();
+        let mut nft = Nft::open().unwrap();
+        assert_eq!(nft.element(&map, &names[7]).unwrap(), None);
+        assert_eq!(nft.chain(&table, "c").unwrap(), None);
+        nft.commit(Transaction::new().add_table(&table).add_set(&map).add_chain(&chain)).unwrap();
+        assert_eq!(nft.element(&map, &names[7]).unwrap(), None);
+        nft.commit(Transaction::new().add_elements(&map, &names)).unwrap();
+        let like = Element { value: None, comment: None, ..names[7].clone() };
+        assert_eq!(nft.element(&map, &like).unwrap().as_ref(), Some(&names[7]));
+        assert_eq!(nft.chain(&table, "c").unwrap().unwrap().chain, chain);
+        assert_eq!(nft.chain(&table, "d").unwrap(), None);
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, root"]
 fn a_transaction_for_an_old_generation_is_stale() {
     in_new_netns(|| {
         let mut nft = Nft::open().unwrap();

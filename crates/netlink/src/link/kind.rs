@@ -73,6 +73,8 @@ pub struct Vxlan {
     pub l2miss: bool,
     /// Whether packets carry the sender's group policy.
     pub gbp: bool,
+    /// Whether each packet says itself which network it belongs to and where it goes (`external`); the device then has no `vni`.
+    pub collect_metadata: bool,
     /// The outer TTL; 0 is the kernel's default.
     pub ttl: u8,
     /// The outer don't-fragment bit.
@@ -245,6 +247,7 @@ impl Vxlan {
             learning: false,
             l2miss: false,
             gbp: false,
+            collect_metadata: false,
             ttl: 0,
             df: Df::Unset,
             udp_csum: false,
@@ -254,7 +257,10 @@ impl Vxlan {
     }
 
     fn encode(&self, data: &mut MessageBuilder<'_>) {
-        data.attr_u32(IFLA_VXLAN_ID, self.vni);
+        match self.collect_metadata {
+            true => data.attr_u8(IFLA_VXLAN_COLLECT_METADATA, 1),
+            false => data.attr_u32(IFLA_VXLAN_ID, self.vni),
+        };
         attr_address(data, [IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6], self.local);
         attr_address(data, [IFLA_VXLAN_GROUP, IFLA_VXLAN_GROUP6], self.group);
         attr_option(data, IFLA_VXLAN_LINK, self.parent);
@@ -299,6 +305,7 @@ impl Vxlan {
                 IFLA_VXLAN_LEARNING => vxlan.learning = on,
                 IFLA_VXLAN_L2MISS => vxlan.l2miss = on,
                 IFLA_VXLAN_GBP => vxlan.gbp = true,
+                IFLA_VXLAN_COLLECT_METADATA => vxlan.collect_metadata = on,
                 IFLA_VXLAN_TTL => vxlan.ttl = attribute.u8().unwrap_or(0),
                 IFLA_VXLAN_DF => vxlan.df = Df::from_number(attribute.u8().unwrap_or(0)),
                 IFLA_VXLAN_UDP_CSUM => vxlan.udp_csum = on,

@@ -3,9 +3,17 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use crate::ports;
+
 /// An open netlink socket.
 #[derive(Debug)]
-pub(crate) struct Fd(OwnedFd);
+pub(crate) struct Fd {
+    fd: OwnedFd,
+    /// One of `NETLINK_*`.
+    protocol: i32,
+    /// What the kernel calls it in notifications; 0 before it has one.
+    port: u32,
+}
 
 /// One datagram, or why there is none.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,8 +44,10 @@ impl Fd {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: see above.
-        let fd = Self(unsafe { OwnedFd::from_raw_fd(raw) });
+        let mut fd = Self { fd: unsafe { OwnedFd::from_raw_fd(raw) }, protocol, port: 0 };
         fd.bind()?;
+        fd.port = fd.bound_to()?;
+        ports::opened((protocol, fd.port));
         Ok(fd)
     }
 
@@ -47,8 +57,19 @@ impl Fd {
         let address: *const libc::sockaddr_nl = &any;
         let len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
         // SAFETY: address is valid for reads of the length given with it.
-        match unsafe { libc::bind(self.0.as_raw_fd(), address.cast(), len) } {
+        match unsafe { libc::bind(self.fd.as_raw_fd(), address.cast(), len) } {
             0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn bound_to(&self) -> io::Result<u32> {
+        let mut own = kernel_address();
+        let mut len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+        let address: *mut libc::sockaddr_nl = &mut own;
+        // SAFETY: address is valid for writes of the length given with it.
+        match unsafe { libc::getsockname(self.fd.as_raw_fd(), address.cast(), &mut len) } {
+            0 => Ok(own.nl_pid),
             _ => Err(io::Error::last_os_error()),
         }
     }
@@ -91,7 +112,7 @@ impl Fd {
             // SAFETY: both pointers are valid for the lengths given with them, and only read.
             let sent = unsafe {
                 libc::sendto(
-                    self.0.as_raw_fd(),
+                    self.fd.as_raw_fd(),
                     bytes.as_ptr().cast(),
                     bytes.len(),
                     libc::MSG_NOSIGNAL,
@@ -133,7 +154,7 @@ impl Fd {
 
     /// Waits until something is there to receive; false when `timeout` passed first or a signal came.
     pub(crate) fn wait_readable(&self, timeout: std::time::Duration) -> io::Result<bool> {
-        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut poll = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // Rounded up, so that a wait for less than a millisecond is one.
         let timeout_ms = timeout.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX);
         // SAFETY: one valid pollfd.
@@ -157,7 +178,7 @@ impl Fd {
         // SAFETY: buffer and sender are valid for writes of the lengths given with them.
         let len = unsafe {
             libc::recvfrom(
-                self.0.as_raw_fd(),
+                self.fd.as_raw_fd(),
                 buffer.as_mut_ptr().cast(),
                 buffer.len(),
                 flags,
@@ -173,15 +194,23 @@ impl Fd {
         // SAFETY: value is valid for reads of its own size; the kernel checks that the size suits the option.
         let result = unsafe {
             let len = size_of::<T>() as libc::socklen_t;
-            libc::setsockopt(self.0.as_raw_fd(), level, option, value.cast(), len)
+            libc::setsockopt(self.fd.as_raw_fd(), level, option, value.cast(), len)
         };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }
 
+impl Drop for Fd {
+    fn drop(&mut self) {
+        if self.port != 0 {
+            ports::closed((self.protocol, self.port));
+        }
+    }
+}
+
 impl AsFd for Fd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 

@@ -73,10 +73,10 @@ fn peers_are_put_whole_and_removed_by_key() {
 #[test]
 fn many_peers_are_several_requests() {
     let mut batch = Batch::wireguard();
-    let all: BTreeSet<IpNet> = (0..=255u8).map(|n| net(&format!("10.5.{n}.0/24"))).collect();
-    let large = Peer { allowed: all, ..peer("[fd00::1]:1", &[]) };
-    batch.change_wireguard_peers(31, 5, &vec![Change::Put(large); PEERS_MAX + 1]);
-    assert_eq!(batch.len(), 2);
+    let all: BTreeSet<IpNet> = (0..ALLOWED_MAX).map(|n| net(&format!("fd10:5:0:{n:x}::/64"))).collect();
+    let largest = Peer { allowed: all, ..peer("[fd00::1]:1", &[]) };
+    batch.change_wireguard_peers(31, 5, &vec![Change::Put(largest); PEERS_MAX + 1]);
+    assert_eq!((batch.len(), batch.invalid), (2, None), "all of it fits");
 }
 
 #[test]

@@ -30,7 +30,7 @@ impl Expr {
         match self {
             Self::Meta { .. } | Self::SetMeta { .. } => "meta",
             Self::Payload { .. } => "payload",
-            Self::Ct { .. } => "ct",
+            Self::Ct { .. } | Self::CtOriginal { .. } => "ct",
             Self::Fib { .. } => "fib",
             Self::Bitwise { .. } => "bitwise",
             Self::Cmp { .. } => "cmp",
@@ -64,6 +64,12 @@ impl Expr {
             }
             Self::Ct { key, to } => {
                 data.attr_be32(NFTA_CT_DREG, to.number()).attr_be32(NFTA_CT_KEY, *key as u32);
+            }
+            Self::CtOriginal { key, to } => {
+                // IP_CT_DIR_ORIGINAL
+                data.attr_be32(NFTA_CT_DREG, to.number())
+                    .attr_be32(NFTA_CT_KEY, *key as u32)
+                    .attr_u8(NFTA_CT_DIRECTION, 0);
             }
             Self::Fib { result, flags, to } => {
                 data.attr_be32(NFTA_FIB_DREG, to.number())

@@ -29,6 +29,8 @@ pub enum Field {
     OifName,
     /// `meta mark`
     Mark,
+    /// `ct original ip saddr`: who began the connection.
+    CtOriginalSaddr,
 }
 
 /// Transport protocols.
@@ -47,8 +49,12 @@ pub enum L4 {
     Sctp = 132,
 }
 
+/// `IPS_SRC_NAT`
+const CT_STATUS_SRC_NAT: u32 = 1 << 4;
 /// `IPS_DST_NAT`
 const CT_STATUS_DST_NAT: u32 = 1 << 5;
+/// `IP_CT_DIR_REPLY`
+const CT_REPLY: u8 = 1;
 /// `RTN_LOCAL`: an address of the machine itself.
 const RTN_LOCAL: u32 = 2;
 
@@ -191,9 +197,28 @@ impl Rule {
 
     /// `ct status dnat`: the destination was translated.
     pub fn ct_dnat(self) -> Self {
+        self.ct_status(CT_STATUS_DST_NAT)
+    }
+
+    /// `ct status snat`: the source was translated.
+    pub fn ct_snat(self) -> Self {
+        self.ct_status(CT_STATUS_SRC_NAT)
+    }
+
+    /// `ct direction reply`
+    pub fn ct_reply(self) -> Self {
+        let register = Register::FIRST;
+        self.expr(Expr::Ct { key: CtKey::Direction, to: register }).expr(Expr::Cmp {
+            op: CmpOp::Eq,
+            register,
+            value: vec![CT_REPLY],
+        })
+    }
+
+    fn ct_status(self, bit: u32) -> Self {
         let register = Register::FIRST;
         self.expr(Expr::Ct { key: CtKey::Status, to: register })
-            .expr(masked(register, CT_STATUS_DST_NAT.to_ne_bytes().to_vec()))
+            .expr(masked(register, bit.to_ne_bytes().to_vec()))
             .expr(Expr::Cmp { op: CmpOp::Neq, register, value: vec![0; 4] })
     }
 
@@ -309,6 +334,7 @@ impl Field {
             Self::Sport | Self::Dport => KeyType::InetService,
             Self::IifName | Self::OifName => KeyType::IfName,
             Self::Mark => KeyType::Mark,
+            Self::CtOriginalSaddr => KeyType::Ipv4Addr,
         }
     }
 
@@ -325,6 +351,7 @@ impl Field {
             Self::IifName => Expr::Meta { key: MetaKey::IifName, to },
             Self::OifName => Expr::Meta { key: MetaKey::OifName, to },
             Self::Mark => Expr::Meta { key: MetaKey::Mark, to },
+            Self::CtOriginalSaddr => Expr::CtOriginal { key: CtKey::Saddr4, to },
         }
     }
 }

@@ -94,7 +94,7 @@ impl Suspects {
             Change::Route(route) => self.hear_route(&route, there, view),
             Change::Neighbour(neighbour) => self.hear_neighbour(&neighbour, there, view),
             Change::Fdb(entry) => self.hear_fdb(&entry, there, view),
-            Change::Rule(_) => {}
+            Change::Rule(_) | Change::Conf(_) => {}
         }
     }
 

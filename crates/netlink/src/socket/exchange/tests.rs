@@ -7,7 +7,7 @@ use super::*;
 /// An `NLMSG_ERROR` with these flags and this payload behind the error number.
 fn verdict(flags: u16, code: i32, rest: &[u8]) -> Verdict {
     let payload = [&code.to_ne_bytes()[..], rest].concat();
-    Verdict::read(&Message { kind: NLMSG_ERROR, flags, sequence: 1, payload: &payload }).unwrap()
+    Verdict::read(&Message { kind: NLMSG_ERROR, flags, sequence: 1, port: 0, payload: &payload }).unwrap()
 }
 
 /// The attributes of an extended ACK.
@@ -46,7 +46,7 @@ fn an_answer_without_words_has_the_systems() {
 #[test]
 fn a_failed_dump_says_so_at_its_end() {
     let payload = [&(-2i32).to_ne_bytes()[..], &telling()].concat();
-    let done = Message { kind: NLMSG_DONE, flags: NLM_F_ACK_TLVS, sequence: 1, payload: &payload };
+    let done = Message { kind: NLMSG_DONE, flags: NLM_F_ACK_TLVS, sequence: 1, port: 0, payload: &payload };
     let verdict = Verdict::read(&done).unwrap();
     assert_eq!((verdict.errno, verdict.text.as_deref()), (2, Some("Nexthop has invalid gateway")));
     assert_eq!(Verdict::read(&Message { kind: RTM_NEWLINK, ..done }), None);
@@ -90,7 +90,7 @@ proptest! {
         flags in any::<u16>(),
         payload in proptest::collection::vec(any::<u8>(), 0..128),
     ) {
-        let _ = Verdict::read(&Message { kind, flags, sequence: 1, payload: &payload });
+        let _ = Verdict::read(&Message { kind, flags, sequence: 1, port: 0, payload: &payload });
     }
 
     #[test]

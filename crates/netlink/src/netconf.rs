@@ -1,0 +1,78 @@
+//! Sysctls of links as rtnetlink has them: a few of them, but of these the kernel tells when they change, and lists all links' at once.
+//! Called by the agent's look-out for drift; everything else reads and writes the files below `/proc/sys`.
+
+use russet_addr::Family;
+
+use crate::error::Result;
+use crate::kernel::*;
+use crate::socket::Socket;
+use crate::wire::{Message, MessageBuilder, array};
+
+/// Sysctls of a link, or of all of them; those that a message does not mention are none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Conf {
+    /// IPv4 or IPv6.
+    pub family: Family,
+    /// Whose they are.
+    pub of: ConfOf,
+    /// Whether it forwards.
+    pub forwarding: Option<bool>,
+    /// The reverse-path filter; IPv4 only.
+    pub rp_filter: Option<u32>,
+    /// Whether it answers for others: `proxy_arp`, `proxy_ndp`.
+    pub proxy: Option<bool>,
+}
+
+/// Whose sysctls they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ConfOf {
+    /// `conf/all`
+    All,
+    /// `conf/default`
+    Default,
+    /// Those of the link with this index.
+    Link(u32),
+}
+
+/// `NETCONFA_IFINDEX_ALL`, linux/netconf.h
+const ALL: u32 = -1i32 as u32;
+/// `NETCONFA_IFINDEX_DEFAULT`
+const DEFAULT: u32 = -2i32 as u32;
+
+// === impl Conf ===
+
+impl Conf {
+    /// Reads `RTM_NEWNETCONF` and `RTM_DELNETCONF`; none when it is something else.
+    pub fn decode(message: &Message<'_>) -> Option<Self> {
+        if !matches!(message.kind, RTM_NEWNETCONF | RTM_DELNETCONF) {
+            return None;
+        }
+        let [number] = array(message.payload, 0)?;
+        let attributes = message.attributes(NETCONFMSG_BYTES);
+        let value = |kind| attributes.find(kind).and_then(|attribute| attribute.u32());
+        let of = match value(NETCONFA_IFINDEX)? {
+            ALL => ConfOf::All,
+            DEFAULT => ConfOf::Default,
+            ifindex => ConfOf::Link(ifindex),
+        };
+        Some(Self {
+            family: family(number)?,
+            of,
+            forwarding: value(NETCONFA_FORWARDING).map(|on| on != 0),
+            rp_filter: value(NETCONFA_RP_FILTER),
+            proxy: value(NETCONFA_PROXY_NEIGH).map(|on| on != 0),
+        })
+    }
+}
+
+// === impl Socket ===
+
+impl Socket {
+    /// The sysctls of all links of a family.
+    pub fn confs(&mut self, family: Family) -> Result<Vec<Conf>> {
+        let fill = |message: &mut MessageBuilder<'_>| {
+            message.raw(&[af(family)]);
+        };
+        self.dump("list sysctls of links", RTM_GETNETCONF, fill, Conf::decode)
+    }
+}
