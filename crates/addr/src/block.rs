@@ -71,6 +71,14 @@ impl Family {
         }
     }
 
+    /// The prefix of all addresses: `0.0.0.0/0` or `::/0`.
+    pub fn default_net(self) -> IpNet {
+        match self {
+            Family::V4 => Ipv4Net::default().into(),
+            Family::V6 => Ipv6Net::default().into(),
+        }
+    }
+
     /// The segment that Calico's keys use: `ipv4` or `ipv6`.
     pub const fn segment(self) -> &'static str {
         match self {
@@ -249,6 +257,12 @@ mod tests {
             assert_eq!(block.address(block.size()), None);
         }
         assert_eq!(block("10.1.0.16/29").ordinal("10.1.0.24".parse().unwrap()), None);
+    }
+
+    #[test]
+    fn the_default_net_of_a_family_holds_all_of_its_addresses() {
+        let nets = Family::BOTH.map(|family| family.default_net().to_string());
+        assert_eq!(nets, ["0.0.0.0/0", "::/0"]);
     }
 
     #[test]

@@ -104,6 +104,15 @@ name! {
     NodeName, "node name", node_name
 }
 
+// === impl IfName ===
+
+impl IfName {
+    /// `lo`, which every namespace has.
+    pub fn loopback() -> Self {
+        Self("lo".to_owned())
+    }
+}
+
 /// The kernel refuses longer interface names.
 const IF_NAME_MAX_BYTES: usize = 15;
 /// No runtime uses more; the limit keeps keys, aliases and file names bounded.
@@ -156,6 +165,7 @@ mod tests {
     #[test]
     fn interface_names_keep_the_kernels_rule() {
         assert!(IfName::new("eth0").is_ok());
+        assert_eq!(IfName::new("lo"), Ok(IfName::loopback()));
         assert!(IfName::new("a23456789012345").is_ok());
         for bad in ["", ".", "..", "a234567890123456", "a/b", "a b", "a:b", "a\u{a0}b", "a\nb"] {
             assert!(IfName::new(bad).is_err(), "{bad:?}");

@@ -17,6 +17,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
+use crate::process::die_with_parent;
+
 /// What to execute.
 #[derive(Debug, Clone, Copy)]
 pub struct Execution<'a> {
@@ -103,10 +105,26 @@ impl Execution<'_> {
         self.run_with(&[], STDOUT_MAX_BYTES)
     }
 
+    /// The same for work that must not go on behind the back of whoever comes after us: the kernel kills the plugin when we die. What it has started is
+    /// not killed.
+    pub fn run_while_we_live(&self) -> Result<Finished, ExecuteError> {
+        self.attended(&[], STDOUT_MAX_BYTES, true)
+    }
+
     /// Runs a program with arguments, which may print more than a plugin.
     pub fn run_with(&self, arguments: &[&str], stdout_max_bytes: usize) -> Result<Finished, ExecuteError> {
+        self.attended(arguments, stdout_max_bytes, false)
+    }
+
+    fn attended(
+        &self,
+        arguments: &[&str],
+        stdout_max_bytes: usize,
+        dies_with_us: bool,
+    ) -> Result<Finished, ExecuteError> {
         let end = Instant::now() + self.deadline;
-        let mut running = Running::start(self.spawn(arguments)?, self.stdin, stdout_max_bytes)?;
+        let child = self.spawn(arguments, dies_with_us)?;
+        let mut running = Running::start(child, self.stdin, stdout_max_bytes)?;
         match running.attend(end) {
             Ok(()) => running.finish(),
             Err(error) => {
@@ -121,10 +139,15 @@ impl Execution<'_> {
     }
 
     /// A fresh try each time: libcni re-runs the same object, which fails (cni-runtime.md section 0 item 13).
-    fn spawn(&self, arguments: &[&str]) -> Result<Child, ExecuteError> {
+    fn spawn(&self, arguments: &[&str], dies_with_us: bool) -> Result<Child, ExecuteError> {
         let end = Instant::now() + BUSY_LIMIT.min(self.deadline);
         loop {
-            match self.command().args(arguments).spawn() {
+            let mut command = self.command();
+            if dies_with_us {
+                // This thread waits for it, and so lives as long as it does.
+                die_with_parent(&mut command);
+            }
+            match command.args(arguments).spawn() {
                 Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < end => {
                     pause()
                 }
@@ -138,6 +161,8 @@ impl Execution<'_> {
 
     fn command(&self) -> Command {
         let mut command = Command::new(self.binary);
+        // What we tell the service manager is ours to tell.
+        command.env_remove("NOTIFY_SOCKET");
         command.envs(self.env.iter().map(|(key, value)| (key, value))).process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
@@ -282,5 +307,26 @@ impl<R: Read> Capture<R> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_executed_does_not_learn_where_the_service_manager_listens() {
+        if std::env::var_os("NOTIFY_SOCKET").is_none() {
+            let test = "execute::tests::who_is_executed_does_not_learn_where_the_service_manager_listens";
+            let mut within_a_service = Command::new(std::env::current_exe().unwrap());
+            within_a_service.args(["--exact", test]).env("NOTIFY_SOCKET", "/nowhere").stdout(Stdio::null());
+            assert!(within_a_service.status().unwrap().success());
+            return;
+        }
+        let env = [("GIVEN", "1".into())];
+        let deadline = Duration::from_secs(20);
+        let done = Execution { binary: Path::new("env"), env: &env, stdin: b"", deadline }.run().unwrap();
+        let told = String::from_utf8(done.stdout).unwrap();
+        assert!(told.contains("GIVEN=1") && !told.contains("NOTIFY_SOCKET"), "{told}");
     }
 }

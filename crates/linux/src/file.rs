@@ -1,8 +1,8 @@
 //! Files that are either the old or the new one, never a half: result caches, configurations, journals.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,6 +20,8 @@ pub struct FileError {
 
 /// Ours alone: state may hold secrets (DESIGN section 6.7).
 pub const PRIVATE: u32 = 0o600;
+/// The same for a directory.
+const PRIVATE_DIR: u32 = 0o700;
 /// For files that other programs read, as `subnet.env` and conflists.
 pub const READABLE: u32 = 0o644;
 
@@ -44,6 +46,13 @@ pub fn write_atomic_with_mode(path: impl AsRef<Path>, bytes: &[u8], mode: u32) -
     }
     written?;
     sync_directory_of(path)
+}
+
+/// Makes a directory that only its owner may look into, with those above it, or makes an existing one so.
+pub fn private_dir(path: impl AsRef<Path>) -> io::Result<()> {
+    let path = path.as_ref();
+    DirBuilder::new().mode(PRIVATE_DIR).recursive(true).create(path)?;
+    std::fs::set_permissions(path, Permissions::from_mode(PRIVATE_DIR))
 }
 
 /// Makes the creation, renaming or removal of `path` survive a loss of power.
@@ -88,7 +97,7 @@ fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FileError> {
     }
     .map_err(|source| FileError::new("create", path, source))?;
     file.write_all(bytes)
-        .and_then(|()| file.set_permissions(std::fs::Permissions::from_mode(mode)))
+        .and_then(|()| file.set_permissions(Permissions::from_mode(mode)))
         .map_err(|source| FileError::new("write", path, source))?;
     file.sync_all().map_err(|source| FileError::new("sync", path, source))
 }
@@ -107,6 +116,19 @@ mod tests {
 
     fn names_in(dir: &Path) -> Vec<std::ffi::OsString> {
         std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    }
+
+    #[test]
+    fn a_directory_is_private_also_where_it_was_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("above/state");
+        for mode in [0o700, 0o755] {
+            private_dir(&path).unwrap();
+            assert_eq!(mode_of(&path), 0o700);
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        }
+        private_dir(&path).unwrap();
+        assert_eq!(mode_of(&path), 0o700);
     }
 
     #[test]

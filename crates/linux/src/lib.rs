@@ -1,5 +1,5 @@
 //! The parts of Linux that are neither rtnetlink nor nf_tables: network namespaces, sysctls, locks, durable files,
-//! processes, TUN devices and segmenting UDP sockets, and facts about the running kernel.
+//! processes, TUN devices and segmenting UDP sockets, the process's heap, and facts about the running kernel.
 //!
 //! Layer 1. `attach`, `overlay`, `plugins`, the agent and the test kit call it; it decides nothing.
 //! Everything that depends on a namespace follows the *calling thread's* network namespace.
@@ -17,5 +17,5 @@ pub mod tun;
 pub mod udp;
 pub mod userns;
 
-pub use lock::{FileLock, LockError};
+pub use lock::{FileLock, Holder, LockError};
 pub use netns::{NetNs, NetNsError, NetNsGuard, NetNsId};

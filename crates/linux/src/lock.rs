@@ -5,6 +5,8 @@
 //! reports the close a moment *before* it drops the lock, and a holder may unlock without closing, so the watch only
 //! shortens the wait: a back-off with jitter bounds it.
 
+mod holder;
+
 use std::fmt;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
@@ -15,6 +17,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FlockOperation, Mode, OFlags, inotify};
 use rustix::io::Errno;
+
+pub use holder::Holder;
 
 /// A held lock; dropping it, or the end of the process, releases it.
 ///
@@ -53,6 +57,8 @@ pub enum LockError {
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// Longest pause: what a holder that unlocks without closing costs the next one at worst.
 const PAUSE_MAX: Duration = Duration::from_millis(64);
+/// Who hands something over takes less than this; whoever waits for longer wonders why.
+const SILENCE: Duration = Duration::from_secs(1);
 
 // === impl FileLock ===
 
@@ -61,6 +67,24 @@ impl FileLock {
     /// Waiters are not served in order.
     pub fn exclusive(path: impl AsRef<Path>, deadline: Instant) -> Result<Self, LockError> {
         Self::take(path.as_ref(), FlockOperation::NonBlockingLockExclusive, deadline)
+    }
+
+    /// The same for whoever would wait long: `tell` hears once, after a second, who has it.
+    pub fn exclusive_telling(
+        path: impl AsRef<Path>,
+        deadline: Instant,
+        tell: impl FnOnce(&Holder),
+    ) -> Result<Self, LockError> {
+        let path = path.as_ref();
+        let began = Instant::now();
+        let silent_until = began + SILENCE;
+        if silent_until < deadline {
+            match Self::exclusive(path, silent_until) {
+                Err(LockError::Timeout { .. }) => tell(&Holder::of(path)),
+                other => return other,
+            }
+        }
+        Self::exclusive(path, deadline).map_err(|error| error.since(began))
     }
 
     /// Takes the lock together with other shared holders.
@@ -129,6 +153,14 @@ impl LockError {
     /// Whether trying again later can help.
     pub fn is_timeout(&self) -> bool {
         matches!(self, Self::Timeout { .. })
+    }
+
+    /// With all of what was waited.
+    fn since(self, began: Instant) -> Self {
+        match self {
+            Self::Timeout { path, .. } => Self::Timeout { path, waited: began.elapsed() },
+            other => other,
+        }
     }
 
     fn io(operation: &'static str, path: &Path, errno: Errno) -> Self {
@@ -223,6 +255,27 @@ mod tests {
         assert!(error.is_timeout() && Instant::now() >= deadline);
         assert!(error.to_string().contains("node.lock: still held by another process"), "{error}");
         assert!(FileLock::try_exclusive(&path).unwrap().is_none());
+    }
+
+    #[test]
+    fn who_waits_long_hears_once_for_whom_and_gets_it_afterwards() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("l");
+        let held = FileLock::exclusive(&path, soon()).unwrap();
+        // Who would not wait so long anyway hears nothing but the error.
+        let now = FileLock::exclusive_telling(&path, Instant::now(), |_| panic!("told"));
+        assert!(now.unwrap_err().is_timeout());
+        let (tell, told) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let path = &path;
+            let tell = move |holder: &Holder| tell.send(holder.to_string()).unwrap();
+            let waiter = scope.spawn(move || FileLock::exclusive_telling(path, soon(), tell).map(drop));
+            assert!(told.recv().unwrap().starts_with(&format!("process {} ", std::process::id())));
+            drop(held);
+            waiter.join().unwrap().unwrap();
+        });
+        assert!(told.recv().is_err(), "told twice");
+        FileLock::exclusive_telling(&path, soon(), |_| panic!("nobody has it")).map(drop).unwrap();
     }
 
     #[test]

@@ -1,16 +1,23 @@
-//! Child processes: inside a network namespace, and not outliving us.
+//! Child processes: inside a network namespace, and not outliving us; which process one is, and the end of any.
 //!
-//! The demo starts its servers with these, `runtime` its plugins, tests everything else.
+//! The demo starts its servers with these, `runtime` its plugins, tests everything else; the flannel daemon waits for its predecessor's end.
+
+mod identity;
 
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use rustix::thread::LinkNameSpaceType;
 
 use crate::netns::{NetNs, NetNsError};
+
+pub use identity::Identity;
 
 /// Makes `command` run inside `netns`. The parent's threads stay where they are.
 pub fn in_netns<'a>(command: &'a mut Command, netns: &NetNs) -> Result<&'a mut Command, NetNsError> {
@@ -42,24 +49,61 @@ fn die_when_orphaned(parent: Pid) -> io::Result<()> {
     }
 }
 
+/// Whether the process behind a pidfd has ended, for which this waits up to `patience`. Signals that come meanwhile change nothing.
+pub fn has_ended(pidfd: impl AsFd, patience: Duration) -> io::Result<bool> {
+    let end = Instant::now() + patience;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::unix::process::ExitStatusExt as _;
+    use std::process::Stdio;
     use std::sync::mpsc;
 
+    use rustix::process::PidfdFlags;
+
     use super::*;
+
+    /// Waits for what the kernel does a moment later.
+    pub(crate) fn eventually(mut is_so: impl FnMut() -> bool) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !is_so() {
+            assert!(Instant::now() < end, "it is still not so");
+            std::thread::yield_now();
+        }
+    }
 
     #[test]
     fn a_child_dies_with_the_thread_that_started_it() {
         let start = || {
             let mut command = Command::new("sh");
-            command.args(["-c", "read never"]).stdin(std::process::Stdio::piped());
+            command.args(["-c", "read never"]).stdin(Stdio::piped());
             die_with_parent(&mut command).spawn().unwrap()
         };
         let (send, receive) = mpsc::channel();
         std::thread::spawn(move || send.send(start()).unwrap()).join().unwrap();
         let mut child = receive.recv().unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    }
+
+    #[test]
+    fn the_end_of_a_process_is_seen_and_not_before() {
+        let mut child = Command::new("sh").args(["-c", "read never"]).stdin(Stdio::piped()).spawn().unwrap();
+        let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        assert!(!has_ended(&pidfd, Duration::from_millis(1)).unwrap());
+        drop(child.stdin.take());
+        assert!(has_ended(&pidfd, Duration::from_secs(60)).unwrap());
+        child.wait().unwrap();
     }
 
     #[test]

@@ -3,8 +3,12 @@
 //! Names are paths with slashes (`net/ipv4/conf/eth0/forwarding`), because an interface's name may hold dots. What is
 //! below `net/` belongs to the calling thread's network namespace.
 
-use std::io;
-use std::path::{Path, PathBuf};
+mod tree;
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+
+use rustix::fs::OFlags;
 
 /// A sysctl that could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -35,17 +39,16 @@ pub enum SysctlError {
     },
 }
 
-const ROOT: &str = "/proc/sys";
+/// The kernel gives whole values up to a page at once.
+const VALUE_BYTES: usize = 4096;
 /// Longest value repeated in an error.
 const SHOWN_MAX_CHARS: usize = 40;
 
 /// The value, without the newline at its end.
 pub fn read(name: &str) -> Result<String, SysctlError> {
-    let path = checked(name)?;
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(text.trim_end().to_owned()),
-        Err(source) => Err(SysctlError::new("read", "read".to_owned(), name, source)),
-    }
+    let below = checked(name)?;
+    let text = tree::open(below, OFlags::RDONLY).and_then(whole);
+    text.map_err(|source| SysctlError::new("read", "read".to_owned(), name, source))
 }
 
 /// Writes `value` unless the sysctl has it already; says whether it wrote.
@@ -56,15 +59,26 @@ pub fn write_if_different(name: &str, value: &str) -> Result<bool, SysctlError> 
     if same(&read(name)?, value) {
         return Ok(false);
     }
-    let path = checked(name)?;
+    write(name, value).map(|()| true)
+}
+
+/// Writes `value` without a look at what is there: for what is known to differ, or to do nothing where it does not.
+pub fn write(name: &str, value: &str) -> Result<(), SysctlError> {
+    let below = checked(name)?;
     let shown: String = value.chars().take(SHOWN_MAX_CHARS).flat_map(char::escape_debug).collect();
     // No create, no truncate: a missing sysctl must be an error, not an attempt at a new file.
-    std::fs::OpenOptions::new()
-        .write(true)
-        .open(path)
-        .and_then(|mut file| io::Write::write_all(&mut file, value.as_bytes()))
-        .map_err(|source| SysctlError::new("write", format!("write {shown} to"), name, source))?;
-    Ok(true)
+    let written = tree::open(below, OFlags::WRONLY).and_then(|mut file| file.write_all(value.as_bytes()));
+    written.map_err(|source| SysctlError::new("write", format!("write {shown} to"), name, source))
+}
+
+fn whole(mut file: File) -> io::Result<String> {
+    let mut buffer = [0; VALUE_BYTES];
+    let count = file.read(&mut buffer)?;
+    let mut bytes = buffer.get(..count).unwrap_or_default().to_vec();
+    if count == VALUE_BYTES {
+        file.read_to_end(&mut bytes)?;
+    }
+    Ok(String::from_utf8_lossy(&bytes).trim_end().to_owned())
 }
 
 // === impl SysctlError ===
@@ -89,13 +103,14 @@ fn same(a: &str, b: &str) -> bool {
     a.split_whitespace().eq(b.split_whitespace())
 }
 
-fn checked(name: &str) -> Result<PathBuf, SysctlError> {
+/// What follows `/proc/sys/`.
+fn checked(name: &str) -> Result<&str, SysctlError> {
     let below = name.strip_prefix("/proc/sys/").unwrap_or(name);
     let sound = |part: &str| {
         !matches!(part, "" | "." | "..") && !part.chars().any(|c| c.is_control() || c.is_whitespace())
     };
     if below.split('/').all(sound) {
-        Ok(Path::new(ROOT).join(below))
+        Ok(below)
     } else {
         Err(SysctlError::Name { name: name.chars().take(80).collect() })
     }

@@ -37,25 +37,23 @@ impl NetNs {
     /// [`create_named`](Self::create_named) below another directory (`--root`, or a user namespace where
     /// `/run` cannot be written).
     pub fn create_named_in(dir: &Path, name: &str) -> Result<Self, NetNsError> {
-        let path = checked(dir, name)?;
-        prepare(dir)?;
-        let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        match rustix::fs::open(&path, flags, Mode::empty()) {
-            Ok(_) => {}
-            Err(Errno::EXIST) => return Err(NetNsError::Exists { path }),
-            Err(errno) => return Err(NetNsError::io("create network namespace", &path, errno)),
-        }
-        let made = on_new_thread(|| {
-            unshare_net()?;
-            rustix::mount::mount_bind(OWN, &path)
-                .map_err(|errno| NetNsError::io("mount network namespace", &path, errno))?;
-            Self::open(&path)
-        });
-        if made.is_err() {
-            // Nothing was in it yet, and the error that matters is the first one.
-            let _ = Self::delete_named_in(dir, name);
-        }
-        made
+        named_in(dir, name, |path| {
+            on_new_thread(|| {
+                unshare_net()?;
+                Self::mount_own(path)
+            })
+        })
+    }
+
+    /// Gives the namespace of the calling thread a name below `dir`.
+    pub fn name_current_in(dir: &Path, name: &str) -> Result<Self, NetNsError> {
+        named_in(dir, name, Self::mount_own)
+    }
+
+    fn mount_own(path: &Path) -> Result<Self, NetNsError> {
+        rustix::mount::mount_bind(OWN, path)
+            .map_err(|errno| NetNsError::io("mount network namespace", path, errno))?;
+        Self::open(path)
     }
 
     /// [`delete_named`](Self::delete_named) below another directory.
@@ -72,6 +70,28 @@ impl NetNs {
             Err(errno) => Err(NetNsError::io("delete network namespace", &path, errno)),
         }
     }
+}
+
+/// Makes the file of a new name and has `mount` mount a namespace there.
+fn named_in(
+    dir: &Path,
+    name: &str,
+    mount: impl FnOnce(&Path) -> Result<NetNs, NetNsError>,
+) -> Result<NetNs, NetNsError> {
+    let path = checked(dir, name)?;
+    prepare(dir)?;
+    let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    match rustix::fs::open(&path, flags, Mode::empty()) {
+        Ok(_) => {}
+        Err(Errno::EXIST) => return Err(NetNsError::Exists { path }),
+        Err(errno) => return Err(NetNsError::io("create network namespace", &path, errno)),
+    }
+    let made = mount(&path);
+    if made.is_err() {
+        // Nothing was in it yet, and the error that matters is the first one.
+        let _ = NetNs::delete_named_in(dir, name);
+    }
+    made
 }
 
 fn checked(dir: &Path, name: &str) -> Result<PathBuf, NetNsError> {

@@ -1,0 +1,84 @@
+//! Who has a lock, as the kernel lists it: for people who wait.
+
+use std::fmt;
+use std::path::Path;
+
+/// The process that has a lock, as far as that can be seen: not one of another PID namespace, and on some file systems none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder(Option<Process>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Process {
+    pid: u32,
+    name: String,
+}
+
+/// Every lock of every file (proc_locks(5)).
+const LOCKS: &str = "/proc/locks";
+
+// === impl Holder ===
+
+impl Holder {
+    /// Whoever has the file of this path locked.
+    pub fn of(path: &Path) -> Self {
+        Self(find(path).map(|pid| Process { pid, name: name(pid) }))
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(Process { pid, name }) => write!(f, "process {pid} ({name})"),
+            None => f.write_str("another process"),
+        }
+    }
+}
+
+fn find(path: &Path) -> Option<u32> {
+    let file = rustix::fs::stat(path).ok()?;
+    let (major, minor) = (rustix::fs::major(file.st_dev), rustix::fs::minor(file.st_dev));
+    let place = format!("{major:02x}:{minor:02x}:{}", file.st_ino);
+    of_place(&std::fs::read_to_string(LOCKS).ok()?, &place)
+}
+
+/// As in `1: FLOCK  ADVISORY  WRITE 707 00:16:1043 0 EOF`. Who waits has an arrow for its kind.
+fn of_place(locks: &str, place: &str) -> Option<u32> {
+    let mut lines = locks.lines().map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>());
+    let line = lines.find(|words| words.first() == Some(&"FLOCK") && words.get(4) == Some(&place))?;
+    line.get(3)?.parse().ok().filter(|pid| *pid > 0)
+}
+
+/// A process may have named itself anything.
+fn name(pid: u32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FileLock;
+
+    #[test]
+    fn who_has_a_lock_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("l");
+        let held = FileLock::try_exclusive(&path).unwrap().unwrap();
+        let pid = std::process::id();
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+        assert_eq!(Holder::of(&path).to_string(), format!("process {pid} ({})", name.trim_end()));
+        drop(held);
+        assert_eq!(Holder::of(&path).to_string(), "another process");
+        assert_eq!(Holder::of(&dir.path().join("none")), Holder(None));
+    }
+
+    #[test]
+    fn only_who_has_it_counts_and_neither_who_waits_nor_who_cannot_be_seen() {
+        let locks = "1: -> FLOCK  ADVISORY  WRITE 5 00:16:1043 0 EOF\n\
+                     2: POSIX  ADVISORY  WRITE 6 00:16:1043 0 EOF\n\
+                     3: FLOCK  ADVISORY  WRITE 7 00:16:1043 0 EOF\n\
+                     4: FLOCK  ADVISORY  WRITE 0 00:16:1044 0 EOF\n5: FLOCK\n";
+        let of = |place| of_place(locks, place);
+        assert_eq!((of("00:16:1043"), of("00:16:1044"), of("00:16:1")), (Some(7), None, None));
+    }
+}
