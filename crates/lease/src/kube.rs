@@ -6,6 +6,8 @@ mod node;
 mod watch;
 
 use std::cell::Cell;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
@@ -23,7 +25,7 @@ use watch::{Alone, KubeWatch};
 /// Where the DaemonSet's ConfigMap is mounted.
 pub const NET_CONF: &str = "/etc/kube-flannel/net-conf.json";
 /// Largest network configuration that is read: a ConfigMap has at most 1 MiB.
-const NET_CONF_MAX_BYTES: usize = 1 << 20;
+const NET_CONF_MAX_BYTES: u64 = 1 << 20;
 /// Between two tries to tell that the network works: flannel's.
 const RETRY: Duration = Duration::from_secs(3);
 
@@ -130,8 +132,11 @@ impl KubeManager {
             let operation = format!("read network config {}", path.display());
             LeaseError::Refused { operation, reason }
         };
-        let bytes = std::fs::read(path).map_err(|error| refused(error.to_string()))?;
-        if bytes.len() > NET_CONF_MAX_BYTES {
+        let mut bytes = Vec::new();
+        // One more than is allowed tells a longer one.
+        let read =
+            File::open(path).and_then(|file| file.take(NET_CONF_MAX_BYTES + 1).read_to_end(&mut bytes));
+        if read.map_err(|error| refused(error.to_string()))? as u64 > NET_CONF_MAX_BYTES {
             return Err(refused(format!("it is longer than {NET_CONF_MAX_BYTES} bytes")));
         }
         let config = NetworkConfig::parse(&bytes).map_err(|error| refused(error.to_string()))?;

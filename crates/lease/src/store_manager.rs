@@ -183,7 +183,7 @@ impl SubnetManager for StoreManager {
             if let Some(held) = &mut *self.held.borrow_mut() {
                 held.attributes = lease.attributes.clone();
             }
-            self.put_again(&lease.key).await
+            self.write(&lease.key).await
         })
     }
 

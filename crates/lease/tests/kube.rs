@@ -319,6 +319,9 @@ async fn t50_kube_no_pod_cidr_one_outside_the_network_and_no_node_name_end_the_d
         let error = bench.manager().network().await.unwrap_err();
         assert!(!error.is_retryable() && error.to_string().contains("net-conf.json"), "{error}");
     }
+    let endless = bench.manager_with(|settings| settings.net_conf = "/dev/zero".into());
+    let error = endless.network().await.unwrap_err().to_string();
+    assert!(error.ends_with("it is longer than 1048576 bytes"), "{error}");
     let missing = bench.manager_with(|settings| settings.net_conf = "/nowhere/net-conf.json".into());
     assert!(!missing.network().await.unwrap_err().is_retryable());
     // What a store's manager would refuse is not looked at.

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use crate::embedded::Options;
 use crate::{
     BoxFuture, Cause, Claims, CommitError, Embedded, LeaseId, Record, Remote, Revision, Snapshot, Step,
-    Store, StoreError, Watch,
+    Store, StoreError, Tenure, Watch,
 };
 
 /// The store's file in its directory.
@@ -229,6 +229,18 @@ impl Store for Access {
 
     fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
         self.store().watch(prefix)
+    }
+
+    fn follow<'a>(
+        &'a self,
+        prefix: &'a Prefix,
+        take: &'a mut dyn FnMut(Record),
+    ) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
+        self.store().follow(prefix, take)
+    }
+
+    fn tenure<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<(Record, Tenure)>, StoreError>> {
+        self.store().tenure(key)
     }
 
     fn grant(&self, ttl: Duration) -> BoxFuture<'_, Result<LeaseId, StoreError>> {

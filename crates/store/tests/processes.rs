@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use russet_model::{Key, Prefix};
 use russet_store::{
-    Access, Embedded, Event, Locked, Remote, Step, Store, StoreError, listen, open_or_connect, serve,
+    Access, Embedded, Event, Locked, Remote, Step, Store, StoreError, Tenure, listen, open_or_connect, serve,
 };
 
 const ROLE: &str = "RUSSET_STORE_TEST_ROLE";
@@ -241,12 +241,14 @@ async fn a_dead_owner_leaves_the_store_to_the_next_one() {
     let access = open_or_connect(directory.path(), PATIENCE).await.unwrap();
     assert!(matches!(access, Access::Remote(_)));
     access.commit(vec![Step::create(key(1), "through the owner")]).await.unwrap();
+    assert!(matches!(access.tenure(&key(1)).await, Ok(Some((_, Tenure::Forever)))));
     owner.child.kill().unwrap();
     owner.child.wait().unwrap();
     let access = open_or_connect(directory.path(), PATIENCE).await.unwrap();
     assert!(matches!(access, Access::Locked(_)));
     assert_eq!(access.get(&key(1)).await.unwrap().unwrap().value, b"through the owner");
     access.commit(vec![Step::create(key(2), "alone")]).await.unwrap();
+    assert!(matches!(access.tenure(&key(2)).await, Ok(Some((_, Tenure::Forever)))));
     drop(access);
     let mut owner = Role::start("owner", directory.path());
     owner.said("serving").unwrap();

@@ -178,7 +178,7 @@ impl StoreManager {
     }
 
     /// Writes the record as it should be, under the lease that is held, or under a new one where that has ended. A reservation stays one.
-    async fn write(&self, key: &SubnetKey) -> Result<(), LeaseError> {
+    pub(super) async fn write(&self, key: &SubnetKey) -> Result<(), LeaseError> {
         let operation = || format!("write lease {key}");
         for _ in 0..PUTS_MAX {
             let found = self.find(key).await.map_err(store_error(operation()))?;
@@ -213,10 +213,6 @@ impl StoreManager {
             }
         }
         Err(LeaseError::Contended { rounds: PUTS_MAX })
-    }
-
-    pub(super) async fn put_again(&self, key: &SubnetKey) -> Result<(), LeaseError> {
-        self.write(key).await
     }
 
     pub(super) async fn beat(&self, key: &SubnetKey) -> Result<(), LeaseError> {

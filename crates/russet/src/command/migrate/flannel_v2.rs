@@ -81,8 +81,7 @@ pub async fn run(mut args: FlannelV2Args) -> Result<ExitCode, Failure> {
 }
 
 async fn read_old(from: &EtcdV2, prefix: &str) -> Result<Found, Failure> {
-    // The v2 API knows no keys without a `/` at their beginning.
-    let paths = Paths::new(&format!("/{prefix}"));
+    let paths = plan::old_paths(prefix);
     let config = from.get(&paths.config()).await?;
     let (leases, _) = from.list_with_life(&paths.subnets()).await?;
     Ok(Found { config, leases })
@@ -100,8 +99,8 @@ async fn read_new(store: &dyn Store, prefix: &str) -> Result<Found, Failure> {
 async fn write(store: &dyn Store, plan: &Plan, args: &FlannelV2Args) -> Result<(), Failure> {
     let missing: Vec<&Planned> = plan.leases.iter().filter(|lease| lease.state == State::Missing).collect();
     // Whether somebody watches is not known; where nobody has a lease nobody does.
-    let watched = plan.leases.len() > missing.len()
-        || !store.keys(&Paths::new(&args.prefix).subnets()).await?.is_empty();
+    let watched =
+        plan.leases.len() > missing.len() || store.holds(&Paths::new(&args.prefix).subnets()).await?;
     for (done, lease) in missing.iter().enumerate() {
         if done > 0 && done % PROGRESS == 0 {
             output::progress(&format!("{done} of {} leases are carried over", missing.len()));

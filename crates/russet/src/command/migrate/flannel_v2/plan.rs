@@ -87,11 +87,12 @@ impl Plan {
                 plan.problems.push((paths.config(), "there is no network config in the v2 data".to_owned()))
             }
         }
-        let there: Vec<(Lease, &Record)> =
-            new.leases.iter().filter_map(|(record, _)| Some((read(record).ok()?, record))).collect();
+        let there: Vec<Lease> =
+            new.leases.iter().filter_map(|(record, _)| read(record, &paths).ok()).collect();
+        let from = old_paths(prefix);
         let mut leases: BTreeMap<SubnetKey, Planned> = BTreeMap::new();
         for (record, life) in &old.leases {
-            let lease = match read(record) {
+            let lease = match read(record, &from) {
                 Ok(lease) => lease,
                 Err(reason) => {
                     plan.left.push((record.key.clone(), reason));
@@ -102,7 +103,7 @@ impl Plan {
                 Life::Forever => None,
                 Life::For(left) => Some(*left),
             };
-            let (key, state) = (paths.lease(&lease.subnet), lease_state(&lease, &there, &paths));
+            let (key, state) = (paths.lease(&lease.subnet), lease_state(&lease, &there));
             leases.insert(lease.subnet, Planned { key, value: record.value.clone(), time_left, state });
         }
         plan.leases = leases.into_values().collect();
@@ -115,8 +116,17 @@ impl Plan {
     }
 }
 
-fn read(record: &Record) -> Result<Lease, String> {
+/// Where the old data lie: the v2 API knows no keys without a `/` at their beginning.
+pub fn old_paths(prefix: &str) -> Paths {
+    Paths::new(&format!("/{prefix}"))
+}
+
+/// A lease in its place. Lists also have what merely begins like one: somebody's `subnets.bak/10.5.1.0-24`.
+fn read(record: &Record, paths: &Paths) -> Result<Lease, String> {
     let subnet = record.key.as_str().parse::<SubnetKey>().map_err(|error| error.to_string())?;
+    if paths.lease(&subnet) != record.key {
+        return Err(format!("the lease of that subnet lies at {}", paths.lease(&subnet)));
+    }
     let attributes = Attributes::from_json(&record.value).map_err(|error| error.to_string())?;
     Ok(Lease { subnet, attributes })
 }
@@ -130,20 +140,19 @@ fn config_state(old: &Record, new: Option<&Record>) -> State {
     State::Differs("another network config is there".to_owned())
 }
 
-fn lease_state(lease: &Lease, there: &[(Lease, &Record)], paths: &Paths) -> State {
-    let path = paths.lease(&lease.subnet);
-    if let Some((present, _)) = there.iter().find(|(_, record)| record.key == path) {
+fn lease_state(lease: &Lease, there: &[Lease]) -> State {
+    if let Some(present) = there.iter().find(|present| present.subnet == lease.subnet) {
         return match is_same_node(&present.attributes, &lease.attributes) {
             true => State::Same,
             false => State::Differs(format!("it is the lease of {} there", name(&present.attributes))),
         };
     }
-    let of_node = there.iter().find(|(present, _)| is_same_node(&present.attributes, &lease.attributes));
-    if let Some((present, _)) = of_node {
+    let of_node = there.iter().find(|present| is_same_node(&present.attributes, &lease.attributes));
+    if let Some(present) = of_node {
         return State::Moved(present.subnet.to_string());
     }
-    match there.iter().find(|(present, _)| present.subnet.overlaps(&lease.subnet)) {
-        Some((present, _)) => State::Differs(format!(
+    match there.iter().find(|present| present.subnet.overlaps(&lease.subnet)) {
+        Some(present) => State::Differs(format!(
             "it overlaps {}, the lease of {}",
             present.subnet,
             name(&present.attributes)
@@ -223,6 +232,19 @@ mod tests {
         );
         let plan = Plan::of(&old, &same, PREFIX);
         assert_eq!(states(&plan), [State::Same, State::Moved("10.5.9.0-24".into()), State::Same]);
+    }
+
+    #[test]
+    fn what_lies_beside_the_leases_is_no_lease() {
+        let beside = || (record("subnets.bak/10.5.1.0-24", ONE), Life::Forever);
+        let mut old = found(Some(CONFIG), &[("10.5.1.0-24", ONE, 77)]);
+        old.leases.push(beside());
+        let new = Found { leases: vec![beside()], ..Found::default() };
+        let plan = Plan::of(&old, &new, PREFIX);
+        assert_eq!(states(&plan), [State::Missing, State::Missing]);
+        assert_eq!(plan.leases[0].time_left, Some(Duration::from_secs(77)), "the record of the lease itself");
+        let reason = "the lease of that subnet lies at /n/subnets/10.5.1.0-24".to_owned();
+        assert_eq!(plan.left, [(Key::from_stored("/n/subnets.bak/10.5.1.0-24"), reason)]);
     }
 
     #[test]
