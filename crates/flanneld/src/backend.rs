@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use russet_addr::Mac;
 use russet_model::flannel::{Backend as Configured, ConfigError};
-use russet_overlay::flannel::{Mode, Vxlan, Wireguard};
+use russet_overlay::flannel::{KeyError, Mode, Psk, Vxlan, Wireguard};
 
 use crate::extension::Extension;
 
@@ -51,6 +51,9 @@ pub enum BackendError {
     /// An option that cannot be read.
     #[error(transparent)]
     Option(#[from] ConfigError),
+    /// The key that all nodes know.
+    #[error("backend wireguard: {0}")]
+    Psk(#[from] KeyError),
     /// An option whose value cannot work.
     #[error("backend {kind}: {option} is {value}: {wanted} is wanted")]
     Value {
@@ -203,7 +206,7 @@ fn wireguard(configured: &Configured) -> Result<Wireguard, BackendError> {
         port: port(configured, kind, "ListenPort")?.unwrap_or(WIREGUARD_PORTS[0]),
         port_v6: port(configured, kind, "ListenPortV6")?.unwrap_or(WIREGUARD_PORTS[1]),
         mtu: configured.u32("MTU")?.filter(|mtu| *mtu != 0),
-        psk: configured.str("PSK")?.filter(|psk| !psk.is_empty()).map(str::to_owned),
+        psk: configured.str("PSK")?.filter(|psk| !psk.is_empty()).map(str::parse::<Psk>).transpose()?,
         keepalive_s,
         mode,
         key_file: KEY_FILE.into(),
@@ -291,6 +294,10 @@ mod tests {
             (r#"{"Type":"vxlan","VNI":"1"}"#, "a whole number"),
             (r#"{"Type":"vxlan","VNI":16777216}"#, "24 bits"),
             (r#"{"Type":"udp","Port":65536}"#, "1 to 65535"),
+            (
+                r#"{"Type":"wireguard","PSK":"too short"}"#,
+                "backend wireguard: PSK is not the base64 text of 32 bytes",
+            ),
             (r#"{"Type":"wireguard","Mode":"both"}"#, "separate, auto, ipv4 or ipv6"),
         ] {
             let error = parsed(backend).unwrap_err();

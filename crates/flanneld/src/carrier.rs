@@ -27,6 +27,7 @@ use udp::Relay;
 pub struct Carrier {
     woven: Woven,
     over: Over,
+    announced: Announced,
 }
 
 /// What a backend has beside the kernel's part.
@@ -101,7 +102,7 @@ impl Carrier {
         external: &External,
         config: &NetworkConfig,
         manner: Manner,
-    ) -> Result<(Self, Announced), CarrierError> {
+    ) -> Result<Self, CarrierError> {
         if let (false, Some(_)) = (backend.carries_v6(), config.v6()) {
             let has = if config.v4().is_some() { "both" } else { "IPv6" };
             return Err(CarrierError::Family { backend: backend.name(), carries: "IPv4", has });
@@ -121,7 +122,12 @@ impl Carrier {
             Over::Commands(_) => announced.data = data,
             Over::None => {}
         }
-        Ok((Self { woven, over }, announced))
+        Ok(Self { woven, over, announced })
+    }
+
+    /// What the lease should say, and pods' MTU.
+    pub const fn announced(&self) -> &Announced {
+        &self.announced
     }
 
     /// The devices that [`open`](Self::open) would make or adopt, as they stand; changes nothing. None where a daemon's end takes them with it.
@@ -149,11 +155,15 @@ impl Carrier {
     /// Brings everything to exactly these leases; false when something is left to be tried again.
     pub async fn reset(&mut self, leases: Vec<Lease>, status: &Status) -> bool {
         status.resyncs.fetch_add(1, Ordering::Relaxed);
-        match &mut self.over {
-            Over::None => self.woven.reset(&leases, status).await,
-            Over::Udp(relay) => self.woven.reset(&[], status).await && relay.reset(&leases),
-            Over::Commands(commands) => self.woven.reset(&[], status).await && commands.reset(leases).await,
-        }
+        let kernels: &[Lease] = if matches!(self.over, Over::None) { &leases } else { &[] };
+        let woven = self.woven.reset(kernels, status).await;
+        // Also where the kernel's part failed: nobody tells of these leases again.
+        let over = match &mut self.over {
+            Over::None => true,
+            Over::Udp(relay) => relay.reset(&leases),
+            Over::Commands(commands) => commands.reset(leases).await,
+        };
+        woven && over
     }
 
     /// Carries out what became of some leases; false when something is left to be tried again.
@@ -176,16 +186,20 @@ impl Carrier {
         }
     }
 
-    /// Compares with what should be, and puts right what is not: whether that succeeded, and what the lease should say from now on if that
-    /// changed.
-    pub async fn resync(&mut self, status: &Status) -> (bool, Option<Announced>) {
+    /// Compares with what should be, and puts right what is not: whether that succeeded, and whether the lease should say something else from
+    /// now on, which is [`announced`](Self::announced).
+    pub async fn resync(&mut self, status: &Status) -> (bool, bool) {
         status.resyncs.fetch_add(1, Ordering::Relaxed);
         let over = match &mut self.over {
             Over::Udp(relay) => relay.resync(status),
             Over::None | Over::Commands(_) => true,
         };
         let (woven, news) = self.woven.resync(status).await;
-        (over && woven, news)
+        let changed = news.is_some();
+        if let Some(news) = news {
+            self.announced = news;
+        }
+        (over && woven, changed)
     }
 }
 
@@ -202,4 +216,26 @@ fn note(report: &Report, what: &str, status: &Status) {
         tracing::info!(changed, failed = report.failed, "{what}");
     }
     status.failures.fetch_add(report.failed as u64, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::extension::Extension;
+    use crate::testing::{external, lease};
+
+    /// flannel.md section 6.8.
+    #[tokio::test]
+    #[ignore = "tool: touch, as a command of an operator"]
+    async fn peers_are_told_of_also_where_the_kernels_part_failed() {
+        let directory = tempfile::tempdir().unwrap();
+        let subnet_add = format!("touch {}/$PUBLIC_IP", directory.path().display());
+        let config = NetworkConfig::parse(br#"{"Network":"10.5.0.0/16"}"#).unwrap();
+        let commands = Commands::new(Extension { subnet_add, ..Extension::default() }, &external(), &config);
+        let over = Over::Commands(Box::new(commands));
+        let mut carrier = Carrier { woven: fabric::tests::broken(), over, announced: Announced::default() };
+        let peer = lease("10.5.7.0-24", "10.200.0.12", "extension");
+        assert!(!carrier.reset(vec![peer], &Status::default()).await);
+        assert!(directory.path().join("10.200.0.12").exists());
+    }
 }

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use russet_linux::file::{FileError, READABLE, write_atomic_with_mode};
 
-use crate::subnet_env::assignment;
+use crate::subnet_env::{self, assignment};
 
 /// What the words ask for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,18 +69,11 @@ pub fn run(
     environment: &BTreeMap<String, String>,
 ) -> Result<(), DockerOptsError> {
     let request = parse(words)?;
-    let text = read(&request.from)?;
+    // A file that is not there says nothing, as to the script.
+    let unread = |source| DockerOptsError::Read { path: request.from.clone(), source };
+    let text = subnet_env::text(&request.from).map_err(unread)?;
     let written = render(&request, &text, environment)?;
     Ok(write_atomic_with_mode(&request.to, written.as_bytes(), READABLE)?)
-}
-
-/// A file that is not there says nothing, as to the script.
-fn read(path: &Path) -> Result<String, DockerOptsError> {
-    match std::fs::read(path) {
-        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        Err(source) => Err(DockerOptsError::Read { path: path.to_owned(), source }),
-    }
 }
 
 /// The words, in the manner of `getopts "f:d:icmk:"`: letters may share a dash, and a value may follow its letter at once.

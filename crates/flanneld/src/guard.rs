@@ -40,6 +40,20 @@ struct Log {
     told: Vec<String>,
 }
 
+/// Why there is nobody who keeps the firewall.
+#[derive(Debug, thiserror::Error)]
+pub enum GuardError {
+    /// It cannot be opened.
+    #[error(transparent)]
+    Open(#[from] FirewallError),
+    /// There is no thread for it.
+    #[error("start a thread: {0}")]
+    Thread(#[source] std::io::Error),
+    /// The thread panicked before the rules were there.
+    #[error("its thread ended early")]
+    Broken,
+}
+
 /// Somebody who removes our rules again and again is answered this often at most.
 const REPAIR_PAUSE: Duration = Duration::from_millis(200);
 /// Orders that change are seen after this long at the latest.
@@ -81,7 +95,7 @@ fn nets(v4: Option<IpNet>, v6: Option<IpNet>) -> Vec<IpNet> {
 impl Guard {
     /// Opens the firewall in the process's namespace and applies the order; then the thread goes on for as long as the process. Answers once
     /// the rules are there. Rules that are refused are logged and tried again; a firewall that cannot be opened is an error.
-    pub async fn start(order: Order, status: Arc<Status>) -> Result<Self, FirewallError> {
+    pub async fn start(order: Order, status: Arc<Status>) -> Result<Self, GuardError> {
         let shared = Arc::new(Mutex::new(order.clone()));
         let (tell, applied) = oneshot::channel();
         let orders = Arc::clone(&shared);
@@ -96,15 +110,10 @@ impl Guard {
             }
             Err(error) => drop(tell.send(Err(error))),
         };
-        let spawned = thread::Builder::new().name("firewall".to_owned()).stack_size(STACK_BYTES).spawn(run);
-        if let Err(error) = spawned {
-            tracing::error!(%error, "start the firewall's thread: there are no rules");
-        }
-        match applied.await {
-            Ok(Err(error)) => Err(error),
-            // Without an answer the thread did not start, or panicked: both were told.
-            Ok(Ok(())) | Err(_) => Ok(Self { order: shared }),
-        }
+        let thread = thread::Builder::new().name("firewall".to_owned()).stack_size(STACK_BYTES);
+        let _runs_for_ever = thread.spawn(run).map_err(GuardError::Thread)?;
+        applied.await.map_err(|_panic| GuardError::Broken)??;
+        Ok(Self { order: shared })
     }
 
     /// Gives a new order.

@@ -12,12 +12,14 @@ pub mod flags;
 mod guard;
 mod health;
 mod interface;
-mod notify;
 mod peers;
 mod run;
 mod source;
 pub mod subnet_env;
 mod takeover;
+mod telling;
 mod tend;
+#[cfg(test)]
+mod testing;
 
 pub use run::{RunError, run};

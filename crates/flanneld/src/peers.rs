@@ -135,32 +135,11 @@ impl Peers {
 
 #[cfg(test)]
 mod tests {
-    use russet_model::flannel::Attributes;
-
     use super::*;
-
-    fn lease(key: &str, public_ip: &str, kind: &str) -> Lease {
-        let attributes = Attributes {
-            public_ip: public_ip.parse().unwrap(),
-            public_ipv6: None,
-            backend_type: kind.to_owned(),
-            backend_data: None,
-            backend_v6_data: None,
-        };
-        Lease { key: key.parse().unwrap(), attributes, expires: None }
-    }
+    use crate::testing::{external, lease};
 
     fn peers() -> Peers {
-        let external = External {
-            ifindex: 2,
-            name: "eth0".to_owned(),
-            mtu: 1500,
-            v4: Some("10.200.0.11".parse().unwrap()),
-            v6: None,
-            public_v4: Some("10.200.0.11".parse().unwrap()),
-            public_v6: None,
-        };
-        Peers::new(Backend::HostGw, &"10.5.29.0-24".parse().unwrap(), &external)
+        Peers::new(Backend::HostGw, &"10.5.29.0-24".parse().unwrap(), &external())
     }
 
     fn put(key: &str, public_ip: &str) -> Event {

@@ -5,25 +5,24 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use russet_lease::{LeaseError, SubnetManager, Wish};
 use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
 use russet_netlink::{NetlinkError, Socket};
-use russet_overlay::firewall::{FirewallError, Mode};
+use russet_overlay::firewall::Mode;
 use russet_overlay::flannel::Networks;
 
 use crate::backend::{Backend, BackendError};
 use crate::carrier::{Announced, Carrier, CarrierError, Manner};
 use crate::flags::{FirewallKind, LeaseLost, Options};
-use crate::guard::{Guard, Order};
+use crate::guard::{Guard, GuardError, Order};
 use crate::health::{self, Status};
 use crate::interface::{self, Dump, External, InterfaceError, Stack, Wanted};
-use crate::notify;
 use crate::source::{Known, Source, SourceError};
 use crate::subnet_env::SubnetEnv;
 use crate::takeover::{self, Expected, TakeoverError};
+use crate::telling::Telling;
 use crate::tend::Tending;
 
 /// Why the daemon ends with 1.
@@ -85,7 +84,7 @@ pub enum RunError {
     Takeover(#[from] TakeoverError),
     /// No firewall.
     #[error("set up the firewall: {0}")]
-    Firewall(#[from] FirewallError),
+    Firewall(#[from] GuardError),
     /// The service of the embedded store ended.
     #[error("the embedded store is no longer served")]
     Service,
@@ -211,31 +210,34 @@ impl Daemon {
         }
         let former = Networks { v4: before.network, v6: before.ipv6_network };
         let manner = Manner { swallow: self.options.blackhole_route, former };
-        let (mut carrier, announced) = Carrier::open(&backend, &external, &config, manner).await?;
+        let mut carrier = Carrier::open(&backend, &external, &config, manner).await?;
         let place = Place { config, backend, external };
         let mut wish = Wish {
-            attributes: place.attributes(&announced),
+            attributes: place.attributes(carrier.announced()),
             previous: SubnetKey { v4: before.subnet, v6: before.ipv6_subnet },
         };
         let mut guard = None;
         loop {
             let lease = until(|| self.leases.acquire(&place.config, &wish), "a lease").await;
             let lease = lease.map_err(RunError::Lease)?;
-            tracing::info!(subnet = %lease.key, mtu = announced.mtu, "this node has a lease");
+            let mtu = carrier.announced().mtu;
+            tracing::info!(subnet = %lease.key, mtu, "this node has a lease");
             carrier.own(&lease.key, &self.status).await?;
-            let env = self.subnet_env(&place, &lease.key, announced.mtu);
+            let env = self.subnet_env(&place, &lease.key, mtu);
             let order = Order::new(&self.options, &place.config, &lease.key, &before);
             match &mut guard {
                 None => guard = Some(Guard::start(order, Arc::clone(&self.status)).await?),
                 Some(guard) => guard.change(order),
             }
-            self.tell(&env);
-            let lost = Tending::new(self, &place, &mut carrier, &lease).run().await;
+            let mut telling = Telling::new(env, &self.options.subnet_file, &self.status);
+            telling.tell();
+            let lost = Tending::new(self, &place, &mut carrier, &lease, telling).run().await;
             tracing::warn!(subnet = %lease.key, ?lost, "the lease is lost");
             if self.options.lease_lost == LeaseLost::Exit {
                 return Ok(());
             }
-            wish.previous = lease.key;
+            // The tunnel's MAC may be another one than at the start.
+            wish = Wish { attributes: place.attributes(carrier.announced()), previous: lease.key };
         }
     }
 
@@ -300,21 +302,6 @@ impl Daemon {
             ipv6_subnet: own.v6,
             mtu,
             ipmasq: self.options.ip_masq,
-        }
-    }
-
-    /// Tells pods, probes and the service manager, in this order.
-    fn tell(&self, env: &SubnetEnv) {
-        match env.write(&self.options.subnet_file) {
-            Ok(()) => {
-                tracing::info!(file = %self.options.subnet_file.display(), "subnet and MTU are written")
-            }
-            Err(error) => tracing::warn!(%error, "write the subnet file: pods cannot be attached"),
-        }
-        self.status.ready.store(true, Ordering::Release);
-        let socket = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty());
-        if let Some(Err(error)) = socket.map(|socket| notify::ready(&socket)) {
-            tracing::warn!(%error, "tell the service manager");
         }
     }
 }

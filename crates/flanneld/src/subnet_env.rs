@@ -110,15 +110,20 @@ impl SubnetEnv {
 
     /// Reads the file; one that is not there is empty.
     pub fn read(path: &Path) -> io::Result<Self> {
-        let file = match File::open(path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
-            Err(error) => return Err(error),
-        };
-        let mut bytes = Vec::new();
-        file.take(READ_MAX_BYTES).read_to_end(&mut bytes)?;
-        Ok(Self::parse(&String::from_utf8_lossy(&bytes)))
+        text(path).map(|text| Self::parse(&text))
     }
+}
+
+/// The file's text, of which nobody needs more than [`READ_MAX_BYTES`]; that of one that is not there is empty.
+pub(crate) fn text(path: &Path) -> io::Result<String> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
+        Err(error) => return Err(error),
+    };
+    let mut bytes = Vec::new();
+    file.take(READ_MAX_BYTES).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// `NAME=value`, as a shell would read it: `export` and a pair of quotes make no difference.

@@ -212,36 +212,16 @@ impl Expected<'_> {
 
 #[cfg(test)]
 mod tests {
-    use russet_addr::{Family, Mac};
-    use russet_model::flannel::Attributes;
-
     use super::*;
+    use crate::testing::{external, lease};
+    use russet_addr::{Family, Mac};
 
     const CONFIG: &[u8] = br#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
-
-    fn lease(key: &str, public_ip: &str, kind: &str) -> Lease {
-        let attributes = Attributes {
-            public_ip: public_ip.parse().unwrap(),
-            public_ipv6: None,
-            backend_type: kind.to_owned(),
-            backend_data: None,
-            backend_v6_data: None,
-        };
-        Lease { key: key.parse().unwrap(), attributes, expires: None }
-    }
 
     fn objections(env: &str, leases: &[Lease], found: Found) -> Vec<String> {
         let config = NetworkConfig::parse(CONFIG).and_then(NetworkConfig::validated).unwrap();
         let backend = Backend::parse(&config.backend, false).unwrap();
-        let external = External {
-            ifindex: 2,
-            name: "eth0".to_owned(),
-            mtu: 1500,
-            v4: Some("10.200.0.11".parse().unwrap()),
-            v6: None,
-            public_v4: Some("10.200.0.11".parse().unwrap()),
-            public_v6: None,
-        };
+        let external = external();
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), env).unwrap();
         let env = SubnetEnv::read(file.path()).unwrap();

@@ -8,9 +8,10 @@ use std::time::Duration;
 use russet_lease::{Lease, LeaseWatch, Lost, gather};
 use tokio::time::Instant;
 
-use crate::carrier::{Announced, Carrier};
+use crate::carrier::Carrier;
 use crate::peers::{Delta, Peers};
 use crate::run::{Daemon, Place};
+use crate::telling::Telling;
 
 /// A lease at work.
 pub(crate) struct Tending<'a> {
@@ -18,6 +19,7 @@ pub(crate) struct Tending<'a> {
     place: &'a Place,
     carrier: &'a mut Carrier,
     lease: &'a Lease,
+    telling: Telling<'a>,
     peers: Peers,
     /// When the kernel is to be compared with what should be.
     look: Instant,
@@ -25,8 +27,8 @@ pub(crate) struct Tending<'a> {
     looked: Instant,
     /// Whether the other nodes' leases are known: before that, what the kernel has of them must not be taken for leftovers.
     listed: bool,
-    /// What the lease should say, and the store does not know yet; and when to try again.
-    unpublished: Option<(Announced, Instant)>,
+    /// When the store is to be told again what the lease should say, while it does not know.
+    unpublished: Option<Instant>,
 }
 
 /// Events taken in one go.
@@ -50,6 +52,7 @@ impl<'a> Tending<'a> {
         place: &'a Place,
         carrier: &'a mut Carrier,
         lease: &'a Lease,
+        telling: Telling<'a>,
     ) -> Self {
         let peers = Peers::new(place.backend.clone(), &lease.key, &place.external);
         let now = Instant::now();
@@ -58,6 +61,7 @@ impl<'a> Tending<'a> {
             place,
             carrier,
             lease,
+            telling,
             peers,
             look: now + RESYNC,
             looked: now,
@@ -92,7 +96,7 @@ impl<'a> Tending<'a> {
             self.apply(Delta::All).await;
         }
         loop {
-            let publish_at = self.unpublished.as_ref().map(|(_, at)| *at);
+            let publish_at = self.unpublished;
             let next = async {
                 match &mut watch {
                     Some(watch) => gather(watch.as_mut(), EVENTS_MAX).await,
@@ -111,6 +115,7 @@ impl<'a> Tending<'a> {
                 () = tokio::time::sleep_until(publish_at.unwrap_or(self.look)), if publish_at.is_some() => {
                     self.publish().await;
                 }
+                () = self.telling.due() => self.telling.tell(),
             }
         }
     }
@@ -161,21 +166,20 @@ impl<'a> Tending<'a> {
         self.looked = Instant::now();
         let (settled, news) = self.carrier.resync(&self.daemon.status).await;
         self.look = Instant::now() + if settled { RESYNC } else { UNSETTLED };
-        if let Some(announced) = news {
+        if news {
             tracing::warn!("this node's tunnel has another MAC than was told: it is told anew");
-            self.unpublished = Some((announced, Instant::now()));
             self.publish().await;
         }
     }
 
-    /// Writes what the lease should say; tried again until the store takes it.
+    /// Writes what the lease should say; to be called again until the store takes it.
     async fn publish(&mut self) {
-        let Some((announced, at)) = &mut self.unpublished else { return };
-        let lease = Lease { attributes: self.place.attributes(announced), ..self.lease.clone() };
+        let attributes = self.place.attributes(self.carrier.announced());
+        let lease = Lease { attributes, ..self.lease.clone() };
         match self.daemon.leases.publish(&lease).await {
             Ok(()) => self.unpublished = None,
             Err(error) => {
-                *at = Instant::now() + RETRY;
+                self.unpublished = Some(Instant::now() + RETRY);
                 tracing::warn!(%error, "publish what changed of this node");
             }
         }

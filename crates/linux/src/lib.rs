@@ -9,6 +9,7 @@ pub mod file;
 pub mod host;
 pub mod lock;
 pub mod netns;
+pub mod notify;
 pub mod probe;
 pub mod process;
 pub mod random;

@@ -94,6 +94,10 @@ pub(crate) struct Look {
     chains: Vec<ChainInfo>,
 }
 
+/// The comment of the agent's rules in others' chains.
+pub const EXCEPTION_COMMENT: &str = "russet-agent forward";
+/// Commits of others that are looked at in one go: whoever commits without end gets neither all of our time nor keeps us from our own orders.
+const EVENTS_MAX: usize = 1000;
 /// A check that is overtaken by others' commits is repeated this often: each repetition means that somebody else got ahead.
 const TRIES: usize = 16;
 
@@ -104,7 +108,7 @@ impl Role {
     pub(crate) const fn mark(self) -> &'static str {
         match self {
             Self::Flannel(_) => "russet-flannel forward",
-            Self::Agent => "russet-agent forward",
+            Self::Agent => EXCEPTION_COMMENT,
         }
     }
 
@@ -182,10 +186,11 @@ impl Firewall {
         report
     }
 
-    /// Waits until somebody else changed what may concern us, and returns true; false when `timeout` passed first. Changes of
-    /// legacy iptables are not heard: call `apply` every few seconds, too.
+    /// Waits until somebody else changed what may concern us, and returns true; false when `timeout` passed first, or a great many changes
+    /// that do not concern us. Changes of legacy iptables are not heard: call `apply` every few seconds, too.
     pub fn changed(&mut self, timeout: Duration) -> Result<bool, FirewallError> {
         let end = Instant::now() + timeout;
+        let mut left = EVENTS_MAX;
         loop {
             match self.monitor.next(end.saturating_duration_since(Instant::now()))? {
                 None => return Ok(false),
@@ -195,11 +200,16 @@ impl Firewall {
                     }
                     break;
                 }
-                Some(_) => {}
+                Some(_) if left == 0 => return Ok(false),
+                Some(_) => left -= 1,
             }
         }
         // One look covers all that has happened until now.
-        while self.monitor.next(Duration::ZERO)?.is_some() {}
+        for _ in 0..EVENTS_MAX {
+            if self.monitor.next(Duration::ZERO)?.is_none() {
+                break;
+            }
+        }
         Ok(true)
     }
 

@@ -22,7 +22,7 @@ use russet_addr::{Family, IfName, IpNet, Ipv4Net, Ipv6Net, Mac};
 use russet_netlink::NetlinkError;
 
 pub use fabric::{Fabric, Found, Standing};
-pub use wireguard::{KeyError, Mode, Wireguard, WireguardEnd};
+pub use wireguard::{KeyError, Mode, Psk, Wireguard, WireguardEnd};
 
 use crate::refusal::Subject;
 use crate::report::OverlayError;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use russet_addr::{Family, IpNet, Mac, NodeName};
+use russet_addr::{Family, IfName, IpNet, Mac, NodeName};
 
 /// One value that is not programmed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,6 +33,8 @@ pub enum Subject {
     Mac(Mac),
     /// Our own tunnel device.
     Device(Family),
+    /// The program that guards a pod's link.
+    Guard(IfName),
 }
 
 /// Why something is not programmed.
@@ -80,8 +82,12 @@ pub enum Reason {
     Superseded,
     /// The node's address is behind a router, and the way needs it on our link.
     OffLink(IpAddr),
+    /// The node has this many others already, and no device takes more.
+    TooMany(usize),
     /// The pool's encapsulation is one that Russet does not speak.
     Unsupported,
+    /// The link has a discipline `ingress`, which leaves no place for it.
+    NoPlace,
 }
 
 // === impl Refusal ===
@@ -114,6 +120,7 @@ impl fmt::Display for Subject {
             Subject::Node(net) => write!(f, "address {net}"),
             Subject::Mac(mac) => write!(f, "tunnel MAC {mac}"),
             Subject::Device(family) => write!(f, "{family} tunnel device"),
+            Subject::Guard(link) => write!(f, "guard of link {link}"),
         }
     }
 }
@@ -145,7 +152,9 @@ impl Reason {
             Reason::Ours => "ours",
             Reason::Superseded => "superseded",
             Reason::OffLink(_) => "off_link",
+            Reason::TooMany(_) => "too_many",
             Reason::Unsupported => "unsupported",
+            Reason::NoPlace => "no_place",
         }
     }
 }
@@ -179,8 +188,10 @@ impl fmt::Display for Reason {
             Reason::Ours => f.write_str("it is our own node's"),
             Reason::Superseded => f.write_str("a newer claim has it"),
             Reason::OffLink(node) => write!(f, "node address {node} is not on our link"),
+            Reason::TooMany(most) => write!(f, "the node has {most} others, which is the most"),
             Reason::NameTaken => f.write_str("a link that is no VXLAN device has its name"),
             Reason::Unsupported => f.write_str("its encapsulation is not supported"),
+            Reason::NoPlace => f.write_str("qdisc ingress has its place; the pod has to be made anew"),
         }
     }
 }

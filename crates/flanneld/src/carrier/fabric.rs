@@ -292,7 +292,9 @@ fn kernel_backend(backend: &Backend) -> (flannel::Backend, Data) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::os::unix::net::UnixStream;
+
     use russet_model::flannel::Attributes;
 
     use super::*;
@@ -307,6 +309,13 @@ mod tests {
         };
         let key = SubnetKey { v4: "10.5.7.0/24".parse().ok(), v6: None };
         Lease { key, attributes, expires: None }
+    }
+
+    /// A fabric whose thread has panicked.
+    pub fn broken() -> Woven {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let ear = Ear::of(&near).unwrap();
+        Woven { fabric: Whereabouts::Gone, ear, data: Data::Nothing, announced: Announced::default() }
     }
 
     #[test]

@@ -27,8 +27,8 @@ pub struct Relay {
 
 /// Less than IPv4 allows for a link.
 const MTU_MIN_BYTES: u32 = 68;
-/// Events come in flocks: one look after them does.
-const FLOCK: Duration = Duration::from_millis(200);
+/// Events thrown away in one go; the rest is as good as another one that comes later.
+const EVENTS_MAX: usize = 10_000;
 
 // === impl Relay ===
 
@@ -110,9 +110,9 @@ impl Relay {
             tracing::error!(%error, "listen to the kernel");
             return std::future::pending().await;
         }
-        tokio::time::sleep(FLOCK).await;
-        // Which events they were does not matter: the look that follows costs four messages.
-        while matches!(self.monitor.next(Duration::ZERO), Ok(Some(_))) {}
+        // At once, without a pause in which the caller could give up: nobody would tell of these events again. Which they were does not matter,
+        // the look that follows costs four messages.
+        let _ = (0..EVENTS_MAX).all(|_| matches!(self.monitor.next(Duration::ZERO), Ok(Some(_))));
     }
 
     /// Puts the device and its route right, or starts anew where they are gone; false when that has to be tried again.

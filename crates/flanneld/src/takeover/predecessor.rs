@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use russet_linux::process;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -63,30 +63,18 @@ impl Predecessor {
 
     /// Asks it to end, twice if need be, and waits until it has. Blocks.
     pub fn end(&self) -> Result<(), TakeoverError> {
-        let failed = |errno: Errno| TakeoverError::Processes { what: "end flanneld", source: errno.into() };
+        let failed = |source| TakeoverError::Processes { what: "end flanneld", source };
         for _ in 0..SIGNALS {
             match pidfd_send_signal(&self.handle, Signal::TERM) {
                 Ok(()) => {}
                 Err(Errno::SRCH) => return Ok(()),
-                Err(errno) => return Err(failed(errno)),
+                Err(errno) => return Err(failed(errno.into())),
             }
-            if self.has_ended(PATIENCE).map_err(failed)? {
+            if process::has_ended(&self.handle, PATIENCE).map_err(failed)? {
                 return Ok(());
             }
         }
         Err(TakeoverError::Stays(self.pid))
-    }
-
-    fn has_ended(&self, patience: Duration) -> Result<bool, Errno> {
-        let timeout =
-            Timespec { tv_sec: patience.as_secs().cast_signed(), tv_nsec: patience.subsec_nanos().into() };
-        loop {
-            match poll(&mut [PollFd::new(&self.handle, PollFlags::IN)], Some(&timeout)) {
-                Ok(ready) => return Ok(ready > 0),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno),
-            }
-        }
     }
 }
 

@@ -19,6 +19,9 @@ use super::{FirewallError, Look, Repair, Role, Wanted};
 
 /// The table of Russet's own agent: its policies are meant.
 const RUSSET: &str = "russet";
+/// What the kernel calls expressions that write to a log, and those that refuse.
+const LOGS: [&str; 3] = ["log", "target LOG", "target NFLOG"];
+const REJECTS: [&str; 2] = ["reject", "target REJECT"];
 
 /// The chains through which forwarded packets have to pass, besides our own: what stands in them concerns us.
 pub(crate) fn watched(look: &Look) -> BTreeSet<(Table, String)> {
@@ -145,10 +148,11 @@ fn kind(rule: &RuleInfo, mark: &str) -> Kind {
     for expression in &rule.expressions {
         match expression.as_str() {
             "counter" | "match comment" => {}
-            "log" | "target LOG" | "target NFLOG" => kind = Kind::Logs,
-            "reject" | "target REJECT" => kind = Kind::Drops,
-            // Its own line so that `limit` before `log` stays a log: a limit only leaves packets out of it.
-            "limit" | "match limit" if rule.verdict.is_none() && logs(rule) => {}
+            name if LOGS.contains(&name) => kind = Kind::Logs,
+            name if REJECTS.contains(&name) => kind = Kind::Drops,
+            // Its own line so that `limit` before `log` stays a log: a limit only leaves packets out of it. Not so of a verdict or a reject behind it.
+            "limit" | "match limit" if rule.verdict.is_none() && has(rule, &LOGS) && !has(rule, &REJECTS) => {
+            }
             "immediate" => {
                 kind = match &rule.verdict {
                     Some(Verdict::Accept) => Kind::Accepts,
@@ -165,6 +169,34 @@ fn kind(rule: &RuleInfo, mark: &str) -> Kind {
     kind
 }
 
-fn logs(rule: &RuleInfo) -> bool {
-    rule.expressions.iter().any(|name| matches!(name.as_str(), "log" | "target LOG" | "target NFLOG"))
+fn has(rule: &RuleInfo, names: &[&str]) -> bool {
+    rule.expressions.iter().any(|name| names.contains(&name.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(expressions: &[&str], verdict: Option<Verdict>) -> Kind {
+        let rule = RuleInfo {
+            table: Table { family: TableFamily::Inet, name: "t".to_owned() },
+            chain: "forward".to_owned(),
+            handle: 1,
+            comment: None,
+            expressions: expressions.iter().map(|name| (*name).to_owned()).collect(),
+            verdict,
+            digest: 0,
+        };
+        kind(&rule, "ours")
+    }
+
+    #[test]
+    fn a_limit_leaves_packets_out_of_a_log_and_out_of_a_reject() {
+        assert_eq!(of(&["limit", "log"], None), Kind::Logs);
+        assert_eq!(of(&["match limit", "target LOG"], None), Kind::Logs);
+        assert_eq!(of(&["log", "reject"], None), Kind::Drops);
+        assert_eq!(of(&["limit", "log", "reject"], None), Kind::Other);
+        assert_eq!(of(&["match limit", "target LOG", "target REJECT"], None), Kind::Other);
+        assert_eq!(of(&["limit", "log", "immediate"], Some(Verdict::Drop)), Kind::Other);
+    }
 }

@@ -165,8 +165,8 @@ impl Fabric {
         Ok(())
     }
 
-    /// Carries out what became of some peers: gone, or come or changed. What it costs depends on their number only. If it
-    /// fails, or somebody's route is in the way, [`drifted`](Self::drifted) says so.
+    /// Carries out what became of some peers: gone, or come or changed. What it costs depends on their number only, but for WireGuard,
+    /// whose peers are computed anew. If it fails, or somebody's route is in the way, [`drifted`](Self::drifted) says so.
     pub fn change(&mut self, gone: &[PeerKey], put: &[Peer]) -> Report {
         let mut report = Report::default();
         for key in gone {
@@ -181,8 +181,12 @@ impl Fabric {
             self.newest += 1;
             self.peers.insert(peer.key(), (self.newest, peer.clone()));
             let said = said(&self.rules, peer, &mut |address| nearness.of(&mut self.socket, address));
-            let refusals = said.iter().flatten().filter_map(|said| said.as_ref().err());
-            report.refusals.extend(refusals.map(|refusal| (**refusal).clone()));
+            for said in said.iter().flatten() {
+                match said {
+                    Ok(claim) => _ = self.told.remove(&Subject::Block(claim.subnet)),
+                    Err(refusal) => report.refusals.push((**refusal).clone()),
+                }
+            }
             self.book.put(peer.key(), said, Family::BOTH.map(|family| peer.public(family)));
         }
         match self.tunnels(false, &mut report) {

@@ -16,7 +16,7 @@ use russet_netlink::{
     Address, Batch, Link, LinkAdd, LinkDel, LinkKind, LinkSet, NetlinkError, Scope, Socket,
 };
 
-pub use key::KeyError;
+pub use key::{KeyError, Psk};
 
 use super::rules::Rules;
 use super::{FlannelError, Peer, Underlay};
@@ -39,8 +39,8 @@ pub struct Wireguard {
     pub port_v6: u16,
     /// The MTU of the underlay in bytes, instead of its own.
     pub mtu: Option<u32>,
-    /// A key that all nodes know, as base64.
-    pub psk: Option<String>,
+    /// A key that all nodes know.
+    pub psk: Option<Psk>,
     /// How often peers send something, in seconds; 0 is never.
     pub keepalive_s: u16,
     /// One tunnel or two.
@@ -76,12 +76,11 @@ pub struct WireguardEnd {
 pub(crate) struct Tunnels {
     options: Wireguard,
     private: Key,
-    psk: Option<Key>,
     generic: Socket,
     family: Option<u16>,
     /// Index and public key of each device.
     devices: [Option<(u32, Key)>; 2],
-    /// What each device was told.
+    /// What each device was told, as far as it took it.
     told: [BTreeMap<Key, wire::Peer>; 2],
 }
 
@@ -138,10 +137,8 @@ fn is_public(address: IpAddr) -> bool {
 impl Tunnels {
     /// Reads or makes the key; no device yet.
     pub(crate) fn open(options: &Wireguard) -> Result<Self, FlannelError> {
-        let psk = options.psk.as_deref().map(|text| key::parse("PSK", text)).transpose()?;
         Ok(Self {
             private: key::load(&options.key_file)?,
-            psk,
             generic: Socket::generic()?,
             family: None,
             devices: [None, None],
@@ -244,7 +241,7 @@ impl Tunnels {
         peers: impl Iterator<Item = &'a Peer>,
     ) -> (Wanted, Vec<Refusal>) {
         let own = self.devices.map(|device| device.map(|(_, public)| public));
-        wanted(&self.options, self.psk, own, rules, peers)
+        wanted(&self.options, own, rules, peers)
     }
 
     /// Tells the devices what differs: from what they have if `afresh`, else from what they were told.
@@ -257,24 +254,24 @@ impl Tunnels {
         let Some(family) = self.family else { return Ok(()) };
         for (number, wanted) in wanted.iter().enumerate() {
             let Some((ifindex, _)) = self.devices[number] else { continue };
-            let told = &self.told[number];
-            let changes = if afresh {
+            if afresh {
                 let device = self.generic.wireguard(family, ifindex)?;
-                difference(wanted, &settled(device.peers, told))
-            } else {
-                difference(wanted, told)
-            };
+                self.told[number] = settled(device.peers, &self.told[number]);
+            }
+            let changes = difference(wanted, &self.told[number]);
             let mut batch = Batch::wireguard();
             batch.change_wireguard_peers(family, ifindex, &changes);
             for (result, piece) in
                 self.generic.execute_all(&batch).into_iter().zip(changes.chunks(wire::PEERS_MAX))
             {
                 match result {
-                    Ok(()) => piece.iter().for_each(|_| report.count(Kind::Peer)),
+                    Ok(()) => {
+                        note(&mut self.told[number], piece);
+                        piece.iter().for_each(|_| report.count(Kind::Peer));
+                    }
                     Err(error) => report.fail(error),
                 }
             }
-            self.told[number].clone_from(wanted);
         }
         Ok(())
     }
@@ -313,7 +310,6 @@ fn adjust(
 /// See [`Tunnels::wanted`]. A subnet is its newest claimant's, and a node may have several.
 fn wanted<'a>(
     options: &Wireguard,
-    psk: Option<Key>,
     own: [Option<Key>; 2],
     rules: &Rules,
     peers: impl Iterator<Item = &'a Peer>,
@@ -325,14 +321,18 @@ fn wanted<'a>(
         for family in rules.networks.families() {
             let Some(subnet) = peer.subnet(family) else { continue };
             let number = options.number(family);
-            match end(options, own[number], rules, peer, family, subnet) {
+            let room = |end: (Key, SocketAddr)| match wanted[number].get(&end.0) {
+                Some(known) if !has_room(known, &subnet) => Err(Reason::TooMany(wire::ALLOWED_MAX)),
+                _ => Ok(end),
+            };
+            match end(options, own[number], rules, peer, family, subnet).and_then(room) {
                 Ok((key, endpoint)) => {
                     if let Some(holder) = holders.insert(subnet, key).filter(|holder| *holder != key) {
                         drop_subnet(&mut wanted[number], holder, subnet);
                     }
                     let fresh = || wire::Peer {
                         key,
-                        preshared: psk,
+                        preshared: options.psk.map(|psk| psk.0),
                         endpoint: None,
                         keepalive_s: options.keepalive_s,
                         allowed: [].into(),
@@ -346,6 +346,11 @@ fn wanted<'a>(
         }
     }
     (wanted, refused)
+}
+
+/// Whether a peer may have this network, too: what the kernel is told in one request has a limit.
+fn has_room(peer: &wire::Peer, subnet: &IpNet) -> bool {
+    peer.allowed.contains(subnet) || peer.allowed.len() < wire::ALLOWED_MAX
 }
 
 fn drop_subnet(peers: &mut BTreeMap<Key, wire::Peer>, holder: Key, subnet: IpNet) {
@@ -398,6 +403,16 @@ fn difference(wanted: &BTreeMap<Key, wire::Peer>, found: &BTreeMap<Key, wire::Pe
     let gone = found.keys().filter(|key| !wanted.contains_key(*key)).map(|key| Change::Remove(*key));
     let put = wanted.values().filter(|peer| found.get(&peer.key) != Some(*peer));
     gone.chain(put.cloned().map(Change::Put)).collect()
+}
+
+/// Writes down what the kernel took.
+fn note(told: &mut BTreeMap<Key, wire::Peer>, changes: &[Change]) {
+    for change in changes {
+        match change {
+            Change::Put(peer) => drop(told.insert(peer.key, peer.clone())),
+            Change::Remove(key) => drop(told.remove(key)),
+        }
+    }
 }
 
 /// The kernel says EOPNOTSUPP of kinds of links that it does not know, and ENOENT of such families.

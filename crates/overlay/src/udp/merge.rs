@@ -72,13 +72,7 @@ const PSH: u8 = 0x08;
 
 impl<'a> Merger<'a> {
     pub(super) fn new(allowed: Kinds) -> Self {
-        Self {
-            allowed,
-            run: Vec::with_capacity(UDP_MAX_PACKETS),
-            run_bytes: 0,
-            checked: false,
-            closed: false,
-        }
+        Self { allowed, run: Vec::new(), run_bytes: 0, checked: false, closed: false }
     }
 
     /// Which kinds still join.

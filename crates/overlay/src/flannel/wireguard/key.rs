@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -16,7 +17,7 @@ const MODE: u32 = 0o400;
 /// Why there is no private key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// The file is there and cannot be read, or its directory cannot be made.
+    /// The file is there and cannot be read, or it, or its directory, cannot be made.
     #[error("{operation} {}: {source}", .path.display())]
     Io {
         /// What was being done.
@@ -35,6 +36,20 @@ pub enum KeyError {
         /// Which.
         subject: String,
     },
+}
+
+/// A key that all nodes know besides their own pairs; it does not print.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Psk(pub(super) Key);
+
+// === impl Psk ===
+
+impl FromStr for Psk {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<Self, KeyError> {
+        parse("PSK", text).map(Self)
+    }
 }
 
 /// The key in `path`, which is made if there is no such file.
@@ -62,7 +77,8 @@ fn create(path: &Path) -> Result<Key, KeyError> {
         let failed = |source| KeyError::Io { operation: "create", path: directory.to_owned(), source };
         std::fs::create_dir_all(directory).map_err(failed)?;
     }
-    let mut bytes = random::random::<32>();
+    let failed = |source| KeyError::Io { operation: "make private key", path: path.to_owned(), source };
+    let mut bytes = random::secret::<32>().map_err(failed)?;
     // As Curve25519 wants them (RFC 7748 section 5).
     bytes[0] &= 0xf8;
     bytes[31] = bytes[31] & 0x7f | 0x40;
@@ -89,6 +105,16 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap().len(), 44, "flannel reads it, too");
         let another = load(&directory.path().join("another")).unwrap();
         assert_ne!(another, key);
+    }
+
+    #[test]
+    fn a_key_that_all_nodes_know_is_never_shown() {
+        let text = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0IHNlY3I=";
+        let psk: Psk = text.parse().unwrap();
+        assert_eq!(format!("{psk:?}"), "Psk(Key(..))");
+        let error = text[..20].parse::<Psk>().unwrap_err();
+        assert_eq!(error.to_string(), "PSK is not the base64 text of 32 bytes");
+        assert!(!format!("{error:?}").contains(&text[..8]));
     }
 
     #[test]

@@ -52,7 +52,7 @@ fn peer(number: u8, v4: &str, v6: &str) -> Peer {
 fn shown(mode: Mode, own: [&str; 2], peers: &[Peer]) -> Vec<String> {
     let options = options(mode);
     let (wanted, refused) =
-        wanted(&options, None, [Some(Key([1; 32])); 2], &rules(&options, own[0], own[1]), peers.iter());
+        wanted(&options, [Some(Key([1; 32])); 2], &rules(&options, own[0], own[1]), peers.iter());
     let refused = refused.iter().map(|refusal| format!("{} {}", refusal.subject, refusal.reason.label()));
     let line = |number: usize, peer: &wire::Peer| {
         let nets: Vec<String> = peer.allowed.iter().map(ToString::to_string).collect();
@@ -98,6 +98,37 @@ fn a_subnet_is_its_newest_claimants_and_a_node_may_have_several() {
 }
 
 #[test]
+fn a_node_has_as_many_subnets_as_fit_into_a_request() {
+    let subnets = (0..=wire::ALLOWED_MAX).map(|number| format!("10.5.{}.0/24", 100 + number).parse().ok());
+    let mut peers: Vec<Peer> =
+        subnets.map(|subnet| Peer { subnet, subnet_v6: None, ..peer(2, "192.0.2.2", "") }).collect();
+    let again = peers[0].clone();
+    peers.push(again);
+    let options = options(Mode::Separate);
+    let (wanted, refused) = wanted(&options, [None, None], &rules(&options, "10.0.0.1", ""), peers.iter());
+    assert_eq!(wanted[0][&Key([2; 32])].allowed.len(), wire::ALLOWED_MAX);
+    let refused: Vec<String> = refused.iter().map(ToString::to_string).collect();
+    assert_eq!(refused, ["block 10.5.164.0/24 is not programmed: the node has 64 others, which is the most"]);
+}
+
+#[test]
+fn what_the_kernel_did_not_take_is_told_again() {
+    let options = options(Mode::Separate);
+    let of = |peers: &[Peer]| {
+        wanted(&options, [None, None], &rules(&options, "10.0.0.1", ""), peers.iter()).0[0].clone()
+    };
+    let (one, two) =
+        (of(&[peer(2, "192.0.2.2", "")]), of(&[peer(3, "192.0.2.3", ""), peer(4, "192.0.2.4", "")]));
+    let changes = difference(&two, &one);
+    let mut told = one;
+    // The second half was refused.
+    note(&mut told, &changes[..2]);
+    assert_eq!(difference(&two, &told), changes[2..]);
+    note(&mut told, &changes[2..]);
+    assert_eq!(told, two);
+}
+
+#[test]
 fn leases_that_lie_are_refused() {
     let own = ["10.0.0.1", ""];
     let good = Peer { subnet_v6: None, ..peer(2, "192.0.2.2", "") };
@@ -121,7 +152,7 @@ fn the_kernel_is_told_what_differs_and_a_peer_that_moved_is_left_alone() {
     let options = options(Mode::Separate);
     let of = |peers: &[Peer]| {
         let rules = rules(&options, "10.0.0.1", "");
-        wanted(&options, None, [None, None], &rules, peers.iter()).0[0].clone()
+        wanted(&options, [None, None], &rules, peers.iter()).0[0].clone()
     };
     let told = of(&[peer(2, "192.0.2.2", ""), peer(3, "192.0.2.3", "")]);
     assert_eq!(difference(&told, &told), []);

@@ -186,6 +186,23 @@ fn without_the_flag_that_forbids_fragments_ids_must_be_consecutive() {
     assert_eq!(merge(&packets), [1, 1, 1]);
 }
 
+#[test]
+fn a_tcp_checksum_that_happens_to_be_zero_is_one_like_any_other() {
+    let segment =
+        |n: u16, payload: &[u8]| Tcp { id: n, sequence: 100 * u32::from(n), ..Tcp::new(payload) }.packet();
+    let mut payload = [3; 100];
+    payload[98..].fill(0);
+    let before = segment(1, &payload);
+    // The word that takes the sum to all ones.
+    payload[98..].copy_from_slice(&before[36..38]);
+    let packets = [segment(0, &[3; 100]), segment(1, &payload), segment(2, &[3; 100])];
+    assert_eq!(packets[1][36..38], [0, 0]);
+    let mut kernel = Kernel::default();
+    merge_into(&mut kernel, &packets);
+    assert_eq!(kernel.writes.concat(), packets);
+    assert_eq!(kernel.writes.len(), 1);
+}
+
 /// A flow's next packet, or one that breaks it somewhere.
 #[derive(Debug, Clone)]
 enum Step {

@@ -66,6 +66,10 @@ fn a_peer_behind_a_router_is_refused_and_told_once() {
         assert_eq!(refused[0].reason, Reason::OffLink("192.168.88.2".parse().unwrap()));
         assert_eq!(nodes[0].resync().refusals, []);
         assert_eq!(nodes[0].change(&[], std::slice::from_ref(&far)).refusals, []);
+        let near = Peer { public_ip: [192, 168, 77, 2].into(), ..far.clone() };
+        let report = nodes[0].change(&[], &[near]);
+        assert_eq!((report.changed(Kind::Route), report.refusals), (1, vec![]));
+        assert_eq!(nodes[0].change(&[], std::slice::from_ref(&far)).refusals.len(), 1, "it had been usable");
         sh("ip -n n1 addr add 192.168.88.1/24 dev w0");
         assert!(nodes[0].drifted());
         let report = nodes[0].resync();
