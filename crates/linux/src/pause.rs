@@ -1,0 +1,239 @@
+//! The process that holds a sandbox's namespaces, and does nothing else: some twenty instructions, made into an executable in memory. `sandbox` starts it
+//! from a thread that has the namespaces already.
+//!
+//! It shares no page, no file descriptor and no name with whoever started it, has two pages of its own, reaps children by ignoring their ends, and ends
+//! on SIGTERM. Until [`Paused::release`] it ends by itself when its starter does: nobody who dies before having written down its number leaves it.
+
+mod program;
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+
+use rustix::process::{Pid, Signal, WaitOptions};
+
+/// A process that has been started, and that ends with this value unless it is released.
+#[derive(Debug)]
+#[must_use = "the process ends when this is dropped without a release"]
+pub struct Paused {
+    pid: Pid,
+    /// It reads from the other end: a byte lets it go on, the end of file ends it.
+    go: Option<OwnedFd>,
+}
+
+/// What the new process is given, and what it says should it fail. Both sides see the same memory until it executes.
+struct Start<'a> {
+    program: RawFd,
+    stdin: RawFd,
+    arguments: [*const c_char; 3],
+    environment: [*const c_char; 1],
+    root: &'a CStr,
+    errno: c_int,
+}
+
+/// What `ps` shows in front of the subject.
+const NAME: &CStr = c"russet-pause";
+/// The new process makes a dozen system calls on it.
+const STACK_BYTES: usize = 16 * 1024;
+/// `NSIG` of asm/signal.h: signals are 1 to 64.
+const SIGNALS_END: c_int = 65;
+/// The status after a failure; what failed is in `Start::errno`.
+const NOT_EXECUTED: c_int = 127;
+
+/// Starts the process in the namespaces of the calling thread. `subject` is its only argument, for people who read a list of processes.
+pub fn start(subject: &CStr) -> io::Result<Paused> {
+    let program = program::executable()?;
+    let (stdin, go) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let mut start = Start {
+        program: program.as_raw_fd(),
+        stdin: stdin.as_raw_fd(),
+        arguments: [NAME.as_ptr(), subject.as_ptr(), std::ptr::null()],
+        environment: [std::ptr::null()],
+        root: c"/",
+        errno: 0,
+    };
+    let pid = spawn(&mut start)?;
+    let paused = Paused { pid, go: Some(go) };
+    if start.errno != 0 {
+        // Dropping reaps it.
+        return Err(io::Error::from_raw_os_error(start.errno));
+    }
+    Ok(paused)
+}
+
+// === impl Paused ===
+
+impl Paused {
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Lets it live on without us; it must be known by then to whoever is to end it.
+    pub fn release(mut self) -> io::Result<()> {
+        if let Some(go) = &self.go {
+            rustix::io::retry_on_intr(|| rustix::io::write(go.as_fd(), b"g"))?;
+        }
+        self.go = None;
+        Ok(())
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        if self.go.take().is_some() {
+            // Not ours to kill any more once it is reaped, which nobody but us does.
+            let _ = rustix::process::kill_process(self.pid, Signal::KILL);
+            let wait = || rustix::process::waitpid(Some(self.pid), WaitOptions::empty());
+            let _ = rustix::io::retry_on_intr(wait);
+        }
+    }
+}
+
+/// A child that shares our memory, and that executes before this returns. As with `posix_spawn`, no page tables are copied, however large we are.
+fn spawn(start: &mut Start<'_>) -> io::Result<Pid> {
+    let mut stack = vec![0_u128; STACK_BYTES / size_of::<u128>()];
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    let argument = std::ptr::from_mut(start).cast::<c_void>();
+    let top = stack.as_mut_ptr_range().end.cast::<c_void>();
+    // No handler of ours may run in the child, whose memory is ours.
+    let blocked = Blocked::all()?;
+    // SAFETY: `top` is the end of a live, aligned block, and `argument` a live `Start`. CLONE_VFORK holds this thread until the child has executed or ended,
+    // so both outlive its use of them, and nobody else touches them meanwhile. The child makes system calls only: no allocation, no lock.
+    let pid = unsafe { libc::clone(child, top, flags, argument) };
+    let error = io::Error::last_os_error();
+    drop(blocked);
+    drop(stack);
+    Pid::from_raw(pid).filter(|_| pid > 0).ok_or(error)
+}
+
+extern "C" fn child(start: *mut c_void) -> c_int {
+    // SAFETY: `spawn` gave a pointer to a live `Start` that its thread does not touch until we have executed or ended.
+    let start = unsafe { &mut *start.cast::<Start<'_>>() };
+    // SAFETY: system calls with pointers to what is in `start`, which is live and nul-terminated where that is asked for.
+    unsafe {
+        libc::setsid();
+        libc::chdir(start.root.as_ptr());
+        for signal in 1..SIGNALS_END {
+            // SIGKILL and SIGSTOP are refused, and so are two that glibc keeps to itself.
+            let action = if signal == libc::SIGCHLD { libc::SIG_IGN } else { libc::SIG_DFL };
+            libc::signal(signal, action);
+        }
+        if libc::dup2(start.stdin, 0) == 0 {
+            // All of ours are closed by executing; this is for those that a library has opened without saying so. Older kernels cannot.
+            libc::syscall(libc::SYS_close_range, 1, start.program - 1, 0);
+            libc::syscall(libc::SYS_close_range, start.program + 1, c_int::MAX, 0);
+            let mut none: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut none);
+            libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+            let (arguments, environment) = (start.arguments.as_ptr(), start.environment.as_ptr());
+            let (path, how) = (c"".as_ptr(), libc::AT_EMPTY_PATH);
+            libc::syscall(libc::SYS_execveat, start.program, path, arguments, environment, how);
+        }
+        start.errno = *libc::__errno_location();
+        libc::_exit(NOT_EXECUTED)
+    }
+}
+
+/// The calling thread takes no signals until this is dropped.
+struct Blocked {
+    before: libc::sigset_t,
+}
+
+// === impl Blocked ===
+
+impl Blocked {
+    fn all() -> io::Result<Self> {
+        // SAFETY: a set of signals is plain numbers, for which zeros are good; both are live.
+        let (result, before) = unsafe {
+            let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
+                (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigfillset(&raw mut all);
+            (libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before), before)
+        };
+        if result == 0 { Ok(Self { before }) } else { Err(io::Error::from_raw_os_error(result)) }
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: the set is live; the call fails only for an unknown first argument.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
+
+    use super::*;
+    use crate::process::has_ended;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn status(pid: u32, field: &str) -> String {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        line.unwrap_or_default().trim().to_owned()
+    }
+
+    fn reap(pid: u32) -> rustix::process::WaitStatus {
+        let pid = Pid::from_raw(pid.cast_signed());
+        rustix::process::waitpid(pid, WaitOptions::empty()).unwrap().unwrap().1
+    }
+
+    #[test]
+    fn it_has_no_file_of_ours_hardly_any_memory_and_ends_on_sigterm() {
+        // cni-runtime.md section 3.6: a pause process waits, and ends when it is told to
+        let leaky = std::fs::File::open("/proc/version").unwrap();
+        rustix::io::fcntl_setfd(&leaky, rustix::io::FdFlags::empty()).unwrap();
+        let paused = start(c"0123").unwrap();
+        let pid = paused.pid();
+        let pidfd = pidfd_open(Pid::from_raw(pid.cast_signed()).unwrap(), PidfdFlags::empty()).unwrap();
+        paused.release().unwrap();
+        crate::process::tests::eventually(|| {
+            std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() == 0
+        });
+        assert_eq!(std::fs::read(format!("/proc/{pid}/cmdline")).unwrap(), b"russet-pause\x000123\0");
+        assert_eq!(status(pid, "Name"), "russet-pause");
+        assert_eq!(std::fs::read(format!("/proc/{pid}/environ")).unwrap(), b"");
+        let resident: u32 = status(pid, "VmRSS").trim_end_matches(" kB").parse().unwrap();
+        assert!(resident <= 64, "{resident} KiB");
+        assert_eq!(status(pid, "SigBlk"), "0000000000000000");
+        // Whether glibc's own two are ignored is up to whoever started the tests.
+        let ignored = u64::from_str_radix(&status(pid, "SigIgn"), 16).unwrap() & !(0b11 << 31);
+        assert_eq!(ignored, 1 << (libc::SIGCHLD - 1), "SIGCHLD, so that children are reaped");
+        assert!(!has_ended(&pidfd, Duration::from_millis(1)).unwrap());
+        pidfd_send_signal(&pidfd, Signal::TERM).unwrap();
+        assert!(has_ended(&pidfd, PATIENCE).unwrap());
+        assert_eq!(reap(pid).terminating_signal(), Some(libc::SIGTERM));
+    }
+
+    #[test]
+    fn it_ends_when_its_starter_dies_before_it_is_released() {
+        // What the death of the starter does: the last writing end of the pipe is closed.
+        let mut paused = start(c"orphan").unwrap();
+        let pid = paused.pid();
+        let pidfd = pidfd_open(Pid::from_raw(pid.cast_signed()).unwrap(), PidfdFlags::empty()).unwrap();
+        drop(paused.go.take());
+        assert!(has_ended(&pidfd, PATIENCE).unwrap());
+        assert_eq!(reap(pid).exit_status(), Some(1));
+    }
+
+    #[test]
+    fn dropped_it_is_gone_and_no_zombie_is_left() {
+        let pid = start(c"dropped").unwrap().pid();
+        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+    }
+
+    #[test]
+    fn many_can_be_started_at_once() {
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..25).for_each(|_| drop(start(c"one of many").unwrap())));
+            }
+        });
+    }
+}
