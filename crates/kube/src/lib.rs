@@ -26,7 +26,7 @@ pub use config::{ConfigError, Overrides, Source};
 pub use error::{KubeError, Said, absent_is_none};
 pub use objects::{
     Address, Condition, Container, ContainerPort, Namespace, Node, NodeSpec, NodeStatus, ObjectMeta, Pod,
-    PodIp, PodSpec, PodStatus,
+    PodIp, PodSpec, PodStatus, SecurityContext,
 };
 pub use patch::StatusPatch;
 pub use secret::Secret;

@@ -162,6 +162,18 @@ pub struct Container {
     /// The ports that it says it listens on.
     #[serde(deserialize_with = "null_is_default")]
     pub ports: Vec<ContainerPort>,
+    /// What it may do.
+    #[serde(deserialize_with = "null_is_default")]
+    pub security_context: SecurityContext,
+}
+
+/// What a container may do.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SecurityContext {
+    /// Everything that its node's root may.
+    #[serde(deserialize_with = "null_is_default")]
+    pub privileged: bool,
 }
 
 /// A port of a container.
@@ -230,6 +242,12 @@ impl Node {
 // === impl Pod ===
 
 impl Pod {
+    /// Whether one of its containers, or of those that run first, may do everything.
+    pub fn privileged(&self) -> bool {
+        let mut all = self.spec.containers.iter().chain(&self.spec.init_containers);
+        all.any(|container| container.security_context.privileged)
+    }
+
     /// Whether its containers have run to their end for good.
     pub fn finished(&self) -> bool {
         matches!(self.status.phase.as_str(), "Succeeded" | "Failed")

@@ -15,6 +15,7 @@ mod handle_id;
 mod json;
 mod key;
 mod node;
+pub mod openshift;
 mod pool;
 mod profile;
 mod reservation;

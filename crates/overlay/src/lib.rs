@@ -11,6 +11,7 @@ mod mac;
 mod masquerade;
 mod nat;
 mod observe;
+pub mod openshift;
 mod owner;
 mod plan;
 mod prefix;

@@ -7,6 +7,7 @@ use russet_netlink::NetlinkError;
 use russet_nft::CommitError;
 
 use crate::flannel::FlannelError;
+use crate::openshift::SdnError;
 use crate::refusal::Refusal;
 
 /// How a run went.
@@ -55,6 +56,9 @@ pub enum OverlayError {
     /// A sysctl.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
+    /// Something of OpenShift's data path.
+    #[error(transparent)]
+    Sdn(Box<SdnError>),
     /// Something that makes a backend of flannel's impossible.
     #[error(transparent)]
     Flannel(Box<FlannelError>),

@@ -1,0 +1,194 @@
+//! OpenShift's networking resources as Russet's store holds them (cni-runtime.md section 4.4): tenants, the subnets of nodes, the cluster's network.
+//!
+//! The JSON is that of `network.openshift.io/v1`, so that what `oc get -o json` prints can be stored as it is; the keys are Russet's own. Written by
+//! `russet netnamespace` and the agent's `openshift_tenants`, read by its follower and by `overlay::openshift`'s callers.
+
+mod cluster;
+mod names;
+mod subnet;
+mod tenant;
+
+pub use cluster::{ClusterNetwork, IsolationMode, PodNetwork, VXLAN_PORT};
+pub use names::{Namespace, NetId, NetIdError};
+pub use subnet::HostSubnet;
+pub use tenant::{NetIdUsers, NetNamespace};
+
+use russet_addr::NodeName;
+
+use crate::json::{DecodeError, Fields, Object};
+use crate::key::{Key, Prefix};
+
+const ROOT: &str = "/russet/openshift/v1/";
+const NETNAMESPACES: &str = "netnamespaces/";
+const NETIDS: &str = "netids/";
+const HOSTSUBNETS: &str = "hostsubnets/";
+const CLUSTERNETWORKS: &str = "clusternetworks/";
+const SUBNETS: &str = "subnets/";
+/// Of all three kinds.
+const API_VERSION: &str = "network.openshift.io/v1";
+
+/// What one of the keys below [`everything`] names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpenshiftKey {
+    /// The tenant of a namespace.
+    NetNamespace(Namespace),
+    /// Who has a network ID.
+    NetId(NetId),
+    /// The subnet of a node.
+    HostSubnet(NodeName),
+    /// The network of the cluster with this name, `default` always.
+    ClusterNetwork(String),
+}
+
+/// Where the tenant of a namespace is.
+pub fn netnamespace_key(namespace: &Namespace) -> Key {
+    Key::from_stored(format!("{ROOT}{NETNAMESPACES}{namespace}"))
+}
+
+/// Where the record of who has a network ID is.
+pub fn netid_key(id: NetId) -> Key {
+    Key::from_stored(format!("{ROOT}{NETIDS}{id}"))
+}
+
+/// Where the subnet of a node is.
+pub fn hostsubnet_key(host: &NodeName) -> Key {
+    Key::from_stored(format!("{ROOT}{HOSTSUBNETS}{host}"))
+}
+
+/// Where it is written which node has claimed a subnet: the record that keeps two nodes from claiming one.
+pub fn subnet_key(subnet: ipnet::Ipv4Net) -> Key {
+    Key::from_stored(format!("{ROOT}{SUBNETS}{}-{}", subnet.network(), subnet.prefix_len()))
+}
+
+/// Where the network of the cluster is; OpenShift knows the name `default` only.
+pub fn clusternetwork_key() -> Key {
+    Key::from_stored(format!("{ROOT}{CLUSTERNETWORKS}{}", ClusterNetwork::DEFAULT))
+}
+
+/// All tenants.
+pub fn netnamespaces() -> Prefix {
+    Prefix::from_stored(format!("{ROOT}{NETNAMESPACES}"))
+}
+
+/// All records of who has a network ID.
+pub fn netids() -> Prefix {
+    Prefix::from_stored(format!("{ROOT}{NETIDS}"))
+}
+
+/// All nodes' subnets.
+pub fn hostsubnets() -> Prefix {
+    Prefix::from_stored(format!("{ROOT}{HOSTSUBNETS}"))
+}
+
+/// All of it, for one watch.
+pub fn everything() -> Prefix {
+    Prefix::from_stored(ROOT)
+}
+
+/// What a key of the store names, where it is one of ours.
+pub fn parse_key(key: &Key) -> Option<OpenshiftKey> {
+    let path = key.as_str().strip_prefix(ROOT)?;
+    if let Some(name) = path.strip_prefix(NETNAMESPACES) {
+        return Namespace::new(name).ok().map(OpenshiftKey::NetNamespace);
+    }
+    if let Some(id) = path.strip_prefix(NETIDS) {
+        return id.parse().ok().filter(|parsed: &NetId| parsed.to_string() == id).map(OpenshiftKey::NetId);
+    }
+    if let Some(name) = path.strip_prefix(HOSTSUBNETS) {
+        return NodeName::new(name).ok().map(OpenshiftKey::HostSubnet);
+    }
+    let name = path.strip_prefix(CLUSTERNETWORKS)?;
+    (!name.is_empty() && !name.contains('/')).then(|| OpenshiftKey::ClusterNetwork(name.to_owned()))
+}
+
+/// Opens the envelope of a resource: its kind, where it says one, and its name are checked.
+fn open(what: &'static str, kind: &str, bytes: &[u8]) -> Result<(Fields, Option<String>), DecodeError> {
+    let mut fields = Fields::parse(what, bytes)?;
+    for (member, wanted) in [("kind", kind), ("apiVersion", API_VERSION)] {
+        if let Some(found) = fields.string(member)?.filter(|found| found != wanted) {
+            return Err(fields.error(member, format!("{wanted} is wanted, not {found:?}")));
+        }
+    }
+    let name = match fields.object("metadata")? {
+        Some(mut metadata) => metadata.string("name")?,
+        None => None,
+    };
+    Ok((fields, name))
+}
+
+/// The beginning of a resource that is written.
+fn envelope(kind: &str, name: &str) -> Object {
+    let metadata = Object::default().put("name", name).finish(&crate::Extra::new());
+    Object::default().put("kind", kind).put("apiVersion", API_VERSION).put("metadata", metadata)
+}
+
+/// The name that a resource has twice: both, where there are both, are the same.
+fn one_name(
+    fields: &Fields,
+    member: &str,
+    named: Option<String>,
+    said: Option<String>,
+) -> Result<String, DecodeError> {
+    match (named, said) {
+        (Some(named), Some(said)) if named != said => {
+            Err(fields.error(member, format!("{said:?} is not the resource's name, {named:?}")))
+        }
+        (Some(name), _) | (None, Some(name)) => Ok(name),
+        (None, None) => Err(fields.error(member, "it is missing")),
+    }
+}
+
+/// A member that must be there, of a type of its own.
+fn required<T>(fields: &mut Fields, member: &str) -> Result<T, DecodeError>
+where
+    T: std::str::FromStr<Err: std::fmt::Display>,
+{
+    match fields.text(member)? {
+        Some(value) => Ok(value),
+        None => Err(fields.error(member, "it is missing")),
+    }
+}
+
+/// Addresses that stand in a list as texts.
+fn addresses(fields: &mut Fields, member: &str) -> Result<Vec<std::net::Ipv4Addr>, DecodeError> {
+    let texts = fields.strings(member)?;
+    let one = |(index, text): (usize, String)| {
+        text.parse()
+            .map_err(|_| fields.error(&format!("{member}[{index}]"), format!("{text:?} is no IPv4 address")))
+    };
+    texts.into_iter().enumerate().map(one).collect()
+}
+
+/// A network without host bits.
+fn network(fields: &mut Fields, member: &str) -> Result<Option<ipnet::Ipv4Net>, DecodeError> {
+    let Some(net) = fields.text::<ipnet::Ipv4Net>(member)? else { return Ok(None) };
+    match net.trunc() == net {
+        true => Ok(Some(net)),
+        false => Err(fields.error(member, format!("{net} has host bits, {} is meant", net.trunc()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_is_read_back_and_hostile_ones_name_nothing() {
+        let namespace = Namespace::new("myproject").unwrap();
+        let id = NetId::new(7_798_868).unwrap();
+        let node = NodeName::new("node1.example.com").unwrap();
+        for (key, wanted) in [
+            (netnamespace_key(&namespace), OpenshiftKey::NetNamespace(namespace)),
+            (netid_key(id), OpenshiftKey::NetId(id)),
+            (hostsubnet_key(&node), OpenshiftKey::HostSubnet(node)),
+            (clusternetwork_key(), OpenshiftKey::ClusterNetwork("default".to_owned())),
+        ] {
+            assert_eq!(parse_key(&key), Some(wanted), "{key}");
+        }
+        for hostile in
+            ["netnamespaces/a/b", "netnamespaces/", "netids/010", "netids/-1", "netids/16777216", "x"]
+        {
+            assert_eq!(parse_key(&Key::from_stored(format!("{ROOT}{hostile}"))), None, "{hostile}");
+        }
+    }
+}

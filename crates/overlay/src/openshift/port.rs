@@ -1,0 +1,178 @@
+//! One pod's interface: the record, the guard, the verdict entries, the way. In this order when it comes, backwards when it goes.
+
+use std::net::IpAddr;
+
+use russet_addr::{ContainerId, IfName, IpNet, Mac};
+use russet_netlink::{Address, Batch, Link, LinkDel, LinkSet, Neighbour, NetlinkError, Route, Socket};
+
+use super::programs::{self, Place};
+use super::work::Work;
+use super::{LEAVING_GROUP, Port, ROUTE_PROTOCOL, Sdn, SdnError, Settings, alias, device};
+
+/// What the host's end must have: answers for whatever the node has a way to, sources that the way back agrees with, no IPv6, which nobody would judge.
+const SYSCTLS: [(&str, &str); 7] = [
+    ("ipv6/conf/{}/disable_ipv6", "1"),
+    ("ipv6/conf/{}/accept_ra", "0"),
+    ("ipv4/conf/{}/rp_filter", "1"),
+    ("ipv4/conf/{}/proxy_arp", "1"),
+    ("ipv4/neigh/{}/proxy_delay", "0"),
+    ("ipv4/conf/{}/send_redirects", "0"),
+    ("ipv4/conf/{}/forwarding", "1"),
+];
+
+pub(super) fn attach(sdn: &mut Sdn, port: &Port) -> Result<(), SdnError> {
+    admit(sdn, port)?;
+    let link = sdn.socket.link_by_name(&port.host_veth)?;
+    record(sdn, port, &link)?;
+    sysctls(&port.host_veth, &mut Work::mends())?;
+    guard(sdn, link.index, &mut Work::mends())?;
+    let mut wanted = sdn.ports.clone();
+    wanted.insert(port.host_veth.clone(), port.clone());
+    sdn.judge_by(wanted)?;
+    let mut batch = Batch::new();
+    batch.replace_address(&own_address(&sdn.settings, link.index));
+    batch.replace_neighbour(&neighbour(port, link.index));
+    batch.replace_route(&way(&sdn.settings, port, link.index));
+    if let Err(error) = sdn.socket.execute(&batch) {
+        // No way is no harm; entries for an address that is nobody's would be.
+        forget(sdn, &port.host_veth)?;
+        return Err(error.into());
+    }
+    Ok(())
+}
+
+/// Nothing is delivered to it or taken from it any more; gives its links, which are left.
+pub(super) fn detach(sdn: &mut Sdn, sandbox: &ContainerId) -> Result<Vec<IfName>, SdnError> {
+    let its = |port: &&Port| port.sandbox == *sandbox;
+    let mut links: Vec<IfName> = sdn.ports.values().filter(its).map(|port| port.host_veth.clone()).collect();
+    if links.is_empty() {
+        // An ADD that failed half-way may have left a record.
+        links = sdn.ports()?.iter().filter(its).map(|port| port.host_veth.clone()).collect();
+    }
+    // The route goes with the link, before the entries: nothing is delivered that is not judged.
+    for link in &links {
+        let down = LinkSet { up: Some(false), group: Some(LEAVING_GROUP), ..LinkSet::named(link.clone()) };
+        gone_is_fine(sdn.socket.execute(Batch::new().set_link(&down)))?;
+    }
+    let mut wanted = sdn.ports.clone();
+    wanted.retain(|link, _| !links.contains(link));
+    if wanted.len() < sdn.ports.len() {
+        sdn.judge_by(wanted)?;
+    }
+    Ok(links)
+}
+
+/// Deletes links of detached sandboxes. They may be gone.
+pub(super) fn delete(socket: &mut Socket, links: Vec<IfName>) -> Result<(), SdnError> {
+    for link in links {
+        gone_is_fine(socket.execute(Batch::new().delete_link(&LinkDel::Name(link))))?;
+    }
+    Ok(())
+}
+
+/// Takes the verdict entries of a link away.
+pub(super) fn forget(sdn: &mut Sdn, link: &IfName) -> Result<(), SdnError> {
+    let mut wanted = sdn.ports.clone();
+    wanted.remove(link);
+    sdn.judge_by(wanted)
+}
+
+/// The node's address among its pods, on every pod's link: where `arp_ignore` is set (kube-proxy's strictARP), the kernel answers only for addresses
+/// of the link that was asked; and what is masqueraded towards the pod comes from there.
+pub(super) fn own_address(settings: &Settings, ifindex: u32) -> Address {
+    Address::new(ifindex, IpNet::from(IpAddr::from(settings.gateway())))
+}
+
+/// The route to a pod. It names the node's own address among the pods as what the node sends from.
+pub(super) fn way(settings: &Settings, port: &Port, ifindex: u32) -> Route {
+    Route {
+        protocol: ROUTE_PROTOCOL,
+        prefsrc: Some(settings.gateway().into()),
+        ..Route::dev(IpNet::from(IpAddr::from(port.address)), ifindex)
+    }
+}
+
+/// The pod's MAC follows from its address (cni-runtime.md section 4.2): nobody needs to ask.
+pub(super) fn neighbour(port: &Port, ifindex: u32) -> Neighbour {
+    Neighbour::permanent(ifindex, port.address.into(), mac(port.address))
+}
+
+/// `0a:58` and the four octets.
+pub(super) fn mac(address: std::net::Ipv4Addr) -> Mac {
+    let [a, b, c, d] = address.octets();
+    Mac([0x0a, 0x58, a, b, c, d])
+}
+
+pub(super) fn sysctls(link: &IfName, work: &mut Work) -> Result<(), SdnError> {
+    for (pattern, value) in SYSCTLS {
+        work.sysctl(&format!("net/{}", pattern.replace("{}", link.as_str())), value)?;
+    }
+    Ok(())
+}
+
+/// The program that lets nothing to the pod that was not judged. It comes before the way.
+pub(super) fn guard(sdn: &mut Sdn, ifindex: u32, work: &mut Work) -> Result<(), SdnError> {
+    let program = programs::of(Place::ToPod);
+    device::attach(&mut sdn.socket, ifindex, &program, &mut sdn.delivery, work)
+}
+
+/// Whether the port can be: the address is ours to give, and nobody has it. What is left of one whose link is gone makes room.
+fn admit(sdn: &mut Sdn, port: &Port) -> Result<(), SdnError> {
+    if !sdn.settings.is_pods(port.address) {
+        let (sandbox, own) = (port.sandbox.clone(), sdn.settings.own);
+        return Err(SdnError::Foreign { address: port.address, sandbox, own });
+    }
+    let other = |held: &&Port| {
+        held.host_veth != port.host_veth && (held.address == port.address || held.sandbox == port.sandbox)
+    };
+    let others: Vec<Port> = sdn.ports.values().filter(other).cloned().collect();
+    for held in others {
+        match sdn.socket.link_by_name(&held.host_veth) {
+            Ok(_) if held.sandbox != port.sandbox => {
+                return Err(SdnError::Taken {
+                    address: port.address,
+                    sandbox: port.sandbox.clone(),
+                    holder: held.sandbox,
+                    link: held.host_veth,
+                });
+            }
+            // An ADD of this sandbox that was tried before.
+            Ok(_) => {
+                let links = detach(sdn, &held.sandbox)?;
+                delete(&mut sdn.socket, links)?;
+            }
+            Err(error) if error.is_not_found() => forget(sdn, &held.host_veth)?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Writes the record; a link that has another's is not ours to take.
+fn record(sdn: &mut Sdn, port: &Port, link: &Link) -> Result<(), SdnError> {
+    let refuse =
+        |problem| SdnError::Link { sandbox: port.sandbox.clone(), link: port.host_veth.clone(), problem };
+    if link.kind.as_deref() != Some("veth") {
+        return Err(refuse("is no veth"));
+    }
+    let record = alias::of(port);
+    if record.len() > alias::MAX_BYTES {
+        return Err(refuse("cannot have a record of that length"));
+    }
+    let held = alias::standing(link, &Default::default());
+    if held.is_some_and(|held| held.sandbox != port.sandbox) {
+        return Err(refuse("has the record of another sandbox"));
+    }
+    if link.alias.as_deref() != Some(record.as_str()) {
+        let change = LinkSet { alias: Some(record), ..LinkSet::index(link.index) };
+        sdn.socket.execute(Batch::new().set_link(&change))?;
+    }
+    Ok(())
+}
+
+fn gone_is_fine(result: Result<(), russet_netlink::BatchError>) -> Result<(), NetlinkError> {
+    match result {
+        Err(error) if !error.error.is_not_found() => Err(error.error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,211 @@
+//! The programs of the tunnel device and of pods' host ends. A node without a compiler writes its own: they are short and need no map.
+//!
+//! nf_tables and the programs speak through the packet's mark: bit 24 says that the low 24 bits are a network ID, bit 25 that a pod may have the packet.
+//! What no rule of ours has stamped does not leave, and what none has let pass does not reach a pod: an empty ruleset must not make everybody global.
+
+use russet_linux::bpf::{BpfError, Insn, Label, Program, ProgramKind, Reg, Size, Source, assemble};
+use russet_netlink::Direction;
+
+use Insn::{And, At, Call, Exit, JumpUnless, JumpUnlessBits, Load, Move, NetworkWord, Or, Store, StoreValue};
+use Reg::{R0, R1, R2, R3, R4, R5, R6, R10};
+use Size::{Byte, Half, Word};
+use Source::Value;
+
+/// The mark's bit that says that a network ID follows.
+pub(super) const STAMPED: u32 = 1 << 24;
+/// The mark's bit that says that the packet was judged, and its pod may have it.
+pub(super) const PASSED: u32 = 1 << 25;
+const NETID_MASK: i32 = (1 << 24) - 1;
+
+// Helpers (`enum bpf_func_id`).
+const SKB_STORE_BYTES: i32 = 9;
+const SKB_GET_TUNNEL_KEY: i32 = 20;
+const SKB_SET_TUNNEL_KEY: i32 = 21;
+const SKB_LOAD_BYTES: i32 = 26;
+const SKB_CHANGE_TYPE: i32 = 32;
+
+// Where `struct __sk_buff` has things.
+const SKB_MARK: i16 = 8;
+const SKB_PROTOCOL: i16 = 16;
+
+/// `ETH_P_IP`, as a number of the machine that stands in network order.
+const ETH_P_IP: i32 = 0x0800_u16.to_be() as i32;
+const ETH_P_ARP: i32 = 0x0806_u16.to_be() as i32;
+const PACKET_HOST: i32 = 0;
+const TC_ACT_OK: i32 = 0;
+const TC_ACT_SHOT: i32 = 2;
+
+/// Ethernet and IPv4 headers, so placed that the word behind the first two octets of the destination MAC is aligned.
+const HEADERS: i16 = -42;
+const HEADERS_BYTES: i32 = 34;
+const MAC_WORD: i16 = HEADERS + 2;
+const DESTINATION: i16 = HEADERS + 14 + 16;
+/// `0a:58`, with which the MACs of pods and of nodes in our routes begin.
+const MAC_PREFIX: i32 = u16::from_ne_bytes([0x0a, 0x58]) as i32;
+
+/// `struct bpf_tunnel_key` up to the flow label: what kernels since 4.6 take.
+const KEY: i16 = -72;
+const KEY_BYTES: i32 = 28;
+const KEY_REMOTE: i16 = KEY + 4;
+const KEY_TTL: i16 = KEY + 21;
+/// The outer TTL, as Open vSwitch has it.
+const TTL: i32 = 64;
+
+const DROP: Label = Label(0);
+const PASS: Label = Label(1);
+const OTHER: Label = Label(2);
+
+/// What packets to other nodes pass: the node in the destination MAC becomes the remote end, the network ID in the mark the VNI, the inner
+/// destination the MAC, as peers with Open vSwitch have it. The mark ends here, or it would choose routes and rules for the outer packet.
+fn egress() -> Vec<Insn> {
+    let mut program = vec![
+        Move(R6, Source::Reg(R1)),
+        // What is not IPv4 (an answer to a peer's ARP request) knows where it goes; vxlan drops what does not.
+        Load(Word, R2, R1, SKB_PROTOCOL),
+        JumpUnless(R2, ETH_P_IP, PASS),
+        Load(Word, R1, R6, SKB_MARK),
+        JumpUnlessBits(R1, STAMPED as i32, DROP),
+    ];
+    program.extend(call(SKB_LOAD_BYTES, [(R2, Value(0)), (R4, Value(HEADERS_BYTES))], Some((R3, HEADERS))));
+    program.extend([
+        JumpUnless(R0, 0, DROP),
+        Load(Half, R1, R10, HEADERS),
+        JumpUnless(R1, MAC_PREFIX, DROP),
+        Load(Word, R1, R10, MAC_WORD),
+        NetworkWord(R1),
+        Store(Word, R10, KEY_REMOTE, R1),
+        Load(Word, R1, R6, SKB_MARK),
+        And(R1, NETID_MASK),
+        Store(Word, R10, KEY, R1),
+    ]);
+    // The rest of the remote address, which only IPv6 has; type of service, TTL, flags and label.
+    program
+        .extend((KEY_REMOTE + 4..KEY + KEY_BYTES as i16).step_by(4).map(|at| StoreValue(Word, R10, at, 0)));
+    program.push(StoreValue(Byte, R10, KEY_TTL, TTL));
+    program.extend(call(SKB_SET_TUNNEL_KEY, [(R3, Value(KEY_BYTES)), (R4, Value(0))], Some((R2, KEY))));
+    program.push(JumpUnless(R0, 0, DROP));
+    program.extend(call(SKB_STORE_BYTES, [(R2, Value(2)), (R4, Value(4))], Some((R3, DESTINATION))));
+    program.extend([JumpUnless(R0, 0, DROP), Move(R1, Value(0)), Store(Word, R6, SKB_MARK, R1)]);
+    program.extend(verdicts());
+    program
+}
+
+/// What packets from other nodes pass: the VNI becomes the mark, and the packet one for us, whatever MAC the sender put into it.
+fn ingress() -> Vec<Insn> {
+    let mut program =
+        vec![Move(R6, Source::Reg(R1)), Load(Word, R2, R1, SKB_PROTOCOL), JumpUnless(R2, ETH_P_IP, PASS)];
+    program.extend((KEY..KEY + KEY_BYTES as i16).step_by(4).map(|at| StoreValue(Word, R10, at, 0)));
+    program.extend(call(SKB_GET_TUNNEL_KEY, [(R3, Value(KEY_BYTES)), (R4, Value(0))], Some((R2, KEY))));
+    program.extend([
+        JumpUnless(R0, 0, DROP),
+        Load(Word, R1, R10, KEY),
+        And(R1, NETID_MASK),
+        Or(R1, STAMPED as i32),
+        Store(Word, R6, SKB_MARK, R1),
+    ]);
+    program.extend(call(SKB_CHANGE_TYPE, [(R2, Value(PACKET_HOST)), (R3, Value(0))], None));
+    program.extend(verdicts());
+    program
+}
+
+/// What is sent to a pod passes: what was judged, and ARP. So it is shut while the rules are gone, half of them are, or they are being written anew:
+/// hooks are not changed all at once, and a packet on its way may miss one.
+fn delivery() -> Vec<Insn> {
+    let mut program = vec![
+        Load(Word, R2, R1, SKB_PROTOCOL),
+        // In the order of what is seen most.
+        JumpUnless(R2, ETH_P_IP, OTHER),
+        Load(Word, R2, R1, SKB_MARK),
+        JumpUnlessBits(R2, PASSED as i32, DROP),
+        Move(R0, Value(TC_ACT_OK)),
+        Exit,
+        At(OTHER),
+        JumpUnless(R2, ETH_P_ARP, DROP),
+    ];
+    program.extend(verdicts());
+    program
+}
+
+/// A helper's arguments and its call; `stack` is the one that points there.
+fn call(helper: i32, arguments: [(Reg, Source); 2], stack: Option<(Reg, i16)>) -> Vec<Insn> {
+    let mut program = vec![Move(R1, Source::Reg(R6))];
+    if let Some((register, offset)) = stack {
+        program.extend([Move(register, Source::Reg(R10)), Insn::Add(register, offset.into())]);
+    }
+    program.extend(arguments.map(|(register, source)| Move(register, source)));
+    // The flags of those that take five.
+    program.extend([Move(R5, Value(0)), Call(helper)]);
+    program
+}
+
+fn verdicts() -> [Insn; 6] {
+    [At(PASS), Move(R0, Value(TC_ACT_OK)), Exit, At(DROP), Move(R0, Value(TC_ACT_SHOT)), Exit]
+}
+
+/// Where a program belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// What the tunnel device receives.
+    FromTunnel,
+    /// What it sends.
+    IntoTunnel,
+    /// What a host end sends to its pod.
+    ToPod,
+}
+
+/// A program with the name that tells whether it is attached: the name has a digest of what it does.
+pub(super) struct Named {
+    pub(super) name: String,
+    pub(super) direction: Direction,
+    short: &'static str,
+    code: Vec<u64>,
+}
+
+/// What belongs at a place.
+pub(super) fn of(place: Place) -> Named {
+    let (short, direction, program) = match place {
+        Place::FromTunnel => ("sdn_ingress", Direction::Ingress, ingress()),
+        Place::IntoTunnel => ("sdn_egress", Direction::Egress, egress()),
+        Place::ToPod => ("sdn_delivery", Direction::Egress, delivery()),
+    };
+    // Every jump of ours has its label, which a test sees to; the verifier refuses an empty program.
+    let code = assemble(&program).unwrap_or_default();
+    Named { name: format!("russet-{short}-{:08x}", digest(&code)), direction, short, code }
+}
+
+impl Named {
+    /// Hands it to the kernel.
+    pub(super) fn load(&self) -> Result<Program, BpfError> {
+        Program::load(ProgramKind::SchedCls, self.short, &self.code)
+    }
+}
+
+/// FNV-1a: tells releases of a program apart, and guards nothing.
+fn digest(code: &[u64]) -> u32 {
+    let bytes = code.iter().flat_map(|word| word.to_ne_bytes());
+    bytes.fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Place; 3] = [Place::FromTunnel, Place::IntoTunnel, Place::ToPod];
+
+    #[test]
+    fn the_programs_assemble_and_their_names_tell_them_apart() {
+        let all = ALL.map(of);
+        assert_eq!(all.each_ref().map(|it| it.code.len() > 8), [true; 3]);
+        let names: std::collections::BTreeSet<&str> = all.iter().map(|it| it.name.as_str()).collect();
+        assert_eq!(names.len(), ALL.len());
+        assert_eq!(of(Place::ToPod).name, all[2].name);
+    }
+
+    #[test]
+    #[ignore = "kernel: bpf(2) needs root"]
+    fn the_verifier_takes_every_program() {
+        for place in ALL {
+            of(place).load().unwrap();
+        }
+    }
+}

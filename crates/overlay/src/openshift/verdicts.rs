@@ -1,0 +1,267 @@
+//! The table of verdicts in the kernel: one transaction for every change, and comparison with what it should be.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+
+use russet_addr::IfName;
+use russet_model::openshift::NetId;
+use russet_nft::{ChainInfo, Element, NetlinkError, Nft, Set, SetInfo, Transaction, Value};
+
+use super::programs::STAMPED;
+use super::rules::{self, Elements, Name};
+use super::work::Work;
+use super::{Port, SdnError, Settings};
+use crate::report::Kind;
+
+/// The conversation with nf_tables, and what it was told of peers.
+#[derive(Debug)]
+pub(super) struct Verdicts {
+    nft: Nft,
+    /// Who may send VXLAN.
+    peers: BTreeSet<Ipv4Addr>,
+}
+
+type Ports = BTreeMap<IfName, Port>;
+
+// === impl Verdicts ===
+
+impl Verdicts {
+    /// Opens nf_tables; those who may send are whom a former life let.
+    pub(super) fn open(settings: &Settings) -> Result<Self, SdnError> {
+        check(settings)?;
+        let mut nft = Nft::open()?;
+        let peers = elements(&mut nft, &Name::Peers.set())?;
+        let address = |element: &Element| match element.key.first()?.first_address()? {
+            std::net::IpAddr::V4(address) => Some(address),
+            std::net::IpAddr::V6(_) => None,
+        };
+        Ok(Self { nft, peers: peers.iter().filter_map(address).collect() })
+    }
+
+    /// The network ID of every link that has one.
+    pub(super) fn netids(&mut self) -> Result<BTreeMap<IfName, NetId>, SdnError> {
+        let found = elements(&mut self.nft, &Name::Netids.set())?;
+        Ok(found.iter().filter_map(netid_of).collect())
+    }
+
+    /// Brings the table to exactly this, whatever it is.
+    pub(super) fn ensure(
+        &mut self,
+        settings: &Settings,
+        ports: &Ports,
+        work: &mut Work,
+    ) -> Result<(), SdnError> {
+        let wanted = rules::elements(settings, ports.values(), &self.peers);
+        if self.in_force(settings, &wanted)? {
+            return Ok(());
+        }
+        if !work.looks_only() {
+            self.rewrite(settings, &wanted)?;
+        }
+        work.mended(Kind::Nat, format!("write table ip {} anew", rules::TABLE));
+        Ok(())
+    }
+
+    /// From the entries of `was` to those of `wanted`, in one transaction of the difference; if the table is not as it was left, of everything.
+    pub(super) fn change(
+        &mut self,
+        settings: &Settings,
+        was: &Ports,
+        wanted: &Ports,
+    ) -> Result<(), SdnError> {
+        let gone = was.iter().filter(|(link, port)| wanted.get(*link) != Some(*port));
+        let come = wanted.iter().filter(|(link, port)| was.get(*link) != Some(*port));
+        let (gone, come) = (gathered(gone.map(|(_, port)| port)), gathered(come.map(|(_, port)| port)));
+        let mut transaction = Transaction::new();
+        for name in Name::ALL {
+            let [gone, come] = [&gone, &come].map(|all| all.get(&name).cloned().unwrap_or_default());
+            // Netlink's order is the transaction's: an element may go and come with another value.
+            let stays = |element: &Element, others: &[Element]| others.contains(element);
+            let set = name.set();
+            let going: Vec<Element> = gone.iter().filter(|element| !stays(element, &come)).cloned().collect();
+            let coming: Vec<Element> =
+                come.iter().filter(|element| !stays(element, &gone)).cloned().collect();
+            transaction.delete_elements(&set, &going).add_elements(&set, &coming);
+        }
+        let wanted = || rules::elements(settings, wanted.values(), &self.peers);
+        match self.nft.commit(&transaction) {
+            Ok(()) => Ok(()),
+            Err(error) if error.is_not_found() || error.is_exists() || error.outcome_unknown() => {
+                let wanted = wanted();
+                self.rewrite(settings, &wanted)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Lets exactly these nodes send.
+    pub(super) fn let_send(
+        &mut self,
+        settings: &Settings,
+        peers: BTreeSet<Ipv4Addr>,
+        ports: &Ports,
+        work: &mut Work,
+    ) -> Result<(), SdnError> {
+        let elements = |addresses: &mut dyn Iterator<Item = &Ipv4Addr>| -> Vec<Element> {
+            addresses.copied().map(rules::peer).collect()
+        };
+        let gone = elements(&mut self.peers.difference(&peers));
+        let come = elements(&mut peers.difference(&self.peers));
+        if gone.is_empty() && come.is_empty() {
+            return Ok(());
+        }
+        work.mended(Kind::Nat, format!("let {} nodes send, and {} no more", come.len(), gone.len()));
+        if work.looks_only() {
+            return Ok(());
+        }
+        let set = Name::Peers.set();
+        let mut transaction = Transaction::new();
+        transaction.delete_elements(&set, &gone).add_elements(&set, &come);
+        let done = self.nft.commit(&transaction);
+        self.peers = peers;
+        match done {
+            Ok(()) => Ok(()),
+            Err(_) => {
+                let wanted = rules::elements(settings, ports.values(), &self.peers);
+                self.rewrite(settings, &wanted)
+            }
+        }
+    }
+
+    /// Who may send now.
+    pub(super) fn senders(&self) -> &BTreeSet<Ipv4Addr> {
+        &self.peers
+    }
+
+    /// Takes the table out; whether it was there.
+    pub(super) fn withdraw(&mut self) -> Result<bool, SdnError> {
+        let there = self.nft.tables()?.iter().any(|info| info.table == rules::table());
+        if there {
+            let mut transaction = Transaction::new();
+            self.nft.commit(transaction.destroy_table(&rules::table()))?;
+        }
+        self.peers.clear();
+        Ok(there)
+    }
+
+    /// Everything anew, at one moment: there is none at which packets pass unjudged. Where the chains are there, they stay and are filled again: at
+    /// a hook with two of them, a packet could pass the new one before the change and the old one behind it.
+    fn rewrite(&mut self, settings: &Settings, wanted: &Elements) -> Result<(), SdnError> {
+        let (table, fixed) = (rules::table(), fixed(settings)?);
+        let mut transaction = Transaction::new();
+        if self.is_framed(&fixed)? {
+            transaction.flush_table(&table);
+            fixed.sets.iter().for_each(|set| {
+                transaction.flush_set(&table, &set.name);
+            });
+        } else {
+            transaction.destroy_table(&table);
+        }
+        transaction.add_table_with_comment(&table, "russet: tenants of OpenShift, docs/openshift-tenants.md");
+        for set in &fixed.sets {
+            transaction.add_set(set);
+        }
+        for (name, elements) in wanted {
+            transaction.add_elements(&name.set(), elements);
+        }
+        for chain in &fixed.chains {
+            transaction.add_chain(chain);
+        }
+        for rule in &fixed.rules {
+            transaction.add_rule(rule);
+        }
+        Ok(self.nft.commit(&transaction)?)
+    }
+
+    /// Whether the chains and sets are those that they should be, whatever is in them.
+    fn is_framed(&mut self, fixed: &rules::Fixed) -> Result<bool, SdnError> {
+        let table = rules::table();
+        let chains = self.nft.chains(&table)?;
+        let same_chain = |chain| chains.iter().any(|ChainInfo { chain: found, .. }| found == chain);
+        if chains.len() != fixed.chains.len() || !fixed.chains.iter().all(same_chain) {
+            return Ok(false);
+        }
+        let sets = self.nft.sets(&table)?;
+        let same_set = |set: &Set| sets.iter().any(|SetInfo { set: found, .. }| same_type(found, set));
+        Ok(sets.len() == fixed.sets.len() && fixed.sets.iter().all(same_set))
+    }
+
+    fn in_force(&mut self, settings: &Settings, wanted: &Elements) -> Result<bool, SdnError> {
+        let (table, fixed) = (rules::table(), fixed(settings)?);
+        if !self.is_framed(&fixed)? {
+            return Ok(false);
+        }
+        let found = self.nft.rules(&table)?;
+        for chain in &fixed.chains {
+            let found = found.iter().filter(|rule| rule.chain == chain.name).map(|rule| rule.digest);
+            let wanted =
+                fixed.rules.iter().filter(|rule| rule.chain() == chain.name).map(|rule| rule.digest());
+            if !found.eq(wanted) {
+                return Ok(false);
+            }
+        }
+        for (name, wanted) in wanted {
+            if !same_elements(&elements(&mut self.nft, &name.set())?, wanted) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn check(settings: &Settings) -> Result<(), SdnError> {
+    fixed(settings).map(drop)
+}
+
+fn fixed(settings: &Settings) -> Result<rules::Fixed, SdnError> {
+    // Both names are constants that fit; the type says so nowhere else.
+    rules::fixed(settings).map_err(|_| {
+        let operation = format!("name the tunnel device {}", super::DEVICE);
+        SdnError::Netlink(NetlinkError::Invalid { operation, reason: "it is no interface name" })
+    })
+}
+
+fn gathered<'a>(ports: impl Iterator<Item = &'a Port>) -> Elements {
+    let mut all = Elements::new();
+    for (name, elements) in ports.flat_map(rules::elements_of) {
+        all.entry(name).or_default().extend(elements);
+    }
+    all
+}
+
+fn elements(nft: &mut Nft, set: &Set) -> Result<Vec<Element>, NetlinkError> {
+    match nft.elements(set) {
+        Err(error) if error.is_not_found() => Ok(Vec::new()),
+        result => result,
+    }
+}
+
+fn netid_of(element: &Element) -> Option<(IfName, NetId)> {
+    let (name, _) = element.key.first()?.bytes();
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+    let link = IfName::new(std::str::from_utf8(name.get(..end)?).ok()?).ok()?;
+    let Some(Value::Data(mark)) = &element.value else { return None };
+    let mark = u32::from_ne_bytes(mark.as_slice().try_into().ok()?);
+    (mark & STAMPED != 0).then_some(())?;
+    Some((link, NetId::new(mark & !STAMPED).ok()?))
+}
+
+fn same_type(a: &Set, b: &Set) -> bool {
+    (&a.name, &a.key, &a.value, a.interval) == (&b.name, &b.key, &b.value, b.interval)
+}
+
+fn same_elements(found: &[Element], wanted: &[Element]) -> bool {
+    let sorted = |elements: &[Element]| {
+        let mut keys: Vec<_> = elements.iter().map(|e| (e.key.clone(), data(e))).collect();
+        keys.sort();
+        keys
+    };
+    found.len() == wanted.len() && sorted(found) == sorted(wanted)
+}
+
+fn data(element: &Element) -> Option<Vec<u8>> {
+    match &element.value {
+        Some(Value::Data(bytes)) => Some(bytes.clone()),
+        _ => None,
+    }
+}
