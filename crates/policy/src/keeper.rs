@@ -1,0 +1,485 @@
+//! The one thread of a process that works on the table.
+//!
+//! A commit waits in the kernel for everybody else's, and nothing can wake it: whoever asks must be able to give up without it. So requests go to a
+//! thread of their own, which carries them out in the order in which they came. That order is a promise, too: what an interface that is gone leaves to be
+//! removed is removed before anything is put under the same name.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use russet_addr::IfName;
+use russet_linux::cpu::busy_time;
+use russet_linux::probe::{self, Feature};
+
+use crate::Entry;
+use crate::error::PolicyError;
+use crate::verdicts::{Report, Standing, Verdicts};
+
+/// Gives the entries of all interfaces that there are; called on the keeper's thread.
+pub type Load = Arc<dyn Fn() -> Result<Vec<Entry>, String> + Send + Sync>;
+
+/// The table's keeper; clones share the thread, which begins with the first request, in the network namespace of whoever makes it.
+#[derive(Clone)]
+pub struct Keeper {
+    shared: Arc<Shared>,
+}
+
+/// Why a request was not carried out, or nobody knows whether it was.
+#[derive(Debug, thiserror::Error)]
+pub enum KeeperError {
+    /// The kernel refused, or cannot be read.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// The interfaces that there are cannot be listed.
+    #[error("list the interfaces that have a verdict: {0}")]
+    Load(String),
+    /// The time was up. What was asked for may still be done later, in its turn.
+    #[error("nf_tables did not take the change within {0:?}")]
+    Late(Duration),
+    /// Too many requests wait already.
+    #[error("{QUEUE_MAX} changes of verdicts are waiting for nf_tables already")]
+    Busy,
+    /// The thread is gone.
+    #[error("the thread that keeps verdicts is gone: {0}")]
+    Gone(String),
+}
+
+struct Shared {
+    desk: Desk,
+    /// The way to the thread, once there is one.
+    queue: Mutex<Option<SyncSender<Job>>>,
+}
+
+/// The kernel, or a test's.
+#[derive(Clone, Copy)]
+struct Kernel {
+    open: fn() -> Result<Verdicts, PolicyError>,
+    has_nf_tables: fn() -> bool,
+}
+
+/// What was asked for, until its answer is there.
+#[derive(Debug)]
+pub struct Pending<T> {
+    answered: Receiver<Answer<T>>,
+    limit: Instant,
+    /// How long there was until the limit.
+    patience: Duration,
+}
+
+/// What has become of a request.
+#[derive(Debug)]
+pub struct Answer<T> {
+    /// What it gave.
+    pub result: Result<T>,
+    /// Since when that is known.
+    pub at: Instant,
+    /// What it cost of a processor: waiting for the kernel's locks costs nobody anything.
+    pub busy: Duration,
+}
+
+/// Called when the answer of a request is there, or will never be.
+pub type Bell = Arc<dyn Fn() + Send + Sync>;
+
+/// Where an answer goes; in this order whoever hears the bell finds it.
+struct Reply<T> {
+    answer: SyncSender<Answer<T>>,
+    _ring: Ring,
+}
+
+/// Rings when it is dropped: also with a request that is never begun.
+struct Ring(Option<Bell>);
+
+type Job = Box<dyn FnOnce(&mut Clerk) + Send>;
+
+/// What the thread works with.
+#[derive(Clone)]
+struct Desk {
+    load: Load,
+    kernel: Kernel,
+    unsupported: Arc<AtomicBool>,
+}
+
+/// The thread.
+struct Clerk {
+    desk: Desk,
+    verdicts: Option<Verdicts>,
+}
+
+/// Requests that may wait: each of them is one interface's, and only a few are worked on at a time.
+const QUEUE_MAX: usize = 256;
+
+/// A shorthand for this file's results.
+type Result<T, E = KeeperError> = std::result::Result<T, E>;
+
+// === impl Keeper ===
+
+impl Keeper {
+    /// A keeper; nothing is opened before the first request.
+    pub fn new(load: Load) -> Self {
+        let has_nf_tables = || !matches!(probe::supports(Feature::NfTables), Ok(false));
+        Self::of_kernel(load, Kernel { open: Verdicts::open, has_nf_tables })
+    }
+
+    fn of_kernel(load: Load, kernel: Kernel) -> Self {
+        let desk = Desk { load, kernel, unsupported: Arc::default() };
+        Self { shared: Arc::new(Shared { desk, queue: Mutex::default() }) }
+    }
+
+    /// Whether the kernel has been found to have no nf_tables: then nothing is isolated, and nothing can be.
+    pub fn is_unsupported(&self) -> bool {
+        self.shared.desk.unsupported.load(Ordering::Relaxed)
+    }
+
+    /// Puts an entry in place before `limit`, with those of all other interfaces where the table has to be made first. When the
+    /// time is up the entry may still come later: whoever gives up has to [`forget`](Self::forget) it.
+    pub fn put(&self, entry: Entry, limit: Instant) -> Result<()> {
+        self.ask(limit, true, move |clerk| clerk.put(&entry))
+    }
+
+    /// Takes an entry back; says whether there was one. Done in its turn even when the time is up.
+    pub fn remove(&self, host_name: IfName, limit: Instant) -> Result<bool> {
+        self.ask(limit, false, move |clerk| clerk.with(false, |_, verdicts| Ok(verdicts.remove(&host_name)?)))
+    }
+
+    /// [`remove`](Self::remove) without waiting for it.
+    pub fn forget(&self, host_name: IfName) -> Result<()> {
+        let subject = host_name.clone();
+        self.send(Box::new(move |clerk| {
+            let removed = clerk.with(false, |_, verdicts| Ok(verdicts.remove(&host_name)?));
+            if let Err(error) = removed {
+                tracing::warn!(link = %subject, %error, "a verdict that nobody needs any more stays until the table is compared");
+            }
+        }))
+    }
+
+    /// What is in force for a host end; none on a kernel without nf_tables.
+    pub fn standing(&self, host_name: IfName, limit: Instant) -> Result<Option<Standing>> {
+        self.ask(limit, true, move |clerk| {
+            clerk.with(None, |_, verdicts| Ok(Some(verdicts.standing(&host_name)?)))
+        })
+    }
+
+    /// Makes the table hold the entries of all interfaces that there are, and nothing else. Only for whoever is alone on the node: an agent.
+    pub fn reconcile(&self, limit: Instant) -> Result<Report> {
+        self.begin(limit, true, None, Clerk::reconcile)?.wait()
+    }
+
+    /// [`reconcile`](Self::reconcile) without waiting for it: `bell` says when to look for the answer, unless `limit` is reached before.
+    pub fn begin_reconcile(&self, limit: Instant, bell: Bell) -> Result<Pending<Report>> {
+        self.begin(limit, true, Some(bell), Clerk::reconcile)
+    }
+
+    /// Takes the table away; says whether there was one.
+    pub fn withdraw(&self, limit: Instant) -> Result<bool> {
+        self.ask(limit, true, |clerk| clerk.with(false, |_, verdicts| Ok(verdicts.withdraw()?)))
+    }
+
+    /// Has `work` done in its turn, and waits for it; one that has not begun when the time is up is left undone where it is `droppable`.
+    fn ask<T: Send + 'static>(
+        &self,
+        limit: Instant,
+        droppable: bool,
+        work: impl FnOnce(&mut Clerk) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.begin(limit, droppable, None, work)?.wait()
+    }
+
+    fn begin<T: Send + 'static>(
+        &self,
+        limit: Instant,
+        droppable: bool,
+        bell: Option<Bell>,
+        work: impl FnOnce(&mut Clerk) -> Result<T> + Send + 'static,
+    ) -> Result<Pending<T>> {
+        let patience = limit.saturating_duration_since(Instant::now());
+        let (answer, answered) = mpsc::sync_channel(1);
+        let reply = Reply { answer, _ring: Ring(bell) };
+        self.send(Box::new(move |clerk| {
+            // All of it, so that nothing rings before the answer is there.
+            let reply = reply;
+            if droppable && Instant::now() >= limit {
+                return;
+            }
+            let before = busy_time();
+            let result = work(clerk);
+            let busy = busy_time().saturating_sub(before);
+            // Whoever asked may have given up.
+            let _ = reply.answer.send(Answer { result, at: Instant::now(), busy });
+        }))?;
+        Ok(Pending { answered, limit, patience })
+    }
+
+    fn send(&self, job: Job) -> Result<()> {
+        let mut queue = self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = match queue.take() {
+            Some(sender) => sender,
+            None => start(self.shared.desk.clone())?,
+        };
+        let sent = sender.try_send(job);
+        if !matches!(sent, Err(TrySendError::Disconnected(_))) {
+            *queue = Some(sender);
+        }
+        sent.map_err(|error| match error {
+            TrySendError::Full(_) => KeeperError::Busy,
+            TrySendError::Disconnected(_) => KeeperError::Gone("it ended".to_owned()),
+        })
+    }
+}
+
+// === impl Ring ===
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if let Some(bell) = &self.0 {
+            bell();
+        }
+    }
+}
+
+// === impl Pending ===
+
+impl<T> Pending<T> {
+    /// The answer; none while that may still come before the limit.
+    pub fn poll(&self) -> Option<Answer<T>> {
+        match self.answered.try_recv() {
+            Ok(done) => Some(done),
+            Err(TryRecvError::Empty) if Instant::now() < self.limit => None,
+            Err(error) => Some(Answer {
+                result: Err(self.unanswered(error == TryRecvError::Disconnected)),
+                at: Instant::now(),
+                busy: Duration::ZERO,
+            }),
+        }
+    }
+
+    /// Waits for the answer, until the limit.
+    pub fn wait(self) -> Result<T> {
+        match self.answered.recv_timeout(self.limit.saturating_duration_since(Instant::now())) {
+            Ok(answer) => answer.result,
+            Err(error) => Err(self.unanswered(error == RecvTimeoutError::Disconnected)),
+        }
+    }
+
+    /// What is `dropped` before the limit was dropped with the thread.
+    fn unanswered(&self, dropped: bool) -> KeeperError {
+        if dropped && Instant::now() < self.limit {
+            return KeeperError::Gone("it stopped half-way".to_owned());
+        }
+        // The limit, to the millisecond: so that what fails again says the same again.
+        KeeperError::Late(Duration::from_millis((self.patience.as_secs_f64() * 1000.0).round() as u64))
+    }
+}
+
+fn start(desk: Desk) -> Result<SyncSender<Job>> {
+    let (sender, jobs) = mpsc::sync_channel::<Job>(QUEUE_MAX);
+    let serve = move || {
+        let mut clerk = Clerk { desk, verdicts: None };
+        // Until the last keeper is gone.
+        jobs.into_iter().for_each(|job| job(&mut clerk));
+    };
+    let thread = std::thread::Builder::new().name("verdicts".to_owned()).spawn(serve);
+    thread.map(|_| sender).map_err(|error| KeeperError::Gone(error.to_string()))
+}
+
+// === impl Clerk ===
+
+impl Clerk {
+    fn put(&mut self, entry: &Entry) -> Result<()> {
+        self.with((), |load, verdicts| match verdicts.put(entry) {
+            Err(error) if error.is_incomplete() => {
+                let mut all = load().map_err(KeeperError::Load)?;
+                all.retain(|other| other.host_name != entry.host_name);
+                all.push(entry.clone());
+                let report = verdicts.complete(&all)?;
+                tracing::info!(reason = %error, entries = report.added.len(), "verdicts are in force");
+                Ok(())
+            }
+            done => Ok(done?),
+        })
+    }
+
+    fn reconcile(&mut self) -> Result<Report> {
+        self.with(Report::default(), |load, verdicts| {
+            Ok(verdicts.reconcile(&load().map_err(KeeperError::Load)?)?)
+        })
+    }
+
+    /// Works on the table; `otherwise` is the answer of a kernel without nf_tables, which is found out when something fails.
+    fn with<T>(&mut self, otherwise: T, work: impl FnOnce(&Load, &mut Verdicts) -> Result<T>) -> Result<T> {
+        if self.desk.unsupported.load(Ordering::Relaxed) {
+            return Ok(otherwise);
+        }
+        let opened = match self.verdicts.take() {
+            Some(verdicts) => Ok(verdicts),
+            None => (self.desk.kernel.open)(),
+        };
+        let done = opened.map_err(KeeperError::from).and_then(|mut verdicts| {
+            let done = work(&self.desk.load, &mut verdicts);
+            self.verdicts = Some(verdicts);
+            done
+        });
+        match done {
+            Err(KeeperError::Policy(error)) if !(self.desk.kernel.has_nf_tables)() => {
+                self.desk.unsupported.store(true, Ordering::Relaxed);
+                tracing::warn!(%error, "this kernel has no nf_tables: pods are attached, and nothing keeps their packets apart");
+                Ok(otherwise)
+            }
+            done => done,
+        }
+    }
+}
+
+// === impl fmt::Debug ===
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").field("unsupported", &self.is_unsupported()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use russet_testkit::in_new_netns;
+
+    use super::*;
+    use crate::Verdict;
+
+    fn name(text: &str) -> IfName {
+        text.parse().unwrap()
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    fn of(names: &'static [&'static str]) -> Load {
+        Arc::new(move || Ok(names.iter().map(|text| Entry::allow(name(text))).collect()))
+    }
+
+    fn refused() -> Result<Verdicts, PolicyError> {
+        Err(PolicyError::Incomplete("a test", "nothing is there".to_owned()))
+    }
+
+    #[test]
+    fn on_a_kernel_without_nf_tables_everything_succeeds_and_says_so() {
+        let kernel = |has_nf_tables| Keeper::of_kernel(of(&[]), Kernel { open: refused, has_nf_tables });
+        let keeper = kernel(|| false);
+        assert!(!keeper.is_unsupported());
+        keeper.put(Entry::allow(name("russ1")), soon()).unwrap();
+        assert!(keeper.is_unsupported());
+        assert_eq!(keeper.standing(name("russ1"), soon()).unwrap(), None);
+        assert!(!keeper.remove(name("russ1"), soon()).unwrap());
+        // Where it has them, a failure is one.
+        let keeper = kernel(|| true);
+        assert!(keeper.put(Entry::allow(name("russ1")), soon()).is_err());
+        assert!(!keeper.is_unsupported());
+    }
+
+    #[test]
+    fn whoever_waits_gives_up_when_the_time_is_up_and_what_had_not_begun_is_left_undone() {
+        let (release, hang) = mpsc::channel::<()>();
+        let keeper = Keeper::of_kernel(of(&[]), Kernel { open: refused, has_nf_tables: || true });
+        keeper.send(Box::new(move |_| _ = hang.recv())).unwrap();
+        let limit = Instant::now() + Duration::from_millis(20);
+        let (began, begun) = mpsc::channel::<&str>();
+        for (text, droppable) in [("dropped", true), ("done", false)] {
+            let began = began.clone();
+            let late = keeper.ask(limit, droppable, move |_| {
+                began.send(text).unwrap();
+                Ok(())
+            });
+            assert!(matches!(late, Err(KeeperError::Late(_))), "{text}");
+        }
+        drop((release, began));
+        assert_eq!(begun.iter().collect::<Vec<_>>(), ["done"]);
+        // Nobody waits behind a full queue, either.
+        let (release, hang) = mpsc::channel::<()>();
+        keeper.send(Box::new(move |_| _ = hang.recv())).unwrap();
+        let busy = (0..QUEUE_MAX + 2).find_map(|_| keeper.forget(name("russ1")).err());
+        assert!(matches!(busy, Some(KeeperError::Busy)));
+        drop(release);
+    }
+
+    #[test]
+    fn whoever_does_not_wait_is_told_when_it_is_done_or_late_and_the_limit_is_named() {
+        let (release, hang) = mpsc::channel::<()>();
+        let keeper = Keeper::of_kernel(of(&[]), Kernel { open: refused, has_nf_tables: || true });
+        keeper.send(Box::new(move |_| _ = hang.recv())).unwrap();
+        let (first, last) = (mpsc::channel(), mpsc::channel());
+        let bell = |rung: &mpsc::Sender<()>| -> Bell {
+            let rung = rung.clone();
+            Arc::new(move || rung.send(()).unwrap())
+        };
+        let limit = Instant::now() + Duration::from_millis(20);
+        let late = keeper.begin_reconcile(limit, bell(&first.0)).unwrap();
+        let good = keeper.begin_reconcile(soon(), bell(&last.0)).unwrap();
+        let answer = russet_testkit::eventually_some(Duration::from_secs(10), || late.poll());
+        assert!(matches!(answer.result, Err(KeeperError::Late(limit)) if limit <= Duration::from_millis(20)));
+        assert!(good.poll().is_none(), "it has not been begun");
+        assert!(first.1.try_recv().is_err() && last.1.try_recv().is_err(), "nothing rings before its turn");
+        release.send(()).unwrap();
+        for (_, rung) in [first, last] {
+            rung.recv_timeout(Duration::from_secs(10)).unwrap();
+            assert!(rung.try_recv().is_err(), "once");
+        }
+        let answer = good.poll().unwrap();
+        assert!(matches!(answer.result, Err(KeeperError::Policy(_))));
+    }
+
+    #[test]
+    fn an_answer_tells_what_it_cost_of_a_processor() {
+        const COST: Duration = Duration::from_millis(50);
+        let open = || {
+            let before = busy_time();
+            while busy_time() < before + COST {}
+            refused()
+        };
+        let keeper = Keeper::of_kernel(of(&[]), Kernel { open, has_nf_tables: || true });
+        let asked = keeper.begin_reconcile(soon(), Arc::new(|| ())).unwrap();
+        let answer = russet_testkit::eventually_some(Duration::from_secs(10), || asked.poll());
+        assert!(answer.result.is_err() && answer.busy >= COST, "{answer:?}");
+    }
+
+    #[test]
+    #[ignore = "kernel: nf_tables, root"]
+    fn the_first_entry_brings_the_table_with_the_entries_of_all_interfaces() {
+        in_new_netns(|| {
+            let keeper = Keeper::new(of(&["russ1", "russ2"]));
+            let in_force = |text| keeper.standing(name(text), soon()).unwrap();
+            assert!(matches!(in_force("russ1"), Some(Standing::Unjudged(_))));
+            keeper.put(Entry::allow(name("russ3")), soon()).unwrap();
+            for text in ["russ1", "russ2", "russ3"] {
+                assert_eq!(in_force(text), Some(Standing::InForce(Verdict::Allow)), "{text}");
+            }
+            // Those that there are, and no others.
+            assert_eq!(keeper.reconcile(soon()).unwrap().removed, ["russ3"]);
+            assert!(keeper.remove(name("russ2"), soon()).unwrap());
+            assert_eq!(keeper.reconcile(soon()).unwrap().added, [name("russ2")]);
+            assert!(keeper.withdraw(soon()).unwrap());
+        });
+    }
+
+    #[test]
+    #[ignore = "kernel: nf_tables, root"]
+    fn an_entry_that_comes_too_late_is_removed_before_the_next_one_is_put() {
+        in_new_netns(|| {
+            let (release, hang) = mpsc::channel::<()>();
+            let hang = Mutex::new(hang);
+            let load: Load = Arc::new(move || {
+                _ = hang.lock().unwrap().recv();
+                Ok(Vec::new())
+            });
+            let keeper = Keeper::new(load);
+            let late = keeper.put(Entry::allow(name("russ1")), Instant::now() + Duration::from_millis(50));
+            assert!(matches!(late, Err(KeeperError::Late(_))), "{late:?}");
+            keeper.forget(name("russ1")).unwrap();
+            drop(release);
+            assert_eq!(keeper.standing(name("russ1"), soon()).unwrap(), Some(Standing::None));
+        });
+    }
+}

@@ -1,0 +1,409 @@
+//! The table in the kernel: entries put and taken back one by one, the whole compared and repaired.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use russet_addr::IfName;
+use russet_nft::{CommitError, Element, Nft, Transaction};
+
+use crate::error::PolicyError;
+use crate::ruleset::{self, TABLE, Way, table};
+use crate::{Entry, Verdict};
+
+/// `inet russet-policy` of one network namespace.
+#[derive(Debug)]
+pub struct Verdicts {
+    nft: Nft,
+    /// The generation of the ruleset at which the table was whole. While nobody but us commits, the next one is ours, and nothing has to be looked at.
+    whole_at: Option<u32>,
+}
+
+/// What was not as it should be, and has been repaired.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Report {
+    /// What of table, chains, maps and rules was missing or different; none where all was well.
+    pub structure: Option<String>,
+    /// Host ends whose entries were missing or different.
+    pub added: Vec<IfName>,
+    /// Entries of nobody, by name.
+    pub removed: Vec<String>,
+}
+
+/// What is in force for one host end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// A verdict, in both directions.
+    InForce(Verdict),
+    /// No entry: it carries nothing.
+    None,
+    /// Entries that we would not make.
+    Other,
+    /// The table is not whole: nothing is judged.
+    Unjudged(String),
+}
+
+/// Verdicts by host end.
+type Wanted<'a> = BTreeMap<&'a IfName, Verdict>;
+
+/// A [`Report`] in the making: each name is in both maps.
+#[derive(Default)]
+struct News {
+    structure: Option<String>,
+    added: BTreeSet<IfName>,
+    removed: BTreeSet<String>,
+}
+
+/// Tries at a change that somebody else made another one before.
+const MAX_TRIES: usize = 5;
+
+/// A shorthand for this file's results.
+type Result<T, E = PolicyError> = std::result::Result<T, E>;
+
+// === impl Verdicts ===
+
+impl Verdicts {
+    /// Opens nf_tables in the calling thread's network namespace; changes nothing.
+    pub fn open() -> Result<Self> {
+        Ok(Self { nft: Nft::open()?, whole_at: None })
+    }
+
+    /// Our name in what a monitor of nf_tables hears.
+    pub fn port(&self) -> std::io::Result<u32> {
+        self.nft.port()
+    }
+
+    /// Puts an entry in place; one that is there is good. Costs the same however many there are. Needs a table that is whole
+    /// ([`reconcile`](Self::reconcile)), and looks at it where somebody else has committed since the last look.
+    pub fn put(&mut self, entry: &Entry) -> Result<()> {
+        let Entry { host_name, verdict } = entry;
+        for tries in 1.. {
+            if self.whole_at.is_none() {
+                self.need_whole()?;
+            }
+            if tries >= MAX_TRIES {
+                // Somebody commits all the time. What becomes of the table after the look is found by whoever keeps it whole.
+                self.whole_at = None;
+            }
+            let mut transaction = Transaction::new();
+            for way in Way::BOTH {
+                transaction.add_elements(&way.map(), &[way.element(host_name, *verdict)]);
+            }
+            match self.commit(&mut transaction) {
+                Ok(()) => break,
+                Err(error) if error.is_stale() => {}
+                Err(error) if error.is_exists() => return self.replace(entry),
+                Err(error) if error.is_not_found() => return Err(incomplete(&error)),
+                Err(source) => return Err(commit(format!("put the verdict of {host_name}"), source)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes an entry back; says whether there was one.
+    pub fn remove(&mut self, host_name: &IfName) -> Result<bool> {
+        let operation = || format!("remove the verdict of {host_name}");
+        self.change(operation, |nft| {
+            let mut transaction = Transaction::new();
+            for (way, element) in elements_of(nft, host_name)? {
+                transaction.delete_elements(&way.map(), &[element]);
+            }
+            Ok(transaction)
+        })
+    }
+
+    /// Whether this entry is in force.
+    pub fn holds(&mut self, entry: &Entry) -> Result<bool> {
+        Ok(self.standing(&entry.host_name)? == Standing::InForce(entry.verdict))
+    }
+
+    /// What is in force for a host end.
+    pub fn standing(&mut self, host_name: &IfName) -> Result<Standing> {
+        if let Some(Fault::Partial(fault) | Fault::Wrong(fault)) = fault(&mut self.nft)? {
+            return Ok(Standing::Unjudged(fault));
+        }
+        let found = elements_of(&mut self.nft, host_name)?;
+        let verdicts: Vec<_> = found.iter().map(|(_, element)| ruleset::verdict(element)).collect();
+        Ok(match verdicts.as_slice() {
+            [] => Standing::None,
+            [Some(one), Some(other)] if one == other => Standing::InForce(*one),
+            _ => Standing::Other,
+        })
+    }
+
+    /// Makes the table hold `wanted` and nothing else, in one transaction: what it judges and the entries come into force together, so that whoever has
+    /// an entry loses no packet by it. Nothing is written where all is well.
+    pub fn reconcile(&mut self, wanted: &[Entry]) -> Result<Report> {
+        self.make_right(wanted, true)
+    }
+
+    /// [`reconcile`](Self::reconcile) that leaves entries of others: for one of several processes, none of which knows what the others are about.
+    pub fn complete(&mut self, wanted: &[Entry]) -> Result<Report> {
+        self.make_right(wanted, false)
+    }
+
+    /// Takes the table away; everything is let through then. Says whether there was one.
+    pub fn withdraw(&mut self) -> Result<bool> {
+        self.whole_at = None;
+        disarm(&mut self.nft)?;
+        let operation = || format!("delete table {TABLE}");
+        self.change(operation, |nft| {
+            let mut transaction = Transaction::new();
+            if nft.tables()?.iter().any(|info| info.table == table()) {
+                transaction.delete_table(&table());
+            }
+            Ok(transaction)
+        })
+    }
+
+    fn make_right(&mut self, wanted: &[Entry], alone: bool) -> Result<Report> {
+        self.whole_at = None;
+        let wanted: Wanted<'_> = wanted.iter().map(|entry| (&entry.host_name, entry.verdict)).collect();
+        let mut news = News::default();
+        let operation = || format!("make {TABLE} right");
+        self.change(operation, |nft| {
+            news = News::default();
+            let mut transaction = Transaction::new();
+            let fault = fault(nft)?;
+            let anew = matches!(fault, Some(Fault::Wrong(_)));
+            if anew {
+                disarm(nft)?;
+                transaction.destroy_table(&table());
+            }
+            if let Some(Fault::Partial(fault) | Fault::Wrong(fault)) = fault {
+                ruleset::add_structure(&mut transaction);
+                news.structure = Some(fault);
+            }
+            for way in Way::BOTH {
+                let found = if anew { Vec::new() } else { elements(nft, way)? };
+                difference(&mut transaction, way, &found, &wanted, alone, &mut news);
+            }
+            Ok(transaction)
+        })?;
+        let News { structure, added, removed } = news;
+        Ok(Report { structure, added: added.into_iter().collect(), removed: removed.into_iter().collect() })
+    }
+
+    fn replace(&mut self, entry: &Entry) -> Result<()> {
+        let Entry { host_name, verdict } = entry;
+        let operation = || format!("replace the verdict of {host_name}");
+        self.change(operation, |nft| {
+            let mut transaction = Transaction::new();
+            for (way, element) in elements_of(nft, host_name)? {
+                transaction.delete_elements(&way.map(), &[element]);
+            }
+            for way in Way::BOTH {
+                transaction.add_elements(&way.map(), &[way.element(host_name, *verdict)]);
+            }
+            Ok(transaction)
+        })
+        .map(drop)
+    }
+
+    /// Commits what `make` gives after a look at what is there; once more if somebody else was faster. False if there was nothing to do.
+    fn change(
+        &mut self,
+        operation: impl Fn() -> String,
+        mut make: impl FnMut(&mut Nft) -> Result<Transaction>,
+    ) -> Result<bool> {
+        let mut tries = 0;
+        loop {
+            let mut transaction = make(&mut self.nft)?;
+            if transaction.is_empty() {
+                return Ok(false);
+            }
+            tries += 1;
+            match self.commit(&mut transaction) {
+                Ok(()) => return Ok(true),
+                Err(error) if error.is_stale() => {
+                    // It no longer says at which generation, so that this happens once.
+                    tries -= 1;
+                }
+                Err(error) if tries < MAX_TRIES && (error.is_not_found() || error.is_exists()) => {}
+                Err(source) => return Err(commit(operation(), source)),
+            }
+        }
+    }
+
+    /// Commits a change of entries, which leaves a whole table whole. With a known generation it is refused as stale where somebody else was there, and
+    /// then none is known any more.
+    fn commit(&mut self, transaction: &mut Transaction) -> Result<(), CommitError> {
+        let known = self.whole_at.take();
+        if let Some(generation) = known {
+            transaction.only_at(generation);
+        }
+        let done = self.nft.commit(transaction);
+        self.whole_at = match &done {
+            Ok(()) => known.map(next_generation),
+            // Nothing happened.
+            Err(error) if error.is_exists() => known,
+            Err(_) => None,
+        };
+        done
+    }
+
+    /// From a whole table on, commits need no look at it before somebody else's.
+    fn need_whole(&mut self) -> Result<()> {
+        self.whole_at = None;
+        let generation = self.nft.generation()?;
+        match fault(&mut self.nft)? {
+            None => {
+                self.whole_at = Some(generation);
+                Ok(())
+            }
+            Some(Fault::Partial(fault) | Fault::Wrong(fault)) => Err(PolicyError::Incomplete(TABLE, fault)),
+        }
+    }
+}
+
+/// What is wrong with the table, its entries aside.
+enum Fault {
+    /// Something is missing, or a rule is not ours: adding puts it right.
+    Partial(String),
+    /// Something is in the way, and all has to be made anew.
+    Wrong(String),
+}
+
+/// What our own commit makes of the generation (`nf_tables_commit`: one more, and never 0).
+fn next_generation(generation: u32) -> u32 {
+    generation.checked_add(1).unwrap_or(1)
+}
+
+/// Looks at what does not grow with the number of entries, or with what others have in nf_tables.
+fn fault(nft: &mut Nft) -> Result<Option<Fault>> {
+    let partial = |what: String| Ok(Some(Fault::Partial(what)));
+    let wrong = |what: String| Ok(Some(Fault::Wrong(what)));
+    let Some(info) = nft.tables()?.into_iter().find(|info| info.table == table()) else {
+        return partial("the table was missing".to_owned());
+    };
+    if info.dormant || info.owner.is_some() {
+        return wrong("the table was dormant or somebody's own".to_owned());
+    }
+    let mut missing = None;
+    for chain in ruleset::chains() {
+        match nft.chain(&table(), &chain.name)? {
+            None => missing = missing.or(Some(format!("chain {} was missing", chain.name))),
+            Some(found) if found.chain.base != chain.base => {
+                return wrong(format!("chain {} was another one", chain.name));
+            }
+            Some(_) => {}
+        }
+    }
+    let sets = nft.sets(&table())?;
+    for map in Way::BOTH.map(Way::map) {
+        match sets.iter().find(|info| info.set.name == map.name) {
+            None => missing = missing.or(Some(format!("map {} was missing", map.name))),
+            Some(found) if found.set != map => return wrong(format!("map {} was another one", map.name)),
+            Some(_) => {}
+        }
+    }
+    if let Some(what) = missing {
+        return partial(what);
+    }
+    let found = nft.rules(&table())?;
+    for chain in ruleset::chains() {
+        let wanted = ruleset::rules();
+        let wanted = wanted.iter().filter(|rule| rule.chain() == chain.name).map(|rule| rule.digest());
+        let there = found.iter().filter(|rule| rule.chain == chain.name).map(|rule| rule.digest);
+        if !there.eq(wanted) {
+            return partial(format!("the rules of chain {} were others", chain.name));
+        }
+    }
+    Ok(None)
+}
+
+/// Takes the rules away, for the table is to go: a transaction that deletes maps with the rules that look into them loses packets on its way, because
+/// lookups of the old rules find nothing in them already (seen with Linux 6.18: a packet each time).
+fn disarm(nft: &mut Nft) -> Result<()> {
+    let mut transaction = Transaction::new();
+    transaction.flush_table(&table());
+    match nft.commit(&transaction) {
+        Ok(()) => Ok(()),
+        Err(error) if error.is_not_found() => Ok(()),
+        Err(source) => Err(commit(format!("flush table {TABLE}"), source)),
+    }
+}
+
+/// The elements of a map; none where there is no such map.
+fn elements(nft: &mut Nft, way: Way) -> Result<Vec<Element>> {
+    match nft.elements(&way.map()) {
+        Ok(elements) => Ok(elements),
+        Err(error) if error.is_not_found() => Ok(Vec::new()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The elements of a host end, however many others there are.
+fn elements_of(nft: &mut Nft, host_name: &IfName) -> Result<Vec<(Way, Element)>> {
+    let mut found = Vec::new();
+    for way in Way::BOTH {
+        let like = way.element(host_name, Verdict::Allow);
+        found.extend(nft.element(&way.map(), &like)?.map(|element| (way, element)));
+    }
+    Ok(found)
+}
+
+/// What turns the elements of a map into what is wanted. With `alone`, entries of nobody go.
+fn difference(
+    transaction: &mut Transaction,
+    way: Way,
+    found: &[Element],
+    wanted: &Wanted<'_>,
+    alone: bool,
+    news: &mut News,
+) {
+    let mut missing = wanted.clone();
+    let mut unwanted = Vec::new();
+    for element in found {
+        let name = ruleset::host_name(element);
+        match name.as_ref().and_then(|name| Some((name, *wanted.get(name)?))) {
+            Some((name, verdict)) if ruleset::verdict(element) == Some(verdict) => _ = missing.remove(name),
+            Some(_) => unwanted.push(element.clone()),
+            None if alone => {
+                news.removed.insert(name.map_or_else(|| format!("{:?}", element.key), |it| it.to_string()));
+                unwanted.push(element.clone());
+            }
+            None => {}
+        }
+    }
+    if !unwanted.is_empty() {
+        transaction.delete_elements(&way.map(), &unwanted);
+    }
+    let missing: Vec<Element> = missing
+        .into_iter()
+        .map(|(name, verdict)| {
+            news.added.insert(name.clone());
+            way.element(name, verdict)
+        })
+        .collect();
+    transaction.add_elements(&way.map(), &missing);
+}
+
+fn incomplete(reason: &dyn fmt::Display) -> PolicyError {
+    PolicyError::Incomplete(TABLE, reason.to_string())
+}
+
+fn commit(operation: String, source: CommitError) -> PolicyError {
+    PolicyError::Commit { operation, source }
+}
+
+// === impl Report ===
+
+impl Report {
+    /// Whether all was as it should be.
+    pub fn is_clean(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+// === impl Standing ===
+
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InForce(verdict) => write!(f, "{verdict}"),
+            Self::None => f.write_str("none, so it carries nothing"),
+            Self::Other => f.write_str("somebody else's"),
+            Self::Unjudged(fault) => write!(f, "none in force: {fault}"),
+        }
+    }
+}
