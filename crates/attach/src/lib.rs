@@ -21,6 +21,7 @@ mod plan;
 mod port;
 mod reap;
 mod rules;
+pub mod sdn;
 mod shape;
 
 pub use attachment::{Attachment, AttachmentError, Dialect, Pod, PodRoutes};
