@@ -3,12 +3,13 @@
 use std::net::IpAddr;
 
 use russet_addr::{ContainerId, Family, IfName, IpNet, Mac, NetworkName};
+use serde::{Deserialize, Serialize};
 
 use crate::naming;
 use crate::owner::Owner;
 
 /// One interface of one pod, complete: nothing is looked up later.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
     /// The CNI network.
     pub network: NetworkName,
@@ -39,7 +40,7 @@ pub struct Attachment {
 }
 
 /// A Kubernetes pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pod {
     /// Its namespace.
     pub namespace: String,
@@ -48,7 +49,8 @@ pub struct Pod {
 }
 
 /// Whose conventions a node follows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Dialect {
     /// Russet's own.
     Native,
@@ -57,7 +59,8 @@ pub enum Dialect {
 }
 
 /// The routes inside the pod, apart from the one to the gateway itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum PodRoutes {
     /// `0.0.0.0/0` and `::/0`, as far as the pod has an address of the family.
     Default,
@@ -168,7 +171,7 @@ impl Attachment {
 
     /// The prefixes that the pod reaches through its gateways, each once, of the families that it has.
     pub fn destinations(&self) -> Vec<IpNet> {
-        let default = [IpNet::from(ipnet::Ipv4Net::default()), IpNet::from(ipnet::Ipv6Net::default())];
+        let default = Family::BOTH.map(Family::default_net);
         let wanted: &[IpNet] = match &self.routes {
             PodRoutes::Default => &default,
             PodRoutes::Only(list) => list,

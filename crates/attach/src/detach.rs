@@ -12,7 +12,7 @@ use russet_linux::NetNs;
 use russet_netlink::{Batch, Link, LinkDel, LinkSet, NetlinkError, Socket};
 
 use crate::attachment::{Dialect, PRIMARY_IFNAME};
-use crate::reap::OwnedLink;
+use crate::reap::{OwnedLink, owned};
 use crate::{DOOMED_GROUP, inspect, naming, rules};
 
 /// What to take down.
@@ -79,14 +79,28 @@ fn joined(errors: &[String]) -> String {
 
 /// Takes the interface down. Nothing being there is success, as often as it is asked.
 pub fn detach(host: &mut Socket, what: &Detachment, netns: Option<&NetNs>) -> Result<Detached, DetachError> {
+    detach_with(host, what, netns, &mut |_| {})
+}
+
+/// The same; `leaving` is told of each host end as long as it is still there under its name, which nobody else can have before that.
+pub fn detach_with(
+    host: &mut Socket,
+    what: &Detachment,
+    netns: Option<&NetNs>,
+    leaving: &mut dyn FnMut(&OwnedLink),
+) -> Result<Detached, DetachError> {
     let mut errors = Errors::default();
     let mut pod = netns.and_then(|netns| errors.note(PodSide::open(netns, &what.ifname))).flatten();
     let pod_link = pod.as_ref().and_then(|pod| pod.link.clone());
     let links = errors.note(find(host, what, pod_link.as_ref())).unwrap_or_default();
+    let mut met = false;
     for link in &links {
+        owned(link).iter().for_each(&mut *leaving);
         let pod_end = pod.as_mut().and_then(|pod| pod.end_of(link));
+        met |= pod_end.is_some();
         let removed = match what.removal {
-            Removal::Deferred if inspect::is_doomed(link) => Ok(()),
+            // By a GC, which reaches no pod's end, or a DEL that was killed between the two.
+            Removal::Deferred if inspect::is_doomed(link) => doom_pod_end(pod_end),
             Removal::Deferred => doom(host, link.index, pod_end),
             Removal::Synchronous => delete(host, link.index),
         };
@@ -95,14 +109,16 @@ pub fn detach(host: &mut Socket, what: &Detachment, netns: Option<&NetNs>) -> Re
     if let Some(pod) = pod.as_mut().filter(|_| what.may_have_rules()) {
         errors.note(rules::remove(&mut pod.socket, &what.ifname));
     }
-    if links.is_empty() {
+    // What was found may be doomed since an earlier DEL: then what the pod has is a later ADD's that was killed.
+    if !met {
         errors.note(delete_newborn(host, what, pod_link.as_ref()));
     }
-    if links.is_empty() && what.dialect == Dialect::Calico {
+    if !met && what.dialect == Dialect::Calico {
         errors.note(delete_calicos(host, pod.as_mut()));
-        if let Some(name) = what.host_name.as_ref().filter(|_| what.by_name_alone) {
-            errors.note(delete_unowned(host, name));
-        }
+    }
+    let by_name = what.host_name.as_ref().filter(|_| what.by_name_alone && what.dialect == Dialect::Calico);
+    if let Some(name) = by_name.filter(|_| links.is_empty()) {
+        errors.note(delete_unowned(host, name));
     }
     let detached = Detached { host_ifindexes: links.iter().map(|link| link.index).collect() };
     if errors.0.is_empty() {
@@ -113,10 +129,22 @@ pub fn detach(host: &mut Socket, what: &Detachment, netns: Option<&NetNs>) -> Re
 }
 
 /// Takes down a link that [`list`](crate::list) found, when it is still there and still that owner's: for GC and for
-/// what an earlier life of the agent left. The pod's end stays as it is until the host end is deleted.
-pub fn detach_owned(host: &mut Socket, owned: &OwnedLink, removal: Removal) -> Result<bool, NetlinkError> {
-    let same = |link: &Link| inspect::owner(link).as_ref() == Some(&owned.owner);
-    let Some(link) = inspect::by_index(host, owned.ifindex)?.filter(same) else { return Ok(false) };
+/// what an earlier life of the agent left. The pod's end stays as it is until a DEL comes or
+/// the host end is deleted.
+pub fn detach_owned(host: &mut Socket, found: &OwnedLink, removal: Removal) -> Result<bool, NetlinkError> {
+    detach_owned_with(host, found, removal, &mut |_| {})
+}
+
+/// The same; `leaving` is told as long as it is still there under its name.
+pub fn detach_owned_with(
+    host: &mut Socket,
+    found: &OwnedLink,
+    removal: Removal,
+    leaving: &mut dyn FnMut(&OwnedLink),
+) -> Result<bool, NetlinkError> {
+    let same = |link: &Link| inspect::owner(link).as_ref() == Some(&found.owner);
+    let Some(link) = inspect::by_index(host, found.ifindex)?.filter(same) else { return Ok(false) };
+    owned(&link).iter().for_each(leaving);
     match removal {
         Removal::Deferred if inspect::is_doomed(&link) => {}
         Removal::Deferred => doom(host, link.index, None)?,
@@ -133,11 +161,12 @@ pub(crate) fn doom(
     host_ifindex: u32,
     pod: Option<(&mut Socket, u32)>,
 ) -> Result<(), NetlinkError> {
-    let mut outcome = doom_end(host, host_ifindex, Some(DOOMED_GROUP));
-    if let Some((socket, ifindex)) = pod {
-        outcome = outcome.and(doom_end(socket, ifindex, None));
-    }
-    outcome
+    let host = doom_end(host, host_ifindex, Some(DOOMED_GROUP));
+    host.and(doom_pod_end(pod))
+}
+
+fn doom_pod_end(pod: Option<(&mut Socket, u32)>) -> Result<(), NetlinkError> {
+    pod.map_or(Ok(()), |(socket, ifindex)| doom_end(socket, ifindex, None))
 }
 
 fn doom_end(socket: &mut Socket, ifindex: u32, group: Option<u32>) -> Result<(), NetlinkError> {

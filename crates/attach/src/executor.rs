@@ -18,15 +18,19 @@ use russet_linux::sysctl::SysctlError;
 use russet_linux::{NetNs, NetNsError};
 use russet_netlink::{NetlinkError, Socket};
 
+use crate::birth::Newborn;
 use crate::owner::Owner;
 use crate::plan::{Plan, Step};
 
-pub(crate) use request::wire_route;
+pub(crate) use bridge::prepare_bridge;
+pub(crate) use create::create_veth;
+pub(crate) use request::{push, wire_route};
 
 /// Carries plans out on one node.
 #[derive(Debug)]
 pub struct Executor<'s> {
     host: &'s mut Socket,
+    newborn: Option<Newborn>,
 }
 
 /// Where a caller takes part in an attachment.
@@ -181,7 +185,12 @@ impl<'s> Executor<'s> {
     /// An executor that works through `host`, a route socket of the node's namespace. The thread that calls
     /// [`attach`](Self::attach) must be in that namespace, too: sysctls follow the thread.
     pub fn new(host: &'s mut Socket) -> Self {
-        Self { host }
+        Self { host, newborn: None }
+    }
+
+    /// Goes on with the veth that was created for the next attachment ahead of it, if one was.
+    pub fn go_on_with(self, newborn: Option<Newborn>) -> Self {
+        Self { newborn, ..self }
     }
 
     /// Carries `plan` out in the pod's namespace `netns`.
@@ -199,7 +208,7 @@ impl<'s> Executor<'s> {
         netns: &NetNs,
         hooks: &mut dyn Hooks,
     ) -> Result<Attached, AttachError> {
-        let mut run = run::Run::new(self.host, plan, netns);
+        let mut run = run::Run::new(self.host, plan, netns, self.newborn.take());
         run.carry_out(hooks).map_err(|(step, cause)| AttachError {
             owner: plan.owner.clone(),
             step: step.name(),

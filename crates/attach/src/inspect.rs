@@ -52,10 +52,15 @@ pub(crate) fn is_doomed(link: &Link) -> bool {
     link.group == DOOMED_GROUP && naming::is_doomed(&link.name) && owner(link).is_some()
 }
 
-/// Whether the link was created and its owner not yet written on it.
+/// Whether the link was created and its owner not yet written on it, for who knows by its name or its other end whose it is. Somebody may have raised it since.
 pub(crate) fn is_newborn(link: &Link) -> bool {
     link.group == NEWBORN_GROUP
         && link.alias.is_none()
         && link.mac == Some(Mac::GATEWAY)
         && link.kind.as_deref() == Some("veth")
+}
+
+/// The same for who knows nothing else of it: it is exactly as it was created. Whoever else has chosen our group by chance has not chosen all of it.
+pub(crate) fn is_untouched_newborn(link: &Link) -> bool {
+    is_newborn(link) && !link.is_up() && link.master.is_none() && link.link_netnsid.is_some()
 }

@@ -8,7 +8,9 @@
 //!
 //! Nothing here chooses an address, waits for a verdict or reads a datastore.
 
+mod adopt;
 mod attachment;
+mod birth;
 mod check;
 mod detach;
 mod executor;
@@ -20,13 +22,21 @@ mod owner;
 mod plan;
 mod port;
 mod reap;
+pub mod remains;
+pub mod restore;
 mod rules;
 pub mod sdn;
+mod serial;
 mod shape;
+mod wired;
 
+pub use adopt::{Adopted, adopt};
 pub use attachment::{Attachment, AttachmentError, Dialect, Pod, PodRoutes};
+pub use birth::{Newborn, bear, forsake};
 pub use check::{CheckError, Mismatch, check, check_plan};
-pub use detach::{DetachError, Detached, Detachment, Removal, detach, detach_owned};
+pub use detach::{
+    DetachError, Detached, Detachment, Removal, detach, detach_owned, detach_owned_with, detach_with,
+};
 pub use executor::{AttachCause, AttachError, Attached, Executor, Hooks, NoHooks, Pending, Refusal};
 pub use owner::{Owner, OwnerError};
 pub use plan::{
@@ -34,7 +44,8 @@ pub use plan::{
 };
 pub use port::{Port, detach_port, has_interface, plan_port};
 pub use reap::{OwnedLink, Reaped, list, reap, reap_newborn};
-pub use shape::{Limit, Shape, ShapeError, check_shape, collect_shapes, shape, unshape};
+pub use shape::{Limit, Shape, ShapeError, check_shape, collect_shapes, shape, shaped, unshape};
+pub use wired::Wired;
 
 /// The group that links which wait for their deletion are in (DESIGN section 10).
 pub const DOOMED_GROUP: u32 = 7273;

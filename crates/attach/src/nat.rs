@@ -3,11 +3,16 @@
 //!
 //! Each change writes the chains anew in the same transaction: whatever somebody did to them is repaired by the next ADD.
 
+mod changes;
 mod masquerade;
 mod ports;
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
 use russet_nft::{CommitError, Element, NetlinkError, Nft, Set, Table, Transaction};
 
+pub use changes::changes;
 pub use masquerade::{collect as collect_masquerade, masquerade, masqueraded, unmasquerade};
 
 pub use ports::{
@@ -32,12 +37,36 @@ pub enum NatError {
     },
 }
 
+/// What one interface has in the table.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Labelled {
+    /// Whose it is ([`Owner::label`]).
+    pub label: String,
+    /// The pod's addresses that it is about.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
 /// Tries at a change that somebody else made another one before.
 const MAX_TRIES: usize = 5;
 
 /// Our table.
-fn table() -> Table {
+pub fn table() -> Table {
     Table::inet("russet-cni")
+}
+
+/// Everything in the table that says whose it is.
+pub fn labelled(nft: &mut Nft) -> Result<Vec<Labelled>, NatError> {
+    let mut found: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
+    for (label, address) in ports::addresses(nft)?.into_iter().chain(masquerade::addresses(nft)?) {
+        found.entry(label).or_default().extend(address);
+    }
+    Ok(found.into_iter().map(|(label, addresses)| Labelled { label, addresses }).collect())
+}
+
+/// Takes away what is labelled so.
+pub fn forget_labelled(nft: &mut Nft, labels: &BTreeSet<String>) -> Result<(), NatError> {
+    ports::forget(nft, labels)?;
+    masquerade::forget_labelled(nft, labels)
 }
 
 /// The elements of a set that `wanted` holds for; none where there is no such set.
@@ -65,7 +94,10 @@ fn change(
             return Ok(());
         }
         tries += 1;
-        match nft.commit(&transaction) {
+        let under_way = changes::begin();
+        let done = nft.commit(&transaction);
+        drop(under_way);
+        match done {
             Ok(()) => return Ok(()),
             Err(error)
                 if tries < MAX_TRIES && (error.is_not_found() || error.is_exists() || error.is_stale()) => {}

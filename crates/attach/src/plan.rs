@@ -12,11 +12,12 @@ use std::net::IpAddr;
 
 use russet_addr::{Family, IfName, IpNet, Mac, host_net};
 use russet_netlink::{BridgePort, Route, Scope};
+use serde::{Deserialize, Serialize};
 
 use crate::attachment::{Attachment, AttachmentError, Dialect};
 use crate::naming::{GATEWAY_V4, GATEWAY_V6};
 use crate::owner::Owner;
-use crate::{ROUTE_PROTOCOL, rules};
+use crate::{ROUTE_PROTOCOL, rules, serial};
 
 /// What an [`Executor`](crate::Executor) does, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,7 +139,7 @@ pub struct SourceRule {
 }
 
 /// A route out of one end of the veth.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedRoute {
     /// The destination.
     pub net: IpNet,
@@ -149,11 +150,12 @@ pub struct PlannedRoute {
     /// The table.
     pub table: u32,
     /// The scope; none is the link for a route without a gateway, and the universe otherwise.
+    #[serde(with = "serial::optional_scope")]
     pub scope: Option<Scope>,
 }
 
 /// The bridge of a network.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bridge {
     /// Its name.
     pub name: IfName,
@@ -165,10 +167,14 @@ pub struct Bridge {
     pub gateways: Vec<IpNet>,
     /// Remove other addresses that are in their way.
     pub force_address: bool,
+    /// Its MAC, if it has to be made; a random one otherwise. What made it once says here what it was: pods go on sending to that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<Mac>,
 }
 
 /// The next hop of a [`PlannedRoute`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Via {
     /// The destination itself, on the link.
     Link,
@@ -177,7 +183,7 @@ pub enum Via {
 }
 
 /// `RTPROT_BOOT`, what Calico's plugin gives its routes (calico-cni.md section 3.5).
-const PROTOCOL_BOOT: u8 = 3;
+pub(crate) const PROTOCOL_BOOT: u8 = 3;
 
 /// The steps that wire `attachment`.
 pub fn plan(attachment: &Attachment) -> Result<Plan, AttachmentError> {
@@ -351,6 +357,15 @@ impl Plan {
             Step::Bridge(bridge) => Some(bridge),
             _ => None,
         })
+    }
+
+    /// The sysctls of the node's namespace.
+    pub(crate) fn host_settings(&self) -> impl Iterator<Item = &Setting> {
+        let settings = self.steps.iter().filter_map(|step| match step {
+            Step::Sysctls { side: Side::Host, settings } => Some(settings),
+            _ => None,
+        });
+        settings.flatten()
     }
 
     /// The pod's addresses.

@@ -9,16 +9,17 @@ use std::net::IpAddr;
 use russet_addr::{ContainerId, Family, IfName, IpNet, Mac, NetworkName};
 use russet_linux::NetNs;
 use russet_netlink::{BridgePort, Link, NetlinkError, Route, Scope, Socket};
+use serde::{Deserialize, Serialize};
 
 use crate::attachment::{
     AttachmentError, Dialect, MAX_ADDRESSES, MAX_ROUTES, MTU_DEFAULT_BYTES, check_mac, check_mtu,
 };
 use crate::owner::Owner;
 use crate::plan::{Bridge, Op, Plan, PlannedRoute, Setting, Side, Step, Via, When};
-use crate::{ROUTE_PROTOCOL, detach, inspect, naming};
+use crate::{ROUTE_PROTOCOL, detach, inspect, naming, serial};
 
 /// One interface of one pod behind a bridge, complete: nothing is looked up later.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
     /// The CNI network.
     pub network: NetworkName,
@@ -31,6 +32,7 @@ pub struct Port {
     /// The bridge.
     pub bridge: Bridge,
     /// How the bridge treats it.
+    #[serde(with = "serial::BridgePortFields")]
     pub mode: BridgePort,
     /// The pod's addresses, with the prefix lengths of their networks; none for a network without addresses.
     pub addresses: Vec<IpNet>,
@@ -127,9 +129,8 @@ pub fn plan_port(port: &Port) -> Result<Plan, AttachmentError> {
     })
 }
 
-/// A route of a pod; without a gateway it leads to the first of `gateways` of its family, or else to the link.
 impl PlannedRoute {
-    /// The route to `net`, in the main table unless `table` says otherwise.
+    /// The route to `net` in the main table; without a gateway it leads to the link.
     pub fn new(net: IpNet, gateway: Option<IpAddr>) -> Self {
         let via = gateway.map_or(Via::Link, Via::Gateway);
         Self { net: net.trunc(), via, metric: None, table: Route::MAIN, scope: None }
@@ -192,6 +193,7 @@ mod tests {
                 promiscuous: false,
                 gateways: vec!["10.1.2.1/24".parse().unwrap()],
                 force_address: false,
+                mac: None,
             },
             mode: BridgePort { hairpin: true, isolated: false },
             addresses: vec!["10.1.2.7/24".parse().unwrap()],

@@ -12,12 +12,16 @@ use crate::{DOOMED_GROUP, detach, inspect};
 pub struct OwnedLink {
     /// Its index.
     pub ifindex: u32,
+    /// The index of its other end, in the pod's namespace.
+    pub peer: Option<u32>,
     /// Its name.
     pub name: String,
     /// The network, container and interface that it is for.
     pub owner: Owner,
     /// Whether it only waits for its deletion.
     pub doomed: bool,
+    /// Whether it is a port of a bridge: its packets are the bridge's.
+    pub bridged: bool,
 }
 
 /// What [`reap`] did.
@@ -31,12 +35,14 @@ pub struct Reaped {
 
 /// All links of the node that are ours, doomed ones included.
 pub fn list(host: &mut Socket) -> Result<Vec<OwnedLink>, NetlinkError> {
-    let owned = |link: Link| {
-        let owner = inspect::owner(&link)?;
-        let doomed = inspect::is_doomed(&link);
-        Some(OwnedLink { ifindex: link.index, name: link.name, owner, doomed })
-    };
-    Ok(host.links()?.into_iter().filter_map(owned).collect())
+    Ok(host.links()?.iter().filter_map(owned).collect())
+}
+
+/// A link as one of ours, if it is.
+pub(crate) fn owned(link: &Link) -> Option<OwnedLink> {
+    let owner = inspect::owner(link)?;
+    let (doomed, bridged) = (inspect::is_doomed(link), link.master.is_some());
+    Some(OwnedLink { ifindex: link.index, peer: link.link, name: link.name.clone(), owner, doomed, bridged })
 }
 
 /// Deletes the doomed links. The kernel deletes a group for the price of one link, so that is what happens when
@@ -60,7 +66,7 @@ pub fn reap(host: &mut Socket) -> Result<Reaped, NetlinkError> {
 /// under way on the node.
 pub fn reap_newborn(host: &mut Socket) -> Result<usize, NetlinkError> {
     let mut newborn = host.links()?;
-    newborn.retain(inspect::is_newborn);
+    newborn.retain(inspect::is_untouched_newborn);
     newborn.iter().try_for_each(|link| detach::delete(host, link.index))?;
     Ok(newborn.len())
 }

@@ -3,7 +3,7 @@
 
 use russet_addr::{IfName, Mac, NetworkName};
 use russet_linux::NetNs;
-use russet_netlink::{Batch, Link, LinkAdd, LinkKind, LinkSet, NetlinkError, Socket, TokenBucket};
+use russet_netlink::{Batch, Link, LinkAdd, LinkKind, LinkSet, NetlinkError, Redirect, Socket, TokenBucket};
 
 use crate::owner::Owner;
 use crate::{detach, inspect};
@@ -49,6 +49,12 @@ pub enum ShapeError {
         /// What it said.
         source: NetlinkError,
     },
+    /// Some of what is no longer valid is still there; the rest is gone.
+    #[error("{}", errors.join("; "))]
+    Left {
+        /// What went wrong, in order.
+        errors: Vec<String>,
+    },
     /// There is nothing to limit.
     #[error("container interface {0} has no veth peer on this node")]
     NoPeer(IfName),
@@ -57,17 +63,20 @@ pub enum ShapeError {
 /// Milliseconds that a packet may wait, as with the reference plugin.
 const LATENCY_MS: u64 = 25;
 const MS_PER_S: u64 = 1000;
+/// Either lets filters look at what arrives on a link.
+const OPEN: [&str; 2] = ["ingress", "clsact"];
 /// What the alias of an `ifb` of ours begins with. Not that of pods' links: it is none.
 const ALIAS_PREFIX: &str = "russet-shaper:";
 
 /// Sets the limits; gives the `ifb`'s MAC, if there is one. What had been done is undone if this fails.
 pub fn shape(host: &mut Socket, netns: &NetNs, what: &Shape) -> Result<Option<Mac>, ShapeError> {
     let end = host_end(host, netns, &what.ifname)?;
-    let done = set(host, &end, what);
+    let mut opened = false;
+    let done = set(host, &end, what, &mut opened);
     if done.is_err() {
         let mut batch = Batch::new();
         batch.delete_root_qdisc(end.index);
-        if what.egress.is_some() {
+        if opened {
             batch.delete_ingress(end.index);
         }
         // The first error is the one to tell; what is not there need not go.
@@ -77,7 +86,7 @@ pub fn shape(host: &mut Socket, netns: &NetNs, what: &Shape) -> Result<Option<Ma
     done
 }
 
-/// Removes the `ifb`; the limits on the host end go with that. That there is none is success.
+/// Removes the `ifb`; what is set on the host end goes with that link. That there is none is success.
 pub fn unshape(host: &mut Socket, device: &IfName) -> Result<(), NetlinkError> {
     match inspect::by_name(host, device)?.filter(is_ifb) {
         Some(link) => detach::delete(host, link.index),
@@ -85,15 +94,27 @@ pub fn unshape(host: &mut Socket, device: &IfName) -> Result<(), NetlinkError> {
     }
 }
 
-/// Removes what is left of a network's containers that are not valid.
-pub fn collect_shapes(host: &mut Socket, network: &NetworkName, valid: &[Owner]) -> Result<(), NetlinkError> {
-    for link in host.links()?.iter().filter(|link| is_ifb(link)) {
-        let Some(owner) = owner(link) else { continue };
-        if owner.network() == network && !valid.contains(&owner) {
-            detach::delete(host, link.index)?;
-        }
+/// Removes what is left of a network's containers that are not valid. Goes on past errors and tells them together.
+pub fn collect_shapes(host: &mut Socket, network: &NetworkName, valid: &[Owner]) -> Result<(), ShapeError> {
+    let links = host.links()?;
+    let stale = |link: &&Link| {
+        is_ifb(link) && owner(link).is_some_and(|it| it.network() == network && !valid.contains(&it))
+    };
+    let mut errors = Vec::new();
+    for link in links.iter().filter(stale) {
+        let removed = detach::delete(host, link.index);
+        errors.extend(removed.err().map(|error| format!("remove {}: {error}", link.name)));
     }
-    Ok(())
+    if errors.is_empty() { Ok(()) } else { Err(ShapeError::Left { errors }) }
+}
+
+/// The devices that were made to limit what pods send, and whose they are.
+pub fn shaped(host: &mut Socket) -> Result<Vec<(IfName, Owner)>, NetlinkError> {
+    let device = |link: Link| {
+        let owner = owner(&link).filter(|_| is_ifb(&link))?;
+        Some((IfName::new(link.name).ok()?, owner))
+    };
+    Ok(host.links()?.into_iter().filter_map(device).collect())
 }
 
 /// How the limits differ from what they should be, in words.
@@ -102,12 +123,16 @@ pub fn check_shape(host: &mut Socket, netns: &NetNs, what: &Shape) -> Result<Vec
     let mut found = Vec::new();
     found.extend(differs(host, &end, what.ingress)?);
     if what.egress.is_some() {
-        match inspect::by_name(host, &what.device)?.filter(is_ifb) {
-            Some(device) => found.extend(differs(host, &device, what.egress)?),
+        let device = inspect::by_name(host, &what.device)?.filter(is_ifb);
+        match &device {
+            Some(device) => found.extend(differs(host, device, what.egress)?),
             None => found.push(format!("ifb {}: missing", what.device)),
         }
-        if !host.qdiscs_of(end.index)?.iter().any(|qdisc| qdisc.kind == "ingress") {
+        let through = |redirect: &Redirect| device.as_ref().is_some_and(|it| it.index == redirect.to);
+        if !host.qdiscs_of(end.index)?.iter().any(|qdisc| OPEN.contains(&qdisc.kind.as_str())) {
             found.push(format!("qdisc ingress of {}: missing", end.name));
+        } else if !host.redirects(end.index)?.iter().any(through) {
+            found.push(format!("filter of {} that sends through {}: missing", end.name, what.device));
         }
     }
     Ok(found)
@@ -125,7 +150,8 @@ fn differs(host: &mut Socket, link: &Link, limit: Option<Limit>) -> Result<Optio
     })
 }
 
-fn set(host: &mut Socket, end: &Link, what: &Shape) -> Result<Option<Mac>, ShapeError> {
+/// `opened` is set once there is an `ingress` that was not there before.
+fn set(host: &mut Socket, end: &Link, what: &Shape, opened: &mut bool) -> Result<Option<Mac>, ShapeError> {
     if let Some(limit) = what.ingress {
         let mut batch = Batch::new();
         batch.replace_token_bucket(end.index, &limit.bucket());
@@ -136,13 +162,35 @@ fn set(host: &mut Socket, end: &Link, what: &Shape) -> Result<Option<Mac>, Shape
     let mut batch = Batch::new();
     batch.replace_token_bucket(device.index, &limit.bucket());
     execute(host, &batch, "CONFIG_NET_SCH_TBF")?;
-    let mut batch = Batch::new();
-    batch.add_ingress(end.index);
-    execute(host, &batch, "CONFIG_NET_SCH_INGRESS")?;
+    *opened = open(host, end)?;
     let mut batch = Batch::new();
     batch.redirect_ingress(end.index, device.index);
     execute(host, &batch, "CONFIG_NET_CLS_U32 or CONFIG_NET_ACT_MIRRED")?;
     Ok(device.mac)
+}
+
+/// Lets filters look at what the pod sends; whether that is new. A `clsact` lets them already, and is another's: OpenShift's guard stands in it.
+fn open(host: &mut Socket, end: &Link) -> Result<bool, ShapeError> {
+    let mut batch = Batch::new();
+    batch.add_ingress(end.index);
+    match execute(host, &batch, "CONFIG_NET_SCH_INGRESS") {
+        Err(ShapeError::Netlink(error)) if error.is_exists() => {
+            if !host.qdiscs_of(end.index)?.iter().any(|qdisc| qdisc.kind == "clsact") {
+                return Err(error.into());
+            }
+        }
+        result => return result.map(|()| true),
+    }
+    // What an ADD that was killed left leads into a device that is gone. Whoever took it meanwhile has done no harm.
+    let mut batch = Batch::new();
+    for stale in host.redirects(end.index)?.iter().filter(|redirect| redirect.to == 0) {
+        batch.delete_redirect(end.index, stale);
+    }
+    let mut failed = host.execute_all(&batch).into_iter().filter_map(Result::err);
+    match failed.find(|error| !error.is_not_found()) {
+        Some(error) => Err(error.into()),
+        None => Ok(false),
+    }
 }
 
 /// The `ifb`; one that is left of an ADD that was killed makes room.

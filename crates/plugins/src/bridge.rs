@@ -144,6 +144,7 @@ fn port(node: &LocalNode, conf: &Conf, target: &Target, result: &CniResult) -> R
             promiscuous: conf.promiscuous,
             gateways: addresses::gateways(result, conf),
             force_address: conf.force_address,
+            mac: None,
         },
         mode: BridgePort { hairpin: conf.hairpin, isolated: conf.isolated },
         addresses: result.ips.iter().map(|ip| ip.address).collect(),

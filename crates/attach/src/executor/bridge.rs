@@ -3,100 +3,99 @@
 use russet_addr::{Family, IpNet, Mac};
 use russet_linux::{random, sysctl};
 use russet_netlink::{
-    Address, Batch, Bridge as BridgeKind, Link, LinkAdd, LinkKind, LinkSet, NetlinkError, Scope,
+    Address, Batch, Bridge as BridgeKind, Link, LinkAdd, LinkKind, LinkSet, NetlinkError, Scope, Socket,
 };
 
 use super::AttachCause;
 use super::request::wire_address;
-use super::run::Run;
 use crate::inspect;
 use crate::plan::Bridge;
 
-// === impl Run ===
-
-impl Run<'_> {
-    /// Sees to it that the bridge is there, up, with its gateways' addresses, and that the node forwards for these.
-    pub(super) fn prepare_bridge(&mut self, wanted: &Bridge) -> Result<(), AttachCause> {
-        let link = match inspect::by_name(self.host, &wanted.name)? {
-            Some(link) => link,
-            None => self.create_bridge(wanted)?,
-        };
-        if link.kind.as_deref() != Some("bridge") {
-            return Err(AttachCause::NotABridge(link.name));
-        }
-        // A pod that sends router advertisements must not become the node's default gateway (CVE-2020-10749).
-        write_if_present(&format!("net/ipv6/conf/{}/accept_ra", wanted.name), "0")?;
-        let mut batch = Batch::new();
-        if !link.is_up() {
-            batch.set_link(&LinkSet { up: Some(true), ..LinkSet::index(link.index) });
-        }
-        if wanted.promiscuous && !link.is_promiscuous() {
-            batch.set_link(&LinkSet { promiscuous: Some(true), ..LinkSet::index(link.index) });
-        }
-        self.set_gateways(wanted, &link, &mut batch)?;
-        for result in self.host.execute_all(&batch) {
-            match result {
-                // Another ADD of the network was faster.
-                Err(error) if error.is_exists() || error.is_not_found() => {}
-                other => other?,
-            }
-        }
-        self.bridge = Some(link);
-        Ok(())
+/// Sees to it that the bridge is there, up, with its gateways' addresses, and that the node forwards for these.
+pub(crate) fn prepare_bridge(host: &mut Socket, wanted: &Bridge) -> Result<Link, AttachCause> {
+    let link = match inspect::by_name(host, &wanted.name)? {
+        Some(link) => link,
+        None => create_bridge(host, wanted)?,
+    };
+    if link.kind.as_deref() != Some("bridge") {
+        return Err(AttachCause::NotABridge(link.name));
     }
-
-    fn create_bridge(&mut self, wanted: &Bridge) -> Result<Link, AttachCause> {
-        let mut batch = Batch::new();
-        let kind = LinkKind::Bridge(BridgeKind { vlan_filtering: false, mcast_snooping: true });
-        batch.add_link(&LinkAdd {
-            up: true,
-            mtu_bytes: wanted.mtu,
-            // One that nobody set is the lowest of the ports', and changes as they come and go.
-            mac: Some(random_mac()),
-            ..LinkAdd::new(wanted.name.clone(), kind)
-        });
-        match self.host.execute(&batch) {
-            Err(error) if !error.is_exists() => return Err(NetlinkError::from(error).into()),
-            _ => {}
-        }
-        Ok(self.host.link_by_name(&wanted.name)?)
+    // A pod that sends router advertisements must not become the node's default gateway (CVE-2020-10749).
+    write_if_present(&format!("net/ipv6/conf/{}/accept_ra", wanted.name), "0")?;
+    let mut batch = Batch::new();
+    if !link.is_up() {
+        batch.set_link(&LinkSet { up: Some(true), ..LinkSet::index(link.index) });
     }
-
-    fn set_gateways(&mut self, wanted: &Bridge, link: &Link, batch: &mut Batch) -> Result<(), AttachCause> {
-        if wanted.gateways.is_empty() {
-            return Ok(());
-        }
-        let present = self.host.addresses_of(link.index)?;
-        let mut added = false;
-        for gateway in &wanted.gateways {
-            if present.iter().any(|address| address.net == *gateway) {
-                continue;
-            }
-            for other in present.iter().filter(|other| is_in_the_way(other, *gateway, &wanted.gateways)) {
-                if !wanted.force_address {
-                    let (bridge, found) = (link.name.clone(), other.net);
-                    return Err(AttachCause::BridgeAddress { bridge, wanted: *gateway, found });
-                }
-                batch.delete_address(other);
-            }
-            batch.add_address(&wire_address(*gateway, link.index));
-            added = true;
-        }
-        if added && let Some(mac) = link.mac {
-            // What its ports had before; from now on it is its own.
-            batch.set_link(&LinkSet { mac: Some(mac), ..LinkSet::index(link.index) });
-        }
-        for family in Family::BOTH {
-            if wanted.gateways.iter().any(|gateway| Family::of_net(gateway) == family) {
-                let name = match family {
-                    Family::V4 => "net/ipv4/ip_forward",
-                    Family::V6 => "net/ipv6/conf/all/forwarding",
-                };
-                sysctl::write_if_different(name, "1")?;
-            }
-        }
-        Ok(())
+    if wanted.promiscuous && !link.is_promiscuous() {
+        batch.set_link(&LinkSet { promiscuous: Some(true), ..LinkSet::index(link.index) });
     }
+    set_gateways(host, wanted, &link, &mut batch)?;
+    for result in host.execute_all(&batch) {
+        match result {
+            // Another ADD of the network was faster.
+            Err(error) if error.is_exists() || error.is_not_found() => {}
+            other => other?,
+        }
+    }
+    Ok(link)
+}
+
+fn create_bridge(host: &mut Socket, wanted: &Bridge) -> Result<Link, AttachCause> {
+    let mut batch = Batch::new();
+    let kind = LinkKind::Bridge(BridgeKind { vlan_filtering: false, mcast_snooping: true });
+    batch.add_link(&LinkAdd {
+        up: true,
+        mtu_bytes: wanted.mtu,
+        // One that nobody set is the lowest of the ports', and changes as they come and go.
+        mac: Some(wanted.mac.unwrap_or_else(random_mac)),
+        ..LinkAdd::new(wanted.name.clone(), kind)
+    });
+    match host.execute(&batch) {
+        Err(error) if !error.is_exists() => return Err(NetlinkError::from(error).into()),
+        _ => {}
+    }
+    Ok(host.link_by_name(&wanted.name)?)
+}
+
+fn set_gateways(
+    host: &mut Socket,
+    wanted: &Bridge,
+    link: &Link,
+    batch: &mut Batch,
+) -> Result<(), AttachCause> {
+    if wanted.gateways.is_empty() {
+        return Ok(());
+    }
+    let present = host.addresses_of(link.index)?;
+    let mut added = false;
+    for gateway in &wanted.gateways {
+        if present.iter().any(|address| address.net == *gateway) {
+            continue;
+        }
+        for other in present.iter().filter(|other| is_in_the_way(other, *gateway, &wanted.gateways)) {
+            if !wanted.force_address {
+                let (bridge, found) = (link.name.clone(), other.net);
+                return Err(AttachCause::BridgeAddress { bridge, wanted: *gateway, found });
+            }
+            batch.delete_address(other);
+        }
+        batch.add_address(&wire_address(*gateway, link.index));
+        added = true;
+    }
+    if added && let Some(mac) = link.mac {
+        // What its ports had before; from now on it is its own.
+        batch.set_link(&LinkSet { mac: Some(mac), ..LinkSet::index(link.index) });
+    }
+    for family in Family::BOTH {
+        if wanted.gateways.iter().any(|gateway| Family::of_net(gateway) == family) {
+            let name = match family {
+                Family::V4 => "net/ipv4/ip_forward",
+                Family::V6 => "net/ipv6/conf/all/forwarding",
+            };
+            sysctl::write_if_different(name, "1")?;
+        }
+    }
+    Ok(())
 }
 
 /// As the Go plugin has it: one IPv4 network on a bridge, and IPv6 networks that do not overlap. Other gateways of the same network are not in the

@@ -2,8 +2,9 @@
 
 use std::os::fd::AsRawFd as _;
 
-use russet_addr::{IpNet, Mac};
-use russet_netlink::{Batch, Link, LinkAdd, LinkDel, LinkSet, NetlinkError, Peer, Scope};
+use russet_addr::{IfName, IpNet, Mac};
+use russet_linux::NetNs;
+use russet_netlink::{Batch, Ipv4Conf, Link, LinkAdd, LinkDel, LinkSet, NetlinkError, Peer, Scope, Socket};
 
 use super::AttachCause;
 use super::obstacle::{self, InTheWay, Verdict};
@@ -11,7 +12,7 @@ use super::record::Reversal;
 use super::run::{Ends, Run, open_in};
 use crate::detach;
 use crate::inspect::{self, NEWBORN_GROUP};
-use crate::plan::Side;
+use crate::plan::{Plan, Setting, Side};
 use crate::rules;
 
 /// Tries at creating the veth: each removes one link that is in the way, and there are two names.
@@ -22,16 +23,14 @@ const CREATE_MAX_TRIES: usize = 4;
 impl Run<'_> {
     /// Creates the veth, or finds that it is there; makes room first where that is right.
     pub(super) fn create(&mut self) -> Result<(), AttachCause> {
-        if inspect::is_own(self.netns)? {
-            return Err(AttachCause::OwnNamespace(self.netns.path().to_owned()));
+        if let Some(newborn) = self.newborn.take() {
+            return self.adopt_newborn(Some(newborn.host));
         }
-        let mut batch = Batch::new();
-        batch.add_link(&self.veth());
         for _ in 0..CREATE_MAX_TRIES {
-            match self.host.execute(&batch) {
-                Ok(()) => return self.adopt_newborn(),
-                Err(error) if error.is_exists() => {}
-                Err(error) => return Err(NetlinkError::from(error).into()),
+            match create_veth(self.host, self.plan, self.netns) {
+                Ok(()) => return self.adopt_newborn(None),
+                Err(AttachCause::Netlink(error)) if error.is_exists() => {}
+                Err(error) => return Err(error),
             }
             if self.make_room()? {
                 return Ok(());
@@ -40,31 +39,20 @@ impl Run<'_> {
         Err(AttachCause::Vanished(self.plan.host_name.to_string()))
     }
 
-    fn veth(&self) -> LinkAdd {
-        let mtu_bytes = Some(self.plan.mtu);
-        let peer = Peer {
-            netns: Some(self.netns.as_raw_fd()),
-            mtu_bytes,
-            mac: Some(self.plan.pod_mac),
-            ..Peer::new(self.plan.ifname.clone())
-        };
-        LinkAdd {
-            mtu_bytes,
-            mac: Some(Mac::GATEWAY),
-            group: Some(NEWBORN_GROUP),
-            ..LinkAdd::veth(self.plan.host_name.clone(), peer)
-        }
-    }
-
-    /// Learns the indices of a veth that was just created, and writes its owner on it.
-    fn adopt_newborn(&mut self) -> Result<(), AttachCause> {
+    /// Writes the owner on a veth that was just created, whose host end is looked for if nobody has seen it yet.
+    fn adopt_newborn(&mut self, seen: Option<Link>) -> Result<(), AttachCause> {
         let name = &self.plan.host_name;
         self.record.push(Reversal::DeleteLink(LinkDel::Name(name.clone())));
-        let host = self.host.link_by_name(name)?;
+        let host = seen.map_or_else(|| self.host.link_by_name(name), Ok)?;
         let pod_ifindex = host.link.ok_or_else(|| AttachCause::Vanished(self.plan.ifname.to_string()))?;
         let mut batch = Batch::new();
         let alias = Some(self.plan.owner.to_string());
-        batch.set_link(&LinkSet { alias, group: Some(0), ..LinkSet::index(host.index) });
+        let settings = || self.plan.host_settings();
+        let ipv4_conf = settings().filter_map(|setting| ipv4_conf(name, setting)).collect();
+        batch.set_link(&LinkSet { alias, group: Some(0), ipv4_conf, ..LinkSet::index(host.index) });
+        if settings().any(|setting| is_proxy_delay(name, setting)) {
+            batch.set_proxy_delay(host.index, 0);
+        }
         self.host.execute(&batch).map_err(NetlinkError::from)?;
         self.ends = Some(Ends { host, pod_ifindex, reused: None });
         Ok(())
@@ -149,4 +137,46 @@ impl Run<'_> {
         tracing::info!(link = %host.name, alias = ?alias, wanted = %self.plan.owner, deferred, "link made room");
         Ok(())
     }
+}
+
+/// Creates a plan's veth, each end in its place.
+pub(crate) fn create_veth(host: &mut Socket, plan: &Plan, netns: &NetNs) -> Result<(), AttachCause> {
+    if inspect::is_own(netns)? {
+        return Err(AttachCause::OwnNamespace(netns.path().to_owned()));
+    }
+    let mtu_bytes = Some(plan.mtu);
+    let peer = Peer {
+        netns: Some(netns.as_raw_fd()),
+        mtu_bytes,
+        mac: Some(plan.pod_mac),
+        ..Peer::new(plan.ifname.clone())
+    };
+    let mut batch = Batch::new();
+    batch.add_link(&LinkAdd {
+        mtu_bytes,
+        mac: Some(Mac::GATEWAY),
+        group: Some(NEWBORN_GROUP),
+        ..LinkAdd::veth(plan.host_name.clone(), peer)
+    });
+    host.execute(&batch).map_err(|error| NetlinkError::from(error).into())
+}
+
+/// Whether the message that names a newborn host end's owner has this setting of it already.
+pub(super) fn is_born_with(host_name: &IfName, setting: &Setting) -> bool {
+    ipv4_conf(host_name, setting).is_some() || is_proxy_delay(host_name, setting)
+}
+
+fn ipv4_conf(host_name: &IfName, setting: &Setting) -> Option<(Ipv4Conf, u32)> {
+    let file = file_below(setting, "net/ipv4/conf/", host_name)?;
+    Some((Ipv4Conf::from_name(file)?, setting.value.parse().ok()?))
+}
+
+fn is_proxy_delay(host_name: &IfName, setting: &Setting) -> bool {
+    file_below(setting, "net/ipv4/neigh/", host_name) == Some("proxy_delay") && setting.value == "0"
+}
+
+/// The file of the link's own directory below `directory`.
+fn file_below<'s>(setting: &'s Setting, directory: &str, link: &IfName) -> Option<&'s str> {
+    let (owner, file) = setting.path.strip_prefix(directory)?.rsplit_once('/')?;
+    (owner == link.as_str() && !setting.lasting).then_some(file)
 }

@@ -10,7 +10,7 @@ use crate::rules::wire_rule;
 const P2P_PREFIX_LEN: u8 = 31;
 
 /// Appends the request that does `op` to the link `ifindex`; `bridge` is the index of the plan's bridge.
-pub(super) fn push(batch: &mut Batch, op: &Op, ifindex: u32, bridge: Option<u32>, protocol: u8) {
+pub(crate) fn push(batch: &mut Batch, op: &Op, ifindex: u32, bridge: Option<u32>, protocol: u8) {
     match op {
         Op::Join => batch.set_link(&LinkSet { master: bridge, ..LinkSet::index(ifindex) }),
         Op::Port(port) => batch.set_bridge_port(ifindex, port),

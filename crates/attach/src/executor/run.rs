@@ -1,11 +1,14 @@
 //! One attachment on its way: the steps, one by one, and what they have found out so far.
 
 use russet_addr::Mac;
-use russet_linux::{NetNs, sysctl};
+use russet_linux::NetNs;
+use russet_linux::sysctl::{self, SysctlError};
 use russet_netlink::{Batch, Link, NetlinkError, Route, Socket};
 
+use super::bridge::prepare_bridge;
 use super::record::{Record, Reversal, World};
-use super::{AttachCause, Attached, Hooks, Pending, request};
+use super::{AttachCause, Attached, Hooks, Pending, create, request};
+use crate::birth::Newborn;
 use crate::inspect;
 use crate::plan::{Op, Plan, PlannedRoute, Setting, Side, Step, When};
 
@@ -14,6 +17,8 @@ pub(super) struct Run<'r> {
     pub host: &'r mut Socket,
     pub plan: &'r Plan,
     pub netns: &'r NetNs,
+    /// The veth, where it was created ahead.
+    pub newborn: Option<Newborn>,
     /// Opened when it is first needed.
     pub pod: Option<Socket>,
     /// The bridge, once its step has been done.
@@ -38,8 +43,8 @@ const IPV6_SYSCTLS: &str = "net/ipv6/";
 // === impl Run ===
 
 impl<'r> Run<'r> {
-    pub fn new(host: &'r mut Socket, plan: &'r Plan, netns: &'r NetNs) -> Self {
-        Self { host, plan, netns, pod: None, bridge: None, ends: None, record: Record::default() }
+    pub fn new(host: &'r mut Socket, plan: &'r Plan, netns: &'r NetNs, newborn: Option<Newborn>) -> Self {
+        Self { host, plan, netns, newborn, pod: None, bridge: None, ends: None, record: Record::default() }
     }
 
     /// Does all steps, or says which one failed.
@@ -66,7 +71,10 @@ impl<'r> Run<'r> {
 
     fn step(&mut self, step: &Step, hooks: &mut dyn Hooks) -> Result<(), AttachCause> {
         match step {
-            Step::Bridge(bridge) => self.prepare_bridge(bridge),
+            Step::Bridge(bridge) => {
+                self.bridge = Some(prepare_bridge(self.host, bridge)?);
+                Ok(())
+            }
             Step::CreateVeth => self.create(),
             Step::Sysctls { side: Side::Host, settings } => self.write(Side::Host, settings),
             Step::Sysctls { side: Side::Pod, settings } => {
@@ -87,15 +95,23 @@ impl<'r> Run<'r> {
 
     /// Writes what differs, and remembers the old value of what outlives the veth.
     fn write(&mut self, side: Side, settings: &[Setting]) -> Result<(), AttachCause> {
+        let newborn = self.ends.as_ref().is_some_and(|ends| ends.reused.is_none());
         for setting in settings {
+            if newborn && side == Side::Host && create::is_born_with(&self.plan.host_name, setting) {
+                continue;
+            }
             let Setting { path, value, when, lasting } = setting;
-            let old = if *lasting { sysctl::read(path).map(Some) } else { Ok(None) };
-            let written = old.and_then(|old| Ok((old, sysctl::write_if_different(path, value)?)));
+            let written = match (lasting, newborn) {
+                (true, _) => replace(path, value),
+                // What a fresh link has instead is never what is wanted; unless nothing can be written, but that is found out here, too.
+                (false, true) => sysctl::write(path, value)
+                    .or_else(|_| sysctl::write_if_different(path, value).map(drop))
+                    .map(|()| None),
+                (false, false) => sysctl::write_if_different(path, value).map(|_| None),
+            };
             match written {
-                Ok((Some(value), true)) => {
-                    self.record.push(Reversal::Sysctl { side, path: path.clone(), value });
-                }
-                Ok(_) => {}
+                Ok(Some(value)) => self.record.push(Reversal::Sysctl { side, path: path.clone(), value }),
+                Ok(None) => {}
                 Err(error) if error.is_missing() && *when == When::Present => {}
                 Err(error) if error.is_missing() && path.starts_with(IPV6_SYSCTLS) => {
                     return Err(AttachCause::NoIpv6(error));
@@ -208,6 +224,15 @@ impl<'r> Run<'r> {
             Side::Pod => open_in(&mut self.pod, self.netns),
         }
     }
+}
+
+/// Writes a value where there is another one, which it gives.
+fn replace(path: &str, value: &str) -> Result<Option<String>, SysctlError> {
+    let old = sysctl::read(path)?;
+    if old == value {
+        return Ok(None);
+    }
+    sysctl::write(path, value).map(|()| Some(old))
 }
 
 /// A route socket of `netns`, opened once.

@@ -1,5 +1,8 @@
 //! Pods whose packets take the node's address on their way out of their own network: `ipMasq` of the reference plugins.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
 use russet_addr::{Family, IpNet, NetworkName};
 use russet_nft::{
     self as nft, Chain, ChainKind, Element, Hook, KeyPart, KeyType, Nft, Rule, Set, Transaction, priority,
@@ -64,6 +67,23 @@ pub fn masqueraded(nft: &mut Nft, owner: &Owner, addresses: &[IpNet]) -> Result<
         }
     }
     Ok(true)
+}
+
+/// Whose addresses are masqueraded.
+pub(super) fn addresses(nft: &mut Nft) -> Result<Vec<(String, Option<IpAddr>)>, NatError> {
+    let mut found = Vec::new();
+    for family in Family::BOTH {
+        for element in elements(nft, &pods(family), &|_| true)? {
+            let address = element.key.first().and_then(KeyPart::first_address);
+            found.push((label(&element).to_owned(), address));
+        }
+    }
+    Ok(found)
+}
+
+/// Forgets what is labelled so.
+pub(super) fn forget_labelled(nft: &mut Nft, labels: &BTreeSet<String>) -> Result<(), NatError> {
+    forget(nft, &|element| labels.contains(label(element)))
 }
 
 fn forget(nft: &mut Nft, unwanted: &dyn Fn(&Element) -> bool) -> Result<(), NatError> {

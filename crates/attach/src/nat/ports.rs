@@ -4,9 +4,9 @@
 //! asked after it. A key can be there once, so a port that is taken is an error at ADD and not a matter of age.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
-use russet_addr::{Family, IpNet, NetworkName};
+use russet_addr::{Family, IfName, IpNet, NetworkName};
 use russet_nft::{
     Chain, ChainKind, Conntrack, Element, Field, Hook, KeyPart, KeyType, L4, Masquerade, Nft, Rule, Set,
     Transaction, Verdict, priority,
@@ -84,6 +84,8 @@ const LOOKUP: &str = "ports-lookup";
 const CHAIN_PREFIX: &str = "ports-of-";
 /// Digits of a hash in a chain's name.
 const CHAIN_CHARS: usize = 24;
+/// The node's own addresses of which only the node may know.
+const LOOPBACK: IpNet = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8);
 
 /// Publishes ports; those that the owner had published before go. What is left of containers whose address this one has now goes, too.
 pub fn publish(nft: &mut Nft, what: &Publication) -> Result<(), PublishError> {
@@ -125,7 +127,7 @@ pub fn publish(nft: &mut Nft, what: &Publication) -> Result<(), PublishError> {
     Ok(forget_flows(&what.rules)?)
 }
 
-/// Takes back what an owner has published, and says to which ports; that there is nothing is success.
+/// Takes back what an owner has published; that there is nothing is success.
 pub fn unpublish(nft: &mut Nft, owner: &Owner) -> Result<(), NatError> {
     let wanted = owner.label();
     withdraw(nft, &|element| label(element) == wanted)
@@ -135,6 +137,17 @@ pub fn unpublish(nft: &mut Nft, owner: &Owner) -> Result<(), NatError> {
 pub fn collect_ports(nft: &mut Nft, network: &NetworkName, valid: &[Owner]) -> Result<(), NatError> {
     let network = Owner::network_label(network);
     withdraw(nft, &|element| is_stale(element, &network, valid))
+}
+
+/// Whose ports lead where.
+pub(super) fn addresses(nft: &mut Nft) -> Result<Vec<(String, Option<IpAddr>)>, NatError> {
+    let present = Present::read(nft)?;
+    Ok(present.elements.iter().map(|(_, element)| (label(element).to_owned(), target(element))).collect())
+}
+
+/// Takes back what is labelled so.
+pub(super) fn forget(nft: &mut Nft, labels: &BTreeSet<String>) -> Result<(), NatError> {
+    withdraw(nft, &|element| labels.contains(label(element)))
 }
 
 /// What is missing of a publication, in words.
@@ -268,14 +281,8 @@ fn add_chains(transaction: &mut Transaction) {
         transaction.add_rule(&back.masquerade(Masquerade::default()));
     }
     // With route_localnet a neighbour could otherwise reach what listens on 127.0.0.1 only.
-    if let Some(loopback) = loopback_net() {
-        let strange = Rule::new(&guard).daddr(loopback);
-        let strange = match russet_addr::IfName::new("lo") {
-            Ok(lo) => strange.iif_not(&lo),
-            Err(_) => return,
-        };
-        transaction.add_rule(&strange.drop());
-    }
+    let strange = Rule::new(&guard).daddr(LOOPBACK).iif_not(&IfName::loopback());
+    transaction.add_rule(&strange.drop());
 }
 
 fn add_rules(transaction: &mut Transaction, what: &Publication) {
@@ -327,8 +334,8 @@ fn wanted(what: &Publication) -> Vec<(Set, Element)> {
     for net in &what.hairpin {
         let family = Family::of_net(net);
         let [.., hairpin] = sets(family);
-        let loopback = (family == Family::V4 && !what.masquerade_all).then(loopback_net).flatten();
-        let sources = if what.masquerade_all { default_net(family) } else { net.trunc() };
+        let loopback = (family == Family::V4 && !what.masquerade_all).then_some(LOOPBACK);
+        let sources = if what.masquerade_all { family.default_net() } else { net.trunc() };
         for source in [Some(sources), loopback].into_iter().flatten() {
             let key = [KeyPart::from(source), KeyPart::from(net.addr())];
             let element = Element::concatenation(key).comment(format!("{own} {}", net.addr()));
@@ -387,16 +394,5 @@ fn shown(element: &Element) -> String {
         }
         Some(PortRule { protocol, host_port, .. }) => format!("{protocol:?} port {host_port}"),
         None => "the way back".to_owned(),
-    }
-}
-
-fn loopback_net() -> Option<IpNet> {
-    IpNet::new(IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 0)), 8).ok()
-}
-
-fn default_net(family: Family) -> IpNet {
-    match family {
-        Family::V4 => IpNet::V4(ipnet::Ipv4Net::default()),
-        Family::V6 => IpNet::V6(ipnet::Ipv6Net::default()),
     }
 }

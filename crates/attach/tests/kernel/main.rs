@@ -5,8 +5,11 @@
 #![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, but knows only #[test] functions")]
 
 mod bench;
+mod birth;
 mod obstacles;
 mod repeat;
+mod restore;
+mod shape;
 mod speed;
 mod teardown;
 mod undo;

@@ -1,6 +1,6 @@
 //! An ADD repeated: the same veth comes back, with whatever was missing.
 
-use russet_attach::{Attachment, Executor, Hooks, Refusal, Step, check, plan};
+use russet_attach::{Attachment, Executor, Hooks, Refusal, Step, adopt, check, plan};
 use russet_testkit::run;
 
 use crate::bench::{Node, attachment, namespace, on_a_node, ping, routes, snapshot};
@@ -110,4 +110,23 @@ fn fail(node: &mut Node, attachment: &Attachment, step: usize) {
     let pod = russet_linux::NetNs::open_named("p").unwrap();
     let error = Executor::new(&mut node.socket).attach_with(&plan, &pod, &mut FailAt(step)).unwrap_err();
     assert!(error.undo.is_empty() && error.to_string().ends_with("injected"), "{error}");
+}
+
+#[test]
+#[ignore = "kernel: root"]
+fn what_is_completely_wired_is_taken_over_as_it_was_wired_and_nothing_else() {
+    on_a_node(|node| {
+        let wanted = attachment("c1", "web-0", &["10.1.0.1", "fd00::1"]);
+        node.attach(&wanted, &namespace("p"));
+        let half = attachment("c2", "web-1", &["10.1.0.2"]);
+        node.attach(&half, &namespace("q"));
+        // Up last: this one's ADD was killed before that.
+        run("ip", &["link", "set", half.host_name.as_str(), "down"]);
+        let adopted = adopt(&mut node.socket).unwrap();
+        assert_eq!(adopted.len(), 1, "{adopted:?}");
+        let mut taken = adopted[0].attachment.clone().unwrap();
+        // The kernel does not know pods.
+        assert_eq!((taken.pod.take(), taken.sync_delete), (None, false));
+        assert_eq!(taken, Attachment { pod: None, sync_delete: false, ..wanted });
+    });
 }

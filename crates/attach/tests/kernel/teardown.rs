@@ -1,5 +1,6 @@
 //! DEL from every state, the reaper, and what belongs to whom.
 
+use russet_attach::remains::{Mark, remains, remove_link};
 use russet_attach::{
     DOOMED_GROUP, Detachment, Dialect, Removal, Step, check, detach, detach_owned, list, reap, reap_newborn,
 };
@@ -75,6 +76,78 @@ fn what_an_add_left_that_was_killed_at_birth_goes_with_del_and_at_the_agents_sta
 
 #[test]
 #[ignore = "kernel: root"]
+fn what_an_add_left_that_was_killed_at_birth_goes_also_while_an_earlier_interface_of_the_pod_waits_for_its_end()
+ {
+    // Seen once in 10,000 operations with 500 kills: DEL, ADD, the agent dies, DEL, all within 250 ms.
+    on_a_node(|node| {
+        let pod = namespace("p");
+        let wanted = attachment("c1", "web-0", &["10.1.0.1"]);
+        for removal in [Removal::Deferred, Removal::Synchronous] {
+            node.attach(&wanted, &pod);
+            detach(&mut node.socket, &detachment(&wanted, Removal::Deferred), Some(&pod)).unwrap();
+            give_birth("p");
+            // Whatever becomes of it before the next DEL.
+            run("ip", &["link", "set", "russa4fc3c48bd8", "up"]);
+            detach(&mut node.socket, &detachment(&wanted, removal), Some(&pod)).unwrap();
+            let left = links(Some("p"));
+            assert!(left.iter().all(|link| link == "lo" || link.starts_with("rsx")), "{left:?}");
+            reap(&mut node.socket).unwrap();
+            assert_eq!((links(Some("p")), links(None)), (vec!["lo".to_owned()], vec!["lo".to_owned()]));
+        }
+    });
+}
+
+#[test]
+#[ignore = "kernel: root"]
+fn what_an_add_left_that_was_killed_at_birth_is_listed_and_removed_and_no_veth_of_others_that_is_much_like_it()
+ {
+    on_a_node(|node| {
+        let _pods = (namespace("p"), namespace("q"));
+        give_birth("p");
+        let newborn = ["address", "ee:ee:ee:ee:ee:ee", "group", "7272"];
+        let mut others = Vec::new();
+        for (settings, changed) in [
+            // Calico's; somebody's who has chosen the same group; one with its other end on the node.
+            (&newborn[..2], &[][..]),
+            (&newborn[2..], &[]),
+            (&newborn, &["alias", "mine"]),
+            (&newborn, &["up"]),
+        ] {
+            let (name, inside) = (format!("veth{}", others.len()), format!("eth{}", others.len()));
+            let peer = ["type", "veth", "peer", "name", &inside, "netns", "q"];
+            run("ip", &[&["link", "add", &name][..], settings, &peer].concat());
+            run("ip", &[&["link", "set", &name, "mtu", "1400"][..], changed].concat());
+            others.push(name);
+        }
+        run(
+            "ip",
+            &[&["link", "add", "near"][..], &newborn, &["type", "veth", "peer", "name", "far"]].concat(),
+        );
+        run("ip", &[&["link", "add", "flat"][..], &newborn, &["type", "bridge"]].concat());
+        others.extend(["far", "flat", "lo", "near"].map(str::to_owned));
+        others.sort();
+        let found = remains(&mut node.socket).unwrap().links;
+        let [left] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((left.name.as_str(), &left.mark, &left.owner), ("russa4fc3c48bd8", &Mark::Newborn, &None));
+        // None of the others, even if somebody asked for it.
+        for link in node.socket.links().unwrap() {
+            let is_other = others.contains(&link.name);
+            is_other.then(|| remove_link(&mut node.socket, link.index, &Mark::Newborn).unwrap());
+        }
+        // An ADD that was under way after all has named it.
+        run("ip", &["link", "set", "russa4fc3c48bd8", "alias", "russet:net/c1/eth0"]);
+        remove_link(&mut node.socket, left.ifindex, &left.mark).unwrap();
+        assert_eq!(links(None).len(), others.len() + 1);
+        run("ip", &["link", "set", "russa4fc3c48bd8", "alias", ""]);
+        for _ in 0..2 {
+            remove_link(&mut node.socket, left.ifindex, &left.mark).unwrap();
+            assert_eq!(links(None), others);
+        }
+    });
+}
+
+#[test]
+#[ignore = "kernel: root"]
 fn del_succeeds_any_number_of_times_and_from_any_state() {
     // calico-cni.md sections 3.6 and 5.1, oracles 17 and 18
     for removal in [Removal::Deferred, Removal::Synchronous] {
@@ -121,6 +194,27 @@ fn del_succeeds_any_number_of_times_and_from_any_state() {
             assert_eq!(links(None), ["lo"]);
         });
     }
+}
+
+#[test]
+#[ignore = "kernel: root"]
+fn a_del_after_a_gc_takes_the_pods_end_from_its_name_as_well() {
+    on_a_node(|node| {
+        let pod = namespace("p");
+        let wanted = attachment("c1", "web-0", &["10.1.0.1"]);
+        let inside = node.attach(&wanted, &pod).pod_ifindex;
+        let owned = list(&mut node.socket).unwrap();
+        assert!(detach_owned(&mut node.socket, &owned[0], Removal::Deferred).unwrap());
+        assert_eq!(links(Some("p")), ["eth0", "lo"], "GC knows no namespace");
+        for _ in 0..2 {
+            detach(&mut node.socket, &detachment(&wanted, Removal::Deferred), Some(&pod)).unwrap();
+            assert_eq!(links(Some("p")), ["lo".to_owned(), format!("rsx{inside}")]);
+        }
+        // Its name is free before the reaper comes.
+        node.attach(&wanted, &pod);
+        assert_eq!(reap(&mut node.socket).unwrap().count, 1);
+        assert_eq!(check(&wanted, &mut node.socket, &pod).unwrap(), []);
+    });
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! A failure at any step leaves nothing behind, on neither side.
 
-use russet_attach::{Attachment, Dialect, Executor, Hooks, Op, PlannedRoute, Refusal, Step, Via, plan};
+use russet_attach::{
+    Attachment, Dialect, Executor, Hooks, Op, PlannedRoute, Refusal, Step, Via, bear, forsake, plan,
+};
 use russet_linux::sysctl;
 
 use crate::bench::{attachment, interface, namespace, on_a_node, snapshot};
@@ -29,9 +31,12 @@ fn a_failure_at_any_step_leaves_nothing_behind() {
             let wanted = interface(Dialect::Native, "c1", ifname, "web-0", &["10.1.0.1", "fd00::1"]);
             let plan = plan(&Attachment { allow_ip_forwarding: true, ..wanted }).unwrap();
             let before = snapshot("p");
-            for step in 0..plan.steps.len() {
+            for (step, ahead) in (0..plan.steps.len()).flat_map(|step| [(step, false), (step, true)]) {
                 let mut hooks = FailAt { step, now: 0 };
-                let error = Executor::new(&mut node.socket).attach_with(&plan, &pod, &mut hooks).unwrap_err();
+                let born = ahead.then(|| bear(&mut node.socket, &plan, &pod).unwrap().unwrap());
+                let mut executor = Executor::new(&mut node.socket).go_on_with(born.clone());
+                let error = executor.attach_with(&plan, &pod, &mut hooks).unwrap_err();
+                born.iter().for_each(|born| forsake(&mut node.socket, born).unwrap());
                 assert_eq!(error.step, plan.steps[step].name());
                 assert!(error.undo.is_empty(), "{error}");
                 assert_eq!(snapshot("p"), before, "{error}");

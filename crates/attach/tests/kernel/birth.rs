@@ -1,0 +1,59 @@
+//! A veth that is created before its addresses are known.
+
+use russet_attach::{Executor, Newborn, bear, check, forsake, plan};
+use russet_linux::NetNs;
+
+use crate::bench::{Node, attachment, links, namespace, on_a_node, ping, snapshot};
+
+fn born(node: &mut Node, netns: &NetNs) -> Option<Newborn> {
+    bear(&mut node.socket, &plan(&attachment("c1", "web-0", &[])).unwrap(), netns).unwrap()
+}
+
+#[test]
+#[ignore = "kernel: root and ping"]
+fn what_was_born_without_addresses_becomes_the_interface_that_has_them() {
+    on_a_node(|node| {
+        let pod = namespace("p");
+        let newborn = born(node, &pod);
+        assert!(newborn.is_some());
+        let wanted = attachment("c1", "web-0", &["10.1.0.1", "fd00::1"]);
+        let mut executor = Executor::new(&mut node.socket).go_on_with(newborn.clone());
+        let attached = executor.attach(&plan(&wanted).unwrap(), &pod).unwrap();
+        assert!(!attached.reused);
+        assert_eq!(check(&wanted, &mut node.socket, &pod).unwrap(), []);
+        node.attach(&attachment("c2", "db-0", &["10.1.0.2"]), &namespace("other"));
+        ping("p", "10.1.0.2");
+        // It is nobody's to forsake any more.
+        forsake(&mut node.socket, &newborn.unwrap()).unwrap();
+        assert_eq!(check(&wanted, &mut node.socket, &pod).unwrap(), []);
+    });
+}
+
+#[test]
+#[ignore = "kernel: root"]
+fn what_is_forsaken_leaves_nothing_as_often_as_it_is() {
+    on_a_node(|node| {
+        let pod = namespace("p");
+        let before = snapshot("p");
+        let newborn = born(node, &pod).unwrap();
+        assert_eq!(links(Some("p")), ["eth0", "lo"]);
+        for _ in 0..2 {
+            forsake(&mut node.socket, &newborn).unwrap();
+            assert_eq!(snapshot("p"), before);
+        }
+    });
+}
+
+#[test]
+#[ignore = "kernel: root"]
+fn nothing_is_born_where_something_is_in_the_way() {
+    on_a_node(|node| {
+        let pod = namespace("p");
+        node.attach(&attachment("c1", "web-0", &["10.1.0.1"]), &pod);
+        let before = snapshot("p");
+        assert_eq!(born(node, &pod), None);
+        assert_eq!(snapshot("p"), before);
+        let own = NetNs::current().unwrap();
+        assert!(bear(&mut node.socket, &plan(&attachment("c2", "db-0", &[])).unwrap(), &own).is_err());
+    });
+}
