@@ -8,6 +8,7 @@
 mod direct;
 mod http;
 mod message;
+mod timing;
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 pub use http::{Failure as ExchangeError, post};
 pub use message::{RelayRequest, RelayResponse, STDERR_HEADER, STDERR_MAX_BYTES};
+pub use timing::{TIMING_HEADER, TIMING_VARIABLE, Timing, wants_timing};
 
 use crate::plugin::{self, Outcome, Prepared, Request};
 use crate::{CniError, NetworkConfig, Verb, Version, code};

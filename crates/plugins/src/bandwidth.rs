@@ -3,7 +3,7 @@
 use russet_addr::IfName;
 use russet_attach::{Limit, Owner, Shape, ShapeError};
 use russet_cni_spec::plugin::Request;
-use russet_cni_spec::{Bandwidth, Call, CniError, CniResult, Interface, RuntimeConfig, Version};
+use russet_cni_spec::{Call, CniError, CniResult, Interface, RuntimeConfig, Version};
 use serde_json::{Map, Value};
 
 use crate::failure;
@@ -79,9 +79,7 @@ fn previous(request: &Request) -> Result<CniResult, CniError> {
 
 /// None if nothing is limited.
 fn shape(request: &Request, target: &Target) -> Result<Option<Shape>, CniError> {
-    let Some(given) = limits(request)? else { return Ok(None) };
-    let ingress = limit("ingress", given.ingress_rate, given.ingress_burst)?;
-    let egress = limit("egress", given.egress_rate, given.egress_burst)?;
+    let (ingress, egress) = limits(request)?;
     if ingress.is_none() && egress.is_none() {
         return Ok(None);
     }
@@ -89,7 +87,8 @@ fn shape(request: &Request, target: &Target) -> Result<Option<Shape>, CniError> 
     Ok(Some(Shape { owner, ifname: target.ifname.clone(), device: device(target)?, ingress, egress }))
 }
 
-fn limits(request: &Request) -> Result<Option<Bandwidth>, CniError> {
+/// To the pod, and from it.
+fn limits(request: &Request) -> Result<(Option<Limit>, Option<Limit>), CniError> {
     let settings = &request.config.settings;
     for key in ["unshapedSubnets", "shapedSubnets"] {
         if settings.get(key).and_then(Value::as_array).is_some_and(|list| !list.is_empty()) {
@@ -104,11 +103,9 @@ fn limits(request: &Request) -> Result<Option<Bandwidth>, CniError> {
     } else {
         RuntimeConfig::new(Map::from_iter([("bandwidth".to_owned(), Value::Object(own))])).bandwidth()?
     };
-    if let Some(given) = given {
-        limit("ingress", given.ingress_rate, given.ingress_burst)?;
-        limit("egress", given.egress_rate, given.egress_burst)?;
-    }
-    Ok(given)
+    let Some(given) = given else { return Ok((None, None)) };
+    let ingress = limit("ingress", given.ingress_rate, given.ingress_burst)?;
+    Ok((ingress, limit("egress", given.egress_rate, given.egress_burst)?))
 }
 
 fn owned((key, value): (&String, &Value)) -> (String, Value) {

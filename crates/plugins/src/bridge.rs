@@ -19,7 +19,9 @@ use crate::delegation::Delegation;
 use crate::failure;
 use crate::gc;
 use crate::node::LocalNode;
+use crate::stages::{Stage, during};
 use crate::target::Target;
+use crate::wiring::Unattached;
 use conf::Conf;
 
 /// The plugin's name.
@@ -70,19 +72,27 @@ async fn add(
     let Some(ipam) = ipam else {
         let mut result = CniResult::empty(request.config.cni_version);
         result.dns = request.config.dns.clone();
-        let attached = wire(node, &conf, target, &result).await?;
+        let attached = wire(node, &conf, target, &result).await.map_err(|unattached| unattached.error)?;
         return Ok(with_interfaces(result, &conf, target, &attached));
     };
-    let mut result = ipam.add().await?;
+    let mut result = during(Stage::Address, ipam.add()).await?;
     match settle(node, request, &conf, target, &mut result).await {
         Ok(attached) => Ok(with_interfaces(result, &conf, target, &attached)),
-        Err(mut error) => {
-            if let Err(also) = ipam.tell(Verb::Del).await {
-                error.details = format!("{}; its addresses are held until DEL: {also}", error.details);
-            }
-            Err(error)
-        }
+        Err(unattached) => Err(give_back(ipam, unattached).await),
     }
+}
+
+/// After a failed ADD: its addresses are free again as soon as nothing answers for them any more.
+async fn give_back(ipam: &Delegation<'_>, Unattached { mut error, undone }: Unattached) -> CniError {
+    let held = if undone {
+        during(Stage::Release, ipam.tell(Verb::Del)).await.err().map(|also| also.to_string())
+    } else {
+        Some("something may still answer for them".to_owned())
+    };
+    if let Some(reason) = held {
+        error.details = format!("{}; its addresses are held until DEL: {reason}", error.details);
+    }
+    error
 }
 
 /// Wires the interface with what IPAM gave. What had been done is undone if this fails.
@@ -92,12 +102,10 @@ async fn settle(
     conf: &Conf,
     target: &Target,
     result: &mut CniResult,
-) -> Result<Attached, CniError> {
+) -> Result<Attached, Unattached> {
     if result.ips.is_empty() {
-        return Err(CniError::internal(
-            "IPAM plugin returned missing IP config",
-            "a pod behind a bridge needs an address",
-        ));
+        let missing = "IPAM plugin returned missing IP config";
+        return Err(CniError::internal(missing, "a pod behind a bridge needs an address").into());
     }
     result.cni_version = request.config.cni_version;
     addresses::complete(result, conf);
@@ -111,10 +119,10 @@ async fn settle(
         if let Err(mut error) = masqueraded {
             let undone = node.wiring.detach(detachment(node, target), target.netns_if_any()).await;
             node.teardown.doomed();
-            if let Err(also) = undone {
+            if let Err(also) = &undone {
                 error.details = format!("{}; the interface is still there: {also}", error.details);
             }
-            return Err(error);
+            return Err(Unattached { error, undone: undone.is_ok() });
         }
     }
     Ok(attached)
@@ -125,10 +133,9 @@ async fn wire(
     conf: &Conf,
     target: &Target,
     result: &CniResult,
-) -> Result<Attached, CniError> {
+) -> Result<Attached, Unattached> {
     let port = port(node, conf, target, result)?;
-    let attached = node.wiring.attach_port(port, target.open_netns()?).await;
-    attached.map_err(|unattached| unattached.error)
+    node.wiring.attach_port(port, target.open_netns()?).await
 }
 
 /// The interface that `result` asks for.
@@ -193,7 +200,7 @@ async fn del(
     let owner = owner(target);
     let forgotten = node.wiring.forget(move |nft| nat::unmasquerade(nft, &owner)).await;
     if let Some(ipam) = ipam {
-        ipam.tell(Verb::Del).await?;
+        during(Stage::Release, ipam.tell(Verb::Del)).await?;
     }
     forgotten
 }

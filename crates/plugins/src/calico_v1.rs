@@ -26,6 +26,7 @@ use russet_model::{HandleId, time};
 use russet_store::Store;
 use russet_store_etcd::{EtcdV2, Settings as EtcdSettings};
 
+use crate::calico::EXACT_MAX;
 use crate::calico_conf::CalicoConf;
 use crate::calico_ipam::{BUDGET, Subject, within};
 use crate::datastore::Datastore;
@@ -251,6 +252,10 @@ impl<'a> Work<'a> {
                     assigned.map_err(|error| failure::ipam("no address could be allocated", error))?;
                 let addresses = assigned.addresses.iter().map(IpNet::addr).collect();
                 Ok(Taken { addresses, mark: Some(mark).filter(|_| !assigned.existing) })
+            }
+            (Some(addresses), None) if addresses.len() > EXACT_MAX => {
+                let details = format!("it names {} addresses; {EXACT_MAX} are possible", addresses.len());
+                Err(CniError::invalid_config("the annotation ipAddrs cannot be used", details))
             }
             (Some(addresses), None) if !addresses.is_empty() => {
                 self.take_exactly(&request, addresses, mark).await

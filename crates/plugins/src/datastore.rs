@@ -66,7 +66,7 @@ pub struct Datastore {
     selects_namespaces: Rc<Cell<Option<(Instant, bool)>>>,
 }
 
-/// How long an edit of a pool's namespace selector may take to be seen: as long as the agent's allocator believes pools.
+/// How long an edit of a pool's namespace selector may take to be seen; nothing watches for this look.
 const POOLS_MAX_AGE: Duration = Duration::from_secs(1);
 
 /// The same datastore whatever a request names.

@@ -8,6 +8,9 @@ use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{CniError, CniResult, Verb, Version};
 use russet_linux::execute::{ExecuteError, Execution, Finished};
 
+use crate::executable::{self, Found};
+use crate::threads::Threads;
+
 /// A plugin and what it is to be told.
 #[derive(Debug, Clone)]
 pub struct Delegate {
@@ -18,6 +21,8 @@ pub struct Delegate {
     version: Version,
 }
 
+/// A thread waits for each plugin that runs.
+static THREADS: Threads = Threads::new();
 /// dockershim gave a chain 220 s and CRI-O gives a DEL one minute: a plugin of a plugin has less than either.
 const DEADLINE: Duration = Duration::from_secs(45);
 /// What every plugin gets besides `CNI_COMMAND` and `CNI_ARGS`.
@@ -27,8 +32,13 @@ const VARS: [&str; 4] = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH
 
 impl Delegate {
     /// The plugin called `kind`, for the container of `request`, with `stdin` as its configuration. Arguments that it does not know are to
-    /// be ignored by it: they are Kubernetes' (calico-cni.md section 1.1).
-    pub fn new(kind: &str, request: &Request, stdin: Vec<u8>) -> Self {
+    /// be ignored by it: they are Kubernetes' (calico-cni.md section 1.1). One that would wait for the request that it is part of is refused.
+    pub fn new(kind: &str, request: &Request, stdin: Vec<u8>) -> Result<Self, CniError> {
+        if crate::takes_a_turn(kind) && executable::find(kind, &request.env.path) == Found::Ours {
+            let msg = format!("{kind:?} cannot work for another plugin: it would wait for that one to end");
+            let details = "name it in the list of the network's plugins, and another one here";
+            return Err(CniError::invalid_config(msg, details));
+        }
         let var = |key: &str| {
             let found = request.env.vars.iter().rev().find(|(known, _)| known == key);
             found.map(|(_, value)| value.as_str()).unwrap_or_default()
@@ -37,7 +47,7 @@ impl Delegate {
             VARS.iter().map(|key| (*key, var(key).into())).collect();
         vars.push(("CNI_ARGS", format!("IgnoreUnknown=1;{}", var("CNI_ARGS")).trim_end_matches(';').into()));
         let (kind, dirs) = (kind.to_owned(), request.env.path.clone());
-        Self { kind, dirs, vars, stdin, version: request.config.cni_version }
+        Ok(Self { kind, dirs, vars, stdin, version: request.config.cni_version })
     }
 
     /// Has it allocate, and gives its result. What it took is given back if nobody can read what it is.
@@ -63,9 +73,7 @@ impl Delegate {
     async fn run(&self, verb: Verb) -> Result<Vec<u8>, CniError> {
         let Self { kind, dirs, mut vars, stdin, .. } = self.clone();
         vars.push(("CNI_COMMAND", verb.as_str().into()));
-        let work = move || execute(&kind, &dirs, &vars, &stdin);
-        let done = tokio::task::spawn_blocking(work).await;
-        done.unwrap_or_else(|error| Err(CniError::internal("running a plugin stopped half-way", error)))
+        THREADS.run(verb == Verb::Add, move || execute(&kind, &dirs, &vars, &stdin)).await
     }
 }
 
@@ -81,7 +89,9 @@ fn execute(
         let msg = format!("failed to find plugin {kind:?} in path {dirs:?}");
         return Err(CniError::invalid_config(msg, "install it, or change `type`"));
     };
-    let finished = Execution { binary: &binary, env, stdin, deadline: DEADLINE }.run();
+    let execution = Execution { binary: &binary, env, stdin, deadline: DEADLINE };
+    // With us goes the right to work on the node: whoever has it next undoes what it did so far.
+    let finished = execution.run_while_we_live();
     let finished = finished.map_err(|error| {
         let msg = format!("plugin {kind:?} did not come to its end");
         match error {
@@ -129,7 +139,7 @@ mod tests {
         let path = dir.path().join("fake");
         std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let delegate = Delegate::new("fake", &request(dir.path(), args), b"{\"stdin\":1}".to_vec());
+        let delegate = Delegate::new("fake", &request(dir.path(), args), b"{\"stdin\":1}".to_vec()).unwrap();
         (dir, delegate)
     }
 
@@ -178,13 +188,68 @@ mod tests {
         assert_eq!(std::fs::read(dir.path().join("fake.verbs")).unwrap(), b"ADD\nDEL\n");
     }
 
+    /// For a process of its own, which is killed.
+    #[test]
+    fn waits_for_a_plugin() {
+        if let Some(dir) = std::env::var_os(DIR) {
+            let delegate = Delegate::new("fake", &request(dir.as_ref(), ""), Vec::new()).unwrap();
+            wait(delegate.add()).unwrap_err();
+        }
+    }
+
+    const DIR: &str = "RUSSET_TEST_DELEGATE_DIR";
+
+    #[test]
+    fn a_plugin_dies_with_the_process_that_waits_for_it() {
+        let (dir, _) = scripted(r#"echo $$ >"$0.new"; mv "$0.new" "$0.pid"; exec sleep 600"#, "");
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let child = child.args(["--exact", "delegate::tests::waits_for_a_plugin"]).env(DIR, dir.path());
+        let mut child = child.stdout(std::process::Stdio::null()).spawn().unwrap();
+        let pid = dir.path().join("fake.pid");
+        russet_testkit::eventually(PATIENCE, || pid.exists());
+        let pid = std::fs::read_to_string(pid).unwrap().trim().parse().unwrap();
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        let plugin = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let ended = russet_linux::process::has_ended(&plugin, PATIENCE).unwrap();
+        if !ended {
+            rustix::process::pidfd_send_signal(&plugin, rustix::process::Signal::KILL).unwrap();
+        }
+        assert!(ended);
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
     #[test]
     fn a_plugin_that_is_not_there_is_named() {
         let dir = tempfile::tempdir().unwrap();
         for kind in ["absent", "../absent"] {
-            let delegate = Delegate::new(kind, &request(dir.path(), ""), Vec::new());
+            let delegate = Delegate::new(kind, &request(dir.path(), ""), Vec::new()).unwrap();
             let error = wait(delegate.tell(Verb::Del)).unwrap_err();
             assert!(error.msg.contains(kind), "{error}");
+        }
+    }
+
+    #[test]
+    fn our_own_plugins_that_would_wait_for_their_caller_are_refused_at_once() {
+        let (ours, foreign) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let made = |dir: &tempfile::TempDir, kind: &str| {
+            Delegate::new(kind, &request(dir.path(), ""), Vec::new()).map(|delegate| delegate.kind)
+        };
+        for kind in ["russet", "calico", "loopback", "bridge"] {
+            std::os::unix::fs::symlink("/proc/self/exe", ours.path().join(kind)).unwrap();
+            std::fs::write(foreign.path().join(kind), "#!/bin/sh\n").unwrap();
+            let error = made(&ours, kind).unwrap_err();
+            assert!(error.code == 7 && error.msg.contains(kind) && !error.details.is_empty(), "{error}");
+        }
+        for kind in ["calico", "loopback", "bridge"] {
+            made(&foreign, kind).unwrap();
+        }
+        // These wait for nobody.
+        for kind in ["calico-ipam", "host-local"] {
+            std::os::unix::fs::symlink("/proc/self/exe", ours.path().join(kind)).unwrap();
+            made(&ours, kind).unwrap();
         }
     }
 }

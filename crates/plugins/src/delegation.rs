@@ -4,12 +4,10 @@
 //! What `CNI_PATH` finds decides. No file of that name (an agent in a container may not see the directory), or one that is our own executable, is
 //! us; anything else is run.
 
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
-
-use russet_cni_spec::{Call, CniArgs, CniError, CniResult, NetworkConfig, Request, Target, Verb, relay};
+use russet_cni_spec::{Call, CniArgs, CniError, CniResult, NetworkConfig, Request, Target, Verb};
 
 use crate::delegate::Delegate;
+use crate::executable::{self, Found};
 use crate::node::LocalNode;
 use crate::request_log::RequestLog;
 
@@ -27,20 +25,15 @@ enum Place {
     There(Delegate),
 }
 
-/// What our executables are called, whatever links lead to them.
-const OURS: [&str; 2] = ["russet", "russet-cni"];
-/// The largest file in which our mark is looked for; the small executable has less than one, the command some ten.
-const EXECUTABLE_MAX_BYTES: u64 = 64 * 1024 * 1024;
-
 // === impl Delegation ===
 
 impl<'n> Delegation<'n> {
     /// The plugin `kind` for the container of `request`, with `stdin` as its configuration.
     pub fn new(node: &'n LocalNode, request: &Request, kind: &str, stdin: Vec<u8>) -> Result<Self, CniError> {
-        let place = if crate::is_local(kind) && !is_foreign(kind, &request.env.path) {
+        let place = if crate::is_local(kind) && executable::find(kind, &request.env.path) != Found::Foreign {
             Place::Here
         } else {
-            Place::There(Delegate::new(kind, request, stdin.clone()))
+            Place::There(Delegate::new(kind, request, stdin.clone())?)
         };
         let mut env = request.env.clone();
         // As for plugins that are run: arguments that it does not know are for its caller.
@@ -91,54 +84,4 @@ fn call(verb: Verb, target: Option<Target>) -> Result<Call, CniError> {
         Verb::Status => Call::Status,
         Verb::Version => return Err(CniError::internal("VERSION needs no plugin", "")),
     })
-}
-
-/// Whether the runtime would find somebody else's executable under that name.
-fn is_foreign(kind: &str, dirs: &[PathBuf]) -> bool {
-    dirs.iter().map(|dir| dir.join(kind)).find(|path| path.is_file()).is_some_and(|path| !is_ours(&path))
-}
-
-fn is_ours(path: &Path) -> bool {
-    let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    if target.file_name().and_then(|name| name.to_str()).is_some_and(|name| OURS.contains(&name)) {
-        return true;
-    }
-    let id = |path: &Path| std::fs::metadata(path).ok().map(|it| (it.dev(), it.ino()));
-    id(&target).is_some_and(|it| Some(it) == id(Path::new("/proc/self/exe"))) || has_mark(&target)
-}
-
-/// Whether it is a copy of ours. Run, it would ask the agent, which waits for us.
-fn has_mark(path: &Path) -> bool {
-    use std::io::Read as _;
-    let mut bytes = Vec::new();
-    let read =
-        std::fs::File::open(path).and_then(|file| file.take(EXECUTABLE_MAX_BYTES).read_to_end(&mut bytes));
-    read.is_ok() && memchr::memmem::find(&bytes, relay::MARK.as_bytes()).is_some()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_file_that_is_not_our_executable_is_foreign() {
-        let dir = tempfile::tempdir().unwrap();
-        let dirs = [dir.path().to_owned()];
-        let path = dir.path().join("host-local");
-        assert!(!is_foreign("host-local", &dirs), "absent");
-        std::os::unix::fs::symlink("/proc/self/exe", &path).unwrap();
-        assert!(!is_foreign("host-local", &dirs), "this very executable");
-        std::fs::remove_file(&path).unwrap();
-        std::fs::write(dir.path().join("russet"), "").unwrap();
-        std::os::unix::fs::symlink("russet", &path).unwrap();
-        assert!(!is_foreign("host-local", &dirs), "a link to ours");
-        std::fs::remove_file(&path).unwrap();
-        std::fs::write(&path, "#!/bin/sh\n").unwrap();
-        assert!(is_foreign("host-local", &dirs));
-        std::fs::remove_file(&path).unwrap();
-        std::fs::copy("/proc/self/exe", &path).unwrap();
-        assert!(!is_foreign("host-local", &dirs), "a copy");
-        let other = tempfile::tempdir().unwrap();
-        assert!(!is_foreign("host-local", &[other.path().to_owned()]));
-    }
 }

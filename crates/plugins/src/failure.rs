@@ -25,6 +25,10 @@ pub fn attach(error: AttachError) -> CniError {
     let msg = "the interface could not be set up";
     match &*error.cause {
         AttachCause::Vanished(_) => CniError::try_again_later(msg, error),
+        AttachCause::Refused(_) => CniError::try_again_later(
+            "the interface's verdict is not in force, and so it was not set up",
+            error,
+        ),
         _ => CniError::new(WIRING, msg, error),
     }
 }

@@ -61,13 +61,14 @@ impl Scene<'_> {
     async fn add(&self, target: &Target) -> Result<CniResult, CniError> {
         let config = self.render()?;
         let delegation = self.delegation(&config)?;
-        self.state.save(target, config.to_string().as_bytes())?;
+        let text = config.to_string();
+        self.saved(target, move |state, target| state.save(target, text.as_bytes())).await?;
         delegation.add().await
     }
 
     /// The file goes only once the delegate has done its part; the Go plugin of 1.2.0 removes it before, and leaks the address.
     async fn del(&self, target: &Target) -> Result<(), CniError> {
-        let (config, own) = match self.state.load(target)? {
+        let (config, own) = match self.saved(target, State::load).await? {
             Saved::Absent => return Ok(()),
             Saved::Config { config, own } => (config, own),
             Saved::Broken(why) => return self.del_without(target, &why).await,
@@ -77,28 +78,26 @@ impl Scene<'_> {
             // Nobody could ever do better with it.
             Err(error) => self.log.warn(format!("flannel: the saved configuration cannot be used: {error}")),
         }
-        if own { self.state.forget(target) } else { Ok(()) }
+        if own { self.saved(target, State::forget).await } else { Ok(()) }
     }
 
-    /// A file that says nothing, left by a machine that lost power: what today's configuration would have said mostly finds the address, and if not,
-    /// the pod must go all the same.
+    /// A file that says nothing, left by a machine that lost power: what today's configuration would have said mostly finds the address. If there is
+    /// none to go by, the pod must go all the same; a delegate that fails is asked again, as with a file that can be read.
     async fn del_without(&self, target: &Target, why: &str) -> Result<(), CniError> {
         self.log.warn(format!("flannel: {why}; going by today's configuration"));
-        let deleted = match self.render().and_then(|config| self.delegation(&config)) {
-            Ok(delegation) => delegation.tell(Verb::Del).await,
-            Err(error) => Err(error),
-        };
-        match deleted {
-            Ok(()) => self.state.forget(target),
+        let delegation = match self.render().and_then(|config| self.delegation(&config)) {
+            Ok(delegation) => delegation,
             Err(error) => {
                 self.log.warn(format!("flannel: nothing could be taken back: {error}"));
-                Ok(())
+                return Ok(());
             }
-        }
+        };
+        delegation.tell(Verb::Del).await?;
+        self.saved(target, State::forget).await
     }
 
     async fn check(&self, target: &Target) -> Result<(), CniError> {
-        let mut config = match self.state.load(target)? {
+        let mut config = match self.saved(target, State::load).await? {
             Saved::Config { config, .. } => config,
             Saved::Absent => return Err(lost("there is no saved configuration")),
             Saved::Broken(why) => return Err(lost(&why)),
@@ -121,7 +120,28 @@ impl Scene<'_> {
             config.extend(listed);
         }
         self.delegation(&config)?.tell(Verb::Gc).await?;
-        self.state.collect(self.request.config.name.as_str(), &valid)
+        let network = self.request.config.name.clone();
+        self.files(move |state| state.collect(network.as_str(), &valid)).await
+    }
+
+    /// Work on what is saved for an interface.
+    async fn saved<T: Send + 'static>(
+        &self,
+        target: &Target,
+        work: impl FnOnce(&State, &Target) -> Result<T, CniError> + Send + 'static,
+    ) -> Result<T, CniError> {
+        let target = target.clone();
+        self.files(move |state| work(state, &target)).await
+    }
+
+    /// Work on files, which flushes disks: away from the thread that serves requests.
+    async fn files<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&State) -> Result<T, CniError> + Send + 'static,
+    ) -> Result<T, CniError> {
+        let state = self.state.clone();
+        let done = tokio::task::spawn_blocking(move || work(&state)).await;
+        done.unwrap_or_else(|error| Err(CniError::internal("flannel: stopped half-way", error)))
     }
 
     /// Whether the daemon has written its file, and the delegate is ready.

@@ -19,18 +19,28 @@ use crate::wiring::Wiring;
 pub async fn run(node: &Node, request: &Request) -> Result<(), CniError> {
     let Some(valid) = request.config.valid_attachments()? else { return Ok(()) };
     let network = &request.config.name;
-    let (_, errors) = detach_stale(&node.wiring, &node.teardown, network, &valid).await?;
+    let (_, mut errors) = detach_stale(&node.wiring, &node.teardown, network, &valid).await?;
+    // Those of interfaces that went without us, too.
+    let verdicts = node.wiring.reconcile_verdicts().await;
     if errors.is_empty() {
-        // Not before: an interface that could not be taken down may still answer for its address.
-        let stale = stale_addresses(&node.allocator, &node.name, network, &valid).await?;
-        let released = node.allocator.release_ips(&stale).await;
-        released
-            .map_err(|error| failure::ipam("addresses that are no longer valid are still held", error))?;
+        // Not before: an interface that could not be taken down may still answer for its address. What has a verdict and no interface answers for nothing.
+        release_stale(node, network, &valid).await?;
+        return verdicts.map(drop);
     }
-    if errors.is_empty() {
-        return Ok(());
-    }
+    errors.extend(verdicts.err().map(|error| error.to_string()));
     Err(CniError::new(failure::WIRING, "some of what is no longer valid is still there", errors.join("; ")))
+}
+
+async fn release_stale(
+    node: &Node,
+    network: &NetworkName,
+    valid: &[ValidAttachment],
+) -> Result<(), CniError> {
+    let stale = stale_addresses(&node.allocator, &node.name, network, valid).await?;
+    let released = node.allocator.release_ips(&stale).await;
+    released
+        .map(drop)
+        .map_err(|error| failure::ipam("addresses that are no longer valid are still held", error))
 }
 
 fn is_valid(valid: &[ValidAttachment], container: &ContainerId, ifname: Option<&IfName>) -> bool {

@@ -16,11 +16,16 @@ use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{Call, CniError, CniResult, IpConfig, Target, ValidAttachment};
 
 use crate::failure;
+use crate::stages::{Stage, during};
+use crate::threads::Threads;
 use conf::Conf;
 use disk::{Held, Holder, Store};
 
 /// The plugin's name.
 pub const NAME: &str = "host-local";
+
+/// Each waits for the directory's lock.
+static THREADS: Threads = Threads::new();
 
 /// Keys of `CNI_ARGS` that are not unknown: the second is for the main plugin.
 const ARGS: [&str; 2] = ["IP", "MAC"];
@@ -29,8 +34,9 @@ const ARGS: [&str; 2] = ["IP", "MAC"];
 pub async fn run(root: &Path, request: &Request) -> Result<Option<CniResult>, CniError> {
     let (root, request) = (root.to_owned(), request.clone());
     // Files, and a wait for the lock: away from the thread that serves requests.
-    let done = tokio::task::spawn_blocking(move || carry_out(&root, &request)).await;
-    done.unwrap_or_else(|error| Err(CniError::internal("host-local stopped half-way", error)))
+    let stage = if matches!(request.env.call, Call::Del(_)) { Stage::Release } else { Stage::Address };
+    let adds = matches!(request.env.call, Call::Add(_));
+    during(stage, THREADS.run(adds, move || carry_out(&root, &request))).await
 }
 
 fn carry_out(root: &Path, request: &Request) -> Result<Option<CniResult>, CniError> {

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use russet_cni_spec::{CniError, CniResult, Prepared};
+use russet_cni_spec::{CniError, CniResult, Prepared, Request};
 use russet_linux::NetNs;
 use russet_testkit as testkit;
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ pub struct Lab {
 pub struct Pod {
     pub container: &'static str,
     pub ifname: &'static str,
-    /// The name of its namespace; empty for none.
+    /// The name of its namespace, or a path; empty for none.
     pub netns: &'static str,
 }
 
@@ -87,7 +87,8 @@ impl Lab {
     }
 
     fn vars(&self, verb: &str, pod: Pod) -> Vec<(String, String)> {
-        let netns = if pod.netns.is_empty() { String::new() } else { format!("/run/netns/{}", pod.netns) };
+        let named = !pod.netns.is_empty() && !pod.netns.starts_with('/');
+        let netns = if named { format!("/run/netns/{}", pod.netns) } else { pod.netns.to_owned() };
         let vars = [
             ("CNI_COMMAND", verb.to_owned()),
             ("CNI_CONTAINERID", pod.container.to_owned()),
@@ -106,17 +107,35 @@ impl Lab {
         pod: Pod,
         config: &Value,
     ) -> Result<Option<CniResult>, CniError> {
+        let request = self.request(verb, pod, config)?;
+        self.wait(crate::run_local(&self.node, kind, &request, &RequestLog::new(kind)))
+    }
+
+    /// A request, checked as for a plugin.
+    pub fn request(&self, verb: &str, pod: Pod, config: &Value) -> Result<Request, CniError> {
         let stdin = config.to_string().into_bytes();
         let prepared = russet_cni_spec::plugin::prepare(self.vars(verb, pod), stdin, "test")?;
         let Prepared::Request(request) = prepared else { panic!("not a request") };
-        self.runtime.block_on(crate::run_local(&self.node, kind, &request, &RequestLog::new(kind)))
+        Ok(*request)
+    }
+
+    /// The node, for parts of plugins.
+    pub fn node(&self) -> &LocalNode {
+        &self.node
+    }
+
+    /// Waits for a part of a plugin.
+    pub fn wait<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
     }
 
     /// Our ADD, as a document.
     #[track_caller]
     pub fn add(&self, kind: &str, pod: Pod, config: &Value) -> Value {
         let done = self.ours(kind, "ADD", pod, config);
-        done.unwrap_or_else(|error| panic!("{error}")).unwrap().to_value()
+        let result = done.unwrap_or_else(|error| panic!("{error}")).unwrap();
+        well_formed(&result);
+        result.to_value()
     }
 
     /// Any other verb of ours.
@@ -146,6 +165,16 @@ impl Lab {
         assert!(output.status.success(), "{kind} {verb}: {text} {}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_str(&text).unwrap_or_default()
     }
+}
+
+/// What runtimes refuse or crash of is in no result of ours: indices of interfaces that are not there, interfaces of pods without a MAC
+/// (cni-runtime.md section 6.2 items 55 and 56).
+#[track_caller]
+pub fn well_formed(result: &CniResult) {
+    result.validate().unwrap_or_else(|error| panic!("{error}"));
+    let of_pods = result.interfaces.iter().filter(|it| !it.sandbox.is_empty());
+    let nameless = of_pods.filter(|it| it.name.is_empty() || it.mac.is_empty()).count();
+    assert_eq!(nameless, 0, "{:?}", result.interfaces);
 }
 
 /// The configuration with the result of an ADD, as CHECK and DEL get it.

@@ -7,16 +7,21 @@ mod calico;
 mod calico_conf;
 mod calico_ipam;
 mod calico_v1;
+#[cfg(test)]
+mod chain;
 mod clusters;
 mod datastore;
 mod delegate;
 mod delegation;
+pub mod executable;
 mod failure;
 mod flannel;
 mod gc;
 mod host_local;
+mod isolation;
 #[cfg(test)]
 mod lab;
+mod ledger;
 mod loopback;
 mod node;
 mod pause;
@@ -24,7 +29,9 @@ mod portmap;
 mod request_log;
 mod russet;
 mod settings;
+pub mod stages;
 mod target;
+mod threads;
 mod wiring;
 
 use russet_cni_spec::plugin::Request;
@@ -34,9 +41,11 @@ pub use calico::PolicyWait;
 pub use calico_v1::has_v1 as has_calico_v1_data;
 pub use clusters::Clusters;
 pub use datastore::{CalicoHost, Datastore, Datastores};
+pub use ledger::Ledger;
 pub use node::{CalicoNode, Clock, LocalNode, Node, NotReady, SystemClock, Teardown};
 pub use pause::Pause;
 pub use request_log::RequestLog;
+pub use stages::{Stage, Stages};
 
 /// What a request came to.
 #[derive(Debug, Clone, PartialEq)]
@@ -117,6 +126,21 @@ pub async fn run_local(
 /// no [`Node`]: [`run_ipam`] will do, or [`run_local`].
 pub fn is_ipam(name: &str) -> bool {
     name == calico_ipam::NAME || name == host_local::NAME
+}
+
+/// Whether the plugin makes interfaces of its own.
+pub fn wires(name: &str) -> bool {
+    ["russet", calico::NAME, bridge::NAME, flannel::NAME].contains(&name)
+}
+
+/// Whether the plugin leaves something that nobody but its own DEL takes back. IPAM plugins' callers have them do that, and `loopback` leaves nothing.
+pub fn leaves_its_own(name: &str) -> bool {
+    takes_a_turn(name) && name != "loopback"
+}
+
+/// Whether the plugin waits for whatever else works on its container.
+fn takes_a_turn(name: &str) -> bool {
+    NAMES.contains(&name) && !is_ipam(name)
 }
 
 /// [`run`] for a plugin that [`is_ipam`] and not [`is_local`].

@@ -55,3 +55,24 @@ fn result(request: &Request, target: &Target) -> CniResult {
         .collect();
     result
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::{Lab, Pod, well_formed};
+
+    #[test]
+    fn both_addresses_name_lo_which_has_a_mac() {
+        // cni-runtime.md section 6.2 items 55 and 56
+        let lab = Lab::with_path("/nowhere");
+        let one = Pod { container: "one", ifname: "lo", netns: "one" };
+        let config = serde_json::json!({"cniVersion": "1.0.0", "name": "lo", "type": "loopback"});
+        let request = lab.request("ADD", one, &config).unwrap();
+        let target = Target::of(&request, request.env.target().unwrap()).unwrap();
+        let result = result(&request, &target);
+        well_formed(&result);
+        let named: Vec<&str> =
+            result.ips.iter().map(|ip| result.interface_of(ip).unwrap().name.as_str()).collect();
+        assert_eq!(named, ["lo", "lo"]);
+    }
+}

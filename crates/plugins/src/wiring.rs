@@ -1,32 +1,50 @@
 //! Blocking work on the kernel, away from the thread that serves requests.
 
+use std::cell::Cell;
+use std::fmt;
 use std::net::IpAddr;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use russet_addr::{IfName, Mac, NetworkName};
-use russet_attach::nat::NatError;
+use russet_attach::nat::{self, Labelled, NatError};
 use russet_attach::{
-    AttachError, Attached, Attachment, CheckError, DetachError, Detachment, Executor, Mismatch, OwnedLink,
-    Owner, Plan, Port, Reaped, Removal, Shape, loopback,
+    Adopted, AttachError, Attached, Attachment, CheckError, DetachError, Detachment, Dialect, Mismatch,
+    Newborn, OwnedLink, Owner, Plan, Port, Reaped, Removal, Shape, Wired, loopback,
 };
 use russet_cni_spec::CniError;
 use russet_linux::probe::{self, Feature};
 use russet_linux::{NetNs, sysctl};
 use russet_netlink::{Link, NetlinkError, Socket};
 use russet_nft::Nft;
-use tokio::sync::Semaphore;
+use russet_policy::{Keeper, Report};
+use tokio::task::JoinHandle;
 
+use crate::isolation::Isolation;
+use crate::ledger::{Ledger, NoLedger};
+use crate::stages::{self, Stage};
+use crate::threads::{Place, Places};
 use crate::{bandwidth, failure};
 
 /// Requests whose work on the kernel is under way at once; more would only queue at its RTNL mutex, and take threads from everything else. As many
 /// sockets stay open between requests: opening one costs as much as creating a link's address.
-const AT_ONCE_MAX: usize = 4;
+const AT_ONCE_MAX: usize = 5;
+/// Of these, what is left to DELs, so that none waits behind a hundred ADDs that came before it.
+const DELS_MIN: usize = 1;
 
 /// Route sockets of the node's namespace, used by one request at a time each.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Wiring {
     idle: Arc<Mutex<Vec<Socket>>>,
-    places: Arc<Semaphore>,
+    places: Places,
+    /// Whether it is an ADD that works this way.
+    adds: bool,
+    ledger: Rc<dyn Ledger>,
+    isolation: Isolation,
+    /// Whether the last interface that was born ahead came to be: where addresses have run out, each would have to be deleted again. None without a ledger: a
+    /// plugin that is killed in between has nobody who knows what it was at.
+    hopeful: Option<Rc<Cell<bool>>>,
 }
 
 /// An interface that could not be wired.
@@ -50,37 +68,136 @@ impl From<CniError> for Unattached {
 
 impl Default for Wiring {
     fn default() -> Self {
-        Self { idle: Arc::default(), places: Arc::new(Semaphore::new(AT_ONCE_MAX)) }
+        Self {
+            idle: Arc::default(),
+            places: Places::new(AT_ONCE_MAX, DELS_MIN),
+            adds: false,
+            ledger: Rc::new(NoLedger),
+            isolation: Isolation::default(),
+            hopeful: None,
+        }
+    }
+}
+
+impl fmt::Debug for Wiring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wiring").field("places", &self.places).finish_non_exhaustive()
     }
 }
 
 impl Wiring {
+    /// The same way, with somebody who is told what becomes of interfaces.
+    pub fn told(self, ledger: Rc<dyn Ledger>) -> Self {
+        Self { ledger, hopeful: Some(Rc::new(Cell::new(true))), ..self }
+    }
+
+    /// The same way for an ADD whose caller gives up then: after that nothing is wired.
+    pub fn of_add(&self, limit: Instant) -> Self {
+        Self { isolation: self.isolation.until(limit), adds: true, ..self.clone() }
+    }
+
+    /// The same way past another gate.
+    #[cfg(test)]
+    pub(crate) fn isolated(self, isolation: Isolation) -> Self {
+        Self { isolation, ..self }
+    }
+
+    /// Who works on the verdicts of interfaces.
+    pub fn verdicts(&self) -> Keeper {
+        self.isolation.keeper().clone()
+    }
+
+    /// Makes the verdicts right for all interfaces that there are; nobody else may be at work on one but through this.
+    pub async fn reconcile_verdicts(&self) -> Result<Report, CniError> {
+        let isolation = self.isolation.clone();
+        let failed =
+            |error| CniError::try_again_later("the verdicts of interfaces could not be put right", error);
+        self.run(move |_| isolation.reconcile().map_err(failed)).await
+    }
+
     /// Wires an interface.
     pub async fn attach(&self, attachment: Attachment, netns: NetNs) -> Result<Attached, Unattached> {
-        let failed = |error: AttachError| {
-            let undone = error.undo.is_empty();
-            Unattached { error: failure::attach(error), undone }
-        };
-        self.run(move |socket| {
-            let plan = russet_attach::plan(&attachment)
-                .map_err(|e| CniError::invalid_config("the interface cannot be", e))?;
-            Executor::new(socket).attach(&plan, &netns).map_err(failed)
-        })
-        .await
+        self.wire(Wired::Routed(attachment), netns, None).await
+    }
+
+    /// Creates the veth of an interface whose addresses are still being looked for, in an agent and if nobody waits for the kernel: with [`attach_newborn`](Self::attach_newborn)
+    /// that takes the time of the longer of the two. Whatever keeps it from being created now, an attachment meets and tells.
+    pub async fn bear(&self, attachment: &Attachment, netns: &NetNs) -> Option<Newborn> {
+        self.hopeful.as_ref().filter(|hopeful| hopeful.get())?;
+        let plan = Wired::Routed(attachment.clone()).plan().ok()?;
+        let netns = netns.try_clone().ok()?;
+        let place = self.places.take_free()?;
+        let born = move |socket: &mut Socket| russet_attach::bear(socket, &plan, &netns).unwrap_or_default();
+        self.on_thread(place, move |socket| Ok::<_, CniError>(born(socket))).await.ok()?.ok()?
+    }
+
+    /// Wires an interface that may have been born.
+    pub async fn attach_newborn(
+        &self,
+        attachment: Attachment,
+        netns: NetNs,
+        newborn: Option<Newborn>,
+    ) -> Result<Attached, Unattached> {
+        let done = self.wire(Wired::Routed(attachment), netns, newborn.clone()).await;
+        match &done {
+            Ok(_) => self.hope(true),
+            Err(_) => self.forsake(newborn).await,
+        }
+        done
+    }
+
+    fn hope(&self, came: bool) {
+        self.hopeful.iter().for_each(|hopeful| hopeful.set(came));
+    }
+
+    /// Deletes what was born for an interface that is not to be.
+    pub async fn forsake(&self, newborn: Option<Newborn>) {
+        let Some(newborn) = newborn else { return };
+        self.hope(false);
+        let work = move |socket: &mut Socket| russet_attach::forsake(socket, &newborn).map_err(listing);
+        if let Err(error) = self.run(work).await {
+            tracing::warn!(%error, "a veth that was created too early stays until its DEL or the agent's next start");
+        }
     }
 
     /// Wires an interface behind a bridge.
     pub async fn attach_port(&self, port: Port, netns: NetNs) -> Result<Attached, Unattached> {
+        self.wire(Wired::Port(port), netns, None).await
+    }
+
+    async fn wire(
+        &self,
+        wired: Wired,
+        netns: NetNs,
+        newborn: Option<Newborn>,
+    ) -> Result<Attached, Unattached> {
+        let plan = wired.plan().map_err(|e| CniError::invalid_config("the interface cannot be", e))?;
         let failed = |error: AttachError| {
             let undone = error.undo.is_empty();
             Unattached { error: failure::attach(error), undone }
         };
-        self.run(move |socket| {
-            let plan = russet_attach::plan_port(&port)
-                .map_err(|e| CniError::invalid_config("the interface cannot be", e))?;
-            Executor::new(socket).attach(&plan, &netns).map_err(failed)
-        })
-        .await
+        let place = self.place().await?;
+        if self.isolation.is_late() {
+            let msg = "the request's time was over before its interface was wired";
+            return Err(CniError::try_again_later(msg, "its addresses are given back").into());
+        }
+        self.tell(|ledger| ledger.wiring(&wired, netns.path()))?;
+        let isolation = self.isolation.clone();
+        let work =
+            move |socket: &mut Socket| isolation.attach(socket, &plan, &netns, newborn).map_err(failed);
+        let done: Result<Attached, Unattached> = self.run_at(place, work).await;
+        match &done {
+            Ok(attached) => self.tell(|ledger| ledger.wired(&wired, attached)),
+            Err(failed) if failed.undone => self.tell(|ledger| ledger.unwired(&wired)),
+            // Half of it may be there, up before its gate.
+            Err(_) => {}
+        }
+        done
+    }
+
+    fn tell<T>(&self, what: impl FnOnce(&dyn Ledger) -> T) -> T {
+        let _journal = stages::enter(Stage::Journal);
+        what(&*self.ledger)
     }
 
     /// Removes an interface behind `bridge` that another plugin made.
@@ -131,10 +248,23 @@ impl Wiring {
         self.run(move |socket| work(socket).map_err(|error| bandwidth::refused(error.into()))).await
     }
 
+    /// The devices by which pods are limited, and whose they are.
+    pub async fn shaped(&self) -> Result<Vec<(IfName, Owner)>, CniError> {
+        self.run(|socket| russet_attach::shaped(socket).map_err(listing)).await
+    }
+
+    /// What the node's address translation has for whom; nothing on a kernel without nf_tables.
+    pub async fn labelled(&self) -> Result<Vec<Labelled>, CniError> {
+        match self.nat(nat::labelled).await {
+            Err(_) if matches!(probe::supports(Feature::NfTables), Ok(false)) => Ok(Vec::new()),
+            result => result,
+        }
+    }
+
     /// Takes back the limits of a network's containers that are not valid.
     pub async fn collect_shapes(&self, network: NetworkName, valid: Vec<Owner>) -> Result<(), CniError> {
         let work = move |socket: &mut Socket| russet_attach::collect_shapes(socket, &network, &valid);
-        self.run(move |socket| work(socket).map_err(|error| bandwidth::refused(error.into()))).await
+        self.run(move |socket| work(socket).map_err(bandwidth::refused)).await
     }
 
     /// Work on the node's nf_tables.
@@ -178,23 +308,56 @@ impl Wiring {
 
     /// Takes an interface down, from whatever state.
     pub async fn detach(&self, what: Detachment, netns: Option<NetNs>) -> Result<(), CniError> {
+        self.tell(|ledger| ledger.leaving(&what.container, &what.ifname));
         let failed =
             |error: DetachError| CniError::new(failure::WIRING, "the interface could not be removed", error);
-        self.run(move |socket| russet_attach::detach(socket, &what, netns.as_ref()).map(drop).map_err(failed))
-            .await
+        let isolation = self.isolation.clone();
+        self.run(move |socket| {
+            let mut left = Vec::new();
+            let mut leaving = |link: &OwnedLink| left.extend(isolation.leave(link, what.removal));
+            let done = russet_attach::detach_with(socket, &what, netns.as_ref(), &mut leaving);
+            if let Some(name) = what.host_name.as_ref().filter(|name| !left.contains(name)) {
+                isolation.leave_name(socket, name, what.removal);
+            }
+            done.map(drop).map_err(failed)
+        })
+        .await
     }
 
     /// Takes an interface down that [`list`](Self::list) found.
     pub async fn detach_owned(&self, link: OwnedLink, removal: Removal) -> Result<(), CniError> {
-        self.run(move |socket| russet_attach::detach_owned(socket, &link, removal).map(drop).map_err(listing))
-            .await
+        if let (Some(container), Some(ifname)) = (link.owner.container(), link.owner.ifname()) {
+            self.tell(|ledger| ledger.leaving(container, ifname));
+        }
+        let isolation = self.isolation.clone();
+        self.run(move |socket| {
+            let mut leaving = |link: &OwnedLink| _ = isolation.leave(link, removal);
+            let done = russet_attach::detach_owned_with(socket, &link, removal, &mut leaving);
+            done.map(drop).map_err(listing)
+        })
+        .await
     }
 
     /// How an interface differs from what it should be.
     pub async fn check(&self, attachment: Attachment, netns: NetNs) -> Result<Vec<Mismatch>, CniError> {
         let failed =
             |error: CheckError| CniError::new(failure::WIRING, "the interface cannot be looked at", error);
-        self.run(move |socket| russet_attach::check(&attachment, socket, &netns).map_err(failed)).await
+        let isolation = self.isolation.clone();
+        self.run(move |socket| {
+            let mut found = russet_attach::check(&attachment, socket, &netns).map_err(failed)?;
+            if attachment.dialect == Dialect::Native {
+                let verdict = isolation.check(&attachment.host_name);
+                found
+                    .extend(verdict.map_err(|e| CniError::try_again_later("the verdict cannot be read", e))?);
+            }
+            Ok(found)
+        })
+        .await
+    }
+
+    /// Everything that is completely wired on the node, whoever wired it.
+    pub async fn adopt(&self) -> Result<Vec<Adopted>, CniError> {
+        self.run(|socket| russet_attach::adopt(socket).map_err(listing)).await
     }
 
     /// Every interface of the node that is ours.
@@ -228,11 +391,31 @@ impl Wiring {
         &self,
         work: impl FnOnce(&mut Socket) -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
-        let stopped =
-            |error: &dyn std::fmt::Display| E::from(CniError::internal("the wiring stopped half-way", error));
-        let place = Arc::clone(&self.places).acquire_owned().await.map_err(|error| stopped(&error))?;
+        let place = self.place().await?;
+        self.run_at(place, work).await
+    }
+
+    async fn place(&self) -> Result<Place, CniError> {
+        stages::during(Stage::Place, self.places.take(self.adds)).await
+    }
+
+    async fn run_at<T: Send + 'static, E: From<CniError> + Send + 'static>(
+        &self,
+        place: Place,
+        work: impl FnOnce(&mut Socket) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E> {
+        let done = stages::during(Stage::Wiring, self.on_thread(place, work)).await;
+        done.unwrap_or_else(|error| Err(stopped(&error).into()))
+    }
+
+    fn on_thread<T: Send + 'static, E: From<CniError> + Send + 'static>(
+        &self,
+        place: Place,
+        work: impl FnOnce(&mut Socket) -> Result<T, E> + Send + 'static,
+    ) -> JoinHandle<Result<T, E>> {
         let idle = Arc::clone(&self.idle);
-        let done = tokio::task::spawn_blocking(move || {
+        let line = stages::current();
+        tokio::task::spawn_blocking(move || {
             // Until the work has ended, whoever still waits for it.
             let _place = place;
             let taken = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -242,15 +425,18 @@ impl Wiring {
                     Socket::route().map_err(|e| CniError::new(failure::WIRING, "open a netlink socket", e))?
                 }
             };
-            let done = work(&mut socket);
+            let done = stages::on_behalf(line, || work(&mut socket));
             let mut idle = idle.lock().unwrap_or_else(PoisonError::into_inner);
             if idle.len() < AT_ONCE_MAX {
                 idle.push(socket);
             }
             done
-        });
-        done.await.unwrap_or_else(|error| Err(stopped(&error)))
+        })
     }
+}
+
+fn stopped(error: &dyn fmt::Display) -> CniError {
+    CniError::internal("the wiring stopped half-way", error)
 }
 
 fn listing(error: NetlinkError) -> CniError {
@@ -264,37 +450,120 @@ mod tests {
 
     use super::*;
 
+    /// Work that lasts until the other end is dropped.
+    fn hanging() -> (mpsc::Sender<()>, impl Fn(&mut Socket) -> Result<(), CniError> + Clone + Send + 'static)
+    {
+        let (release, hang) = mpsc::channel::<()>();
+        let hang = Arc::new(Mutex::new(hang));
+        let work = move |_: &mut Socket| {
+            let _ = hang.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            Ok(())
+        };
+        (release, work)
+    }
+
+    fn on_threads<T>(count: usize, body: impl Future<Output = T>) -> T {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_time().max_blocking_threads(count).build().unwrap();
+        tokio::task::LocalSet::new().block_on(&runtime, body)
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
     #[test]
     fn wiring_that_hangs_takes_a_few_threads_and_leaves_the_rest_to_others() {
         let threads = AT_ONCE_MAX + 1;
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.enable_time().max_blocking_threads(threads).build().unwrap();
         let wiring = Wiring::default();
-        let (release, hang) = mpsc::channel::<()>();
-        let hang = Arc::new(Mutex::new(hang));
-        let hanging = |_| {
-            let (wiring, hang) = (wiring.clone(), Arc::clone(&hang));
-            async move {
-                // Until the other end is dropped.
-                let work = move |_: &mut Socket| {
-                    let _ = hang.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    Ok::<_, CniError>(())
-                };
-                wiring.run(work).await
-            }
+        let (release, work) = hanging();
+        let hang = |_| {
+            let (wiring, work) = (wiring.clone(), work.clone());
+            tokio::task::spawn_local(async move { wiring.run(work).await })
         };
-        let tasks = tokio::task::LocalSet::new();
-        tasks.block_on(&runtime, async {
-            let all: Vec<_> = (0..threads).map(hanging).map(tokio::task::spawn_local).collect();
+        on_threads(threads, async {
+            let all: Vec<_> = (0..threads).map(hang).collect();
             tokio::task::yield_now().await;
-            assert_eq!(wiring.places.available_permits(), 0);
-            let other = tokio::task::spawn_blocking(|| ());
-            let other = tokio::time::timeout(Duration::from_secs(10), other).await;
+            assert!(wiring.places.are_taken());
+            let other = tokio::time::timeout(PATIENCE, tokio::task::spawn_blocking(|| ())).await;
             drop(release);
             for one in all {
                 one.await.unwrap().unwrap();
             }
             assert!(other.is_ok(), "no thread is left for others");
+        });
+    }
+
+    #[test]
+    fn whatever_adds_do_at_the_kernel_leaves_a_place_to_dels() {
+        let wiring = Wiring::default();
+        let (release, work) = hanging();
+        let add = wiring.of_add(Instant::now() + PATIENCE);
+        let hang = |_| {
+            let (add, work) = (add.clone(), work.clone());
+            tokio::task::spawn_local(async move { add.run(work).await })
+        };
+        on_threads(AT_ONCE_MAX, async {
+            let adds: Vec<_> = (0..2 * AT_ONCE_MAX).map(hang).collect();
+            tokio::task::yield_now().await;
+            let del = tokio::time::timeout(PATIENCE, wiring.run(|_| Ok::<_, CniError>(()))).await;
+            drop(release);
+            for add in adds {
+                add.await.unwrap().unwrap();
+            }
+            assert!(del.is_ok(), "a DEL waits behind ADDs");
+        });
+    }
+
+    /// Refuses everything, with a code of its own.
+    struct Refuses;
+
+    impl Ledger for Refuses {
+        fn wiring(&self, _: &Wired, _: &std::path::Path) -> Result<(), CniError> {
+            Err(CniError::new(77, "refused", ""))
+        }
+
+        fn wired(&self, _: &Wired, _: &Attached) {}
+
+        fn unwired(&self, _: &Wired) {}
+
+        fn leaving(&self, _: &russet_addr::ContainerId, _: &IfName) {}
+    }
+
+    #[test]
+    fn an_add_whose_time_is_over_is_not_wired_and_nobody_is_told_that_it_will_be() {
+        let wiring = Wiring::default().told(Rc::new(Refuses));
+        let network = "net".parse().unwrap();
+        let mut attachment =
+            Attachment::new(Dialect::Native, network, "c1".parse().unwrap(), "eth0".parse().unwrap(), None);
+        attachment.addresses = vec!["10.1.0.7".parse().unwrap()];
+        for (patience, code) in [(Duration::ZERO, 11), (PATIENCE, 77)] {
+            let add = wiring.of_add(Instant::now() + patience);
+            let netns = NetNs::current().unwrap();
+            let failed = on_threads(1, add.attach(attachment.clone(), netns)).unwrap_err();
+            assert_eq!((failed.error.code, failed.undone), (code, true), "{}", failed.error);
+        }
+    }
+
+    #[test]
+    #[ignore = "kernel: root"]
+    fn nothing_is_born_ahead_from_a_forsaken_interface_until_the_next_one_that_comes_to_be() {
+        russet_testkit::in_new_netns(|| {
+            let alone = Wiring::default();
+            let wiring = alone.clone().told(Rc::new(NoLedger));
+            let pod = NetNs::create_unnamed().unwrap();
+            let of = |ifname: &str| {
+                let (network, container) = ("net".parse().unwrap(), "c1".parse().unwrap());
+                Attachment::new(Dialect::Native, network, container, ifname.parse().unwrap(), None)
+            };
+            on_threads(2, async {
+                assert_eq!(alone.bear(&of("eth0"), &pod).await, None, "there is no agent");
+                let born = wiring.bear(&of("eth0"), &pod).await;
+                assert!(born.is_some());
+                wiring.forsake(born).await;
+                assert_eq!(wiring.bear(&of("eth0"), &pod).await, None);
+                let attachment = Attachment { addresses: vec!["10.1.0.7".parse().unwrap()], ..of("eth0") };
+                wiring.attach_newborn(attachment, pod.try_clone().unwrap(), None).await.unwrap();
+                assert!(wiring.bear(&of("eth1"), &pod).await.is_some());
+            });
         });
     }
 }

@@ -35,7 +35,7 @@ pub fn complete(result: &mut CniResult, conf: &Conf) {
             (route.gw, found) = (route.gw.or(gateway), true);
         }
         if !found {
-            result.routes.push(Route::new(default_net(family), gateway));
+            result.routes.push(Route::new(family.default_net(), gateway));
         }
     }
 }
@@ -92,13 +92,6 @@ fn first_address(net: IpNet) -> Option<IpAddr> {
         IpAddr::V4(network) => IpAddr::V4(network.to_bits().checked_add(1)?.into()),
         IpAddr::V6(network) => IpAddr::V6(network.to_bits().checked_add(1)?.into()),
     })
-}
-
-fn default_net(family: Family) -> IpNet {
-    match family {
-        Family::V4 => IpNet::V4(ipnet::Ipv4Net::default()),
-        Family::V6 => IpNet::V6(ipnet::Ipv6Net::default()),
-    }
 }
 
 #[cfg(test)]

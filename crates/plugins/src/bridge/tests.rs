@@ -1,9 +1,14 @@
 //! `bridge` on real bridges, with `ip`, `ping`, `nft` and the Go plugin as second opinions.
 
+use std::os::unix::fs::PermissionsExt as _;
+
+use russet_cni_spec::CniError;
 use russet_testkit as testkit;
 use serde_json::{Value, json};
 
+use crate::delegation::Delegation;
 use crate::lab::{GO, Lab, Pod, after, inside, links, on_a_node, pings, pod};
+use crate::wiring::Unattached;
 
 fn config(lab: &Lab, version: &str, subnets: &[&str]) -> Value {
     json!({"cniVersion": version, "name": "net", "type": "bridge", "bridge": "br0", "isDefaultGateway": true,
@@ -158,7 +163,10 @@ fn check_names_what_was_changed() {
         inside("one", &["ip", "route", "add", "default", "via", "10.201.1.1"]);
         lab.tell("bridge", "CHECK", one, &after);
         inside("one", &["ip", "link", "set", "eth0", "address", "02:00:00:00:00:77"]);
-        assert!(lab.error("bridge", "CHECK", one, &after).details.contains("02:00:00:00:00:77"));
+        let (error, made) =
+            (lab.error("bridge", "CHECK", one, &after), &after["prevResult"]["interfaces"][2]["mac"]);
+        let both = ["02:00:00:00:00:77", made.as_str().unwrap()];
+        assert!(both.iter().all(|mac| error.details.contains(mac)), "{made}: {error}");
         let mut gone = after.clone();
         gone.as_object_mut().unwrap().remove("prevResult");
         assert!(lab.error("bridge", "CHECK", one, &gone).msg.contains("prevResult missing"));
@@ -244,6 +252,33 @@ fn addresses_can_come_from_a_plugin_that_somebody_else_installed() {
         lab.tell("bridge", "DEL", one, &config);
         assert_eq!(lab.addresses("net"), Vec::<String>::new());
     });
+}
+
+/// IPAM that writes down what it is asked for.
+fn scripted_ipam(dir: &std::path::Path) -> Lab {
+    let path = dir.join("scripted");
+    std::fs::write(&path, "#!/bin/sh\necho $CNI_COMMAND >>$0.verbs\n").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    Lab::with_path(dir.to_str().unwrap())
+}
+
+#[test]
+fn addresses_are_kept_from_others_while_their_interface_may_be_there() {
+    // cni-runtime.md section 6.2 item 59
+    let dir = tempfile::tempdir().unwrap();
+    let lab = scripted_ipam(dir.path());
+    let config =
+        json!({"cniVersion": "1.0.0", "name": "net", "type": "bridge", "ipam": {"type": "scripted"}});
+    let one = Pod { container: "one", ifname: "eth0", netns: "one" };
+    let request = lab.request("ADD", one, &config).unwrap();
+    let ipam = Delegation::new(lab.node(), &request, "scripted", request.stdin.clone()).unwrap();
+    let failed = |undone| Unattached { error: CniError::internal("wiring", "it failed"), undone };
+    let error = lab.wait(super::give_back(&ipam, failed(false)));
+    assert!(error.details.contains("held until DEL: something may still answer for them"), "{error}");
+    assert!(!dir.path().join("scripted.verbs").exists(), "IPAM was asked");
+    let error = lab.wait(super::give_back(&ipam, failed(true)));
+    assert_eq!(error.details, "it failed");
+    assert_eq!(std::fs::read(dir.path().join("scripted.verbs")).unwrap(), b"DEL\n");
 }
 
 #[test]

@@ -17,6 +17,7 @@ use super::own_ipam;
 use super::status_file::PolicyWait;
 use super::wire::{self, Wire};
 use super::{Scene, pod_cidr, profile, ready};
+use crate::stages::{Stage, during};
 use crate::{Done, SystemClock};
 
 /// Carries out an ADD.
@@ -25,9 +26,10 @@ pub async fn run(scene: &mut Scene<'_>, wire: &dyn Wire) -> Result<Done, CniErro
     let mtu = ready::mtu_bytes(scene.conf, scene.root())?;
     ready::datastore(&scene.datastore).await?;
     ready::gates(&scene.conf.readiness_gates).await?;
-    let existing = endpoint::find(&*scene.datastore.store, &scene.workload).await?;
+    let find = endpoint::find(&*scene.datastore.store, &scene.workload);
+    let existing = during(Stage::Endpoint, find).await?;
     if scene.workload.pod.is_some() {
-        let draft = pod_draft(scene).await?;
+        let draft = during(Stage::Endpoint, pod_draft(scene)).await?;
         return establish(scene, wire, &draft, existing.as_ref(), mtu).await;
     }
     match existing {
@@ -114,7 +116,7 @@ async fn establish(
         ensure_profile(scene).await?;
         Ok(nats)
     };
-    let nats = match ready.await {
+    let nats = match during(Stage::Endpoint, ready).await {
         Ok(nats) => nats,
         Err(error) => return Err(addresses.give_back(scene, error).await),
     };
@@ -123,7 +125,8 @@ async fn establish(
         Err(failed) if failed.undone => return Err(addresses.give_back(scene, failed.error).await),
         Err(failed) => return Err(addresses.keep(failed.error, "something may still answer for them")),
     };
-    if let Err(unwritten) = publish(scene, draft, existing, &ips, nats, &attached).await {
+    let publish = publish(scene, draft, existing, &ips, nats, &attached);
+    if let Err(unwritten) = during(Stage::Endpoint, publish).await {
         return Err(undo(scene, wire, addresses, &attached, unwritten).await);
     }
     scene.log.info(format!(
@@ -136,7 +139,7 @@ async fn establish(
     let result = with_interfaces(scene, result, host, mac, attached.mtu);
     let patience = Duration::from_secs(scene.conf.policy_setup_timeout_s.into());
     let policy = PolicyWait::of(&scene.conf.endpoint_status_dir(scene.root()), &scene.workload, patience);
-    Ok(Done { result: Some(result), policy })
+    Ok(Done { policy, ..Done::from(Some(result)) })
 }
 
 async fn ensure_profile(scene: &Scene<'_>) -> Result<(), CniError> {

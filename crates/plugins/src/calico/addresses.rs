@@ -13,9 +13,10 @@ use super::annotations::Wishes;
 use super::own_ipam;
 use crate::calico_ipam::{Allocation, BUDGET};
 use crate::delegate::Delegate;
+use crate::stages::{self, Stage};
 
 /// Addresses that a pod may name; each is a request to the allocator of its own.
-const EXACT_MAX: usize = 32;
+pub const EXACT_MAX: usize = 32;
 
 /// Where addresses come from.
 #[derive(Debug, Clone, PartialEq)]
@@ -92,6 +93,7 @@ fn one_of_a_family(list: &[IpAddr]) -> bool {
 
 /// Gets them. What was taken is given back if not all could be had.
 pub async fn obtain(scene: &Scene<'_>, source: &Source, wishes: &Wishes) -> Result<Addresses, CniError> {
+    let _address = stages::enter(Stage::Address);
     let obtained = match source {
         Source::Ipam if scene.conf.ipam.is_calico() => own(scene, wishes, None, BUDGET).await?,
         Source::Ipam => delegated(scene).await?,
@@ -120,7 +122,7 @@ async fn delegated(scene: &Scene<'_>) -> Result<Addresses, CniError> {
         let details = "name an IPAM plugin: \"calico-ipam\", \"host-local\"";
         return Err(CniError::invalid_config("ipam.type is missing", details));
     }
-    let delegate = Delegate::new(kind, scene.request, scene.stdin.clone());
+    let delegate = Delegate::new(kind, scene.request, scene.stdin.clone())?;
     let mut result = delegate.add().await?;
     for ip in &mut result.ips {
         *ip = IpConfig::new(host_net(ip.address.addr()));
@@ -174,6 +176,7 @@ impl Addresses {
 
     /// Gives back what this very request took, because of `error`, which is told on.
     pub async fn give_back(self, scene: &Scene<'_>, mut error: CniError) -> CniError {
+        let _release = stages::enter(Stage::Release);
         for taken in self.taken.into_iter().rev() {
             let given = match taken {
                 Taken::Delegated(delegate) => delegate.tell(Verb::Del).await,

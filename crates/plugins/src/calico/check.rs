@@ -64,7 +64,7 @@ async fn check_ipam(scene: &Scene<'_>, addresses: &[IpAddr]) -> Result<(), CniEr
                 }
             }
         }
-        kind => Delegate::new(kind, scene.request, scene.stdin.clone()).tell(Verb::Check).await,
+        kind => Delegate::new(kind, scene.request, scene.stdin.clone())?.tell(Verb::Check).await,
     }
 }
 
@@ -95,6 +95,6 @@ pub async fn status(node: &CalicoNode, request: &Request, conf: &CalicoConf) -> 
     })?;
     match conf.ipam.kind.as_str() {
         "" | "calico-ipam" => Ok(()),
-        kind => Delegate::new(kind, request, request.stdin.clone()).tell(Verb::Status).await,
+        kind => Delegate::new(kind, request, request.stdin.clone())?.tell(Verb::Status).await,
     }
 }

@@ -7,6 +7,7 @@ use super::pod_cidr::{self, PodCidrs};
 use super::{Scene, Workload, endpoint, own_ipam, ready, wire};
 use crate::CalicoNode;
 use crate::delegate::Delegate;
+use crate::stages::{Stage, during};
 use crate::target::Target;
 
 /// Takes the interface down.
@@ -20,6 +21,21 @@ pub async fn detach(node: &CalicoNode, target: &Target) -> Result<(), CniError> 
 /// Endpoint and addresses.
 pub async fn forget(scene: &mut Scene<'_>) -> Result<(), CniError> {
     ready::datastore(&scene.datastore).await?;
+    during(Stage::Endpoint, remove_endpoint(scene)).await?;
+    match scene.conf.ipam.kind.as_str() {
+        "" => Ok(()),
+        "calico-ipam" => own_ipam::release(scene).await,
+        kind => {
+            if kind == "host-local" && pod_cidr::wanted(&scene.ipam()?) {
+                scene.fill(&PodCidrs::dummies())?;
+            }
+            let delegate = Delegate::new(kind, scene.request, scene.stdin.clone())?;
+            during(Stage::Release, delegate.tell(Verb::Del)).await
+        }
+    }
+}
+
+async fn remove_endpoint(scene: &Scene<'_>) -> Result<(), CniError> {
     let store = &*scene.datastore.store;
     if endpoint::remove(store, &scene.workload, &scene.workload.container).await? {
         scene.log.info(format!("Removed the endpoint of {}", scene.workload.container));
@@ -31,14 +47,5 @@ pub async fn forget(scene: &mut Scene<'_>) -> Result<(), CniError> {
             endpoint::remove_described(store, &scene.workload, &host_name).await?;
         }
     }
-    match scene.conf.ipam.kind.as_str() {
-        "" => Ok(()),
-        "calico-ipam" => own_ipam::release(scene).await,
-        kind => {
-            if kind == "host-local" && pod_cidr::wanted(&scene.ipam()?) {
-                scene.fill(&PodCidrs::dummies())?;
-            }
-            Delegate::new(kind, scene.request, scene.stdin.clone()).tell(Verb::Del).await
-        }
-    }
+    Ok(())
 }

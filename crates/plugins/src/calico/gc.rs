@@ -40,7 +40,7 @@ pub async fn run(node: &CalicoNode, request: &Request, conf: &CalicoConf) -> Res
     released.map_err(|error| failure::ipam("addresses that are no longer valid are still held", error))?;
     match conf.ipam.kind.as_str() {
         "" | "calico-ipam" => Ok(()),
-        kind => Delegate::new(kind, request, request.stdin.clone()).tell(Verb::Gc).await,
+        kind => Delegate::new(kind, request, request.stdin.clone())?.tell(Verb::Gc).await,
     }
 }
 

@@ -42,8 +42,8 @@ impl PodCidrs {
 
     /// Everything: DEL needs no range, and so no API server either.
     pub fn dummies() -> Self {
-        let (v4, v6) = (ipnet::Ipv4Net::default().into(), ipnet::Ipv6Net::default().into());
-        Self { v4: Some(v4), v6: Some(v6) }
+        let [v4, v6] = Family::BOTH.map(|family| Some(family.default_net()));
+        Self { v4, v6 }
     }
 
     /// Puts the prefixes in for their names.
@@ -89,7 +89,7 @@ pub fn routes(ipam: &Map<String, Value>, with_defaults: bool) -> Result<Option<V
     if listed.is_empty() {
         return Ok(None);
     }
-    let defaults: [IpNet; 2] = [ipnet::Ipv4Net::default().into(), ipnet::Ipv6Net::default().into()];
+    let defaults = Family::BOTH.map(Family::default_net);
     let mut nets: Vec<IpNet> = if with_defaults { defaults.to_vec() } else { Vec::new() };
     for route in listed {
         let dst = route.get("dst").and_then(Value::as_str).unwrap_or_default();

@@ -13,6 +13,7 @@ use crate::calico_conf::CalicoConf;
 use crate::datastore::{CalicoHost, Datastore};
 use crate::failure;
 use crate::request_log::RequestLog;
+use crate::stages::{Stage, during};
 
 /// What an ADD was given.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,6 +35,16 @@ const GRACE: Duration = Duration::from_secs(30);
 
 /// Gives the request's addresses: those that the interface has already, or new ones. All or nothing.
 pub(crate) async fn assign(
+    host: &CalicoHost,
+    datastore: &Datastore,
+    conf: &CalicoConf,
+    request: &IpamRequest,
+    log: &RequestLog,
+) -> Result<Allocation, CniError> {
+    during(Stage::Address, assign_in_time(host, datastore, conf, request, log)).await
+}
+
+async fn assign_in_time(
     host: &CalicoHost,
     datastore: &Datastore,
     conf: &CalicoConf,
@@ -121,7 +132,7 @@ async fn describe(
 
 /// Gives back what the ADD of `allocation` took itself; what an earlier one had stays. For a main plugin that failed later.
 pub(crate) async fn give_back(datastore: &Datastore, allocation: &Allocation) -> Result<(), CniError> {
-    release_marked(datastore, &allocation.handle, &allocation.mark).await
+    during(Stage::Release, release_marked(datastore, &allocation.handle, &allocation.mark)).await
 }
 
 async fn release_marked(datastore: &Datastore, handle: &HandleId, mark: &str) -> Result<(), CniError> {

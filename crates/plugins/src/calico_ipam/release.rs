@@ -14,6 +14,7 @@ use crate::calico_conf::CalicoConf;
 use crate::datastore::{CalicoHost, Datastore};
 use crate::failure;
 use crate::request_log::RequestLog;
+use crate::stages::{self, Stage};
 
 /// Both handles are tried whatever happens to the first; the first error is told.
 pub(crate) async fn release(
@@ -23,6 +24,7 @@ pub(crate) async fn release(
     subject: &Subject,
     log: &RequestLog,
 ) -> Result<(), CniError> {
+    let _release = stages::enter(Stage::Release);
     log.info(format!("Releasing address using handleID HandleID={}", subject.handle()));
     let _lock = host.locks().take(&conf.ipam_lock_file(&host.root), log).await;
     let released = tokio::time::timeout(BUDGET, release_both(datastore, subject, log)).await;

@@ -332,6 +332,10 @@ fn a_pod_may_name_its_addresses_and_gets_all_of_them_or_none() {
         let outside = PodFacts { ip_addrs: list(&["10.1.0.7", "192.0.2.1"]), ..PodFacts::default() };
         taken(outside).await.unwrap_err();
         assert_eq!(held.held().await, 0);
+        let many: Vec<IpAddr> = (1..=33).map(|last| IpAddr::from([10, 1, 0, last])).collect();
+        let error = taken(PodFacts { ip_addrs: Some(many), ..PodFacts::default() }).await.unwrap_err();
+        assert!(error.code == 7 && error.details.contains("33 addresses; 32 are possible"), "{error}");
+        assert_eq!(held.held().await, 0);
         let unmanaged = PodFacts { ip_addrs_no_ipam: list(&["192.0.2.1"]), ..PodFacts::default() };
         assert_eq!(taken(unmanaged.clone()).await.unwrap(), unmanaged.ip_addrs_no_ipam.clone().unwrap());
         assert_eq!(held.held().await, 0);

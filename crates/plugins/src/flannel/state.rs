@@ -4,7 +4,7 @@
 //! `eth0`, and `<container>:<interface>` for every other; no container's or interface's name has a colon in it. An interface without a file of its own is
 //! looked for in the Go plugin's, which then stays: it may be `eth0`'s.
 
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, DirEntry};
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use russet_linux::file;
 use serde_json::Value;
 
 /// The directory.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct State {
     dir: PathBuf,
 }
@@ -69,7 +69,7 @@ impl State {
         remove(&self.path(target))
     }
 
-    /// Forgets what is saved for interfaces of `network` that nobody in the list has.
+    /// Forgets what is saved for interfaces of `network` that nobody in the list has. Goes on past errors and tells them together.
     pub fn collect(&self, network: &str, valid: &[ValidAttachment]) -> Result<(), CniError> {
         let failed = |error| CniError::io(format!("flannel: list {}", self.dir.display()), error);
         let entries = match std::fs::read_dir(&self.dir) {
@@ -77,22 +77,36 @@ impl State {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(failed(error)),
         };
+        let mut errors = Vec::new();
         for entry in entries {
-            let Ok(name) = entry.map_err(failed)?.file_name().into_string() else { continue };
-            let is_valid = |it: &ValidAttachment| match name.split_once(':') {
-                Some((id, ifname)) => it.container_id.as_str() == id && it.ifname.as_str() == ifname,
-                None => it.container_id.as_str() == name,
-            };
-            let path = self.dir.join(&name);
-            let of_network = |config: &Value| config.get("name").and_then(Value::as_str) == Some(network);
-            match self.read(&path, true)? {
-                Saved::Config { config, .. } if of_network(&config) && !valid.iter().any(is_valid) => {
-                    remove(&path)?
-                }
-                _ => {}
-            }
+            let collected = entry.map_err(failed).and_then(|entry| self.collect_one(&entry, network, valid));
+            errors.extend(collected.err().map(|error| error.to_string()));
         }
-        Ok(())
+        if errors.is_empty() {
+            return Ok(());
+        }
+        let msg = "flannel: some of what is no longer valid is still saved";
+        Err(CniError::io(msg, errors.join("; ")))
+    }
+
+    fn collect_one(
+        &self,
+        entry: &DirEntry,
+        network: &str,
+        valid: &[ValidAttachment],
+    ) -> Result<(), CniError> {
+        let Ok(name) = entry.file_name().into_string() else { return Ok(()) };
+        let is_valid = |it: &ValidAttachment| match name.split_once(':') {
+            Some((id, ifname)) => it.container_id.as_str() == id && it.ifname.as_str() == ifname,
+            None => it.container_id.as_str() == name,
+        };
+        let of_network = |config: &Value| config.get("name").and_then(Value::as_str) == Some(network);
+        match self.read(&entry.path(), true)? {
+            Saved::Config { config, .. } if of_network(&config) && !valid.iter().any(is_valid) => {
+                remove(&entry.path())
+            }
+            _ => Ok(()),
+        }
     }
 
     fn read(&self, path: &Path, own: bool) -> Result<Saved, CniError> {
@@ -190,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn gc_forgets_what_nobody_in_the_networks_list_has() {
+    fn gc_forgets_what_nobody_in_the_networks_list_has_and_goes_on_past_errors() {
         let dir = tempfile::tempdir().unwrap();
         let state = State::at(dir.path().to_owned());
         for (name, network) in
@@ -199,11 +213,17 @@ mod tests {
             std::fs::write(dir.path().join(name), json!({ "name": network }).to_string()).unwrap();
         }
         std::fs::write(dir.path().join("broken"), "").unwrap();
+        // These cannot be read, wherever in the order they come.
+        for name in ["a-directory", "h-directory", "z-directory"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
         let valid = ValidAttachment { container_id: "abc".parse().unwrap(), ifname: "eth0".parse().unwrap() };
-        state.collect("n", &[valid]).unwrap();
+        let error = state.collect("n", &[valid]).unwrap_err();
+        assert_eq!(error.details.matches("-directory").count(), 3, "{error}");
         let mut left: Vec<String> = std::fs::read_dir(dir.path())
             .unwrap()
             .map(|it| it.unwrap().file_name().into_string().unwrap())
+            .filter(|name| !name.ends_with("-directory"))
             .collect();
         left.sort();
         assert_eq!(left, ["abc", "broken", "other"]);

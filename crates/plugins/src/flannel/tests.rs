@@ -81,20 +81,43 @@ fn a_delegate_that_fails_to_delete_is_asked_again() {
     // flannel.md section 8, DEL: from 1.2.0 on the Go plugin forgets, and the address leaks
     on_a_node(|lab| {
         let config = config(lab, "1.0.0");
-        let one = pod("one");
-        lab.add("flannel", one, &config);
-        let file = lab.data_dir().join("cbr0/10.5.29.2");
-        let aside = lab.path("aside");
-        std::fs::rename(&file, &aside).unwrap();
-        std::fs::create_dir_all(file.join("full")).unwrap();
-        let error = lab.error("flannel", "DEL", one, &config);
-        assert!(error.to_string().contains("10.5.29.2"), "{error}");
-        std::fs::remove_dir_all(&file).unwrap();
-        std::fs::rename(&aside, &file).unwrap();
-        lab.tell("flannel", "DEL", one, &config);
-        assert_eq!(lab.addresses("cbr0"), Vec::<String>::new());
-        assert!(!lab.path("flannel/one").exists());
+        let (one, saved) = (pod("one"), lab.path("flannel/one"));
+        for broken in [false, true] {
+            lab.add("flannel", one, &config);
+            if broken {
+                std::fs::write(&saved, "{").unwrap();
+            }
+            let held = lab.addresses("cbr0");
+            let file = lab.data_dir().join("cbr0").join(&held[0]);
+            let aside = lab.path("aside");
+            std::fs::rename(&file, &aside).unwrap();
+            std::fs::create_dir_all(file.join("full")).unwrap();
+            let error = lab.error("flannel", "DEL", one, &config);
+            assert!(error.to_string().contains(&held[0]), "broken {broken}: {error}");
+            assert!(saved.exists(), "broken {broken}");
+            std::fs::remove_dir_all(&file).unwrap();
+            std::fs::rename(&aside, &file).unwrap();
+            lab.tell("flannel", "DEL", one, &config);
+            assert_eq!(lab.addresses("cbr0"), Vec::<String>::new());
+            assert!(!saved.exists(), "broken {broken}");
+        }
     });
+}
+
+#[test]
+fn a_delegate_that_would_wait_for_this_request_is_refused_and_nothing_is_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = Lab::with_path(dir.path().to_str().unwrap());
+    let mut config = config(&lab, "1.0.0");
+    let one = Pod { container: "one", ifname: "eth0", netns: "one" };
+    for kind in ["russet", "calico"] {
+        std::os::unix::fs::symlink("/proc/self/exe", dir.path().join(kind)).unwrap();
+        config["delegate"] = json!({"type": kind});
+        let error = lab.error("flannel", "ADD", one, &config);
+        assert!(error.code == 7 && error.msg.contains(kind), "{error}");
+        assert!(!lab.path("flannel/one").exists());
+        lab.tell("flannel", "DEL", one, &config);
+    }
 }
 
 #[test]

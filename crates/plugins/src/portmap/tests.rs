@@ -126,7 +126,7 @@ const V4: &[&str] = &["10.202.1.0/24"];
 #[test]
 #[ignore = "kernel: bridge, veth, nf_tables; tool: python3; root"]
 fn a_published_port_is_reached_from_everywhere() {
-    // cni-runtime.md sections 5 and A.4
+    // cni-runtime.md sections 5, 6.2 item 54 and A.4
     on_a_node(|lab| {
         neighbour();
         let (web, result, _server) = serving(lab, "web", &["10.202.1.0/24", "fd00:202:1::/64"]);
@@ -150,6 +150,8 @@ fn a_published_port_is_reached_from_everywhere() {
             assert!(answer(from, "STREAM", "192.0.2.1", 8080).starts_with("web"), "from {from:?}");
         }
         assert!(answer("", "STREAM", "127.0.0.1", 8080).starts_with("web"));
+        let guard = testkit::run("nft", &["list", "chain", "inet", "russet-cni", "ports-guard"]);
+        assert!(guard.contains(r#"ip daddr 127.0.0.0/8 iifname != "lo" drop"#), "{guard}");
         lab.tell("portmap", "CHECK", web, &config);
         testkit::run("nft", &["flush", "map", "inet", "russet-cni", "ports-any4"]);
         let error = lab.error("portmap", "CHECK", web, &config);
@@ -285,8 +287,12 @@ fn it_is_chained_and_without_ports_it_touches_nothing() {
     on_a_node(|lab| {
         let one = pod("one");
         let alone = json!({"cniVersion": "1.0.0", "name": "n", "type": "portmap"});
-        let error = lab.error("portmap", "ADD", one, &alone);
-        assert!(error.code == 999 && error.msg.contains("must be called as chained plugin"), "{error}");
+        let mut mapped = alone.clone();
+        mapped["runtimeConfig"] = json!({"portMappings": [{"hostPort": 80, "containerPort": 80}]});
+        for config in [&alone, &mapped] {
+            let error = lab.error("portmap", "ADD", one, config);
+            assert!(error.code == 999 && error.msg.contains("must be called as chained plugin"), "{error}");
+        }
         let result = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.3/24"}]});
         assert_eq!(lab.add("portmap", one, &after(&alone, &result)), result);
         lab.tell("portmap", "DEL", one, &alone);
