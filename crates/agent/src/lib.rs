@@ -9,6 +9,7 @@ mod direct;
 mod health;
 mod history;
 mod metrics;
+pub mod openshift_tenants;
 mod operations;
 mod passage;
 mod reaper;

@@ -10,6 +10,7 @@ use russet_agent::{Encapsulation, StoreLocation};
 
 pub mod ipam;
 pub mod migrate;
+pub mod netnamespace;
 pub mod repair;
 pub mod resources;
 pub mod span;
@@ -55,6 +56,9 @@ pub enum Verb {
     Store(store::StoreArgs),
     /// Show, check and mend addresses: pools, blocks, handles, affinities.
     Ipam(ipam::IpamArgs),
+    /// Show and change OpenShift's tenants: which namespaces' pods reach each other.
+    #[command(name = "netnamespace")]
+    NetNamespace(netnamespace::NetNamespaceArgs),
     /// Carry data of other programs over.
     Migrate(migrate::MigrateArgs),
     /// Show resources: pools, reservations, nodes, profiles, workload endpoints.

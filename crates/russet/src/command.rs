@@ -10,6 +10,7 @@ mod get;
 mod ipam;
 mod logging;
 mod migrate;
+mod netnamespace;
 mod place;
 mod store;
 mod version;
@@ -34,6 +35,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::CniDirect(args) => return cni_direct::run(args),
         Verb::Ipam(args) => return ipam::run(args).unwrap_or_else(failed),
         Verb::Get(args) => return get::run(args).unwrap_or_else(failed),
+        Verb::NetNamespace(args) => netnamespace::run(args),
         Verb::Apply(args) => apply::run(args),
         Verb::Delete(args) => delete::run(args),
         Verb::Migrate(args) => return migrate::run(args).unwrap_or_else(failed),

@@ -21,6 +21,7 @@ mod host;
 mod ipam;
 mod migrate_calico_v1;
 mod migrate_flannel_v2;
+mod netnamespace;
 mod node;
 mod pinging;
 mod races;

@@ -1,0 +1,188 @@
+//! The follower: what the store says of tenants and peers, brought to the data path of this node.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use russet_addr::NodeName;
+use russet_model::openshift::{Namespace, NetId, everything};
+use russet_overlay::Report;
+use russet_overlay::openshift::{Peer, Port, Sdn};
+use russet_store::{Store, Watch};
+use tokio::time::{sleep, timeout};
+
+use super::View;
+
+/// What a follower tells of a round: to log, to count, to decide whether the node is ready.
+#[derive(Debug)]
+pub struct Told {
+    /// What became of the data path.
+    pub report: Report,
+    /// Ports that have another network ID now.
+    pub renumbered: usize,
+}
+
+/// What is still to be done.
+#[derive(Debug, Default)]
+struct Due {
+    namespaces: BTreeSet<Namespace>,
+    everybody: bool,
+    peers: bool,
+}
+
+/// Before the store is asked again, or the kernel.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long more events are waited for, so that a burst becomes one transaction; an event alone waits no longer than this.
+const GATHER: Duration = Duration::from_millis(2);
+/// Events in one round; what a node of thousands of peers is told at once.
+const GATHER_MAX: usize = 4096;
+
+/// Follows the store for ever. `view` is current whenever `told` is called, and the data path has what it says unless the report names a failure,
+/// which is tried again.
+pub async fn follow(
+    store: Rc<dyn Store>,
+    own: NodeName,
+    sdn: Arc<Mutex<Sdn>>,
+    view: Rc<RefCell<View>>,
+    mut told: impl FnMut(Told),
+) {
+    let mut due = Due::default();
+    loop {
+        match store.watch(&everything()).await {
+            Ok(mut watch) => {
+                let error = watched(watch.as_mut(), &own, &sdn, &view, &mut due, &mut told).await;
+                tracing::warn!(%error, "the watch of tenants ended");
+            }
+            Err(error) => tracing::warn!(%error, "tenants are not watched"),
+        }
+        sleep(RETRY).await;
+    }
+}
+
+async fn watched(
+    watch: &mut dyn Watch,
+    own: &NodeName,
+    sdn: &Arc<Mutex<Sdn>>,
+    view: &Rc<RefCell<View>>,
+    due: &mut Due,
+    told: &mut impl FnMut(Told),
+) -> russet_store::StoreError {
+    loop {
+        let patience = if due.is_empty() { None } else { Some(RETRY) };
+        if let Err(error) = gather(watch, view, due, patience).await {
+            return error;
+        }
+        let round = carry_out(sdn, own, view, due).await;
+        let failed = round.report.failed > 0;
+        for error in &round.report.errors {
+            tracing::warn!(%error, "a change of tenants or peers is not in force");
+        }
+        if !failed {
+            *due = Due::default();
+        }
+        told(round);
+    }
+}
+
+/// Waits for events, for ever or until something is to be tried again, and takes in those that come together.
+async fn gather(
+    watch: &mut dyn Watch,
+    view: &Rc<RefCell<View>>,
+    due: &mut Due,
+    patience: Option<Duration>,
+) -> Result<(), russet_store::StoreError> {
+    let first = match patience {
+        None => watch.next().await?,
+        Some(patience) => match timeout(patience, watch.next()).await {
+            Ok(event) => event?,
+            Err(_) => return Ok(()),
+        },
+    };
+    due.take(view, first);
+    for _ in 1..GATHER_MAX {
+        match timeout(GATHER, watch.next()).await {
+            Ok(event) => due.take(view, event?),
+            Err(_) => break,
+        }
+    }
+    Ok(())
+}
+
+async fn carry_out(sdn: &Arc<Mutex<Sdn>>, own: &NodeName, view: &Rc<RefCell<View>>, due: &Due) -> Told {
+    let (peers, netids) = {
+        let view = view.borrow();
+        let peers = due.peers.then(|| view.peers(own));
+        let named = |namespace: &Namespace| (namespace.clone(), view.netid(namespace));
+        let netids: Vec<_> = due.namespaces.iter().map(named).collect();
+        (peers, netids)
+    };
+    let everybody = due.everybody.then(|| snapshot(view));
+    let sdn = Arc::clone(sdn);
+    let work = move || {
+        let mut sdn = sdn.lock().unwrap_or_else(PoisonError::into_inner);
+        round(&mut sdn, peers.as_deref(), &netids, everybody.as_ref())
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok((report, renumbered)) => Told { report, renumbered },
+        Err(error) => {
+            tracing::error!(%error, "a round of tenants and peers broke off");
+            Told { report: Report { failed: 1, ..Report::default() }, renumbered: 0 }
+        }
+    }
+}
+
+/// Every namespace's ID; a namespace that is not in it has none.
+fn snapshot(view: &Rc<RefCell<View>>) -> std::collections::BTreeMap<Namespace, NetId> {
+    let view = view.borrow();
+    let known = view.namespaces().filter_map(|namespace| Some((namespace.clone(), view.netid(namespace)?)));
+    known.collect()
+}
+
+fn round(
+    sdn: &mut Sdn,
+    peers: Option<&[Peer]>,
+    netids: &[(Namespace, Option<NetId>)],
+    everybody: Option<&std::collections::BTreeMap<Namespace, NetId>>,
+) -> (Report, usize) {
+    let wanted = |port: &Port| -> Option<Option<NetId>> {
+        match everybody {
+            Some(all) => Some(all.get(&port.namespace).copied()),
+            None => netids.iter().find(|(name, _)| *name == port.namespace).map(|(_, netid)| *netid),
+        }
+    };
+    let changed = |port: &Port| {
+        let netid = wanted(port).filter(|netid| *netid != port.netid)?;
+        Some(Port { netid, ..port.clone() })
+    };
+    let ports: Vec<Port> = sdn.attached().filter_map(changed).collect();
+    // First who may not talk any more, then who may be talked to.
+    let renumbered = if ports.is_empty() { Ok(()) } else { sdn.renumber(&ports) };
+    let mut report = peers.map_or_else(Report::default, |peers| sdn.peers(peers));
+    if let Err(error) = renumbered {
+        report.failed += 1;
+        report.errors.push(error.into());
+        return (report, 0);
+    }
+    (report, ports.len())
+}
+
+// === impl Due ===
+
+impl Due {
+    fn is_empty(&self) -> bool {
+        self.namespaces.is_empty() && !self.everybody && !self.peers
+    }
+
+    fn take(&mut self, view: &Rc<RefCell<View>>, event: russet_store::Event) {
+        let snapshot = matches!(event, russet_store::Event::Snapshot(_));
+        let changed = view.borrow_mut().take(event);
+        for (key, error) in &changed.malformed {
+            tracing::warn!(%key, %error, "a record of OpenShift's network is not used");
+        }
+        self.everybody |= snapshot || changed.network;
+        self.namespaces.extend(changed.namespaces);
+        self.peers |= changed.subnets;
+    }
+}

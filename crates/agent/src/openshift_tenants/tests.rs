@@ -1,0 +1,206 @@
+//! Changes of tenants over the simulated store, one alone and many at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use russet_model::openshift::{NetIdUsers, OpenshiftKey};
+use russet_store::sim::{Chance, Faults, Sim};
+
+use super::*;
+
+fn name(text: &str) -> Namespace {
+    Namespace::new(text).unwrap()
+}
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return value;
+        }
+    }
+}
+
+fn tenants(sim: &Sim) -> Tenants {
+    Tenants::new(Rc::new(sim.clone()))
+}
+
+/// Every namespace's ID. Whoever has an ID is named by the ID's record.
+fn checked(sim: &Sim) -> BTreeMap<Namespace, NetId> {
+    let (mut ids, mut users) = (BTreeMap::new(), BTreeMap::new());
+    for (key, record) in sim.records() {
+        match parse_key(&key).unwrap() {
+            OpenshiftKey::NetNamespace(namespace) => {
+                ids.insert(namespace, NetNamespace::decode(&record.value).unwrap().netid);
+            }
+            OpenshiftKey::NetId(id) => {
+                users.insert(id, NetIdUsers::decode(&record.value).unwrap().users);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    for (namespace, id) in ids.iter().filter(|(_, id)| !id.is_global()) {
+        assert!(
+            users.get(id).is_some_and(|users| users.contains(namespace)),
+            "{id} does not name {namespace}"
+        );
+    }
+    ids
+}
+
+#[test]
+fn a_tenant_lives_as_openshift_says() {
+    // cni-runtime.md section 4.4
+    let sim = Sim::atomic(1);
+    let tenants = tenants(&sim);
+    let act = |namespace: &str, action: Action| run(tenants.act(&name(namespace), &action));
+    let [a, b] = ["a", "b"].map(|namespace| act(namespace, Action::Create).unwrap().netid);
+    assert!(a != b && a >= NetId::FIRST && b >= NetId::FIRST);
+    assert!(act("default", Action::Create).unwrap().netid.is_global());
+    assert!(matches!(act("a", Action::Create), Err(TenantError::Exists(_, id)) if id == a));
+    // A tenant alone with its ID is isolated.
+    assert_eq!(act("a", Action::Isolate).unwrap().netid, a);
+    assert_eq!(act("b", Action::Join(name("a"))).unwrap().netid, a);
+    assert_eq!(act("b", Action::Join(name("a"))).unwrap().netid, a);
+    // The ID stays as long as one has it.
+    let fresh = act("a", Action::Isolate).unwrap().netid;
+    assert!(fresh != a && act("b", Action::Isolate).unwrap().netid == a);
+    assert!(act("b", Action::Global).unwrap().netid.is_global());
+    assert!(!sim.records().contains_key(&netid_key(a)), "nobody has it any more");
+    assert!(act("a", Action::Join(name("default"))).unwrap().netid.is_global());
+    assert!(!act("a", Action::Isolate).unwrap().netid.is_global());
+    act("a", Action::Delete).unwrap();
+    assert!(matches!(act("a", Action::Delete), Err(TenantError::Missing(_))));
+    assert!(
+        matches!(act("b", Action::Join(name("a"))), Err(TenantError::Missing(gone)) if gone == name("a"))
+    );
+    for refused in [Action::Isolate, Action::Delete, Action::Join(name("b"))] {
+        assert!(matches!(act("default", refused), Err(TenantError::Default)));
+    }
+    assert_eq!(checked(&sim).len(), 2);
+    assert_eq!(sim.records().len(), 2, "no record of an ID is left");
+}
+
+#[test]
+fn policies_keep_every_namespace_its_own_id() {
+    // cni-runtime.md section 4.4
+    let sim = Sim::atomic(1);
+    let network = br#"{"network":"10.128.0.0/14","hostsubnetlength":9,"pluginName":"redhat/openshift-ovs-networkpolicy"}"#;
+    run(sim.commit(vec![russet_store::Step::put(clusternetwork_key(), &network[..])])).unwrap();
+    let tenants = tenants(&sim);
+    run(tenants.act(&name("a"), &Action::Create)).unwrap();
+    for refused in [Action::Isolate, Action::Global, Action::Join(name("b"))] {
+        assert!(matches!(run(tenants.act(&name("a"), &refused)), Err(TenantError::Policies)));
+    }
+}
+
+#[test]
+fn two_names_that_begin_at_the_same_id_get_two() {
+    let used = BTreeSet::from([change::free_id(&name("a"), 0, &BTreeSet::new()).unwrap()]);
+    let next = change::free_id(&name("a"), 0, &used).unwrap();
+    assert!(!used.contains(&next) && next >= NetId::FIRST);
+}
+
+#[test]
+fn an_answer_that_was_lost_is_found_in_the_store() {
+    for fault in [russet_store::sim::Fault::LostReply, russet_store::sim::Fault::LostRequest] {
+        let sim = Sim::atomic(1);
+        let tenants = tenants(&sim);
+        sim.script([fault]);
+        let created = run(tenants.act(&name("a"), &Action::Create)).unwrap();
+        assert_eq!(checked(&sim), BTreeMap::from([(name("a"), created.netid)]));
+        sim.script([fault]);
+        run(tenants.act(&name("a"), &Action::Delete)).unwrap();
+        assert!(checked(&sim).is_empty());
+    }
+}
+
+/// One node's operation under way.
+type Lane<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// Runs lanes in an order that chance decides; a lane may crash at any of its points.
+fn interleave(mut lanes: Vec<Lane<'_>>, chance: &mut Chance, crashes_per_thousand: u32) {
+    while !lanes.is_empty() {
+        let index = chance.below(lanes.len() as u64) as usize;
+        let done = lanes[index].as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        if done || chance.below(1000) < u64::from(crashes_per_thousand) {
+            drop(lanes.swap_remove(index));
+        }
+    }
+}
+
+/// Pairs of namespaces that would both take the same ID if the other were not there.
+fn rivals() -> Vec<Namespace> {
+    let mut first: BTreeMap<NetId, Namespace> = BTreeMap::new();
+    let mut rivals = Vec::new();
+    for namespace in (0..40_000).map(|number| name(&format!("p{number}"))) {
+        let id = change::free_id(&namespace, 0, &BTreeSet::new()).unwrap();
+        match first.remove(&id) {
+            Some(other) => rivals.extend([other, namespace]),
+            None => drop(first.insert(id, namespace)),
+        }
+    }
+    rivals.truncate(6);
+    assert_eq!(rivals.len(), 6);
+    rivals
+}
+
+#[test]
+fn nodes_that_create_at_once_never_give_one_id_to_two() {
+    let names = rivals();
+    for seed in 0..200 {
+        for sim in [Sim::atomic(seed), Sim::non_atomic(seed)] {
+            sim.set_faults(Faults { conflict: 20, lost_reply: 50, lost_request: 50, ..Faults::default() });
+            let stores: Vec<Tenants> = names.iter().map(|_| tenants(&sim)).collect();
+            let lanes = stores.iter().zip(&names).map(|(tenants, namespace)| -> Lane<'_> {
+                Box::pin(async move {
+                    let _ = tenants.act(namespace, &Action::Create).await;
+                })
+            });
+            interleave(lanes.collect(), &mut Chance::new(seed), 5);
+            let ids = checked(&sim);
+            let distinct: BTreeSet<NetId> = ids.values().copied().collect();
+            assert_eq!(distinct.len(), ids.len(), "seed {seed}: {ids:?}");
+        }
+    }
+}
+
+#[test]
+fn whatever_nodes_do_at_once_only_joined_namespaces_share_an_id() {
+    for seed in 0..300 {
+        for sim in [Sim::atomic(seed), Sim::non_atomic(seed)] {
+            let setup = tenants(&sim);
+            for namespace in ["a", "b", "c", "d"] {
+                run(setup.act(&name(namespace), &Action::Create)).unwrap();
+            }
+            sim.set_faults(Faults { conflict: 20, lost_reply: 50, lost_request: 50, ..Faults::default() });
+            let mut chance = Chance::new(seed);
+            // Joins only within {a, b} and within {c, d}: no ID may ever be on both sides.
+            let stores: Vec<Tenants> = (0..8).map(|_| tenants(&sim)).collect();
+            let pick = |chance: &mut Chance| {
+                let pair = [["a", "b"], ["c", "d"]][chance.below(2) as usize];
+                let (who, other) = if chance.below(2) == 0 { (pair[0], pair[1]) } else { (pair[1], pair[0]) };
+                let action = match chance.below(4) {
+                    0 => Action::Isolate,
+                    1 => Action::Delete,
+                    2 => Action::Create,
+                    _ => Action::Join(name(other)),
+                };
+                (name(who), action)
+            };
+            let picked: Vec<(Namespace, Action)> = stores.iter().map(|_| pick(&mut chance)).collect();
+            let lanes = stores.iter().zip(&picked).map(|(tenants, (who, action))| -> Lane<'_> {
+                Box::pin(async move {
+                    let _ = tenants.act(who, action).await;
+                })
+            });
+            interleave(lanes.collect(), &mut chance, 5);
+            let ids = checked(&sim);
+            let side = |names: [&str; 2]| -> BTreeSet<NetId> {
+                names.iter().filter_map(|namespace| ids.get(&name(namespace)).copied()).collect()
+            };
+            assert!(side(["a", "b"]).is_disjoint(&side(["c", "d"])), "seed {seed}: {picked:?} {ids:?}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! `russet netnamespace` over a store of its own: no agent, no namespace, only a directory.
+
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::node::Answer;
+
+fn run(root: &TempDir, args: &[&str]) -> Answer {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+    command.arg("netnamespace").args(args).arg("--root").arg(root.path()).env_remove("RUSSET_STORE");
+    command.output().unwrap().into()
+}
+
+#[track_caller]
+fn good(root: &TempDir, args: &[&str]) -> String {
+    let answer = run(root, args);
+    assert_eq!(answer.status, 0, "{args:?}: {answer:?}");
+    answer.stdout
+}
+
+#[track_caller]
+fn netid(root: &TempDir, args: &[&str]) -> u64 {
+    let shown: Value = serde_json::from_str(&good(root, &[args, &["-o", "json"]].concat())).unwrap();
+    assert_eq!(shown["schema"], 1);
+    shown["netid"].as_u64().unwrap()
+}
+
+#[test]
+fn tenants_are_created_joined_made_global_isolated_and_deleted() {
+    // cni-runtime.md section 4.4
+    let root = tempfile::tempdir().unwrap();
+    let [blue, red] = ["blue", "red"].map(|name| netid(&root, &["create", name]));
+    assert!(blue >= 10 && red >= 10 && blue != red);
+    assert_eq!(netid(&root, &["create", "default"]), 0);
+    assert_eq!(netid(&root, &["join", "red", "blue"]), blue);
+    let table = good(&root, &["list"]);
+    assert_eq!(
+        table.lines().next().unwrap().split_whitespace().collect::<Vec<_>>(),
+        ["NAME", "NETID", "REACHES"]
+    );
+    let rows: Vec<Vec<&str>> = table.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+    let id = blue.to_string();
+    assert_eq!(rows, [vec!["blue", &id, "red"], vec!["default", "0", "everybody"], vec!["red", &id, "blue"]]);
+    assert_eq!(netid(&root, &["global", "red"]), 0);
+    assert!(good(&root, &["show", "red", "-o", "yaml"]).contains("global: true"));
+    assert!(netid(&root, &["isolate", "red"]) >= 10);
+    assert_eq!(netid(&root, &["isolate", "blue"]), blue, "it is alone with its ID");
+    good(&root, &["delete", "red"]);
+    let list: Value = serde_json::from_str(&good(&root, &["list", "-o", "json"])).unwrap();
+    assert_eq!(list["netnamespaces"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn what_cannot_be_is_said_and_told_by_the_exit_code() {
+    let root = tempfile::tempdir().unwrap();
+    assert_eq!(run(&root, &["list"]).status, 1, "there is no store, and looking makes none");
+    good(&root, &["create", "default"]);
+    good(&root, &["create", "blue"]);
+    for (args, status, text) in [
+        (&["isolate", "default"][..], 1, "stays global"),
+        (&["delete", "default"], 1, "stays global"),
+        (&["create", "blue"], 1, "is there already"),
+        (&["join", "blue", "green"], 1, "there is no NetNamespace green"),
+        (&["show", "green"], 1, "there is no NetNamespace green"),
+        (&["create", "Blue/.."], 2, "invalid namespace"),
+        (&["join", "blue"], 2, "OTHER"),
+    ] {
+        let answer = run(&root, args);
+        assert_eq!(answer.status, status, "{args:?}: {answer:?}");
+        assert!(answer.stderr.contains(text), "{args:?}: {answer:?}");
+    }
+}
