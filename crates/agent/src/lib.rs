@@ -1,13 +1,16 @@
 //! The node daemon. It serves CNI on a socket, keeps routes and tunnels as the datastore wants them, removes what
 //! deleted pods left, and says how it is. Stopping it leaves the data path as it is.
 
+pub mod attachments;
 pub mod bootstrap;
 mod cluster;
 mod config;
 mod datastores;
 mod direct;
+pub mod drift;
 mod health;
 mod history;
+pub mod journal;
 mod metrics;
 pub mod openshift_tenants;
 mod operations;

@@ -1,15 +1,22 @@
 //! What the agent counts; names are `russet_<subsystem>_<noun>_<unit>`.
 
+mod drift;
+
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+
+pub use drift::DriftMetrics;
 
 /// Upper bounds of the buckets for what takes milliseconds, in seconds.
 const LATENCY_BUCKETS_S: [f64; 12] =
     [0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
+/// What our metrics' names begin with; those of the process have the names that every program gives them.
+const PREFIX: &str = "russet";
 
 /// Every metric; clones share the same numbers.
 #[derive(Debug, Clone)]
@@ -34,6 +41,16 @@ pub struct Metrics {
     pub repaired: Family<Kind, Counter>,
     /// Looks for leaks that counted for nothing, because something could not be read.
     pub void_repairs: Counter,
+    /// What others changed of ours in the kernel.
+    pub drift: DriftMetrics,
+    /// Bytes of the journal that are used.
+    pub journal_bytes: Gauge,
+    /// Records in the journal.
+    pub journal_records: Gauge,
+    /// Attempts to write the journal that failed.
+    pub journal_write_failures: Counter,
+    /// What an agent's earlier life had begun, by what became of it.
+    pub recoveries: Family<Kind, Counter>,
 }
 
 /// A CNI verb.
@@ -75,9 +92,22 @@ impl Metrics {
             nodes: Gauge::default(),
             repaired: Family::default(),
             void_repairs: Counter::default(),
+            drift: DriftMetrics::default(),
+            journal_bytes: Gauge::default(),
+            journal_records: Gauge::default(),
+            journal_write_failures: Counter::default(),
+            recoveries: Family::default(),
         };
-        let mut registry = Registry::with_prefix("russet");
-        let it = &metrics;
+        let mut all = Registry::default();
+        all.register_collector(Box::new(russet_health::Process::starting()));
+        metrics.register(all.sub_registry_with_prefix(PREFIX));
+        (metrics, all)
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        let it = self;
+        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "The version of the agent", build);
         registry.register("cni_requests", "CNI requests by verb and error code", it.requests.clone());
         registry.register("cni_request_seconds", "Time from request to answer", it.request_seconds.clone());
         registry.register("overlay_changes", "Kernel objects changed, by kind", it.changes.clone());
@@ -100,7 +130,22 @@ impl Metrics {
             it.void_repairs.clone(),
         );
         registry.register("overlay_nodes", "Nodes known, with this one", it.nodes.clone());
-        (metrics, registry)
+        it.drift.register(registry);
+        it.register_journal(registry);
+    }
+
+    fn register_journal(&self, registry: &mut Registry) {
+        registry.register("journal_bytes", "Used bytes of the journal", self.journal_bytes.clone());
+        registry.register("journal_records", "Records in the journal", self.journal_records.clone());
+        let failures = self.journal_write_failures.clone();
+        registry.register("journal_write_failures", "Attempts to write the journal that failed", failures);
+        let help = "Operations that were finished or undone later, by kind";
+        registry.register("journal_recoveries", help, self.recoveries.clone());
+    }
+
+    /// Counts what became of an operation of an earlier life, or of one that this life could not end at once.
+    pub fn recovered(&self, kind: &str) {
+        self.recoveries.get_or_create(&Kind { kind: kind.to_owned() }).inc();
     }
 
     /// Counts one request.

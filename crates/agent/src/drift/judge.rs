@@ -1,0 +1,318 @@
+//! Which of the kernel's events may mean that something of ours is not as it should be. Cheap tests only, and wrong in one direction only: a suspicion
+//! costs a comparison, a change that is not suspected is found by the loop's next look. Pure but for what it remembers; used by `ears`.
+
+mod sdn;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use russet_addr::{Family, Ipv4Net, Mac};
+use russet_attach::{DOOMED_GROUP, nat};
+use russet_netlink::{
+    Address, Change, Conf, ConfOf, Event, FdbEntry, FdbTable, Link, Neighbour, NeighbourState, Route, Scope,
+};
+use russet_nft::Table;
+use russet_nft::monitor::Commit;
+use russet_overlay::{Desired, Inputs, Underlay, desired, is_ours, openshift};
+
+use super::Part;
+use super::mirror::Mirror;
+use sdn::Sdn;
+
+/// What should be, and what the links were like when they were last heard of.
+#[derive(Debug)]
+pub(super) struct Judge {
+    overlay: Option<Wanted>,
+    sdn: Option<Sdn>,
+    pods: Mirror,
+    links: BTreeMap<u32, Look>,
+}
+
+/// What is wanted of the overlay.
+#[derive(Debug)]
+struct Wanted {
+    desired: Desired,
+    underlay: Underlay,
+    devices: BTreeSet<u32>,
+}
+
+/// What matters of a link.
+#[derive(Debug, PartialEq, Eq)]
+struct Look {
+    name: String,
+    up: bool,
+    mtu_bytes: u32,
+    mac: Option<Mac>,
+    alias: Option<String>,
+    master: Option<u32>,
+    /// A DEL of OpenShift's has it in its hands.
+    leaving: bool,
+}
+
+/// What an event is about.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Concern {
+    /// The overlay is suspect.
+    pub overlay: bool,
+    /// Pods' interfaces are.
+    pub pods: bool,
+    /// What these may carry is.
+    pub verdicts: bool,
+    /// Their masquerade and published ports are.
+    pub nat: bool,
+    /// OpenShift's data path is.
+    pub sdn: bool,
+    /// The underlay may be another one.
+    pub underlay: bool,
+}
+
+/// The overlay's table.
+const OVERLAY_TABLE: &str = "russet";
+/// The verdicts' ([`russet_policy::TABLE`]).
+const VERDICTS_TABLE: &str = "russet-policy";
+
+// === impl Judge ===
+
+impl Judge {
+    /// Nothing is wanted of the overlay yet.
+    pub fn new(pods: Mirror) -> Self {
+        Self { overlay: None, sdn: None, pods, links: BTreeMap::new() }
+    }
+
+    /// From now on this is wanted.
+    pub fn expect(&mut self, inputs: &Inputs) {
+        let devices = self.overlay.take().map(|wanted| wanted.devices).unwrap_or_default();
+        self.overlay = Some(Wanted { desired: desired(inputs), underlay: inputs.underlay.clone(), devices });
+    }
+
+    /// Nothing is wanted of the overlay any more.
+    pub fn forget(&mut self) {
+        self.overlay = None;
+    }
+
+    /// From now on there is OpenShift's data path, with pods' addresses in these networks.
+    pub fn expect_sdn(&mut self, cluster: Vec<Ipv4Net>) {
+        self.sdn = Some(Sdn { cluster });
+    }
+
+    /// The tunnel devices that are there.
+    pub fn devices(&mut self, devices: BTreeSet<u32>) {
+        if let Some(wanted) = &mut self.overlay {
+            wanted.devices = devices;
+        }
+    }
+
+    /// These links are there: from now on what is heard is compared with them.
+    pub fn learn(&mut self, links: impl IntoIterator<Item = Link>) {
+        self.links = links.into_iter().map(|link| (link.index, Look::of(link))).collect();
+    }
+
+    /// What an event of rtnetlink is about; `own` when we asked for it ourselves.
+    pub fn hear(&mut self, event: &Event, own: bool) -> Concern {
+        let (change, there) = match event {
+            Event::Set(change) => (change, true),
+            Event::Gone(change) => (change, false),
+            Event::Overrun => return Concern::EVERYTHING,
+        };
+        if let Change::Link(link) = change {
+            let was = self.remember(link, there);
+            let same = there && was.as_ref() == self.links.get(&link.index);
+            return if same || own { Concern::default() } else { self.of_link(link, there, was.as_ref()) };
+        }
+        if own {
+            return Concern::default();
+        }
+        let mut concern = Concern { pods: self.of_pods(change, there), ..Concern::default() };
+        concern.sdn = self.sdn.as_ref().is_some_and(|sdn| sdn.concerns(change, there, &self.links));
+        if let Some(wanted) = &self.overlay {
+            concern.overlay = wanted.concerns(change, there);
+            concern.underlay = matches!(change, Change::Address(address) if there && wanted.is_new(address));
+        }
+        concern
+    }
+
+    /// What a transaction of somebody else's in nf_tables is about.
+    pub fn hear_commit(&self, commit: &Commit) -> Concern {
+        let overlay = self.overlay.is_some() && commit.touches(&Table::inet(OVERLAY_TABLE));
+        let verdicts = commit.touches(&Table::inet(VERDICTS_TABLE));
+        let nat = commit.touches(&nat::table());
+        let sdn = self.sdn.is_some() && commit.touches(&openshift::table());
+        Concern { overlay, verdicts, nat, sdn, ..Concern::default() }
+    }
+
+    /// What the link was like when it was last heard of. Much is told of that does not matter.
+    fn remember(&mut self, link: &Link, there: bool) -> Option<Look> {
+        if there {
+            self.links.insert(link.index, Look::of(link.clone()))
+        } else {
+            self.links.remove(&link.index)
+        }
+    }
+
+    /// The kernel does not say of all changes of links who asked for them, so our own requests' are known by what they are about: an ADD raises the host end
+    /// when all else of it is done, and a DEL strikes it out of the mirror before it touches it.
+    fn of_link(&self, link: &Link, there: bool, was: Option<&Look>) -> Concern {
+        let finished = was.filter(|was| was.up);
+        let kept = [finished.and_then(|was| was.alias.as_deref()), link.alias.as_deref()]
+            .into_iter()
+            .flatten()
+            .filter_map(|alias| alias.parse().ok())
+            .any(|owner| self.pods.with(|all| all.has(&owner)));
+        // A host end that is gone was a pod's that is gone; a bridge is its network's.
+        let pods = (there && finished.is_some() && kept) || self.pods.with(|all| all.has_bridge(&link.name));
+        // Its namespace is gone and took it along. Where no DEL ever comes, nobody else takes its verdict away.
+        let verdicts = !there && was.is_some_and(Look::is_host_end) && link.group != DOOMED_GROUP;
+        let overlay = self.overlay.as_ref().is_some_and(|wanted| wanted.link(link, there));
+        let sdn = self.sdn.as_ref().is_some_and(|sdn| sdn.link(link, was));
+        Concern { pods, verdicts, overlay, sdn, ..Concern::default() }
+    }
+
+    fn of_pods(&self, change: &Change, there: bool) -> bool {
+        let host_end = |ifindex| self.links.get(&ifindex).is_some_and(Look::is_host_end);
+        match change {
+            Change::Route(route) if route.table == Route::MAIN => {
+                let whole = route.dst.prefix_len() == route.dst.max_prefix_len();
+                whole && self.pods.with(|all| all.routes_to(&route.dst.addr()))
+            }
+            Change::Neighbour(found) => {
+                let right = there && found.state == NeighbourState::Permanent;
+                !right && !found.proxy && self.pods.with(|all| all.routes_to(&found.address))
+            }
+            Change::Address(address) if !there => {
+                let name = self.links.get(&address.ifindex).map(|look| look.name.as_str());
+                self.pods.with(|all| name.is_none_or(|name| all.has_bridge(name)) && !all.is_empty())
+            }
+            Change::Conf(Conf { of: ConfOf::Link(ifindex), .. }) => {
+                matches!(change, Change::Conf(conf) if there && is_switched_off(conf)) && host_end(*ifindex)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Whether one sysctl was set to what no host end has; all of them at once is how a new link is told of.
+fn is_switched_off(conf: &Conf) -> bool {
+    match (conf.forwarding, conf.rp_filter, conf.proxy) {
+        (Some(on), None, None) | (None, None, Some(on)) => !on,
+        (None, Some(filter), None) => filter != 1,
+        _ => false,
+    }
+}
+
+fn is_pods_alias(alias: &str) -> bool {
+    alias.parse::<russet_attach::Owner>().is_ok()
+}
+
+// === impl Look ===
+
+impl Look {
+    fn of(link: Link) -> Self {
+        let (up, leaving) = (link.is_up(), link.group == openshift::LEAVING_GROUP);
+        let Link { name, mtu_bytes, mac, alias, master, .. } = link;
+        Self { name, up, mtu_bytes, mac, alias, master, leaving }
+    }
+
+    fn is_host_end(&self) -> bool {
+        self.alias.as_deref().is_some_and(is_pods_alias)
+    }
+}
+
+// === impl Concern ===
+
+impl Concern {
+    /// Events were lost.
+    pub const EVERYTHING: Self =
+        Self { overlay: true, pods: true, verdicts: true, nat: true, sdn: true, underlay: false };
+
+    /// Whether it is about anything of ours.
+    pub fn is_any(self) -> bool {
+        self != Self::default()
+    }
+
+    /// The parts that are suspect.
+    pub fn parts(self) -> impl Iterator<Item = Part> {
+        let parts = [
+            (self.verdicts, Part::Verdicts),
+            (self.sdn, Part::Sdn),
+            (self.pods, Part::Pods),
+            (self.overlay, Part::Overlay),
+            (self.nat, Part::Nat),
+        ];
+        parts.into_iter().filter_map(|(suspect, part)| suspect.then_some(part))
+    }
+}
+
+// === impl Wanted ===
+
+impl Wanted {
+    fn concerns(&self, change: &Change, there: bool) -> bool {
+        match change {
+            Change::Address(address) => self.address(address, there),
+            Change::Route(route) => self.route(route, there),
+            Change::Neighbour(neighbour) => self.neighbour(neighbour, there),
+            Change::Fdb(entry) => self.fdb(entry, there),
+            Change::Conf(conf) => self.conf(conf),
+            Change::Link(_) | Change::Rule(_) => false,
+        }
+    }
+
+    /// IPv4 routes through a link that goes down vanish without a word.
+    fn link(&self, link: &Link, there: bool) -> bool {
+        if link.index == self.underlay.ifindex {
+            return there && link.is_up();
+        }
+        let named = self.desired.owner.names.iter().flatten().any(|name| name.as_str() == link.name);
+        named || self.devices.contains(&link.index)
+    }
+
+    /// Whether the underlay has an address that it had not. One that goes may be back in a moment: the loop's next look is soon enough.
+    fn is_new(&self, address: &Address) -> bool {
+        address.ifindex == self.underlay.ifindex
+            && address.scope == Scope::Universe
+            && !self.underlay.addresses.contains(&address.net)
+    }
+
+    fn address(&self, address: &Address, there: bool) -> bool {
+        let own = self.desired.devices.values().any(|device| device.address == Some(address.net));
+        if there { !own && self.devices.contains(&address.ifindex) } else { own }
+    }
+
+    fn route(&self, route: &Route, there: bool) -> bool {
+        if route.table != Route::MAIN {
+            return false;
+        }
+        let device = route.oif.filter(|oif| self.devices.contains(oif));
+        let marked = self.desired.owner.owned.contains(&route.protocol) && is_ours(route, device);
+        marked || (there && self.desired.routes.contains_key(&route.dst))
+    }
+
+    fn neighbour(&self, found: &Neighbour, there: bool) -> bool {
+        if !self.devices.contains(&found.ifindex) || found.proxy {
+            return false;
+        }
+        let permanent = there && found.state == NeighbourState::Permanent;
+        match self.desired.neighbours.get(&found.address) {
+            Some(mac) => !(permanent && found.mac == Some(*mac)),
+            None => permanent,
+        }
+    }
+
+    /// The kernel does not say who changed an entry: our own changes are known by what they bring about.
+    fn fdb(&self, found: &FdbEntry, there: bool) -> bool {
+        if !self.devices.contains(&found.ifindex) || found.table != FdbTable::Device {
+            return false;
+        }
+        let wanted = Family::BOTH.into_iter().find_map(|family| self.desired.fdb.get(&(family, found.mac)));
+        match wanted {
+            Some(outer) => found.dst != Some(*outer) || !there,
+            None => there && found.permanent,
+        }
+    }
+
+    fn conf(&self, conf: &Conf) -> bool {
+        let wanted = self.desired.forwarding.contains(&conf.family);
+        wanted && conf.forwarding == Some(false) && conf.of == ConfOf::All
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! The overlay with what is wanted of it: the loop changes that, the listening thread keeps it. Used by `drift`.
+
+use std::collections::BTreeSet;
+
+use russet_netlink::{NetlinkError, Socket};
+use russet_overlay::{Inputs, Owner, Reconciler, Report};
+
+use super::Restored;
+
+/// The kernel's side of the overlay; in one pair of hands at a time.
+pub(super) struct Overlay {
+    reconciler: Reconciler,
+    socket: Socket,
+    wanted: Option<Inputs>,
+    /// The kernel was brought to all of it once: what differs later is somebody's doing, also where it cannot be put back.
+    settled: bool,
+}
+
+// === impl Overlay ===
+
+impl Overlay {
+    pub fn open() -> Result<Self, NetlinkError> {
+        Ok(Self { reconciler: Reconciler::new()?, socket: Socket::route()?, wanted: None, settled: false })
+    }
+
+    /// Whether the kernel was brought to exactly this before.
+    pub fn is_kept_at(&self, inputs: &Inputs) -> bool {
+        self.settled && self.wanted.as_ref() == Some(inputs)
+    }
+
+    /// Brings the kernel to `inputs`; besides the report, what was restored if it had been there before.
+    pub fn reconcile(&mut self, inputs: Inputs) -> (Report, Option<Restored>) {
+        let was_kept = self.is_kept_at(&inputs);
+        let mut run = self.reconciler.start(&inputs);
+        let what = if was_kept { run.pending() } else { Vec::new() };
+        while run.step() {}
+        let report = run.finish();
+        self.settled = was_kept || report.failed == 0;
+        self.wanted = Some(inputs);
+        let restored = (was_kept && !report.is_quiet()).then(|| Restored::of(what, &report));
+        (report, restored)
+    }
+
+    /// Brings the kernel back to what it was brought to before; none where nothing was wrong. The second is false where something of it failed.
+    pub fn restore(&mut self) -> (Option<Restored>, bool) {
+        let Some(inputs) = self.wanted.clone() else { return (None, true) };
+        let (report, restored) = self.reconcile(inputs);
+        (restored, report.failed == 0)
+    }
+
+    /// What differs from what is wanted, in words; changes nothing.
+    pub fn differences(&mut self) -> Result<Vec<String>, String> {
+        let Some(inputs) = &self.wanted else { return Ok(Vec::new()) };
+        let run = self.reconciler.start(inputs);
+        let what = run.pending();
+        match run.finish().errors.first() {
+            Some(error) => Err(error.to_string()),
+            None => Ok(what),
+        }
+    }
+
+    pub fn forget(&mut self) {
+        self.wanted = None;
+        self.settled = false;
+    }
+
+    /// The indexes of the tunnel devices, as far as they are there.
+    pub fn devices(&mut self) -> BTreeSet<u32> {
+        let names = Owner::default().names;
+        let found = names.iter().flatten().filter_map(|name| self.socket.link_by_name(name).ok());
+        found.map(|link| link.index).collect()
+    }
+}
+
+// === impl Restored ===
+
+impl Restored {
+    fn of(mut what: Vec<String>, report: &Report) -> Self {
+        let kinds: Vec<_> =
+            report.changed.iter().map(|(kind, count)| (kind.label(), *count as u64)).collect();
+        if what.is_empty() {
+            // Sysctls are compared as they are written.
+            what = kinds.iter().map(|(kind, count)| format!("write {count} {kind}s")).collect();
+        }
+        Self { what, kinds, errors: report.errors.iter().map(ToString::to_string).collect() }
+    }
+}

@@ -1,0 +1,109 @@
+//! OpenShift's data path, while its server has one: the table of verdicts, the tunnel device, ways, pods' host ends. Used by `drift`.
+
+use std::sync::{Arc, Mutex, Weak};
+
+use russet_overlay::openshift::{Outcome, Sdn as DataPath};
+use russet_overlay::{Kind, Refusal, Report};
+use tokio::sync::watch;
+
+use super::{Restored, lock};
+
+/// The server's data path, if there is one.
+#[derive(Default)]
+pub(super) struct Sdn(Option<Kept>);
+
+struct Kept {
+    /// The server's: nothing is restored that it has given up.
+    path: Weak<Mutex<DataPath>>,
+    /// What keeps it from being in force.
+    problem: watch::Sender<Option<String>>,
+    /// What was told that nothing can be done about.
+    refused: Vec<Refusal>,
+    /// It was in force once: what differs later is somebody's doing.
+    settled: bool,
+}
+
+// === impl Sdn ===
+
+impl Sdn {
+    /// This one is kept from now on.
+    pub fn keep(&mut self, path: &Arc<Mutex<DataPath>>) -> watch::Receiver<Option<String>> {
+        let (problem, told) = watch::channel(Some("not yet".to_owned()));
+        self.0 = Some(Kept { path: Arc::downgrade(path), problem, refused: Vec::new(), settled: false });
+        told
+    }
+
+    /// Brings it to what the server wants. The second is false where something of that failed.
+    pub fn restore(&mut self) -> (Restored, bool) {
+        let Some((kept, path)) = self.0.as_mut().and_then(Kept::upgraded) else {
+            return (Restored::default(), true);
+        };
+        let Outcome { report, what } = lock(&path).restore();
+        let succeeded = report.failed == 0;
+        let restored = match kept.settled && !report.is_quiet() {
+            true => Restored::of_sdn(what, &report),
+            false => Restored::default(),
+        };
+        kept.settled |= succeeded;
+        kept.tell(&report);
+        kept.warn(report.refusals);
+        (restored, succeeded)
+    }
+
+    /// What differs, in words; changes nothing.
+    pub fn differences(&mut self) -> Result<Vec<String>, String> {
+        let Some((_, path)) = self.0.as_mut().and_then(Kept::upgraded) else { return Ok(Vec::new()) };
+        let Outcome { report, what } = lock(&path).differences();
+        report.errors.first().map_or(Ok(what), |error| Err(format!("OpenShift's data path: {error}")))
+    }
+}
+
+// === impl Kept ===
+
+impl Kept {
+    fn upgraded(&mut self) -> Option<(&mut Self, Arc<Mutex<DataPath>>)> {
+        let path = self.path.upgrade()?;
+        Some((self, path))
+    }
+
+    /// What was refused before is not told again.
+    fn warn(&mut self, refused: Vec<Refusal>) {
+        for refusal in refused.iter().filter(|refusal| !self.refused.contains(refusal)) {
+            tracing::warn!("OpenShift's data path: {refusal}");
+        }
+        self.refused = refused;
+    }
+
+    /// What is the same as before wakes nobody.
+    fn tell(&self, report: &Report) {
+        let error = || report.errors.first().map_or_else(|| "it broke off".to_owned(), ToString::to_string);
+        let now = (report.failed > 0).then(error);
+        self.problem.send_if_modified(|problem| {
+            let news = *problem != now;
+            *problem = now;
+            news
+        });
+    }
+}
+
+// === impl Restored ===
+
+impl Restored {
+    fn of_sdn(what: Vec<String>, report: &Report) -> Self {
+        let kinds = report.changed.iter().map(|(kind, count)| (label(*kind), *count as u64)).collect();
+        Self { what, kinds, errors: report.errors.iter().map(ToString::to_string).collect() }
+    }
+}
+
+fn label(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Device => "sdn_device",
+        Kind::Address => "sdn_address",
+        Kind::Neighbour => "sdn_neighbour",
+        Kind::Route => "sdn_route",
+        Kind::Sysctl => "sdn_sysctl",
+        Kind::Nat => "sdn_table",
+        // There are none.
+        Kind::Fdb | Kind::Peer => kind.label(),
+    }
+}

@@ -1,0 +1,329 @@
+//! What stands in the journal, and what it comes to: each entry is applied to the [`State`] in memory as it is written, and again when it is read.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use russet_addr::{ContainerId, IfName, Mac, NetworkName};
+use russet_attach::Wired;
+use russet_cni_spec::NetworkConfig;
+use serde::{Deserialize, Serialize};
+
+/// One entry.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "snake_case")]
+pub enum Entry {
+    /// The first one.
+    Header {
+        /// The boot that the journal tells of.
+        boot: String,
+        /// Number of the next operation.
+        next: u64,
+        /// The journal before this file was damaged, and what it had open has not been decided on.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        damaged: bool,
+    },
+    /// An operation begins.
+    Begin(Begin),
+    /// It changes something.
+    Effect {
+        /// The operation.
+        op: u64,
+        /// When, in milliseconds since 1970.
+        at_ms: u64,
+        /// What.
+        effect: Effect,
+    },
+    /// It is over.
+    End {
+        /// The operation.
+        op: u64,
+        /// When, in milliseconds since 1970.
+        at_ms: u64,
+        /// 0, or a CNI error code.
+        code: u32,
+    },
+    /// An attachment that was made before this file began.
+    Live(Live),
+}
+
+/// What is intended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Begin {
+    /// Its number; later ones have greater ones.
+    pub op: u64,
+    /// When, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// What it does.
+    pub verb: Verb,
+    /// The plugin that does it.
+    pub plugin: String,
+    /// The network.
+    pub network: NetworkName,
+    /// The interface; a GC's has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<Interface>,
+    /// `namespace/name`, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// The request's variables.
+    pub env: Vec<(String, String)>,
+    /// Its configuration.
+    pub config: String,
+    /// An ADD's: the attachment was complete before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub repeated: bool,
+}
+
+/// An interface of a container.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Interface {
+    /// The container.
+    pub container: ContainerId,
+    /// The interface's name in it.
+    pub ifname: IfName,
+}
+
+/// What an operation does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Verb {
+    /// Attach.
+    Add,
+    /// Detach.
+    Del,
+    /// Collect.
+    Gc,
+}
+
+/// What an operation changed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Effect {
+    /// The interface is about to be wired; its addresses are held.
+    Wiring {
+        /// How.
+        wired: Box<Wired>,
+        /// The path of the pod's namespace.
+        netns: PathBuf,
+    },
+    /// The interface is wired.
+    Wired {
+        /// It was there before.
+        reused: bool,
+        /// The MAC of its bridge, where it is a port of one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bridge_mac: Option<Mac>,
+    },
+    /// This interface is about to be taken down.
+    Leaving(Interface),
+}
+
+/// A complete attachment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Live {
+    /// Whose part it is.
+    pub subject: Subject,
+    /// The operation that made it.
+    pub op: u64,
+    /// Since when, in milliseconds since 1970.
+    pub since_ms: u64,
+    /// `namespace/name`, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// The interface, where the plugin makes one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wired: Option<Box<Wired>>,
+    /// The path of the pod's namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns: Option<PathBuf>,
+}
+
+/// A plugin's part of an attachment. Its requests come one at a time.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Subject {
+    /// The network.
+    pub network: NetworkName,
+    /// The interface.
+    pub interface: Interface,
+    /// The plugin.
+    pub plugin: String,
+}
+
+/// An operation that is not over.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Open {
+    /// What is intended.
+    pub begin: Begin,
+    /// What it changed so far, and when.
+    pub effects: Vec<(u64, Effect)>,
+}
+
+/// What the entries come to.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct State {
+    /// Number of the next operation.
+    pub next: u64,
+    /// What is attached.
+    pub live: BTreeMap<Subject, Live>,
+    /// What is under way, or was when its agent died.
+    pub open: BTreeMap<u64, Open>,
+}
+
+// === impl Begin ===
+
+impl Begin {
+    /// Whose part it is about; a GC is about a network.
+    pub fn subject(&self) -> Option<Subject> {
+        let interface = self.interface.clone()?;
+        Some(Subject { network: self.network.clone(), interface, plugin: self.plugin.clone() })
+    }
+}
+
+// === impl Open ===
+
+impl Open {
+    /// Whether the interface was there before, as the journal knew or the kernel told.
+    pub fn was_attached(&self) -> bool {
+        let reused = |effect: &Effect| matches!(effect, Effect::Wired { reused: true, .. });
+        self.begin.repeated || self.effects.iter().any(|(_, effect)| reused(effect))
+    }
+
+    /// Whether it had begun to take an interface down.
+    pub fn takes_down(&self, interface: &Interface) -> bool {
+        self.effects.iter().any(|(_, effect)| matches!(effect, Effect::Leaving(it) if it == interface))
+    }
+
+    /// The interface, if it was wired.
+    fn wired(&self) -> Option<(Box<Wired>, PathBuf)> {
+        let bridge_mac = self.effects.iter().rev().find_map(|(_, effect)| match effect {
+            Effect::Wired { bridge_mac, .. } => Some(*bridge_mac),
+            _ => None,
+        })?;
+        self.effects.iter().rev().find_map(|(_, effect)| match effect {
+            Effect::Wiring { wired, netns } => {
+                Some((Box::new(wired.as_ref().clone().as_attached(bridge_mac)), netns.clone()))
+            }
+            _ => None,
+        })
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// Applies an entry. One about an operation that is not under way changes nothing.
+    pub fn apply(&mut self, entry: Entry) {
+        match entry {
+            Entry::Header { next, .. } => self.next = self.next.max(next),
+            Entry::Begin(begin) => self.begin(begin),
+            Entry::Effect { op, at_ms, effect } => self.effect(op, at_ms, effect),
+            Entry::End { op, at_ms, code } => {
+                if let Some(open) = self.open.remove(&op) {
+                    self.end(open, at_ms, code);
+                }
+            }
+            Entry::Live(live) => _ = self.live.insert(live.subject.clone(), live),
+        }
+    }
+
+    /// Whether an entry is for nothing where it cannot be written: an ADD that nobody knows of after a crash is not begun, and one that is done is undone.
+    pub fn must_be_written(&self, entry: &Entry) -> bool {
+        match entry {
+            Entry::Begin(begin) => begin.verb == Verb::Add,
+            Entry::End { op, code: 0, .. } => {
+                self.open.get(op).is_some_and(|open| open.begin.verb == Verb::Add)
+            }
+            _ => false,
+        }
+    }
+
+    /// What a new file begins with, so that it comes to the same.
+    pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
+        let effects = |open: &Open| {
+            let op = open.begin.op;
+            let effect = move |(at_ms, effect): &(u64, Effect)| Entry::Effect {
+                op,
+                at_ms: *at_ms,
+                effect: effect.clone(),
+            };
+            open.effects.iter().map(effect).collect::<Vec<_>>()
+        };
+        let open = self
+            .open
+            .values()
+            .flat_map(move |open| [Entry::Begin(open.begin.clone())].into_iter().chain(effects(open)));
+        self.live.values().cloned().map(Entry::Live).chain(open)
+    }
+
+    /// The operation that works on an interface, by a plugin that wires: the newest, where an older one was left behind.
+    pub fn at_work(&self, interface: &Interface) -> Option<u64> {
+        let of = |open: &&Open| open.begin.interface.as_ref() == Some(interface);
+        let alone = |open: &&Open| open.begin.verb == Verb::Gc;
+        let newest = |found: Option<&Open>| found.map(|open| open.begin.op);
+        newest(self.open.values().rev().find(of)).or_else(|| newest(self.open.values().rev().find(alone)))
+    }
+
+    fn begin(&mut self, begin: Begin) {
+        self.next = self.next.max(begin.op.saturating_add(1));
+        if let (Verb::Del, Some(subject)) = (begin.verb, begin.subject()) {
+            // From here on it goes, however often that is tried.
+            self.live.remove(&subject);
+        }
+        self.open.insert(begin.op, Open { begin, effects: Vec::new() });
+    }
+
+    /// Whether an effect is anything new: what cannot be done is tried again, for as long as a store is away.
+    pub fn changes(&self, op: u64, effect: &Effect) -> bool {
+        let Effect::Leaving(interface) = effect else { return true };
+        let goes = |live: &Live| live.subject.interface == *interface && live.wired.is_some();
+        self.open.get(&op).is_none_or(|open| !open.takes_down(interface)) || self.live.values().any(goes)
+    }
+
+    fn effect(&mut self, op: u64, at_ms: u64, effect: Effect) {
+        let Some(open) = self.open.get_mut(&op) else { return };
+        if let Effect::Leaving(interface) = &effect {
+            let known = open.takes_down(interface);
+            let repeated = open.begin.verb == Verb::Add && open.begin.repeated;
+            let gone = |live: &Live| &live.subject.interface == interface && live.wired.is_some();
+            self.live.retain(|_, live| repeated || !gone(live));
+            if known {
+                return;
+            }
+        }
+        open.effects.push((at_ms, effect));
+    }
+
+    fn end(&mut self, open: Open, at_ms: u64, code: u32) {
+        if code != 0 {
+            return;
+        }
+        match (open.begin.verb, open.begin.subject()) {
+            (Verb::Add, Some(subject)) => {
+                self.settle(&subject, open.begin.op);
+                let (wired, netns) = open.wired().unzip();
+                let (op, pod) = (open.begin.op, open.begin.pod);
+                let since_ms = self.live.get(&subject).map_or(at_ms, |live| live.since_ms);
+                let live = Live { subject: subject.clone(), op, since_ms, pod, wired, netns };
+                self.live.insert(subject, live);
+            }
+            (Verb::Del, Some(subject)) => self.settle(&subject, open.begin.op),
+            (Verb::Gc, _) => self.collected(&open.begin),
+            (Verb::Add | Verb::Del, None) => {}
+        }
+    }
+
+    /// Older operations on the same part that were left behind: what they had begun is done, or undone, by this one.
+    fn settle(&mut self, subject: &Subject, op: u64) {
+        self.open.retain(|number, open| *number > op || open.begin.subject().as_ref() != Some(subject));
+    }
+
+    fn collected(&mut self, gc: &Begin) {
+        let config = NetworkConfig::parse(gc.config.as_bytes());
+        let Ok(Some(valid)) = config.and_then(|config| config.valid_attachments()) else { return };
+        self.live.retain(|subject, live| {
+            let of = subject.network == gc.network && subject.plugin == gc.plugin && live.op < gc.op;
+            let Interface { container, ifname } = &subject.interface;
+            !of || valid.iter().any(|it| it.container_id == *container && it.ifname == *ifname)
+        });
+    }
+}

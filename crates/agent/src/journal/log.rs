@@ -1,0 +1,152 @@
+//! The journal's file: grows by chunks, so that a full file system does not stop what has begun; never above a limit; replaced by rename. Nothing is synced:
+//! what it tells of dies with the boot, and a killed process's writes do not.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use russet_linux::file::private_dir;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+
+use super::entry::Entry;
+use super::frame::{self, CHUNK_BYTES, MAGIC, Tail};
+
+/// A file that is written.
+#[derive(Debug)]
+pub struct Log {
+    file: File,
+    /// Where the next frame goes.
+    end: u64,
+    /// A multiple of [`CHUNK_BYTES`].
+    size: u64,
+    /// Frames so far.
+    pub records: u64,
+}
+
+/// What was read.
+#[derive(Debug)]
+pub struct Contents {
+    /// The boot that it tells of.
+    pub boot: String,
+    /// The entries after the header.
+    pub entries: Vec<Entry>,
+    /// What followed them; damaged also where the file before this one was, and not all of it has been decided on.
+    pub tail: Tail,
+    /// The file's size.
+    pub size_bytes: u64,
+}
+
+/// The largest a journal gets, and the most that is read of one: 2,000 attachments, and requests under way besides.
+pub const FILE_MAX_BYTES: u64 = 8 * 1024 * 1024;
+
+// === impl Log ===
+
+impl Log {
+    /// A new file in the place of whatever is there, with room for so much more.
+    pub fn replace(path: &Path, entries: impl Iterator<Item = Entry>, room_bytes: u64) -> io::Result<Self> {
+        path.parent().map_or(Ok(()), private_dir)?;
+        let new = path.with_extension("new");
+        let done = Self::written(&new, entries, room_bytes).and_then(|log| {
+            fs::rename(&new, path)?;
+            Ok(log)
+        });
+        if done.is_err() {
+            // Half a file would keep what others could use of a full file system.
+            let _ = fs::remove_file(&new);
+        }
+        done
+    }
+
+    fn written(path: &Path, entries: impl Iterator<Item = Entry>, room_bytes: u64) -> io::Result<Self> {
+        let mut bytes = MAGIC.to_vec();
+        let mut records = 0;
+        for entry in entries {
+            frame::push(&mut bytes, &document(&entry)?);
+            records += 1;
+        }
+        let mut options = OpenOptions::new();
+        let file = options.create(true).write(true).truncate(true).mode(0o600).open(path)?;
+        let mut log = Self { file, end: 0, size: 0, records };
+        log.room(bytes.len() as u64 + room_bytes)?;
+        log.file.write_all_at(&bytes, 0)?;
+        log.end = bytes.len() as u64;
+        Ok(log)
+    }
+
+    /// Appends an entry. After an error the file is to be replaced before anything else is written.
+    pub fn append(&mut self, document: &[u8]) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(frame::HEAD_BYTES + document.len());
+        frame::push(&mut bytes, document);
+        self.room(bytes.len() as u64)?;
+        self.file.write_all_at(&bytes, self.end)?;
+        self.end += bytes.len() as u64;
+        self.records += 1;
+        Ok(())
+    }
+
+    /// Makes sure that so many bytes can be appended, whatever happens to the file system.
+    pub fn room(&mut self, bytes: u64) -> io::Result<()> {
+        let wanted = (self.end + bytes).next_multiple_of(CHUNK_BYTES);
+        if wanted <= self.size {
+            return Ok(());
+        }
+        if wanted > FILE_MAX_BYTES {
+            return Err(io::Error::other(format!("it would be larger than {FILE_MAX_BYTES} bytes")));
+        }
+        match fallocate(&self.file, FallocateFlags::empty(), self.size, wanted - self.size) {
+            Ok(()) => {}
+            // Not every file system can promise room.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.file.set_len(wanted)?,
+            Err(errno) => return Err(errno.into()),
+        }
+        self.size = wanted;
+        Ok(())
+    }
+
+    /// How much of the file is used.
+    pub fn used_bytes(&self) -> u64 {
+        self.end
+    }
+}
+
+/// An entry as it is written; an error for one that would not be read again.
+pub fn document(entry: &Entry) -> io::Result<Vec<u8>> {
+    let document = serde_json::to_vec(entry)?;
+    if document.len() > frame::DOCUMENT_MAX_BYTES {
+        return Err(io::Error::other("the request is larger than a record of the journal may be"));
+    }
+    Ok(document)
+}
+
+/// Reads a journal; none where there is none, or somebody else's file.
+pub fn read(path: &Path) -> io::Result<Option<Contents>> {
+    let mut bytes = Vec::new();
+    let file = match OpenOptions::new().read(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        result => result?,
+    };
+    file.take(FILE_MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    let Some(scan) = frame::scan(&bytes) else { return Ok(None) };
+    let size_bytes = bytes.len() as u64;
+    let mut tail = if size_bytes > FILE_MAX_BYTES { Tail::Damaged } else { scan.tail };
+    let mut entries = Vec::with_capacity(scan.documents.len());
+    for document in scan.documents {
+        match serde_json::from_slice::<Entry>(document) {
+            Ok(entry) => entries.push(entry),
+            // Whole, and not understood: another version's, or somebody's who can make checksums. The rest may depend on it.
+            Err(_) => {
+                tail = Tail::Damaged;
+                break;
+            }
+        }
+    }
+    let mut entries = entries.into_iter();
+    let Some(Entry::Header { boot, next, damaged }) = entries.next() else { return Ok(None) };
+    if damaged {
+        tail = Tail::Damaged;
+    }
+    let first = Entry::Header { boot: boot.clone(), next, damaged };
+    Ok(Some(Contents { boot, entries: [first].into_iter().chain(entries).collect(), tail, size_bytes }))
+}

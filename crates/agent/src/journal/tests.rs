@@ -1,0 +1,589 @@
+use std::fs;
+
+use russet_attach::{Attachment as Routed, Bridge, Dialect, Port};
+
+use super::*;
+
+const BOOT: &str = "8c0b7c9e-0000-4000-8000-000000000001";
+
+/// A journal in a directory of its own.
+struct Desk {
+    dir: tempfile::TempDir,
+    metrics: Metrics,
+}
+
+fn desk() -> Desk {
+    Desk { dir: tempfile::tempdir().unwrap(), metrics: Metrics::new().0 }
+}
+
+fn env(verb: &str, container: &str) -> Vec<(String, String)> {
+    let vars = [
+        ("CNI_COMMAND", verb),
+        ("CNI_CONTAINERID", container),
+        ("CNI_NETNS", "/run/netns/p"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"),
+        ("CNI_PATH", "/"),
+    ];
+    vars.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec()
+}
+
+const CONFIG: &str = r#"{"cniVersion":"1.1.0","name":"net","type":"russet","cni.dev/valid-attachments":[{"containerID":"keep","ifname":"eth0"}]}"#;
+
+fn request(verb: &str, container: &str) -> Request {
+    use russet_cni_spec::plugin::{Prepared, prepare};
+    match prepare(env(verb, container), CONFIG.into(), "test").unwrap() {
+        Prepared::Request(request) => *request,
+        Prepared::Answer(outcome) => panic!("{outcome:?}"),
+    }
+}
+
+fn interface(container: &str) -> Interface {
+    Interface { container: container.parse().unwrap(), ifname: "eth0".parse().unwrap() }
+}
+
+fn wiring(container: &str) -> Effect {
+    let (network, container) = ("net".parse().unwrap(), container.parse().unwrap());
+    let mut attachment = Routed::new(Dialect::Native, network, container, "eth0".parse().unwrap(), None);
+    attachment.addresses = vec!["10.1.0.7".parse().unwrap()];
+    Effect::Wiring { wired: Box::new(Wired::Routed(attachment)), netns: "/run/netns/p".into() }
+}
+
+fn port(container: &str) -> Port {
+    let (container, ifname) = (container.parse().unwrap(), "eth0".parse().unwrap());
+    Port {
+        network: "net".parse().unwrap(),
+        host_name: Port::default_host_name(&container, &ifname),
+        container,
+        ifname,
+        bridge: Bridge {
+            name: "cni0".parse().unwrap(),
+            mtu: None,
+            promiscuous: false,
+            gateways: Vec::new(),
+            force_address: false,
+            mac: None,
+        },
+        mode: Default::default(),
+        addresses: Vec::new(),
+        routes: Vec::new(),
+        mtu: None,
+        mac: None,
+        sync_delete: false,
+    }
+}
+
+// === impl Desk ===
+
+impl Desk {
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("run/journal")
+    }
+
+    fn open(&self) -> (Journal, Found) {
+        Journal::open(self.path(), BOOT.to_owned(), self.metrics.clone())
+    }
+
+    /// The same in another boot.
+    fn reboot(&self) -> Found {
+        Journal::open(self.path(), "another".to_owned(), self.metrics.clone()).1
+    }
+
+    fn failures(&self) -> u64 {
+        self.metrics.journal_write_failures.get()
+    }
+}
+
+fn start(journal: &Journal, verb: &str, container: &str) -> Begun {
+    let (request, env) = (request(verb, container), env(verb, container));
+    journal.begin("russet", &request, (&env, CONFIG.as_bytes()), false).unwrap()
+}
+
+fn try_begin(journal: &Journal, verb: &str, container: &str) -> Result<u64, JournalError> {
+    let begun = start(journal, verb, container);
+    begun.written.map(|()| begun.op.unwrap())
+}
+
+fn begin(journal: &Journal, verb: &str, container: &str) -> u64 {
+    try_begin(journal, verb, container).unwrap()
+}
+
+/// An ADD from its beginning to its end.
+fn add(journal: &Journal, container: &str) -> u64 {
+    let op = begin(journal, "ADD", container);
+    journal.effect(&interface(container), wiring(container)).unwrap();
+    journal.effect(&interface(container), Effect::Wired { reused: false, bridge_mac: None }).unwrap();
+    journal.end(op, 0).unwrap();
+    op
+}
+
+fn live(journal: &Journal) -> Vec<String> {
+    journal.live().into_iter().map(|live| live.subject.interface.container.to_string()).collect()
+}
+
+#[test]
+fn what_was_attached_and_what_was_begun_is_known_after_a_crash() {
+    let desk = desk();
+    let (journal, found) = desk.open();
+    assert!(found.fresh && !found.damaged && found.open.is_empty());
+    add(&journal, "a");
+    add(&journal, "b");
+    let del = begin(&journal, "DEL", "b");
+    let half = begin(&journal, "ADD", "c");
+    journal.effect(&interface("c"), wiring("c")).unwrap();
+    let again = begin(&journal, "ADD", "a");
+    drop(journal);
+    for _ in 0..2 {
+        let (journal, found) = desk.open();
+        assert!(!found.fresh && !found.damaged);
+        let told = |it: &Open| (it.begin.op, it.begin.verb, it.begin.repeated, it.effects.len());
+        let open: Vec<_> = found.open.iter().map(told).collect();
+        assert_eq!(
+            open,
+            [(del, Verb::Del, false, 0), (half, Verb::Add, false, 1), (again, Verb::Add, true, 0)]
+        );
+        assert_eq!(live(&journal), ["a"], "what a DEL has begun to take down is attached no more");
+        assert!(journal.has(&interface("a")));
+    }
+}
+
+#[test]
+fn a_journal_of_another_boot_or_of_somebody_else_is_replaced() {
+    let desk = desk();
+    add(&desk.open().0, "a");
+    let found = desk.reboot();
+    assert!(found.fresh && found.open.is_empty());
+    assert!(desk.reboot().open.is_empty());
+    for foreign in [&b""[..], b"russetJ", b"russetJ9 another format", b"#!/bin/sh\n", &[0xff; 70_000]] {
+        fs::write(desk.path(), foreign).unwrap();
+        let (journal, found) = desk.open();
+        assert!(found.fresh && journal.live().is_empty());
+        add(&journal, "a");
+        assert_eq!(live(&desk.open().0), ["a"]);
+    }
+}
+
+#[test]
+fn a_torn_record_is_cut_and_a_damaged_file_says_so_wherever_that_happens() {
+    let desk = desk();
+    let (journal, _) = desk.open();
+    add(&journal, "a");
+    let before = usize::try_from(journal.inner.borrow().log.as_ref().unwrap().used_bytes()).unwrap();
+    begin(&journal, "ADD", "b");
+    let after = usize::try_from(journal.inner.borrow().log.as_ref().unwrap().used_bytes()).unwrap();
+    drop(journal);
+    let whole = fs::read(desk.path()).unwrap();
+    for byte in before..after {
+        let mut torn = whole.clone();
+        torn[byte..].fill(0);
+        fs::write(desk.path(), &torn).unwrap();
+        let (journal, found) = desk.open();
+        assert!(!found.damaged && found.open.is_empty(), "torn at {byte}");
+        // And it can be written on.
+        add(&journal, "c");
+        assert_eq!(live(&desk.open().0), ["a", "c"], "torn at {byte}");
+        fs::write(desk.path(), &whole[..byte]).unwrap();
+        let (journal, found) = desk.open();
+        assert!(found.damaged && found.open.is_empty(), "cut at {byte}");
+        assert_eq!(live(&journal), ["a"], "cut at {byte}");
+        let (again, found) = desk.open();
+        assert!(found.damaged, "the next one, too, where this one was killed before it had decided");
+        add(&again, "d");
+        assert_eq!(view(&desk.path()).unwrap().unwrap().tail, Tail::Damaged);
+        again.decided();
+        assert!(!desk.open().1.damaged, "it is damaged until then");
+    }
+}
+
+#[test]
+fn the_end_of_a_later_operation_settles_what_earlier_ones_left() {
+    let desk = desk();
+    let (journal, _) = desk.open();
+    begin(&journal, "ADD", "a");
+    begin(&journal, "DEL", "b");
+    begin(&journal, "ADD", "b");
+    let failed = begin(&journal, "ADD", "c");
+    let retried = begin(&journal, "ADD", "c");
+    journal.end(retried, 11).unwrap();
+    let (journal, found) = desk.open();
+    assert_eq!(found.open.len(), 4, "an ADD that failed settles nothing");
+    add(&journal, "a");
+    add(&journal, "b");
+    let (journal, found) = desk.open();
+    let open: Vec<u64> = found.open.iter().map(|open| open.begin.op).collect();
+    assert_eq!(open, [failed]);
+    let del = begin(&journal, "DEL", "c");
+    journal.end(del, 0).unwrap();
+    assert!(desk.open().1.open.is_empty());
+    assert!(!journal.is_open(failed));
+}
+
+#[test]
+fn an_add_overtakes_what_is_not_over_of_its_own_network_only() {
+    // Another network's ADD may have succeeded, and what it wired is not to be taken down by a release that is tried again.
+    let desk = desk();
+    let (journal, _) = desk.open();
+    let del = begin(&journal, "DEL", "a");
+    let (mut other, env) = (request("ADD", "a"), env("ADD", "a"));
+    other.config.name = "other".parse().unwrap();
+    let begun = journal.begin("russet", &other, (&env, CONFIG.as_bytes()), false).unwrap();
+    journal.end(begun.op.unwrap(), 0).unwrap();
+    assert!(journal.is_open(del) && !journal.is_overtaken(del));
+    begin(&journal, "ADD", "b");
+    assert!(!journal.is_overtaken(del));
+    begin(&journal, "ADD", "a");
+    assert!(journal.is_overtaken(del));
+}
+
+#[test]
+fn a_gc_strikes_out_what_is_not_valid_and_was_there_before_it() {
+    let desk = desk();
+    let (journal, _) = desk.open();
+    let _ = ["keep", "old"].map(|container| add(&journal, container));
+    let gc = begin(&journal, "GC", "");
+    journal.effect(&interface("old"), Effect::Leaving(interface("old"))).unwrap();
+    assert_eq!(live(&journal), ["keep"], "as soon as it leaves");
+    assert!(journal.open_one(gc).unwrap().takes_down(&interface("old")));
+    add(&journal, "new");
+    assert_eq!(journal.made_after(gc), [interface("new")]);
+    journal.end(gc, 0).unwrap();
+    assert_eq!(live(&journal), ["keep", "new"]);
+}
+
+#[test]
+fn the_file_stays_small_however_much_comes_and_goes() {
+    let desk = desk();
+    let (journal, _) = desk.open();
+    (0..50).for_each(|index| _ = add(&journal, &format!("stay{index:02}")));
+    let mut largest = 0;
+    for index in 0..2000 {
+        let container = format!("c{index}");
+        add(&journal, &container);
+        let del = begin(&journal, "DEL", &container);
+        journal.end(del, 0).unwrap();
+        largest = largest.max(fs::metadata(desk.path()).unwrap().len());
+    }
+    assert!(largest <= 2 * COMPACT_MIN_BYTES, "{largest}");
+    assert_eq!(live(&desk.open().0).len(), 50);
+    assert_eq!(desk.failures(), 0);
+    let bytes = u64::try_from(desk.metrics.journal_bytes.get()).unwrap();
+    assert!(bytes <= largest && bytes > 50 * 200, "{bytes}");
+    assert!(desk.metrics.journal_records.get() >= 50);
+}
+
+#[test]
+fn a_file_that_cannot_be_made_smaller_holds_what_was_written_into_it() {
+    let desk = desk();
+    let (journal, _) = desk.open();
+    // Nobody can make a file of that name, not even root.
+    fs::create_dir(desk.path().with_extension("new")).unwrap();
+    let used = |journal: &Journal| journal.inner.borrow().log.as_ref().unwrap().used_bytes();
+    let mut containers = Vec::new();
+    while desk.failures() == 0 {
+        containers.push(format!("c{:04}", containers.len()));
+        // Panics where it is an error.
+        add(&journal, containers.last().unwrap());
+    }
+    let large = used(&journal);
+    assert!(large > COMPACT_MIN_BYTES, "{large}");
+    containers.push("d".to_owned());
+    add(&journal, "d");
+    assert_eq!(desk.failures(), 1, "it is not tried each time");
+    assert_eq!(live(&journal), containers);
+    let read = log::read(&desk.path()).unwrap().unwrap();
+    let done = read.entries.iter().filter(|it| matches!(it, Entry::End { code: 0, .. })).count();
+    assert_eq!(done, containers.len());
+    fs::remove_dir(desk.path().with_extension("new")).unwrap();
+    assert_eq!(live(&desk.open().0), containers);
+}
+
+#[test]
+fn a_file_that_is_made_smaller_keeps_room_for_what_has_begun() {
+    let desk = desk();
+    let (journal, _) = desk.open();
+    (0..40).for_each(|index| _ = begin(&journal, "ADD", &format!("open{index}")));
+    let compacted = || {
+        let mut inner = journal.inner.borrow_mut();
+        inner.compact(&journal.path, &journal.boot).unwrap();
+        fs::metadata(desk.path()).unwrap().len() - inner.log.as_ref().unwrap().used_bytes()
+    };
+    assert!(compacted() >= 40 * OPERATION_ROOM_BYTES);
+}
+
+#[test]
+fn what_could_not_be_written_anew_is_with_the_next_entry() {
+    let desk = desk();
+    let (journal, _) = desk.open();
+    add(&journal, "gone");
+    let others = journal.live().into_iter().map(|mut live| {
+        live.subject.interface = interface("found");
+        live
+    });
+    let others: Vec<Live> = others.collect();
+    drop(journal);
+    let whole = fs::read(desk.path()).unwrap();
+    fs::write(desk.path(), &whole[..whole.len() - 1]).unwrap();
+    let (journal, found) = desk.open();
+    assert!(found.damaged);
+    // Nobody can make a file of that name, not even root.
+    let hindrance = desk.path().with_extension("new");
+    let hindered = |what: &dyn Fn()| {
+        fs::create_dir(&hindrance).unwrap();
+        what();
+        fs::remove_dir(&hindrance).unwrap();
+        let op = begin(&journal, "DEL", "any");
+        journal.end(op, 0).unwrap();
+        let read = log::read(&desk.path()).unwrap().unwrap();
+        let mut state = State::default();
+        read.entries.into_iter().for_each(|entry| state.apply(entry));
+        let known = state.live.into_keys().map(|subject| subject.interface.container.to_string());
+        (read.tail, known.collect::<Vec<_>>())
+    };
+    let of = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(hindered(&|| journal.decided()), (Tail::Clean, of(&["gone"])));
+    assert_eq!(hindered(&|| journal.take_over(others.clone().into_iter())).1, of(&["found", "gone"]));
+    let stays = |live: &Live| live.subject.interface == interface("found");
+    assert_eq!(hindered(&|| journal.keep(stays)).1, of(&["found"]));
+}
+
+#[test]
+fn a_thousand_dels_that_wait_for_the_store_keep_the_journal_small_and_room_for_adds() {
+    let desk = desk();
+    let (journal, _) = desk.open();
+    let container = |index| format!("{index:064}");
+    let used = |journal: &Journal| journal.inner.borrow().log.as_ref().unwrap().used_bytes();
+    let leaving = |container: &str| {
+        let interface = interface(container);
+        journal.effect(&interface, Effect::Leaving(interface.clone())).unwrap();
+    };
+    for index in 0..1024 {
+        begin(&journal, "DEL", &container(index));
+        leaving(&container(index));
+    }
+    let before = (used(&journal), journal.inner.borrow().state.clone());
+    for _ in 0..20 {
+        (0..1024).for_each(|index| leaving(&container(index)));
+    }
+    assert_eq!(
+        (used(&journal), &journal.inner.borrow().state),
+        (before.0, &before.1),
+        "each retry is told once"
+    );
+    assert_eq!(journal.open_count(), 1024);
+    // Panics where it is refused.
+    add(&journal, "new");
+    // An older agent wrote each.
+    let again = Entry::Effect { op: 0, at_ms: 1, effect: Effect::Leaving(interface(&container(0))) };
+    let document = log::document(&again).unwrap();
+    journal.inner.borrow_mut().log.as_mut().unwrap().append(&document).unwrap();
+    let (journal, found) = desk.open();
+    assert!(found.open.len() == 1024 && found.open.iter().all(|open| open.effects.len() == 1));
+    assert_eq!(live(&journal), ["new"]);
+}
+
+#[test]
+fn what_is_taken_down_once_more_after_it_came_back_is_told_again() {
+    let desk = desk();
+    let (journal, _) = desk.open();
+    let gc = begin(&journal, "GC", "");
+    for _ in 0..2 {
+        add(&journal, "a");
+        journal.effect(&interface("a"), Effect::Leaving(interface("a"))).unwrap();
+        assert_eq!(live(&journal), Vec::<String>::new());
+        assert_eq!(live(&desk.open().0), Vec::<String>::new());
+    }
+    assert_eq!(journal.open_one(gc).unwrap().effects.len(), 1);
+}
+
+#[test]
+fn what_cannot_be_written_refuses_an_add_and_not_a_del_and_counts_once_it_can() {
+    let desk = desk();
+    let (journal, _) = desk.open();
+    add(&journal, "a");
+    add(&journal, "b");
+    let under_way = begin(&journal, "ADD", "c");
+    // Nobody can write there, not even root; what was open stays so.
+    journal.inner.borrow_mut().log = None;
+    fs::rename(desk.dir.path().join("run"), desk.dir.path().join("away")).unwrap();
+    fs::write(desk.dir.path().join("run"), "").unwrap();
+    let error = try_begin(&journal, "ADD", "d").unwrap_err();
+    assert!(error.to_string().starts_with("write the journal "), "{error}");
+    let dels = ["a", "x"].map(|container| start(&journal, "DEL", container));
+    assert!(dels.iter().all(|del| del.written.is_err()));
+    assert!(journal.end(under_way, 0).is_err());
+    assert_eq!(desk.failures(), 4);
+    assert_eq!(live(&journal), ["b"], "an ADD is not done before that is written");
+    assert!(journal.open_one(under_way).is_some(), "and whoever cannot undo it now finds it later");
+    assert!(!journal.is_recorded(dels[0].op.unwrap()));
+    assert!(journal.end(dels[1].op.unwrap(), 0).is_err());
+    assert!(!journal.is_open(dels[1].op.unwrap()), "a DEL is over");
+    fs::remove_file(desk.dir.path().join("run")).unwrap();
+    begin(&journal, "DEL", "b");
+    assert!(journal.is_recorded(dels[0].op.unwrap()), "with the next one that can be written");
+    let (journal, found) = desk.open();
+    let open: Vec<_> = found.open.iter().map(|it| it.begin.interface.clone().unwrap()).collect();
+    let left = ["c", "a", "b"].map(interface);
+    assert_eq!(open, left, "the ADD that was refused is not there, nor the DEL that was done");
+    assert_eq!(live(&journal), Vec::<String>::new());
+}
+
+#[test]
+fn a_request_larger_than_an_entry_is_refused_and_the_next_one_is_not() {
+    let desk = desk();
+    let (journal, _) = desk.open();
+    let large = format!("{{\"name\":\"net\",\"x\":\"{}\"}}", "x".repeat(frame::DOCUMENT_MAX_BYTES));
+    let (request, env) = (request("ADD", "a"), env("ADD", "a"));
+    let begun = journal.begin("russet", &request, (&env, large.as_bytes()), false).unwrap();
+    assert!(begun.written.is_err() && begun.op.is_none());
+    add(&journal, "b");
+    assert_eq!(live(&desk.open().0), ["b"]);
+    assert!(desk.open().1.open.is_empty());
+}
+
+#[test]
+fn what_leaves_nothing_is_not_recorded() {
+    let (journal, _) = desk().open();
+    let (add, check, env) = (request("ADD", "a"), request("CHECK", "a"), env("ADD", "a"));
+    let recorded = |plugin: &str, request| journal.begin(plugin, request, (&env, b"{}"), false).is_some();
+    assert!(!recorded("loopback", &add) && !recorded("host-local", &add) && !recorded("calico-ipam", &add));
+    assert!(!recorded("russet", &check) && recorded("portmap", &add));
+}
+
+#[test]
+fn the_view_tells_what_is_attached_and_what_is_not_over_while_somebody_writes() {
+    let desk = desk();
+    assert_eq!(view(&desk.path()).unwrap(), None);
+    let (journal, _) = desk.open();
+    add(&journal, "a");
+    begin(&journal, "ADD", "b");
+    journal.effect(&interface("b"), wiring("b")).unwrap();
+    let view = view(&desk.path()).unwrap().unwrap();
+    assert_eq!((view.boot_id.as_str(), view.tail, view.records), (BOOT, Tail::Clean, 7));
+    let [attachment] = &view.attachments[..] else { panic!("{view:?}") };
+    assert_eq!((attachment.container.as_str(), attachment.pod.as_deref()), ("a", Some("shop/web-0")));
+    assert_eq!(attachment.addresses, ["10.1.0.7".parse::<std::net::IpAddr>().unwrap()]);
+    let [operation] = &view.unfinished[..] else { panic!("{view:?}") };
+    assert_eq!((operation.verb, operation.container.as_deref()), (Verb::Add, Some("b")));
+    assert!(operation.effects[0].contains(" wiring russ"), "{operation:?}");
+    assert!(operation.effects[0].ends_with(" for 10.1.0.7"), "{operation:?}");
+}
+
+#[test]
+fn the_mac_of_a_ports_bridge_is_known_after_a_crash_and_a_journal_of_before_has_none() {
+    let desk = desk();
+    let mac = "02:00:00:00:00:07".parse().unwrap();
+    let known = || {
+        let live = desk.open().0.live().remove(0);
+        let Wired::Port(port) = *live.wired.unwrap() else { panic!("no port") };
+        port.bridge.mac
+    };
+    for bridge_mac in [None, Some(mac)] {
+        let (journal, _) = desk.open();
+        let op = begin(&journal, "ADD", "a");
+        let wired = Box::new(Wired::Port(port("a")));
+        let effects = [
+            Effect::Wiring { wired, netns: "/run/netns/p".into() },
+            Effect::Wired { reused: false, bridge_mac },
+        ];
+        effects.into_iter().for_each(|effect| journal.effect(&interface("a"), effect).unwrap());
+        journal.end(op, 0).unwrap();
+        drop(journal);
+        assert_eq!(known(), bridge_mac);
+        assert_eq!(known(), bridge_mac, "from the file that was written anew");
+    }
+    let before: Effect = serde_json::from_str(r#"{"wired":{"reused":true}}"#).unwrap();
+    assert_eq!(before, Effect::Wired { reused: true, bridge_mac: None });
+}
+
+#[test]
+fn what_went_without_the_agent_goes_from_the_journal_and_not_into_the_book() {
+    let desk = desk();
+    let (journal, _) = desk.open();
+    let _ = ["a", "b"].map(|container| add(&journal, container));
+    // Parts of a chain; the main plugin of "c" is somebody else's.
+    for container in ["a", "b", "c"] {
+        let (request, env) = (request("ADD", container), env("ADD", container));
+        let op = journal.begin("portmap", &request, (&env, b"{}"), false).unwrap().op;
+        journal.end(op.unwrap(), 0).unwrap();
+    }
+    let recorder = Recorder::new(desk.open().0, Attachments::default());
+    recorder.fill(|wired| wired.container().as_str() == "a", Vec::new());
+    assert!(recorder.attachments().has(&interface("a")) && !recorder.attachments().has(&interface("b")));
+    let subjects = |journal: &Journal| {
+        let live = journal.live().into_iter().map(|it| it.subject);
+        live.map(|it| format!("{} {}", it.interface.container, it.plugin)).collect::<Vec<_>>()
+    };
+    assert_eq!(subjects(recorder.journal()), ["a portmap", "a russet", "c portmap"]);
+    assert_eq!(subjects(&desk.open().0), ["a portmap", "a russet", "c portmap"]);
+}
+
+#[test]
+#[ignore = "kernel: root, for a small tmpfs in a mount namespace"]
+fn a_full_file_system_stops_adds_and_what_has_begun_comes_to_its_end() {
+    russet_testkit::in_new_netns(|| {
+        let desk = desk();
+        rustix::mount::mount(
+            "tmpfs",
+            desk.dir.path(),
+            "tmpfs",
+            rustix::mount::MountFlags::empty(),
+            c"size=1m",
+        )
+        .unwrap();
+        let (journal, _) = desk.open();
+        add(&journal, "a");
+        let under_way: Vec<u64> = (0..4).map(|index| begin(&journal, "ADD", &format!("u{index}"))).collect();
+        fill(desk.dir.path());
+        // Their room was taken before they began.
+        for (index, op) in under_way.into_iter().enumerate() {
+            let container = format!("u{index}");
+            journal.effect(&interface(&container), wiring(&container)).unwrap();
+            journal.end(op, 0).unwrap();
+        }
+        let (refused, error) = (0..200)
+            .find_map(|index| Some((index, try_begin(&journal, "ADD", &format!("x{index}")).err()?)))
+            .unwrap();
+        assert!(error.to_string().contains("No space left on device"), "{error}");
+        // DELs go on, whether they can be written or not.
+        (0..20).for_each(|index| _ = try_begin(&journal, "DEL", &format!("x{index}")));
+        assert!(desk.failures() > 1);
+        let attached = live(&journal);
+        assert_eq!(attached, ["a", "u0", "u1", "u2", "u3"]);
+        std::fs::remove_file(desk.dir.path().join("filler")).unwrap();
+        add(&journal, "z");
+        let (journal, found) = desk.open();
+        assert!(!found.damaged);
+        assert_eq!(live(&journal), [attached, vec!["z".to_owned()]].concat());
+        let begun = found.open.iter().filter(|open| open.begin.verb == Verb::Add).count();
+        assert_eq!(begun, refused, "those that were begun before, and none that was refused");
+        rustix::mount::unmount(desk.dir.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
+    });
+}
+
+fn fill(dir: &Path) {
+    use std::io::Write as _;
+    let mut file = fs::File::create(dir.join("filler")).unwrap();
+    for size in [4096, 1] {
+        while file.write_all(&vec![1; size]).is_ok() {}
+    }
+}
+
+#[test]
+fn whoever_works_without_an_agent_sees_what_a_dead_one_left_open_and_only_of_this_boot() {
+    let desk = desk();
+    let left = |path: &Path, container: &str| {
+        unfinished(path, &container.parse().unwrap(), &"eth0".parse().unwrap()).unwrap()
+    };
+    assert!(!left(&desk.path(), "c1"), "there is no journal");
+    let boot = russet_linux::host::boot_id().unwrap();
+    let (journal, _) = Journal::open(desk.path(), boot, desk.metrics.clone());
+    begin(&journal, "ADD", "c1");
+    begin(&journal, "DEL", "c2");
+    add(&journal, "c3");
+    let open = ["c1", "c2", "c3", "c4"].map(|container| left(&desk.path(), container));
+    assert_eq!(open, [true, true, false, false]);
+    drop(journal);
+    let other = desk.dir.path().join("run/other");
+    begin(&Journal::open(other.clone(), BOOT.to_owned(), desk.metrics.clone()).0, "ADD", "c1");
+    assert!(!left(&other, "c1"), "another boot's");
+}

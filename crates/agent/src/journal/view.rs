@@ -1,0 +1,182 @@
+//! The journal for people: `russet journal` reads the file itself, whether an agent runs or not.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+
+use russet_addr::{ContainerId, IfName};
+use russet_model::time;
+use serde::Serialize;
+
+use super::entry::{Effect, Interface, Live, Open, State};
+use super::frame::Tail;
+use super::{Verb, log, time_of};
+
+/// What a journal says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct View {
+    /// Grows when a member changes its meaning.
+    pub schema: u32,
+    /// The boot that it tells of.
+    pub boot_id: String,
+    /// The file's size.
+    pub size_bytes: u64,
+    /// How many records it has.
+    pub records: usize,
+    /// What follows them: `clean`, `torn` or `damaged`.
+    pub tail: Tail,
+    /// What is attached.
+    pub attachments: Vec<Attachment>,
+    /// What is under way, or was when its agent died.
+    pub unfinished: Vec<Operation>,
+}
+
+/// A plugin's part of an attachment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Attachment {
+    /// The network.
+    pub network: String,
+    /// The container.
+    pub container: String,
+    /// The interface in it.
+    pub ifname: String,
+    /// `namespace/name`, where there is one.
+    pub pod: Option<String>,
+    /// The plugin.
+    pub plugin: String,
+    /// Since when, in RFC 3339.
+    pub since: String,
+    /// The node's end, where the plugin makes one.
+    pub host_name: Option<String>,
+    /// The pod's addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The path of the pod's namespace.
+    pub netns: Option<String>,
+}
+
+/// An operation that is not over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Operation {
+    /// Its number.
+    pub op: u64,
+    /// What it does.
+    pub verb: Verb,
+    /// The plugin.
+    pub plugin: String,
+    /// The network.
+    pub network: String,
+    /// The container; a GC's has none.
+    pub container: Option<String>,
+    /// The interface in it.
+    pub ifname: Option<String>,
+    /// `namespace/name`, where there is one.
+    pub pod: Option<String>,
+    /// When it began, in RFC 3339.
+    pub began: String,
+    /// An ADD of what was complete before.
+    pub repeated: bool,
+    /// What it changed, and when.
+    pub effects: Vec<String>,
+}
+
+/// How often a file is read that its writer is just writing.
+const READS_MAX: usize = 3;
+
+/// Reads the journal at `path`; none if there is none.
+pub fn read(path: &Path) -> io::Result<Option<View>> {
+    let mut contents = log::read(path)?;
+    // Torn, because it was read while it was written?
+    for _ in 1..READS_MAX {
+        if contents.as_ref().is_none_or(|it| it.tail == Tail::Clean) {
+            break;
+        }
+        contents = log::read(path)?;
+    }
+    let Some(contents) = contents else { return Ok(None) };
+    let records = contents.entries.len();
+    let mut state = State::default();
+    contents.entries.into_iter().for_each(|entry| state.apply(entry));
+    Ok(Some(View {
+        schema: View::SCHEMA,
+        boot_id: contents.boot,
+        size_bytes: contents.size_bytes,
+        records,
+        tail: contents.tail,
+        attachments: state.live.into_values().map(Attachment::from).collect(),
+        unfinished: state.open.into_values().map(Operation::from).collect(),
+    }))
+}
+
+/// Whether an agent of this boot left an ADD or DEL of this interface unfinished. While an agent runs, what is under way counts, too.
+pub fn unfinished(path: &Path, container: &ContainerId, ifname: &IfName) -> io::Result<bool> {
+    let Some(view) = read(path)? else { return Ok(false) };
+    if view.boot_id != russet_linux::host::boot_id()? {
+        return Ok(false);
+    }
+    let is_its = |open: &Operation| {
+        open.container.as_deref() == Some(container.as_str())
+            && open.ifname.as_deref() == Some(ifname.as_str())
+    };
+    Ok(view.unfinished.iter().any(is_its))
+}
+
+// === impl View ===
+
+impl View {
+    /// The shape's version.
+    pub const SCHEMA: u32 = 1;
+}
+
+// === impl Attachment ===
+
+impl From<Live> for Attachment {
+    fn from(live: Live) -> Self {
+        let wired = live.wired.as_deref();
+        Self {
+            network: live.subject.network.to_string(),
+            container: live.subject.interface.container.to_string(),
+            ifname: live.subject.interface.ifname.to_string(),
+            pod: live.pod,
+            plugin: live.subject.plugin,
+            since: time::rfc3339(time_of(live.since_ms)),
+            host_name: wired.map(|wired| wired.host_name().to_string()),
+            addresses: wired.map(|wired| wired.addresses()).unwrap_or_default(),
+            netns: live.netns.map(|path| path.display().to_string()),
+        }
+    }
+}
+
+// === impl Operation ===
+
+impl From<Open> for Operation {
+    fn from(open: Open) -> Self {
+        let effects =
+            open.effects.iter().map(|(at, it)| format!("{} {}", time::rfc3339(time_of(*at)), text(it)));
+        let (container, ifname) =
+            open.begin.interface.as_ref().map(|it| (it.container.to_string(), it.ifname.to_string())).unzip();
+        Self {
+            op: open.begin.op,
+            verb: open.begin.verb,
+            plugin: open.begin.plugin,
+            network: open.begin.network.to_string(),
+            container,
+            ifname,
+            pod: open.begin.pod,
+            began: time::rfc3339(time_of(open.begin.at_ms)),
+            repeated: open.begin.repeated,
+            effects: effects.collect(),
+        }
+    }
+}
+
+fn text(effect: &Effect) -> String {
+    match effect {
+        Effect::Wiring { wired, .. } => {
+            let addresses: Vec<String> = wired.addresses().iter().map(ToString::to_string).collect();
+            format!("wiring {} for {}", wired.host_name(), addresses.join(", "))
+        }
+        Effect::Wired { reused: false, .. } => "wired".to_owned(),
+        Effect::Wired { reused: true, .. } => "wired again".to_owned(),
+        Effect::Leaving(Interface { container, ifname }) => format!("taking down {ifname} of {container}"),
+    }
+}
