@@ -66,7 +66,7 @@ pub async fn ensure_pools(allocator: &Allocator, defaults: &DefaultPools) -> Res
 
 /// Creates the cluster's information where there is none, as calico/node does at its first start: Calico's plugin refuses to work without it
 /// (calico-cni.md section 2.1). One that is there is left alone: it may say that the datastore is locked. Where the same etcd still has data of Calico
-/// v1 it comes with them: `russet migrate calico-v1` writes it last.
+/// v1 it comes with them: `russet migrate calico-v1` writes it last. While an etcd does not say whether it has any, nothing is written: call it again.
 pub async fn ensure_cluster_information(
     store: &dyn Store,
     etcd: Option<&EtcdSettings>,
@@ -82,8 +82,12 @@ pub async fn ensure_cluster_information(
                 );
                 return Ok(());
             }
+            // Also where there is no v2 API.
             Ok(false) => {}
-            Err(error) => tracing::debug!(%error, "whether there are data of Calico v1 cannot be seen"),
+            Err(error) => {
+                tracing::warn!(%error, "no cluster information is written yet: whether there are data of Calico v1 cannot be seen");
+                return Ok(());
+            }
         }
     }
     let cluster_guid = uid(random()).replace('-', "");
@@ -212,3 +216,6 @@ fn node_step(
     change(&mut node.spec);
     Ok((node != before).then(|| Step::update(key.clone(), node.encode(), record.revision)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,9 @@
 //! The agent's copy of what the store says about nodes, pools and blocks.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use russet_addr::{BlockCidr, NodeName};
 use russet_model::{
@@ -31,6 +33,8 @@ pub struct Cluster {
     pub strays: BTreeMap<BlockCidr, Strays>,
     /// Calico's settings by name.
     pub felix: BTreeMap<String, FelixConfigurationSpec>,
+    /// Since when something has been told that is not in the kernel yet.
+    told: Cell<Option<Instant>>,
 }
 
 // === impl Cluster ===
@@ -38,11 +42,17 @@ pub struct Cluster {
 impl Cluster {
     /// Takes over what a watch tells.
     pub fn apply(&mut self, event: Event) {
+        self.told.set(self.told.get().or_else(|| Some(Instant::now())));
         match event {
             Event::Snapshot(snapshot) => snapshot.records.iter().for_each(|record| self.put(record)),
             Event::Put(record) => self.put(&record),
             Event::Deleted { key, .. } => self.remove(&key),
         }
+    }
+
+    /// Everything is in the kernel now; since when the oldest of it was waiting, if anything was.
+    pub fn reconciled(&self) -> Option<Duration> {
+        self.told.take().map(|since| since.elapsed())
     }
 
     /// Takes over one record.

@@ -36,6 +36,8 @@ pub struct Config {
     pub leak_repair: Option<Duration>,
     /// Where the node's container runtimes keep what they have attached.
     pub cni_caches: Vec<PathBuf>,
+    /// The node stands in the place of one of openshift-sdn's, too.
+    pub openshift: Option<crate::openshift::Settings>,
 }
 
 /// Which datastore to use.
@@ -211,6 +213,11 @@ impl Paths {
         self.run_dir().join("gate.lock")
     }
 
+    /// What the agent has begun and what is attached, of this boot.
+    pub fn journal_file(&self) -> PathBuf {
+        self.run_dir().join("journal")
+    }
+
     /// Where containers and pods have their locks while plugins work on them without an agent.
     pub fn subject_locks(&self) -> PathBuf {
         self.run_dir().join("locks")
@@ -250,13 +257,6 @@ impl Paths {
     pub fn settings_file(&self) -> PathBuf {
         self.root.join("etc/russet/russet.toml")
     }
-}
-
-/// Makes a directory that only its owner may look into, or makes an existing one so.
-pub(crate) fn private_dir(path: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-    std::fs::DirBuilder::new().mode(0o700).recursive(true).create(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))
 }
 
 #[cfg(test)]

@@ -4,15 +4,18 @@ use std::rc::Rc;
 
 use russet_addr::Family;
 use russet_cni_spec::plugin::Outcome;
-use russet_cni_spec::{Call, CniError, CniResult, Request};
+use russet_cni_spec::relay;
+use russet_cni_spec::{Call, CniError, CniResult, Request, Target};
 use russet_linux::sysctl;
-use russet_plugins::{CalicoHost, CalicoNode, Done, LocalNode, RequestLog, Teardown};
+use russet_plugins::stages::during;
+use russet_plugins::{CalicoHost, CalicoNode, Done, LocalNode, RequestLog, Stage, Teardown};
 
 use crate::bootstrap::{self, BootstrapError, Known};
 use crate::config::Config;
 use crate::datastores::EtcdDatastores;
 use crate::health::{Condition, Readiness};
 use crate::history::History;
+use crate::journal;
 use crate::turn::{self, Turn};
 use crate::{stores, underlay};
 
@@ -32,8 +35,9 @@ pub async fn direct(
     log: &RequestLog,
 ) -> Result<Direct, CniError> {
     let local = russet_plugins::is_local(plugin);
-    if local && russet_plugins::is_ipam(plugin) {
-        // Its own lock is all that it needs, and its caller may be a main plugin that holds the node's.
+    if local && (russet_plugins::is_ipam(plugin) || plugin == relay::OPENSHIFT_SDN) {
+        // Its own lock is all that it needs, and its caller may be a main plugin that holds the node's. OpenShift's works for the server that it asks,
+        // which keeps the requests for a container in order: it may be the agent that has the node's lock.
         return run_local(config, plugin, request, log).await;
     }
     if russet_plugins::is_ipam(plugin) {
@@ -47,10 +51,14 @@ pub async fn direct(
     if matches!(request.env.call, Call::Status) && !calico && !local {
         return Err(CniError::not_available("no agent is running on this node", "start `russet agent`"));
     }
-    let held = match turn::of_request(&config.paths, plugin, request)? {
+    let turn = async { turn::of_request(&config.paths, plugin, request) };
+    let held = match during(Stage::Turn, turn).await? {
         Turn::Ours(held) => held,
         Turn::Agents(outcome) => return Ok(Direct::HandedOver(outcome)),
     };
+    if let Call::Add(target) = &request.env.call {
+        leave_to_the_agent(config, target)?;
+    }
     if local {
         return run_local(config, plugin, request, log).await;
     }
@@ -63,7 +71,21 @@ pub async fn direct(
     };
     History::at(config.paths.history_file()).record(request, done.result.as_ref());
     drop(held);
-    Ok(Direct::Done(done.settled().await))
+    Ok(Direct::Done(done.settled().await?))
+}
+
+/// Refuses an ADD of an interface for which an agent that died had begun something: the next agent finishes or undoes that, and would take down what had
+/// been attached meanwhile. Held by whoever has the container's turn, so that no agent is there.
+fn leave_to_the_agent(config: &Config, target: &Target) -> Result<(), CniError> {
+    let path = config.paths.journal_file();
+    let left = journal::unfinished(&path, &target.container_id, &target.ifname);
+    let left = left.map_err(|error| CniError::io(format!("read {}", path.display()), error))?;
+    if !left {
+        return Ok(());
+    }
+    let details =
+        "it is finished or undone as soon as an agent starts; a new sandbox does not have to wait for that";
+    Err(CniError::try_again_later("an agent that died left something unfinished for this interface", details))
 }
 
 /// A plugin that works on this node's store.
@@ -77,7 +99,7 @@ async fn on_own_store(
         .await
         .map_err(|error| CniError::try_again_later("the store cannot be opened", error))?;
     let readiness = Readiness::pending();
-    for condition in [Condition::Store, Condition::Node, Condition::Programmed] {
+    for condition in Condition::ALL {
         readiness.met(condition);
     }
     let node = crate::node(config, Rc::clone(&opened.store), Teardown::Synchronous, &readiness);
@@ -91,7 +113,8 @@ async fn on_own_store(
         // Only here: a node whose settings cannot be written must still get rid of its pods.
         forward_packets(&node).await?;
     }
-    russet_plugins::run(&node, plugin, request, log).await
+    // There is no journal by which anybody else would finish it; and as long as it has the store open, nobody else may think that it is free.
+    russet_plugins::run(&node, plugin, request, log).await?.released().await
 }
 
 /// A plugin that works on no datastore at all.

@@ -12,10 +12,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use russet_cni_spec::{Call, CniResult, Request};
 use russet_linux::FileLock;
+use russet_linux::file::private_dir;
 use russet_model::time;
 use serde::{Deserialize, Serialize};
-
-use crate::config::private_dir;
 
 /// The history of one node. Two files take turns: the older one goes when the newer one is full.
 #[derive(Debug)]

@@ -8,15 +8,21 @@ mod config;
 mod datastores;
 mod direct;
 pub mod drift;
+mod fill;
 mod health;
+mod heap;
 mod history;
+mod isolation;
 pub mod journal;
+mod measured;
 mod metrics;
+pub mod openshift;
 pub mod openshift_tenants;
 mod operations;
 mod passage;
 mod reaper;
 mod reconcile;
+mod recovery;
 pub mod repair;
 mod rivals;
 mod server;
@@ -26,13 +32,11 @@ mod underlay;
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use russet_ipam::Allocator;
-use russet_linux::LockError;
-use russet_overlay::Reconciler;
-use russet_plugins::{CalicoHost, Datastore, Node, Pause, SystemClock, Teardown};
+use russet_linux::FileLock;
+use russet_plugins::{CalicoHost, Datastore, Ledger, Node, Pause, SystemClock, Teardown};
 use russet_store::Store;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{JoinSet, LocalSet};
@@ -41,23 +45,28 @@ pub use config::{Config, DEFAULT_HEALTH, DefaultPools, Encapsulation, Paths, Set
 pub use direct::{Direct, direct};
 pub use health::{Condition, Readiness};
 pub use history::{History, Tenure};
-pub use russet_plugins::RequestLog;
+pub use russet_plugins::{RequestLog, Stages};
 pub use russet_store_etcd::{Secret, Settings as EtcdSettings, SettingsError as EtcdSettingsError};
 pub use stores::{Opened, open as open_store, own as own_store};
+pub use turn::Taken;
 
+use attachments::Attachments;
 use datastores::EtcdDatastores;
-use health::serve as serve_health;
+use drift::Drift;
+use journal::{Found, Journal, Recorder};
+use measured::Measured;
 use metrics::Metrics;
 use operations::Operations;
 use reconcile::Loop;
 use repair::{Crew, Door, Repairs};
+use turn::Patience;
 
 /// What keeps an agent from running.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// Another agent of this node runs, or a plugin never lets go.
-    #[error("another agent of this node is running: {0}")]
-    Lock(#[from] LockError),
+    #[error(transparent)]
+    Taken(#[from] turn::Taken),
     /// The store cannot be opened.
     #[error("open the store: {0}")]
     Store(#[from] russet_store::StoreError),
@@ -74,8 +83,6 @@ pub enum AgentError {
     Netlink(#[from] russet_netlink::NetlinkError),
 }
 
-/// Plugins that work without an agent share the node lock for a request each, and new ones do not join them; longer means another agent.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// How long requests under way may take when the agent is told to stop. Then they are cut off, and DEL cleans up.
 const STOP_PATIENCE: Duration = Duration::from_secs(15);
 /// How long an edit of a pool may take to be seen by the next ADD where the watch is late; the loop makes the allocator forget when it sees one. Blocks
@@ -84,95 +91,144 @@ const CACHE_MAX_AGE: Duration = Duration::from_secs(30);
 /// The MTU until the underlay is known.
 const MTU_UNTIL_KNOWN_BYTES: u32 = 1450;
 
+/// The node, for one agent. To be kept until nothing of [`run`] is at work any more, which may be after that has returned: what blocks goes on. The next
+/// agent, which gets the node then, undoes what this one has begun.
+#[derive(Debug)]
+pub struct NodeLock(FileLock);
+
+/// Takes the node. Plugins that work without an agent are waited for.
+pub fn take_node(config: &Config) -> Result<NodeLock, AgentError> {
+    russet_linux::file::private_dir(config.paths.run_dir()).map_err(io("make the run directory"))?;
+    Ok(NodeLock(turn::of_agent(&config.paths, Patience::default())?))
+}
+
+fn io(what: &str) -> impl FnOnce(std::io::Error) -> AgentError {
+    let what = what.to_owned();
+    move |source| AgentError::Io { what, source }
+}
+
 /// Runs the agent until `stop` resolves.
-pub async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
-    let io = |what: &str| {
-        let what = what.to_owned();
-        move |source| AgentError::Io { what, source }
-    };
-    config::private_dir(&config.paths.run_dir()).map_err(io("make the run directory"))?;
-    let _lock = turn::of_agent(&config.paths, LOCK_PATIENCE)?;
+pub async fn run(
+    config: Config,
+    node_lock: &NodeLock,
+    stop: impl Future<Output = ()>,
+) -> Result<(), AgentError> {
+    tracing::debug!(lock = %node_lock.0.path().display(), "the node is ours");
     let store = stores::open_and_serve(&config).await?;
-    let (metrics, registry) = Metrics::new();
     let readiness = Readiness::pending();
+    let (metrics, mut registry) = Metrics::with_readiness(&readiness);
     let doomed = Rc::new(Notify::new());
-    let node = node(&config, Rc::clone(&store.store), teardown(&config, &doomed), &readiness);
-    if let Some(mtu) = direct::published_mtu(&config) {
-        // Pods that are attached before the first look at the underlay get what the agent before this one computed.
-        node.mtu_bytes.set(mtu);
-    }
-    let reconciler = Arc::new(Mutex::new(Reconciler::new()?));
+    let (recorder, found) = recorder(&config, &metrics).map_err(io("read the boot's ID"))?;
+    let measured: Rc<dyn Store> = Measured::over(&store.store, &metrics.store);
+    let node = node(&config, Rc::clone(&measured), teardown(&config, &doomed), &readiness);
+    let node = outfitted(node, &config, &readiness, &recorder);
     let listener = server::bind(&config.paths.cni_socket()).map_err(io("make the CNI socket"))?;
     let (stopping, stopped) = watch::channel(false);
-    let (jobs, requests) = server::queue();
-    let (door, repair_jobs) = Door::new();
-    let operations =
-        Rc::new(Operations::new(node.clone(), metrics.clone(), History::at(config.paths.history_file())));
+    let openshift = openshift::Server::of(&config, &measured, &mut registry, stopped.clone());
+    let ((jobs, requests), (door, repair_jobs)) = (server::queue(), Door::new());
+    let history = History::at(config.paths.history_file());
+    let operations = Rc::new(Operations::new(node.clone(), metrics.clone(), history, Rc::clone(&recorder)));
 
     let local = LocalSet::new();
     local
         .run_until(async {
             reaper::newborn(&node).await;
+            let kernel = recovery::Kernel::look(&node, &recorder).await;
+            // Now the mirror says what is attached.
+            let drift = Drift::watch(metrics.clone(), recorder.attachments().mirror(), node.wiring.verdicts())?;
+            isolation::begin(&node, &readiness).await;
             let mut background = JoinSet::new();
-            let repairs = Rc::new(Repairs::new(crew(&config, &node), Rc::clone(&operations), metrics.clone()));
-            background.spawn_local(Rc::clone(&repairs).serve(repair_jobs));
-            if let Some(every) = config.leak_repair {
-                background.spawn_local(repairs.run(every));
-            }
+            background.spawn_local(isolation::insist(node.clone(), Rc::clone(&operations), readiness.clone()));
+            let repairs = Repairs::new(crew(&config, &node), node.clone(), Rc::clone(&operations), metrics.clone());
+            seek_leaks(&mut background, repairs, repair_jobs, config.leak_repair, found.fresh);
+            background.spawn_local(recovery::serve(Rc::clone(&operations)));
             background.spawn_local(reaper::run(node.clone(), doomed, metrics.clone()));
-            let keep = Loop {
-                config: config.clone(),
-                node,
-                readiness: readiness.clone(),
-                metrics,
-                reconciler,
-                rivals: Default::default(),
-                passage: Default::default(),
-            };
+            background.spawn_local(fill::run(node.clone(), metrics.pools.clone()));
+            background.spawn_local(heap::run());
+            let keep = Loop::new(config.clone(), node, readiness.clone(), metrics, drift.clone());
             background.spawn_local(keep.run());
             if let Some(service) = store.service {
                 background.spawn_local(service);
             }
-            background.spawn_local(carry_out(operations, requests));
-            let health = tokio::spawn(serve_health(config.health, readiness, registry, told(stopped.clone())));
-            let cni = tokio::spawn(server::serve(listener, jobs, door, told(stopped)));
+            recovery::run(&operations, found, &kernel).await;
+            background.spawn_local(carry_out(Rc::clone(&operations), requests));
+            let openshift = openshift.map(|server| tokio::task::spawn_local(server.run(drift.clone())));
+            let health = tokio::spawn(russet_health::serve(config.health, readiness, registry, told(stopped.clone())));
+            let cni = tokio::spawn(server::serve(listener, jobs, door, drift, told(stopped)));
             tracing::info!(node = %config.node_name, store = %config.store, socket = %config.paths.cni_socket().display(), "agent started");
-            let early = tokio::select! {
-                () = stop => None,
-                died = health => Some((died, "serve health")),
-            };
-            if let Some((Ok(Err(source)), what)) = early {
-                return Err(AgentError::Io { what: format!("{what} on {}", config.health), source });
-            }
+            until(stop, health, config.health).await?;
             // Nobody may be listening any more; that is the aim.
             let _ = stopping.send(true);
-            finish(cni).await;
+            finish(cni, &operations).await;
+            if let Some(openshift) = openshift
+                && tokio::time::timeout(STOP_PATIENCE, openshift).await.is_err()
+            {
+                tracing::warn!("requests of OpenShift's plugin were cut off");
+            }
             tracing::info!("agent stopped; the data path stays as it is");
             Ok(())
         })
         .await
 }
 
+/// Waits until the agent is told to stop, or cannot say any more how it is.
+async fn until(
+    stop: impl Future<Output = ()>,
+    health: tokio::task::JoinHandle<std::io::Result<()>>,
+    address: std::net::SocketAddr,
+) -> Result<(), AgentError> {
+    let died = tokio::select! {
+        () = stop => None,
+        died = health => Some(died),
+    };
+    match died {
+        Some(Ok(Err(source))) => Err(AgentError::Io { what: format!("serve health on {address}"), source }),
+        _ => Ok(()),
+    }
+}
+
+/// Looks for leaks when somebody asks, every so often, and soon after a boot.
+fn seek_leaks(
+    background: &mut JoinSet<()>,
+    repairs: Repairs,
+    jobs: mpsc::Receiver<repair::RepairJob>,
+    every: Option<Duration>,
+    after_boot: bool,
+) {
+    let repairs = Rc::new(repairs);
+    background.spawn_local(Rc::clone(&repairs).serve(jobs));
+    if let Some(every) = every {
+        if after_boot {
+            background.spawn_local(Rc::clone(&repairs).after_boot(every));
+        }
+        background.spawn_local(repairs.run(every));
+    }
+}
+
 /// Carries out plugins' requests, each as a task of its own.
 async fn carry_out(operations: Rc<Operations>, mut requests: mpsc::Receiver<server::Job>) {
-    while let Some(server::Job { request, answer }) = requests.recv().await {
+    while let Some(server::Job { request, mut answer, place }) = requests.recv().await {
         let operations = Rc::clone(&operations);
-        // Not tied to the connection: a request whose caller went away is still carried out to its end.
         tokio::task::spawn_local(async move {
-            let outcome = operations.execute(request).await;
+            let _place = place;
+            let outcome = operations.execute(request, answer.closed()).await;
             // The caller may be gone; the runtime will ask for DEL.
             let _ = answer.send(outcome);
         });
     }
 }
 
-/// Waits for the requests under way, but not for ever.
-async fn finish(cni: tokio::task::JoinHandle<std::io::Result<()>>) {
-    match tokio::time::timeout(STOP_PATIENCE, cni).await {
+/// Waits for the requests under way, and for what DELs have left to do after their answers, but not for ever: the next agent finishes it.
+async fn finish(cni: tokio::task::JoinHandle<std::io::Result<()>>, operations: &Operations) {
+    let end = tokio::time::Instant::now() + STOP_PATIENCE;
+    match tokio::time::timeout_at(end, cni).await {
         Ok(Ok(Ok(()))) => {}
         Ok(Ok(Err(error))) => tracing::warn!(%error, "the CNI server ended with an error"),
         Ok(Err(error)) => tracing::warn!(%error, "the CNI server stopped half-way"),
         Err(_elapsed) => tracing::warn!("requests under way were cut off"),
+    }
+    if tokio::time::timeout_at(end, operations.alone()).await.is_err() {
+        tracing::warn!("addresses of deleted pods are given back by the next agent");
     }
 }
 
@@ -186,6 +242,13 @@ fn teardown(config: &Config, doomed: &Rc<Notify>) -> Teardown {
     if config.sync_delete { Teardown::Synchronous } else { Teardown::Deferred(Rc::clone(doomed)) }
 }
 
+/// The journal and the book of this boot, and what an agent before this one left in them.
+fn recorder(config: &Config, metrics: &Metrics) -> std::io::Result<(Rc<Recorder>, Found)> {
+    let boot = russet_linux::host::boot_id()?;
+    let (journal, found) = Journal::open(config.paths.journal_file(), boot, metrics.clone());
+    Ok((Rc::new(Recorder::new(journal, Attachments::default())), found))
+}
+
 /// Who looks for leaks on this node.
 fn crew(config: &Config, node: &Node) -> Crew {
     Crew {
@@ -195,6 +258,18 @@ fn crew(config: &Config, node: &Node) -> Crew {
         clock: Rc::new(SystemClock),
         sight: repair::sight(config.cni_caches.clone()),
     }
+}
+
+/// The node with who is told of its interfaces, and with what an agent knows of it.
+fn outfitted(mut node: Node, config: &Config, readiness: &Readiness, recorder: &Rc<Recorder>) -> Node {
+    node.wiring = node.wiring.told(Rc::clone(recorder) as Rc<dyn Ledger>);
+    let (ready, book) = (readiness.clone(), recorder.attachments().clone());
+    node.not_ready = Rc::new(move || ready.not_ready(!book.is_empty()));
+    if let Some(mtu) = direct::published_mtu(config) {
+        // Pods that are attached before the first look at the underlay get what the agent before this one computed.
+        node.mtu_bytes.set(mtu);
+    }
+    node
 }
 
 /// This node, as plugins see it.
@@ -218,6 +293,7 @@ fn node(config: &Config, store: Rc<dyn Store>, teardown: Teardown, readiness: &R
         mtu_bytes: Rc::new(Cell::new(config.mtu_bytes.unwrap_or(MTU_UNTIL_KNOWN_BYTES))),
         teardown,
         clusters: Default::default(),
-        not_ready: Rc::new(move || readiness.not_ready()),
+        releases: Default::default(),
+        not_ready: Rc::new(move || readiness.not_ready(false)),
     }
 }

@@ -1,6 +1,9 @@
 //! What the agent counts; names are `russet_<subsystem>_<noun>_<unit>`.
 
 mod drift;
+mod pools;
+mod readiness;
+mod store;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -9,12 +12,23 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+#[cfg(test)]
+use russet_plugins::Stage;
+use russet_plugins::stages::Spent;
+
+use crate::health::Readiness;
 
 pub use drift::DriftMetrics;
+pub use pools::{Claims, Fill, PoolMetrics};
+pub use store::StoreMetrics;
 
 /// Upper bounds of the buckets for what takes milliseconds, in seconds.
 const LATENCY_BUCKETS_S: [f64; 12] =
     [0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
+/// The same for what may be done in microseconds.
+const STAGE_BUCKETS_S: [f64; 14] =
+    [0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0];
+
 /// What our metrics' names begin with; those of the process have the names that every program gives them.
 const PREFIX: &str = "russet";
 
@@ -25,6 +39,8 @@ pub struct Metrics {
     pub requests: Family<Request, Counter>,
     /// How long CNI requests took.
     pub request_seconds: Family<Verb, Histogram>,
+    /// Where the time of CNI requests went.
+    pub stage_seconds: Family<StageOf, Histogram>,
     /// Kernel objects that a reconciliation had to change, by kind.
     pub changes: Family<Kind, Counter>,
     /// What other nodes publish and this one refuses to program.
@@ -43,6 +59,10 @@ pub struct Metrics {
     pub void_repairs: Counter,
     /// What others changed of ours in the kernel.
     pub drift: DriftMetrics,
+    /// The agent's store.
+    pub store: StoreMetrics,
+    /// How full pools are.
+    pub pools: PoolMetrics,
     /// Bytes of the journal that are used.
     pub journal_bytes: Gauge,
     /// Records in the journal.
@@ -57,14 +77,23 @@ pub struct Metrics {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Verb {
     /// `ADD`, `DEL`, ...
-    pub verb: String,
+    pub verb: &'static str,
+}
+
+/// A CNI verb and one stage of its work.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct StageOf {
+    /// `ADD`, `DEL`, ...
+    pub verb: &'static str,
+    /// `turn`, `address`, ...
+    pub stage: &'static str,
 }
 
 /// A CNI verb and how it ended.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Request {
     /// `ADD`, `DEL`, ...
-    pub verb: String,
+    pub verb: &'static str,
     /// `0`, or the CNI error code.
     pub code: u32,
 }
@@ -84,6 +113,7 @@ impl Metrics {
         let metrics = Self {
             requests: Family::default(),
             request_seconds: Family::new_with_constructor(latency),
+            stage_seconds: Family::new_with_constructor(stage),
             changes: Family::default(),
             refusals: Gauge::default(),
             reconcile_errors: Counter::default(),
@@ -93,6 +123,8 @@ impl Metrics {
             repaired: Family::default(),
             void_repairs: Counter::default(),
             drift: DriftMetrics::default(),
+            store: StoreMetrics::default(),
+            pools: PoolMetrics::default(),
             journal_bytes: Gauge::default(),
             journal_records: Gauge::default(),
             journal_write_failures: Counter::default(),
@@ -104,12 +136,25 @@ impl Metrics {
         (metrics, all)
     }
 
+    /// The same, with a registry that also prints whether pods can be attached: all that an agent tells.
+    pub fn with_readiness(readiness: &Readiness) -> (Self, Registry) {
+        let (metrics, mut all) = Self::new();
+        let conditions = readiness::Conditions(readiness.clone());
+        all.sub_registry_with_prefix(PREFIX).register_collector(Box::new(conditions));
+        (metrics, all)
+    }
+
     fn register(&self, registry: &mut Registry) {
         let it = self;
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "The version of the agent", build);
         registry.register("cni_requests", "CNI requests by verb and error code", it.requests.clone());
         registry.register("cni_request_seconds", "Time from request to answer", it.request_seconds.clone());
+        registry.register(
+            "cni_stage_seconds",
+            "Time of a request in each stage that it entered, by verb; stages do not overlap",
+            it.stage_seconds.clone(),
+        );
         registry.register("overlay_changes", "Kernel objects changed, by kind", it.changes.clone());
         registry.register("overlay_refusals", "Published facts that are not programmed", it.refusals.clone());
         registry.register(
@@ -131,6 +176,8 @@ impl Metrics {
         );
         registry.register("overlay_nodes", "Nodes known, with this one", it.nodes.clone());
         it.drift.register(registry);
+        it.store.register(registry);
+        it.pools.register(registry);
         it.register_journal(registry);
     }
 
@@ -149,10 +196,39 @@ impl Metrics {
     }
 
     /// Counts one request.
-    pub fn request(&self, verb: &str, code: u32, seconds: f64) {
-        self.requests.get_or_create(&Request { verb: verb.to_owned(), code }).inc();
-        self.request_seconds.get_or_create(&Verb { verb: verb.to_owned() }).observe(seconds);
+    pub fn request(&self, verb: &'static str, code: u32, spent: &Spent) {
+        self.requests.get_or_create(&Request { verb, code }).inc();
+        self.request_seconds.get_or_create(&Verb { verb }).observe(spent.total.as_secs_f64());
+        self.stages(verb, spent);
     }
+
+    /// Counts where time went; alone for what is done after the answer.
+    pub fn stages(&self, verb: &'static str, spent: &Spent) {
+        for (stage, time) in spent.stages() {
+            let stage = StageOf { verb, stage: stage.as_str() };
+            self.stage_seconds.get_or_create(&stage).observe(time.as_secs_f64());
+        }
+    }
+
+    /// How many requests entered a stage.
+    #[cfg(test)]
+    pub fn stages_of(&self, verb: &'static str, stage: Stage) -> u64 {
+        count_of(&self.stage_seconds.get_or_create(&StageOf { verb, stage: stage.as_str() }).clone())
+    }
+}
+
+/// How many observations a histogram has.
+#[cfg(test)]
+fn count_of(histogram: &Histogram) -> u64 {
+    let mut registry = Registry::default();
+    registry.register("it", "", histogram.clone());
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    text.lines().find_map(|line| line.strip_prefix("it_count ")?.parse().ok()).unwrap()
+}
+
+fn stage() -> Histogram {
+    Histogram::new(STAGE_BUCKETS_S)
 }
 
 fn latency() -> Histogram {

@@ -1,25 +1,38 @@
-//! Requests of plugins: one at a time for each container and each pod, GC alone, everything else in parallel.
+//! Requests of plugins: one at a time for each container and each pod, GC alone, everything else in parallel; each with an end by which its caller has an
+//! answer. What is begun is written into the journal first.
 
-use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap};
+mod lane;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::{Rc, Weak as RcWeak};
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use russet_cni_spec::plugin::{Outcome, Prepared, prepare};
 use russet_cni_spec::relay::RelayRequest;
 use russet_cni_spec::{Call, CniError, CniResult, Request, Target};
-use russet_plugins::{Node, RequestLog};
-use tokio::sync::{Mutex, OwnedMutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use russet_plugins::stages::during;
+use russet_plugins::{Done, Node, Release, RequestLog, Stage, Stages};
+use tokio::task::spawn_local;
 
 use crate::history::History;
+use crate::journal::Recorder;
 use crate::metrics::Metrics;
+pub(crate) use lane::Alone;
+use lane::{Lane, Turn};
 
 /// What introduces the plugin to somebody who runs it by hand; the small executable says it, too.
 const ABOUT: &str = "CNI russet plugin";
 
-/// How long a request waits for its turn when its caller does not say how long it waits for the answer.
+/// How long a request may take when its caller does not say how long it waits for the answer.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(55);
+
+/// With more that is not over, a DEL is answered when it is done: a store that hangs, or is away, is to fill neither the memory nor the journal.
+const OPEN_MAX: usize = 1024;
+
+/// How long a DEL's addresses wait before they are given back: its answer goes first, without the store's thread beside it, and DELs that come together share a
+/// commit.
+const ANSWER_FIRST: Duration = Duration::from_millis(1);
 
 /// Between two looks of somebody who wants to be alone.
 const ALONE_PAUSE: Duration = Duration::from_millis(20);
@@ -29,57 +42,86 @@ pub struct Operations {
     node: Node,
     metrics: Metrics,
     history: History,
+    recorder: Rc<Recorder>,
     /// Main plugins.
     main: Lane,
     /// IPAM plugins: a main plugin calls them in the middle of its own request, so they must not wait for main plugins.
     ipam: Lane,
     /// Whoever wants to know for which containers requests come.
     asked: RefCell<RcWeak<Asked>>,
+    /// Who finishes what could not be undone.
+    leftovers: RefCell<Option<Leftovers>>,
+}
+
+/// Takes the number of an operation that is to be finished or undone later, and what of it.
+pub(crate) type Leftovers = Box<dyn Fn(u64, Left)>;
+
+/// What of an operation is still to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// As much as its DEL or GC finds.
+    Anything,
+    /// A DEL's release: the rest is done, and its caller knows.
+    Release,
 }
 
 /// Containers for which a request came or ended while this was kept.
 #[derive(Debug, Default)]
 pub struct Asked(RefCell<BTreeSet<String>>);
 
-/// No request for any container is under way as long as this is kept.
-pub struct Alone<'a> {
-    _main: RwLockWriteGuard<'a, ()>,
-    _ipam: RwLockWriteGuard<'a, ()>,
+/// A request that has its turn.
+struct Task {
+    plugin: String,
+    request: Request,
+    /// As it came, for the journal.
+    env: Vec<(String, String)>,
+    log: Rc<RequestLog>,
+    end: Instant,
+    /// Its caller has been told that it took too long.
+    late: Rc<Cell<bool>>,
+    turn: Turn,
 }
 
-/// Plugins that wait for each other.
-#[derive(Default)]
-struct Lane {
-    /// Held for reading by work on one container, for writing by GC, which looks at all of them.
-    everyone: RwLock<()>,
-    /// By container ID, and by `namespace/name` for pods, which no container ID can be.
-    locks: RefCell<HashMap<String, Weak<Mutex<()>>>>,
-}
-
-/// The right to work on one container.
-struct Turn<'a> {
-    _shared: RwLockReadGuard<'a, ()>,
-    _container: OwnedMutexGuard<()>,
-    _pod: Option<OwnedMutexGuard<()>>,
+/// A DEL that is answered and not done.
+struct Finishing {
+    op: u64,
+    request: Request,
+    release: Release,
+    _turn: Turn,
 }
 
 // === impl Operations ===
 
 impl Operations {
-    /// Serves requests for `node`.
-    pub fn new(node: Node, metrics: Metrics, history: History) -> Self {
+    /// Serves requests for `node`, whose wiring tells the recorder.
+    pub fn new(node: Node, metrics: Metrics, history: History, recorder: Rc<Recorder>) -> Self {
         let (main, ipam, asked) = (Lane::default(), Lane::default(), RefCell::default());
-        Self { node, metrics, history, main, ipam, asked }
+        Self { node, metrics, history, recorder, main, ipam, asked, leftovers: RefCell::default() }
+    }
+
+    /// What is written and known of operations.
+    pub(crate) fn recorder(&self) -> &Recorder {
+        &self.recorder
+    }
+
+    /// What is counted.
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// From now on `leftovers` takes care of what cannot be undone at once.
+    pub(crate) fn leave_to(&self, leftovers: Leftovers) {
+        *self.leftovers.borrow_mut() = Some(leftovers);
     }
 
     /// Waits until no request for any container is under way, and then keeps those that come from beginning; holds up nobody while it waits.
-    pub async fn alone(&self) -> Alone<'_> {
+    pub async fn alone(&self) -> Alone {
         loop {
-            let _main = self.main.alone().await;
-            if let Ok(_ipam) = self.ipam.everyone.try_write() {
-                return Alone { _main, _ipam };
+            let main = self.main.alone().await;
+            if let Some(ipam) = self.ipam.try_alone() {
+                return Alone::both(main, ipam);
             }
-            drop(_main);
+            drop(main);
             tokio::time::sleep(ALONE_PAUSE).await;
         }
     }
@@ -97,38 +139,43 @@ impl Operations {
         }
     }
 
-    /// Carries out one request to its end, whoever still waits for the answer. One that does not get its turn before its caller gives up is not begun.
-    pub async fn execute(&self, message: RelayRequest) -> Outcome {
+    /// Carries out one request. One that does not get its turn before its time is over, or before its caller is `gone`, is not begun. One that has begun is
+    /// carried out to its end, whoever still waits; an ADD whose time is over by then is undone.
+    pub async fn execute(self: &Rc<Self>, message: RelayRequest, gone: impl Future<Output = ()>) -> Outcome {
         let started = Instant::now();
-        let RelayRequest { plugin, env, config, deadline } = message;
+        let RelayRequest { plugin, env, config, deadline, timing } = message;
+        let stages = Stages::begin();
         let deadline = if deadline.is_zero() { DEFAULT_DEADLINE } else { deadline };
         let verb = verb_of(&env);
-        let outcome = match prepare(env, config, ABOUT) {
+        let outcome = match prepare(env.clone(), config, ABOUT) {
             Ok(Prepared::Answer(outcome)) => outcome,
-            Ok(Prepared::Request(request)) => self.run(&plugin, &request, deadline).await,
-            Err(error) => self.failed(&verb, &error),
+            Ok(Prepared::Request(request)) => {
+                let (plugin, request, line) = (plugin.clone(), *request, stages.clone());
+                let waiting = Waiting { plugin, request, env, deadline, end: started + deadline, line };
+                stages.of(self.run(waiting, gone)).await
+            }
+            Err(error) => self.failed(verb, &error),
         };
         let code = if outcome.is_success() { 0 } else { code_of(&outcome) };
-        self.metrics.request(&verb, code, started.elapsed().as_secs_f64());
-        outcome
+        let spent = stages.spent();
+        self.metrics.request(verb, code, &spent);
+        Outcome { timing: timing.then(|| spent.timing(&plugin)), ..outcome }
     }
 
-    async fn run(&self, plugin: &str, request: &Request, deadline: Duration) -> Outcome {
-        let log = RequestLog::new(plugin);
-        let target = match &request.env.call {
-            Call::Add(target) | Call::Check(target) | Call::Del(target) => Some(target),
-            Call::Gc | Call::Status => None,
-        };
-        self.asks_for(target);
-        let done = self.work(plugin, request, deadline, &log).await;
-        // Once more: somebody may have begun to listen meanwhile.
-        self.asks_for(target);
-        let container = target.map_or("", |target| target.container_id.as_str());
-        let ifname = target.map_or("", |target| target.ifname.as_str());
+    async fn run(self: &Rc<Self>, waiting: Waiting, gone: impl Future<Output = ()>) -> Outcome {
+        let log = Rc::new(RequestLog::new(&waiting.plugin));
+        let target = waiting.request.env.target().cloned();
+        self.asks_for(target.as_ref());
+        let request = waiting.request.clone();
+        let done = self.work(waiting, &log, gone).await;
+        // Again: it may have changed something after somebody began to remember.
+        self.asks_for(target.as_ref());
+        let container = target.as_ref().map_or("", |target| target.container_id.as_str());
+        let ifname = target.as_ref().map_or("", |target| target.ifname.as_str());
         let verb = verb_of(&request.env.vars);
         match &done {
             Ok(result) => {
-                self.history.record(request, result.as_ref());
+                self.history.record(&request, result.as_ref());
                 tracing::debug!(verb, container, ifname, "request done");
             }
             // Asked every few seconds by every runtime; readiness logs its changes itself.
@@ -143,37 +190,208 @@ impl Operations {
     }
 
     async fn work(
-        &self,
-        plugin: &str,
-        request: &Request,
-        deadline: Duration,
-        log: &RequestLog,
+        self: &Rc<Self>,
+        waiting: Waiting,
+        log: &Rc<RequestLog>,
+        gone: impl Future<Output = ()>,
     ) -> Result<Option<CniResult>, CniError> {
-        let lane = if russet_plugins::is_ipam(plugin) { &self.ipam } else { &self.main };
-        let late = |_| {
-            let details = format!("it waited {deadline:?}; nothing was begun");
-            CniError::try_again_later("the requests before this one are not done yet", details)
-        };
-        match &request.env.call {
+        let lane = if russet_plugins::is_ipam(&waiting.plugin) { &self.ipam } else { &self.main };
+        let turn = match &waiting.request.env.call {
             Call::Add(target) | Call::Check(target) | Call::Del(target) => {
-                let turn = tokio::time::timeout(deadline, lane.turn(request, target)).await.map_err(late)?;
-                let done = russet_plugins::run(&self.node, plugin, request, log).await?;
-                drop(turn);
-                Ok(done.settled().await)
+                let turn = waiting.until(lane.turn(&waiting.request, target), gone);
+                during(Stage::Turn, turn).await?
             }
-            Call::Gc => {
-                let _alone = tokio::time::timeout(deadline, lane.alone()).await.map_err(late)?;
-                russet_plugins::run(&self.node, plugin, request, log).await.map(|done| done.result)
-            }
+            Call::Gc => during(Stage::Turn, waiting.until(lane.alone(), gone)).await?,
             Call::Status => {
-                russet_plugins::run(&self.node, plugin, request, log).await.map(|done| done.result)
+                let done = russet_plugins::run(&self.node, &waiting.plugin, &waiting.request, log);
+                return Box::pin(done).await?.settled().await;
+            }
+        };
+        let Waiting { plugin, request, env, deadline, end, line } = waiting;
+        let late = Rc::new(Cell::new(false));
+        let (log, flag, this) = (Rc::clone(log), Rc::clone(&late), Rc::clone(self));
+        let task = Task { plugin, request, env, log, end, late, turn };
+        let task = spawn_local(async move { line.of(this.begun(task)).await });
+        match tokio::time::timeout_at(end.into(), task).await {
+            Ok(Ok(done)) => done?.settled().await,
+            Ok(Err(error)) => Err(CniError::internal("the request stopped half-way", error)),
+            Err(_) => {
+                flag.set(true);
+                let details = format!("it was not done after {deadline:?}; an ADD is undone, a DEL goes on");
+                Err(CniError::try_again_later("the request took too long", details))
             }
         }
+    }
+
+    /// A request that has its turn, to its end.
+    async fn begun(self: Rc<Self>, task: Task) -> Result<Done, CniError> {
+        let Task { plugin, request, env, log, end, late, turn } = task;
+        let adds = matches!(request.env.call, Call::Add(_));
+        let node = if adds { self.node.of_add(end) } else { self.node.clone() };
+        let begin = async { self.recorder.begin(&plugin, &request, (&env, &request.stdin)) };
+        let op = during(Stage::Journal, begin).await?;
+        let done = Box::pin(russet_plugins::run(&node, &plugin, &request, &log)).await;
+        let Call::Add(target) = &request.env.call else {
+            return self.ended(done, op, request, turn).await;
+        };
+        let repeated = self.recorder.is_repeated(op);
+        let done = match done {
+            Ok(_) if late.get() => {
+                Err(CniError::try_again_later("the request took too long", "it is undone"))
+            }
+            Ok(done) => self.recorder.end(op, 0).map(|()| done),
+            Err(error) => {
+                let _ = self.recorder.end(op, error.code);
+                return Err(error);
+            }
+        };
+        match done {
+            Ok(done) => Ok(done),
+            Err(error) => {
+                let undone = repeated || self.undo(&plugin, &request, target, &log).await;
+                match (undone, op) {
+                    (true, _) => _ = self.recorder.end(op, error.code),
+                    (false, Some(op)) => self.leave(op, Left::Anything),
+                    (false, None) => {}
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The end of what is no ADD. A DEL is answered before its addresses are given back, where the journal has it.
+    async fn ended(
+        self: Rc<Self>,
+        done: Result<Done, CniError>,
+        op: Option<u64>,
+        request: Request,
+        turn: Turn,
+    ) -> Result<Done, CniError> {
+        let done = match (done, op) {
+            (Ok(Done { release: Some(release), result, policy }), Some(op))
+                if self.recorder.journal().is_recorded(op)
+                    && self.recorder.journal().open_count() <= OPEN_MAX =>
+            {
+                spawn_local(self.release(Finishing { op, request, release, _turn: turn }));
+                return Ok(Done { result, policy, release: None });
+            }
+            (Ok(done), _) => done.released().await,
+            (Err(error), _) => Err(error),
+        };
+        let code = done.as_ref().map_or_else(|error| error.code, |_| 0);
+        // It is done, whether that can be written or not; what cannot be written is done again after a crash.
+        let _ = self.recorder.end(op, code);
+        done
+    }
+
+    /// What a DEL has left to do after its answer, in its turn. If it cannot be done, or we die, it is done again from the journal.
+    async fn release(self: Rc<Self>, finishing: Finishing) {
+        let Finishing { op, request, release, _turn } = finishing;
+        tokio::time::sleep(ANSWER_FIRST).await;
+        let line = Stages::begin();
+        let done = line.of(release.run()).await;
+        self.metrics.stages(verb_of(&request.env.vars), &line.spent());
+        self.asks_for(request.env.target());
+        match done {
+            Ok(()) => {
+                // What cannot be written is done again after a crash.
+                let _ = self.recorder.end(Some(op), 0);
+            }
+            Err(error) => {
+                let container = request.env.target().map_or("", |target| target.container_id.as_str());
+                tracing::warn!(op, container, %error, "a DEL's addresses are still held");
+                self.leave(op, Left::Release);
+            }
+        }
+    }
+
+    /// Takes back an ADD that came too late. Its caller, who was told so, may not ask for DEL.
+    async fn undo(&self, plugin: &str, request: &Request, target: &Target, log: &RequestLog) -> bool {
+        let mut del = request.clone();
+        del.env.call = Call::Del(target.clone());
+        let done = async { russet_plugins::run(&self.node, plugin, &del, log).await?.released().await };
+        match Box::pin(done).await {
+            Ok(_) => {
+                tracing::info!(container = %target.container_id, ifname = %target.ifname, "an ADD that took too long was undone");
+                true
+            }
+            Err(error) => {
+                tracing::warn!(container = %target.container_id, ifname = %target.ifname, %error, "an ADD that took too long cannot be undone now");
+                false
+            }
+        }
+    }
+
+    fn leave(&self, op: u64, left: Left) {
+        if let Some(leftovers) = &*self.leftovers.borrow() {
+            leftovers(op, left);
+        }
+    }
+
+    /// Finishes what was begun and could not be done then, once, in its turn. Nothing is done if something later has settled the matter; `request` is a
+    /// DEL or a GC.
+    pub(crate) async fn finish(
+        &self,
+        op: u64,
+        plugin: &str,
+        request: &Request,
+        left: Left,
+    ) -> Result<bool, CniError> {
+        let _turn = match &request.env.call {
+            Call::Del(target) => self.main.turn(request, target).await,
+            _ => self.main.alone().await,
+        };
+        if !self.recorder.journal().is_open(op) {
+            return Ok(false);
+        }
+        self.asks_for(request.env.target());
+        // What an ADD since then has wired may still answer for the addresses, though it failed: then it goes first.
+        if left == Left::Release && !self.recorder.journal().is_overtaken(op) {
+            return russet_plugins::release(&self.node, request)?.run().await.map(|()| true);
+        }
+        let log = RequestLog::new(plugin);
+        let done = async { russet_plugins::run(&self.node, plugin, request, &log).await?.released().await };
+        Box::pin(done).await?;
+        self.history.record(request, None);
+        Ok(true)
     }
 
     fn failed(&self, verb: &str, error: &CniError) -> Outcome {
         tracing::warn!(verb, code = error.code, error = %error, "request refused");
         Outcome::failure(error)
+    }
+}
+
+/// A request that waits for its turn.
+struct Waiting {
+    plugin: String,
+    request: Request,
+    env: Vec<(String, String)>,
+    deadline: Duration,
+    end: Instant,
+    line: Stages,
+}
+
+// === impl Waiting ===
+
+impl Waiting {
+    /// Its turn, if that comes in time and somebody is still there who wants it.
+    async fn until(
+        &self,
+        turn: impl Future<Output = Turn>,
+        gone: impl Future<Output = ()>,
+    ) -> Result<Turn, CniError> {
+        tokio::select! {
+            biased;
+            () = gone => {
+                Err(CniError::try_again_later("nobody waits for the request any more", "nothing was begun"))
+            }
+            turn = turn => Ok(turn),
+            () = tokio::time::sleep_until(self.end.into()) => {
+                let details = format!("it waited {:?}; nothing was begun", self.deadline);
+                Err(CniError::try_again_later("the requests before this one are not done yet", details))
+            }
+        }
     }
 }
 
@@ -186,49 +404,11 @@ impl Asked {
     }
 }
 
-// === impl Lane ===
-
-impl Lane {
-    /// Waits for a moment in which nobody works. Without a place in the lock's queue: it is a fair one, and whoever waits there holds up every request
-    /// that comes after him, behind the slowest of those before him.
-    async fn alone(&self) -> RwLockWriteGuard<'_, ()> {
-        loop {
-            match self.everyone.try_write() {
-                Ok(alone) => return alone,
-                Err(_busy) => tokio::time::sleep(ALONE_PAUSE).await,
-            }
-        }
-    }
-
-    /// Waits for whatever else works on the container, then on the pod: an old sandbox and a new one of the same pod want the same host end.
-    async fn turn(&self, request: &Request, target: &Target) -> Turn<'_> {
-        let _shared = self.everyone.read().await;
-        let _container = self.lock_of(target.container_id.as_str()).lock_owned().await;
-        let _pod = match request.env.args.pod() {
-            Some(pod) => Some(self.lock_of(&format!("{}/{}", pod.namespace, pod.name)).lock_owned().await),
-            None => None,
-        };
-        Turn { _shared, _container, _pod }
-    }
-
-    /// The lock of one container or pod. Locks that nobody holds are forgotten on the way.
-    fn lock_of(&self, subject: &str) -> Arc<Mutex<()>> {
-        let mut locks = self.locks.borrow_mut();
-        if let Some(lock) = locks.get(subject).and_then(Weak::upgrade) {
-            return lock;
-        }
-        locks.retain(|_, lock| lock.strong_count() > 0);
-        let lock = Arc::new(Mutex::new(()));
-        locks.insert(subject.to_owned(), Arc::downgrade(&lock));
-        lock
-    }
-}
-
 /// The verb for logs and metrics; anything that is none is `-`, so that nobody can make up labels.
-fn verb_of(vars: &[(String, String)]) -> String {
+fn verb_of(vars: &[(String, String)]) -> &'static str {
     let given = vars.iter().rev().find(|(key, _)| key == "CNI_COMMAND").map(|(_, value)| value.as_str());
     let known = ["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"];
-    known.into_iter().find(|verb| Some(*verb) == given).unwrap_or("-").to_owned()
+    known.into_iter().find(|verb| Some(*verb) == given).unwrap_or("-")
 }
 
 fn code_of(outcome: &Outcome) -> u32 {
@@ -238,13 +418,21 @@ fn code_of(outcome: &Outcome) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attachments::Attachments;
     use crate::config::{Config, DEFAULT_HEALTH, DefaultPools, Paths, StoreLocation};
     use crate::health::Readiness;
+    use crate::journal::{Effect, Journal};
     use russet_plugins::Teardown;
     use russet_store::Sim;
+    use russet_store::sim::Faults;
     use std::rc::Rc;
 
-    fn operations() -> Operations {
+    /// The directory is its journal's.
+    fn operations() -> (Rc<Operations>, tempfile::TempDir) {
+        operations_on(Sim::atomic(1))
+    }
+
+    fn operations_on(store: Sim) -> (Rc<Operations>, tempfile::TempDir) {
         let config = Config {
             paths: Paths::new("/nonexistent"),
             node_name: "node-a".parse().unwrap(),
@@ -257,11 +445,25 @@ mod tests {
             sync_delete: false,
             leak_repair: None,
             cni_caches: Vec::new(),
+            openshift: None,
         };
-        let store = Rc::new(Sim::atomic(1));
-        let node = crate::node(&config, store, Teardown::Synchronous, &Readiness::pending());
+        let mut node = crate::node(&config, Rc::new(store), Teardown::Synchronous, &Readiness::pending());
         let history = History::at("/nonexistent/history".into());
-        Operations::new(node, Metrics::new().0, history)
+        let dir = tempfile::tempdir().unwrap();
+        let (journal, _) = Journal::open(dir.path().join("journal"), "boot".to_owned(), Metrics::new().0);
+        let recorder = Rc::new(Recorder::new(journal, Attachments::default()));
+        node.wiring = node.wiring.told(Rc::clone(&recorder) as _);
+        (Rc::new(Operations::new(node, Metrics::new().0, history, recorder)), dir)
+    }
+
+    fn run<T>(body: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        tokio::task::LocalSet::new().block_on(&runtime, body)
+    }
+
+    /// A caller who waits for ever.
+    async fn execute(operations: &Rc<Operations>, message: RelayRequest) -> Outcome {
+        operations.execute(message, std::future::pending()).await
     }
 
     fn message(verb: &str, deadline: Duration) -> RelayRequest {
@@ -280,48 +482,189 @@ mod tests {
                 br#"{"cniVersion":"1.1.0","name":"net","type":"loopback","cni.dev/valid-attachments":[]}"#
                     .to_vec(),
             deadline,
+            timing: false,
         }
     }
 
     #[test]
     fn a_request_that_does_not_get_its_turn_is_told_to_try_again() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let operations = operations();
+        let (operations, _dir) = operations();
         let short = Duration::from_millis(10);
         for subject in ["abc", "default/web-0"] {
             let busy = operations.main.lock_of(subject).try_lock_owned().unwrap();
-            assert_eq!(
-                code_of(&runtime.block_on(operations.execute(message("DEL", short)))),
-                11,
-                "{subject}"
-            );
+            assert_eq!(code_of(&run(execute(&operations, message("DEL", short)))), 11, "{subject}");
             drop(busy);
         }
         let busy = operations.main.everyone.try_read().unwrap();
-        assert_eq!(code_of(&runtime.block_on(operations.execute(message("GC", short)))), 11);
+        assert_eq!(code_of(&run(execute(&operations, message("GC", short)))), 11);
         drop(busy);
         for verb in ["DEL", "GC"] {
-            assert!(
-                runtime.block_on(operations.execute(message(verb, Duration::ZERO))).is_success(),
-                "{verb}"
-            );
+            assert!(run(execute(&operations, message(verb, Duration::ZERO))).is_success(), "{verb}");
         }
     }
 
     #[test]
+    fn whoever_asks_is_told_where_the_time_of_a_request_went() {
+        let (operations, _dir) = operations();
+        let message = message("DEL", Duration::from_secs(5));
+        let silent = run(execute(&operations, message.clone()));
+        assert!(silent.is_success() && silent.timing.is_none());
+        let busy = operations.main.lock_of("abc").try_lock_owned().unwrap();
+        let timed = run(async {
+            let wait = async {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                drop(busy);
+            };
+            tokio::join!(execute(&operations, RelayRequest { timing: true, ..message }), wait).0
+        });
+        let timing = timed.timing.unwrap();
+        let sum: u64 = timing.stages.iter().map(|(_, us)| us).sum();
+        assert!(timing.plugin == "loopback" && sum <= timing.total_us, "{timing:?}");
+        assert!(
+            matches!(&timing.stages[..], [(turn, us), (journal, _)] if turn == "turn" && *us >= 4000 && journal == "journal"),
+            "{timing:?}"
+        );
+        let counted = operations.metrics.stages_of("DEL", Stage::Turn);
+        assert_eq!(counted, 2, "both requests are counted");
+    }
+
+    /// A DEL that the plugin has carried out but for its release, in its turn; with a record where it is written.
+    async fn carried_out(operations: &Rc<Operations>, written: bool) -> (Option<u64>, Request, Turn) {
+        let message = message("DEL", Duration::ZERO);
+        let prepared = prepare(message.env.clone(), message.config, ABOUT).unwrap();
+        let Prepared::Request(request) = prepared else { panic!("{prepared:?}") };
+        let turn = operations.main.turn(&request, request.env.target().unwrap()).await;
+        let begin = || operations.recorder.begin("russet", &request, (&message.env, &request.stdin));
+        let op = written.then(|| begin().unwrap().unwrap());
+        (op, *request, turn)
+    }
+
+    #[test]
+    fn a_del_is_answered_before_its_release_which_keeps_its_turn_and_its_record() {
+        let (operations, _dir) = operations();
+        let (left, leavings) = std::sync::mpsc::channel();
+        operations.leave_to(Box::new(move |op, what| left.send((op, what)).unwrap()));
+        run(async {
+            for fails in [false, true] {
+                let (op, request, turn) = carried_out(&operations, true).await;
+                let op = op.unwrap();
+                let (finish, finished) = tokio::sync::oneshot::channel();
+                let release = Release::new(&operations.node.releases, async { finished.await.unwrap() });
+                let done = Done { result: None, policy: None, release: Some(release) };
+                let done = Rc::clone(&operations).ended(Ok(done), Some(op), request, turn).await.unwrap();
+                assert!(done.release.is_none() && operations.recorder.journal().is_open(op));
+                assert!(operations.main.lock_of("abc").try_lock_owned().is_err(), "the turn is kept");
+                let mut alone = Box::pin(operations.alone());
+                let early = tokio::time::timeout(ALONE_PAUSE * 2, &mut alone).await;
+                assert!(early.is_err(), "a GC waits for what is left");
+                let outcome = if fails { Err(CniError::internal("no", "")) } else { Ok(()) };
+                finish.send(outcome).unwrap();
+                drop(alone.await);
+                assert_eq!(operations.recorder.journal().is_open(op), fails);
+                assert_eq!(
+                    leavings.try_recv().ok(),
+                    fails.then_some((op, Left::Release)),
+                    "it is tried again"
+                );
+            }
+        });
+    }
+
+    #[test]
+    fn a_release_that_failed_is_tried_again_without_the_rest_of_its_del() {
+        let store = Sim::atomic(1);
+        let (operations, _dir) = operations_on(store.clone());
+        run(async {
+            let (op, request, turn) = carried_out(&operations, true).await;
+            let op = op.unwrap();
+            drop(turn);
+            for unavailable in [1000, 1000, 0] {
+                store.set_faults(Faults { unavailable, ..Faults::default() });
+                let finished = operations.finish(op, "russet", &request, Left::Release).await;
+                assert_eq!(finished.is_ok_and(|done| done), unavailable == 0);
+                let effects = operations.recorder.journal().open_one(op).unwrap().effects;
+                assert_eq!(effects, [], "nothing is taken down once more");
+            }
+            operations.recorder.end(Some(op), 0).unwrap();
+            assert!(!operations.finish(op, "russet", &request, Left::Release).await.unwrap());
+        });
+    }
+
+    #[test]
+    fn a_release_behind_which_an_add_has_failed_takes_down_what_that_left_first() {
+        let (operations, _dir) = operations_on(Sim::atomic(1));
+        run(async {
+            let (op, request, turn) = carried_out(&operations, true).await;
+            drop(turn);
+            let message = message("ADD", Duration::ZERO);
+            let prepared = prepare(message.env.clone(), message.config, ABOUT).unwrap();
+            let Prepared::Request(add) = prepared else { panic!("{prepared:?}") };
+            let begun = operations.recorder.begin("russet", &add, (&message.env, &add.stdin)).unwrap();
+            // Half of it may be there.
+            operations.recorder.end(begun, 11).unwrap();
+            let op = op.unwrap();
+            // Whether there is a kernel to work on or not, an interface was looked for.
+            let _ = operations.finish(op, "russet", &request, Left::Release).await;
+            let effects = operations.recorder.journal().open_one(op).unwrap().effects;
+            assert!(matches!(effects[..], [(_, Effect::Leaving(_))]), "{effects:?}");
+        });
+    }
+
+    #[test]
+    fn with_too_much_that_is_not_over_a_del_is_answered_when_it_is_done() {
+        let (operations, _dir) = operations();
+        run(async {
+            for index in 0..OPEN_MAX {
+                let mut message = message("DEL", Duration::ZERO);
+                message.env[1].1 = format!("left-{index}");
+                let prepared = prepare(message.env.clone(), message.config, ABOUT).unwrap();
+                let Prepared::Request(request) = prepared else { panic!("{prepared:?}") };
+                operations.recorder.begin("russet", &request, (&message.env, &request.stdin)).unwrap();
+            }
+            let (op, request, turn) = carried_out(&operations, true).await;
+            let failing = async { Err(CniError::internal("the store is away", "")) };
+            let release = Release::new(&operations.node.releases, failing);
+            let done = Done { result: None, policy: None, release: Some(release) };
+            let error = Rc::clone(&operations).ended(Ok(done), op, request, turn).await.unwrap_err();
+            assert!(
+                error.msg.contains("the store is away")
+                    && !operations.recorder.journal().is_open(op.unwrap())
+            );
+        });
+    }
+
+    #[test]
+    fn a_del_that_is_not_written_down_is_done_when_it_is_answered() {
+        let (operations, _dir) = operations();
+        run(async {
+            for outcome in [Ok(()), Err(CniError::internal("no", ""))] {
+                let (_, request, turn) = carried_out(&operations, false).await;
+                let result = outcome.clone();
+                let release = Release::new(&operations.node.releases, async {
+                    tokio::task::yield_now().await;
+                    result
+                });
+                let done = Done { result: None, policy: None, release: Some(release) };
+                let done = Rc::clone(&operations).ended(Ok(done), None, request, turn).await;
+                assert_eq!(done.map(|done| done.release.is_none()), outcome.map(|()| true));
+                assert_eq!(operations.node.releases.pending(), 0);
+            }
+        });
+    }
+
+    #[test]
     fn requests_are_not_held_up_by_somebody_who_waits_to_be_alone() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let operations = operations();
-        runtime.block_on(async {
+        let (operations, _dir) = operations();
+        run(async {
             // A slow ADD of another container.
             for slow in [&operations.main.everyone, &operations.ipam.everyone] {
                 let slow = slow.try_read().unwrap();
                 let del = async {
                     tokio::time::sleep(ALONE_PAUSE * 2).await;
-                    operations.execute(message("DEL", Duration::from_secs(5))).await
+                    execute(&operations, message("DEL", Duration::from_secs(5))).await
                 };
                 let alone = async {
-                    let gc = operations.execute(message("GC", Duration::from_secs(600)));
+                    let gc = execute(&operations, message("GC", Duration::from_secs(600)));
                     tokio::join!(gc, async { drop(operations.alone().await) })
                 };
                 tokio::pin!(alone);
@@ -337,17 +680,35 @@ mod tests {
 
     #[test]
     fn an_ipam_plugin_does_not_wait_for_the_main_plugin_that_calls_it() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let operations = operations();
+        let (operations, _dir) = operations();
         let _container = operations.main.lock_of("abc").try_lock_owned().unwrap();
         let _pod = operations.main.lock_of("default/web-0").try_lock_owned().unwrap();
         let _everyone = operations.main.everyone.try_write().unwrap();
         for verb in ["DEL", "GC"] {
             let request =
                 RelayRequest { plugin: "calico-ipam".to_owned(), ..message(verb, Duration::from_secs(5)) };
-            let outcome = runtime.block_on(operations.execute(request));
+            let outcome = run(execute(&operations, request));
             // It says nothing of where etcd is, which means Kubernetes: refused, but not for want of a turn.
             assert_eq!(code_of(&outcome), 2, "{verb}");
         }
+    }
+
+    #[test]
+    fn a_request_whose_caller_goes_away_before_its_turn_is_not_begun() {
+        let (operations, _dir) = operations();
+        run(async {
+            let busy = operations.main.lock_of("abc").try_lock_owned().unwrap();
+            let (here, gone) = tokio::sync::oneshot::channel::<()>();
+            let waiting =
+                operations.execute(message("DEL", Duration::from_secs(600)), async { _ = gone.await });
+            let outcome = tokio::join!(waiting, async { drop(here) }).0;
+            assert_eq!(code_of(&outcome), 11);
+            drop(busy);
+            // One that has its turn is carried out, whoever waits.
+            let done =
+                operations.execute(message("DEL", Duration::from_secs(5)), std::future::pending()).await;
+            assert!(done.is_success());
+            assert!(operations.main.lock_of("abc").try_lock_owned().is_ok(), "the turn is given back");
+        });
     }
 }

@@ -2,6 +2,7 @@
 //! (calico-cni.md section 10, row 76). `overlay`'s firewall places marked accepts in their chains; a thread of its own waits for others' changes and puts
 //! back what they took. It touches nothing else, so it and the loop that keeps routes and tunnels never work on the same thing. Called by that loop.
 
+use std::fmt::Display;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -47,12 +48,7 @@ impl Passage {
 fn start(wanted: Wanted) -> Option<Arc<Mutex<Wanted>>> {
     let shared = Arc::new(Mutex::new(wanted));
     let orders = Arc::clone(&shared);
-    let run = move || match Firewall::exceptions() {
-        Ok(mut firewall) => keep(&mut firewall, &orders),
-        Err(error) => {
-            tracing::warn!(%error, "open the firewall: where others drop what is forwarded, pods are cut off");
-        }
-    };
+    let run = move || keep(&mut opened(Firewall::exceptions, LOOK), &orders);
     let spawned = thread::Builder::new().name("passage".to_owned()).stack_size(STACK_BYTES).spawn(run);
     match spawned {
         Ok(_runs_for_ever) => Some(shared),
@@ -60,6 +56,22 @@ fn start(wanted: Wanted) -> Option<Arc<Mutex<Wanted>>> {
             tracing::warn!(%error, "start the firewall's thread");
             None
         }
+    }
+}
+
+/// Opens the firewall, however often it takes: what the kernel or a module lacks now may be there later. Told of once.
+fn opened<T, E: Display>(open: impl Fn() -> Result<T, E>, pause: Duration) -> T {
+    let mut told = false;
+    loop {
+        match open() {
+            Ok(firewall) => return firewall,
+            Err(error) if !told => {
+                tracing::warn!(%error, "open the firewall: where others drop what is forwarded, pods are cut off");
+                told = true;
+            }
+            Err(error) => tracing::debug!(%error, "open the firewall"),
+        }
+        thread::park_timeout(pause);
     }
 }
 
@@ -104,4 +116,21 @@ fn tell(report: &Report, told: &mut Vec<String>) {
         tracing::warn!(%error, "somebody else may drop what pods send to other nodes");
     }
     *told = failed;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_firewall_that_cannot_be_opened_is_tried_again() {
+        let tries = Cell::new(0);
+        let open = || {
+            tries.set(tries.get() + 1);
+            if tries.get() < 4 { Err("no nf_tables yet") } else { Ok(tries.get()) }
+        };
+        assert_eq!(opened(open, Duration::ZERO), 4);
+    }
 }

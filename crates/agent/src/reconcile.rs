@@ -4,19 +4,20 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use russet_addr::{Family, NodeName};
 use russet_model::{FelixConfigurationSpec, IpPool, Key, Prefix, ResourceKind};
-use russet_overlay::{Affinity, Borrowed, Dialect, Inputs, Pool, Reason, Reconciler, Report, Tunnel};
+use russet_overlay::{Affinity, Borrowed, Dialect, Inputs, Pool, Reason, Report, Tunnel};
 use russet_plugins::Node;
 use russet_store::{Event, Store, StoreError, Watch};
 
 use crate::bootstrap::{self, BootstrapError, Known};
 use crate::cluster::Cluster;
 use crate::config::{Config, StoreLocation};
+use crate::drift::Drift;
+use crate::fill;
 use crate::health::{Condition, Readiness};
 use crate::metrics::{Kind, Metrics};
 use crate::passage::Passage;
@@ -56,8 +57,8 @@ pub struct Loop {
     pub readiness: Readiness,
     /// What is counted.
     pub metrics: Metrics,
-    /// The kernel's side; used by one reconciliation at a time, on a thread that may block.
-    pub reconciler: Arc<Mutex<Reconciler>>,
+    /// The kernel's side, which is kept as the loop last wanted it.
+    pub drift: Drift,
     /// Whom the agent stands aside for, in Calico's place.
     pub rivals: Rivals,
     /// Where others drop what is forwarded.
@@ -113,6 +114,12 @@ impl LoopError {
 // === impl Loop ===
 
 impl Loop {
+    /// The loop of this node, which keeps nothing yet.
+    pub fn new(config: Config, node: Node, readiness: Readiness, metrics: Metrics, drift: Drift) -> Self {
+        let (rivals, passage) = (Rivals::default(), Passage::default());
+        Self { config, node, readiness, metrics, drift, rivals, passage }
+    }
+
     /// Runs for ever; what fails is logged, told by readiness, and tried again.
     pub async fn run(self) {
         let mut backoff = BACKOFF_FIRST;
@@ -177,7 +184,13 @@ impl Loop {
             return Ok(false);
         }
         let found = tokio::task::spawn_blocking(rivals::find).await?;
-        Ok(self.rivals.seen(found, Instant::now()))
+        let aside = self.rivals.seen(found, Instant::now());
+        if aside {
+            // At once: what they change from here on is theirs to change.
+            let drift = self.drift.clone();
+            tokio::task::spawn_blocking(move || drift.stand_aside()).await?;
+        }
+        Ok(aside)
     }
 
     /// Compares and corrects whenever something changes. Ends when the node itself has to be looked at again: after [`RESYNC`], when
@@ -225,24 +238,31 @@ impl Loop {
             if cluster.pools != *pools || tokio::time::Instant::now() >= resync {
                 return Ok(());
             }
-            self.wait(cluster, watches, until, aside).await?;
+            if self.wait(cluster, watches, until, aside).await? {
+                return Ok(());
+            }
         }
     }
 
-    /// Waits for an event, which it takes over, or until `until`. A watch waits for a store that is away; a question does not.
+    /// Waits for an event, which it takes over, for drift that could not be corrected, or until `until`. A watch waits for a store that is away; a
+    /// question does not. True when the underlay may be another one.
     async fn wait(
         &self,
         cluster: &mut Cluster,
         watches: &mut Watches,
         until: tokio::time::Instant,
         aside: bool,
-    ) -> Result<(), LoopError> {
+    ) -> Result<bool, LoopError> {
         while tokio::time::Instant::now() < until {
             let every = if self.config.calico { RIVAL_LOOK } else { PROBE };
             let probe = until.min(tokio::time::Instant::now() + every);
-            if let Ok(event) = tokio::time::timeout_at(probe, watches.next()).await {
-                cluster.apply(event?);
-                break;
+            tokio::select! {
+                event = watches.next() => {
+                    cluster.apply(event?);
+                    break;
+                }
+                underlay = self.drift.disturbed() => return Ok(underlay),
+                () = tokio::time::sleep_until(probe) => {}
             }
             self.node.store.get(&Key::node(&self.node.name)).await?;
             let borrows = watches.follow_borrowers(&*self.node.store, cluster).await?;
@@ -250,7 +270,7 @@ impl Loop {
                 break;
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     /// A tunnel without an address makes the node unready, but what can be programmed still is.
@@ -289,12 +309,17 @@ impl Loop {
         let inputs = self.inputs(cluster, choice);
         self.publish_mtu(&inputs);
         self.passage.give(inputs.pools.iter().map(|pool| pool.cidr));
-        let reconciler = Arc::clone(&self.reconciler);
-        let work = move || reconciler.lock().unwrap_or_else(PoisonError::into_inner).reconcile(&inputs);
-        let report = tokio::task::spawn_blocking(work).await?;
+        let drift = self.drift.clone();
+        let report = tokio::task::spawn_blocking(move || drift.reconcile(inputs)).await?;
         self.metrics.nodes.set(cluster.nodes.len() as i64);
+        self.metrics.pools.set_claims(&fill::claims(cluster));
         self.metrics.reconcile_seconds.observe(started.elapsed().as_secs_f64());
         self.tell(&report, started);
+        if report.failed == 0
+            && let Some(waited) = cluster.reconciled()
+        {
+            self.metrics.store.reconciled(waited);
+        }
         // The watch may be behind what this node has just written about itself.
         let unseen = !cluster.nodes.contains_key(&self.node.name)
             || report.refusals.iter().any(|refusal| refusal.reason == Reason::OwnTunnelAddressMissing);

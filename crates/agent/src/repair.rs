@@ -17,6 +17,7 @@ mod judge;
 mod machine;
 mod report;
 mod rounds;
+mod sweep;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -32,7 +33,7 @@ use russet_store::{BoxFuture, Store};
 pub use books::BooksError;
 pub use machine::MachineError;
 pub use report::{Finding, Outcome, Report, Seen, Subject};
-pub(crate) use rounds::{Door, Repairs};
+pub(crate) use rounds::{Door, RepairJob, Repairs};
 pub use rounds::{REPAIR_PATH, RepairRequest, alone, gone_nodes};
 
 use books::{Books, NodeRecord, Residue, Wanted};
@@ -78,6 +79,9 @@ pub enum RepairError {
     /// The second look took too long, while requests for pods were waiting.
     #[error("the second look did not end within {0:?}")]
     Slow(Duration),
+    /// What plugins have in the kernel.
+    #[error("look for what is attached for nobody: {0}")]
+    Kernel(#[from] russet_cni_spec::CniError),
     /// A task of the agent.
     #[error("a look at the machine stopped half-way: {0}")]
     Task(#[from] tokio::task::JoinError),

@@ -1,8 +1,9 @@
-//! The CNI socket: `POST /v1/cni`, and `POST /v1/repair` for operators. For root only.
+//! The CNI socket: `POST /v1/cni`, and `POST /v1/repair` and `/v1/drift` for operators. For root only.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -11,15 +12,18 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::routing::post;
 use russet_cni_spec::plugin::Outcome;
-use russet_cni_spec::relay::{HTTP_PATH, RelayRequest, RelayResponse, STDERR_HEADER, STDERR_MAX_BYTES};
+use russet_cni_spec::relay::{
+    HTTP_PATH, RelayRequest, RelayResponse, STDERR_HEADER, STDERR_MAX_BYTES, TIMING_HEADER,
+};
 use russet_cni_spec::{CniError, base64};
 use serde_json::json;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
+use crate::drift::{DRIFT_PATH, Drift};
 use crate::repair::{Door, REPAIR_PATH};
 
-/// Requests that may wait for the agent's loop; more are told to try again. A kubelet starts at most a few hundred pods.
+/// Requests that may be under way or wait; more are told to try again. A kubelet starts at most a few hundred pods.
 const QUEUE_MAX: usize = 1024;
 /// How long the agent pauses when the kernel has no file descriptors left for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -30,10 +34,19 @@ pub struct Job {
     pub request: RelayRequest,
     /// Where the answer goes.
     pub answer: oneshot::Sender<Outcome>,
+    /// One of those that may be under way; given back when it is answered.
+    pub place: OwnedSemaphorePermit,
+}
+
+/// The way from connections to the loop.
+#[derive(Clone)]
+pub struct Jobs {
+    sender: mpsc::Sender<Job>,
+    places: Arc<Semaphore>,
 }
 
 /// The listener lets root in, and the user that the agent runs as.
-struct RootOnly {
+pub(crate) struct RootOnly {
     listener: UnixListener,
     own_uid: u32,
 }
@@ -50,31 +63,37 @@ pub fn bind(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// The queue between connections and the loop.
-pub fn queue() -> (mpsc::Sender<Job>, mpsc::Receiver<Job>) {
-    mpsc::channel(QUEUE_MAX)
+pub fn queue() -> (Jobs, mpsc::Receiver<Job>) {
+    let (sender, receiver) = mpsc::channel(QUEUE_MAX);
+    (Jobs { sender, places: Arc::new(Semaphore::new(QUEUE_MAX)) }, receiver)
 }
 
 /// Serves until `stop` resolves and the requests under way are answered.
 pub async fn serve(
     listener: UnixListener,
-    jobs: mpsc::Sender<Job>,
+    jobs: Jobs,
     repairs: Door,
+    drift: Drift,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let router = Router::new()
         .route(HTTP_PATH, post(answer))
         .with_state(jobs)
         .merge(Router::new().route(REPAIR_PATH, post(repair)).with_state(repairs))
+        .merge(Router::new().route(DRIFT_PATH, post(differ)).with_state(drift))
         .layer(DefaultBodyLimit::max(RelayRequest::MAX_BYTES));
-    let own_uid = rustix::process::geteuid().as_raw();
-    axum::serve(RootOnly { listener, own_uid }, router).with_graceful_shutdown(stop).await
+    axum::serve(RootOnly::new(listener), router).with_graceful_shutdown(stop).await
 }
 
-async fn answer(State(jobs): State<mpsc::Sender<Job>>, body: Bytes) -> (StatusCode, HeaderMap, Vec<u8>) {
+async fn answer(State(jobs): State<Jobs>, body: Bytes) -> (StatusCode, HeaderMap, Vec<u8>) {
     let outcome = outcome(&jobs, &body).await.unwrap_or_else(|error| Outcome::failure(&error));
     let response = RelayResponse::from(&outcome);
     let status = StatusCode::from_u16(response.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    (status, said(&response.stderr), response.body)
+    let mut headers = said(&response.stderr);
+    if let Some(value) = response.timing.and_then(|timing| HeaderValue::try_from(timing.encode()).ok()) {
+        headers.insert(HeaderName::from_static(TIMING_HEADER), value);
+    }
+    (status, headers, response.body)
 }
 
 /// What belongs on the plugin's standard error.
@@ -103,16 +122,32 @@ async fn repair(State(door): State<Door>, body: Bytes) -> (StatusCode, Vec<u8>) 
     }
 }
 
-async fn outcome(jobs: &mpsc::Sender<Job>, body: &[u8]) -> Result<Outcome, CniError> {
+/// What differs and what was repaired, or an object with the reason why that cannot be said.
+async fn differ(State(drift): State<Drift>) -> (StatusCode, Vec<u8>) {
+    let done = tokio::task::spawn_blocking(move || drift.report()).await.map_err(|error| error.to_string());
+    match done.and_then(|report| serde_json::to_vec(&report).map_err(|error| error.to_string())) {
+        Ok(report) => (StatusCode::OK, report),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, json!({ "error": error }).to_string().into_bytes()),
+    }
+}
+
+/// Dropped with the connection: then nobody waits for the answer any more, and a request that has not begun is forgotten.
+async fn outcome(jobs: &Jobs, body: &[u8]) -> Result<Outcome, CniError> {
     let request = RelayRequest::decode(body)?;
     let (answer, answered) = oneshot::channel();
-    let busy =
-        |_| CniError::try_again_later("the agent is busy", format!("{QUEUE_MAX} requests are waiting"));
-    jobs.try_send(Job { request, answer }).map_err(busy)?;
+    let busy = || CniError::try_again_later("the agent is busy", format!("{QUEUE_MAX} requests are waiting"));
+    let place = Arc::clone(&jobs.places).try_acquire_owned().map_err(|_| busy())?;
+    jobs.sender.try_send(Job { request, answer, place }).map_err(|_| busy())?;
     answered.await.map_err(|_| CniError::try_again_later("the agent is stopping", "it will be back"))
 }
 
 // === impl RootOnly ===
+
+impl RootOnly {
+    pub(crate) fn new(listener: UnixListener) -> Self {
+        Self { listener, own_uid: rustix::process::geteuid().as_raw() }
+    }
+}
 
 impl axum::serve::Listener for RootOnly {
     type Io = UnixStream;
@@ -138,5 +173,78 @@ impl axum::serve::Listener for RootOnly {
 
     fn local_addr(&self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    fn body() -> Vec<u8> {
+        let env = vec![("CNI_COMMAND".to_owned(), "STATUS".to_owned())];
+        let request = RelayRequest {
+            plugin: "russet".to_owned(),
+            env,
+            config: b"{}".to_vec(),
+            deadline: Duration::from_secs(60),
+            timing: false,
+        };
+        request.encode()
+    }
+
+    #[tokio::test]
+    async fn a_client_that_goes_away_is_noticed_while_its_request_waits() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cni.sock");
+        let (jobs, mut requests) = queue();
+        let places = Arc::clone(&jobs.places);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let router = Router::new().route(HTTP_PATH, post(answer)).with_state(jobs);
+        let listener =
+            RootOnly { listener: bind(&path).unwrap(), own_uid: rustix::process::geteuid().as_raw() };
+        let serving = axum::serve(listener, router).with_graceful_shutdown(async { _ = stopped.await });
+        let serving = tokio::spawn(async move { serving.await });
+        let mut client = tokio::net::UnixStream::connect(&path).await.unwrap();
+        let body = body();
+        let head = format!("POST {HTTP_PATH} HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", body.len());
+        client.write_all(&[head.as_bytes(), &body].concat()).await.unwrap();
+        let mut job = requests.recv().await.unwrap();
+        assert!(!job.answer.is_closed());
+        drop(client);
+        tokio::time::timeout(Duration::from_secs(20), job.answer.closed()).await.unwrap();
+        assert_eq!(places.available_permits(), QUEUE_MAX - 1, "it has its place until it is dealt with");
+        drop(job);
+        assert_eq!(places.available_permits(), QUEUE_MAX);
+        stop.send(()).unwrap();
+        serving.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn more_requests_than_can_wait_are_told_to_try_again() {
+        let (jobs, mut requests) = queue();
+        let body = body();
+        let mut waiting = tokio::task::JoinSet::new();
+        for _ in 0..QUEUE_MAX {
+            let (jobs, body) = (jobs.clone(), body.clone());
+            waiting.spawn(async move { outcome(&jobs, &body).await });
+        }
+        let mut begun = Vec::new();
+        while begun.len() < QUEUE_MAX {
+            begun.push(requests.recv().await.unwrap());
+        }
+        let error = outcome(&jobs, &body).await.unwrap_err();
+        assert_eq!((error.code, error.details.as_str()), (11, "1024 requests are waiting"));
+        let Job { answer, place, .. } = begun.pop().unwrap();
+        answer.send(Outcome::default()).unwrap();
+        drop(place);
+        let next = tokio::spawn(async move { outcome(&jobs, &body).await });
+        assert!(requests.recv().await.is_some(), "there is room again");
+        drop((begun, requests));
+        assert_eq!(next.await.unwrap().unwrap_err().code, 11, "the agent has gone");
+        waiting.shutdown().await;
     }
 }

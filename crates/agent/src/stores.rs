@@ -6,10 +6,11 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
+use russet_linux::file::private_dir;
 use russet_store::{Access, Cause, Locked, Remote, Store, StoreError, open_or_connect};
 use russet_store_etcd::{Etcd, Settings as EtcdSettings};
 
-use crate::config::{Config, Paths, StoreLocation, private_dir};
+use crate::config::{Config, Paths, StoreLocation};
 
 /// A store, and what has to run so that others can use it.
 pub struct Opened {

@@ -15,16 +15,24 @@ use std::time::{Duration, Instant};
 use russet_attach::{Dialect, Pod, naming};
 use russet_cni_spec::plugin::Outcome;
 use russet_cni_spec::{Call, CniError, Request, Target, relay};
+use russet_linux::file::private_dir;
 use russet_linux::{FileLock, LockError};
 
-use crate::config::{Paths, private_dir};
+use crate::config::Paths;
 
 /// How long a request may wait for others that work without an agent; runtimes give up after one to four minutes.
 const PATIENCE: Duration = Duration::from_secs(45);
 /// GC's: CRI-O gives it 30 seconds in all.
 const GC_PATIENCE: Duration = Duration::from_secs(20);
-/// How long a request waits for the node before it looks whether an agent has come: that one keeps the lock as long as it lives.
+/// How long a request waits for the node before it looks whether an agent has come: that one keeps the lock as long as it lives. An agent looks as often who
+/// has it.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// How long an agent waits for requests: each may wait for its container first, and Calico's IPAM plugins work for up to 110 s.
+const REQUESTS_PATIENCE: Duration = Duration::from_secs(180);
+/// How long for somebody who has the node alone: longer than a GC takes, and most probably another agent.
+const ALONE_PATIENCE: Duration = Duration::from_secs(10);
+/// Between two lines of an agent that waits.
+const TELL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Whose turn it is.
 pub enum Turn {
@@ -52,14 +60,62 @@ struct Wait<'a> {
     patience: Duration,
 }
 
+/// How long an agent waits for the node.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// While requests have it.
+    requests: Duration,
+    /// While somebody has it alone.
+    alone: Duration,
+}
+
+/// The node is somebody else's.
+#[derive(Debug, thiserror::Error)]
+pub enum Taken {
+    /// Somebody has it alone.
+    #[error("another agent of this node is running, or a GC or a repair without one is at work: {0}")]
+    Alone(LockError),
+    /// Requests that work without an agent.
+    #[error("plugins that work without an agent do not come to their end: {0}")]
+    Requests(LockError),
+    /// The lock itself.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+}
+
 /// The node for an agent, which keeps it for its life. Requests under way are waited for; new ones wait, and find the agent.
-pub fn of_agent(paths: &Paths, patience: Duration) -> Result<FileLock, LockError> {
-    let end = Instant::now() + patience;
-    let _gate = FileLock::exclusive(paths.gate_lock(), end)?;
-    let node = FileLock::exclusive(paths.node_lock(), end)?;
-    // Left by requests that were killed; nobody holds one of them without the node. What cannot be removed hurts nobody.
-    let _ = std::fs::remove_dir_all(paths.subject_locks());
-    Ok(node)
+pub fn of_agent(paths: &Paths, patience: Patience) -> Result<FileLock, Taken> {
+    let began = Instant::now();
+    let _gate = FileLock::exclusive(paths.gate_lock(), began + patience.alone).map_err(Taken::alone)?;
+    let (mut alone_since, mut told) = (None, began);
+    loop {
+        let error = match FileLock::exclusive(paths.node_lock(), Instant::now() + LOOK_INTERVAL) {
+            Ok(node) => {
+                // Left by requests that were killed; nobody holds one of them without the node. What cannot be removed hurts nobody.
+                let _ = std::fs::remove_dir_all(paths.subject_locks());
+                return Ok(node);
+            }
+            Err(error) if error.is_timeout() => error,
+            Err(error) => return Err(error.into()),
+        };
+        let now = Instant::now();
+        // Requests share it; nobody new comes through the gate.
+        let is_shared = FileLock::shared(paths.node_lock(), now).is_ok();
+        if !is_shared && now >= *alone_since.get_or_insert(now) + patience.alone {
+            return Err(Taken::Alone(error));
+        }
+        if is_shared {
+            alone_since = None;
+        }
+        if now >= began + patience.requests {
+            return Err(Taken::Requests(error));
+        }
+        if now >= told + TELL_INTERVAL {
+            told = now;
+            let by = if is_shared { "plugins without an agent" } else { "an agent, a GC or a repair" };
+            tracing::info!(waited_s = began.elapsed().as_secs(), by, "the agent waits for the node");
+        }
+    }
 }
 
 /// The node for somebody who looks at all of its containers. Holds up nobody while it waits.
@@ -69,7 +125,7 @@ pub fn alone(paths: &Paths, patience: Duration) -> Result<FileLock, LockError> {
 
 /// The turn of a request without an agent; waits for others of the same container or pod, and for an agent that has come meanwhile.
 pub fn of_request(paths: &Paths, plugin: &str, request: &Request) -> Result<Turn, CniError> {
-    private_dir(&paths.run_dir()).map_err(|error| CniError::io("make the run directory", error))?;
+    private_dir(paths.run_dir()).map_err(|error| CniError::io("make the run directory", error))?;
     let patience = if matches!(request.env.call, Call::Gc) { GC_PATIENCE } else { PATIENCE };
     let wait = Wait { plugin, request, began: Instant::now(), patience };
     let node = match &request.env.call {
@@ -103,6 +159,22 @@ fn pod_lock(request: &Request, target: &Target) -> Option<String> {
     let pod = Pod { namespace: pod.namespace.to_owned(), name: pod.name.to_owned() };
     let ifname = "eth0".parse().ok()?;
     Some(format!("pod-{}", naming::host_end(Dialect::Calico, &target.container_id, &ifname, Some(&pod))))
+}
+
+// === impl Patience ===
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { requests: REQUESTS_PATIENCE, alone: ALONE_PATIENCE }
+    }
+}
+
+// === impl Taken ===
+
+impl Taken {
+    fn alone(error: LockError) -> Self {
+        if error.is_timeout() { Self::Alone(error) } else { Self::Lock(error) }
+    }
 }
 
 // === impl Wait ===
@@ -199,7 +271,9 @@ mod tests {
         let paths = Paths::new(root.path());
         let (one, two) = (ours(&paths, "ADD", "c1", "a"), ours(&paths, "ADD", "c2", "b/../.."));
         assert!(alone(&paths, Duration::ZERO).unwrap_err().is_timeout());
-        assert!(of_agent(&paths, Duration::ZERO).unwrap_err().is_timeout());
+        let nobody_waits = Patience { requests: Duration::ZERO, alone: Duration::ZERO };
+        let taken = of_agent(&paths, nobody_waits).unwrap_err();
+        assert!(matches!(taken, Taken::Requests(_)), "{taken}");
         let held = names(&paths);
         assert_eq!(held.len(), 4, "{held:?}");
         for name in &held {
@@ -210,8 +284,40 @@ mod tests {
         drop(alone(&paths, Duration::ZERO).unwrap());
         // A killed request's; no agent is stopped by them, and it takes them away.
         std::fs::write(paths.subject_locks().join("container-c9"), "").unwrap();
-        drop(of_agent(&paths, Duration::ZERO).unwrap());
+        let agent = of_agent(&paths, nobody_waits).unwrap();
         assert!(!paths.subject_locks().exists());
+        let taken = of_agent(&paths, nobody_waits).unwrap_err();
+        assert!(taken.to_string().starts_with("another agent of this node is running"), "{taken}");
+        drop(agent);
+    }
+
+    #[test]
+    fn an_agent_waits_longer_for_requests_than_for_another_agent() {
+        let root = tempfile::tempdir().unwrap();
+        let paths = Paths::new(root.path());
+        let request = ours(&paths, "ADD", "c1", "a");
+        let patience = Patience { requests: Duration::from_secs(60), alone: Duration::ZERO };
+        let waits = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                loop {
+                    match of_agent(&paths, patience) {
+                        // It asked for the gate while we looked.
+                        Err(Taken::Alone(_)) if !waits.load(Ordering::SeqCst) => {}
+                        done => break done,
+                    }
+                }
+            });
+            // It has the gate for as long as it waits; long enough to look several times who has the node.
+            while !waiting.is_finished() && FileLock::shared(paths.gate_lock(), Instant::now()).is_ok() {
+                std::thread::yield_now();
+            }
+            waits.store(true, Ordering::SeqCst);
+            let looks = Instant::now() + LOOK_INTERVAL * 3;
+            assert!(FileLock::exclusive(paths.gate_lock(), looks).unwrap_err().is_timeout());
+            drop(request);
+            drop(waiting.join().unwrap().unwrap());
+        });
     }
 
     #[test]
@@ -263,7 +369,7 @@ mod tests {
             while *turns.lock().unwrap() < 10 {
                 std::thread::yield_now();
             }
-            let node = of_agent(&paths, Duration::from_secs(30));
+            let node = of_agent(&paths, Patience::default());
             stop.store(true, Ordering::Relaxed);
             drop(node.unwrap());
         });

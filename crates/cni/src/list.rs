@@ -22,7 +22,7 @@ pub struct ConfigList {
     pub load_only_inlined_plugins: bool,
     /// The chain.
     pub plugins: Vec<PluginConfig>,
-    /// The document, as the result cache keeps it.
+    /// The document, as the result cache keeps it: it has the whole chain inlined.
     pub bytes: Vec<u8>,
 }
 
@@ -58,6 +58,12 @@ pub enum ConfigError {
     /// A bad name.
     #[error("error parsing configuration: {0}")]
     Name(#[from] NameError),
+    /// A single plugin's configuration without the plugin's name.
+    #[error("error parsing configuration: no 'type'; is this a conflist?")]
+    NoType,
+    /// A list in a file for a single plugin's configuration.
+    #[error("error parsing configuration: 'plugins' makes this a list, which belongs into a .conflist")]
+    IsList,
     /// No plugins, neither inlined nor in the network's directory.
     #[error("no plugin configs found")]
     NoPlugins,
@@ -74,7 +80,7 @@ impl ConfigList {
         let plugins = field::objects(&object, "plugins", PluginConfig::read)?;
         let given = field::present(&object, "plugins").is_some();
         if plugins.is_empty() && (given || only_inlined) {
-            return Err(FieldError::new("plugins", "there are none").into());
+            return Err(ConfigError::NoPlugins);
         }
         Ok(Self {
             cni_version: version_of(&object)?,
@@ -91,7 +97,10 @@ impl ConfigList {
     pub fn parse_single(bytes: &[u8]) -> Result<Self, ConfigError> {
         let object = object_of(bytes)?;
         if object.contains_key("plugins") {
-            return Err(FieldError::new("plugins", "this is a list, and belongs into a .conflist").into());
+            return Err(ConfigError::IsList);
+        }
+        if field::text(&object, "type")?.is_empty() {
+            return Err(ConfigError::NoType);
         }
         let plugin = PluginConfig::read(&object)?;
         let cni_version = version_of(&object)?;
@@ -111,9 +120,20 @@ impl ConfigList {
         })
     }
 
-    /// Appends a plugin from a file in the network's directory.
+    /// Appends a plugin from a file in the network's directory. From then on the document has the whole chain inlined, since a DEL by what the
+    /// cache keeps of it must not depend on what the directory holds by then.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), ConfigError> {
-        self.plugins.push(PluginConfig::read(&object_of(bytes)?)?);
+        let appended = object_of(bytes)?;
+        let plugin = PluginConfig::read(&appended)?;
+        let mut document = object_of(&self.bytes)?;
+        match document.entry("plugins").or_insert(Value::Null) {
+            Value::Array(plugins) => plugins.push(Value::Object(appended)),
+            absent => *absent = Value::Array(vec![Value::Object(appended)]),
+        }
+        document.insert("loadOnlyInlinedPlugins".into(), true.into());
+        self.bytes = Value::Object(document).to_string().into_bytes();
+        self.load_only_inlined_plugins = true;
+        self.plugins.push(plugin);
         Ok(())
     }
 

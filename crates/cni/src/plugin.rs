@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use serde_json::{Map, Value};
 
 use crate::env::Vars;
+use crate::relay::Timing;
 use crate::{CniError, CniResult, Env, NetworkConfig, Verb, Version, process_vars};
 
 /// The largest configuration that is read. The largest real ones, a GC with the attachments of 500 pods under both
@@ -42,6 +43,8 @@ pub struct Outcome {
     pub stdout: Vec<u8>,
     /// For people.
     pub stderr: String,
+    /// For whoever measures, behind that; only when it was asked for.
+    pub timing: Option<Timing>,
     /// 0, or 1 with an error object on stdout.
     pub exit_code: u8,
 }
@@ -102,6 +105,9 @@ pub fn read_stdin(from: impl Read) -> Result<Vec<u8>, CniError> {
 /// Prints the outcome and yields the exit code. Nobody may be left to read it; that is not our failure.
 pub fn finish(outcome: &Outcome) -> ExitCode {
     let _ = std::io::stderr().write_all(outcome.stderr.as_bytes());
+    if let Some(timing) = &outcome.timing {
+        let _ = std::io::stderr().write_all(timing.line().as_bytes());
+    }
     let mut stdout = std::io::stdout().lock();
     let _ = stdout.write_all(&outcome.stdout).and_then(|()| stdout.flush());
     ExitCode::from(outcome.exit_code)

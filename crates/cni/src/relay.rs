@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-pub use http::{Failure as ExchangeError, post};
+pub use http::{Failure as ExchangeError, post, post_to};
 pub use message::{RelayRequest, RelayResponse, STDERR_HEADER, STDERR_MAX_BYTES};
 pub use timing::{TIMING_HEADER, TIMING_VARIABLE, Timing, wants_timing};
 
@@ -44,6 +44,9 @@ pub const MARK: &str =
 
 /// The plugins that work on their machine alone, as the reference ones do: they need no agent either.
 pub const LOCAL: [&str; 5] = ["host-local", "bridge", "flannel", "portmap", "bandwidth"];
+
+/// OpenShift's thin plugin. It is never relayed: it asks a server of its own, which may be the stock one.
+pub const OPENSHIFT_SDN: &str = "openshift-sdn";
 
 /// For ADD, CHECK and DEL: the shortest time that a runtime allows is CRI-O's minute for DEL; we answer before.
 const WORK_DEADLINE: Duration = Duration::from_secs(55);
@@ -104,12 +107,12 @@ fn self_test(plugin: &str) -> CniError {
 /// Whether an executable of this name is one of the plugins that are known by it, whatever its arguments.
 pub fn is_plugin(argv0: &OsStr) -> bool {
     let name = plugin_name(argv0.to_owned());
-    CALICO.contains(&name.as_str()) || LOCAL.contains(&name.as_str())
+    works_alone(&name)
 }
 
 /// Whether the plugin is of use without an agent.
 fn works_alone(plugin: &str) -> bool {
-    CALICO.contains(&plugin) || LOCAL.contains(&plugin)
+    CALICO.contains(&plugin) || LOCAL.contains(&plugin) || plugin == OPENSHIFT_SDN
 }
 
 fn run(plugin: &str, executable: Executable) -> Result<Outcome, CniError> {
@@ -124,18 +127,29 @@ fn run(plugin: &str, executable: Executable) -> Result<Outcome, CniError> {
 }
 
 fn relay(plugin: &str, request: Request, executable: Executable) -> Result<Outcome, CniError> {
+    match ask_agent(plugin, &request, wants_timing())? {
+        Some(outcome) => Ok(outcome),
+        None => Err(direct::exec(plugin, &request, executable)),
+    }
+}
+
+/// For whoever can do a plugin's work itself: what the agent answers. None where that work is to be done without one.
+pub fn ask_agent(plugin: &str, request: &Request, timing: bool) -> Result<Option<Outcome>, CniError> {
+    if plugin == OPENSHIFT_SDN {
+        return Ok(None);
+    }
     let needs_agent = request.env.verb() == Verb::Status && !works_alone(plugin);
-    match ask(plugin, &request, Duration::ZERO)? {
-        Asked::Answered(outcome) => Ok(outcome),
+    match ask(plugin, request, Duration::ZERO, timing)? {
+        Asked::Answered(outcome) => Ok(Some(outcome)),
         Asked::Nobody(error) if needs_agent => Err(error),
-        Asked::Nobody(_) => Err(direct::exec(plugin, &request, executable)),
+        Asked::Nobody(_) => Ok(None),
     }
 }
 
 /// For [`DIRECT_COMMAND`], which may find that an agent has come: hands it the request. None while nobody listens. The runtime has `waited` so long
 /// already.
 pub fn hand_over(plugin: &str, request: &Request, waited: Duration) -> Result<Option<Outcome>, CniError> {
-    match ask(plugin, request, waited)? {
+    match ask(plugin, request, waited, wants_timing())? {
         Asked::Answered(outcome) => Ok(Some(outcome)),
         Asked::Nobody(_) => Ok(None),
     }
@@ -148,7 +162,7 @@ enum Asked {
     Nobody(CniError),
 }
 
-fn ask(plugin: &str, request: &Request, waited: Duration) -> Result<Asked, CniError> {
+fn ask(plugin: &str, request: &Request, waited: Duration, timing: bool) -> Result<Asked, CniError> {
     let verb = request.env.verb();
     let socket = path_setting(&request.config, "agent_socket")?.unwrap_or_else(|| DEFAULT_SOCKET.into());
     let calico = CALICO.contains(&plugin);
@@ -157,7 +171,8 @@ fn ask(plugin: &str, request: &Request, waited: Duration) -> Result<Asked, CniEr
     if calico {
         env.extend(request.env.overrides.iter().map(|(key, value)| (key.to_owned(), value.to_owned())));
     }
-    let message = RelayRequest { plugin: plugin.to_owned(), env, config: request.stdin.clone(), deadline };
+    let config = request.stdin.clone();
+    let message = RelayRequest { plugin: plugin.to_owned(), env, config, deadline, timing };
     match http::post(&socket, HTTP_PATH, &message.encode(), deadline + GRACE) {
         Ok(response) => response.into_outcome(verb).map(Asked::Answered),
         Err(failure) => {

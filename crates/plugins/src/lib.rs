@@ -26,6 +26,7 @@ mod loopback;
 mod node;
 mod pause;
 mod portmap;
+mod releases;
 mod request_log;
 mod russet;
 mod settings;
@@ -35,7 +36,7 @@ mod threads;
 mod wiring;
 
 use russet_cni_spec::plugin::Request;
-use russet_cni_spec::{CniError, CniResult};
+use russet_cni_spec::{CniError, CniResult, relay};
 
 pub use calico::PolicyWait;
 pub use calico_v1::has_v1 as has_calico_v1_data;
@@ -44,16 +45,19 @@ pub use datastore::{CalicoHost, Datastore, Datastores};
 pub use ledger::Ledger;
 pub use node::{CalicoNode, Clock, LocalNode, Node, NotReady, SystemClock, Teardown};
 pub use pause::Pause;
+pub use releases::{Release, Releases};
 pub use request_log::RequestLog;
 pub use stages::{Stage, Stages};
 
 /// What a request came to.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug)]
 pub struct Done {
     /// What is printed; an ADD's.
     pub result: Option<CniResult>,
     /// What is still waited for before that, once nobody else is kept waiting by it.
     pub policy: Option<PolicyWait>,
+    /// What is left of a DEL. It may be run after the answer by whoever sees to it that it comes to its end, even if this process dies.
+    pub release: Option<Release>,
 }
 
 /// Types that [`run`] knows.
@@ -74,7 +78,7 @@ pub const NAMES: [&str; 9] = [
 pub async fn run(node: &Node, name: &str, request: &Request, log: &RequestLog) -> Result<Done, CniError> {
     let result = match name {
         calico::NAME => return run_calico(&node.for_calico(), request, log).await,
-        "russet" => russet::run(node, request).await,
+        "russet" => return run_russet(node, request).await,
         "loopback" => loopback::run(node, request).await,
         calico_ipam::NAME => calico_ipam::run(&node.calico, request, log).await,
         name if is_local(name) => run_local(&node.local(), name, request, log).await,
@@ -84,6 +88,18 @@ pub async fn run(node: &Node, name: &str, request: &Request, log: &RequestLog) -
         }
     };
     result.map(Done::from).map_err(|error| error.in_version(request.config.cni_version))
+}
+
+async fn run_russet(node: &Node, request: &Request) -> Result<Done, CniError> {
+    russet::run(node, request).await.map_err(|error| error.in_version(request.config.cni_version))
+}
+
+/// What was left of a DEL ([`Done::release`]), once more, where it failed: nothing else of the DEL is done again.
+pub fn release(node: &Node, request: &Request) -> Result<Release, CniError> {
+    match request.env.target() {
+        Some(target) => Ok(russet::release(node, request, &target::Target::of(request, target)?)),
+        None => Err(CniError::internal("nothing is released without a container", "")),
+    }
 }
 
 /// Whether the plugin is Calico's main one, which needs no [`Node`]: [`run_calico`] will do.
@@ -99,10 +115,8 @@ pub async fn run_calico(node: &CalicoNode, request: &Request, log: &RequestLog) 
 
 /// Whether the plugin works on this machine's files and kernel alone: it needs neither an agent nor a datastore, and no [`Node`]: [`run_local`] will do.
 pub fn is_local(name: &str) -> bool {
-    LOCAL.contains(&name)
+    relay::LOCAL.contains(&name)
 }
-
-const LOCAL: [&str; 5] = [host_local::NAME, bridge::NAME, flannel::NAME, portmap::NAME, bandwidth::NAME];
 
 /// [`run`] for a plugin that [`is_local`].
 pub async fn run_local(
@@ -157,16 +171,44 @@ pub async fn run_ipam(
 
 impl From<Option<CniResult>> for Done {
     fn from(result: Option<CniResult>) -> Self {
-        Self { result, policy: None }
+        Self { result, policy: None, release: None }
     }
 }
 
 impl Done {
-    /// The result, after what is to be waited for. Not with a lock in hand.
-    pub async fn settled(self) -> Option<CniResult> {
-        if let Some(policy) = self.policy {
-            policy.wait().await;
+    /// The same when all of a DEL is done: before anybody else works on its container.
+    pub async fn released(mut self) -> Result<Self, CniError> {
+        match self.release.take() {
+            Some(release) => release.run().await.map(|()| self),
+            None => Ok(self),
         }
-        self.result
+    }
+
+    /// The result, after what is to be waited for. Not with a lock in hand.
+    pub async fn settled(self) -> Result<Option<CniResult>, CniError> {
+        let done = self.released().await?;
+        if let Some(policy) = done.policy {
+            stages::during(Stage::Policy, policy.wait()).await;
+        }
+        Ok(done.result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lab::{Lab, Pod};
+
+    #[test]
+    fn every_plugin_that_needs_no_agent_is_one_of_ours() {
+        let lab = Lab::with_path("/nowhere");
+        let nobody = Pod { container: "", ifname: "", netns: "" };
+        for name in relay::LOCAL {
+            assert!(NAMES.contains(&name), "{name}");
+            let config = serde_json::json!({"cniVersion": "1.1.0", "name": "net", "type": name});
+            let done = lab.ours(name, "STATUS", nobody, &config);
+            let unknown = done.is_err_and(|error| error.msg.contains("no plugin of this machine"));
+            assert!(!unknown, "{name}");
+        }
     }
 }

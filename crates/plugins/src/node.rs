@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Instant;
 
 use russet_addr::NodeName;
 use russet_attach::Removal;
@@ -13,6 +14,7 @@ pub use russet_ipam::{Clock, SystemClock};
 
 use crate::clusters::Clusters;
 use crate::datastore::CalicoHost;
+use crate::releases::Releases;
 use crate::wiring::Wiring;
 
 /// Where interfaces of deleted pods go.
@@ -45,6 +47,8 @@ pub struct Node {
     pub calico: CalicoHost,
     /// Kubernetes, as configurations name it.
     pub clusters: Clusters,
+    /// Addresses that are on their way back.
+    pub releases: Releases,
 }
 
 /// A node, as the plugin `calico` sees it: its name and its datastore are the configuration's. Clones share everything.
@@ -78,13 +82,18 @@ pub struct LocalNode {
 pub struct NotReady {
     /// For people.
     pub reason: String,
-    /// The node was ready, and has lost its datastore: what its pods reach no longer follows the cluster.
-    pub lost_store: bool,
+    /// The node has pods, and has lost its datastore or a part of its data path: what they reach may no longer follow the cluster.
+    pub pods_suffer: bool,
 }
 
 // === impl Node ===
 
 impl Node {
+    /// The same node for an ADD whose caller gives up then.
+    pub fn of_add(&self, limit: Instant) -> Self {
+        Self { wiring: self.wiring.of_add(limit), ..self.clone() }
+    }
+
     /// The same node for the plugin `calico`.
     pub fn for_calico(&self) -> CalicoNode {
         let Self { calico, wiring, teardown, clusters, not_ready, .. } = self.clone();
@@ -126,7 +135,7 @@ impl CalicoNode {
 
 impl Teardown {
     /// When links go.
-    pub(crate) fn removal(&self) -> Removal {
+    pub fn removal(&self) -> Removal {
         match self {
             Self::Synchronous => Removal::Synchronous,
             Self::Deferred(_) => Removal::Deferred,
@@ -139,7 +148,7 @@ impl Teardown {
     }
 
     /// Tells the reaper that there may be something to do.
-    pub(crate) fn doomed(&self) {
+    pub fn doomed(&self) {
         if let Self::Deferred(reaper) = self {
             reaper.notify_one();
         }

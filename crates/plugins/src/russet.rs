@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::rc::Rc;
 
 use russet_addr::{ContainerId, Family, IfName, IpNet, host_net};
 use russet_attach::{Attached, Attachment, Detachment, Dialect};
@@ -9,24 +10,33 @@ use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{Call, CniError, CniResult, Interface, IpConfig, code};
 use russet_ipam::{Assigned, Clock, Held, IpamError, ReleaseOptions, Request as AddressRequest, SystemClock};
 use russet_model::{Attribute, HandleId, time};
+use tokio::time::Instant;
 
-use crate::failure;
 use crate::node::{Node, NotReady};
+use crate::releases::{self, Release};
 use crate::settings::Settings;
+use crate::stages::{Stage, during};
 use crate::target::Target;
 use crate::wiring::Unattached;
+use crate::{Done, failure};
 
 /// The attribute with the time of a request, as peers write it.
 const MARK: &str = "timestamp";
 
 /// Carries out one request.
-pub async fn run(node: &Node, request: &Request) -> Result<Option<CniResult>, CniError> {
+pub async fn run(node: &Node, request: &Request) -> Result<Done, CniError> {
+    let nothing = |()| Done::from(None);
     match &request.env.call {
-        Call::Add(target) => add(node, request, &Target::of(request, target)?).await.map(Some),
-        Call::Del(target) => del(node, &Target::of(request, target)?).await.map(|()| None),
-        Call::Check(target) => check(node, request, &Target::of(request, target)?).await.map(|()| None),
-        Call::Gc => crate::gc::run(node, request).await.map(|()| None),
-        Call::Status => status(&*node.not_ready).map(|()| None),
+        Call::Add(target) => {
+            add(node, request, &Target::of(request, target)?).await.map(|result| Done::from(Some(result)))
+        }
+        Call::Del(target) => {
+            let release = del(node, request, &Target::of(request, target)?).await?;
+            Ok(Done { release: Some(release), ..Done::from(None) })
+        }
+        Call::Check(target) => check(node, request, &Target::of(request, target)?).await.map(nothing),
+        Call::Gc => crate::gc::run(node, request).await.map(nothing),
+        Call::Status => status(&*node.not_ready).map(nothing),
     }
 }
 
@@ -35,9 +45,18 @@ async fn add(node: &Node, request: &Request, target: &Target) -> Result<CniResul
     let netns = target.open_netns()?;
     let handle = handle(target);
     let mark = time::go_timestamp(SystemClock.now());
-    let assigned = allocate(node, &settings, target, &handle, &mark).await?;
-    let attachment = attachment(node, &settings, target, &assigned.addresses);
-    match node.wiring.attach(attachment, netns).await {
+    let mut attachment = attachment(node, &settings, target);
+    let assigned = during(Stage::Address, allocate(node, &settings, target, &handle, &mark));
+    let (assigned, newborn) = tokio::join!(assigned, node.wiring.bear(&attachment, &netns));
+    let assigned = match assigned {
+        Ok(assigned) => assigned,
+        Err(error) => {
+            node.wiring.forsake(newborn).await;
+            return Err(error);
+        }
+    };
+    attachment.addresses = assigned.addresses.iter().map(IpNet::addr).collect();
+    match node.wiring.attach_newborn(attachment, netns, newborn).await {
         Ok(attached) => Ok(result(request, target, &attached, &assigned.addresses)),
         Err(failed) => Err(give_back(node, &handle, &mark, failed).await),
     }
@@ -67,8 +86,17 @@ async fn allocate(
         borrow: false,
         ..AddressRequest::pod(node.name.clone(), handle.clone())
     };
-    let assigned = node.allocator.auto_assign(&request).await;
-    assigned.map_err(|error| failure::ipam("no address could be allocated", error))
+    let limit = Instant::now() + releases::PATIENCE;
+    loop {
+        let before = node.releases.count();
+        match node.allocator.auto_assign(&request).await {
+            // A DEL may have been answered whose address is not back yet.
+            Err(error) if error.exhausted() && node.releases.moved_on(before, limit).await => {}
+            assigned => {
+                return assigned.map_err(|error| failure::ipam("no address could be allocated", error));
+            }
+        }
+    }
 }
 
 /// The families that this network gives its pods: those that were asked for, else those that have a pool.
@@ -101,10 +129,10 @@ fn attributes(target: &Target, mark: &str) -> BTreeMap<String, String> {
     attributes
 }
 
-fn attachment(node: &Node, settings: &Settings, target: &Target, addresses: &[IpNet]) -> Attachment {
+/// All but its addresses.
+fn attachment(node: &Node, settings: &Settings, target: &Target) -> Attachment {
     let Target { network, container, ifname, pod, .. } = target.clone();
     let mut attachment = Attachment::new(Dialect::Native, network, container, ifname, pod);
-    attachment.addresses = addresses.iter().map(IpNet::addr).collect();
     attachment.mtu = settings.mtu_bytes.unwrap_or_else(|| node.mtu_bytes.get());
     attachment.sync_delete = matches!(node.teardown, crate::Teardown::Synchronous);
     attachment
@@ -134,7 +162,7 @@ fn result(request: &Request, target: &Target, attached: &Attached, addresses: &[
 async fn give_back(node: &Node, handle: &HandleId, mark: &str, failed: Unattached) -> CniError {
     let mut error = failed.error;
     let held = if failed.undone {
-        release_marked(node, handle, mark).await.err().map(|also| also.to_string())
+        during(Stage::Release, release_marked(node, handle, mark)).await.err().map(|also| also.to_string())
     } else {
         Some("something may still answer for them".to_owned())
     };
@@ -155,8 +183,8 @@ async fn release_marked(node: &Node, handle: &HandleId, mark: &str) -> Result<()
     node.allocator.release_ips(&ours.map(options).collect::<Vec<_>>()).await.map(drop)
 }
 
-/// Everything is tried, whatever fails; errors are told together.
-async fn del(node: &Node, target: &Target) -> Result<(), CniError> {
+/// Everything is tried, whatever fails; errors are told together. What is left when nothing answers for the addresses any more is their release.
+async fn del(node: &Node, request: &Request, target: &Target) -> Result<Release, CniError> {
     let netns = target.netns_if_any();
     let host_name = Attachment::new(
         Dialect::Native,
@@ -171,8 +199,19 @@ async fn del(node: &Node, target: &Target) -> Result<(), CniError> {
     node.teardown.doomed();
     // An address is only free again when nothing on this node answers for it any more.
     detached?;
-    let released = node.allocator.release_by_handle(&handle(target), Some(&target.ifname)).await;
-    released.map(drop).map_err(|error| failure::ipam("the pod's addresses could not be released", error))
+    Ok(release(node, request, target))
+}
+
+/// What is left of a DEL when the interface is gone.
+pub(crate) fn release(node: &Node, request: &Request, target: &Target) -> Release {
+    let (allocator, handle) = (Rc::clone(&node.allocator), handle(target));
+    let (ifname, version) = (target.ifname.clone(), request.config.cni_version);
+    Release::new(&node.releases, async move {
+        let release = allocator.release_by_handle(&handle, Some(&ifname));
+        let released = during(Stage::Release, release).await;
+        let failed = |error| failure::ipam("the pod's addresses could not be released", error);
+        released.map(drop).map_err(|error| failed(error).in_version(version))
+    })
 }
 
 fn detachment(
@@ -194,7 +233,7 @@ fn detachment(
 async fn check(node: &Node, request: &Request, target: &Target) -> Result<(), CniError> {
     let settings = Settings::read(request)?;
     let netns = target.open_netns()?;
-    let held = node.allocator.ips_by_handle(&handle(target)).await;
+    let held = during(Stage::Address, node.allocator.ips_by_handle(&handle(target))).await;
     let held = held.map_err(|error| failure::ipam("the pod's addresses could not be read", error))?;
     let held: Vec<IpAddr> =
         held.iter().filter(|held| is_of(&held.attribute, &target.ifname)).map(|held| held.address).collect();
@@ -207,8 +246,8 @@ async fn check(node: &Node, request: &Request, target: &Target) -> Result<(), Cn
             "somebody released it while the pod was running",
         ));
     }
-    let nets: Vec<IpNet> = addresses.into_iter().map(host_net).collect();
-    let mut attachment = attachment(node, &settings, target, &nets);
+    let mut attachment = attachment(node, &settings, target);
+    attachment.addresses = addresses;
     attachment.mtu = recorded_mtu(request, target)?.unwrap_or(attachment.mtu);
     let mismatches = node.wiring.check(attachment, netns).await?;
     if mismatches.is_empty() {
@@ -241,7 +280,7 @@ fn recorded_mtu(request: &Request, target: &Target) -> Result<Option<u32>, CniEr
 pub(crate) fn status(not_ready: &dyn Fn() -> Option<NotReady>) -> Result<(), CniError> {
     match not_ready() {
         None => Ok(()),
-        Some(NotReady { reason, lost_store: true }) => Err(CniError::new(
+        Some(NotReady { reason, pods_suffer: true }) => Err(CniError::new(
             code::LIMITED_CONNECTIVITY,
             "pods cannot be attached on this node, and its pods may not reach all others",
             reason,

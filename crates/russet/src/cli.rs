@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use russet_addr::{IfName, NodeName};
 use russet_agent::{Encapsulation, StoreLocation};
@@ -11,6 +11,7 @@ use russet_agent::{Encapsulation, StoreLocation};
 pub mod ipam;
 pub mod migrate;
 pub mod netnamespace;
+pub mod openshift;
 pub mod repair;
 pub mod resources;
 pub mod span;
@@ -126,7 +127,7 @@ pub struct NodeArgs {
     /// MTU of pods; by default the underlay's less the encapsulation's overhead.
     #[arg(long, env = "RUSSET_MTU", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1280..=65535))]
     pub mtu: Option<u32>,
-    /// How much to log: error, warn, info, debug or trace [default: info].
+    /// How much to log: error, warn, info, debug, trace, or a filter such as info,russet_agent=debug [default: info].
     #[arg(long, env = "RUSSET_LOG_LEVEL", value_name = "LEVEL")]
     pub log_level: Option<String>,
     /// Log as text or as JSON [default: text].
@@ -149,6 +150,9 @@ pub struct AgentArgs {
     /// Leaks.
     #[command(flatten)]
     pub leaks: repair::LeakArgs,
+    /// OpenShift.
+    #[command(flatten)]
+    pub openshift: openshift::OpenshiftArgs,
 }
 
 /// `russet flanneld`: words in flannel's own syntax, which `main` hands over before this is asked.
@@ -324,6 +328,17 @@ impl std::str::FromStr for PoolArg {
 /// Reads the process's command line.
 pub fn parse() -> Result<Cli, clap::Error> {
     Cli::try_parse()
+}
+
+// === impl NodeArgs ===
+
+impl NodeArgs {
+    /// Those of `russet cni-direct`, which no runtime gives flags: the environment's and the defaults.
+    pub fn without_flags() -> Result<Self, clap::Error> {
+        let command = Self::augment_args(clap::Command::new("russet").no_binary_name(true));
+        let matches = command.try_get_matches_from(std::iter::empty::<&str>())?;
+        Self::from_arg_matches(&matches)
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 mod agent;
 mod apply;
-mod cni_direct;
+pub mod cni_direct;
 mod delete;
 mod demo_forward;
 pub mod flanneld;
@@ -62,11 +62,9 @@ pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     const BLOCKING_THREADS_MAX: usize = 64;
     /// Blocking work has no deep stacks; small ones keep the agent small.
     const STACK_BYTES: usize = 512 * 1024;
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .max_blocking_threads(BLOCKING_THREADS_MAX)
-        .thread_stack_size(STACK_BYTES)
-        .build()
+    russet_linux::memory::few_heaps();
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().max_blocking_threads(BLOCKING_THREADS_MAX).thread_stack_size(STACK_BYTES).build()
 }
 
 /// Resolves when the process is asked to stop: by SIGTERM, SIGINT, or a terminal that is closed.

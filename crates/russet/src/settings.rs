@@ -1,5 +1,7 @@
 //! Settings: flag, then `RUSSET_*` variable, then the settings file, then the default (DESIGN section 10).
 
+mod openshift;
+
 use std::path::{Path, PathBuf};
 
 use russet_addr::{NameError, NodeName};
@@ -58,6 +60,12 @@ pub enum SettingsError {
     /// What is set about etcd does not fit together.
     #[error(transparent)]
     Etcd(#[from] EtcdSettingsError),
+    /// OpenShift's network cannot be as it is set.
+    #[error("{reason}")]
+    Openshift {
+        /// What is wrong.
+        reason: String,
+    },
     /// The host has a name that cannot be a node's.
     #[error("this host's name cannot be a node name: {0}; give one with --node-name")]
     HostName(#[from] NameError),
@@ -73,7 +81,7 @@ pub struct Logging {
 }
 
 /// Every key of the settings file; the names are those of the flags.
-const KEYS: [&str; 20] = [
+const KEYS: [&str; 28] = [
     "calico",
     "cni_cache_dirs",
     "encapsulation",
@@ -92,6 +100,14 @@ const KEYS: [&str; 20] = [
     "log_level",
     "mtu",
     "node_name",
+    "openshift",
+    "openshift_cluster_network",
+    "openshift_host_prefix",
+    "openshift_kubeconfig",
+    "openshift_platform",
+    "openshift_routable_mtu",
+    "openshift_service_network",
+    "openshift_trust_annotations",
     "store",
     "sync_delete",
 ];
@@ -113,7 +129,10 @@ pub fn agent(args: AgentArgs) -> Result<(Config, Logging), SettingsError> {
         Some(LeakRepair::Every(span)) => Some(span.0),
         Some(LeakRepair::On) | None => Some(DEFAULT_GRACE),
     };
-    let (mut config, logging) = node_with(args.node, &file)?;
+    let openshift = openshift::read(args.openshift, &file)?;
+    let own_pools = openshift.is_none();
+    let (mut config, logging) = node_with(args.node, &file, own_pools)?;
+    config.openshift = openshift;
     config.cni_caches = caches(&config.paths, args.leaks.caches, &file)?;
     config.health = health.unwrap_or(DEFAULT_HEALTH);
     config.sync_delete = sync_delete;
@@ -124,7 +143,7 @@ pub fn agent(args: AgentArgs) -> Result<(Config, Logging), SettingsError> {
 /// Settings of a plugin that works without an agent.
 pub fn direct(args: NodeArgs) -> Result<(Config, Logging), SettingsError> {
     let file = File::read(&Paths::new(&args.root).settings_file())?;
-    let (mut config, logging) = node_with(args, &file)?;
+    let (mut config, logging) = node_with(args, &file, true)?;
     config.sync_delete = true;
     Ok((config, logging))
 }
@@ -221,8 +240,12 @@ fn password(path: PathBuf) -> Result<Secret, SettingsError> {
     Ok(Secret::new(text.trim_end_matches(['\r', '\n'])))
 }
 
-fn node_with(args: NodeArgs, file: &File) -> Result<(Config, Logging), SettingsError> {
-    let defaults = DefaultPools::default();
+/// `own_pools`: whether a fresh store gets pools for our own plugin that nobody asked for.
+fn node_with(args: NodeArgs, file: &File, own_pools: bool) -> Result<(Config, Logging), SettingsError> {
+    let mut defaults = DefaultPools::default();
+    if !own_pools {
+        (defaults.ipv4, defaults.ipv6) = (None, None);
+    }
     let pool = |given: Option<PoolArg>, key, default| -> Result<_, SettingsError> {
         match given {
             Some(given) => Ok(given.0),
@@ -263,6 +286,7 @@ fn node_with(args: NodeArgs, file: &File) -> Result<(Config, Logging), SettingsE
         sync_delete: false,
         leak_repair: None,
         cni_caches: Vec::new(),
+        openshift: None,
     };
     Ok((config, logging))
 }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use russet_addr::{ContainerId, IfName, IpNet, NetworkName};
-use russet_attach::Owner;
+use russet_attach::{OwnedLink, Owner};
 use russet_ipam::Held;
 use russet_model::{Attribute, HandleId, time};
 use russet_runtime::Attached;
@@ -33,6 +33,12 @@ pub struct Machine {
     pub unseen: usize,
     /// What runtimes have attached.
     pub cached: Vec<Attached>,
+    /// The links themselves.
+    pub owned: Vec<OwnedLink>,
+    /// Indices of links whose other end is in a namespace with a process, with that end's, and perhaps some more.
+    pub inhabited: BTreeSet<(u32, u32)>,
+    /// All processes of the machine that may be a pod's could be asked for their namespace.
+    pub sees_processes: bool,
 }
 
 /// What a workload endpoint's record names.

@@ -1,7 +1,7 @@
 //! One look at the machine: the kernel's links, routes and addresses in every namespace, and the runtimes' caches. Reads only. Whatever cannot be read
 //! makes the look void; what went away while it was looked at does not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -37,22 +37,35 @@ pub enum MachineError {
     Cache(#[from] CacheError),
 }
 
+/// The namespace of the first process.
+const INIT: &str = "/proc/1/ns/net";
+/// The machine's first namespace of processes (`PROC_PID_INIT_INO` of linux/proc_ns.h).
+const INIT_PIDS: &str = "pid:[4026531836]";
+
 /// Looks. Blocks for about a millisecond a namespace.
 pub fn look(caches: &[PathBuf]) -> Result<Machine, MachineError> {
     let mut machine = Machine::default();
     let mut socket = Socket::route()?;
-    machine.links = russet_attach::list(&mut socket)?.into_iter().map(|link| link.owner).collect();
+    machine.owned = russet_attach::list(&mut socket)?;
+    machine.links = machine.owned.iter().map(|link| link.owner.clone()).collect();
     for family in Family::BOTH {
         machine.routes.extend(socket.routes(family)?.iter().filter_map(host_route));
     }
     machine.own = socket.addresses()?.iter().map(|address| address.net.addr()).collect();
-    let (namespaces, unseen) = namespaces()?;
-    (machine.namespaces, machine.unseen) = (namespaces.len(), unseen);
-    for namespace in namespaces.values() {
+    let Namespaces { found, inhabited, unseen, hidden } = namespaces()?;
+    (machine.namespaces, machine.unseen) = (found.len(), unseen);
+    machine.sees_processes = hidden == 0 && sees_all_processes()?;
+    let own = NetNs::current()?.id();
+    for (id, namespace) in &found {
         // A netlink socket belongs to the namespace in which it was opened.
-        let addresses = namespace.with(|| Socket::route()?.addresses())??;
+        let read = || Socket::route().and_then(|mut it| Ok((it.addresses()?, it.links()?)));
+        let (addresses, links) = namespace.with(read)??;
         let path = namespace.path();
         machine.interfaces.extend(addresses.iter().map(|address| (address.net.addr(), path.to_owned())));
+        if *id != own && inhabited.contains(id) {
+            // Whether that is an index of the node's or of another namespace is not asked: one too many is alive, and none too few.
+            machine.inhabited.extend(links.iter().filter_map(|link| Some((link.link?, link.index))));
+        }
     }
     for cache in caches {
         machine.cached.extend(russet_runtime::attached(cache)?);
@@ -69,17 +82,34 @@ fn host_route(route: &Route) -> Option<IpAddr> {
     (route.dst.prefix_len() == route.dst.max_prefix_len() && !nowhere).then(|| route.dst.addr())
 }
 
+/// Network namespaces.
+#[derive(Default)]
+struct Namespaces {
+    found: BTreeMap<NetNsId, NetNs>,
+    /// Those in which a process is.
+    inhabited: BTreeSet<NetNsId>,
+    /// How many processes could not be looked at.
+    unseen: usize,
+    /// Those of them that may be a pod's: not the machine's first one.
+    hidden: usize,
+}
+
 /// Every network namespace that this process can see: those of processes, and those that are only mounted somewhere; and how many processes could not
 /// be looked at. Those are more privileged than we, or we are less than root: a pod's namespace is mounted where the runtime told us to open it, so it
 /// is among the others.
-fn namespaces() -> Result<(BTreeMap<NetNsId, NetNs>, usize), MachineError> {
-    let mut found = BTreeMap::new();
-    let mut unseen = 0;
+fn namespaces() -> Result<Namespaces, MachineError> {
+    let Namespaces { mut found, mut inhabited, mut unseen, mut hidden } = Namespaces::default();
     for path in processes()? {
         match NetNs::open(&path) {
-            Ok(namespace) => _ = found.entry(namespace.id()).or_insert(namespace),
+            Ok(namespace) => {
+                inhabited.insert(namespace.id());
+                found.entry(namespace.id()).or_insert(namespace);
+            }
             Err(error) if error.is_gone() || has_exited(&error) => {}
-            Err(error) if error_is(&error, ErrorKind::PermissionDenied) => unseen += 1,
+            Err(error) if error_is(&error, ErrorKind::PermissionDenied) => {
+                unseen += 1;
+                hidden += usize::from(path != Path::new(INIT));
+            }
             Err(error) => return Err(error.into()),
         }
     }
@@ -90,7 +120,15 @@ fn namespaces() -> Result<(BTreeMap<NetNsId, NetNs>, usize), MachineError> {
             Err(error) => return Err(error.into()),
         }
     }
-    Ok((found, unseen))
+    Ok(Namespaces { found, inhabited, unseen, hidden })
+}
+
+/// Whether `/proc` shows the processes of the whole machine, and not those of a container in which we are.
+fn sees_all_processes() -> Result<bool, MachineError> {
+    let path = Path::new("/proc/self/ns/pid");
+    let namespace =
+        std::fs::read_link(path).map_err(|source| MachineError::Namespaces { path: path.into(), source })?;
+    Ok(namespace.as_os_str() == INIT_PIDS)
 }
 
 fn processes() -> Result<Vec<PathBuf>, MachineError> {

@@ -10,6 +10,7 @@ use russet_ipam::{Allocator, SystemClock};
 use russet_linux::random::random;
 use russet_linux::{FileLock, LockError};
 use russet_model::time;
+use russet_plugins::Node;
 use russet_store::Store;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, mpsc, oneshot};
@@ -26,7 +27,7 @@ use crate::{StoreLocation, stores, turn};
 pub const REPAIR_PATH: &str = "/v1/repair";
 
 /// How long a round waits for requests that are under way: longer than one of them may take.
-const ALONE_PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const ALONE_PATIENCE: Duration = Duration::from_secs(60);
 /// How long the second look may keep requests waiting. A runtime waits for a minute and more.
 const LOOK_PATIENCE: Duration = Duration::from_secs(10);
 /// Rounds that may wait for the one before; somebody who asks more often than that gets an error.
@@ -35,6 +36,12 @@ const QUEUE_MAX: usize = 4;
 const CALICO_LOCK: &str = "var/run/calico/ipam.lock";
 /// Between a plugin that gives its lock up and the line that it then writes into the history.
 const HISTORY_DELAY: Duration = Duration::from_secs(1);
+/// Between the two looks after a boot, and the age below which an entry is left alone: longer than an ADD of this boot takes until it has a link.
+const BOOT_GRACE: Duration = Duration::from_secs(30);
+/// A second round is for what was younger than that at the first.
+const BOOT_ROUNDS: u32 = 2;
+/// Until another look after a boot, when the store or the machine could not be looked at.
+const BOOT_PAUSE: Duration = Duration::from_secs(5);
 /// Each hour it is another node's turn to look at the handles.
 const TURN: Duration = Duration::from_secs(3600);
 
@@ -59,11 +66,12 @@ pub(crate) struct Door(mpsc::Sender<RepairJob>);
 
 /// The agent's rounds.
 pub(crate) struct Repairs {
-    crew: Crew,
-    operations: Rc<Operations>,
-    metrics: Metrics,
+    pub(super) crew: Crew,
+    pub(super) node: Node,
+    pub(super) operations: Rc<Operations>,
+    pub(super) metrics: Metrics,
     /// One round at a time.
-    turn: Mutex<()>,
+    pub(super) turn: Mutex<()>,
 }
 
 // === impl RepairRequest ===
@@ -96,8 +104,8 @@ impl Door {
 
 impl Repairs {
     /// Rounds of an agent.
-    pub fn new(crew: Crew, operations: Rc<Operations>, metrics: Metrics) -> Self {
-        Self { crew, operations, metrics, turn: Mutex::new(()) }
+    pub fn new(crew: Crew, node: Node, operations: Rc<Operations>, metrics: Metrics) -> Self {
+        Self { crew, node, operations, metrics, turn: Mutex::new(()) }
     }
 
     /// Answers whoever asks, for ever.
@@ -106,6 +114,28 @@ impl Repairs {
             let done = self.round(Reach::Everything, request.into()).await;
             // Whoever asked may be gone; the round is done all the same.
             let _ = answer.send(done.map_err(|error| error.to_string()));
+        }
+    }
+
+    /// Soon after a start that found nothing of this boot: what pods of the boot before held belongs to nobody. As often as it takes until it can be
+    /// looked at, and once more for what was young then; the two looks of a round are as far apart as those of [`run`](Self::run) at most.
+    pub async fn after_boot(self: Rc<Self>, every: Duration) {
+        let options = Options { grace: every.min(BOOT_GRACE), dry_run: false };
+        let mut rounds = 0;
+        while rounds < BOOT_ROUNDS {
+            let pause = match self.round(Reach::OwnBlocks, options).await {
+                Ok(report) => {
+                    rounds += 1;
+                    let findings = report.findings.len();
+                    tracing::info!(findings, "what the boot before left was looked for");
+                    options.grace
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "what the boot before left cannot be looked for yet");
+                    BOOT_PAUSE
+                }
+            };
+            tokio::time::sleep(pause).await;
         }
     }
 
@@ -127,6 +157,9 @@ impl Repairs {
                     tracing::warn!(%error, "leaks were not looked for");
                     void = error.to_string();
                 }
+            }
+            if let Err(error) = self.sweep(every).await {
+                tracing::debug!(%error, "attachments of nobody were not looked for");
             }
         }
     }
@@ -237,7 +270,7 @@ pub async fn alone(
         sight: Rc::clone(&sight),
     };
     let reach = Reach::Everything;
-    crate::config::private_dir(&paths.run_dir()).map_err(|e| failed("make the run directory")(&e))?;
+    russet_linux::file::private_dir(paths.run_dir()).map_err(|e| failed("make the run directory")(&e))?;
     let lock = turn::alone(paths, ALONE_PATIENCE).map_err(|e| failed("take the node's lock")(&e))?;
     let opened = stores::open(paths, location).await.map_err(|e| failed("open the store")(&e))?;
     let crew_then = crew(&opened.store);

@@ -44,6 +44,19 @@ fn an_empty_chain_is_refused_when_nothing_can_fill_it() {
 }
 
 #[test]
+fn the_document_has_the_whole_chain_wherever_its_plugins_came_from() {
+    // cni-runtime.md sections 2.1 and 2.4: DEL reads it from the cache, when the directory may be another
+    for inlined in [r#"{"name":"n","big":9007199254740993,"plugins":[{"type":"a"}]}"#, r#"{"name":"n"}"#] {
+        let mut list = parse(inlined).unwrap();
+        list.append(br#"{"type":"b","big":9007199254740993}"#).unwrap();
+        list.append(br#"{"type":"c"}"#).unwrap();
+        let again = ConfigList::parse(&list.bytes).unwrap();
+        assert!(again.load_only_inlined_plugins, "what is in the directory would come twice");
+        assert_eq!(again, list);
+    }
+}
+
+#[test]
 fn a_single_configuration_becomes_a_list_of_one() {
     // cni-runtime.md section 2.1
     let text = r#"{"cniVersion":"0.3.1","name":"n","type":"a","big":9007199254740993}"#;

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-use super::{RelayResponse, STDERR_HEADER};
+use super::{RelayResponse, STDERR_HEADER, TIMING_HEADER, Timing};
 use crate::base64;
 
 /// Where an exchange broke, which decides whether the request may have been carried out.
@@ -28,12 +28,26 @@ const HEAD_MAX_BYTES: usize = 16 * 1024;
 /// A result with 100 interfaces and 1,000 routes takes 100 KiB.
 const BODY_MAX_BYTES: usize = 1024 * 1024;
 
+/// A chunk's length in hexadecimal digits, and extensions that nobody uses.
+const CHUNK_HEAD_MAX_BYTES: usize = 256;
+
 /// Posts `body` to the agent's `path` and reads its answer, in `limit` altogether.
 pub fn post(socket: &Path, path: &str, body: &[u8], limit: Duration) -> Result<RelayResponse, Failure> {
+    post_to(socket, "russet", path, body, limit)
+}
+
+/// [`post`] to a server that may be another's than ours, and that is called `host`.
+pub fn post_to(
+    socket: &Path,
+    host: &str,
+    path: &str,
+    body: &[u8],
+    limit: Duration,
+) -> Result<RelayResponse, Failure> {
     let end = Instant::now() + limit;
     let mut stream = connect(socket, limit).map_err(Failure::Connect)?;
     let mut message = format!(
-        "POST {path} HTTP/1.1\r\nHost: russet\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+        "POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
          Connection: close\r\n\r\n",
         body.len()
     )
@@ -98,7 +112,13 @@ fn parse(received: &[u8], ended: bool) -> io::Result<Option<RelayResponse>> {
     let status = words.next().filter(|_| http).and_then(|word| word.parse().ok());
     let status = status.ok_or_else(|| bad("the answer is no HTTP"))?;
     let stderr = stderr(lines.clone());
+    let timing = header(lines.clone(), TIMING_HEADER).and_then(Timing::decode);
     let length = length(lines).ok_or_else(|| bad("the answer's length is not understood"))?;
+    if length == Length::Chunked {
+        let body = chunks(body).map_err(bad)?;
+        return Ok(body.map(|body| RelayResponse { status, body, stderr, timing }));
+    }
+    let length = if let Length::Bytes(length) = length { Some(length) } else { None };
     if length.unwrap_or(body.len()) > BODY_MAX_BYTES {
         return Err(bad("the answer is too long"));
     }
@@ -106,30 +126,70 @@ fn parse(received: &[u8], ended: bool) -> io::Result<Option<RelayResponse>> {
         Some(length) => body.get(..length),
         None => ended.then_some(body),
     };
-    Ok(whole.map(|body| RelayResponse { status, body: body.to_vec(), stderr }))
+    Ok(whole.map(|body| RelayResponse { status, body: body.to_vec(), stderr, timing }))
 }
 
 /// What the agent wants to be said. It is not worth an error.
 fn stderr<'a>(headers: impl Iterator<Item = &'a str>) -> String {
-    let mut values = headers.filter_map(|header| header.split_once(':'));
-    let value = values.find(|(name, _)| name.eq_ignore_ascii_case(STDERR_HEADER));
-    let bytes = value.and_then(|(_, value)| base64::decode(value.trim()).ok()).unwrap_or_default();
+    let bytes =
+        header(headers, STDERR_HEADER).and_then(|value| base64::decode(value).ok()).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// `Some(None)` when no length is given; none when it is wrong, or the body comes in chunks.
-fn length<'a>(headers: impl Iterator<Item = &'a str>) -> Option<Option<usize>> {
-    let mut length = None;
+fn header<'a>(headers: impl Iterator<Item = &'a str>, wanted: &str) -> Option<&'a str> {
+    let mut values = headers.filter_map(|header| header.split_once(':'));
+    values.find(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value.trim())
+}
+
+/// How the end of a body is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Length {
+    /// By its length.
+    Bytes(usize),
+    /// By a chunk without bytes: so Go's server sends what is longer than 2 KiB.
+    Chunked,
+    /// By the end of the stream.
+    Stream,
+}
+
+/// None when what the headers say about it is not understood.
+fn length<'a>(headers: impl Iterator<Item = &'a str>) -> Option<Length> {
+    let mut length = Length::Stream;
     for header in headers {
         let (name, value) = header.split_once(':')?;
         if name.eq_ignore_ascii_case("transfer-encoding") {
-            return None;
+            return value.trim().eq_ignore_ascii_case("chunked").then_some(Length::Chunked);
         }
         if name.eq_ignore_ascii_case("content-length") {
-            length = Some(value.trim().parse().ok()?);
+            length = Length::Bytes(value.trim().parse().ok()?);
         }
     }
     Some(length)
+}
+
+/// The body that comes in chunks, once all of them are there.
+fn chunks(mut rest: &[u8]) -> Result<Option<Vec<u8>>, &'static str> {
+    let mut body = Vec::new();
+    loop {
+        let Some(end) = rest.windows(2).position(|window| window == b"\r\n") else {
+            let wrong = "the answer's chunks are not understood";
+            return if rest.len() > CHUNK_HEAD_MAX_BYTES { Err(wrong) } else { Ok(None) };
+        };
+        let head = std::str::from_utf8(&rest[..end]).ok().and_then(|head| head.split(';').next());
+        let size = head.and_then(|size| usize::from_str_radix(size.trim(), 16).ok());
+        let size = size.ok_or("the answer's chunks are not understood")?;
+        if size > BODY_MAX_BYTES || body.len() + size > BODY_MAX_BYTES {
+            return Err("the answer is too long");
+        }
+        if size == 0 {
+            return Ok(Some(body));
+        }
+        rest = &rest[end + 2..];
+        let Some(chunk) = rest.get(..size) else { return Ok(None) };
+        body.extend_from_slice(chunk);
+        let Some(next) = rest.get(size + 2..) else { return Ok(None) };
+        rest = next;
+    }
 }
 
 #[cfg(test)]
@@ -180,11 +240,39 @@ mod tests {
     }
 
     #[test]
+    fn where_the_time_went_comes_with_the_answer() {
+        let timing = Timing { plugin: "russet".into(), total_us: 7, stages: vec![("turn".into(), 5)] };
+        let told = |value: &str| {
+            let text = format!("HTTP/1.1 200 OK\r\nRusset-Timing: {value}\r\nContent-Length: 2\r\n\r\n{{}}");
+            answer(&text, false).unwrap().unwrap().timing
+        };
+        assert_eq!(told(&timing.encode()), Some(timing));
+        assert_eq!(told("7 ms"), None);
+    }
+
+    #[test]
     fn an_answer_without_a_length_ends_with_the_stream() {
         let text = "HTTP/1.0 503 x\r\n\r\n{\"code\":11}";
         assert_eq!(answer(text, false).unwrap(), None);
         let response = answer(text, true).unwrap().unwrap();
         assert_eq!((response.status, response.body.len()), (503, 11));
+    }
+
+    #[test]
+    fn an_answer_in_chunks_ends_with_an_empty_one() {
+        // what Go's net/http sends when a handler wrote more than 2 KiB
+        let text = "HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nA;x=y\r\n0123456789\r\n0\r\n\r\n";
+        let response = answer(text, false).unwrap().unwrap();
+        assert_eq!((response.status, response.body), (400, b"abc0123456789".to_vec()));
+        let end = text.len() - "0\r\n\r\n".len();
+        for end in 0..end {
+            assert_eq!(answer(&text[..end], true).unwrap(), None, "{end}");
+        }
+        let endless = format!(
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+            "1\r\nx\r\n".repeat(BODY_MAX_BYTES + 1)
+        );
+        assert!(answer(&endless, false).is_err());
     }
 
     #[test]
@@ -194,7 +282,11 @@ mod tests {
             "HTTP/1.1 abc\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 1048577\r\n\r\n",
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n0\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n100001\r\n\r\n",
             "HTTP/1.1 200 OK\r\nnonsense\r\n\r\n",
         ] {
             assert!(answer(bad, true).is_err(), "{bad}");
@@ -206,7 +298,8 @@ mod tests {
     #[test]
     fn a_request_reaches_the_agent() {
         let response = exchange(b"{}", 100, b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnull").unwrap();
-        assert_eq!(response, RelayResponse { status: 200, body: b"null".to_vec(), stderr: String::new() });
+        let (body, stderr) = (b"null".to_vec(), String::new());
+        assert_eq!(response, RelayResponse { status: 200, body, stderr, timing: None });
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use super::timing::Timing;
 use crate::env::is_ours;
 use crate::plugin::{Outcome, STDIN_MAX_BYTES};
 use crate::{CniError, Verb, base64, code, field};
@@ -21,6 +22,8 @@ pub struct RelayRequest {
     pub config: Vec<u8>,
     /// How long the caller waits.
     pub deadline: Duration,
+    /// Whether the answer shall say where the time went: member `timing`, which older agents do not know and pass over.
+    pub timing: bool,
 }
 
 /// The agent's answer: status 200 for exit code 0, with what belongs on stdout as the body; any other status for
@@ -33,6 +36,8 @@ pub struct RelayResponse {
     pub body: Vec<u8>,
     /// What belongs on stderr, for people.
     pub stderr: String,
+    /// Where the time went, if that was asked for.
+    pub timing: Option<Timing>,
 }
 
 /// The header in which the agent sends what belongs on stderr, in base64. It is left out when there is nothing.
@@ -64,6 +69,9 @@ impl RelayRequest {
         object.insert("env".into(), Value::Object(env.collect()));
         object.insert("config".into(), base64::encode(&self.config).into());
         object.insert("deadline_ms".into(), deadline_ms.into());
+        if self.timing {
+            object.insert("timing".into(), true.into());
+        }
         Value::Object(object).to_string().into_bytes()
     }
 
@@ -84,7 +92,8 @@ impl RelayRequest {
             let keys = env.iter().flat_map(|env| env.keys()).filter(|key| is_ours(key));
             let env = keys.map(pair).collect::<Result<_, crate::FieldError>>()?;
             let deadline = Duration::from_millis(deadline_ms.into());
-            Ok((version, Self { plugin, env, config, deadline }))
+            let timing = object.get("timing").and_then(Value::as_bool).unwrap_or_default();
+            Ok((version, Self { plugin, env, config, deadline, timing }))
         };
         let (version, request) = read().map_err(|error: crate::FieldError| malformed(error.to_string()))?;
         if version != Self::VERSION {
@@ -103,11 +112,11 @@ impl RelayResponse {
         if self.status != 200 {
             let error =
                 CniError::decode(&self.body).map_err(|_| self.strange("the agent refused the request"))?;
-            return Ok(Outcome { stderr: self.stderr, ..Outcome::failure(&error) });
+            return Ok(Outcome { stderr: self.stderr, timing: self.timing, ..Outcome::failure(&error) });
         }
         let document = serde_json::from_slice::<Value>(&self.body).is_ok_and(|value| value.is_object());
         if document || (self.body.is_empty() && verb != Verb::Add) {
-            return Ok(Outcome { stdout: self.body, stderr: self.stderr, exit_code: 0 });
+            return Ok(Outcome { stdout: self.body, stderr: self.stderr, timing: self.timing, exit_code: 0 });
         }
         Err(self.strange("the agent's answer is no result"))
     }
@@ -120,9 +129,9 @@ impl RelayResponse {
 
 impl From<&Outcome> for RelayResponse {
     fn from(outcome: &Outcome) -> Self {
-        let (body, stderr) = (outcome.stdout.clone(), outcome.stderr.clone());
+        let Outcome { stdout: body, stderr, timing, .. } = outcome.clone();
         if outcome.is_success() {
-            return Self { status: 200, body, stderr };
+            return Self { status: 200, body, stderr, timing };
         }
         let code = CniError::decode(&outcome.stdout).map_or(code::INTERNAL, |error| error.code);
         let status = match code {
@@ -130,7 +139,7 @@ impl From<&Outcome> for RelayResponse {
             code::TRY_AGAIN_LATER | code::NOT_AVAILABLE | code::LIMITED_CONNECTIVITY => 503,
             _ => 500,
         };
-        Self { status, body, stderr }
+        Self { status, body, stderr, timing }
     }
 }
 
@@ -145,6 +154,7 @@ mod tests {
             env: vec![("CNI_COMMAND".into(), "ADD".into()), ("CNI_ARGS".into(), "A=\u{1}\"".into())],
             config: b"{\"name\":\"n\"}\0\xff".to_vec(),
             deadline: Duration::from_millis(55_000),
+            timing: false,
         }
     }
 
@@ -155,6 +165,8 @@ mod tests {
         assert!(text.starts_with(r#"{"v":1,"plugin":"russet","env":{"CNI_COMMAND":"ADD","#), "{text}");
         assert!(text.ends_with(r#""deadline_ms":55000}"#), "{text}");
         assert_eq!(RelayRequest::decode(text.as_bytes()).unwrap(), request());
+        let timed = RelayRequest { timing: true, ..request() };
+        assert_eq!(RelayRequest::decode(&timed.encode()).unwrap(), timed);
     }
 
     #[test]
@@ -198,14 +210,14 @@ mod tests {
             assert_eq!(response.status, status);
             assert_eq!(response.into_outcome(Verb::Add).unwrap(), outcome);
         }
-        let empty = RelayResponse { status: 200, body: Vec::new(), stderr: String::new() };
+        let empty = RelayResponse { status: 200, body: Vec::new(), stderr: String::new(), timing: None };
         assert_eq!(empty.into_outcome(Verb::Del).unwrap(), Outcome::default());
     }
 
     #[test]
     fn an_answer_that_is_none_becomes_an_error() {
         for (status, body) in [(200, "\u{1b}[2J"), (200, ""), (200, "{}{}"), (404, "not found"), (500, "")] {
-            let response = RelayResponse { status, body: body.into(), stderr: String::new() };
+            let response = RelayResponse { status, body: body.into(), stderr: String::new(), timing: None };
             let error = response.into_outcome(Verb::Add).unwrap_err();
             assert!(error.code == code::IO && error.details.contains(&status.to_string()), "{error}");
         }

@@ -112,7 +112,9 @@ impl Stage {
         let (request, target, conf) = ask.parts("ADD");
         let conf = conf?;
         let done = add::run(&mut self.scene(&request, &conf, &target), &self.wire).await?;
-        Ok(done.settled().await.unwrap())
+        let result = done.settled().await.unwrap().unwrap();
+        crate::lab::well_formed(&result);
+        Ok(result)
     }
 
     /// A DEL after its interface was taken down.

@@ -1,13 +1,17 @@
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use russet_ipam::{Allocator, DefaultPool};
 use russet_model::EncapMode;
-use russet_store::Sim;
+use russet_policy::Keeper;
+use russet_store::{BoxFuture, Sim};
 
 use super::*;
 use crate::Teardown;
 use crate::datastore::{CalicoHost, Datastore, Fixed};
+use crate::isolation::Isolation;
+use crate::wiring::Wiring;
 
 async fn node() -> Node {
     let store: Rc<dyn russet_store::Store> = Rc::new(Sim::atomic(1));
@@ -28,6 +32,7 @@ async fn node() -> Node {
         teardown: Teardown::Synchronous,
         not_ready: Rc::new(|| None),
         clusters: Default::default(),
+        releases: Default::default(),
     }
 }
 
@@ -64,7 +69,7 @@ async fn held(node: &Node) -> Vec<IpAddr> {
 }
 
 fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test);
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(test);
 }
 
 #[test]
@@ -93,14 +98,84 @@ fn addresses_stay_held_as_long_as_something_may_answer_for_them() {
 }
 
 #[test]
+fn an_add_that_finds_the_pool_full_waits_for_addresses_that_are_on_their_way_back() {
+    run(async {
+        let node = node().await;
+        let pool = r#","ipv4_pools":["10.1.0.0/24"]"#;
+        let old = HandleId::new("net.old").unwrap();
+        let everything = AddressRequest { v4: 256, ..AddressRequest::pod(node.name.clone(), old.clone()) };
+        assert_eq!(node.allocator.auto_assign(&everything).await.unwrap().addresses.len(), 256);
+        let (settings, target) = (Settings::read(&request(pool)).unwrap(), target(&request(pool)));
+        let handle = handle(&target);
+        let add = || allocate(&node, &settings, &target, &handle, "1");
+        assert_eq!(add().await.unwrap_err().code, failure::NO_ADDRESS, "nothing is on its way");
+        let del = |work: BoxFuture<'static, Result<(), CniError>>| Release::new(&node.releases, work);
+        // One comes back empty-handed; the ADD goes on waiting for the other.
+        let broken = del(Box::pin(async { Err(CniError::internal("no", "")) }));
+        let allocator = Rc::clone(&node.allocator);
+        let freed = async move {
+            allocator.release_by_handle(&old, None).await.map(drop).map_err(|e| failure::ipam("no", e))
+        };
+        let release = del(Box::pin(freed));
+        let releases = async { (broken.run().await, release.run().await) };
+        let (added, (broken, released)) = tokio::join!(add(), releases);
+        assert!(broken.is_err() && released.is_ok());
+        assert_eq!(added.unwrap().addresses.len(), 1);
+    });
+}
+
+#[test]
 fn status_tells_a_node_that_is_not_ready_yet_from_one_that_lost_its_store() {
     run(async {
         let mut node = node().await;
         assert_eq!(status(&*node.not_ready), Ok(()));
-        for (lost_store, code) in [(false, 50), (true, 51)] {
-            node.not_ready = Rc::new(move || Some(NotReady { reason: "why".to_owned(), lost_store }));
+        for (pods_suffer, code) in [(false, 50), (true, 51)] {
+            node.not_ready = Rc::new(move || Some(NotReady { reason: "why".to_owned(), pods_suffer }));
             let error = status(&*node.not_ready).unwrap_err();
             assert_eq!((error.code, error.details.as_str()), (code, "why"));
         }
+    });
+}
+
+#[test]
+fn every_address_names_the_pods_interface_which_has_a_mac() {
+    // cni-runtime.md section 6.2 items 55 and 56
+    let request = request("");
+    let attached = Attached {
+        host_name: "russ0".parse().unwrap(),
+        host_ifindex: 7,
+        host_mac: "ee:ee:ee:ee:ee:ee".parse().unwrap(),
+        pod_ifindex: 2,
+        pod_mac: "02:00:00:00:00:42".parse().unwrap(),
+        mtu: 1450,
+        reused: false,
+        bridge_mac: None,
+    };
+    let addresses = ["10.1.0.5/32", "fd00:1::5/128"].map(|text| text.parse().unwrap());
+    let result = result(&request, &target(&request), &attached, &addresses);
+    crate::lab::well_formed(&result);
+    let of_ips: Vec<&str> =
+        result.ips.iter().map(|ip| result.interface_of(ip).unwrap().mac.as_str()).collect();
+    assert_eq!(of_ips, ["02:00:00:00:00:42"; 2]);
+}
+
+#[test]
+#[ignore = "kernel: a namespace whose links are listed"]
+fn a_gc_gives_addresses_back_also_where_the_verdicts_cannot_be_compared() {
+    russet_testkit::in_new_netns(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let keeper =
+                Keeper::new(Arc::new(|| Err("nobody can say which interfaces there are".to_owned())));
+            let wiring = Wiring::default().isolated(Isolation::kept_by(keeper));
+            let node = Node { wiring, ..node().await };
+            assert_eq!(take(&node, "", "1").await.len(), 2);
+            let mut gc = request(r#","cni.dev/valid-attachments":[]"#);
+            gc.env.call = Call::Gc;
+            let error = crate::gc::run(&node, &gc).await.unwrap_err();
+            assert_eq!(error.code, code::TRY_AGAIN_LATER, "{error}");
+            assert!(error.details.contains("nobody can say"), "{error}");
+            assert_eq!(held(&node).await, Vec::<IpAddr>::new());
+        });
     });
 }

@@ -1,0 +1,156 @@
+//! What is counted of the store: how long its answers take, how long changes take to arrive in the kernel, and since when nothing was heard.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use super::latency;
+
+/// Upper bounds of the buckets for requests to the store, in seconds: the embedded one answers reads in microseconds, a busy etcd in seconds.
+const BUCKETS_S: [f64; 15] = [
+    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0,
+];
+
+/// The store, as the agent meets it. Clones share the numbers.
+#[derive(Debug, Clone)]
+pub struct StoreMetrics {
+    requests: Family<Request, Histogram>,
+    events: Counter,
+    lag: Histogram,
+    heard: Arc<Heard>,
+}
+
+/// An operation of the store, and how it ended.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Request {
+    op: &'static str,
+    outcome: &'static str,
+}
+
+/// When something was heard of the store last.
+#[derive(Debug)]
+struct Heard {
+    began: Instant,
+    /// After the beginning.
+    last_ms: AtomicU64,
+}
+
+/// The time since, read when somebody asks.
+#[derive(Debug)]
+struct Silence(Arc<Heard>);
+
+/// One request under way. One that is dropped before it was answered counts as abandoned.
+pub struct Clock<'m> {
+    metrics: &'m StoreMetrics,
+    op: &'static str,
+    began: Instant,
+    outcome: &'static str,
+}
+
+// === impl StoreMetrics ===
+
+impl Default for StoreMetrics {
+    fn default() -> Self {
+        Self {
+            requests: Family::new_with_constructor(|| Histogram::new(BUCKETS_S)),
+            events: Counter::default(),
+            lag: latency(),
+            heard: Arc::new(Heard { began: Instant::now(), last_ms: AtomicU64::new(0) }),
+        }
+    }
+}
+
+impl StoreMetrics {
+    /// A request begins.
+    pub fn clock(&self, op: &'static str) -> Clock<'_> {
+        Clock { metrics: self, op, began: Instant::now(), outcome: "abandoned" }
+    }
+
+    /// A watch told something.
+    pub fn told(&self) {
+        self.events.inc();
+        self.heard.now();
+    }
+
+    /// What a watch told so long ago is in the kernel now.
+    pub fn reconciled(&self, after: Duration) {
+        self.lag.observe(after.as_secs_f64());
+    }
+
+    pub(super) fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "store_request_seconds",
+            "Time of a request to the agent's own store, by operation and outcome; a watch's is until it is open",
+            self.requests.clone(),
+        );
+        registry.register(
+            "store_watch_events",
+            "Changes that watches of the store told",
+            self.events.clone(),
+        );
+        registry.register(
+            "store_watch_lag_seconds",
+            "Time from a change that a watch told until the kernel was as it asks for",
+            self.lag.clone(),
+        );
+        registry.register_collector(Box::new(Silence(Arc::clone(&self.heard))));
+    }
+
+    /// How many requests ended so.
+    #[cfg(test)]
+    pub fn count(&self, op: &'static str, outcome: &'static str) -> u64 {
+        super::count_of(&self.requests.get_or_create(&Request { op, outcome }).clone())
+    }
+}
+
+// === impl Heard ===
+
+impl Heard {
+    fn now(&self) {
+        let ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_ms.fetch_max(ms, Ordering::Relaxed);
+    }
+
+    fn since(&self) -> Duration {
+        self.began.elapsed().saturating_sub(Duration::from_millis(self.last_ms.load(Ordering::Relaxed)))
+    }
+}
+
+// === impl Silence ===
+
+impl Collector for Silence {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let silence = ConstGauge::new(self.0.since().as_secs_f64());
+        let help = "Time since the store answered or told anything; it is asked every 10 s at least";
+        let metric = encoder.encode_descriptor("store_silence_seconds", help, None, silence.metric_type())?;
+        silence.encode(metric)
+    }
+}
+
+// === impl Clock ===
+
+impl Clock<'_> {
+    /// It ended, with an answer of the store if `heard`.
+    pub fn ended(mut self, outcome: &'static str, heard: bool) {
+        self.outcome = outcome;
+        if heard {
+            self.metrics.heard.now();
+        }
+    }
+}
+
+impl Drop for Clock<'_> {
+    fn drop(&mut self) {
+        let request = Request { op: self.op, outcome: self.outcome };
+        self.metrics.requests.get_or_create(&request).observe(self.began.elapsed().as_secs_f64());
+    }
+}

@@ -1,0 +1,166 @@
+//! The socket (cni-runtime.md section 4.1): `POST /` with the stock request, answered with 200 and a result, or 400 and a text; and beside it the form
+//! in which our plugin asks what the stock protocol has no word for. For root only.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::State;
+use axum::http::header::{CONNECTION, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderValue, StatusCode};
+use axum::middleware::map_response;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::post;
+use russet_cni_spec::CniError;
+use russet_cni_spec::plugin::Outcome;
+use russet_cni_spec::relay::{HTTP_PATH, RelayRequest, RelayResponse};
+use tokio::net::UnixListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+use super::request::Request;
+use crate::server::RootOnly;
+
+/// Requests that wait or are carried out. The stock server keeps 20 and lets more wait without end; a kubelet starts at most a few hundred pods.
+const WAITING_MAX: usize = 512;
+/// Plugins send all of it at once.
+const BODY_PATIENCE: Duration = Duration::from_secs(10);
+
+/// A request on its way to whoever carries it out.
+pub struct Job {
+    /// What is asked, with the way back.
+    pub ask: Ask,
+    /// One of the places for requests.
+    pub place: OwnedSemaphorePermit,
+}
+
+/// What is asked, and where the answer goes. Nobody may be left to hear it.
+pub enum Ask {
+    /// The stock form.
+    Pod(Request, oneshot::Sender<Result<Vec<u8>, Refusal>>),
+    /// Ours: CHECK, GC, STATUS.
+    Other(RelayRequest, oneshot::Sender<Outcome>),
+}
+
+/// Why a stock request was not carried out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// For people.
+    pub text: String,
+    /// The same request may do better later: status 503, which our plugin takes for that, and a stock one for a failure like others.
+    pub later: bool,
+}
+
+#[derive(Clone)]
+struct Door {
+    jobs: mpsc::Sender<Job>,
+    places: Arc<Semaphore>,
+}
+
+/// The way from the door to whoever carries out requests.
+pub fn queue() -> (mpsc::Sender<Job>, mpsc::Receiver<Job>) {
+    mpsc::channel(WAITING_MAX)
+}
+
+/// Serves until `stop` resolves and the requests under way are answered.
+pub async fn serve(
+    listener: UnixListener,
+    jobs: mpsc::Sender<Job>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
+    let door = Door { jobs, places: Arc::new(Semaphore::new(WAITING_MAX)) };
+    let router = Router::new()
+        .route("/", post(stock))
+        .route(HTTP_PATH, post(other))
+        .fallback(|| async { text(StatusCode::NOT_FOUND, "404 page not found") })
+        .layer(map_response(close))
+        .with_state(door);
+    axum::serve(RootOnly::new(listener), router).with_graceful_shutdown(stop).await
+}
+
+/// When the plugin goes away this is dropped, and with it the way back: a request that has not begun is then not begun any more.
+async fn stock(State(door): State<Door>, body: Body) -> Response {
+    let body = match read(body).await {
+        Ok(body) => body,
+        Err(refused) => return refused,
+    };
+    let answer = async {
+        let request = Request::parse(&body).map_err(Refusal::now)?;
+        let (answer, answered) = oneshot::channel();
+        door.enter(Ask::Pod(request, answer)).await?;
+        answered.await.unwrap_or_else(|_| Err(Refusal::later("the server is stopping")))
+    };
+    match answer.await {
+        Ok(body) => (StatusCode::OK, [(CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(Refusal { text: what, later: false }) => text(StatusCode::BAD_REQUEST, &what),
+        Err(Refusal { text: what, later: true }) => text(StatusCode::SERVICE_UNAVAILABLE, &what),
+    }
+}
+
+async fn other(State(door): State<Door>, body: Body) -> Response {
+    let body = match read(body).await {
+        Ok(body) => body,
+        Err(refused) => return refused,
+    };
+    let answer = async {
+        let request = RelayRequest::decode(&body)?;
+        let (answer, answered) = oneshot::channel();
+        door.enter(Ask::Other(request, answer)).await.map_err(|it| CniError::try_again_later(it.text, ""))?;
+        answered.await.map_err(|_| CniError::try_again_later("the server is stopping", "it will be back"))
+    };
+    let outcome = answer.await.unwrap_or_else(|error| Outcome::failure(&error));
+    let response = RelayResponse::from(&outcome);
+    let status = StatusCode::from_u16(response.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    (status, [(CONTENT_TYPE, "application/json")], response.body).into_response()
+}
+
+/// The request's body, which has to be there soon and must not be larger than any real one.
+async fn read(body: Body) -> Result<Bytes, Response> {
+    match tokio::time::timeout(BODY_PATIENCE, to_bytes(body, RelayRequest::MAX_BYTES)).await {
+        Ok(Ok(body)) => Ok(body),
+        Ok(Err(_)) => Err(text(StatusCode::PAYLOAD_TOO_LARGE, "the request is too large")),
+        Err(_) => Err(text(StatusCode::REQUEST_TIMEOUT, "the request does not come to its end")),
+    }
+}
+
+/// The stock server keeps no connection either.
+async fn close(mut response: Response) -> Response {
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+/// As Go's `http.Error` writes it.
+fn text(status: StatusCode, what: &str) -> Response {
+    let headers = [(CONTENT_TYPE, "text/plain; charset=utf-8"), (X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    (status, headers, format!("{what}\n")).into_response()
+}
+
+// === impl Door ===
+
+impl Door {
+    async fn enter(&self, ask: Ask) -> Result<(), Refusal> {
+        let busy = || Refusal::later(format!("{WAITING_MAX} requests are waiting"));
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| busy())?;
+        self.jobs.send(Job { ask, place }).await.map_err(|_| Refusal::later("the server is stopping"))
+    }
+}
+
+// === impl Refusal ===
+
+impl Refusal {
+    /// For good, as far as can be known.
+    pub fn now(text: impl Into<String>) -> Self {
+        Self { text: text.into(), later: false }
+    }
+
+    /// For the moment.
+    pub fn later(text: impl Into<String>) -> Self {
+        Self { text: text.into(), later: true }
+    }
+}
+
+impl From<CniError> for Refusal {
+    fn from(error: CniError) -> Self {
+        Self { later: error.is_transient(), text: error.to_string() }
+    }
+}

@@ -1,0 +1,219 @@
+//! The files by which plugin and runtime find the server (cni-runtime.md section 4.1), with the stock modes.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use russet_addr::Ipv4Net;
+use russet_linux::file::{FileError, write_atomic_with_mode};
+use serde_json::{Map, Value};
+
+/// The files of one machine.
+#[derive(Debug, Clone)]
+pub struct Files {
+    root: PathBuf,
+}
+
+/// What `config.json` says: to plugins of both eras.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PluginConfig {
+    /// MTU of pods, in bytes.
+    pub mtu: u32,
+    /// MTU of their routes, in bytes.
+    pub routable_mtu: Option<u32>,
+    /// The cloud, as OpenShift calls it.
+    pub platform: String,
+    /// Where services are.
+    pub service: Option<Ipv4Net>,
+}
+
+const RUN_DIR: &str = "var/run/openshift-sdn/cniserver";
+const CONFIG: &str = "config.json";
+const SOCKET: &str = "socket";
+/// What runtimes read; that it is there is the sign that pods can be attached.
+const CNI_CONFIG: &str = "etc/cni/net.d/80-openshift-network.conf";
+/// 0.3.1 is what the last stock servers wrote, and the newest that stock plugins speak.
+const CNI_CONFIG_TEXT: &str =
+    "{\n  \"cniVersion\": \"0.3.1\",\n  \"name\": \"openshift-sdn\",\n  \"type\": \"openshift-sdn\"\n}\n";
+const DIR_MODE: u32 = 0o700;
+const CONFIG_MODE: u32 = 0o444;
+const CNI_CONFIG_MODE: u32 = 0o600;
+
+// === impl Files ===
+
+impl Files {
+    /// Those below `root`.
+    pub fn below(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    /// Where the server listens.
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir().join(SOCKET)
+    }
+
+    /// The directory of the socket.
+    pub fn run_dir(&self) -> PathBuf {
+        self.root.join(RUN_DIR)
+    }
+
+    /// Makes the directory, for root only. One that is as it should be loses what an earlier server left; anything else in its place goes.
+    pub fn prepare(&self) -> io::Result<()> {
+        let dir = self.run_dir();
+        match fs::symlink_metadata(&dir) {
+            Ok(found) if found.is_dir() && found.permissions().mode() & 0o7777 == DIR_MODE => {
+                for name in [SOCKET, CONFIG] {
+                    gone_is_fine(fs::remove_file(dir.join(name)))?;
+                }
+                return Ok(());
+            }
+            Ok(found) if found.is_dir() => fs::remove_dir_all(&dir)?,
+            Ok(_) => fs::remove_file(&dir)?,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        if let Some(parent) = dir.parent() {
+            DirBuilder::new().recursive(true).mode(DIR_MODE).create(parent)?;
+        }
+        DirBuilder::new().mode(DIR_MODE).create(&dir)?;
+        // Whatever the umask.
+        fs::set_permissions(&dir, Permissions::from_mode(DIR_MODE))
+    }
+
+    /// Tells plugins what every interface shall have.
+    pub fn tell_plugins(&self, config: &PluginConfig) -> Result<(), FileError> {
+        write_atomic_with_mode(self.run_dir().join(CONFIG), &config.encode(), CONFIG_MODE)
+    }
+
+    /// Where runtimes are told, if they are told what we say.
+    pub fn told_runtimes(&self) -> Option<PathBuf> {
+        let path = self.root.join(CNI_CONFIG);
+        fs::read(&path).is_ok_and(|text| text == CNI_CONFIG_TEXT.as_bytes()).then_some(path)
+    }
+
+    /// Tells runtimes that pods can be attached, by a rename within the directory; one that says so already is left alone.
+    pub fn tell_runtimes(&self) -> Result<(), FilesError> {
+        let path = self.root.join(CNI_CONFIG);
+        let there = fs::metadata(&path).is_ok_and(|it| it.permissions().mode() & 0o7777 == CNI_CONFIG_MODE);
+        if there && self.told_runtimes().is_some() {
+            return Ok(());
+        }
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)
+                .map_err(|source| FilesError::Make { path: parent.to_owned(), source })?;
+        }
+        Ok(write_atomic_with_mode(path, CNI_CONFIG_TEXT.as_bytes(), CNI_CONFIG_MODE)?)
+    }
+}
+
+/// Why runtimes cannot be told.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// The directory cannot be made.
+    #[error("make {}: {source}", path.display())]
+    Make {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The file cannot be written.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+// === impl PluginConfig ===
+
+impl PluginConfig {
+    fn encode(&self) -> Vec<u8> {
+        let mut object = Map::new();
+        object.insert("mtu".to_owned(), self.mtu.into());
+        if let Some(mtu) = self.routable_mtu {
+            object.insert("routableMTU".to_owned(), mtu.into());
+        }
+        object.insert("platformType".to_owned(), self.platform.as_str().into());
+        if let Some(service) = self.service {
+            object.insert("serviceNetworkCIDR".to_owned(), service.to_string().into());
+        }
+        Value::Object(object).to_string().into_bytes()
+    }
+}
+
+fn gone_is_fine(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn the_directory_is_roots_alone_whatever_was_there() {
+        // cni-runtime.md section 4.1: run dir
+        let root = tempfile::tempdir().unwrap();
+        let files = Files::below(root.path());
+        let dir = root.path().join(RUN_DIR);
+        files.prepare().unwrap();
+        assert_eq!(mode(&dir), 0o700);
+        for name in ["socket", "config.json", "other"] {
+            fs::write(dir.join(name), "x").unwrap();
+        }
+        files.prepare().unwrap();
+        let left: Vec<_> = fs::read_dir(&dir).unwrap().map(|it| it.unwrap().file_name()).collect();
+        assert_eq!(left, ["other"], "only socket and config are removed");
+        fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
+        files.prepare().unwrap();
+        assert_eq!((mode(&dir), fs::read_dir(&dir).unwrap().count()), (0o700, 0), "another mode: all of it");
+        fs::remove_dir(&dir).unwrap();
+        fs::write(&dir, "a file").unwrap();
+        files.prepare().unwrap();
+        assert_eq!(mode(&dir), 0o700);
+    }
+
+    #[test]
+    fn config_json_serves_plugins_of_both_eras() {
+        // cni-runtime.md section 4.1: config
+        let root = tempfile::tempdir().unwrap();
+        let files = Files::below(root.path());
+        files.prepare().unwrap();
+        let mut config =
+            PluginConfig { mtu: 1400, routable_mtu: Some(1350), platform: "AWS".to_owned(), service: None };
+        files.tell_plugins(&config).unwrap();
+        let path = root.path().join(RUN_DIR).join("config.json");
+        let read = || fs::read_to_string(&path).unwrap();
+        assert_eq!(
+            (read().as_str(), mode(&path)),
+            (r#"{"mtu":1400,"routableMTU":1350,"platformType":"AWS"}"#, 0o444)
+        );
+        config = PluginConfig { routable_mtu: None, service: "172.30.0.0/16".parse().ok(), ..config };
+        files.tell_plugins(&config).unwrap();
+        assert_eq!(read(), r#"{"mtu":1400,"platformType":"AWS","serviceNetworkCIDR":"172.30.0.0/16"}"#);
+    }
+
+    #[test]
+    fn the_sign_of_readiness_is_for_root_and_written_once() {
+        // cni-runtime.md section 4.1: CNI conf
+        use std::os::unix::fs::MetadataExt as _;
+        let root = tempfile::tempdir().unwrap();
+        let files = Files::below(root.path());
+        files.tell_runtimes().unwrap();
+        let path = root.path().join(CNI_CONFIG);
+        let inode = fs::metadata(&path).unwrap().ino();
+        assert_eq!(mode(&path), 0o600);
+        files.tell_runtimes().unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().ino(), inode, "no runtime has to look again");
+        fs::write(&path, "").unwrap();
+        files.tell_runtimes().unwrap();
+        assert_ne!(fs::metadata(&path).unwrap().len(), 0);
+        let others = fs::read_dir(path.parent().unwrap()).unwrap().count();
+        assert_eq!(others, 1, "nothing else is left in the directory");
+    }
+}

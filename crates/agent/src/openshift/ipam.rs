@@ -1,0 +1,184 @@
+//! Addresses, in the files of `host-local` where the stock server has them, so that either finds what the other gave (cni-runtime.md section 4.3). Our
+//! own engine does it, in this process.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+use russet_addr::{ContainerId, Ipv4Net};
+use russet_cni_spec::plugin::{Prepared, prepare};
+use russet_cni_spec::{CniError, CniResult, Verb, Version};
+use russet_model::openshift::{ClusterNetwork, HostSubnet};
+use russet_plugins::{LocalNode, RequestLog};
+use serde_json::{Value, json};
+
+/// The addresses of one node.
+pub struct Ipam {
+    node: LocalNode,
+    dir: PathBuf,
+    settings: Value,
+    /// Requests would only queue at the directory's lock, each with a thread.
+    turn: tokio::sync::Mutex<()>,
+}
+
+/// The network's name, which is a directory's, too.
+const NAME: &str = "openshift-sdn";
+const DATA_DIR: &str = "var/lib/cni/networks";
+/// The engine's name.
+const ENGINE: &str = "host-local";
+/// Under which all are kept, whatever the interface is called.
+const IFNAME: &str = "eth0";
+/// Where groups are.
+const MULTICAST: &str = "224.0.0.0/4";
+
+/// Where addresses are.
+pub fn dir(root: &Path) -> PathBuf {
+    root.join(DATA_DIR).join(NAME)
+}
+
+// === impl Ipam ===
+
+impl Ipam {
+    /// The addresses of this node's subnet. Files lie below `root`.
+    pub fn new(root: &Path, network: &ClusterNetwork, subnet: &HostSubnet) -> Self {
+        let dir = dir(root);
+        let settings = json!({"type": ENGINE, "dataDir": root.join(DATA_DIR), "subnet": subnet.subnet.to_string(),
+            "gateway": subnet.gateway().to_string(), "routes": routes(network, subnet.gateway())});
+        let node = LocalNode::of_request(root.to_owned());
+        Self { node, dir, settings, turn: Default::default() }
+    }
+
+    /// An address for a sandbox, with the routes that go with it, in the shape of `version`.
+    pub async fn add(
+        &self,
+        sandbox: &ContainerId,
+        netns: &str,
+        version: Version,
+    ) -> Result<CniResult, CniError> {
+        let result = self.ask(Verb::Add, Some(sandbox), netns, json!({})).await?;
+        let mut result =
+            result.ok_or_else(|| CniError::internal("failed to obtain IP address from CNI IPAM", ""))?;
+        result.cni_version = version;
+        Ok(result)
+    }
+
+    /// Gives back what a sandbox has; nothing is fine.
+    pub async fn del(&self, sandbox: &ContainerId) -> Result<(), CniError> {
+        self.ask(Verb::Del, Some(sandbox), "", json!({})).await.map(drop)
+    }
+
+    /// Whether a sandbox has the addresses of `previous` still.
+    pub async fn check(&self, sandbox: &ContainerId, previous: &CniResult) -> Result<(), CniError> {
+        let more = json!({"prevResult": previous.to_value()});
+        // Not looked at; but CHECK has to name one.
+        self.ask(Verb::Check, Some(sandbox), "/", more).await.map(drop)
+    }
+
+    /// Frees what none of these sandboxes has.
+    pub async fn keep_only(&self, sandboxes: &[ContainerId]) -> Result<(), CniError> {
+        let valid: Vec<Value> =
+            sandboxes.iter().map(|id| json!({"containerID": id.as_str(), "ifname": IFNAME})).collect();
+        self.ask(Verb::Gc, None, "", json!({"cni.dev/valid-attachments": valid})).await.map(drop)
+    }
+
+    /// How many addresses are taken.
+    pub fn count(&self) -> usize {
+        let Ok(entries) = std::fs::read_dir(&self.dir) else { return 0 };
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        names.filter(|name| name.parse::<Ipv4Addr>().is_ok()).count()
+    }
+
+    async fn ask(
+        &self,
+        verb: Verb,
+        sandbox: Option<&ContainerId>,
+        netns: &str,
+        more: Value,
+    ) -> Result<Option<CniResult>, CniError> {
+        // The newest knows every verb; a result's shape is set afterwards.
+        let mut config = json!({"cniVersion": Version::LATEST.as_str(), "name": NAME, "type": NAME, "ipam": self.settings});
+        if let (Value::Object(config), Value::Object(more)) = (&mut config, more) {
+            config.extend(more);
+        }
+        let vars = [
+            ("CNI_COMMAND", verb.as_str()),
+            ("CNI_CONTAINERID", sandbox.map_or("", ContainerId::as_str)),
+            ("CNI_NETNS", netns),
+            ("CNI_IFNAME", IFNAME),
+            ("CNI_PATH", "/"),
+        ];
+        let vars = vars.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let Prepared::Request(request) = prepare(vars, config.to_string().into_bytes(), ENGINE)? else {
+            return Err(CniError::internal(format!("{verb} needs no work"), ""));
+        };
+        let _turn = self.turn.lock().await;
+        russet_plugins::run_local(&self.node, ENGINE, &request, &RequestLog::new(ENGINE)).await
+    }
+}
+
+/// The stock server's: everything and services through the gateway, pods and groups on the link.
+fn routes(network: &ClusterNetwork, gateway: Ipv4Addr) -> Vec<Value> {
+    let gateway = gateway.to_string();
+    let via = |dst: String| json!({"dst": dst, "gw": gateway});
+    let on_link = |dst: String| json!({"dst": dst});
+    let mut routes = vec![via(Ipv4Net::default().to_string())];
+    routes.extend(network.service_network.map(|net| via(net.to_string())));
+    routes.extend(network.networks.iter().map(|net| on_link(net.cidr.to_string())));
+    routes.push(on_link(MULTICAST.to_owned()));
+    routes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ipam(root: &Path) -> Ipam {
+        let network = br#"{"clusterNetworks":[{"CIDR":"10.128.0.0/14","hostSubnetLength":9}],"serviceNetwork":"172.30.0.0/16"}"#;
+        let subnet = br#"{"host":"n1","hostIP":"192.0.2.11","subnet":"10.128.0.0/23"}"#;
+        Ipam::new(root, &ClusterNetwork::decode(network).unwrap(), &HostSubnet::decode(subnet).unwrap())
+    }
+
+    fn id(text: &str) -> ContainerId {
+        ContainerId::new(text).unwrap()
+    }
+
+    async fn nth_reply(ipam: &Ipam, version: Version) -> String {
+        for index in 0..9 {
+            ipam.add(&id(&format!("c{index}")), "/x", version).await.unwrap();
+        }
+        String::from_utf8(ipam.add(&id("ce3d8b63"), "/x", version).await.unwrap().encode()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn replies_are_the_stock_servers_byte_for_byte() {
+        // cni-runtime.md section 4.1: the recorded reply, and the shape of the 0.2.0 era
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(
+            nth_reply(&ipam(root.path()), Version::V0_3_1).await,
+            r#"{"cniVersion":"0.3.1","ips":[{"version":"4","address":"10.128.0.11/23","gateway":"10.128.0.1"}],"routes":[{"dst":"0.0.0.0/0","gw":"10.128.0.1"},{"dst":"172.30.0.0/16","gw":"10.128.0.1"},{"dst":"10.128.0.0/14"},{"dst":"224.0.0.0/4"}],"dns":{}}"#
+        );
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(
+            nth_reply(&ipam(root.path()), Version::V0_2_0).await,
+            r#"{"cniVersion":"0.2.0","ip4":{"ip":"10.128.0.11/23","gateway":"10.128.0.1","routes":[{"dst":"0.0.0.0/0","gw":"10.128.0.1"},{"dst":"172.30.0.0/16","gw":"10.128.0.1"},{"dst":"10.128.0.0/14"},{"dst":"224.0.0.0/4"}]},"dns":{}}"#
+        );
+    }
+
+    #[tokio::test]
+    async fn addresses_stand_in_host_locals_files_and_go_again() {
+        // cni-runtime.md sections 4.3 and 5.1
+        let root = tempfile::tempdir().unwrap();
+        let ipam = ipam(root.path());
+        let result = ipam.add(&id("a"), "/x", Version::V0_3_1).await.unwrap();
+        let file = root.path().join("var/lib/cni/networks/openshift-sdn/10.128.0.2");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "a\r\neth0");
+        assert!(ipam.add(&id("a"), "/x", Version::V0_3_1).await.is_err(), "twice");
+        ipam.add(&id("b"), "/x", Version::V0_3_1).await.unwrap();
+        ipam.check(&id("a"), &result).await.unwrap();
+        assert_eq!(ipam.count(), 2);
+        ipam.del(&id("a")).await.unwrap();
+        ipam.del(&id("a")).await.unwrap();
+        assert!(!file.exists() && ipam.check(&id("a"), &result).await.is_err());
+        ipam.keep_only(&[]).await.unwrap();
+        assert_eq!(ipam.count(), 0);
+    }
+}

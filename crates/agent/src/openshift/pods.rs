@@ -1,0 +1,289 @@
+//! What becomes of a request (cni-runtime.md section 4.3): address, macvlan0, network ID, data path, in this order; what had been done is taken back
+//! when a step fails. Requests for one sandbox are carried out in the order in which they came, those for others at the same time.
+
+mod macvlan;
+mod verbs;
+
+use std::cell::RefCell;
+use std::net::{IpAddr, Ipv4Addr};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use russet_addr::{ContainerId, IfName};
+use russet_cni_spec::CniResult;
+use russet_linux::NetNs;
+use russet_model::openshift::{Namespace, NetId};
+use russet_overlay::openshift::{Port, Sdn, SdnError, delete_links};
+use tokio::sync::{Notify, oneshot};
+
+use super::door::{Ask, Job, Refusal};
+use super::ipam::Ipam;
+use super::metrics::{Operation, SdnMetrics};
+use super::records::Records;
+use super::request::{Command, Pod, Request};
+use super::state::State;
+use super::turns::Turns;
+use crate::openshift_tenants::View;
+
+pub use macvlan::Macvlan;
+
+/// A node's pods, for requests.
+pub struct Pods {
+    /// Their addresses.
+    pub ipam: Ipam,
+    /// Which there are.
+    pub records: Records,
+    /// The data path; one at a time, on a thread that may block.
+    pub sdn: Arc<Mutex<Sdn>>,
+    /// What the store says of tenants.
+    pub view: Rc<RefCell<View>>,
+    /// Told whenever the view is another one.
+    pub changed: Rc<Notify>,
+    /// Who decides on macvlan0.
+    pub macvlan: Macvlan,
+    /// What is counted.
+    pub metrics: SdnMetrics,
+    /// How the node is.
+    pub state: Rc<State>,
+    /// Whose turn it is.
+    pub turns: Turns,
+}
+
+/// How long a request may take before it is given up; our plugin waits 50 seconds, CRI-O one minute.
+const DEADLINE: Duration = Duration::from_secs(45);
+/// The stock server's pauses while it waits for a namespace's ID: 400 ms, six times, each half as long again.
+const NETID_PATIENCE: Duration = Duration::from_millis(400 + 600 + 900 + 1350 + 2025 + 3038);
+
+// === impl Pods ===
+
+impl Pods {
+    /// Carries out one request to its end, unless nobody waits for it any more when its turn comes.
+    pub async fn carry_out(self: Rc<Self>, job: Job) {
+        let Job { ask, place: _place } = job;
+        let arrived = Instant::now();
+        match ask {
+            Ask::Pod(request, answer) => self.stock(request, answer, arrived).await,
+            Ask::Other(request, answer) => {
+                // Nobody may be left to hear it.
+                let _ = answer.send(self.other(request).await);
+            }
+        }
+    }
+
+    async fn stock(
+        &self,
+        request: Request,
+        mut answer: oneshot::Sender<Result<Vec<u8>, Refusal>>,
+        arrived: Instant,
+    ) {
+        let end = arrived + DEADLINE;
+        let late = || Refusal::later("the requests before this one are not done yet; nothing was begun");
+        let turn = tokio::select! {
+            turn = tokio::time::timeout_at(end.into(), self.turns.of(&request.pod.sandbox)) => turn,
+            // The plugin is gone, and nothing was begun for it.
+            () = answer.closed() => return,
+        };
+        let began = Instant::now();
+        let (done, operation) = match (&turn, &request.command) {
+            (Err(_), _) => (Err(late()), None),
+            (Ok(_), Command::Add { host_veth, namespace }) => {
+                let done = self.set_up(&request, host_veth, namespace, end).await;
+                (done.map(|result| result.encode()), Some(Operation::Setup))
+            }
+            (Ok(_), Command::Del) => {
+                (self.tear_down(&request.pod).await.map(|()| Vec::new()), Some(Operation::Teardown))
+            }
+            (Ok(_), Command::Update { namespace }) => (
+                self.catch_up(&request.pod.sandbox, namespace, None).await.map(|()| Vec::new()),
+                Some(Operation::Update),
+            ),
+        };
+        drop(turn);
+        if let Some(operation) = operation {
+            self.metrics.took(operation, began.elapsed(), arrived.elapsed());
+        }
+        if let (Err(refusal), pod) = (&done, &request.pod) {
+            tracing::warn!(sandbox = %pod.sandbox, namespace = pod.namespace, pod = pod.name, error = refusal.text, "pod request failed");
+            self.metrics.failed(operation);
+        }
+        self.metrics.pod_ips.set(i64::try_from(self.ipam.count()).unwrap_or(i64::MAX));
+        let _ = answer.send(done);
+    }
+
+    async fn set_up(
+        &self,
+        request: &Request,
+        host_veth: &IfName,
+        namespace: &Namespace,
+        end: Instant,
+    ) -> Result<CniResult, Refusal> {
+        let Request { pod, version, .. } = request;
+        let netns = namespace_of(pod)?;
+        self.clear(pod).await?;
+        self.records
+            .put(pod)
+            .map_err(|error| Refusal::now(format!("keep a record of the sandbox: {error}")))?;
+        let done = async {
+            let address = self.ipam.add(&pod.sandbox, &pod.netns, *version).await;
+            let result = address.map_err(|error| {
+                Refusal::from(error.during(&format!("failed to run IPAM for {}", pod.sandbox)))
+            })?;
+            self.macvlan.add(request, &netns).await?;
+            let netid = self.netid(namespace, end).await?;
+            let port = Port {
+                host_veth: host_veth.clone(),
+                address: address_of(&result)?,
+                netid: Some(netid),
+                sandbox: pod.sandbox.clone(),
+                namespace: namespace.clone(),
+            };
+            if Instant::now() >= end {
+                return Err(Refusal::later("the time limit passed; what was done is taken back"));
+            }
+            self.with_sdn(move |sdn| sdn.attach(&port)).await?;
+            self.catch_up(&pod.sandbox, namespace, Some(netid)).await?;
+            Ok(result)
+        };
+        match done.await {
+            Ok(result) => {
+                tracing::info!(sandbox = %pod.sandbox, namespace = pod.namespace, pod = pod.name, address = %result.ips[0].address, "pod attached");
+                Ok(result)
+            }
+            Err(mut refusal) => {
+                if let Err(also) = self.tear_down(pod).await {
+                    refusal.text = format!("{}; DEL has to clean up: {}", refusal.text, also.text);
+                }
+                Err(refusal)
+            }
+        }
+    }
+
+    /// A sandbox that is attached keeps what it has. What is left of an ADD that could not be taken back goes, so that this one can be; where there is no
+    /// record, nothing was begun.
+    async fn clear(&self, pod: &Pod) -> Result<(), Refusal> {
+        if !self.records.has(&pod.sandbox) {
+            return Ok(());
+        }
+        let sandbox = pod.sandbox.clone();
+        if self.with_sdn(move |sdn| sdn.stands(&sandbox)).await? {
+            return Err(Refusal::now(format!("sandbox {} is attached already", pod.sandbox)));
+        }
+        self.take_away(pod).await
+    }
+
+    /// Every step is tried, whatever became of the others; that there is nothing is success.
+    pub async fn tear_down(&self, pod: &Pod) -> Result<(), Refusal> {
+        self.take_away(pod).await?;
+        self.records
+            .remove(&pod.sandbox)
+            .map_err(|error| Refusal::now(format!("forget the record of the sandbox: {error}")))
+    }
+
+    /// The address last: as long as there is a way to it, nobody else may have it.
+    async fn take_away(&self, pod: &Pod) -> Result<(), Refusal> {
+        let sandbox = pod.sandbox.clone();
+        let detached = match self.with_sdn(move |sdn| sdn.detach(&sandbox)).await {
+            // With nobody's turn: it takes long.
+            Ok(links) => blocking(move || delete_links(links)).await,
+            Err(refusal) => Err(refusal),
+        };
+        let without = self.macvlan.remove(&pod.netns).await;
+        let released = match &detached {
+            Ok(()) => self.ipam.del(&pod.sandbox).await.map_err(Refusal::from),
+            Err(_) => Ok(()),
+        };
+        let errors = [detached, without, released].into_iter().filter_map(Result::err);
+        let all: Vec<Refusal> = errors.collect();
+        if all.is_empty() {
+            return Ok(());
+        }
+        let later = all.iter().all(|it| it.later);
+        let texts: Vec<String> = all.into_iter().map(|it| it.text).collect();
+        Err(Refusal { text: texts.join("; "), later })
+    }
+
+    /// The follower renumbers those that are attached: what it was told before this one was, it does not do for it. What we write may be old by then,
+    /// and come after what the follower writes, so it is looked at again until nothing has changed meanwhile.
+    async fn catch_up(
+        &self,
+        sandbox: &ContainerId,
+        namespace: &Namespace,
+        mut written: Option<NetId>,
+    ) -> Result<(), Refusal> {
+        loop {
+            let netid = self.view.borrow().netid(namespace).ok_or_else(|| self.no_netid(namespace))?;
+            if Some(netid) == written {
+                return Ok(());
+            }
+            let sandbox = sandbox.clone();
+            self.with_sdn(move |sdn| {
+                let held = sdn.attached().filter(|port| port.sandbox == sandbox).cloned();
+                let ports: Vec<Port> = held.map(|port| Port { netid: Some(netid), ..port }).collect();
+                sdn.renumber(&ports)
+            })
+            .await?;
+            written = Some(netid);
+        }
+    }
+
+    /// The namespace's ID, which may be given to it only now.
+    async fn netid(&self, namespace: &Namespace, end: Instant) -> Result<NetId, Refusal> {
+        let end = end.min(Instant::now() + NETID_PATIENCE);
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if let Some(netid) = self.view.borrow().netid(namespace) {
+                return Ok(netid);
+            }
+            if tokio::time::timeout_at(end.into(), changed).await.is_err() {
+                self.metrics.vnid_not_found.inc();
+                return Err(self.no_netid(namespace));
+            }
+        }
+    }
+
+    fn no_netid(&self, namespace: &Namespace) -> Refusal {
+        Refusal::now(format!("failed to find netid for namespace: {namespace} in vnid map"))
+    }
+
+    /// Work on the data path, on a thread of its own.
+    pub async fn with_sdn<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Sdn) -> Result<T, SdnError> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let _turn = self.turns.at_the_kernel().await;
+        let sdn = Arc::clone(&self.sdn);
+        blocking(move || work(&mut sdn.lock().unwrap_or_else(PoisonError::into_inner))).await
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, SdnError> + Send + 'static,
+) -> Result<T, Refusal> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done.map_err(|error| Refusal::now(error.to_string())),
+        Err(error) => Err(Refusal::later(format!("work on the data path broke off: {error}"))),
+    }
+}
+
+/// The pod's namespace, which is another than the node's.
+fn namespace_of(pod: &Pod) -> Result<NetNs, Refusal> {
+    if pod.netns.is_empty() {
+        return Err(Refusal::now("netns required for CNI_ADD"));
+    }
+    let netns = NetNs::open(&pod.netns).map_err(|error| Refusal::now(error.to_string()))?;
+    let own = NetNs::current().map_err(|error| Refusal::now(error.to_string()))?;
+    if netns.same_as(&own) {
+        return Err(Refusal::now(format!("{} is the node's own network namespace", pod.netns)));
+    }
+    Ok(netns)
+}
+
+fn address_of(result: &CniResult) -> Result<Ipv4Addr, Refusal> {
+    match result.ips.first().map(|ip| ip.address.addr()) {
+        Some(IpAddr::V4(address)) => Ok(address),
+        _ => Err(Refusal::now("failed to obtain IP address from CNI IPAM")),
+    }
+}

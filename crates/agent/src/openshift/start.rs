@@ -1,0 +1,161 @@
+//! How the server begins: its part of the network, and what an earlier life of it left.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
+use std::rc::Rc;
+
+use russet_addr::{ContainerId, Family};
+use russet_kube::{Client, Source};
+use russet_model::openshift::{ClusterNetwork, HostSubnet};
+use russet_overlay::openshift::{OVERHEAD_BYTES, Sdn, SdnError, Settings as SdnSettings};
+use russet_store::Store;
+
+use super::Settings;
+use super::network::{self, NetworkError};
+use super::pods::{Macvlan, Pods};
+use super::records::Boot;
+use super::request::Pod;
+use crate::config::Config;
+use crate::underlay::{self, Choice, UnderlayError};
+
+/// This node's part of the network.
+pub struct Part {
+    /// The whole.
+    pub network: ClusterNetwork,
+    /// Where this node's pods are.
+    pub subnet: HostSubnet,
+    /// The data path, as it was found.
+    pub sdn: Sdn,
+    /// Who decides on macvlan0.
+    pub macvlan: Macvlan,
+}
+
+/// What keeps the server from beginning.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The network, or this node's part of it.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    /// The interface towards the other nodes.
+    #[error(transparent)]
+    Underlay(#[from] UnderlayError),
+    /// It has no address.
+    #[error("the interface towards the other nodes has no IPv4 address")]
+    NoAddress,
+    /// Its MTU leaves no room.
+    #[error(
+        "pods' packets of {mtu} bytes and {OVERHEAD_BYTES} more do not fit the {underlay} bytes of the interface towards the other nodes"
+    )]
+    Mtu {
+        /// Of pods.
+        mtu: u32,
+        /// Of the interface.
+        underlay: u32,
+    },
+    /// The data path.
+    #[error(transparent)]
+    Sdn(#[from] SdnError),
+    /// The Kubernetes API cannot be asked as it is set.
+    #[error("openshift_kubeconfig: {0}")]
+    Kubernetes(#[from] russet_kube::ConfigError),
+    /// Something was cut off.
+    #[error("a task stopped half-way: {0}")]
+    Task(#[from] tokio::task::JoinError),
+    /// A directory or socket.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+/// The least that IPv4 wants of a link (RFC 791).
+const MTU_MIN_BYTES: u32 = 576;
+
+/// Finds this node's part, and claims one if it has none.
+pub async fn find(config: &Config, settings: &Settings, store: &dyn Store) -> Result<Part, StartError> {
+    let macvlan = match &settings.kubeconfig {
+        Some(path) => Macvlan::Api(Rc::new(Client::new(Source::kubeconfig(path))?)),
+        None if settings.trust_annotations => Macvlan::Trusted,
+        None => Macvlan::Nobody,
+    };
+    let network = network::cluster(store, settings.network.as_ref()).await?;
+    let choice = underlay::choose(config.interface.as_ref(), None)?;
+    let address = match choice.address(Family::V4).map(|net| net.addr()) {
+        Some(IpAddr::V4(address)) => address,
+        _ => return Err(StartError::NoAddress),
+    };
+    let subnet = network::subnet(store, &config.node_name, address, &network).await?;
+    let sdn = sdn_settings(config, &network, &subnet, address, &choice)?;
+    let sdn = tokio::task::spawn_blocking(move || Sdn::open(sdn)).await??;
+    tracing::info!(subnet = %subnet.subnet, %address, interface = choice.name, mtu = sdn.settings().mtu, "OpenShift's part of this node");
+    Ok(Part { network, subnet, sdn, macvlan })
+}
+
+fn sdn_settings(
+    config: &Config,
+    network: &ClusterNetwork,
+    subnet: &HostSubnet,
+    node_ip: Ipv4Addr,
+    choice: &Choice,
+) -> Result<SdnSettings, StartError> {
+    let underlay = choice.underlay.mtu;
+    let mtu = network.mtu.or(config.mtu_bytes).unwrap_or_else(|| underlay.saturating_sub(OVERHEAD_BYTES));
+    if mtu < MTU_MIN_BYTES || mtu.saturating_add(OVERHEAD_BYTES) > underlay {
+        return Err(StartError::Mtu { mtu, underlay });
+    }
+    Ok(SdnSettings {
+        cluster: network.networks.iter().map(|it| it.cidr).collect(),
+        service: network.service_network,
+        own: subnet.subnet,
+        node_ip,
+        underlay: choice.underlay.ifindex,
+        mtu,
+        vxlan_port: network.vxlan_port,
+    })
+}
+
+/// Takes back what no pod has: addresses of an earlier boot, and what an agent was killed over. Pods that are attached stay as they are. Nobody is
+/// served yet. (cni-runtime.md appendix A.5)
+pub async fn recover(pods: &Pods) {
+    if let Err(error) = try_recover(pods).await {
+        tracing::error!(error, "what an earlier life of the server left is not taken back");
+    }
+}
+
+async fn try_recover(pods: &Pods) -> Result<(), String> {
+    let ports = pods.with_sdn(|sdn| sdn.ports()).await.map_err(|refusal| refusal.text)?;
+    let attached: BTreeSet<ContainerId> = ports.iter().map(|port| port.sandbox.clone()).collect();
+    if pods.records.boot().map_err(|error| error.to_string())? == Boot::Earlier {
+        let kept: Vec<ContainerId> = attached.iter().cloned().collect();
+        pods.ipam.keep_only(&kept).await.map_err(|error| error.to_string())?;
+        pods.records.settle_boot().map_err(|error| error.to_string())?;
+        tracing::info!("addresses of an earlier boot are free again");
+    }
+    let known = pods.records.all().map_err(|error| error.to_string())?;
+    for pod in known.iter().filter(|pod| !attached.contains(&pod.sandbox)) {
+        match pods.tear_down(pod).await {
+            Ok(()) => {
+                tracing::info!(sandbox = %pod.sandbox, namespace = pod.namespace, pod = pod.name, "what is left of a sandbox is taken back")
+            }
+            Err(refusal) => {
+                tracing::warn!(sandbox = %pod.sandbox, error = refusal.text, "what is left of a sandbox stays")
+            }
+        }
+    }
+    for port in ports {
+        if known.iter().all(|pod| pod.sandbox != port.sandbox) {
+            let pod = Pod {
+                namespace: port.namespace.to_string(),
+                sandbox: port.sandbox,
+                netns: String::new(),
+                name: String::new(),
+            };
+            pods.records.put(&pod).map_err(|error| error.to_string())?;
+        }
+    }
+    tracing::info!(pods = attached.len(), "pods stay attached");
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! Whose turn it is: requests for one sandbox one after the other as they came, those for others at the same time, a GC alone.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+#[cfg(test)]
+use std::rc::Rc;
+use std::sync::Arc;
+
+use russet_addr::ContainerId;
+use tokio::sync::{Mutex, MutexGuard, OwnedMutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// The queues.
+#[derive(Debug, Default)]
+pub struct Turns {
+    everyone: RwLock<()>,
+    sandboxes: RefCell<HashMap<String, std::sync::Weak<Mutex<()>>>>,
+    kernel: Mutex<()>,
+}
+
+/// The right to work on one sandbox.
+#[derive(Debug)]
+pub struct Turn<'t> {
+    _everyone: RwLockReadGuard<'t, ()>,
+    _sandbox: OwnedMutexGuard<()>,
+}
+
+// === impl Turns ===
+
+impl Turns {
+    /// Waits behind everybody who came before for the same sandbox.
+    pub async fn of(&self, sandbox: &ContainerId) -> Turn<'_> {
+        // First the sandbox: its order is that in which requests came.
+        let sandbox = self.lock_of(sandbox.as_str());
+        let _everyone = self.everyone.read().await;
+        let _sandbox = sandbox.lock_owned().await;
+        Turn { _everyone, _sandbox }
+    }
+
+    /// Waits until nobody works on any sandbox.
+    pub async fn alone(&self) -> RwLockWriteGuard<'_, ()> {
+        self.everyone.write().await
+    }
+
+    /// The data path is one: whoever waits for it waits here, and not on a thread.
+    pub async fn at_the_kernel(&self) -> MutexGuard<'_, ()> {
+        self.kernel.lock().await
+    }
+
+    /// Locks that nobody holds are forgotten on the way.
+    fn lock_of(&self, sandbox: &str) -> Arc<Mutex<()>> {
+        let mut locks = self.sandboxes.borrow_mut();
+        if let Some(lock) = locks.get(sandbox).and_then(std::sync::Weak::upgrade) {
+            return lock;
+        }
+        locks.retain(|_, lock| lock.strong_count() > 0);
+        let lock = Arc::new(Mutex::new(()));
+        locks.insert(sandbox.to_owned(), Arc::downgrade(&lock));
+        lock
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn id(text: &str) -> ContainerId {
+        ContainerId::new(text).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_sandbox_is_served_in_order_and_others_at_the_same_time() {
+        // cni-runtime.md section 6.2 item 53
+        let turns = Rc::new(Turns::default());
+        let log: Rc<RefCell<Vec<String>>> = Rc::default();
+        let local = tokio::task::LocalSet::new();
+        let work = |name: &'static str, sandbox: &'static str, ms: u64| {
+            let (turns, log) = (Rc::clone(&turns), Rc::clone(&log));
+            async move {
+                let _turn = turns.of(&id(sandbox)).await;
+                log.borrow_mut().push(format!("+{name}"));
+                tokio::time::sleep(Duration::from_millis(ms)).await;
+                log.borrow_mut().push(format!("-{name}"));
+            }
+        };
+        local
+            .run_until(async {
+                let mut tasks: Vec<_> = [("a1", "a", 30), ("a2", "a", 10), ("b", "b", 20)]
+                    .map(|(name, sandbox, ms)| tokio::task::spawn_local(work(name, sandbox, ms)))
+                    .into();
+                tokio::task::yield_now().await;
+                let (turns, log) = (Rc::clone(&turns), Rc::clone(&log));
+                tasks.push(tokio::task::spawn_local(async move {
+                    let _alone = turns.alone().await;
+                    log.borrow_mut().push("gc".to_owned());
+                }));
+                for task in tasks {
+                    task.await.unwrap();
+                }
+            })
+            .await;
+        assert_eq!(*log.borrow(), ["+a1", "+b", "-b", "-a1", "+a2", "-a2", "gc"]);
+        drop(turns.of(&id("c")).await);
+        assert_eq!(turns.sandboxes.borrow().len(), 1, "what nobody holds is forgotten");
+    }
+}

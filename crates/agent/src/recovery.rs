@@ -1,0 +1,237 @@
+//! What an agent's earlier life had begun and not ended: a DEL and a GC are rolled forward, an ADD is rolled back by the DEL of the same request, unless its
+//! attachment was complete before. Called at start, before requests are served; what cannot be done then (the store is away) is tried again in the
+//! background, in its turn among the requests for its container, until something later has settled the matter. ADDs that could not be undone when their time
+//! was over end up here, too.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+use russet_attach::{Owner, Wired};
+use russet_cni_spec::plugin::{Prepared, prepare};
+use russet_cni_spec::{Call, CniError, Request, code};
+use russet_plugins::Node;
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc;
+use tokio::task::{JoinSet, spawn_local};
+
+use crate::journal::{Found, Interface, Open, Recorder, Verb};
+use crate::operations::{Left, Operations};
+
+/// How long requests wait for recovery; what takes longer goes on beside them.
+const START_PATIENCE: Duration = Duration::from_secs(5);
+/// Before the second attempt at what failed; doubled each time.
+const PAUSE_MIN: Duration = Duration::from_millis(500);
+/// The longest pause: a store that is back is used soon.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Where a GC's request names what is valid (cni-runtime.md section 1.5).
+const VALID_KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
+
+/// What the kernel has of ours.
+#[derive(Debug, Default)]
+pub struct Kernel {
+    /// Interfaces that are completely wired; none where that cannot be said.
+    wired: Option<BTreeSet<Interface>>,
+}
+
+/// An operation that is finished or undone, as often as that takes.
+struct Work {
+    op: u64,
+    plugin: String,
+    /// What does it.
+    request: Request,
+    left: Left,
+    /// For the metric.
+    kind: &'static str,
+}
+
+/// What becomes of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Decision {
+    /// Rolled back.
+    Undo,
+    /// Rolled forward.
+    Finish,
+    /// What it was about stays as it is; with what its end is written.
+    Keep(u32),
+}
+
+// === impl Kernel ===
+
+impl Kernel {
+    /// Looks, and fills the book with what is attached.
+    pub async fn look(node: &Node, recorder: &Recorder) -> Self {
+        let (linked, wired) = match (node.wiring.list().await, node.wiring.adopt().await) {
+            (Ok(linked), Ok(wired)) => (linked, wired),
+            (Err(error), _) | (_, Err(error)) => {
+                tracing::warn!(%error, "what is attached on this node cannot be looked at");
+                return Self::default();
+            }
+        };
+        let named = |owner: &Owner| {
+            Some(Interface { container: owner.container()?.clone(), ifname: owner.ifname()?.clone() })
+        };
+        let complete = wired.iter().filter_map(|it| named(&it.owner)).collect();
+        // As their aliases say it, which may have no room for the names themselves.
+        let owners: BTreeSet<String> =
+            linked.iter().filter(|link| !link.doomed).map(|link| link.owner.to_string()).collect();
+        let has_link = |wired: &Wired| owners.contains(&wired.owner().to_string());
+        recorder.fill(has_link, wired.into_iter().filter_map(|it| it.attachment).collect());
+        Self { wired: Some(complete) }
+    }
+
+    /// Whether an interface is completely wired, for all that is known.
+    fn may_run(&self, interface: &Interface) -> bool {
+        self.wired.as_ref().is_none_or(|wired| wired.contains(interface))
+    }
+}
+
+fn decide(open: &Open, damaged: bool, kernel: &Kernel) -> Decision {
+    // What is missing from a damaged journal may be the end of this very operation: a pod that runs is not touched on its word.
+    let runs = open.begin.interface.as_ref().is_some_and(|it| kernel.may_run(it));
+    match open.begin.verb {
+        Verb::Add if open.was_attached() => Decision::Keep(code::TRY_AGAIN_LATER),
+        Verb::Add if damaged && runs => Decision::Keep(0),
+        Verb::Add => Decision::Undo,
+        Verb::Del if damaged && runs => Decision::Keep(code::TRY_AGAIN_LATER),
+        // What came since it began, without the agent, is known from the kernel alone.
+        Verb::Gc if damaged || kernel.wired.is_none() => Decision::Keep(code::TRY_AGAIN_LATER),
+        Verb::Del | Verb::Gc => Decision::Finish,
+    }
+}
+
+/// Rolls everything forward or back, as far as that can be done soon.
+pub async fn run(operations: &Rc<Operations>, found: Found, kernel: &Kernel) {
+    let mut under_way = JoinSet::new();
+    for open in found.open {
+        let (op, verb) = (open.begin.op, open.begin.verb);
+        let decision = decide(&open, found.damaged, kernel);
+        tracing::info!(op, ?verb, plugin = open.begin.plugin, network = %open.begin.network, container = container(&open), ?decision, "an operation that was not ended");
+        if let Decision::Keep(code) = decision {
+            close(operations, op, code, "kept");
+            continue;
+        }
+        let valid = if verb == Verb::Gc { newer(&open, operations.recorder(), kernel) } else { Vec::new() };
+        match request(&open, &valid) {
+            Ok(request) => {
+                let work =
+                    Work { op, plugin: open.begin.plugin, request, left: Left::Anything, kind: kind(verb) };
+                under_way.spawn_local(persist(Rc::clone(operations), work));
+            }
+            Err(error) => {
+                tracing::warn!(op, %error, "what the journal says cannot be carried out; the repair of leaks sees to it");
+                close(operations, op, error.code, "unreadable");
+            }
+        }
+    }
+    // Not before: whoever has to decide once more has to know how much the journal is worth.
+    operations.recorder().journal().decided();
+    let all = async { while under_way.join_next().await.is_some() {} };
+    if tokio::time::timeout(START_PATIENCE, all).await.is_err() {
+        tracing::warn!(
+            "not everything could be rolled forward or back yet; that goes on beside new requests"
+        );
+    }
+    under_way.detach_all();
+}
+
+/// Takes what could not be undone from now on.
+pub async fn serve(operations: Rc<Operations>) {
+    let (sender, mut ops) = mpsc::unbounded_channel();
+    // Whoever asks is of this agent; it ends with it.
+    operations.leave_to(Box::new(move |op, left| _ = sender.send((op, left))));
+    while let Some((op, left)) = ops.recv().await {
+        let Some(open) = operations.recorder().journal().open_one(op) else { continue };
+        match request(&open, &[]) {
+            Ok(request) => {
+                let work = Work { op, plugin: open.begin.plugin, request, left, kind: kind(open.begin.verb) };
+                spawn_local(persist(Rc::clone(&operations), work));
+            }
+            Err(error) => tracing::warn!(op, %error, "an ADD is left to its DEL"),
+        }
+    }
+}
+
+fn kind(verb: Verb) -> &'static str {
+    match verb {
+        Verb::Add => "add_undone",
+        Verb::Del => "del_finished",
+        Verb::Gc => "gc_finished",
+    }
+}
+
+fn container(open: &Open) -> &str {
+    open.begin.interface.as_ref().map_or("", |it| it.container.as_str())
+}
+
+/// One operation, as often as it takes.
+async fn persist(operations: Rc<Operations>, work: Work) {
+    let Work { op, plugin, request, left, kind } = work;
+    let mut pause = PAUSE_MIN;
+    loop {
+        match operations.finish(op, &plugin, &request, left).await {
+            Ok(true) => return close(&operations, op, ended(kind), kind),
+            Ok(false) => return,
+            Err(error) if pause == PAUSE_MIN => {
+                tracing::warn!(op, kind, %error, "it cannot be done now; it is tried again")
+            }
+            Err(error) => tracing::debug!(op, kind, %error, "it still cannot be done"),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// An ADD that was undone did not do what it intended.
+fn ended(kind: &str) -> u32 {
+    if kind == "add_undone" { code::TRY_AGAIN_LATER } else { 0 }
+}
+
+fn close(operations: &Operations, op: u64, code: u32, kind: &str) {
+    operations.metrics().recovered(kind);
+    // It is counted; the next start finds it once more.
+    let _ = operations.recorder().journal().end(op, code);
+}
+
+/// What was attached after a GC began: its runtime's list of what is valid knows nothing of it.
+fn newer(gc: &Open, recorder: &Recorder, kernel: &Kernel) -> Vec<Interface> {
+    let journal = recorder.journal();
+    let mut newer = journal.made_after(gc.begin.op);
+    let unknown = |it: &&Interface| !journal.has(it) && !gc.takes_down(it);
+    newer.extend(kernel.wired.iter().flatten().filter(unknown).cloned());
+    newer
+}
+
+/// The request that does it; a GC also leaves alone what is `valid` besides.
+fn request(open: &Open, valid: &[Interface]) -> Result<Request, CniError> {
+    let mut config = open.begin.config.clone();
+    if open.begin.verb == Verb::Gc {
+        config = widened(&config, valid)?;
+    }
+    let verb = if open.begin.verb == Verb::Gc { "GC" } else { "DEL" };
+    let mut env = open.begin.env.clone();
+    env.retain(|(key, _)| key != "CNI_COMMAND");
+    env.push(("CNI_COMMAND".to_owned(), verb.to_owned()));
+    let Prepared::Request(request) = prepare(env, config.into_bytes(), "russet")? else {
+        return Err(CniError::internal("the journal's request is none", verb));
+    };
+    match (&request.env.call, open.begin.verb) {
+        (Call::Del(_), Verb::Add | Verb::Del) | (Call::Gc, Verb::Gc) => Ok(*request),
+        _ => Err(CniError::internal("the journal's request is another", verb)),
+    }
+}
+
+/// A GC's configuration with more that is valid.
+fn widened(config: &str, more: &[Interface]) -> Result<String, CniError> {
+    let unreadable = |error| CniError::decoding("the journal's configuration is none", error);
+    let mut config: Map<String, Value> = serde_json::from_str(config).map_err(unreadable)?;
+    for key in VALID_KEYS {
+        if let Some(Value::Array(valid)) = config.get_mut(key) {
+            valid.extend(more.iter().map(|it| json!({ "containerID": it.container, "ifname": it.ifname })));
+        }
+    }
+    Ok(Value::Object(config).to_string())
+}
+
+#[cfg(test)]
+mod tests;

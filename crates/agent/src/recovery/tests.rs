@@ -1,0 +1,116 @@
+use super::*;
+use crate::journal::{Begin, Effect};
+
+const CONFIG: &str = r#"{"cniVersion":"1.1.0","name":"net","type":"russet","cni.dev/valid-attachments":[{"containerID":"keep","ifname":"eth0"}]}"#;
+
+fn interface(container: &str) -> Interface {
+    Interface { container: container.parse().unwrap(), ifname: "eth0".parse().unwrap() }
+}
+
+fn open(verb: Verb, repeated: bool, effects: Vec<Effect>) -> Open {
+    let name = match verb {
+        Verb::Add => "ADD",
+        Verb::Del => "DEL",
+        Verb::Gc => "GC",
+    };
+    let vars = [
+        ("CNI_COMMAND", name),
+        ("CNI_CONTAINERID", "abc"),
+        ("CNI_NETNS", "/run/netns/p"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", "/"),
+    ];
+    let begin = Begin {
+        op: 7,
+        at_ms: 0,
+        verb,
+        plugin: "russet".to_owned(),
+        network: "net".parse().unwrap(),
+        interface: (verb != Verb::Gc).then(|| interface("abc")),
+        pod: None,
+        env: vars.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec(),
+        config: CONFIG.to_owned(),
+        repeated,
+    };
+    Open { begin, effects: effects.into_iter().map(|effect| (0, effect)).collect() }
+}
+
+fn kernel(wired: &[&str]) -> Kernel {
+    Kernel { wired: Some(wired.iter().map(|container| interface(container)).collect()) }
+}
+
+#[test]
+fn an_add_is_rolled_back_unless_its_pod_was_attached_before() {
+    let (nothing, pod) = (kernel(&[]), kernel(&["abc"]));
+    let reused = || vec![Effect::Wired { reused: true, bridge_mac: None }];
+    let new = || vec![Effect::Wired { reused: false, bridge_mac: None }];
+    let decided = |repeated, effects, kernel| decide(&open(Verb::Add, repeated, effects), false, kernel);
+    for kernel in [&nothing, &pod] {
+        assert_eq!(decided(false, vec![], kernel), Decision::Undo);
+        assert_eq!(decided(false, new(), kernel), Decision::Undo, "its caller never had the answer");
+        assert_eq!(decided(true, vec![], kernel), Decision::Keep(11));
+        assert_eq!(decided(true, new(), kernel), Decision::Keep(11));
+        assert_eq!(decided(false, reused(), kernel), Decision::Keep(11));
+    }
+}
+
+#[test]
+fn on_the_word_of_a_damaged_journal_no_pod_that_runs_is_touched() {
+    let (nothing, pod) = (kernel(&[]), kernel(&["abc"]));
+    let decided = |verb, kernel| decide(&open(verb, false, vec![]), true, kernel);
+    assert_eq!(decided(Verb::Add, &pod), Decision::Keep(0));
+    assert_eq!(decided(Verb::Add, &nothing), Decision::Undo);
+    assert_eq!(decided(Verb::Del, &pod), Decision::Keep(11));
+    assert_eq!(decided(Verb::Del, &nothing), Decision::Finish);
+    assert_eq!(decided(Verb::Gc, &nothing), Decision::Keep(11));
+    assert_eq!(decide(&open(Verb::Gc, false, vec![]), false, &nothing), Decision::Finish);
+}
+
+#[test]
+fn what_runs_cannot_be_said_and_so_everything_may() {
+    let unknown = Kernel::default();
+    let decided = |verb, damaged| decide(&open(verb, false, vec![]), damaged, &unknown);
+    assert_eq!(decided(Verb::Add, true), Decision::Keep(0));
+    assert_eq!(decided(Verb::Del, true), Decision::Keep(11));
+    for damaged in [true, false] {
+        assert_eq!(decided(Verb::Gc, damaged), Decision::Keep(11), "pods without an agent may have come");
+    }
+    // A journal that is whole says what it is about: nobody had an answer.
+    assert_eq!(decided(Verb::Add, false), Decision::Undo);
+    assert_eq!(decided(Verb::Del, false), Decision::Finish);
+}
+
+#[test]
+fn an_add_is_undone_by_the_del_of_the_same_request() {
+    for verb in [Verb::Add, Verb::Del] {
+        let request = request(&open(verb, false, vec![]), &[]).unwrap();
+        let Call::Del(target) = &request.env.call else { panic!("{request:?}") };
+        assert_eq!(Interface::of(target), interface("abc"));
+        assert_eq!((target.netns.as_str(), request.config.name.as_str()), ("/run/netns/p", "net"));
+    }
+}
+
+#[test]
+fn a_gc_that_is_rolled_forward_leaves_alone_what_came_after_it() {
+    let request = request(&open(Verb::Gc, false, vec![]), &[interface("late")]).unwrap();
+    assert_eq!(request.env.call, Call::Gc);
+    let valid = request.config.valid_attachments().unwrap().unwrap();
+    let names: Vec<&str> = valid.iter().map(|it| it.container_id.as_str()).collect();
+    assert_eq!(names, ["keep", "late"]);
+}
+
+#[test]
+fn what_the_journal_cannot_mean_is_an_error() {
+    let broken = |change: fn(&mut Begin)| {
+        let mut open = open(Verb::Gc, false, vec![]);
+        change(&mut open.begin);
+        request(&open, &[]).is_err()
+    };
+    assert!(broken(|begin| begin.config = "[]".to_owned()));
+    assert!(broken(|begin| begin.env.clear()));
+    let nameless = |begin: &mut Begin| {
+        begin.verb = Verb::Del;
+        begin.env.retain(|(key, _)| key != "CNI_CONTAINERID");
+    };
+    assert!(broken(nameless));
+}

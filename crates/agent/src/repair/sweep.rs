@@ -1,0 +1,272 @@
+//! Attachments of nobody: what GC would take away if a runtime asked for it. Where no runtime ever does, the agent does it by itself, after each round of
+//! the repair of addresses, from what the runtimes' own caches say.
+//!
+//! The rules are those of the repair ([`super`]): unknown is alive, two looks with a grace between must agree, nothing is touched for whose container a request
+//! came meanwhile, and the second look and what follows happen while no request is under way. An address is not released here: the next round finds
+//! it without its interface, and judges it by everything else that may speak for it.
+//!
+//! An interface is for nobody when no cache has an attachment of its container and no process is in the namespace of its other end. Published ports, masqueraded
+//! addresses and limits are for nobody when no cache and no interface is for their container, and nobody has their addresses. Both only on a network of
+//! which some runtime has attachments in its cache: what caches say of others is unknown. Calico's interfaces are left to Calico.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use russet_addr::{ContainerId, IfName};
+use russet_attach::nat::{self, Labelled};
+use russet_attach::{Dialect, OwnedLink, Owner, naming};
+
+use super::RepairError;
+use super::judge::Machine;
+use super::rounds::{ALONE_PATIENCE, Repairs};
+use crate::metrics::Kind;
+
+/// What is attached for nobody, by one look.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Stale {
+    links: Vec<OwnedLink>,
+    labelled: Vec<Labelled>,
+    shaped: Vec<(IfName, Owner)>,
+}
+
+/// What one look found besides the machine.
+struct Possessions {
+    labelled: Vec<Labelled>,
+    shaped: Vec<(IfName, Owner)>,
+}
+
+// === impl Repairs ===
+
+impl Repairs {
+    /// Looks, waits, looks again, and takes away what both looks agree on.
+    pub(super) async fn sweep(&self, grace: Duration) -> Result<(), RepairError> {
+        let _turn = self.turn.lock().await;
+        let asked = self.operations.remember_asked();
+        let first = self.stale(&BTreeSet::new()).await?;
+        if first.is_empty() {
+            return Ok(());
+        }
+        tracing::debug!(?first, "what seems to be attached for nobody is looked at again");
+        tokio::time::sleep(grace).await;
+        let alone = tokio::time::timeout(ALONE_PATIENCE, self.operations.alone()).await;
+        let _alone = alone.map_err(|_| RepairError::Busy(ALONE_PATIENCE))?;
+        let second = self.stale(&asked.containers()).await?;
+        self.take_away(first.and(&second)).await
+    }
+
+    async fn stale(&self, asked: &BTreeSet<String>) -> Result<Stale, RepairError> {
+        let wiring = &self.node.wiring;
+        // Before the machine: who comes meanwhile is seen there.
+        let labelled = wiring.labelled().await?;
+        let shaped = wiring.shaped().await?;
+        let machine = (self.crew.sight)().await?;
+        tracing::debug!(
+            links = machine.owned.len(),
+            cached = machine.cached.len(),
+            sees_processes = machine.sees_processes,
+            "attachments are compared with what runtimes know"
+        );
+        Ok(Stale::of(&machine, Possessions { labelled, shaped }, asked))
+    }
+
+    async fn take_away(&self, stale: Stale) -> Result<(), RepairError> {
+        let (node, mut failed) = (&self.node, None);
+        let mut note = |kind: &'static str, subject: String, done: Result<(), _>| match done {
+            Ok(()) => {
+                self.metrics.repaired.get_or_create(&Kind { kind: kind.to_owned() }).inc();
+                tracing::warn!(kind, subject, "what was attached for nobody is gone");
+            }
+            Err(error) => {
+                tracing::warn!(kind, subject, %error, "what is attached for nobody cannot be removed");
+                failed = Some(error);
+            }
+        };
+        for link in stale.links {
+            let subject = format!("{} of {}", link.name, link.owner);
+            let done = node.wiring.detach_owned(link, node.teardown.removal()).await;
+            note("attachment", subject, done);
+        }
+        node.teardown.doomed();
+        for (device, owner) in stale.shaped {
+            let subject = format!("{device} of {owner}");
+            note("shape", subject, node.wiring.unshape(device).await);
+        }
+        let labels: BTreeSet<String> = stale.labelled.into_iter().map(|it| it.label).collect();
+        if !labels.is_empty() {
+            let subject = labels.iter().cloned().collect::<Vec<_>>().join(", ");
+            let done = node.wiring.forget(move |nft| nat::forget_labelled(nft, &labels)).await;
+            note("translation", subject, done);
+        }
+        failed.map_or(Ok(()), |error| Err(error.into()))
+    }
+}
+
+// === impl Stale ===
+
+impl Stale {
+    fn of(machine: &Machine, possessions: Possessions, asked: &BTreeSet<String>) -> Self {
+        // Files of the oldest form do not say whose they are; and a process that cannot be asked may be a pod's.
+        let ambiguous = machine.cached.iter().any(|it| it.owner.is_none());
+        if ambiguous || !machine.sees_processes {
+            return Self::default();
+        }
+        let known = |owner: &Owner| {
+            let Some(container) = owner.container() else { return true };
+            let cached = || machine.cached.iter().filter_map(|it| it.owner.as_ref());
+            !cached().any(|it| it.network == *owner.network())
+                || cached().any(|it| it.container == *container)
+                || asked.contains(container.as_str())
+        };
+        let wired = |container: Option<&ContainerId>| {
+            machine.owned.iter().any(|link| !link.doomed && link.owner.container() == container)
+        };
+        let lives = |labelled: &Labelled| {
+            let mut addresses = labelled.addresses.iter();
+            addresses.any(|it| machine.interfaces.contains_key(it) || machine.routes.contains(it))
+        };
+        let native = |link: &OwnedLink| link.name.starts_with(naming::prefix(Dialect::Native));
+        let mut links = machine.owned.clone();
+        links.retain(|link| {
+            // Without another end nobody knows where that is.
+            let inhabited = link.peer.is_none_or(|peer| machine.inhabited.contains(&(link.ifindex, peer)));
+            !link.doomed && native(link) && !inhabited && !known(&link.owner)
+        });
+        let Possessions { mut labelled, mut shaped } = possessions;
+        labelled.retain(|it| {
+            let owner = it.label.parse::<Owner>().ok();
+            owner.is_some_and(|owner| !known(&owner) && !wired(owner.container())) && !lives(it)
+        });
+        shaped.retain(|(_, owner)| !known(owner) && !wired(owner.container()));
+        Self { links, labelled, shaped }
+    }
+
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What another look says, too.
+    fn and(mut self, other: &Self) -> Self {
+        self.links.retain(|it| other.links.contains(it));
+        self.labelled.retain(|it| other.labelled.contains(it));
+        self.shaped.retain(|it| other.shaped.contains(it));
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_runtime::{Attached, AttachedOwner};
+
+    use super::*;
+
+    fn owner(container: &str) -> Owner {
+        Owner::new(&"net".parse().unwrap(), &container.parse().unwrap(), &"eth0".parse().unwrap())
+    }
+
+    fn link(ifindex: u32, name: &str, container: &str) -> OwnedLink {
+        let (doomed, bridged) = (name.starts_with("rsx"), false);
+        OwnedLink { ifindex, peer: Some(2), name: name.to_owned(), owner: owner(container), doomed, bridged }
+    }
+
+    fn cached(network: &str, container: &str) -> Attached {
+        let owner = AttachedOwner {
+            network: network.parse().unwrap(),
+            container: container.parse().unwrap(),
+            ifname: "eth0".parse().unwrap(),
+        };
+        Attached { path: "/cache".into(), owner: Some(owner), addresses: Vec::new() }
+    }
+
+    /// A machine with one pod that lives and is in a cache, and the interface of one that nobody knows.
+    fn machine() -> Machine {
+        Machine {
+            owned: vec![link(7, "russ7", "alive"), link(8, "russ8", "dead")],
+            cached: vec![cached("net", "alive")],
+            sees_processes: true,
+            ..Machine::default()
+        }
+    }
+
+    fn possessions(containers: &[&str], address: &str) -> Possessions {
+        let addresses = BTreeSet::from([address.parse().unwrap()]);
+        let labelled = |it: &&str| Labelled { label: owner(it).label(), addresses: addresses.clone() };
+        Possessions {
+            labelled: containers.iter().map(labelled).collect(),
+            shaped: containers.iter().map(|it| ("bwp1".parse().unwrap(), owner(it))).collect(),
+        }
+    }
+
+    fn stale(machine: &Machine, asked: &[&str]) -> Stale {
+        let asked = asked.iter().map(|it| (*it).to_owned()).collect();
+        Stale::of(machine, possessions(&["alive", "dead", "gone"], "10.1.0.7"), &asked)
+    }
+
+    fn links(stale: &Stale) -> Vec<&str> {
+        stale.links.iter().map(|link| link.name.as_str()).collect()
+    }
+
+    #[test]
+    fn what_no_cache_and_no_process_speaks_for_is_stale() {
+        let found = stale(&machine(), &[]);
+        assert_eq!(links(&found), ["russ8"]);
+        // As long as there is an interface, what belongs to it stays.
+        let labels = |found: &Stale| found.labelled.iter().map(|it| it.label.clone()).collect::<Vec<_>>();
+        assert_eq!(labels(&found), ["russet:net/gone/eth0"]);
+        assert_eq!(found.shaped.len(), 1);
+        let doomed = Machine { owned: vec![link(8, "rsx8", "dead")], ..machine() };
+        let found = stale(&doomed, &[]);
+        assert_eq!((links(&found).len(), labels(&found).len(), found.shaped.len()), (0, 2, 2));
+    }
+
+    #[test]
+    fn whatever_speaks_for_it_or_is_unknown_keeps_it() {
+        let addresses = [("10.1.0.7".parse().unwrap(), "/run/netns/x".into())];
+        let oldest = Attached { path: "/cache/x".into(), owner: None, addresses: Vec::new() };
+        for (why, machine, asked) in [
+            ("a request came", machine(), &["dead", "gone"][..]),
+            (
+                "a cache has it",
+                Machine { cached: ["alive", "dead", "gone"].map(|it| cached("net", it)).into(), ..machine() },
+                &[],
+            ),
+            (
+                "on another network",
+                Machine {
+                    cached: vec![cached("net", "alive"), cached("b", "dead"), cached("b", "gone")],
+                    ..machine()
+                },
+                &[],
+            ),
+            (
+                "no cache knows the network",
+                Machine { cached: vec![cached("other", "alive")], ..machine() },
+                &[],
+            ),
+            ("no cache at all", Machine { cached: Vec::new(), ..machine() }, &[]),
+            (
+                "a file that names nobody",
+                Machine { cached: vec![cached("net", "alive"), oldest], ..machine() },
+                &[],
+            ),
+            ("not all processes are seen", Machine { sees_processes: false, ..machine() }, &[]),
+        ] {
+            assert!(stale(&machine, asked).is_empty(), "{why}");
+        }
+        let inhabited = Machine { inhabited: BTreeSet::from([(8, 2)]), ..machine() };
+        assert!(links(&stale(&inhabited, &[])).is_empty());
+        let has_address = Machine { interfaces: addresses.into(), ..machine() };
+        assert!(stale(&has_address, &[]).labelled.is_empty());
+        let calicos = Machine { owned: vec![link(8, "cali8", "dead")], ..machine() };
+        assert!(links(&stale(&calicos, &[])).is_empty());
+    }
+
+    #[test]
+    fn both_looks_must_mean_the_same() {
+        let (first, second) = (stale(&machine(), &[]), stale(&machine(), &["gone"]));
+        let both = first.and(&second);
+        assert_eq!((links(&both), both.labelled.len(), both.shaped.len()), (vec!["russ8"], 0, 0));
+        // The same name, and another interface by now.
+        let again = Machine { owned: vec![link(9, "russ8", "dead")], ..machine() };
+        assert!(links(&stale(&machine(), &[]).and(&stale(&again, &[]))).is_empty());
+    }
+}
