@@ -284,3 +284,6 @@ async fn in_force(state: &State, changed: &Notify, tended: &Notify) {
         tokio::select! { () = changed => {} () = tended => {} }
     }
 }
+
+#[cfg(test)]
+mod tests;

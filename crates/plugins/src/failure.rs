@@ -19,6 +19,8 @@ pub const STORE_FULL: u32 = 104;
 
 /// A port of the node belongs to another container.
 pub const PORT_TAKEN: u32 = 105;
+/// OpenShift's server on this node refused, or its answer cannot be used.
+pub const SERVER: u32 = 110;
 
 /// The interface could not be wired; what had been done was undone.
 pub fn attach(error: AttachError) -> CniError {

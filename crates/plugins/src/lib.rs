@@ -24,6 +24,7 @@ mod lab;
 mod ledger;
 mod loopback;
 mod node;
+mod openshift_sdn;
 mod pause;
 mod portmap;
 mod releases;
@@ -61,7 +62,7 @@ pub struct Done {
 }
 
 /// Types that [`run`] knows.
-pub const NAMES: [&str; 9] = [
+pub const NAMES: [&str; 10] = [
     "russet",
     "loopback",
     calico::NAME,
@@ -71,6 +72,7 @@ pub const NAMES: [&str; 9] = [
     flannel::NAME,
     portmap::NAME,
     bandwidth::NAME,
+    openshift_sdn::NAME,
 ];
 
 /// Carries out one request of the plugin called `name`; `log` is for the runtime's standard error. Once started it is to be run to its end: dropping
@@ -115,7 +117,7 @@ pub async fn run_calico(node: &CalicoNode, request: &Request, log: &RequestLog) 
 
 /// Whether the plugin works on this machine's files and kernel alone: it needs neither an agent nor a datastore, and no [`Node`]: [`run_local`] will do.
 pub fn is_local(name: &str) -> bool {
-    relay::LOCAL.contains(&name)
+    relay::LOCAL.contains(&name) || name == openshift_sdn::NAME
 }
 
 /// [`run`] for a plugin that [`is_local`].
@@ -131,6 +133,7 @@ pub async fn run_local(
         flannel::NAME => flannel::run(node, request, log).await,
         portmap::NAME => portmap::run(node, request).await,
         bandwidth::NAME => bandwidth::run(node, request).await,
+        openshift_sdn::NAME => openshift_sdn::run(&node.root, request).await,
         _ => Err(CniError::internal(format!("{name} is no plugin of this machine alone"), "")),
     };
     done.map_err(|error| error.in_version(request.config.cni_version))

@@ -131,7 +131,7 @@ fn version_needs_no_agent() {
 
 #[test]
 fn a_bad_request_never_reaches_the_agent() {
-    // cni-runtime.md section 6.2 items 2 to 8
+    // cni-runtime.md section 6.2 items 2 to 8, 10 and 11
     let plugin = Plugin::new();
     let code = |vars: &[(&str, &str)], stdin: &str| plugin.run("russet-cni", vars, stdin).error_code();
     let config = plugin.config(json!({}));
@@ -141,6 +141,19 @@ fn a_bad_request_never_reaches_the_agent() {
     assert_eq!(code(&vars("ADD"), "{}"), 7);
     assert_eq!(code(&vars("ADD"), r#"{"name":"n","cniVersion":"9.9.9"}"#), 1);
     assert_eq!(code(&vars("CHECK"), r#"{"name":"n","cniVersion":"0.3.1"}"#), 1);
+    for (key, bad) in [
+        ("CNI_CONTAINERID", "a/b"),
+        ("CNI_IFNAME", "a234567890123456"),
+        ("CNI_IFNAME", "a/b"),
+        ("CNI_IFNAME", "a b"),
+        ("CNI_IFNAME", ".."),
+    ] {
+        assert_eq!(code(&[&vars("ADD")[..], &[(key, bad)]].concat(), &config), 4, "{key}={bad}");
+    }
+    assert_eq!(code(&vars("ADD"), r#"{"name":"a/b","cniVersion":"1.0.0"}"#), 7);
+    for verb in ["GC", "STATUS"] {
+        assert_eq!(code(&vars(verb), r#"{"name":"n","cniVersion":"1.0.0"}"#), 1, "{verb}");
+    }
     assert_eq!(code(&vars("ADD"), &" ".repeat(10 * 1024 * 1024)), 5);
 }
 

@@ -1,0 +1,288 @@
+//! A node in a namespace of its own, with the server, our plugin, and a stock plugin's words.
+
+use std::cell::RefCell;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::registry::Registry;
+use russet_addr::{Ipv4Net, NodeName};
+use russet_cni_spec::plugin::{Prepared, prepare};
+use russet_cni_spec::{CniError, CniResult};
+use russet_linux::NetNs;
+use russet_model::openshift::{Namespace, PodNetwork};
+use russet_plugins::{LocalNode, RequestLog};
+use russet_policy::Keeper;
+use russet_store::{Sim, Store};
+use russet_testkit as testkit;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, LocalSet};
+
+use crate::config::{Config, DEFAULT_HEALTH, DefaultPools, Encapsulation, Paths, StoreLocation};
+use crate::drift::{Drift, Mirror};
+use crate::health::Readiness;
+use crate::metrics::Metrics;
+use crate::openshift::{NetworkDefault, Server, Settings};
+use crate::openshift_tenants::{Action, Tenants};
+
+/// The node.
+pub struct Bench {
+    pub root: tempfile::TempDir,
+    pub store: Rc<dyn Store>,
+    pub settings: RefCell<Settings>,
+    pub drift: Drift,
+}
+
+/// A life of the server.
+pub struct Life {
+    task: JoinHandle<()>,
+    stop: watch::Sender<bool>,
+    registry: Registry,
+}
+
+/// Longer than anything takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs `body` on a node with one interface, 192.0.2.11/24, and a default route.
+pub fn on_a_node<T: Send>(body: impl AsyncFnOnce(Rc<Bench>) -> T + Send) -> T {
+    testkit::in_netns_with_loopback(|| {
+        for command in [
+            "link add nic0 type veth peer name wire0",
+            "address add 192.0.2.11/24 dev nic0",
+            "link set nic0 up",
+            "link set wire0 up",
+            "route add default via 192.0.2.1",
+        ] {
+            testkit::run("ip", &command.split(' ').collect::<Vec<_>>());
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        LocalSet::new().block_on(&runtime, async {
+            let bench = Rc::new(Bench::new());
+            for namespace in ["default", "ns1", "ns2"] {
+                bench.act(namespace, &Action::Create).await;
+            }
+            body(bench).await
+        })
+    })
+}
+
+// === impl Bench ===
+
+impl Bench {
+    fn new() -> Self {
+        let pods = PodNetwork { cidr: net("10.128.0.0/14"), host_subnet_length: 9 };
+        let network = NetworkDefault { pods, service: Some(net("172.30.0.0/16")) };
+        let settings = RefCell::new(Settings {
+            network: Some(network),
+            routable_mtu: Some(1350),
+            platform: "AWS".to_owned(),
+            ..Settings::default()
+        });
+        let (metrics, _) = Metrics::with_readiness(&Readiness::pending());
+        let keeper = Keeper::new(Arc::new(|| Ok(Vec::new())));
+        let drift = Drift::watch(metrics, Mirror::default(), keeper).unwrap();
+        Self { root: tempfile::tempdir().unwrap(), store: Rc::new(Sim::atomic(7)), settings, drift }
+    }
+
+    /// What is done to a tenant.
+    pub async fn act(&self, namespace: &str, action: &Action) {
+        let namespace = Namespace::new(namespace).unwrap();
+        Tenants::new(Rc::clone(&self.store)).act(&namespace, action).await.unwrap();
+    }
+
+    /// A life of the server that has begun to serve.
+    pub async fn serve(&self) -> Life {
+        let life = self.begin();
+        let conf = self.path("etc/cni/net.d/80-openshift-network.conf");
+        let begun = async {
+            // A later life finds the file of the one before it; and a socket that is not served yet lets us wait.
+            while self.try_exchange(b"GET / HTTP/1.1\r\nHost: dummy\r\n\r\n".to_vec()).await.is_none()
+                || !conf.exists()
+            {
+                assert!(!life.task.is_finished());
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, begun).await.expect("the server begins");
+        life
+    }
+
+    /// A life of the server that may have something in its way.
+    pub fn begin(&self) -> Life {
+        let config = Config {
+            paths: Paths::new(self.root.path()),
+            node_name: NodeName::new("n1").unwrap(),
+            calico: false,
+            store: StoreLocation::Embedded,
+            interface: None,
+            pools: DefaultPools { ipv4: None, ipv6: None, encapsulation: Encapsulation::None },
+            mtu_bytes: Some(1400),
+            health: DEFAULT_HEALTH,
+            sync_delete: true,
+            leak_repair: None,
+            cni_caches: Vec::new(),
+            openshift: Some(self.settings.borrow().clone()),
+        };
+        let mut registry = Registry::default();
+        let (stop, stopped) = watch::channel(false);
+        let server = Server::of(&config, &self.store, &mut registry, stopped).unwrap();
+        Life { task: tokio::task::spawn_local(server.run(self.drift.clone())), stop, registry }
+    }
+
+    pub fn path(&self, below: &str) -> PathBuf {
+        self.root.path().join(below)
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.path("var/run/openshift-sdn/cniserver/socket")
+    }
+
+    /// The addresses that are taken.
+    pub fn addresses(&self) -> Vec<String> {
+        let Ok(entries) = std::fs::read_dir(self.path("var/lib/cni/networks/openshift-sdn")) else {
+            return Vec::new();
+        };
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> =
+            names.filter(|name| name.parse::<std::net::Ipv4Addr>().is_ok()).collect();
+        names.sort();
+        names
+    }
+
+    /// One HTTP exchange, byte for byte: head and body.
+    pub async fn exchange(&self, request: Vec<u8>) -> (String, String) {
+        self.try_exchange(request).await.expect("an answer")
+    }
+
+    /// On a thread of its own: the server is on this one.
+    async fn try_exchange(&self, request: Vec<u8>) -> Option<(String, String)> {
+        let socket = self.socket();
+        let talk = move || {
+            let mut stream = UnixStream::connect(socket).ok()?;
+            // A server that refuses early reads no further.
+            let _ = stream.write_all(&request);
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).ok()?;
+            let (head, body) = answer.split_once("\r\n\r\n")?;
+            Some((head.to_owned(), body.to_owned()))
+        };
+        tokio::task::spawn_blocking(talk).await.unwrap()
+    }
+
+    /// The stock plugin's POST, as Go's client writes it.
+    pub async fn post(&self, body: &str) -> (String, String) {
+        self.exchange(post(body)).await
+    }
+
+    /// Our plugin.
+    pub async fn plugin(
+        &self,
+        verb: &str,
+        pod: (&str, &str),
+        config: &Value,
+    ) -> Result<Option<CniResult>, CniError> {
+        self.plugin_in(verb, pod, &format!("/run/netns/{}", pod.1), config).await
+    }
+
+    /// Our plugin, with another path of the pod's namespace.
+    pub async fn plugin_in(
+        &self,
+        verb: &str,
+        (namespace, name): (&str, &str),
+        netns: &str,
+        config: &Value,
+    ) -> Result<Option<CniResult>, CniError> {
+        let args = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID={name}"
+        );
+        let vars = [
+            ("CNI_COMMAND", verb),
+            ("CNI_CONTAINERID", name),
+            ("CNI_NETNS", netns),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", "/opt/cni/bin"),
+            ("CNI_ARGS", &args),
+        ];
+        let vars = vars.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let Prepared::Request(request) = prepare(vars, config.to_string().into_bytes(), "test")? else {
+            panic!()
+        };
+        let node = LocalNode::of_request(self.root.path().to_owned());
+        russet_plugins::run_local(&node, "openshift-sdn", &request, &RequestLog::new("test")).await
+    }
+
+    /// A pod that is attached by our plugin; its address.
+    pub async fn add(&self, namespace: &str, name: &str) -> String {
+        NetNs::create_named(name).unwrap();
+        let result = self.plugin("ADD", (namespace, name), &conf()).await;
+        let result = result.unwrap_or_else(|error| panic!("{error}")).unwrap();
+        result.ips[0].address.addr().to_string()
+    }
+}
+
+// === impl Life ===
+
+impl Life {
+    /// As SIGTERM does.
+    pub async fn stop(self) {
+        self.stop.send(true).unwrap();
+        tokio::time::timeout(PATIENCE, self.task).await.unwrap().unwrap();
+    }
+
+    /// As SIGKILL does: whatever it is at, it goes no further, and its connections are cut. (What runs on threads ends by itself, as what is in the
+    /// kernel would.)
+    pub async fn kill(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+
+    /// The metrics as they are scraped.
+    pub fn metrics(&self) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        text
+    }
+}
+
+pub fn post(body: &str) -> Vec<u8> {
+    format!(
+        "POST / HTTP/1.1\r\nHost: dummy\r\nUser-Agent: Go-http-client/1.1\r\nContent-Length: {}\r\nContent-Type: application/json\r\nAccept-Encoding: gzip\r\n\r\n{body}",
+        body.len()
+    )
+    .into_bytes()
+}
+
+pub fn conf() -> Value {
+    json!({"cniVersion": "1.1.0", "name": "openshift-sdn", "type": "openshift-sdn"})
+}
+
+fn net(text: &str) -> Ipv4Net {
+    text.parse().unwrap()
+}
+
+/// Runs a program inside of a pod.
+pub fn inside(pod: &str, command: &[&str]) -> String {
+    testkit::run("ip", &[&["netns", "exec", pod][..], command].concat())
+}
+
+/// One packet there and back.
+pub async fn pings(pod: &str, to: &str) -> bool {
+    let args = ["netns", "exec", pod, "ping", "-n", "-c", "1", "-W", "2", to].map(str::to_owned);
+    let ping =
+        move || Command::new(testkit::require_tool("ip")).args(args).output().unwrap().status.success();
+    tokio::task::spawn_blocking(ping).await.unwrap()
+}
+
+/// The names of the node's links, but for its own.
+pub fn links() -> Vec<String> {
+    let links = testkit::ip_json(&["link"]);
+    let names = links.as_array().unwrap().iter().map(|link| link["ifname"].as_str().unwrap().to_owned());
+    let mut names: Vec<String> = names.filter(|name| name.starts_with("veth")).collect();
+    names.sort();
+    names
+}

@@ -1,0 +1,204 @@
+//! `openshift-sdn`: OpenShift's thin plugin (cni-runtime.md section 4.2, docs/openshift.md). It makes the pod's interface; which address it has, and how
+//! packets leave the node, is the business of a server on the node, a stock one or our agent's, which it asks over a socket of its own.
+//!
+//! What it does better than the stock one: it gives up in time, sends nothing of the runtime's environment but `CNI_*`, reports the real MAC and the
+//! routes, undoes what it did when a step fails, deletes pods while the server is away ([`deferred`]), and knows CHECK, GC and STATUS.
+//!
+
+mod conf;
+mod deferred;
+mod reply;
+mod server;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use russet_attach::sdn::{self, Interface as PodInterface, SdnError};
+use russet_cni_spec::plugin::Request;
+use russet_cni_spec::{Call, CniError, CniResult, Interface, IpConfig, Route, Version, code};
+use russet_linux::NetNs;
+
+use crate::failure;
+use crate::target::Target;
+use conf::Conf;
+use deferred::Deferred;
+use server::{Server, Unanswered};
+
+/// The plugin's name.
+pub const NAME: &str = russet_cni_spec::relay::OPENSHIFT_SDN;
+
+/// Runtimes give up after one to four minutes; CRI-O gives DEL one.
+const WORK_DEADLINE: Duration = Duration::from_secs(50);
+/// For taking back what a server has done for an ADD that failed later; the runtime's own DEL follows.
+const UNDO_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The node, as the plugin sees it.
+struct Plugin {
+    server: Server,
+    deferred: Deferred,
+}
+
+/// Carries out one request; files and the socket lie below `root`.
+pub async fn run(root: &Path, request: &Request) -> Result<Option<CniResult>, CniError> {
+    let (root, request) = (root.to_owned(), request.clone());
+    // One conversation and a few messages to the kernel, in a process of its own mostly: nothing is gained by not blocking.
+    let done = tokio::task::spawn_blocking(move || Plugin::new(&root).carry_out(&request)).await;
+    done.unwrap_or_else(|error| Err(CniError::internal("openshift-sdn stopped half-way", error)))
+}
+
+// === impl Plugin ===
+
+impl Plugin {
+    fn new(root: &Path) -> Self {
+        Self { server: Server::below(root), deferred: Deferred::below(root) }
+    }
+
+    fn carry_out(&self, request: &Request) -> Result<Option<CniResult>, CniError> {
+        match &request.env.call {
+            Call::Add(target) => self.add(request, &Target::of(request, target)?).map(Some),
+            Call::Del(target) => self.del(request, &Target::of(request, target)?).map(|()| None),
+            Call::Check(target) => self.check(request, &Target::of(request, target)?).map(|()| None),
+            Call::Gc => self.server.tell(request).map(|()| None),
+            Call::Status => self.status(request).map(|()| None),
+        }
+    }
+
+    fn add(&self, request: &Request, target: &Target) -> Result<CniResult, CniError> {
+        let end = Instant::now() + WORK_DEADLINE;
+        let conf = Conf::read(&self.server.config_file())?;
+        let netns = target.open_netns()?;
+        // Ahead of everything: it is of an earlier interface with the same names.
+        self.deferred.send_own(&self.server, target, end)?;
+        let made = PodInterface::create(netns, target.ifname.clone(), conf.mtu);
+        let mut interface = made.map_err(wiring)?;
+        let added = self.server.add(request, interface.host_name(), end);
+        let (reply, undo_there) = match added {
+            Ok(reply) => (Ok(reply), true),
+            Err(unanswered) => (Err(unanswered.into_error()), false),
+        };
+        match reply.and_then(|body| settle(request, target, &conf, &mut interface, &body)) {
+            Ok(result) => {
+                self.deferred.send_some(&self.server);
+                Ok(result)
+            }
+            Err(error) => Err(self.undo(request, &mut interface, undo_there, error)),
+        }
+    }
+
+    /// After a failure: nothing is left here, and nothing at the server if it can be told.
+    fn undo(
+        &self,
+        request: &Request,
+        interface: &mut PodInterface,
+        there: bool,
+        mut error: CniError,
+    ) -> CniError {
+        let mut left = interface.undo();
+        if there {
+            let told = self.server.del(request, Instant::now() + UNDO_DEADLINE);
+            left.extend(told.err().map(|also| format!("the server still has it: {}", also.into_error())));
+        }
+        if !left.is_empty() {
+            error.details = format!("{}; DEL has to clean up: {}", error.details, left.join("; "));
+        }
+        error
+    }
+
+    /// The server first: it stops answering for the pod. One that is away is told later, and the pod goes all the same.
+    fn del(&self, request: &Request, target: &Target) -> Result<(), CniError> {
+        let told = self.server.del(request, Instant::now() + WORK_DEADLINE);
+        let away = match told {
+            Ok(()) => false,
+            Err(Unanswered::Nobody(_)) => true,
+            Err(other) => return Err(other.into_error()),
+        };
+        if let Some(netns) = target.netns_if_any() {
+            self.remove(&netns, target)?;
+        }
+        if away {
+            return self.deferred.keep(target, &self.server.del_body(request));
+        }
+        self.deferred.forget(target)?;
+        self.deferred.send_some(&self.server);
+        Ok(())
+    }
+
+    fn remove(&self, netns: &NetNs, target: &Target) -> Result<(), CniError> {
+        match sdn::remove(netns, &target.ifname) {
+            // A path that was given to another process meanwhile: the pod is gone.
+            Ok(()) | Err(SdnError::OwnNamespace(_)) => Ok(()),
+            Err(error) => Err(wiring(error)),
+        }
+    }
+
+    fn check(&self, request: &Request, target: &Target) -> Result<(), CniError> {
+        let conf = Conf::read(&self.server.config_file())?;
+        let previous = request.config.prev_result()?.ok_or_else(|| {
+            CniError::invalid_config("CHECK needs the prevResult of ADD", "the key \"prevResult\" is missing")
+        })?;
+        let of_pod: Vec<IpConfig> = (previous.ips.iter())
+            .filter(|ip| previous.interface_of(ip).is_none_or(|it| it.name == target.ifname.as_str()))
+            .cloned()
+            .collect();
+        let settings = reply::settings(&CniResult { ips: of_pod, ..previous }, &conf)?;
+        let netns = target.open_netns()?;
+        let differences = sdn::compare(&netns, &target.ifname, &settings, conf.mtu).map_err(wiring)?;
+        if !differences.is_empty() {
+            let msg = format!("{} is not as ADD made it", target.ifname);
+            return Err(CniError::new(failure::WIRING, msg, differences.join("; ")));
+        }
+        self.server.tell(request)
+    }
+
+    /// 50 without a server; what ours says of itself otherwise.
+    fn status(&self, request: &Request) -> Result<(), CniError> {
+        let not_available = |error: CniError| CniError { code: code::NOT_AVAILABLE, ..error };
+        Conf::read(&self.server.config_file()).map_err(not_available)?;
+        self.server.tell(request)
+    }
+}
+
+/// Gives the interface what the server answered, and reports it.
+fn settle(
+    request: &Request,
+    target: &Target,
+    conf: &Conf,
+    interface: &mut PodInterface,
+    body: &[u8],
+) -> Result<CniResult, CniError> {
+    let reply = reply::decode(body, request.config.cni_version)?;
+    let settings = reply::settings(&reply, conf)?;
+    let settled = interface.settle(&settings).map_err(wiring)?;
+    let mut result = CniResult::empty(request.config.cni_version);
+    result.interfaces.push(Interface {
+        name: target.ifname.to_string(),
+        mac: settled.mac.to_string(),
+        sandbox: target.netns_path().to_owned(),
+        mtu: Some(settled.mtu),
+        ..Interface::default()
+    });
+    let gateway = settings.gateway.map(Into::into);
+    result.ips.push(IpConfig { gateway, interface: Some(0), ..IpConfig::new(settings.address.into()) });
+    // Before 1.1.0 a route has no MTU.
+    let mtu = settings.route_mtu.filter(|_| request.config.cni_version == Version::V1_1_0);
+    let route = |(dst, via): &(russet_addr::Ipv4Net, Option<std::net::Ipv4Addr>)| Route {
+        mtu,
+        ..Route::new((*dst).into(), via.map(Into::into))
+    };
+    result.routes = settled.routes.iter().map(route).collect();
+    result.dns = reply.dns;
+    Ok(result)
+}
+
+fn wiring(error: SdnError) -> CniError {
+    let msg = "the pod's interface could not be set up";
+    match error {
+        SdnError::Exists(_) => CniError::new(failure::WIRING, error.to_string(), "DEL removes it"),
+        SdnError::OwnNamespace(_) => CniError::invalid_netns(error.to_string(), ""),
+        SdnError::Vanished(_) => CniError::try_again_later(msg, error),
+        _ => CniError::new(failure::WIRING, msg, error),
+    }
+}
+
+#[cfg(test)]
+mod tests;
