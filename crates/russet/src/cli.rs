@@ -8,7 +8,9 @@ use ipnet::IpNet;
 use russet_addr::{IfName, NodeName};
 use russet_agent::{Encapsulation, StoreLocation};
 
+pub mod drift;
 pub mod ipam;
+pub mod journal;
 pub mod migrate;
 pub mod netnamespace;
 pub mod openshift;
@@ -60,6 +62,8 @@ pub enum Verb {
     /// Show and change OpenShift's tenants: which namespaces' pods reach each other.
     #[command(name = "netnamespace")]
     NetNamespace(netnamespace::NetNamespaceArgs),
+    /// Show what the node's agent has attached, and what it has begun and not ended.
+    Journal(journal::JournalArgs),
     /// Carry data of other programs over.
     Migrate(migrate::MigrateArgs),
     /// Show resources: pools, reservations, nodes, profiles, workload endpoints.
@@ -71,6 +75,9 @@ pub enum Verb {
     /// Delete resources.
     #[command(after_help = resources::DELETE_EXAMPLES)]
     Delete(resources::DeleteArgs),
+    /// Show what differs on this node from what should be, and what was brought back after something else had changed it.
+    #[command(after_help = drift::EXAMPLES)]
+    Drift(drift::DriftArgs),
     /// Carry out one CNI request without an agent. The plugin calls this by itself when no agent runs.
     #[command(name = "cni-direct")]
     CniDirect(NodeArgs),

@@ -5,9 +5,11 @@ mod apply;
 pub mod cni_direct;
 mod delete;
 mod demo_forward;
+mod drift;
 pub mod flanneld;
 mod get;
 mod ipam;
+mod journal;
 mod logging;
 mod migrate;
 mod netnamespace;
@@ -36,8 +38,10 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Ipam(args) => return ipam::run(args).unwrap_or_else(failed),
         Verb::Get(args) => return get::run(args).unwrap_or_else(failed),
         Verb::NetNamespace(args) => netnamespace::run(args),
+        Verb::Journal(args) => journal::run(args),
         Verb::Apply(args) => apply::run(args),
         Verb::Delete(args) => delete::run(args),
+        Verb::Drift(args) => return drift::run(args).unwrap_or_else(failed),
         Verb::Migrate(args) => return migrate::run(args).unwrap_or_else(failed),
         Verb::Version(args) => version::run(args),
     };

@@ -217,7 +217,10 @@ fn many_native_adds_without_an_agent_at_once_get_an_address_each() {
     assert!(given.iter().all(|addresses| addresses.len() == 2), "{given:?}");
     std::thread::scope(|scope| {
         for pod in &pods {
-            scope.spawn(|| assert_eq!(node.del(pod).status, 0));
+            scope.spawn(|| {
+                let answer = node.del(pod);
+                assert_eq!(answer.status, 0, "{answer:?}");
+            });
         }
     });
     assert_eq!(fabric.keys("/calico/ipam/v2/handle/"), Vec::<String>::new());

@@ -40,6 +40,11 @@ exec "$@"
 // === impl Containerd ===
 
 impl Containerd {
+    /// A client of its CRI.
+    pub fn cri(&self) -> &Cri {
+        &self.cri
+    }
+
     /// A containerd on the node whose only network is `conflist`. Plugins of ours are found under their names, Debian's `loopback`, `portmap` and
     /// `bandwidth` beside them; the node's agent, and what plugins keep, is where it is on a node that is alone on its machine.
     pub fn start(node: &TestNode, conflist: &Value) -> Self {
@@ -66,6 +71,11 @@ impl Containerd {
 
     fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
+    }
+
+    /// The directory of its plugins, for more of them.
+    pub fn plugins(&self) -> PathBuf {
+        self.path("bin")
     }
 
     fn import_pause(&self) {

@@ -14,7 +14,9 @@ pub struct Fabric {
     hub: String,
     /// None while it is down.
     etcd: Option<Child>,
+    /// Wires that were ever made, and the namespaces of the nodes.
     wires: u32,
+    nodes: Vec<String>,
     data: TempDir,
 }
 
@@ -29,10 +31,12 @@ impl Fabric {
         let hub = unique("hub");
         NetNs::create_named(&hub).unwrap();
         run("ip", &["-n", &hub, "link", "set", "lo", "up"]);
-        run("ip", &["-n", &hub, "link", "add", "br0", "type", "bridge"]);
+        // An address of its own: that of a port would change when a node goes, and the others would not know it for a while.
+        run("ip", &["-n", &hub, "link", "add", "br0", "address", "02:00:0a:4d:00:01", "type", "bridge"]);
         run("ip", &["-n", &hub, "address", "add", "10.77.0.1/24", "dev", "br0"]);
         run("ip", &["-n", &hub, "link", "set", "br0", "up"]);
-        let mut fabric = Self { hub, etcd: None, wires: 0, data: tempfile::tempdir().unwrap() };
+        let mut fabric =
+            Self { hub, etcd: None, wires: 0, nodes: Vec::new(), data: tempfile::tempdir().unwrap() };
         fabric.start_etcd();
         eventually(PATIENCE, || fabric.etcd_serves());
         fabric
@@ -82,20 +86,27 @@ impl Fabric {
     }
 
     fn wired(&mut self, node: TestNode) -> TestNode {
+        self.nodes.push(node.netns_name().to_owned());
+        self.wire(&node);
+        node
+    }
+
+    /// A wire to a node, which has the same address as ever; also after its namespace was made anew.
+    pub fn wire(&mut self, node: &TestNode) {
         self.wires += 1;
-        let (end, address) = (format!("w{}", self.wires), format!("{}/24", self.address(self.wires)));
         let netns = node.netns_name();
+        let place = self.nodes.iter().position(|name| name == netns).expect("a node of this network");
+        let (end, address) = (format!("w{}", self.wires), format!("{}/24", self.address(place)));
         let peer = ["peer", "name", "eth0", "netns", netns];
         run("ip", &[&["-n", &self.hub, "link", "add", &end, "type", "veth"], &peer[..]].concat());
         run("ip", &["-n", &self.hub, "link", "set", &end, "master", "br0", "up"]);
         run("ip", &["-n", netns, "address", "add", &address, "dev", "eth0"]);
         run("ip", &["-n", netns, "link", "set", "eth0", "up"]);
         run("ip", &["-n", netns, "route", "add", "default", "via", "10.77.0.1"]);
-        node
     }
 
-    fn address(&self, wire: u32) -> Ipv4Addr {
-        Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 77, 0, 10)) + wire)
+    fn address(&self, place: usize) -> Ipv4Addr {
+        Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 77, 0, 11)) + u32::try_from(place).unwrap())
     }
 
     fn try_etcdctl(&self, args: &[&str]) -> Option<String> {

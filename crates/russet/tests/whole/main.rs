@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends where it stands")]
 
+mod any_state;
 mod bad_input;
 mod calico;
 mod calico_agent;
@@ -15,6 +16,7 @@ mod conversation;
 mod demo;
 mod demo_etcd;
 mod demo_flannel;
+mod drift;
 mod fabric;
 mod flannel;
 mod host;
@@ -23,8 +25,11 @@ mod migrate_calico_v1;
 mod migrate_flannel_v2;
 mod netnamespace;
 mod node;
+mod openshift_drift;
+mod openshift_tenants;
 mod pinging;
 mod races;
+mod recovery;
 mod reference_plugins;
 mod repair;
 mod resources;

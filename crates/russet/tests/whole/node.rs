@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -41,8 +42,25 @@ pub struct Answer {
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
+/// A name for a namespace that nobody else has.
 pub fn unique(what: &str) -> String {
+    static TIDIED: Once = Once::new();
+    TIDIED.call_once(remove_leftovers);
     format!("rstest-{}-{what}{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Removes the namespaces of test processes that were killed. Their interfaces have addresses, and an agent that looks for leaks takes those for
+/// addresses that are in use.
+fn remove_leftovers() {
+    for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let owner = name.strip_prefix("rstest-").and_then(|rest| rest.split_once('-'));
+        if owner.is_some_and(|(pid, _)| !Path::new("/proc").join(pid).exists()) {
+            let deleted = Command::new("ip").args(["netns", "del", &name]).output().unwrap();
+            // Another test process may have been faster.
+            assert!(deleted.status.success() || !entry.path().exists(), "{deleted:?}");
+        }
+    }
 }
 
 // === impl TestNode ===
@@ -62,6 +80,14 @@ impl TestNode {
         netns.with(|| Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap()).unwrap();
         let agent_args = agent_args.iter().map(ToString::to_string).collect();
         Self { root: tempfile::tempdir().unwrap(), name, netns, agent: None, agent_args, pods: Vec::new() }
+    }
+
+    /// What a power cut takes and a boot makes anew, when all of the node's processes are dead: its namespace with everything that was in it, and `/run`.
+    pub fn reboot(&mut self) {
+        NetNs::delete_named(&self.name).unwrap();
+        self.netns = NetNs::create_named(&self.name).unwrap();
+        self.netns.with(|| Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap()).unwrap();
+        std::fs::remove_dir_all(self.path("run")).unwrap();
     }
 
     pub fn root(&self) -> &Path {
@@ -106,6 +132,30 @@ impl TestNode {
     /// The agent's process.
     pub fn agent_pid(&self) -> u32 {
         self.agent.as_ref().unwrap().id()
+    }
+
+    /// What the journal has that is not over.
+    pub fn unfinished(&self) -> usize {
+        self.russet(&["journal", "-o", "json"]).result()["unfinished"].as_array().unwrap().len()
+    }
+
+    /// Whether the agent is there no more: somebody killed it.
+    pub fn has_lost_its_agent(&mut self) -> bool {
+        self.agent.as_mut().is_none_or(|agent| agent.try_wait().unwrap().is_some())
+    }
+
+    /// Waits for the end of an agent that somebody killed.
+    pub fn wait_for_agents_death(&mut self) {
+        self.agent.take().unwrap().wait().unwrap();
+    }
+
+    /// Whether the agent lives: it answers, or it is dead, and reaped.
+    pub fn agent_lives(&mut self) -> bool {
+        eventually(PATIENCE, || {
+            self.agent.take_if(|agent| agent.try_wait().unwrap().is_some());
+            self.agent.is_none() || self.status().status == 0
+        });
+        self.agent.is_some()
     }
 
     /// Asks the agent to stop, and waits until it has.
@@ -225,8 +275,11 @@ impl TestNode {
         self.store("dump", &["--prefix", prefix])
     }
 
-    /// How many entries of pods the store's blocks have.
+    /// How many addresses pods hold, once what the agent has answered is done: a DEL's release follows its answer.
     pub fn allocated(&self) -> usize {
+        if self.agent.is_some() {
+            eventually(PATIENCE, || self.unfinished() == 0);
+        }
         let records: Value = serde_json::from_str(&self.store_get("/calico/ipam/v2/assignment/")).unwrap();
         let is_pod =
             |attribute: &&Value| attribute["handle_id"].as_str().is_some_and(|h| h.starts_with("testnet."));

@@ -25,7 +25,7 @@ const SHIPPED: &str = r#"{"name":"cbr0","cniVersion":"0.3.1","plugins":[
     {"type":"portmap","capabilities":{"portMappings":true}}]}"#;
 
 /// A directory with our executable under these names.
-fn installed(names: &[&str]) -> tempfile::TempDir {
+pub fn installed(names: &[&str]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for name in names {
         symlink(env!("CARGO_BIN_EXE_russet"), dir.path().join(name)).unwrap();
@@ -95,7 +95,7 @@ fn t54_flannels_shipped_conflist_works_with_the_go_bridge_on_our_host_local() {
 }
 
 /// Runs one of our plugins in the node as a runtime does.
-fn call(node: &TestNode, bin: &Path, name: &str, verb: &str, pod: &TestPod, config: &Value) -> Answer {
+pub fn call(node: &TestNode, bin: &Path, name: &str, verb: &str, pod: &TestPod, config: &Value) -> Answer {
     let mut command = Command::new(bin.join(name));
     command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("CNI_PATH", bin);
     command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", &pod.container).env("CNI_NETNS", pod.path());

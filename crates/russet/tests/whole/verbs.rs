@@ -15,7 +15,7 @@ fn ping(from: &TestPod, to: &str) -> bool {
 }
 
 /// A GET on the agent's health address, from inside the node.
-fn get(node: &TestNode, path: &str) -> String {
+pub fn get(node: &TestNode, path: &str) -> String {
     let request = || {
         let mut stream = TcpStream::connect("127.0.0.1:9471").unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n").unwrap();

@@ -1,0 +1,29 @@
+//! The command line of `russet drift`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::OutputArgs;
+
+pub const EXAMPLES: &str = "Examples:
+  russet drift                  what differs now, and the last repairs with who made them necessary
+  russet drift -o json          the same for programs
+  russet drift || page-somebody
+
+The agent answers, which keeps the kernel as it should be. Exit codes: 0 nothing differs now; 3 something does; 1 the agent could not be asked.
+Counters: russet_drift_repairs_total and the other metrics of docs/drift.md.";
+
+/// `russet drift`.
+#[derive(Debug, Args)]
+pub struct DriftArgs {
+    /// The root directory of the node whose agent is asked.
+    #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
+    pub root: PathBuf,
+    /// How many of the last repairs to show.
+    #[arg(long, default_value_t = 10, value_name = "COUNT")]
+    pub last: usize,
+    /// Output.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}

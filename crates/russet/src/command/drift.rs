@@ -1,0 +1,99 @@
+//! `russet drift`: asks the agent what differs from what should be, and what it has brought back.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use russet_agent::Paths;
+use russet_agent::drift::{DRIFT_PATH, DriftReport, Repair};
+use russet_cni_spec::relay::{ExchangeError, nobody_listens, post};
+
+use super::{FAILED, Failure, PROBLEMS};
+use crate::cli::drift::DriftArgs;
+use crate::output;
+
+/// A comparison of a large node takes a fraction of a second; requests for pods may be before it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Why the agent says nothing.
+#[derive(Debug, thiserror::Error)]
+enum DriftError {
+    /// Nobody keeps this node.
+    #[error("no agent runs at {0}: nobody compares; start it, or give --root")]
+    NoAgent(String),
+    /// It did not answer.
+    #[error("ask the agent at {socket}: {source}")]
+    Exchange {
+        /// Its socket.
+        socket: String,
+        /// How it failed.
+        source: ExchangeError,
+    },
+    /// It speaks another version.
+    #[error("the agent's answer is no report: {0}; is it as new as this command?")]
+    NoReport(String),
+}
+
+/// Prints the agent's report.
+pub fn run(args: DriftArgs) -> Result<ExitCode, Failure> {
+    let mut report = ask(&Paths::new(&args.root))?;
+    report.repairs.truncate(args.last);
+    output::print_as(args.output.format, &report, || text(&report));
+    Ok(match report {
+        DriftReport { differences, .. } if !differences.is_empty() => ExitCode::from(PROBLEMS),
+        DriftReport { unknown, .. } if !unknown.is_empty() => ExitCode::from(FAILED),
+        _ => ExitCode::SUCCESS,
+    })
+}
+
+fn ask(paths: &Paths) -> Result<DriftReport, DriftError> {
+    let path = paths.cni_socket();
+    let socket = path.display().to_string();
+    let answer = match post(&path, DRIFT_PATH, b"{}", PATIENCE) {
+        Err(ExchangeError::Connect(error)) if nobody_listens(error.kind()) => {
+            return Err(DriftError::NoAgent(socket));
+        }
+        Err(source) => return Err(DriftError::Exchange { socket, source }),
+        Ok(answer) => answer,
+    };
+    if answer.status != 200 {
+        return Err(DriftError::NoReport(format!("status {}", answer.status)));
+    }
+    let report: DriftReport =
+        serde_json::from_slice(&answer.body).map_err(|error| DriftError::NoReport(error.to_string()))?;
+    if report.schema != DriftReport::SCHEMA {
+        let reason = format!("its schema is {}, this version reads {}", report.schema, DriftReport::SCHEMA);
+        return Err(DriftError::NoReport(reason));
+    }
+    Ok(report)
+}
+
+fn text(report: &DriftReport) -> String {
+    let mut lines = Vec::new();
+    match report.differences.len() {
+        0 => lines.push("nothing differs from what should be".to_owned()),
+        count => lines.push(format!("{count} differences from what should be; to do:")),
+    }
+    lines.extend(report.differences.iter().map(|line| format!("  {}", output::visible(line))));
+    lines.extend(report.unknown.iter().map(|line| format!("could not compare: {}", output::visible(line))));
+    match report.repairs_total {
+        0 => lines.push("nothing was repaired since the agent's start".to_owned()),
+        total => {
+            lines.push(format!("{total} repairs since the agent's start, the last {}:", report.repairs.len()))
+        }
+    }
+    report.repairs.iter().for_each(|repair| lines.extend(shown(repair)));
+    lines.join("\n") + "\n"
+}
+
+fn shown(repair: &Repair) -> Vec<String> {
+    let who: Vec<String> = repair.who.iter().map(ToString::to_string).collect();
+    let who = if who.is_empty() { "somebody unknown".to_owned() } else { who.join(", ") };
+    let how = if repair.heard { "restored in" } else { "found by the regular look, restored in" };
+    let mut lines = vec![format!("{}  {how} {} ms  by {}", repair.at, repair.ms, output::visible(&who))];
+    lines.extend(repair.what.iter().map(|line| format!("  {}", output::visible(line))));
+    if repair.more > 0 {
+        lines.push(format!("  and {} more", repair.more));
+    }
+    lines.extend(repair.errors.iter().map(|line| format!("  failed: {}", output::visible(line))));
+    lines
+}

@@ -1,0 +1,173 @@
+//! DEL from whatever state, STATUS that tells what suffers, and attachments that no runtime knows (cni-runtime.md sections 1.5 and 6.2, rows 62 and 63).
+
+use std::process::{Child, Command, Stdio};
+
+use russet_linux::{NetNs, process};
+use russet_testkit::eventually;
+use serde_json::{Value, json};
+
+use crate::node::{PATIENCE, TestNode, TestPod};
+
+/// A process that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
+}
+
+/// The host ends that have a verdict.
+fn verdicts(node: &TestNode) -> Vec<String> {
+    let list = || {
+        let output =
+            Command::new("nft").args(["-j", "list", "map", "inet", "russet-policy", "to-pods"]).output();
+        let text = output.unwrap().stdout;
+        serde_json::from_slice::<Value>(&text).unwrap_or_default()
+    };
+    let list = node.netns().with(list).unwrap();
+    let maps = list["nftables"].as_array().cloned().unwrap_or_default();
+    let elements = maps.iter().filter_map(|it| it["map"]["elem"].as_array()).flatten();
+    elements.map(|pair| pair[0].as_str().unwrap().to_owned()).collect()
+}
+
+fn host_end(result: &Value) -> String {
+    result["interfaces"][0]["name"].as_str().unwrap().to_owned()
+}
+
+/// Twice, as containerd asks; the second time it no longer knows the namespace.
+fn del_twice(node: &TestNode, pod: &TestPod) {
+    let env = [("CNI_COMMAND", "DEL"), ("CNI_CONTAINERID", pod.container.as_str()), ("CNI_IFNAME", "eth0")];
+    let without_netns = || node.run(&env, node.config(json!({})).to_string().as_bytes());
+    for answer in [node.del(pod), without_netns()] {
+        assert_eq!(answer.status, 0, "{answer:?}");
+    }
+}
+
+fn nothing_is_left(node: &TestNode) {
+    eventually(PATIENCE, || node.links().is_empty());
+    assert_eq!(verdicts(node), Vec::<String>::new());
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tools: ip, nft"]
+fn del_succeeds_from_any_state_and_leaves_nothing() {
+    let mut node = TestNode::start(&[]);
+    // Before any ADD.
+    let never = node.pod();
+    del_twice(&node, &never);
+    // With its namespace gone, whose end of the veth went with it.
+    let gone = node.pod();
+    let host = host_end(&node.add(&gone).result());
+    assert_eq!(verdicts(&node), [host]);
+    NetNs::delete_named(&gone.netns_name).unwrap();
+    eventually(PATIENCE, || node.links().is_empty());
+    del_twice(&node, &gone);
+    nothing_is_left(&node);
+    // With the agent just restarted, whole and half-built: an owner on the link, and nothing else yet.
+    let (whole, half) = (node.pod(), node.pod());
+    assert_eq!(node.add(&whole).status, 0);
+    let host = host_end(&node.add(&half).result());
+    let down = || Command::new("ip").args(["link", "set", &host, "down"]).status().unwrap();
+    assert!(node.netns().with(down).unwrap().success());
+    node.stop_agent();
+    let flush = || Command::new("nft").args(["flush", "ruleset"]).status().unwrap();
+    assert!(node.netns().with(flush).unwrap().success());
+    node.start_agent();
+    del_twice(&node, &whole);
+    del_twice(&node, &half);
+    nothing_is_left(&node);
+    // With nobody there, by the plugin alone.
+    let (attached, without) = (node.pod(), node.pod());
+    assert_eq!(node.add(&attached).status, 0);
+    node.stop_agent();
+    let host = host_end(&node.add(&without).result());
+    assert!(verdicts(&node).contains(&host) && verdicts(&node).len() == 2);
+    del_twice(&node, &never);
+    for pod in [&attached, &without] {
+        del_twice(&node, pod);
+    }
+    nothing_is_left(&node);
+    assert_eq!(node.allocated(), 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn status_tells_whether_there_are_pods_that_suffer() {
+    // Row 62: nobody there, nothing programmed, and the store lost without and with pods.
+    let owner = tempfile::tempdir().unwrap();
+    let serve = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+        command.args(["store", "serve", "--root"]).arg(owner.path());
+        Running(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    };
+    let store = format!("unix:{}", owner.path().join("var/lib/russet/store.sock").display());
+    let mut node = TestNode::without_agent(&["--store", &store]);
+    assert_eq!(node.status().code(), 50);
+    let running = serve();
+    node.start_agent();
+    drop(running);
+    eventually(PATIENCE, || node.status().status != 0);
+    assert_eq!(node.status().code(), 50, "no pod suffers");
+    let running = serve();
+    eventually(PATIENCE, || node.status().status == 0);
+    let pod = node.pod();
+    assert_eq!(node.add(&pod).status, 0);
+    drop(running);
+    eventually(PATIENCE, || node.status().status != 0);
+    assert_eq!(node.status().code(), 51);
+    let _running = serve();
+    eventually(PATIENCE, || node.status().status == 0);
+    assert_eq!(node.del(&pod).status, 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tools: bash, ip, nft, sleep"]
+fn what_no_runtime_knows_any_more_goes_without_gc_and_nothing_else_does() {
+    let pool = "10.232.7.0/26";
+    let args = [
+        "--ipv4-pool",
+        pool,
+        "--ipv6-pool",
+        "none",
+        "--encapsulation",
+        "none",
+        "--leak-repair",
+        "1s",
+        "--log-level",
+        "debug",
+    ];
+    let mut node = TestNode::start(&args);
+    let [known, inhabited, dead] = [node.pod(), node.pod(), node.pod()];
+    // Other tests' interfaces have small numbers, too, and processes beside them: this one's is to be nobody else's.
+    let numbers = "for i in {1..40}; do ip link add br0 type bridge; ip link del br0; done";
+    let burn = || Command::new("bash").args(["-c", numbers]).status().unwrap();
+    assert!(NetNs::open(dead.path()).unwrap().with(burn).unwrap().success());
+    let ends = [&known, &inhabited, &dead].map(|pod| host_end(&node.add(pod).result()));
+    let mut sleep = Command::new("sleep");
+    sleep.arg("600").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    process::in_netns(&mut sleep, &NetNs::open(inhabited.path()).unwrap()).unwrap();
+    let _sleep = Running(sleep.spawn().unwrap());
+    // As long as no cache knows the network, nobody knows anything.
+    let repairs = || node.log().matches("what was attached for nobody is gone").count();
+    let network = node.config(json!({}))["name"].as_str().unwrap().to_owned();
+    let results = node.path("var/lib/cni/results");
+    std::fs::create_dir_all(&results).unwrap();
+    assert_eq!((repairs(), node.links().len()), (0, 3));
+    let cached = json!({
+        "kind": "cniCacheV1", "containerId": known.container, "ifName": "eth0", "networkName": network, "result": {},
+    });
+    std::fs::write(results.join(format!("{network}-{}-eth0", known.container)), cached.to_string()).unwrap();
+    eventually(PATIENCE, || !node.links().contains(&ends[2]) && repairs() == 1);
+    // Its address follows, once two more looks found it without its interface.
+    eventually(PATIENCE, || node.allocated() == 2);
+    let mut left = verdicts(&node);
+    left.sort();
+    let mut expected = ends[..2].to_vec();
+    expected.sort();
+    assert_eq!(left, expected);
+    for pod in [&known, &inhabited] {
+        assert_eq!(node.verb("CHECK", pod, "eth0", json!({})).status, 0);
+    }
+}

@@ -1,0 +1,235 @@
+//! Two tenants on three nodes, whole: agents in openshift-sdn's place on one etcd, its thin plugin as ours has it, and `russet netnamespace` while every
+//! pod sends to every other. What arrives is judged by when it was sent.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use russet_linux::{NetNs, process};
+use russet_testkit::{eventually, let_pass};
+use serde_json::{Value, json};
+
+use crate::fabric::Fabric;
+use crate::node::{TestNode, TestPod};
+
+/// A pod with its address and its number among all.
+pub struct Attached {
+    pub pod: TestPod,
+    pub address: Ipv4Addr,
+}
+
+/// One packet that arrived.
+#[derive(Debug, Clone, Copy)]
+pub struct Arrival {
+    pub from: u8,
+    pub to: u8,
+    pub sent_ns: u64,
+}
+
+/// Pods that send and receive until they are told to stop.
+pub struct Traffic {
+    pub began: Instant,
+    stop: Arc<AtomicBool>,
+    arrivals: Arc<Mutex<Vec<Arrival>>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+const PORT: u16 = 5000;
+const NODES: u8 = 3;
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Packets that every pair that may has to bring across in every window.
+const ENOUGH: usize = 20;
+const ETCD: &str = "etcd:http://10.77.0.1:2379";
+
+pub fn agent_args() -> Vec<&'static str> {
+    let pods = ["--openshift-cluster-network", "10.128.0.0/14"];
+    let services = ["--openshift-service-network", "172.30.0.0/16"];
+    [&["--interface", "eth0", "--openshift"][..], &pods, &services].concat()
+}
+
+/// What the runtime has the thin plugin do, which is the executable under its name.
+fn verb(node: &TestNode, verb: &str, pod: &TestPod, namespace: &str) -> crate::node::Answer {
+    let args = format!(
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={}",
+        pod.container, pod.container
+    );
+    let config =
+        node.config(json!({ "cniVersion": "0.3.1", "name": "openshift-sdn", "type": "openshift-sdn" }));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+    command.arg0("openshift-sdn").env_clear().env("CNI_PATH", "/opt/cni/bin").env("CNI_COMMAND", verb);
+    command.env("CNI_CONTAINERID", &pod.container).env("CNI_NETNS", pod.path());
+    command.env("CNI_IFNAME", "eth0").env("CNI_ARGS", args);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    process::in_netns(&mut command, node.netns()).unwrap();
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
+    child.wait_with_output().unwrap().into()
+}
+
+#[track_caller]
+pub fn attach(node: &mut TestNode, namespace: &str) -> Attached {
+    let pod = node.pod();
+    let answer = verb(node, "ADD", &pod, namespace);
+    assert_eq!(answer.status, 0, "{answer:?}\n{}", node.log());
+    let address = answer.result()["ips"][0]["address"].as_str().unwrap().to_owned();
+    Attached { pod, address: address.split('/').next().unwrap().parse().unwrap() }
+}
+
+/// Runs a verb of `russet netnamespace` and answers with the network ID.
+#[track_caller]
+pub fn netnamespace(node: &TestNode, args: &[&str]) -> u64 {
+    let all = [&["netnamespace"], args, &["-o", "json", "--store", ETCD]].concat();
+    let answer = node.russet_inside(&all);
+    assert_eq!(answer.status, 0, "{answer:?}");
+    let shown: Value = serde_json::from_str(&answer.stdout).unwrap();
+    shown["netid"].as_u64().unwrap()
+}
+
+/// The network IDs by which a node judges its pods, in order.
+fn judged(node: &TestNode) -> Vec<u64> {
+    let list = ["-j", "list", "map", "ip", "russet-sdn", "netids"];
+    let output = node.netns().with(|| Command::new("nft").args(list).output().unwrap()).unwrap();
+    let shown: Value = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+    let all = shown["nftables"].as_array().cloned().unwrap_or_default();
+    let elements = all.iter().find_map(|entry| entry["map"]["elem"].as_array()).cloned().unwrap_or_default();
+    let mut ids: Vec<u64> = elements.iter().map(|pair| pair[1].as_u64().unwrap() & 0x00ff_ffff).collect();
+    ids.sort_unstable();
+    ids
+}
+
+// === impl Traffic ===
+
+impl Traffic {
+    /// Everybody sends to everybody else.
+    pub fn start(pods: &[&Attached]) -> Self {
+        let (stop, arrivals) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let mut traffic = Self { began: Instant::now(), stop, arrivals, threads: Vec::new() };
+        for (index, pod) in pods.iter().enumerate() {
+            let others = pods.iter().map(|other| other.address).filter(|other| *other != pod.address);
+            traffic.join(u8::try_from(index).unwrap(), pod, others.collect());
+        }
+        traffic
+    }
+
+    fn join(&mut self, index: u8, pod: &Attached, others: Vec<Ipv4Addr>) {
+        let bind = || UdpSocket::bind((pod.address, PORT)).unwrap();
+        let socket = NetNs::open_named(&pod.pod.netns_name).unwrap().with(bind).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let (sender, stop, began) = (socket.try_clone().unwrap(), Arc::clone(&self.stop), self.began);
+        self.threads.push(std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                for other in &others {
+                    let mut packet = [index; 9];
+                    packet[1..].copy_from_slice(&now(began).to_be_bytes());
+                    let _ = sender.send_to(&packet, (*other, PORT));
+                }
+                let_pass(Duration::from_millis(2));
+            }
+        }));
+        let (stop, arrivals) = (Arc::clone(&self.stop), Arc::clone(&self.arrivals));
+        self.threads.push(std::thread::spawn(move || {
+            let mut packet = [0; 9];
+            while !stop.load(Ordering::Relaxed) {
+                if let Ok((9, _)) = socket.recv_from(&mut packet) {
+                    let sent_ns = u64::from_be_bytes(packet[1..].try_into().unwrap());
+                    arrivals.lock().unwrap().push(Arrival { from: packet[0], to: index, sent_ns });
+                }
+            }
+        }));
+    }
+
+    /// Waits until every one of these pairs brought enough across that was sent after `since`.
+    #[track_caller]
+    pub fn flows(&self, pairs: &BTreeSet<(u8, u8)>, since: u64) {
+        eventually(PATIENCE, || {
+            let arrivals = self.arrivals.lock().unwrap();
+            let came = |pair: &(u8, u8)| {
+                let of_pair = |a: &&Arrival| (a.from, a.to) == *pair && a.sent_ns > since;
+                arrivals.iter().rev().filter(of_pair).take(ENOUGH).count() == ENOUGH
+            };
+            pairs.iter().all(came)
+        });
+    }
+
+    pub fn end(mut self) -> Vec<Arrival> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+        std::mem::take(&mut *self.arrivals.lock().unwrap())
+    }
+}
+
+pub fn now(began: Instant) -> u64 {
+    u64::try_from(began.elapsed().as_nanos()).unwrap()
+}
+
+/// Even pods are blue, odd ones red.
+pub fn across(from: u8, to: u8) -> bool {
+    from % 2 != to % 2
+}
+
+/// All pairs of so many pods that may talk.
+pub fn pairs(pods: u8, open: bool) -> BTreeSet<(u8, u8)> {
+    let all = (0..pods).flat_map(|from| (0..pods).map(move |to| (from, to)));
+    all.filter(|(from, to)| from != to && (open || !across(*from, *to))).collect()
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: ip, nft, etcd"]
+fn two_tenants_on_three_nodes_change_under_traffic_and_nothing_crosses_while_isolated() {
+    // issue 6, must show; cni-runtime.md section 6.2, row 51
+    let mut fabric = Fabric::new();
+    let args = agent_args();
+    let mut nodes: Vec<TestNode> = (1..=NODES).map(|n| fabric.node(&format!("node-{n}"), &args)).collect();
+    let blue = netnamespace(&nodes[0], &["create", "blue"]);
+    netnamespace(&nodes[0], &["create", "red"]);
+    nodes.iter_mut().for_each(TestNode::start_agent);
+    let pods: Vec<Attached> =
+        nodes.iter_mut().flat_map(|node| [attach(node, "blue"), attach(node, "red")]).collect();
+    let everybody: Vec<&Attached> = pods.iter().collect();
+    let traffic = Traffic::start(&everybody);
+    let mut isolated = Vec::new();
+    let rounds =
+        [("isolate", false), ("join", true), ("isolate", false), ("global", true), ("isolate", false)];
+    for (round, (action, open)) in rounds.into_iter().chain(rounds).enumerate() {
+        let other: &[&str] = if action == "join" { &["blue"] } else { &[] };
+        // In the second half one agent hears of every change only when it starts again.
+        let asleep = round >= rounds.len();
+        if asleep {
+            nodes[1].stop_agent();
+        }
+        let red = netnamespace(&nodes[1], &[&[action, "red"], other].concat());
+        if asleep {
+            nodes[1].start_agent();
+        }
+        let mut wanted = vec![blue, red];
+        wanted.sort_unstable();
+        eventually(PATIENCE, || nodes.iter().all(|node| judged(node) == wanted));
+        let since = now(traffic.began);
+        traffic.flows(&pairs(NODES * 2, open), since);
+        if !open {
+            isolated.push(since..=now(traffic.began));
+        }
+    }
+    let arrivals = traffic.end();
+    let crossed = |arrival: &&Arrival| across(arrival.from, arrival.to);
+    let while_isolated = |arrival: &&Arrival| isolated.iter().any(|time| time.contains(&arrival.sent_ns));
+    let wrong: Vec<&Arrival> = arrivals.iter().filter(crossed).filter(while_isolated).take(10).collect();
+    assert!(wrong.is_empty(), "crossed while isolated: {wrong:?}");
+    println!(
+        "{} packets arrived, {} of them across",
+        arrivals.len(),
+        arrivals.iter().filter(crossed).count()
+    );
+    for (index, pod) in pods.iter().enumerate() {
+        let namespace = if across(0, u8::try_from(index).unwrap()) { "red" } else { "blue" };
+        let answer = verb(&nodes[index / 2], "DEL", &pod.pod, namespace);
+        assert_eq!(answer.status, 0, "{answer:?}");
+    }
+    assert!(nodes.iter().all(|node| judged(node).is_empty()), "no entry is left");
+}
