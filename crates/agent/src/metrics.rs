@@ -234,3 +234,6 @@ fn stage() -> Histogram {
 fn latency() -> Histogram {
     Histogram::new(LATENCY_BUCKETS_S)
 }
+
+#[cfg(test)]
+mod tests;
