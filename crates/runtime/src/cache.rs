@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use russet_addr::{ContainerId, IfName, NetworkName};
 use russet_cni_spec::{CniResult, ConfigError, ConfigList, Version, base64};
+use russet_linux::process::Identity;
 use serde_json::{Map, Value, json};
 
 use crate::Attachment;
@@ -34,6 +35,15 @@ pub struct CacheEntry {
     /// The configuration at that time; empty in files of the oldest form.
     pub config: Vec<u8>,
     result: Value,
+}
+
+/// What [`Runtime::del_cached`](crate::Runtime::del_cached) found of a container. Nothing at all means that nothing is known of it.
+#[derive(Debug, Clone, Default)]
+pub struct Detached {
+    /// What was detached.
+    pub entries: Vec<CacheEntry>,
+    /// The files that seem to be this container's by their names, and say nothing that could be detached.
+    pub unreadable: Vec<PathBuf>,
 }
 
 /// Why an entry cannot be used.
@@ -95,7 +105,7 @@ impl Cache {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
         let serial = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let temporary = self.dir.join(format!(".{}.{serial}.tmp", std::process::id()));
+        let temporary = self.dir.join(temporary_name(std::process::id(), serial));
         let written = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary);
         let renamed = written
             .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
@@ -107,17 +117,12 @@ impl Cache {
     }
 
     pub(crate) fn read(&self, list: &ConfigList, attachment: &Attachment) -> Result<CacheEntry, Unusable> {
-        let entry = read_file(&self.path_for(list, attachment))?;
-        let object = match entry {
-            Value::Object(object) if object.get("kind").is_none() => {
-                // The oldest form: the bare result.
-                return Ok(CacheEntry::of(list, attachment, Value::Object(object)));
-            }
-            Value::Object(object) => object,
-            _ => return Err(Unusable::Corrupt("it is no JSON object".into())),
-        };
-        let entry =
-            CacheEntry::decode(object).ok_or_else(|| Unusable::Corrupt("members are missing".into()))?;
+        let value = read_file(&self.path_for(list, attachment))?;
+        if value.is_object() && value.get("kind").is_none() {
+            // The oldest form: the bare result.
+            return Ok(CacheEntry::of(list, attachment, value));
+        }
+        let entry = CacheEntry::decode(value).map_err(|problem| Unusable::Corrupt(problem.into()))?;
         let same = entry.network == list.name
             && entry.attachment.container_id == attachment.container_id
             && entry.attachment.ifname == attachment.ifname;
@@ -130,15 +135,55 @@ impl Cache {
 
     /// Every entry that can be read, of every network.
     pub(crate) fn entries(&self) -> Vec<CacheEntry> {
+        self.paths(|_| true).iter().filter_map(|path| CacheEntry::of_file(path).ok()).collect()
+    }
+
+    /// Every entry of this container that can be read, and the files that may be its entries and cannot.
+    pub(crate) fn entries_of(&self, container_id: &ContainerId) -> (Vec<CacheEntry>, Vec<PathBuf>) {
+        let part = format!("-{container_id}-");
+        let (mut entries, mut unreadable) = (Vec::new(), Vec::new());
+        for path in self.paths(|name| name.contains(&part)) {
+            match CacheEntry::of_file(&path) {
+                Ok(entry) if entry.attachment.container_id == *container_id => entries.push(entry),
+                // It went meanwhile, or is another's whose name has this one in it.
+                Ok(_) | Err(Unusable::Absent | Unusable::Foreign) => {}
+                Err(Unusable::Corrupt(_)) => unreadable.push(path),
+            }
+        }
+        (entries, unreadable)
+    }
+
+    /// Removes what was half-written when its writer died. Files of those who still write stay, and so do other runtimes', which have other names.
+    pub(crate) fn tidy(&self) {
+        for file in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            let writer = writer_of(&file.file_name().to_string_lossy());
+            if writer.is_some_and(|pid| matches!(Identity::of(pid), Ok(None))) {
+                let _ = fs::remove_file(file.path());
+            }
+        }
+    }
+
+    fn paths(&self, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
         let files = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        // Names that begin with a dot are half-written, and nobody's.
+        let wanted = |name: &str| !name.starts_with('.') && wanted(name);
+        let files = files.filter(|file| wanted(&file.file_name().to_string_lossy()));
         let mut paths: Vec<PathBuf> = files.map(|file| file.path()).collect();
         paths.sort();
-        let object = |path: PathBuf| match read_file(&path) {
-            Ok(Value::Object(object)) => CacheEntry::decode(object),
-            _ => None,
-        };
-        paths.into_iter().filter_map(object).collect()
+        paths
     }
+}
+
+/// What a file is called until it is whole.
+fn temporary_name(writer: u32, serial: u64) -> String {
+    format!(".{writer}.{serial}.tmp")
+}
+
+/// The process that writes, or wrote, a file of such a name.
+fn writer_of(name: &str) -> Option<u32> {
+    let (writer, serial) = name.strip_prefix('.')?.strip_suffix(".tmp")?.split_once('.')?;
+    let writer = writer.parse().ok()?;
+    (name == temporary_name(writer, serial.parse().ok()?)).then_some(writer)
 }
 
 fn read_file(path: &Path) -> Result<Value, Unusable> {
@@ -160,7 +205,23 @@ impl CacheEntry {
         Self { network: list.name.clone(), attachment, config: list.bytes.clone(), result }
     }
 
-    fn decode(mut object: Map<String, Value>) -> Option<Self> {
+    /// What the bytes of a cache file say, whichever runtime wrote them; or what is wrong with them. The oldest form, a bare result, does not say whose
+    /// it is, and is no entry by itself.
+    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        Self::decode(value).map_err(str::to_owned)
+    }
+
+    fn of_file(path: &Path) -> Result<Self, Unusable> {
+        Self::decode(read_file(path)?).map_err(|problem| Unusable::Corrupt(problem.into()))
+    }
+
+    fn decode(value: Value) -> Result<Self, &'static str> {
+        let Value::Object(object) = value else { return Err("it is no JSON object") };
+        Self::of_object(object).ok_or("members are missing")
+    }
+
+    fn of_object(mut object: Map<String, Value>) -> Option<Self> {
         if object.get("kind")?.as_str()? != KIND {
             return None;
         }
@@ -189,5 +250,38 @@ impl CacheEntry {
         let result = CniResult::from_value(&self.result, version)?;
         result.validate()?;
         result.convert(version)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn what_a_dead_writer_left_half_written_goes_and_nothing_else_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::new(dir.path());
+        cache.tidy();
+        let mut dead = Command::new("true").spawn().unwrap();
+        dead.wait().unwrap();
+        let (dead, alive) = (dead.id(), std::process::id());
+        let stays = [
+            temporary_name(alive, 0),
+            format!(".{dead}.tmp"),
+            format!(".{dead}.0.tmp~"),
+            format!(".0{dead}.0.tmp"),
+            format!("net-{dead}.0.tmp"),
+        ];
+        fs::create_dir(&cache.dir).unwrap();
+        for name in stays.iter().cloned().chain([0, 17].map(|serial| temporary_name(dead, serial))) {
+            fs::write(cache.dir.join(name), "{").unwrap();
+        }
+        cache.tidy();
+        let left =
+            fs::read_dir(&cache.dir).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+        let left: std::collections::BTreeSet<String> = left.collect();
+        assert_eq!(left, stays.into_iter().collect());
     }
 }

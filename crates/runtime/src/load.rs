@@ -72,6 +72,11 @@ impl ConfigDir {
         Self(path.into())
     }
 
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
     /// All configuration files, sorted by name as Kubernetes' runtimes sort them. A missing directory has none.
     pub fn files(&self) -> Result<Vec<PathBuf>, LoadError> {
         files(&self.0, &["conf", "conflist", "json"])
@@ -112,7 +117,7 @@ fn has_extension(path: &Path, extensions: &[&str]) -> bool {
 }
 
 /// Hidden files count, subdirectories do not.
-fn files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, LoadError> {
+pub(crate) fn files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, LoadError> {
     let failed = |source| LoadError::Read { path: dir.to_owned(), source };
     let entries = match fs::read_dir(dir) {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -131,7 +136,7 @@ fn files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, LoadError> {
     Ok(paths)
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, LoadError> {
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, LoadError> {
     let failed = |source| LoadError::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(failed)?;
     let mut bytes = Vec::new();

@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 
+use russet_addr::ContainerId;
 use russet_cni_spec::{CniError, CniResult, ConfigList, PluginConfig, ValidAttachment, Verb, Version};
-use russet_linux::execute::Execution;
+use russet_linux::{NetNs, NetNsError};
 use serde_json::Value;
 
 use crate::cache::{Cache, Unusable};
-use crate::request::{self, Extras};
-use crate::{Attachment, CacheEntry, PluginError, Runtime, RuntimeError};
+use crate::request::Extras;
+use crate::{Attachment, CacheEntry, Detached, PluginError, Runtime, RuntimeError};
 
 // === impl Runtime ===
 
@@ -46,16 +47,49 @@ impl Runtime {
 
     /// Detaches: every plugin backward with the cached result, going on past failures; all of them are reported.
     /// The cache entry goes when all succeeded, and stays for another try when one did not.
+    ///
+    /// The plugins are those that the attachment was made with, as the cache has them; `list` is used where it has none. A namespace that was
+    /// unmounted, so that its path is a plain file, is told to nobody: plugins would fail at it for as long as the file is there.
     pub fn del(&self, list: &ConfigList, attachment: &Attachment) -> Result<(), RuntimeError> {
-        let version = list.version()?;
+        let unmounted = matches!(NetNs::open(&attachment.netns), Err(NetNsError::NotANamespace { .. }));
+        let without = unmounted.then(|| Attachment { netns: PathBuf::new(), ..attachment.clone() });
+        let attachment = without.as_ref().unwrap_or(attachment);
         let cached = self.cache().read(list, attachment);
         let foreign = matches!(cached, Err(Unusable::Foreign));
-        let previous = cached.ok().and_then(|entry| entry.result(version).ok());
+        let entry = cached.ok();
+        let then = entry.as_ref().and_then(|entry| entry.list().ok());
+        let then = then.filter(|then| then.name == list.name && then.version().is_ok());
+        let list = then.as_ref().unwrap_or(list);
+        let version = list.version()?;
+        let previous = entry.and_then(|entry| entry.result(version).ok());
         let errors = self.del_chain(list, version, attachment, previous.as_ref());
         if errors.is_empty() && !foreign {
             self.cache().remove(list, attachment);
         }
         RuntimeError::collect(errors)
+    }
+
+    /// Detaches everything that the cache has of this container, whatever networks there are by now: each with the configuration, the arguments and
+    /// the namespace of its ADD, if that is still one.
+    pub fn del_cached(&self, container_id: &ContainerId) -> Result<Detached, RuntimeError> {
+        let (known, unreadable) = self.cache().entries_of(container_id);
+        let mut detached = Detached { entries: Vec::new(), unreadable };
+        let mut errors = Vec::new();
+        for entry in known {
+            let mut attachment = entry.attachment.clone();
+            if NetNs::open(&attachment.netns).is_err_and(|error| error.is_gone()) {
+                attachment.netns = PathBuf::new();
+            }
+            let done = entry.list().map_err(|problem| RuntimeError::Cached {
+                network: entry.network.to_string(),
+                problem: problem.to_string(),
+            });
+            match done.and_then(|list| self.del(&list, &attachment)) {
+                Ok(()) => detached.entries.push(entry),
+                Err(error) => errors.push(error),
+            }
+        }
+        RuntimeError::collect(errors).map(|()| detached)
     }
 
     fn del_chain(
@@ -95,6 +129,11 @@ impl Runtime {
             self.execute(list, version, plugin, Verb::Check, Some(attachment), extras)?;
         }
         Ok(())
+    }
+
+    /// Removes results from the cache whose writer died before they were whole. To be called at times; nobody takes them for results.
+    pub fn tidy(&self) {
+        self.cache().tidy();
     }
 
     /// Detaches every cached attachment of this network that is not in `valid`, then lets every plugin collect what
@@ -144,8 +183,13 @@ impl Runtime {
 
     /// The versions that a plugin says it speaks.
     pub fn versions(&self, kind: &str) -> Result<Vec<String>, PluginError> {
+        self.versions_in(&self.plugin_dirs, kind)
+    }
+
+    /// [`versions`](Self::versions) of the plugin that `dirs` have.
+    pub fn versions_in(&self, dirs: &[PathBuf], kind: &str) -> Result<Vec<String>, PluginError> {
         let stdin = format!("{{\"cniVersion\":\"{}\"}}", Version::LATEST);
-        let stdout = match self.run(kind, Verb::Version, None, stdin.as_bytes()) {
+        let stdout = match self.run(dirs, kind, Verb::Version, None, stdin.as_bytes()) {
             // Plugins of 0.1.0 do not know the verb.
             Err(PluginError::Cni(CniError { msg, .. })) if msg == "unknown CNI_COMMAND: VERSION" => {
                 return Ok(vec![Version::V0_1_0.to_string()]);
@@ -161,10 +205,20 @@ impl Runtime {
     /// Refuses a list with a plugin that is missing or does not speak its version; gives the union of the capabilities
     /// that the plugins declare.
     pub fn validate(&self, list: &ConfigList) -> Result<Vec<String>, RuntimeError> {
+        let dirs = self.dirs_of(list);
+        self.validate_by(list, |kind| self.versions_in(&dirs, kind))
+    }
+
+    /// [`validate`](Self::validate), for whoever knows what versions a plugin speaks.
+    pub(crate) fn validate_by(
+        &self,
+        list: &ConfigList,
+        mut versions: impl FnMut(&str) -> Result<Vec<String>, PluginError>,
+    ) -> Result<Vec<String>, RuntimeError> {
         let version = list.version()?;
         let mut capabilities = Vec::new();
         for plugin in &list.plugins {
-            if !self.versions(&plugin.kind)?.iter().any(|known| known == version.as_str()) {
+            if !versions(&plugin.kind)?.iter().any(|known| known == version.as_str()) {
                 let version = version.to_string();
                 return Err(RuntimeError::PluginVersion { kind: plugin.kind.clone(), version });
             }
@@ -182,45 +236,6 @@ impl Runtime {
 
     fn cache(&self) -> Cache {
         Cache::new(&self.cache_dir)
-    }
-
-    fn execute(
-        &self,
-        list: &ConfigList,
-        version: Version,
-        plugin: &PluginConfig,
-        verb: Verb,
-        attachment: Option<&Attachment>,
-        extras: Extras<'_>,
-    ) -> Result<Vec<u8>, PluginError> {
-        let stdin = request::stdin(list, version, plugin, extras);
-        self.run(&plugin.kind, verb, attachment, &stdin)
-    }
-
-    /// The first directory's regular file called `kind` (cni-runtime.md section 2.2).
-    fn find(&self, kind: &str) -> Result<PathBuf, PluginError> {
-        let dirs = &self.plugin_dirs;
-        let found = dirs.iter().map(|dir| dir.join(kind)).find(|path| path.is_file());
-        found.ok_or_else(|| PluginError::NotFound { kind: kind.to_owned(), dirs: dirs.clone() })
-    }
-
-    /// Runs one plugin; what it says to people on success is passed on.
-    fn run(
-        &self,
-        kind: &str,
-        verb: Verb,
-        attachment: Option<&Attachment>,
-        stdin: &[u8],
-    ) -> Result<Vec<u8>, PluginError> {
-        let binary = self.find(kind)?;
-        let env = request::env(verb, attachment, &self.plugin_dirs);
-        let deadline = self.plugin_deadline;
-        let finished = Execution { binary: &binary, env: &env, stdin, deadline }.run()?;
-        if !finished.status.success() {
-            return Err(PluginError::of(finished));
-        }
-        let _ = std::io::Write::write_all(&mut std::io::stderr(), &finished.stderr);
-        Ok(finished.stdout)
     }
 }
 

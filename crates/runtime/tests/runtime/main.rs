@@ -2,14 +2,24 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test may panic like the test")]
 
+mod a1;
+mod cached;
 mod chain;
+mod corpus;
+mod debian;
 mod execution;
+mod faults;
+mod in_process;
+mod node;
 mod reference;
+mod targets;
+mod times;
 mod upkeep;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use russet_cni_spec::{ConfigList, Version};
 use russet_runtime::{Attachment, Runtime};
@@ -18,13 +28,13 @@ use tempfile::TempDir;
 
 /// A node with a plugin directory and a cache.
 struct Lab {
-    dir: TempDir,
+    dir: Arc<TempDir>,
     runtime: Runtime,
 }
 
 impl Lab {
     fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = Arc::new(tempfile::tempdir().unwrap());
         let bin = dir.path().join("bin");
         fs::create_dir(&bin).unwrap();
         let runtime = Runtime::new(vec!["/absent".into(), bin], dir.path().join("cache"));

@@ -1,0 +1,152 @@
+//! One plugin of a chain: where it is, and how it is run: as a process, or inside this one where it is part of this program.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use russet_cni_spec::relay::{TIMING_VARIABLE, Timing};
+use russet_cni_spec::{ConfigList, PluginConfig, Verb, Version};
+use russet_linux::execute::{Execution, Finished};
+
+use crate::request::{self, Extras};
+use crate::{Attachment, PluginError, PluginTime, Runtime, in_process};
+
+/// Where a plugin's work is done.
+enum Place<'a> {
+    Process(PathBuf),
+    Here(&'a std::sync::Arc<dyn crate::InProcess>),
+}
+
+/// The plugin that has a vendor directory of its own wherever it stands in a chain.
+const LOOPBACK: &str = "loopback";
+
+// === impl Runtime ===
+
+impl Runtime {
+    /// Where the plugins of a network are looked for: with a vendor prefix, first in the directory that is named after the first plugin
+    /// (cni-runtime.md section 2.1).
+    pub fn dirs_of(&self, list: &ConfigList) -> Vec<PathBuf> {
+        self.dirs_for(list.plugins.iter().map(|plugin| plugin.kind.as_str()))
+    }
+
+    pub(crate) fn dirs_for<'a>(&self, kinds: impl Iterator<Item = &'a str>) -> Vec<PathBuf> {
+        let mut dirs = Vec::new();
+        if let Some(prefix) = &self.vendor_prefix {
+            let vendors = kinds.enumerate().filter(|(index, kind)| *index == 0 || *kind == LOOPBACK);
+            for (_, kind) in vendors {
+                let dir = prefix.join("opt").join(kind).join("bin");
+                if !dirs.contains(&dir) {
+                    dirs.push(dir);
+                }
+            }
+        }
+        dirs.extend(self.plugin_dirs.iter().cloned());
+        dirs
+    }
+
+    pub(crate) fn execute(
+        &self,
+        list: &ConfigList,
+        version: Version,
+        plugin: &PluginConfig,
+        verb: Verb,
+        attachment: Option<&Attachment>,
+        extras: Extras<'_>,
+    ) -> Result<Vec<u8>, PluginError> {
+        let stdin = request::stdin(list, version, plugin, extras);
+        self.run(&self.dirs_of(list), &plugin.kind, verb, attachment, &stdin)
+    }
+
+    /// The first directory's regular file called `kind` (cni-runtime.md section 2.2).
+    pub(crate) fn find(dirs: &[PathBuf], kind: &str) -> Result<PathBuf, PluginError> {
+        let found = dirs.iter().map(|dir| dir.join(kind)).find(|path| path.is_file());
+        found.ok_or_else(|| PluginError::NotFound { kind: kind.to_owned(), dirs: dirs.to_vec() })
+    }
+
+    /// A file in the directories is what is executed, unless it is this very program under the plugin's name; a plugin of this program
+    /// needs no file.
+    fn place(&self, dirs: &[PathBuf], kind: &str) -> Result<Place<'_>, PluginError> {
+        let found = Self::find(dirs, kind);
+        let path: Option<&Path> = found.as_deref().ok();
+        match self.in_process.as_ref().filter(|ours| ours.stands_for(kind, path)) {
+            Some(ours) => Ok(Place::Here(ours)),
+            None => found.map(Place::Process),
+        }
+    }
+
+    /// Runs one plugin; what it says to people on success is passed on.
+    pub(crate) fn run(
+        &self,
+        dirs: &[PathBuf],
+        kind: &str,
+        verb: Verb,
+        attachment: Option<&Attachment>,
+        stdin: &[u8],
+    ) -> Result<Vec<u8>, PluginError> {
+        self.progress.iter().for_each(|progress| progress.begins(kind, verb));
+        let began = Instant::now();
+        let done = self.run_in(dirs, kind, verb, attachment, stdin);
+        self.progress
+            .iter()
+            .for_each(|progress| progress.ended(kind, verb, began.elapsed(), done.as_ref().err()));
+        let finished = done?;
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), &finished.stderr);
+        Ok(finished.stdout)
+    }
+
+    fn run_in(
+        &self,
+        dirs: &[PathBuf],
+        kind: &str,
+        verb: Verb,
+        attachment: Option<&Attachment>,
+        stdin: &[u8],
+    ) -> Result<Finished, PluginError> {
+        let place = self.place(dirs, kind)?;
+        let mut env = request::env(verb, attachment, dirs);
+        if self.times.is_some() {
+            env.push((TIMING_VARIABLE, "1".into()));
+        }
+        let (deadline, began) = (self.plugin_deadline, Instant::now());
+        let mut finished = match &place {
+            Place::Process(binary) => {
+                Execution { binary, env: &env, stdin, deadline }.run().map_err(PluginError::from)
+            }
+            Place::Here(ours) => in_process::run(ours, kind, &env, stdin, deadline),
+        };
+        self.note(kind, verb, began, &mut finished);
+        let finished = finished?;
+        if finished.status.success() { Ok(finished) } else { Err(PluginError::of(finished)) }
+    }
+
+    /// Notes what an execution took, and takes what the plugin says about that out of its words for people.
+    fn note(&self, kind: &str, verb: Verb, began: Instant, finished: &mut Result<Finished, PluginError>) {
+        let Some(times) = &self.times else { return };
+        let elapsed = began.elapsed();
+        let (succeeded, inside) = match finished {
+            Ok(finished) => (finished.status.success(), Timing::take(&mut finished.stderr)),
+            Err(_) => (false, Vec::new()),
+        };
+        times.add(PluginTime { plugin: kind.to_owned(), verb, elapsed, succeeded, inside });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_networks_vendor_comes_before_the_plugin_directories() {
+        // cni-runtime.md section 2.1
+        let mut runtime = Runtime::new(vec!["/bin1".into(), "/bin2".into()], "/cache");
+        let dirs = |runtime: &Runtime, kinds: &[&str]| {
+            let dirs = runtime.dirs_for(kinds.iter().copied());
+            dirs.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(dirs(&runtime, &["weave-net"]), ["/bin1", "/bin2"]);
+        runtime.vendor_prefix = Some("/p".into());
+        assert_eq!(dirs(&runtime, &["weave-net", "portmap"]), ["/p/opt/weave-net/bin", "/bin1", "/bin2"]);
+        assert_eq!(dirs(&runtime, &["loopback"]), ["/p/opt/loopback/bin", "/bin1", "/bin2"]);
+        let both = dirs(&runtime, &["a", "loopback", "loopback"]);
+        assert_eq!(both, ["/p/opt/a/bin", "/p/opt/loopback/bin", "/bin1", "/bin2"]);
+    }
+}

@@ -1,0 +1,17 @@
+//! A chain as it runs, for whoever looks on.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use russet_cni_spec::Verb;
+
+use crate::PluginError;
+
+/// Is told of each plugin, on the thread that runs the chain.
+pub trait Progress: Debug + Send + Sync {
+    /// Before the plugin is started.
+    fn begins(&self, plugin: &str, verb: Verb);
+
+    /// When it has come to its end.
+    fn ended(&self, plugin: &str, verb: Verb, elapsed: Duration, failure: Option<&PluginError>);
+}

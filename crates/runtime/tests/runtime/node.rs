@@ -1,0 +1,90 @@
+//! A node for Debian's Go plugins: namespaces of its own, fresh `/run` and `/var/lib`, and every plugin behind a recorder.
+
+use std::fs;
+
+use russet_cni_spec::ConfigList;
+use russet_runtime::{Attachment, Runtime};
+use russet_testkit::{in_netns_with_loopback, ip_json, require_cni_plugin, run};
+use serde_json::Value;
+
+use crate::Lab;
+
+/// Runs `body` on a node with these plugins: executables that note how they are called and then are Debian's.
+pub fn on_a_node(kinds: &[&str], body: impl FnOnce(&Lab) + Send) {
+    in_netns_with_loopback(|| {
+        // Before the directories of the host are hidden, for it is there that the test's own is.
+        let lab = Lab::new();
+        for dir in ["/run", "/var/lib"] {
+            run("mount", &["-t", "tmpfs", "tmpfs", dir]);
+        }
+        fs::create_dir("/run/netns").unwrap();
+        for kind in kinds {
+            lab.recorded(kind);
+        }
+        body(&lab);
+    });
+}
+
+impl Lab {
+    /// One of Debian's plugins, recorded.
+    pub fn recorded(&self, kind: &str) {
+        self.plugin(kind, &format!("exec {}", self.debians(kind)));
+    }
+
+    /// The command that is one of Debian's plugins, with the standard input that was recorded.
+    pub fn debians(&self, kind: &str) -> String {
+        let input = self.path(kind);
+        format!("'{}' < '{}.'$CNI_COMMAND", require_cni_plugin(kind).display(), input.display())
+    }
+
+    /// The runtime with the cache where libcni has it.
+    pub fn usual(&self) -> Runtime {
+        Runtime { cache_dir: "/var/lib/cni".into(), ..self.runtime.clone() }
+    }
+}
+
+/// A container in a new namespace, and its `eth0`.
+pub fn pod(container_id: &str, netns: &str) -> Attachment {
+    run("ip", &["netns", "add", netns]);
+    Attachment::new(container_id.parse().unwrap(), format!("/run/netns/{netns}"), "eth0".parse().unwrap())
+}
+
+pub fn parse(text: &str) -> ConfigList {
+    ConfigList::parse(text.as_bytes()).unwrap()
+}
+
+/// The interfaces of the node, without loopback.
+pub fn links() -> Vec<String> {
+    let names = ip_json(&["link"]);
+    let names = names.as_array().unwrap().iter().map(|it| it["ifname"].as_str().unwrap().to_owned());
+    names.filter(|name| name != "lo").collect()
+}
+
+/// What `ip` tells inside of a namespace.
+pub fn ip_inside(netns: &str, args: &[&str]) -> Value {
+    ip_json(&[&["-n", netns], args].concat())
+}
+
+/// The files of a directory, sorted; none where there is no directory.
+pub fn files(dir: &str) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .map(|it| it.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// The addresses that host-local holds for a network.
+pub fn held(network: &str) -> Vec<String> {
+    let mut names = files(&format!("/var/lib/cni/networks/{network}"));
+    names.retain(|name| name.parse::<std::net::IpAddr>().is_ok());
+    names
+}
+
+/// The rules of iptables' nat table that hold `text`.
+pub fn nat_rules(text: &str) -> Vec<String> {
+    let rules = run("iptables-save", &["-t", "nat"]);
+    rules.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
+}
