@@ -14,6 +14,7 @@ mod cache;
 mod error;
 mod execute;
 mod in_process;
+pub mod lint;
 mod load;
 mod network;
 mod operations;

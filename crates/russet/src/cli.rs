@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use russet_addr::{IfName, NodeName};
 use russet_agent::{Encapsulation, StoreLocation};
 
+pub mod cni;
 pub mod drift;
 pub mod ipam;
 pub mod journal;
@@ -78,6 +79,9 @@ pub enum Verb {
     /// Show what differs on this node from what should be, and what was brought back after something else had changed it.
     #[command(after_help = drift::EXAMPLES)]
     Drift(drift::DriftArgs),
+    /// Run a network's whole chain of plugins, as a container runtime does: `add`, `check`, `del`, `gc`, `status`, `version`.
+    #[command(after_help = cni::EXAMPLES)]
+    Cni(cni::CniArgs),
     /// Carry out one CNI request without an agent. The plugin calls this by itself when no agent runs.
     #[command(name = "cni-direct")]
     CniDirect(NodeArgs),

@@ -2,6 +2,7 @@
 
 mod agent;
 mod apply;
+mod cni;
 pub mod cni_direct;
 mod delete;
 mod demo_forward;
@@ -34,6 +35,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::DemoForward(args) => demo_forward::run(args),
         Verb::Store(args) => store::run(args),
         Verb::Flanneld(args) => return flanneld::run(args.words),
+        Verb::Cni(args) => return cni::run(args),
         Verb::CniDirect(args) => return cni_direct::run(args),
         Verb::Ipam(args) => return ipam::run(args).unwrap_or_else(failed),
         Verb::Get(args) => return get::run(args).unwrap_or_else(failed),

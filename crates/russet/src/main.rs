@@ -3,6 +3,7 @@
 mod cli;
 mod command;
 mod demo;
+mod in_process;
 mod output;
 mod resources;
 mod settings;

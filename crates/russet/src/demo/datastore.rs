@@ -12,7 +12,7 @@ use std::process::Command;
 use russet_agent::StoreLocation;
 use russet_linux::{NetNs, process};
 use russet_model::{Key, Prefix};
-use russet_store::{Record, Snapshot, Step, Store, StoreError};
+use russet_store::{Snapshot, Step, Store, StoreError};
 
 use super::lab::{self, DIR, GATEWAYS, OUTSIDE};
 use super::{DemoError, rootless};
@@ -194,7 +194,7 @@ fn borrow(at: &str) -> Result<(), DemoError> {
         return Err(DemoError::Refused(format!(
             "etcd at {at} holds {} records of a cluster already, such as {}; the demo wants one without any below {}",
             there.len(),
-            first.key,
+            first,
             DATA.join(" and ")
         )));
     }
@@ -208,12 +208,12 @@ fn borrow(at: &str) -> Result<(), DemoError> {
 }
 
 /// What nodes have written, or somebody else's have.
-async fn everything(store: &dyn Store) -> Result<Vec<Record>, StoreError> {
-    let mut records = Vec::new();
+async fn everything(store: &dyn Store) -> Result<Vec<Key>, StoreError> {
+    let mut keys = Vec::new();
     for prefix in DATA {
-        records.append(&mut store.list(&Prefix::from_stored(prefix)).await?.records);
+        keys.append(&mut store.keys(&Prefix::from_stored(prefix)).await?);
     }
-    Ok(records)
+    Ok(keys)
 }
 
 /// Removes the demo's data from an etcd of the host, if it still carries this demo's mark.
@@ -224,8 +224,7 @@ pub fn give_back() -> Result<(), DemoError> {
         if store.get(&mark).await?.is_none_or(|record| record.value != borrowed.mark.as_bytes()) {
             return Ok(());
         }
-        let records = everything(store).await?;
-        let mut keys: Vec<Key> = records.into_iter().map(|record: Record| record.key).collect();
+        let mut keys = everything(store).await?;
         // Last: as long as anything is left, a later run finds it.
         keys.push(mark);
         for keys in keys.chunks(DELETES_MAX) {

@@ -7,7 +7,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use russet_linux::process;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::datastore::Datastore;
@@ -217,12 +216,11 @@ impl Member {
         }
     }
 
-    /// Whether the process ended by itself within `time`.
+    /// Whether the process ended by itself within `time`; where that cannot be seen, it did not.
     fn ended_within(&self, time: Duration) -> bool {
         let pid = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw);
-        let Some(pidfd) = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else { return true };
-        let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
-        poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout)).is_ok_and(|ready| ready > 0)
+        let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        pidfd.is_some_and(|pidfd| process::has_ended(pidfd, time).unwrap_or(false))
     }
 }
 

@@ -10,7 +10,7 @@ use russet_cni_spec::{CniResult, ConfigList};
 use russet_linux::file::write_atomic;
 use russet_model::{Block, KeyKind, Prefix};
 use russet_runtime::{Attachment, Runtime};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::datastore::Datastore;
 use super::lab::{self, Fabric, Lab, Node, POD_NAMESPACE, Pod, namespace_path};
@@ -57,17 +57,20 @@ pub fn configure(lab: &Lab) -> Result<(), DemoError> {
     for node in &lab.nodes {
         make_dir(&node.paths().conflist_dir())?;
         for network in networks(lab) {
-            let mut plugin = json!({ "type": network.kind, "agent_socket": node.paths().cni_socket() });
-            if network.kind == FLANNEL.kind {
-                flannel::complete(&mut plugin, node);
-            }
-            let list = json!({ "cniVersion": "1.1.0", "name": network.name, "plugins": [plugin] });
             let path = node.paths().conflist_dir().join(network.file);
-            write_atomic(&path, list.to_string().as_bytes())
+            write_atomic(&path, conflist(node, &network).to_string().as_bytes())
                 .map_err(|error| DemoError::step(format!("write {}", path.display()), error))?;
         }
     }
     Ok(())
+}
+
+fn conflist(node: &Node, network: &Network) -> Value {
+    let mut plugin = json!({ "type": network.kind, "agent_socket": node.paths().cni_socket() });
+    if network.kind == FLANNEL.kind {
+        flannel::complete(&mut plugin, node);
+    }
+    json!({ "cniVersion": "1.1.0", "name": network.name, "plugins": [plugin] })
 }
 
 /// The small plugin if it lies beside this program; else this program, which acts as the plugin when a runtime runs it.
@@ -204,4 +207,20 @@ pub fn blocks(datastore: &Datastore) -> Result<Vec<BlockReport>, DemoError> {
         blocks.insert(cidr, report);
     }
     Ok(blocks.into_values().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lint_finds_no_fault_with_what_the_demo_writes() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Node { name: "n1".into(), namespace: "n1".into(), number: 1, pods: Vec::new() };
+        for network in [LOOPBACK, RUSSET, FLANNEL] {
+            let path = dir.path().join(network.file);
+            fs::write(&path, conflist(&node, &network).to_string()).unwrap();
+            assert_eq!(russet_runtime::lint::lint(&path, None), []);
+        }
+    }
 }

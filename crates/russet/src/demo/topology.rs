@@ -108,7 +108,7 @@ fn host(netns: &NetNs, addresses: &[IpNet], gateways: &[IpAddr]) -> Result<(), D
         batch.add_address(&Address::new(index, *address));
     }
     for gateway in gateways {
-        batch.add_route(&Route::via(everywhere(Family::of(*gateway)), *gateway));
+        batch.add_route(&Route::via(Family::of(*gateway).default_net(), *gateway));
     }
     socket.execute(&batch).map_err(netlink_failed("set up a host of the demo"))
 }
@@ -122,11 +122,4 @@ fn services(netns: &NetNs) -> Result<(), DemoError> {
         batch.add_address(&Address::new(lo, IpNet::from(address)));
     }
     socket.execute(&batch).map_err(netlink_failed("set up the outside host"))
-}
-
-fn everywhere(family: Family) -> IpNet {
-    match family {
-        Family::V4 => IpNet::V4(ipnet::Ipv4Net::default()),
-        Family::V6 => IpNet::V6(ipnet::Ipv6Net::default()),
-    }
 }

@@ -1,0 +1,45 @@
+//! Which known name somebody may have meant.
+
+/// The known name nearest to `word`, if it is near.
+pub(super) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let lower = word.to_lowercase();
+    // A short word is near to everything.
+    let near = if word.chars().count() < 5 { 1 } else { 2 };
+    let distances = known.into_iter().map(|name| (distance(&lower, &name.to_lowercase()), name));
+    distances
+        .filter(|(distance, _)| *distance <= near)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, name)| name)
+}
+
+/// How many letters are to be added, left out or exchanged. A key is short; the longest are cut.
+fn distance(one: &str, other: &str) -> usize {
+    const MAX_CHARS: usize = 64;
+    let other: Vec<char> = other.chars().take(MAX_CHARS).collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (i, a) in one.chars().take(MAX_CHARS).enumerate() {
+        let mut corner = row[0];
+        row[0] = i + 1;
+        for (j, b) in other.iter().enumerate() {
+            let exchanged = corner + usize::from(a != *b);
+            corner = row[j + 1];
+            row[j + 1] = exchanged.min(corner + 1).min(row[j] + 1);
+        }
+    }
+    row[other.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_is_seen_and_another_word_is_not() {
+        let known = ["capabilities", "ipam", "mtu"];
+        assert_eq!(nearest("capabilites", known), Some("capabilities"));
+        assert_eq!(nearest("IPAM", known), Some("ipam"));
+        assert_eq!(nearest("mut", known), None);
+        assert_eq!(nearest("bridge", known), None);
+        assert_eq!(distance("kitten", "sitting"), 3);
+    }
+}

@@ -1,0 +1,137 @@
+//! One plugin of a chain: its name, its keys, its executable, its place in the chain.
+
+use serde_json::{Map, Value};
+
+use super::json::join;
+use super::keys::Keys;
+use super::{Chain, Document};
+use crate::PluginError;
+
+/// Plugins that work on what one before them made.
+const CHAINED: [&str; 6] = ["portmap", "bandwidth", "tuning", "firewall", "sbr", "vrf"];
+/// Plugins that do nothing unless a runtime says something, and what they must declare for that; keys that make up for it.
+const NEEDS: [(&str, &str, &[&str]); 2] =
+    [("portmap", "portMappings", &[]), ("bandwidth", "bandwidth", &["ingressRate", "egressRate"])];
+
+/// It makes the delegate's `ipam` from its own, and adds type and ranges itself.
+const FLANNEL: &str = "flannel";
+const FLANNEL_IPAM: &str = "host-local";
+
+// === impl Document ===
+
+impl Document {
+    /// `at` is empty where the plugin is the whole file.
+    pub(super) fn plugin(
+        &mut self,
+        at: &str,
+        object: &Map<String, Value>,
+        in_list: bool,
+        chain: &mut Chain<'_>,
+    ) {
+        let kind = object.get("type").and_then(Value::as_str).unwrap_or_default();
+        self.keys(at, object, &Keys::of_plugin(kind));
+        if in_list {
+            for key in ["name", "cniVersion"].into_iter().filter(|key| object.contains_key(*key)) {
+                self.warn(
+                    &join(at, key),
+                    format!("a plugin gets the list's '{key}'; this one is thrown away"),
+                );
+            }
+        }
+        self.place(at, kind, chain);
+        let capabilities = object.get("capabilities").and_then(Value::as_object);
+        if let Some(declared) = capabilities {
+            self.capabilities(&join(at, "capabilities"), declared);
+        }
+        self.purpose(at, kind, object, capabilities);
+        if let Some(dns) = object.get("dns").and_then(Value::as_object) {
+            self.keys(&join(at, "dns"), dns, &Keys::of_dns());
+        }
+        self.executable(&join(at, "type"), kind, !object.contains_key("type"), chain);
+        if let Some(ipam) = object.get("ipam").and_then(Value::as_object) {
+            self.ipam(&join(at, "ipam"), kind, ipam, chain);
+        }
+    }
+
+    fn ipam(&mut self, at: &str, of: &str, ipam: &Map<String, Value>, chain: &mut Chain<'_>) {
+        let kind = ipam.get("type").and_then(Value::as_str).unwrap_or_default();
+        if of == FLANNEL && kind.is_empty() {
+            self.keys(at, ipam, &Keys::of_ipam(FLANNEL_IPAM));
+            return;
+        }
+        self.keys(at, ipam, &Keys::of_ipam(kind));
+        if ipam.is_empty() {
+            return;
+        }
+        if kind.is_empty() {
+            self.warn(at, "no 'type': which IPAM plugin is it? Without one there are no addresses");
+            return;
+        }
+        self.executable(&join(at, "type"), kind, false, chain);
+        self.ranges(at, kind, ipam, &mut chain.ranges);
+    }
+
+    /// What the plugin needs of those before it.
+    fn place(&mut self, at: &str, kind: &str, chain: &Chain<'_>) {
+        use russet_cni_spec::Version;
+        let at = join(at, "type");
+        if chain.before == 0 && CHAINED.contains(&kind) {
+            self.fail(
+                &at,
+                format!("{kind} works on what a plugin before it made, and there is none before it"),
+            );
+        }
+        if chain.before == 1
+            && let Some(version) = chain.version.filter(|version| *version < Version::V0_3_0)
+        {
+            self.fail(
+                &at,
+                format!("{version} knows no chains: plugins get each other's results from 0.3.0 on"),
+            );
+        }
+    }
+
+    fn purpose(
+        &mut self,
+        at: &str,
+        kind: &str,
+        object: &Map<String, Value>,
+        declared: Option<&Map<String, Value>>,
+    ) {
+        let Some((_, capability, instead)) = NEEDS.iter().find(|(name, ..)| *name == kind) else { return };
+        let declares = declared.and_then(|declared| declared.get(*capability)).is_some_and(|it| it == true);
+        if !declares && !instead.iter().any(|key| object.contains_key(*key)) {
+            let needed = format!("\"capabilities\": {{\"{capability}\": true}}");
+            self.warn(at, format!("{kind} is told nothing, and does nothing, without {needed}"));
+        }
+    }
+
+    /// Whether the plugin can be executed, and speaks the version. Plugins of ours that the runtime carries need no file.
+    fn executable(&mut self, at: &str, kind: &str, missing: bool, chain: &Chain<'_>) {
+        if kind.is_empty() {
+            let text = if missing { "no 'type': which plugin is it?" } else { "the type is empty" };
+            // A type that is no text is said to be so already.
+            self.fail(at, text);
+            return;
+        }
+        if kind.contains(['/', '\\', '\0']) || matches!(kind, "." | "..") {
+            self.fail(at, "a plugin's type is its file's name, without a directory");
+            return;
+        }
+        let Some(runtime) = chain.runtime else { return };
+        match runtime.versions_in(&chain.dirs, kind) {
+            Ok(versions) => {
+                let Some(version) = chain.version else { return };
+                if !versions.iter().any(|known| known == version.as_str()) {
+                    let known = versions.join(", ");
+                    self.fail(at, format!("{kind} does not speak version {version}; it speaks {known}"));
+                }
+            }
+            Err(PluginError::NotFound { dirs, .. }) => {
+                let dirs: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+                self.fail(at, format!("there is no executable '{kind}' in {}", dirs.join(" or ")));
+            }
+            Err(error) => self.fail(at, format!("{kind} does not say which versions it speaks: {error}")),
+        }
+    }
+}

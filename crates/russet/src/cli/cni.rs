@@ -1,0 +1,181 @@
+//! The command line of `russet cni`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use russet_addr::{ContainerId, IfName};
+use serde_json::{Map, Value};
+
+use super::OutputArgs;
+
+/// What `--help` ends with.
+pub const EXAMPLES: &str = "Examples:
+  ip netns add blue
+  russet cni add russet /run/netns/blue           attach it to the network `russet`; prints the result
+  russet cni add russet /run/netns/blue --timing  and where the time went, on standard error
+  russet cni check russet /run/netns/blue
+  russet cni del russet /run/netns/blue -o json --timing
+  russet cni status russet
+  russet cni validate russet                      is every plugin there, and does it speak the network's version?
+  russet cni lint /etc/cni/net.d/*                what is wrong with these files, in words
+  NETCONFPATH=/tmp/net.d CNI_PATH=/opt/cni/bin CNI_IFNAME=net1 russet cni add mynet /run/netns/blue
+
+Arguments, variables, container IDs and the cache are those of cnitool, so that each finds what the other attached.
+GC is not: cnitool's takes away every attachment of the network, ours only when --all says so.
+
+The chain is shown on standard error as it runs; the result alone is on standard output. With -o json there is one document, and no chain.
+
+Exit codes: 0 good; 1 a plugin refused, or something cannot be read; 2 usage; 3 lint found something. With -o json the error is an object with
+CNI's code.";
+
+/// `russet cni`.
+#[derive(Debug, Args)]
+pub struct CniArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: CniVerb,
+}
+
+/// CNI's verbs.
+#[derive(Debug, Subcommand)]
+pub enum CniVerb {
+    /// Attach a network namespace to a network: every plugin of its chain in order.
+    Add(AttachmentArgs),
+    /// Compare an attachment with what it should be.
+    Check(AttachmentArgs),
+    /// Detach a network namespace: every plugin backward, going on past those that fail.
+    Del(AttachmentArgs),
+    /// Take away every attachment of a network that this machine's cache knows, and what its plugins hold for others.
+    Gc(GcArgs),
+    /// Ask every plugin of a network whether it could attach something now.
+    Status(StatusArgs),
+    /// Ask every plugin of a network which versions of CNI it speaks.
+    Version(NetworkArgs),
+    /// Ask whether every plugin of a network is there and speaks the network's version; prints the capabilities that they declare.
+    Validate(NetworkArgs),
+    /// Say in words what is wrong with configuration files.
+    Lint(LintArgs),
+}
+
+/// A network, where it is configured, and how to tell what came of it.
+#[derive(Debug, Args)]
+pub struct NetworkArgs {
+    /// The network's name, as its configuration has it.
+    #[arg(value_name = "NETWORK")]
+    pub network: String,
+    /// Where network configurations are.
+    #[arg(long, env = "NETCONFPATH", default_value = "/etc/cni/net.d", value_name = "DIR")]
+    pub conf_dir: PathBuf,
+    /// Where plugins are looked for.
+    #[command(flatten)]
+    pub plugins: PluginArgs,
+    /// Do the work of plugins of ours in this process instead of starting one for each; other people's executables are started all the same.
+    #[arg(long)]
+    pub in_process: bool,
+    /// Where results of ADD are kept.
+    #[arg(long, default_value = "/var/lib/cni", value_name = "DIR")]
+    pub cache_dir: PathBuf,
+    /// Tell what each plugin took, and for plugins of ours where the time went inside the agent.
+    #[arg(long)]
+    pub timing: bool,
+    /// Output.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Where plugins are looked for.
+#[derive(Debug, Args)]
+pub struct PluginArgs {
+    /// Where plugins are looked for; several directories are separated by colons.
+    #[arg(long, env = "CNI_PATH", default_value = "/opt/cni/bin", value_name = "DIRS")]
+    pub plugin_path: OsString,
+    /// Look for the plugins of a network in PREFIX/opt/<type of its first plugin>/bin before, for loopback also in PREFIX/opt/loopback/bin, as the first
+    /// kubelets did; PREFIX is mostly /.
+    #[arg(long, value_name = "PREFIX")]
+    pub vendor_prefix: Option<PathBuf>,
+}
+
+/// A network and a network namespace.
+#[derive(Debug, Args)]
+pub struct AttachmentArgs {
+    /// The network.
+    #[command(flatten)]
+    pub network: NetworkArgs,
+    /// Path of the network namespace.
+    #[arg(value_name = "NETNS")]
+    pub netns: PathBuf,
+    /// The container; by default cnitool's ID for the namespace.
+    #[arg(long, env = "CNI_CONTAINERID", value_name = "ID")]
+    pub container_id: Option<ContainerId>,
+    /// The interface inside the namespace.
+    #[arg(long, env = "CNI_IFNAME", default_value = "eth0", value_name = "NAME")]
+    pub ifname: IfName,
+    /// Arguments for plugins: KEY=VALUE, separated by semicolons.
+    #[arg(long, env = "CNI_ARGS", default_value = "", value_name = "ARGS")]
+    pub args: String,
+    /// Values for capabilities, as a JSON object.
+    #[arg(long, env = "CAP_ARGS", default_value = "{}", value_name = "JSON", value_parser = object)]
+    pub capabilities: Map<String, Value>,
+}
+
+/// `russet cni status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// The network.
+    #[command(flatten)]
+    pub network: NetworkArgs,
+    /// Ignored; cnitool wants one.
+    #[arg(value_name = "NETNS", hide = true)]
+    pub netns: Option<PathBuf>,
+}
+
+/// `russet cni gc`.
+#[derive(Debug, Args)]
+pub struct GcArgs {
+    /// The network.
+    #[command(flatten)]
+    pub network: NetworkArgs,
+    /// Ignored; cnitool wants one.
+    #[arg(value_name = "NETNS", hide = true)]
+    pub netns: Option<PathBuf>,
+    /// Really take everything away, also what container runtimes attached: nothing is told to be valid.
+    #[arg(long, required = true)]
+    pub all: bool,
+}
+
+/// `russet cni lint`.
+#[derive(Debug, Args)]
+#[command(after_help = LINT_EXAMPLES)]
+pub struct LintArgs {
+    /// The files.
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+    /// Where plugins are looked for.
+    #[command(flatten)]
+    pub plugins: PluginArgs,
+    /// Neither look for plugins nor ask them for their versions: for files that are meant for another machine.
+    #[arg(long)]
+    pub no_plugins: bool,
+    /// Output.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+const LINT_EXAMPLES: &str = "\
+Looks for: text that is not JSON, with its line and column; a missing name, type or plugin; \
+a .conf that is a list and a .conflist that is none; \
+keys that are unknown, in the wrong place, there twice, of the wrong type, or only for runtimes to write; versions that nobody knows or that a plugin does not speak; \
+plugins that are not where they are looked for; subnets that cannot be read, or overlap within the file; plugins that cannot be the first of a chain, \
+or do nothing for want of a capability. Plugins in the directory of the network are part of its file.
+
+Examples:
+  russet cni lint 10-mynet.conflist --no-plugins
+  CNI_PATH=/usr/lib/cni russet cni lint /etc/cni/net.d/*.conflist
+  russet cni lint 10-mynet.conflist -o json | jq -r '.findings[].text'
+
+Exit codes: 0 nothing found; 2 usage; 3 something found.";
+
+fn object(text: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(text).map_err(|error| format!("a JSON object is wanted: {error}"))
+}

@@ -1,0 +1,55 @@
+//! The chain as it runs, on standard error: which plugin is at work, and what became of it.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use russet_cni_spec::Verb;
+use russet_runtime::{PluginError, Progress};
+
+use crate::output::visible;
+
+/// Tells people.
+#[derive(Debug)]
+pub struct OnTerminal;
+
+/// The plugin's name is what a configuration says.
+fn beginning(plugin: &str, verb: Verb) -> String {
+    format!("{verb} {} ...", visible(plugin))
+}
+
+fn line(elapsed: Duration, failure: Option<&PluginError>) -> String {
+    let ms = elapsed.as_secs_f64() * 1000.0;
+    // The reason is told at the end, once.
+    if failure.is_some() { format!(" failed after {ms:.1} ms\n") } else { format!(" {ms:.1} ms\n") }
+}
+
+// === impl OnTerminal ===
+
+impl Progress for OnTerminal {
+    /// Without an end, so that somebody who waits sees for whom.
+    fn begins(&self, plugin: &str, verb: Verb) {
+        let _ = std::io::stderr().write_all(beginning(plugin, verb).as_bytes());
+    }
+
+    fn ended(&self, _plugin: &str, _verb: Verb, elapsed: Duration, failure: Option<&PluginError>) {
+        let _ = std::io::stderr().write_all(line(elapsed, failure).as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_does_not_move_the_cursor_of_whoever_looks_on() {
+        assert_eq!(beginning("bridge", Verb::Add), "ADD bridge ...");
+        assert_eq!(beginning("a\u{1b}[2J\r\nb", Verb::Del), "DEL a\\u{1b}[2J\\r\\nb ...");
+    }
+
+    #[test]
+    fn a_plugins_line_ends_with_its_time_and_a_failures_says_so() {
+        assert_eq!(line(Duration::from_micros(12_340), None), " 12.3 ms\n");
+        let failure = PluginError::NotFound { kind: "a".into(), dirs: Vec::new() };
+        assert_eq!(line(Duration::from_millis(2), Some(&failure)), " failed after 2.0 ms\n");
+    }
+}

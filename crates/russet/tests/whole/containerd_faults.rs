@@ -1,0 +1,136 @@
+//! What Debian's containerd does when a plugin of a chain fails, is missing or takes too long, and that nothing of ours is left behind by it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use russet_cri_client::{Pod, StatusCode, v1};
+use russet_testkit::eventually;
+use serde_json::{Value, json};
+
+use crate::containerd::Containerd;
+use crate::node::{PATIENCE, TestNode};
+
+/// A plugin for a chain's end that does what files beside it say, and writes down its verbs.
+const JUDGE: &str = r#"#!/usr/bin/python3
+import json, os, sys, time
+request, verb, here = json.load(sys.stdin), os.environ["CNI_COMMAND"], "HERE"
+if verb == "VERSION":
+    print(json.dumps({"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}))
+    sys.exit()
+with open(here + ".log", "a") as log:
+    log.write(verb + "\n")
+if verb == "ADD":
+    if os.path.exists(here + ".slow"):
+        time.sleep(30)
+    if os.path.exists(here + ".broken"):
+        print(json.dumps({"cniVersion": "1.0.0", "code": 100, "msg": "the judge says no"}))
+        sys.exit(1)
+    print(json.dumps(request["prevResult"]))
+"#;
+
+/// Longer than the plugins before the last one take, and shorter than that one.
+const DEADLINE: Duration = Duration::from_secs(4);
+
+/// The plugin, on disk.
+struct Judge(PathBuf);
+
+// === impl Judge ===
+
+impl Judge {
+    fn install(plugins: &Path) -> Self {
+        use std::os::unix::fs::PermissionsExt as _;
+        let path = plugins.join("judge");
+        std::fs::write(&path, JUDGE.replace("HERE", path.to_str().unwrap())).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        Self(path)
+    }
+
+    fn beside(&self, ending: &str) -> PathBuf {
+        self.0.with_extension(ending)
+    }
+
+    /// The plugin is so while `work` is done.
+    fn while_it_is(&self, how: &str, work: impl FnOnce()) {
+        std::fs::write(self.beside(how), "").unwrap();
+        work();
+        std::fs::remove_file(self.beside(how)).unwrap();
+    }
+
+    /// The verbs since the last time.
+    fn take(&self) -> Vec<String> {
+        let log = std::fs::read_to_string(self.beside("log")).unwrap_or_default();
+        let _ = std::fs::remove_file(self.beside("log"));
+        log.lines().map(str::to_owned).collect()
+    }
+}
+
+fn chain(node: &TestNode) -> Value {
+    let ours = node.config(json!({}));
+    json!({"cniVersion": "1.0.0", "name": "testnet", "plugins": [
+        ours, {"type": "portmap", "capabilities": {"portMappings": true}}, {"type": "judge"}]})
+}
+
+fn assert_nothing_is_left(node: &TestNode, containerd: &Containerd) {
+    eventually(PATIENCE, || containerd.cri().sandboxes().unwrap().is_empty());
+    eventually(PATIENCE, || node.allocated() == 0 && node.links().is_empty());
+    containerd.assert_forgotten(&[]);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: containerd, runc, busybox, ctr, python3"]
+fn containerd_takes_down_what_a_failing_third_plugin_left() {
+    // cni-runtime.md section 6.2 item 45
+    let mut node = TestNode::start(&[]);
+    let containerd = Containerd::start(&node, &chain(&node));
+    let judge = Judge::install(&containerd.plugins());
+    let pod = Pod { host_ports: vec![(18081, 80)], ..Pod::named("web") };
+    judge.while_it_is("broken", || {
+        let refused = containerd.cri().run(&pod).unwrap_err();
+        assert!(refused.to_string().contains("the judge says no"), "{refused}");
+    });
+    let verbs = judge.take();
+    assert!(verbs[0] == "ADD" && verbs.len() > 1 && verbs[1..].iter().all(|verb| verb == "DEL"), "{verbs:?}");
+    assert_nothing_is_left(&node, &containerd);
+    node.stop_agent();
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: containerd, runc, busybox, ctr, python3"]
+fn containerd_lists_a_sandbox_whose_plugin_is_missing_and_removes_it_when_that_is_back() {
+    // cni-runtime.md section 6.2 item 46
+    let mut node = TestNode::start(&[]);
+    let containerd = Containerd::start(&node, &chain(&node));
+    let judge = Judge::install(&containerd.plugins());
+    std::fs::rename(&judge.0, judge.beside("away")).unwrap();
+    let refused = containerd.cri().run(&Pod::named("web")).unwrap_err();
+    assert!(refused.to_string().contains("judge"), "{refused}");
+    let listed = containerd.cri().list(v1::PodSandboxFilter::default()).unwrap();
+    assert_eq!(listed.len(), 1, "{listed:?}");
+    assert_eq!(listed[0].state(), v1::PodSandboxState::SandboxNotready);
+    std::fs::rename(judge.beside("away"), &judge.0).unwrap();
+    containerd.cri().stop(&listed[0].id).unwrap();
+    containerd.cri().remove(&listed[0].id).unwrap();
+    assert_nothing_is_left(&node, &containerd);
+    node.stop_agent();
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: containerd, runc, busybox, ctr, python3"]
+fn containerd_takes_down_what_an_add_that_missed_its_deadline_left() {
+    // cni-runtime.md section 6.2 item 47
+    let mut node = TestNode::start(&[]);
+    let containerd = Containerd::start(&node, &chain(&node));
+    let judge = Judge::install(&containerd.plugins());
+    judge.while_it_is("slow", || {
+        let request =
+            v1::RunPodSandboxRequest { config: Some(Pod::named("web").config()), ..Default::default() };
+        let call = (v1::RUNTIME_SERVICE, "RunPodSandbox");
+        let late = containerd.cri().ask::<_, v1::RunPodSandboxResponse>(call, request, Some(DEADLINE));
+        let code = late.unwrap_err().code();
+        assert!(matches!(code, Some(StatusCode::DeadlineExceeded | StatusCode::Cancelled)), "{code:?}");
+    });
+    assert_nothing_is_left(&node, &containerd);
+    let verbs = judge.take();
+    assert!(verbs.len() > 1 && verbs[0] == "ADD" && verbs[1..].iter().all(|verb| verb == "DEL"), "{verbs:?}");
+    node.stop_agent();
+}
