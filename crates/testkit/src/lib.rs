@@ -5,11 +5,15 @@
 
 pub mod blocks;
 mod bytes;
+#[cfg(feature = "containerd")]
+pub mod containerd;
 mod disk;
 pub mod etcd;
 mod kernel;
 mod netns;
 mod random;
+#[cfg(feature = "containerd")]
+pub mod registry;
 mod tool;
 mod wait;
 

@@ -1,0 +1,27 @@
+//! containerd 1.6 and later, as far as the sandboxes' pause containers need it: a client of its API, and the pull of an image, which containerd leaves to
+//! its clients. `sandbox` makes sandboxes with it.
+//!
+//! Everything here is asynchronous and keeps nothing: what outlives a call is in containerd, under the names that the caller gave.
+
+mod api;
+mod authorization;
+mod client;
+mod connection;
+mod containers;
+mod content;
+mod credentials;
+mod error;
+mod image;
+mod manifest;
+mod pull;
+mod reference;
+mod registry;
+mod snapshots;
+mod unpack;
+
+pub use api::{Any, Container, ContainerRuntime, Mount, RuncOptions, TaskStatus};
+pub use client::Client;
+pub use credentials::{Credential, Keyring, usual_files};
+pub use error::{CallError, ImageError, PullError, RegistryError};
+pub use image::{Image, Process, ensure, find};
+pub use reference::{Reference, ReferenceError};
