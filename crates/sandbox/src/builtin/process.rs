@@ -1,0 +1,122 @@
+//! Which process holds a sandbox, as it is written down: its number and its start time, under the boot in which they mean something.
+
+use std::fs::{DirBuilder, OpenOptions};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use russet_linux::host::boot_id;
+use russet_linux::namespaces;
+use russet_linux::process::Identity;
+use serde::{Deserialize, Serialize};
+
+/// What `RUN/engine/ID/process` holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    boot_id: String,
+    pid: u32,
+    started_ticks: u64,
+    /// Which of its namespaces were made for it. None in records of versions that did not write it.
+    #[serde(default)]
+    own: Kinds,
+}
+
+/// Kinds of namespaces.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Kinds {
+    network: bool,
+    ipc: bool,
+    uts: bool,
+}
+
+const FILE: &str = "process";
+const NEW_FILE: &str = ".process.new";
+
+// === impl Record ===
+
+impl Record {
+    /// What is to be written of a process that lives, in namespaces of these kinds that were made for it.
+    pub(crate) fn of(pid: u32, own: namespaces::Kinds) -> io::Result<Self> {
+        let identity = Identity::of(pid)?.ok_or_else(|| io::Error::other("it has ended already"))?;
+        let own = Kinds { network: own.network, ipc: own.ipc, uts: own.uts };
+        Ok(Self { boot_id: boot_id()?, pid, started_ticks: identity.started_ticks, own })
+    }
+
+    /// The kinds of namespaces that are its own, as `/proc/PID/ns` has them.
+    pub(super) fn own(&self) -> Vec<&'static str> {
+        let kinds = [(self.own.network, "net"), (self.own.ipc, "ipc"), (self.own.uts, "uts")];
+        kinds.into_iter().filter(|(is_own, _)| *is_own).map(|(_, kind)| kind).collect()
+    }
+
+    /// Writes it, all or nothing for whoever reads. Not synced: it means nothing after a loss of power.
+    pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
+        let new = dir.join(NEW_FILE);
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(serde_json::to_string(self)?.as_bytes())?;
+        std::fs::rename(new, dir.join(FILE))
+    }
+
+    /// What is written, none where nothing is. What cannot be read as a record was left by a loss of power, and so is nothing.
+    pub(crate) fn read(dir: &Path) -> io::Result<Option<Self>> {
+        match std::fs::read(dir.join(FILE)) {
+            Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The process, alive or not, if it is one of this boot.
+    pub(super) fn identity(&self) -> io::Result<Option<Identity>> {
+        let identity = Identity { pid: self.pid, started_ticks: self.started_ticks };
+        Ok((self.boot_id == boot_id()?).then_some(identity))
+    }
+
+    /// The process, if it lives.
+    pub(super) fn living(&self) -> io::Result<Option<Identity>> {
+        let Some(identity) = self.identity()? else { return Ok(None) };
+        Ok(identity.is_alive()?.then_some(identity))
+    }
+}
+
+/// Makes a directory that must not be there yet, for us alone.
+pub(super) fn create_private(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(dir)
+}
+
+/// The names in a directory; none where there is no directory.
+pub(super) fn names_in(dir: &Path) -> io::Result<Vec<String>> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_another_boot_names_nobody() {
+        // cni-runtime.md appendix A.5: the identity of the boot is stored with each record
+        let dir = tempfile::tempdir().unwrap();
+        let record = Record::of(std::process::id(), namespaces::Kinds::default()).unwrap();
+        record.write(dir.path()).unwrap();
+        let read = Record::read(dir.path()).unwrap().unwrap();
+        assert_eq!(read, record);
+        assert_eq!(read.living().unwrap().map(|it| it.pid), Some(std::process::id()));
+        let earlier = Record { boot_id: "another".to_owned(), ..record.clone() };
+        assert_eq!(earlier.living().unwrap(), None);
+        let other = Record { started_ticks: record.started_ticks + 1, ..record };
+        assert_eq!(other.living().unwrap(), None, "the number was given again");
+    }
+
+    #[test]
+    fn half_a_record_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Record::read(dir.path()).unwrap(), None);
+        std::fs::write(dir.path().join(FILE), "{\"boot_id\":").unwrap();
+        assert_eq!(Record::read(dir.path()).unwrap(), None);
+    }
+}

@@ -1,0 +1,46 @@
+//! Pod sandboxes: what one is, and its life. The CRI server and `russet sandbox` call it.
+//!
+//! [`Sandboxes`] is the whole: it creates, stops, removes, lists and recovers. What a sandbox is made of comes from an
+//! [`Engine`]; its network comes from the runtime's default network. Everything here blocks.
+//!
+//! What must outlive a boot is a checkpoint below the state directory, written once, before anything
+//! exists that has to be undone; what dies with the boot is below the run directory. Between them every sandbox is
+//! found again, whenever the process or the machine died (cni-runtime.md sections 1.13, 3.1 to 3.3 and A.5).
+
+mod builtin;
+mod capabilities;
+mod checkpoint;
+mod config;
+mod engine;
+mod error;
+mod event;
+mod fault;
+mod files;
+mod gate;
+mod id;
+mod metrics;
+mod network;
+mod orphans;
+mod pod_locks;
+mod quantity;
+mod recreate;
+mod sandbox;
+mod sandboxes;
+mod stats;
+mod sysctls;
+
+pub use builtin::{Builtin, EnterError};
+pub use checkpoint::kept;
+pub use config::{Config, ConfigError, Dns, HostAlias, Metadata, PortMapping, Protocol};
+pub use engine::{Engine, EngineError, EngineState, Made};
+pub use error::SandboxError;
+pub use event::{Event, EventKind, Events};
+pub use files::node_resolv_conf;
+pub use id::{SandboxId, SandboxIdError};
+pub use metrics::{Metrics, Operation};
+pub use network::NetworkSource;
+pub use recreate::{Recreation, Seen, Why, recreation};
+pub use sandbox::{Filter, Sandbox, State};
+pub use sandboxes::{Collect, Collected, Options, Sandboxes};
+pub use stats::{InterfaceStats, Stats};
+pub use sysctls::SysctlError;
