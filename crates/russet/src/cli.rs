@@ -10,11 +10,13 @@ use russet_agent::{Encapsulation, StoreLocation};
 
 pub mod cni;
 pub mod drift;
+pub mod install;
 pub mod ipam;
 pub mod journal;
 pub mod migrate;
 pub mod netnamespace;
 pub mod openshift;
+pub mod owned;
 pub mod repair;
 pub mod resources;
 pub mod span;
@@ -67,6 +69,8 @@ pub enum Verb {
     Journal(journal::JournalArgs),
     /// Carry data of other programs over.
     Migrate(migrate::MigrateArgs),
+    /// Install this version of Russet on the node: executables, systemd units, network configuration.
+    Install(install::InstallArgs),
     /// Show resources: pools, reservations, nodes, profiles, workload endpoints.
     #[command(after_help = resources::GET_EXAMPLES)]
     Get(resources::GetArgs),
@@ -79,6 +83,10 @@ pub enum Verb {
     /// Show what differs on this node from what should be, and what was brought back after something else had changed it.
     #[command(after_help = drift::EXAMPLES)]
     Drift(drift::DriftArgs),
+    /// List every kernel object and file of Russet's on this node.
+    Owned(owned::OwnedArgs),
+    /// Take everything of Russet's off this node.
+    Uninstall(owned::UninstallArgs),
     /// Run a network's whole chain of plugins, as a container runtime does: `add`, `check`, `del`, `gc`, `status`, `version`.
     #[command(after_help = cni::EXAMPLES)]
     Cni(cni::CniArgs),

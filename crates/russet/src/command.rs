@@ -9,13 +9,16 @@ mod demo_forward;
 mod drift;
 pub mod flanneld;
 mod get;
+mod install;
 mod ipam;
 mod journal;
 mod logging;
 mod migrate;
 mod netnamespace;
+mod owned;
 mod place;
 mod store;
+mod uninstall;
 mod version;
 
 use std::process::ExitCode;
@@ -41,9 +44,12 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Get(args) => return get::run(args).unwrap_or_else(failed),
         Verb::NetNamespace(args) => netnamespace::run(args),
         Verb::Journal(args) => journal::run(args),
+        Verb::Install(args) => install::run(args),
         Verb::Apply(args) => apply::run(args),
         Verb::Delete(args) => delete::run(args),
         Verb::Drift(args) => return drift::run(args).unwrap_or_else(failed),
+        Verb::Owned(args) => owned::run(args),
+        Verb::Uninstall(args) => uninstall::run(args),
         Verb::Migrate(args) => return migrate::run(args).unwrap_or_else(failed),
         Verb::Version(args) => version::run(args),
     };

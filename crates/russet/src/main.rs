@@ -4,9 +4,12 @@ mod cli;
 mod command;
 mod demo;
 mod in_process;
+mod install;
 mod output;
+mod owned;
 mod resources;
 mod settings;
+mod uninstall;
 
 use std::process::ExitCode;
 

@@ -1,0 +1,73 @@
+//! The command line of `russet install`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::OutputArgs;
+
+const EXAMPLES: &str = "Examples:
+  russet install --dry-run                      what would be done, in order
+  russet install --start                        and start or restart the agent, and wait until pods can start
+  russet install --plugins russet,calico,calico-ipam
+  russet install --no-conflist                  the cluster's own configuration is used
+  russet install --with cri,pod --start         also pods' sandboxes over CRI, and pods of /etc/russet/pods without Kubernetes
+  russet install --root /mnt/image --no-conflist
+
+Run it from the executable that is to be installed, with russet-cni beside it. It may be run again at any time: what is there
+already is left alone, and an installation that was cut off is finished. Each file is replaced by a rename in its directory, so that
+a pod that starts meanwhile sees the old one or the new one. The conflist comes last, and one that is there is kept.
+
+Exit codes: 0 all is in place; 1 something failed, and what came before it stays.";
+
+/// `russet install`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct InstallArgs {
+    /// Put everything below this directory, as for an image of a node.
+    #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
+    pub root: PathBuf,
+    /// Where the command goes.
+    #[arg(long, default_value = "/usr/local/bin", value_name = "DIR")]
+    pub bin_dir: PathBuf,
+    /// Where container runtimes look for plugins.
+    #[arg(long, default_value = "/opt/cni/bin", value_name = "DIR")]
+    pub cni_bin_dir: PathBuf,
+    /// Where container runtimes look for networks.
+    #[arg(long, default_value = "/etc/cni/net.d", value_name = "DIR")]
+    pub cni_conf_dir: PathBuf,
+    /// Where systemd looks for units.
+    #[arg(long, default_value = "/etc/systemd/system", value_name = "DIR")]
+    pub unit_dir: PathBuf,
+    /// The plugins to be, by name. What somebody else installed under such a name is kept beside it, and `russet uninstall` puts it back.
+    /// By default `russet`, and `loopback` and `portmap` where there are none.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub plugins: Option<Vec<String>>,
+    /// Write no network configuration.
+    #[arg(long)]
+    pub no_conflist: bool,
+    /// Write no systemd unit. None is written either where there is no systemd.
+    #[arg(long)]
+    pub no_unit: bool,
+    /// Also the units of these services. Those that an earlier installation wrote are kept up to date without being named.
+    #[arg(long = "with", value_name = "SERVICE", value_delimiter = ',', conflicts_with = "no_unit")]
+    pub services: Vec<MoreService>,
+    /// Start the services, or restart them, by systemd; the conflist is written when pods can start.
+    #[arg(long, conflicts_with_all = ["no_unit", "dry_run"])]
+    pub start: bool,
+    /// Say what would be done, and do nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Output.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// A service besides the agent's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MoreService {
+    /// Pods' sandboxes over the container runtime interface (russet-cri.service).
+    Cri,
+    /// A pod for each manifest in /etc/russet/pods that is enabled (russet-pod@NAME.service).
+    Pod,
+}

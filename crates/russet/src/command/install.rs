@@ -1,0 +1,209 @@
+//! `russet install`.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::Failure;
+use crate::cli::install::{InstallArgs, MoreService};
+use crate::install::{self, InstallError, Manifest, Plan, Service, Step, Wish};
+use crate::output;
+
+/// What was done, for programs.
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: u32,
+    dry_run: bool,
+    #[serde(flatten)]
+    plan: &'a Plan,
+}
+
+/// How long the agent may take until pods can start: its store may be a cluster that is slow to answer.
+const READY_PATIENCE: Duration = Duration::from_secs(60);
+/// Between two questions.
+const READY_PAUSE: Duration = Duration::from_millis(200);
+/// Where systemd says that it runs.
+const SYSTEMD: &str = "/run/systemd/system";
+
+/// Installs.
+pub fn run(args: InstallArgs) -> Result<(), Failure> {
+    let mut manifest = Manifest::read(&args.root)?;
+    let wish = wish(&args, &manifest)?;
+    let plan = install::plan(&wish, &install::look(&wish)?)?;
+    for warning in &plan.warnings {
+        output::progress(&format!("warning: {warning}"));
+    }
+    if !args.dry_run {
+        if manifest.add(&plan) {
+            manifest.write(&wish.root)?;
+        }
+        let mut tell = |step: &Step| output::progress(&in_words(step));
+        install::carry_out(&plan.steps, &mut tell)?;
+        if args.start {
+            start_agent(&wish)?;
+        }
+        install::carry_out(&plan.last, &mut tell)?;
+        // Pods of kubelet's runtime need none of it.
+        if args.start {
+            start_cri(&wish, &args.services)?;
+        }
+    }
+    output::print_as(args.output.format, &Report { schema: 1, dry_run: args.dry_run, plan: &plan }, || {
+        for_people(&plan, &args)
+    });
+    Ok(())
+}
+
+fn wish(args: &InstallArgs, manifest: &Manifest) -> Result<Wish, InstallError> {
+    if args.start && args.root != Path::new("/") {
+        return Err(InstallError::StartElsewhere(args.root.clone()));
+    }
+    let below = |dir: &Path| args.root.join(dir.strip_prefix("/").unwrap_or(dir));
+    let command = std::env::current_exe().map_err(|source| InstallError::Io {
+        operation: "find",
+        path: PathBuf::from("russet"),
+        source,
+    })?;
+    let has_systemd = args.start || args.root != Path::new("/") || Path::new(SYSTEMD).is_dir();
+    let unit_dir = below(&args.unit_dir);
+    let was_installed = |service: &Service| manifest.files.contains(&unit_dir.join(service.unit()));
+    let wanted = |service: &Service| *service == Service::Agent || is_named(*service, &args.services);
+    let services = Service::ALL.into_iter().filter(|service| wanted(service) || was_installed(service));
+    Ok(Wish {
+        root: args.root.clone(),
+        bin_dir: below(&args.bin_dir),
+        cni_bin_dir: below(&args.cni_bin_dir),
+        cni_conf_dir: (!args.no_conflist).then(|| below(&args.cni_conf_dir)),
+        services: services.collect(),
+        unit_dir: (!args.no_unit && has_systemd).then_some(unit_dir),
+        plugins: args.plugins.clone(),
+        plugin: command.with_file_name("russet-cni"),
+        command,
+    })
+}
+
+/// Whether somebody asked for it now, and not only for an installation before this one.
+fn is_named(service: Service, named: &[MoreService]) -> bool {
+    match service {
+        Service::Agent => false,
+        Service::Cri => named.contains(&MoreService::Cri),
+        Service::Pod => named.contains(&MoreService::Pod),
+    }
+}
+
+/// Has systemd start the agent that was installed, and waits until pods can start.
+fn start_agent(wish: &Wish) -> Result<(), InstallError> {
+    let agent = Service::Agent.unit();
+    systemctl(&["daemon-reload"])?;
+    systemctl(&["enable", agent])?;
+    systemctl(&["restart", agent])?;
+    output::progress("the agent was started; waiting until pods can start");
+    until_ready(wish)
+}
+
+/// The same with `russet cri`, if it was installed. A template has nothing to start, and its pods outlive the command that made them.
+fn start_cri(wish: &Wish, named: &[MoreService]) -> Result<(), InstallError> {
+    if !wish.services.contains(&Service::Cri) {
+        return Ok(());
+    }
+    let cri = Service::Cri.unit();
+    // It tells systemd when it serves (Type=notify), and these fail if it does not.
+    if is_named(Service::Cri, named) {
+        output::progress("russet cri is started; waiting until it serves");
+        systemctl(&["enable", cri])?;
+        return systemctl(&["restart", cri]);
+    }
+    // Whoever has stopped or disabled it since meant that.
+    output::progress("russet cri is started again if it runs; waiting until it serves");
+    systemctl(&["try-restart", cri])
+}
+
+/// Waits until STATUS says that pods can start: asked through the plugin that was installed.
+#[expect(clippy::disallowed_methods, reason = "nothing tells a process outside when the agent is ready")]
+fn until_ready(wish: &Wish) -> Result<(), InstallError> {
+    let end = Instant::now() + READY_PATIENCE;
+    loop {
+        match status(wish) {
+            Ok(()) => return Ok(()),
+            Err(error) if Instant::now() >= end => return Err(error),
+            Err(_not_yet) => std::thread::sleep(READY_PAUSE),
+        }
+    }
+}
+
+fn status(wish: &Wish) -> Result<(), InstallError> {
+    let what = "ask the agent for its STATUS";
+    let failed = |why: String| InstallError::Command { what: what.to_owned(), why };
+    let mut plugin = Command::new(wish.cni_bin_dir.join("russet"))
+        .env("CNI_COMMAND", "STATUS")
+        .env("CNI_PATH", &wish.cni_bin_dir)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| failed(error.to_string()))?;
+    if let Some(mut stdin) = plugin.stdin.take() {
+        // A plugin that does not read says why on its standard output.
+        let _ = stdin.write_all(br#"{"cniVersion":"1.1.0","name":"russet","type":"russet"}"#);
+    }
+    let done = plugin.wait_with_output().map_err(|error| failed(error.to_string()))?;
+    if done.status.success() {
+        return Ok(());
+    }
+    Err(failed(format!(
+        "{}; `journalctl -u {}` may say more",
+        String::from_utf8_lossy(&done.stdout).trim(),
+        Service::Agent.unit()
+    )))
+}
+
+fn systemctl(args: &[&str]) -> Result<(), InstallError> {
+    let what = || format!("systemctl {}", args.join(" "));
+    let done = Command::new("systemctl").args(args).stdin(Stdio::null()).output();
+    let done = done.map_err(|error| InstallError::Command { what: what(), why: error.to_string() })?;
+    if done.status.success() {
+        return Ok(());
+    }
+    Err(InstallError::Command { what: what(), why: String::from_utf8_lossy(&done.stderr).trim().to_owned() })
+}
+
+fn for_people(plan: &Plan, args: &InstallArgs) -> String {
+    let steps = || plan.steps.iter().chain(&plan.last);
+    if args.dry_run {
+        return steps().map(|step| format!("{}\n", in_words(step))).collect();
+    }
+    let changes = steps().filter(|step| step.is_change()).count();
+    let mut text = match changes {
+        0 => "everything was in place\n".to_owned(),
+        _ => "installed\n".to_owned(),
+    };
+    let units = written_units(plan);
+    if !args.start && !units.is_empty() {
+        text.push_str(&format!(
+            "next: systemctl daemon-reload && systemctl enable --now {} (or: russet install --start)\n",
+            units.join(" ")
+        ));
+    }
+    text
+}
+
+/// Those that can be started as they are; a template's name wants a pod's in it.
+fn written_units(plan: &Plan) -> Vec<&'static str> {
+    let is_written = |unit: &str| {
+        plan.steps.iter().any(|step| matches!(step, Step::Write { path, .. } if path.ends_with(unit)))
+    };
+    [Service::Agent, Service::Cri].map(Service::unit).into_iter().filter(|unit| is_written(unit)).collect()
+}
+
+fn in_words(step: &Step) -> String {
+    match step {
+        Step::Directory { path } => format!("make directory {}", path.display()),
+        Step::Save { path, saved } => format!("keep {} as {}", path.display(), saved.display()),
+        Step::Copy { from, path } => format!("copy {} to {}", from.display(), path.display()),
+        Step::Write { path, .. } => format!("write {}", path.display()),
+        Step::Leave { path, why } => format!("leave {}: {why}", path.display()),
+    }
+}

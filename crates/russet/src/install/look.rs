@@ -1,0 +1,78 @@
+//! What is on the node already.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use russet_plugins::executable::{self, Found as Whose};
+
+use super::{CONFLIST, Found, InstallError, There, Wish};
+
+/// Looks at everything that an installation may touch.
+pub fn look(wish: &Wish) -> Result<Found, InstallError> {
+    for executable in [&wish.command, &wish.plugin] {
+        if !executable.is_file() {
+            return Err(InstallError::NoExecutable(executable.clone()));
+        }
+    }
+    let dirs =
+        [Some(&wish.bin_dir), Some(&wish.cni_bin_dir), wish.unit_dir.as_ref(), wish.cni_conf_dir.as_ref()];
+    let dirs: Vec<PathBuf> = dirs.into_iter().flatten().filter(|dir| dir.is_dir()).cloned().collect();
+    let mut files = Vec::new();
+    for (path, from) in wish.executables() {
+        files.push((path.clone(), executable_at(&path, from)?));
+    }
+    for (path, wanted) in wish.units() {
+        let there = text_at(&path, &wanted)?;
+        files.push((path, there));
+    }
+    if let Some(path) = wish.conflist() {
+        // Whatever is in it.
+        files.push((path.clone(), text_at(&path, "")?));
+    }
+    let before_ours = wish.cni_conf_dir.as_ref().map_or(Ok(Vec::new()), |dir| before_ours(dir))?;
+    Ok(Found { dirs, files, before_ours })
+}
+
+fn executable_at(path: &Path, from: &Path) -> Result<There, InstallError> {
+    let Some(bytes) = read(path)? else { return Ok(There::Nothing) };
+    if read(from)?.is_some_and(|wanted| wanted == bytes) {
+        return Ok(There::Same);
+    }
+    Ok(if executable::whose(path) == Whose::Ours { There::Ours } else { There::Foreign })
+}
+
+fn text_at(path: &Path, wanted: &str) -> Result<There, InstallError> {
+    Ok(match read(path)? {
+        None => There::Nothing,
+        Some(bytes) if bytes == wanted.as_bytes() => There::Same,
+        Some(_) => There::Ours,
+    })
+}
+
+/// Network configurations that come before ours (cni-runtime.md section 2.1: by name, of three suffixes).
+fn before_ours(dir: &Path) -> Result<Vec<String>, InstallError> {
+    let failed = |source| InstallError::Io { operation: "list", path: dir.to_owned(), source };
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed)?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
+        let is_network = [".conf", ".conflist", ".json"].iter().any(|suffix| name.ends_with(suffix));
+        if is_network && *name < *CONFLIST {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn read(path: &Path) -> Result<Option<Vec<u8>>, InstallError> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(InstallError::Io { operation: "read", path: path.to_owned(), source }),
+    }
+}

@@ -1,0 +1,95 @@
+//! The services that an installation can consist of: units as packages have them.
+
+use std::path::Path;
+
+/// A service of the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Service {
+    /// `russet agent`, without which there is no installation.
+    Agent,
+    /// `russet cri`.
+    Cri,
+    /// `russet sandbox run` for each pod that has a manifest: a template.
+    Pod,
+}
+
+/// Where the command is in packages' units.
+const COMMAND: &str = "/usr/local/bin/russet";
+/// What every unit of ours says; nobody else's does.
+const MARK: &str = "Documentation=https://github.com/russet-net/russet";
+
+// === impl Service ===
+
+impl Service {
+    /// All of them, in the order in which they are started.
+    pub const ALL: [Self; 3] = [Self::Agent, Self::Cri, Self::Pod];
+
+    /// The unit's name; a template's ends in `@.service`.
+    pub const fn unit(self) -> &'static str {
+        match self {
+            Self::Agent => "russet-agent.service",
+            Self::Cri => "russet-cri.service",
+            Self::Pod => "russet-pod@.service",
+        }
+    }
+
+    /// The service that has a unit of this name.
+    pub fn of_unit(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|service| service.unit() == name)
+    }
+
+    /// Whether `name` is that of the unit, or of a template's instance.
+    pub fn is_unit(self, name: &str) -> bool {
+        let (before, after) = self.unit().split_once('@').unwrap_or((self.unit(), ""));
+        match after {
+            "" => name == before,
+            _ => name.starts_with(&format!("{before}@")) && name.ends_with(after),
+        }
+    }
+
+    /// The unit's text for the command at `command`.
+    pub fn text(self, command: &Path) -> String {
+        let text = match self {
+            Self::Agent => include_str!("../../../../packaging/systemd/russet-agent.service"),
+            Self::Cri => include_str!("../../../../packaging/systemd/russet-cri.service"),
+            Self::Pod => include_str!("../../../../packaging/systemd/russet-pod@.service"),
+        };
+        text.replace(COMMAND, &command.display().to_string())
+    }
+
+    /// Whether a unit's text is one of ours, of whatever version.
+    pub fn is_ours(text: &[u8]) -> bool {
+        String::from_utf8_lossy(text).lines().any(|line| line == MARK)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_unit_is_known_as_ours_and_starts_the_command_where_it_is() {
+        for service in Service::ALL {
+            let text = service.text(Path::new("/opt/x/russet"));
+            assert!(Service::is_ours(text.as_bytes()), "{service:?}");
+            assert!(text.contains("ExecStart=/opt/x/russet ") && !text.contains(COMMAND), "{text}");
+            assert_eq!(Service::of_unit(service.unit()), Some(service));
+        }
+        assert!(!Service::is_ours(b"[Unit]\nDescription=somebody's\n"));
+    }
+
+    #[test]
+    fn the_start_of_russet_cri_is_over_when_it_serves() {
+        // `russet install --start` has systemctl's word for it. Before that plugins that hang may take their deadlines, one after the other.
+        let text = Service::Cri.text(Path::new("/usr/local/bin/russet"));
+        assert!(text.contains("\nType=notify\n") && text.contains("\nTimeoutStartSec=infinity\n"), "{text}");
+        assert!(!text.contains("NotifyAccess"), "its own word, and no plugin's");
+    }
+
+    #[test]
+    fn instances_of_a_template_are_its_own() {
+        assert!(Service::Pod.is_unit("russet-pod@web.service"));
+        assert!(!Service::Pod.is_unit("russet-pod.service") && !Service::Pod.is_unit("russet-pod@web.timer"));
+        assert!(Service::Cri.is_unit("russet-cri.service") && !Service::Cri.is_unit("russet-cri.service.d"));
+    }
+}

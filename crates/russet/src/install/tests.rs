@@ -1,0 +1,222 @@
+//! Installations below a temporary root, with files that carry our mark in place of executables.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+
+use russet_cni_spec::relay;
+
+use super::manifest::Saved;
+use super::*;
+
+struct Node {
+    root: tempfile::TempDir,
+    wish: Wish,
+}
+
+impl Node {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join(path);
+        let wish = Wish {
+            root: at("node"),
+            bin_dir: at("node/usr/local/bin"),
+            cni_bin_dir: at("node/opt/cni/bin"),
+            cni_conf_dir: Some(at("node/etc/cni/net.d")),
+            unit_dir: Some(at("node/etc/systemd/system")),
+            services: vec![Service::Agent],
+            plugins: None,
+            command: at("dist/russet"),
+            plugin: at("dist/russet-cni"),
+        };
+        fs::create_dir_all(at("dist")).unwrap();
+        let node = Self { root, wish };
+        node.version("1");
+        node
+    }
+
+    fn version(&self, version: &str) {
+        for path in [&self.wish.command, &self.wish.plugin] {
+            fs::write(path, format!("{version} {}", relay::MARK)).unwrap();
+        }
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.root.path().join("node").join(path)
+    }
+
+    fn text(&self, path: &str) -> String {
+        fs::read_to_string(self.at(path)).unwrap()
+    }
+
+    fn put(&self, path: &str, text: &str) {
+        fs::create_dir_all(self.at(path).parent().unwrap()).unwrap();
+        fs::write(self.at(path), text).unwrap();
+    }
+
+    fn plan(&self) -> Plan {
+        plan(&self.wish, &look(&self.wish).unwrap()).unwrap()
+    }
+
+    fn install(&self) -> Plan {
+        let plan = self.plan();
+        let mut manifest = Manifest::read(&self.wish.root).unwrap();
+        if manifest.add(&plan) {
+            manifest.write(&self.wish.root).unwrap();
+        }
+        carry_out(&plan.steps, &mut |_| ()).unwrap();
+        carry_out(&plan.last, &mut |_| ()).unwrap();
+        plan
+    }
+}
+
+#[test]
+fn a_fresh_node_gets_everything_and_its_conflist_last() {
+    let node = Node::new();
+    let plan = node.install();
+    assert!(
+        matches!(&plan.last[..], [Step::Write { path, .. }] if *path == node.at("etc/cni/net.d/10-russet.conflist"))
+    );
+    for path in ["usr/local/bin/russet", "opt/cni/bin/russet", "opt/cni/bin/loopback", "opt/cni/bin/portmap"]
+    {
+        assert_eq!(node.text(path), format!("1 {}", relay::MARK), "{path}");
+        assert_eq!(fs::metadata(node.at(path)).unwrap().permissions().mode() & 0o777, 0o755, "{path}");
+    }
+    assert!(
+        node.text("etc/systemd/system/russet-agent.service")
+            .contains("ExecStart=/usr/local/bin/russet agent\n")
+    );
+    let list: serde_json::Value =
+        serde_json::from_str(&node.text("etc/cni/net.d/10-russet.conflist")).unwrap();
+    assert_eq!(list["plugins"][0]["russet_path"], "/usr/local/bin/russet");
+    assert_eq!(list["plugins"][1]["type"], "portmap");
+    assert_eq!(list["cniVersions"][1], "1.1.0");
+    assert!(
+        russet_cni_spec::ConfigList::parse(node.text("etc/cni/net.d/10-russet.conflist").as_bytes()).is_ok()
+    );
+}
+
+#[test]
+fn units_that_were_asked_for_are_written_and_found_with_what_enabled_them() {
+    let mut node = Node::new();
+    node.wish.services = Service::ALL.to_vec();
+    node.wish.bin_dir = node.at("opt/russet");
+    node.install();
+    let dir = |name: &str| node.at("etc/systemd/system").join(name);
+    let units = ["russet-agent.service", "russet-cri.service", "russet-pod@.service"].map(dir);
+    for (unit, verb) in units.iter().zip(["agent", "cri", "sandbox run --replace"]) {
+        let text = fs::read_to_string(unit).unwrap();
+        assert!(text.contains(&format!("ExecStart=/opt/russet/russet {verb}")), "{text}");
+    }
+    let wants = dir("multi-user.target.wants");
+    fs::create_dir(&wants).unwrap();
+    for (link, to) in [("russet-cri.service", 1), ("russet-pod@web.service", 2), ("russet-pod@db.service", 2)]
+    {
+        std::os::unix::fs::symlink(&units[to], wants.join(link)).unwrap();
+    }
+    std::os::unix::fs::symlink("/x", wants.join("nginx.service")).unwrap();
+    let found = crate::owned::look(&node.wish.root, false).unwrap().files.units;
+    let links =
+        ["russet-cri.service", "russet-pod@db.service", "russet-pod@web.service"].map(|it| wants.join(it));
+    let wanted = [&units[0], &links[0], &units[1], &links[1], &links[2], &units[2]];
+    assert_eq!(found.iter().collect::<Vec<_>>(), wanted);
+}
+
+#[test]
+fn a_unit_that_an_operator_copied_is_ours_and_one_of_his_own_is_not() {
+    let node = Node::new();
+    node.put("etc/systemd/system/russet-cri.service", &Service::Cri.text(Path::new("/usr/bin/russet")));
+    node.put("etc/systemd/system/russet-pod@.service", "[Service]\nExecStart=/bin/true\n");
+    let found = crate::owned::look(&node.wish.root, false).unwrap().files.units;
+    assert_eq!(found, [node.at("etc/systemd/system/russet-cri.service")]);
+}
+
+#[test]
+fn a_second_time_nothing_changes() {
+    let node = Node::new();
+    node.install();
+    let plan = node.install();
+    assert!(plan.steps.iter().chain(&plan.last).all(|step| !step.is_change()), "{plan:?}");
+}
+
+#[test]
+fn an_update_replaces_executables_and_keeps_the_users_conflist() {
+    let node = Node::new();
+    node.install();
+    node.put("etc/cni/net.d/10-russet.conflist", "the user's");
+    node.version("2");
+    node.install();
+    assert_eq!(node.text("opt/cni/bin/russet"), format!("2 {}", relay::MARK));
+    assert_eq!(node.text("opt/cni/bin/portmap"), format!("2 {}", relay::MARK));
+    assert_eq!(node.text("etc/cni/net.d/10-russet.conflist"), "the user's");
+}
+
+#[test]
+fn a_plugin_of_somebody_else_is_left_unless_its_name_is_asked_for() {
+    let mut node = Node::new();
+    node.put("opt/cni/bin/portmap", "go");
+    node.put("opt/cni/bin/bridge", "go");
+    node.install();
+    assert_eq!(node.text("opt/cni/bin/portmap"), "go");
+    // It may not know CNI 1.1.0.
+    let list: serde_json::Value =
+        serde_json::from_str(&node.text("etc/cni/net.d/10-russet.conflist")).unwrap();
+    assert_eq!((list["plugins"][1]["type"].as_str(), list.get("cniVersions")), (Some("portmap"), None));
+    node.wish.plugins = Some(vec!["russet".to_owned(), "bridge".to_owned()]);
+    node.install();
+    assert_eq!(node.text("opt/cni/bin/bridge"), format!("1 {}", relay::MARK));
+    assert_eq!(node.text("opt/cni/bin/.bridge.before-russet"), "go");
+    let saved =
+        Saved { path: node.at("opt/cni/bin/bridge"), saved: node.at("opt/cni/bin/.bridge.before-russet") };
+    assert_eq!(Manifest::read(&node.wish.root).unwrap().saved, [saved]);
+}
+
+#[test]
+fn an_installation_that_was_cut_off_after_any_step_is_finished_by_the_next() {
+    let steps = {
+        let plan = Node::new().plan();
+        plan.steps.len() + plan.last.len()
+    };
+    for done in 0..steps {
+        let node = Node::new();
+        node.put("opt/cni/bin/bridge", "go");
+        let plan = node.plan();
+        let all: Vec<Step> = plan.steps.into_iter().chain(plan.last).take(done).collect();
+        carry_out(&all, &mut |_| ()).unwrap();
+        node.install();
+        let again = node.plan();
+        assert!(again.steps.iter().chain(&again.last).all(|step| !step.is_change()), "{done}: {again:?}");
+        assert_eq!(node.text("opt/cni/bin/bridge"), "go");
+    }
+}
+
+#[test]
+fn what_keeps_pods_from_using_it_is_told() {
+    let mut node = Node::new();
+    node.put("etc/cni/net.d/05-other.conf", "{}");
+    node.put("etc/cni/net.d/99-later.conflist", "{}");
+    assert_eq!(node.plan().warnings.len(), 1);
+    assert!(node.plan().warnings[0].starts_with("05-other.conf comes before"), "{:?}", node.plan().warnings);
+    node.wish.plugins = Some(vec!["../evil".to_owned()]);
+    let error = plan(&node.wish, &Found::default()).unwrap_err();
+    assert!(error.to_string().starts_with("\"../evil\" is no plugin of ours; known: russet, "), "{error}");
+    fs::remove_file(&node.wish.plugin).unwrap();
+    assert!(matches!(look(&node.wish), Err(InstallError::NoExecutable(_))));
+}
+
+#[test]
+fn a_plugin_that_a_package_has_put_over_ours_is_not_ours_any_more() {
+    let mut node = Node::new();
+    node.wish.plugins = Some(vec!["bridge".to_owned(), "loopback".to_owned()]);
+    node.put("opt/cni/bin/bridge", "version 1 of somebody's");
+    node.install();
+    let ours = [node.at("opt/cni/bin/bridge"), node.at("opt/cni/bin/loopback")];
+    let files = crate::owned::look(&node.wish.root, false).unwrap().files;
+    assert!(ours.iter().all(|path| files.programs.contains(path)) && files.saved.len() == 1, "{files:?}");
+    node.put("opt/cni/bin/bridge", "version 2 of somebody's");
+    fs::remove_file(&ours[1]).unwrap();
+    node.put("opt/cni/bin/loopback", "version 2 of somebody's");
+    let files = crate::owned::look(&node.wish.root, false).unwrap().files;
+    assert!(!ours.iter().any(|path| files.programs.contains(path)), "{files:?}");
+    // Version 1 does not come back over version 2.
+    assert!(files.saved.is_empty() && files.programs.contains(&node.at("opt/cni/bin/.bridge.before-russet")));
+}

@@ -1,0 +1,22 @@
+//! The network configuration that an installation writes.
+
+use std::path::Path;
+
+use serde_json::json;
+
+/// The conflist; `portmap`: there is such a plugin, and whether it is ours. Others of it do not know CNI 1.1.0, and so a list with one of them does not
+/// offer it: the runtime could call neither GC nor STATUS, but the list would work.
+pub fn conflist(command: &Path, portmap: Option<bool>) -> String {
+    let mut list = json!({
+        "cniVersion": "1.0.0",
+        "name": "russet",
+        "plugins": [{ "type": "russet", "russet_path": command }],
+    });
+    if portmap != Some(false) {
+        list["cniVersions"] = json!(["1.0.0", "1.1.0"]);
+    }
+    if let (Some(_), Some(plugins)) = (portmap, list["plugins"].as_array_mut()) {
+        plugins.push(json!({ "type": "portmap", "capabilities": { "portMappings": true } }));
+    }
+    format!("{list:#}\n")
+}

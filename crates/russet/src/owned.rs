@@ -1,0 +1,344 @@
+//! What of Russet's is on this node, in the kernel and in files, with or without an agent. `russet owned` prints it, `russet uninstall` takes it away.
+//!
+//! Everything in the kernel is known by its mark and by nothing that was written down, so nothing is missing after a crash.
+
+pub mod pods;
+
+use std::path::{Path, PathBuf};
+
+use russet_agent::{Paths, openshift};
+use russet_attach::remains::{self, Mark, MarkedLink, Remains};
+use russet_linux::sysctl;
+use russet_netlink::{NetlinkError, Route, Socket};
+use russet_nft::{Nft, Table};
+use russet_overlay::firewall::EXCEPTION_COMMENT;
+use russet_plugins::executable::{self, Found as Whose};
+use russet_sandbox::SandboxId;
+use serde::Serialize;
+
+use crate::install::{CONFLIST, InstallError, Manifest, Saved, Service};
+use pods::{Keeper, PodsError};
+
+/// Everything that is ours.
+#[derive(Debug, Default)]
+pub struct Inventory {
+    /// In the kernel; empty where nobody asked.
+    pub kernel: Remains,
+    /// Accepts in others' chains, by table.
+    pub exceptions: Vec<Exception>,
+    /// There are rules of legacy iptables, among which there may be some of ours, too.
+    pub legacy_iptables: bool,
+    /// Pods' sandboxes, and who keeps them.
+    pub sandboxes: Vec<(SandboxId, Keeper)>,
+    /// In files.
+    pub files: Files,
+}
+
+/// A rule of ours in a chain of somebody else's.
+#[derive(Debug, Clone)]
+pub struct Exception {
+    /// Where the chain is.
+    pub table: Table,
+    /// Its name.
+    pub chain: String,
+}
+
+/// Files, as far as they are there.
+#[derive(Debug, Default)]
+pub struct Files {
+    /// What makes runtimes use Russet.
+    pub conflists: Vec<PathBuf>,
+    /// Services, and what `systemctl enable` made of them.
+    pub units: Vec<PathBuf>,
+    /// Executables.
+    pub programs: Vec<PathBuf>,
+    /// What was there before, with its place.
+    pub saved: Vec<(PathBuf, PathBuf)>,
+    /// Sockets, locks and the like, gone after a reboot.
+    pub run: Vec<PathBuf>,
+    /// What survives a reboot; addresses among it.
+    pub state: Vec<PathBuf>,
+    /// What the operator wrote.
+    pub settings: Option<PathBuf>,
+}
+
+/// One line of what is ours.
+#[derive(Debug, Serialize)]
+pub struct Object {
+    /// `link`, `route`, ...
+    pub kind: &'static str,
+    /// What it is called.
+    pub name: String,
+    /// What it is for.
+    pub detail: String,
+}
+
+/// Sysctls that the agent switches on and nobody switches off: others may need them.
+const SYSCTLS: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"];
+
+/// Where operators and installations put units.
+const UNIT_DIR: &str = "etc/systemd/system";
+
+/// Looks.
+pub fn look(root: &Path, kernel: bool) -> Result<Inventory, LookError> {
+    let mut inventory = Inventory { files: Files::look(root)?, ..Inventory::default() };
+    for keeper in Keeper::ALL {
+        let ids = keeper.sandboxes(&Paths::new(root))?;
+        inventory.sandboxes.extend(ids.into_iter().map(|id| (id, keeper)));
+    }
+    if kernel {
+        inventory.kernel = remains::remains(&mut Socket::route()?)?;
+        inventory.exceptions = exceptions()?;
+        let tables = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
+        let used = |path| std::fs::read(path).is_ok_and(|names| !names.is_empty());
+        inventory.legacy_iptables = tables.into_iter().any(used);
+    }
+    Ok(inventory)
+}
+
+/// Why nobody can say what is there.
+#[derive(Debug, thiserror::Error)]
+pub enum LookError {
+    /// The kernel cannot be read.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// What was installed is not known.
+    #[error(transparent)]
+    Install(#[from] InstallError),
+    /// Which sandboxes there are is not known.
+    #[error(transparent)]
+    Pods(#[from] PodsError),
+}
+
+/// A kernel without nf_tables has none; so has a table that somebody takes away meanwhile.
+fn exceptions() -> Result<Vec<Exception>, NetlinkError> {
+    let mut nft = match Nft::open() {
+        Err(error) if error.is_unsupported() => return Ok(Vec::new()),
+        nft => nft?,
+    };
+    let tables = match nft.tables() {
+        Err(error) if error.is_unsupported() => return Ok(Vec::new()),
+        tables => tables?,
+    };
+    let mut found = Vec::new();
+    for info in tables {
+        let rules = match nft.rules(&info.table) {
+            Err(error) if error.is_not_found() => continue,
+            rules => rules?,
+        };
+        let ours = rules.into_iter().filter(|rule| rule.comment.as_deref() == Some(EXCEPTION_COMMENT));
+        found.extend(ours.map(|rule| Exception { table: info.table.clone(), chain: rule.chain }));
+    }
+    Ok(found)
+}
+
+// === impl Files ===
+
+impl Files {
+    fn look(root: &Path) -> Result<Self, InstallError> {
+        let paths = Paths::new(root);
+        let manifest = Manifest::read(root)?;
+        let mut files = Self::default();
+        let copied = Service::ALL.map(|service| root.join(UNIT_DIR).join(service.unit()));
+        let copied = copied.iter().filter(|file| !manifest.files.contains(file) && is_our_unit(file));
+        for file in manifest.files.iter().chain(copied).filter(|file| is_there(file)) {
+            files.place(file);
+        }
+        let conflist = paths.conflist_dir().join(CONFLIST);
+        if is_there(&conflist) && !files.conflists.contains(&conflist) {
+            files.conflists.push(conflist);
+        }
+        for Saved { path, saved } in manifest.saved.into_iter().filter(|it| is_there(&it.saved)) {
+            match executable::whose(&path) {
+                // Newer than what was put aside, from whoever it is.
+                Whose::Foreign => files.programs.push(saved),
+                Whose::Ours | Whose::Nothing => files.saved.push((saved, path)),
+            }
+        }
+        files.run = below(&paths.run_dir());
+        files.state = below(&paths.state_dir());
+        if let Some(served) = openshift::Served::on(&paths) {
+            files.conflists.extend(served.conflist);
+            files.run.extend(below(&served.run_dir));
+            files.state.extend(below(&served.addresses));
+        }
+        files.settings = Some(paths.settings_file()).filter(|file| is_there(file));
+        Ok(files)
+    }
+
+    fn place(&mut self, file: &Path) {
+        let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if name.ends_with(".conflist") || name.ends_with(".conf") {
+            self.conflists.push(file.to_owned());
+        } else if let Some(service) = Service::of_unit(name) {
+            self.units.extend(enabled(file, service));
+            self.units.push(file.to_owned());
+        } else if executable::whose(file) != Whose::Foreign {
+            // A package of somebody else's may have put its own plugin there since.
+            self.programs.push(file.to_owned());
+        }
+    }
+}
+
+/// One that an operator has copied there; an own one of that name is left.
+fn is_our_unit(file: &Path) -> bool {
+    std::fs::read(file).is_ok_and(|text| Service::is_ours(&text))
+}
+
+/// What `systemctl enable` made of a unit, or of a template's instances.
+fn enabled(unit: &Path, service: Service) -> Vec<PathBuf> {
+    let links = std::fs::read_dir(unit.with_file_name("multi-user.target.wants"));
+    let links = links.into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_its = |link: &PathBuf| {
+        let name = link.file_name().and_then(|name| name.to_str());
+        link.is_symlink() && name.is_some_and(|name| service.is_unit(name))
+    };
+    let mut found: Vec<PathBuf> = links.filter(is_its).collect();
+    found.sort();
+    found
+}
+
+/// Also a link that leads nowhere.
+fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
+/// Everything below a directory, what is inside before what holds it; links are not followed.
+fn below(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut entries: Vec<PathBuf> = std::fs::read_dir(dir)
+        .map(|all| all.flatten().map(|entry| entry.path()).collect())
+        .unwrap_or_default();
+    entries.sort();
+    for entry in entries {
+        let is_dir = entry.symlink_metadata().is_ok_and(|it| it.is_dir());
+        if is_dir {
+            found.extend(below(&entry));
+        } else {
+            found.push(entry);
+        }
+    }
+    if is_there(dir) {
+        found.push(dir.to_owned());
+    }
+    found
+}
+
+// === impl Inventory ===
+
+impl Inventory {
+    /// Interfaces of pods that are attached.
+    pub fn pods(&self) -> impl Iterator<Item = &MarkedLink> {
+        let is_pods = |link: &&MarkedLink| link.owner.is_some() || is_sdns(&link.mark);
+        self.kernel.links.iter().filter(is_pods).filter(|link| !link.doomed)
+    }
+
+    /// Everything, one line each.
+    pub fn objects(&self) -> Vec<Object> {
+        let mut all = Vec::new();
+        self.kernel.links.iter().for_each(|link| all.extend(of_link(link)));
+        all.extend(self.kernel.routes.iter().map(|route| object("route", route.dst, describe(route))));
+        all.extend(self.kernel.tables.iter().map(|table| object("nftables table", table, "")));
+        for Exception { table, chain } in &self.exceptions {
+            all.push(object(
+                "nftables rule",
+                format!("{table} {chain}"),
+                "accepts what pods forward, in somebody else's chain",
+            ));
+        }
+        for name in SYSCTLS {
+            if let Ok(value) = sysctl::read(name)
+                && value == "1"
+                && !self.kernel.tables.is_empty()
+            {
+                all.push(object("sysctl", name, "1; needed for pods, stays after an uninstall"));
+            }
+        }
+        let keepers = self.sandboxes.iter();
+        all.extend(
+            keepers.map(|(id, keeper)| object("sandbox", id, format!("removed by: {}", keeper.remedy()))),
+        );
+        self.files.objects(&mut all);
+        all
+    }
+}
+
+impl Files {
+    fn objects(&self, all: &mut Vec<Object>) {
+        let lists = [
+            ("file", "network configuration", &self.conflists),
+            ("file", "service", &self.units),
+            ("file", "program", &self.programs),
+            ("file", "gone after a reboot", &self.run),
+            ("file", "state", &self.state),
+        ];
+        for (kind, detail, list) in lists {
+            all.extend(list.iter().map(|path| object(kind_of(path).unwrap_or(kind), path.display(), detail)));
+        }
+        for (saved, path) in &self.saved {
+            all.push(object("file", saved.display(), format!("what was at {} before", path.display())));
+        }
+        let settings = self.settings.iter();
+        all.extend(settings.map(|path| object("file", path.display(), "settings; the operator's")));
+    }
+}
+
+fn kind_of(path: &Path) -> Option<&'static str> {
+    use std::os::unix::fs::FileTypeExt as _;
+    let kind = path.symlink_metadata().ok()?.file_type();
+    if kind.is_socket() {
+        Some("socket")
+    } else if kind.is_dir() {
+        Some("directory")
+    } else {
+        None
+    }
+}
+
+fn object(kind: &'static str, name: impl ToString, detail: impl ToString) -> Object {
+    Object { kind, name: name.to_string(), detail: detail.to_string() }
+}
+
+fn of_link(link: &MarkedLink) -> Vec<Object> {
+    let on = format!("on {}", link.name);
+    let doomed = if link.doomed { ", waits for its deletion" } else { "" };
+    let mut all = vec![object("link", &link.name, format!("{}{doomed}", link.mark))];
+    for entry in &link.fdb {
+        let to = entry.dst.map_or_else(String::new, |dst| format!(" to {dst}"));
+        all.push(object("forwarding entry", format!("{}{to}", entry.mac), &on));
+    }
+    all.extend(link.neighbours.iter().map(|found| object("neighbour", found.address, &on)));
+    all
+}
+
+/// Whether it is the interface of a pod of OpenShift's network.
+fn is_sdns(mark: &Mark) -> bool {
+    matches!(mark, Mark::Alias(alias) if alias.starts_with("russet-sdn:"))
+}
+
+/// Where a route leads.
+pub fn describe(route: &Route) -> String {
+    let via = route.gateway.map(|gateway| format!("via {gateway}"));
+    let table = (route.table != Route::MAIN).then(|| format!("table {}", route.table));
+    let dev = route.oif.map(|oif| format!("on link {oif}"));
+    let kind = (via.is_none() && dev.is_none()).then(|| "into the blackhole".to_owned());
+    [via, dev, kind, table].into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_listed_before_the_directories_that_hold_them_and_links_are_not_followed() {
+        let root = tempfile::tempdir().unwrap();
+        let run = root.path().join("run/russet");
+        std::fs::create_dir_all(run.join("locks")).unwrap();
+        std::fs::write(run.join("locks/pod-a"), "").unwrap();
+        std::os::unix::fs::symlink("/etc", run.join("elsewhere")).unwrap();
+        let names = look(root.path(), false).unwrap().files.run;
+        let names: Vec<_> = names.iter().map(|path| path.strip_prefix(root.path()).unwrap()).collect();
+        let wanted = ["run/russet/elsewhere", "run/russet/locks/pod-a", "run/russet/locks", "run/russet"];
+        assert_eq!(names, wanted.map(Path::new));
+    }
+}

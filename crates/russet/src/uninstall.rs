@@ -1,0 +1,258 @@
+//! Takes everything of Russet's off this node. Pure in what it decides: [`plan`] orders what [`crate::owned`] found, [`carry_out`] does one step. What is gone
+//! already is success, so an uninstall that was killed is finished by the next.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::{fmt, fs};
+
+use russet_attach::nat::NatError;
+use russet_attach::remains::{self, Mark};
+use russet_netlink::{NetlinkError, Route, Socket};
+use russet_nft::Table;
+use russet_overlay::firewall::{Firewall, FirewallError};
+use rustix::mount::{UnmountFlags, unmount};
+use serde::{Serialize, Serializer};
+
+use crate::install::RECORD;
+use crate::owned::{Inventory, describe};
+
+/// One thing to take away.
+#[derive(Debug, Clone)]
+pub enum Step {
+    /// A file, socket or empty directory.
+    File(PathBuf),
+    /// What was at a place before goes back there.
+    PutBack {
+        /// Where it is.
+        saved: PathBuf,
+        /// Where it was.
+        path: PathBuf,
+    },
+    /// A link, with everything that is on it.
+    Link {
+        /// Its index.
+        ifindex: u32,
+        /// Its name.
+        name: String,
+        /// What says that it is ours; one that is something else by then stays.
+        mark: Mark,
+        /// Entries and neighbours on it.
+        entries: usize,
+    },
+    /// A route.
+    Route(Route),
+    /// Accepts in others' chains.
+    Exceptions(usize),
+    /// A table of nf_tables.
+    Table(Table),
+}
+
+/// What is taken besides what is always.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Reach {
+    /// Pods that are attached lose their interfaces.
+    pub pods: bool,
+    /// The state goes, too: the embedded store with its addresses, the history.
+    pub state: bool,
+}
+
+/// Why a step failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// A link or route.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// A table.
+    #[error(transparent)]
+    Nat(#[from] NatError),
+    /// Others' chains.
+    #[error(transparent)]
+    Firewall(#[from] FirewallError),
+    /// A file.
+    #[error("{operation} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// What to do, in order: first what makes runtimes start pods, then what leads packets anywhere, then what judges them, and files last. What says what is
+/// installed goes when that has gone, and then the locks that keep others from beginning, with the directories that they are in.
+pub fn plan(inventory: &Inventory, reach: Reach) -> Vec<Step> {
+    let files = &inventory.files;
+    let file = |path: &PathBuf| Step::File(path.clone());
+    let mut steps: Vec<Step> = files.conflists.iter().map(file).collect();
+    let pods: Vec<u32> = inventory.pods().map(|link| link.ifindex).collect();
+    let stays = |ifindex: u32| !reach.pods && pods.contains(&ifindex);
+    let routes = inventory.kernel.routes.iter().filter(|route| !route.oif.is_some_and(stays));
+    steps.extend(routes.cloned().map(Step::Route));
+    for link in inventory.kernel.links.iter().filter(|link| !stays(link.ifindex)) {
+        let entries = link.fdb.len() + link.neighbours.len();
+        let (name, mark) = (link.name.clone(), link.mark.clone());
+        steps.push(Step::Link { ifindex: link.ifindex, name, mark, entries });
+    }
+    if !inventory.exceptions.is_empty() || inventory.legacy_iptables {
+        steps.push(Step::Exceptions(inventory.exceptions.len()));
+    }
+    steps.extend(inventory.kernel.tables.iter().cloned().map(Step::Table));
+    steps.extend(files.units.iter().chain(&files.programs).map(file));
+    for (saved, path) in &files.saved {
+        steps.push(Step::PutBack { saved: saved.clone(), path: path.clone() });
+    }
+    let (locks, run): (Vec<_>, Vec<_>) = files.run.iter().partition(|path| is_lock(path) || is_dir(path));
+    steps.extend(run.into_iter().map(file));
+    // Without it an uninstall that was cut off would not know what was installed.
+    let is_record = |path: &&PathBuf| path.file_name().is_some_and(|name| name == RECORD);
+    let (record, state): (Vec<_>, Vec<_>) = files.state.iter().partition(|path| is_record(path));
+    let (dirs, state): (Vec<_>, Vec<_>) = state.into_iter().partition(|path| is_dir(path));
+    let gone = |path: &&PathBuf| reach.state || is_socket(path);
+    steps.extend(state.into_iter().filter(gone).map(file));
+    steps.extend(record.into_iter().map(file));
+    steps.extend(dirs.into_iter().filter(|_| reach.state).map(file));
+    steps.extend(locks.into_iter().map(file));
+    steps
+}
+
+/// The node's, that of a socket, that of who keeps sandboxes.
+fn is_lock(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().ends_with(b"lock"))
+}
+
+fn is_dir(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|it| it.is_dir())
+}
+
+fn is_socket(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt as _;
+    path.symlink_metadata().is_ok_and(|it| it.file_type().is_socket())
+}
+
+/// Does one step.
+pub fn carry_out(step: &Step) -> Result<(), StepError> {
+    match step {
+        Step::File(path) => remove(path),
+        Step::PutBack { saved, path } => match fs::rename(saved, path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(StepError::Io { operation: "put back", path: path.clone(), source })
+            }
+            _ => Ok(()),
+        },
+        Step::Link { ifindex, mark, .. } => Ok(remains::remove_link(&mut Socket::route()?, *ifindex, mark)?),
+        Step::Route(route) => Ok(remains::remove_route(&mut Socket::route()?, route)?),
+        Step::Exceptions(_) => match Firewall::exceptions()?.withdraw().failed.into_iter().next() {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        },
+        Step::Table(table) => Ok(remains::remove_table(table)?),
+    }
+}
+
+fn remove(path: &Path) -> Result<(), StepError> {
+    let again = || if is_dir(path) { fs::remove_dir(path) } else { fs::remove_file(path) };
+    let removed = match again() {
+        // Where namespaces of sandboxes were named, a mount remains.
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy && is_dir(path) => {
+            let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+            unmount(path, flags).map_err(io::Error::from).and_then(|()| again())
+        }
+        removed => removed,
+    };
+    match removed {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(StepError::Io { operation: "remove", path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+// === impl Step ===
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::File(path) => write!(f, "remove {}", path.display()),
+            Step::PutBack { saved, path } => {
+                write!(f, "put {} back as {}", saved.display(), path.display())
+            }
+            Step::Link { name, mark, entries: 0, .. } => write!(f, "delete link {name} ({mark})"),
+            Step::Link { name, mark, entries, .. } => {
+                write!(f, "delete link {name} ({mark}) with {entries} entries on it")
+            }
+            Step::Route(route) => write!(f, "delete route {} {}", route.dst, describe(route)),
+            Step::Exceptions(0) => {
+                f.write_str("delete rules of ours from chains of legacy iptables, if there are any")
+            }
+            Step::Exceptions(count) => write!(f, "delete {count} rules of ours from others' chains"),
+            Step::Table(table) => write!(f, "delete table {table}"),
+        }
+    }
+}
+
+impl Serialize for Step {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::owned;
+
+    #[test]
+    fn runtimes_lose_their_configuration_first_and_the_record_goes_when_all_else_has_but_the_locks() {
+        let root = tempfile::tempdir().unwrap();
+        let make = |path: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "").unwrap();
+            path
+        };
+        let program = make("opt/cni/bin/russet");
+        let before = make("opt/cni/bin/loopback.before-russet");
+        make("etc/cni/net.d/10-russet.conflist");
+        make("etc/russet/russet.toml");
+        make("run/russet/mtu");
+        make("run/russet/cri/lock");
+        make("run/russet/node.lock");
+        make("var/lib/russet/store.redb");
+        let record = make("var/lib/russet/installed.json");
+        let text = serde_json::json!({"schema": 1, "files": [program],
+            "saved": [{"path": root.path().join("opt/cni/bin/loopback"), "saved": before}]});
+        fs::write(&record, text.to_string()).unwrap();
+
+        let words = |reach| {
+            let steps = plan(&owned::look(root.path(), false).unwrap(), reach);
+            let words = steps.iter().map(|step| step.to_string().replace(root.path().to_str().unwrap(), ""));
+            (words.collect::<Vec<_>>(), steps)
+        };
+        let conflist_to_mtu = [
+            "remove /etc/cni/net.d/10-russet.conflist",
+            "remove /opt/cni/bin/russet",
+            "put /opt/cni/bin/loopback.before-russet back as /opt/cni/bin/loopback",
+            "remove /run/russet/mtu",
+        ];
+        // Until then nobody begins.
+        let locks = ["cri/lock", "cri", "node.lock", ""];
+        let locks = locks.map(|it| format!("remove /run/russet/{it}").trim_end_matches('/').to_owned());
+        let keeping = words(Reach::default()).0;
+        assert_eq!(keeping[..4], conflist_to_mtu);
+        assert_eq!(keeping[4], "remove /var/lib/russet/installed.json");
+        assert_eq!(keeping[5..], locks);
+        let (all, steps) = words(Reach { state: true, ..Reach::default() });
+        assert_eq!(all[..4], conflist_to_mtu);
+        let state = ["store.redb", "installed.json", ""].map(|it| format!("remove /var/lib/russet/{it}"));
+        assert_eq!(all[4..7], state.map(|it| it.trim_end_matches('/').to_owned()));
+        assert_eq!(all[7..], locks);
+        // Killed in the middle, and begun anew.
+        steps[..3].iter().for_each(|step| carry_out(step).unwrap());
+        steps.iter().for_each(|step| carry_out(step).unwrap());
+        assert!(words(Reach { state: true, ..Reach::default() }).0.is_empty());
+        assert!(root.path().join("opt/cni/bin/loopback").exists());
+        assert!(root.path().join("etc/russet/russet.toml").exists(), "the operator's own");
+    }
+}

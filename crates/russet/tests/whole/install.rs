@@ -1,0 +1,129 @@
+//! `russet install` on a node whose pods come and go meanwhile.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::{Value, json};
+
+use crate::node::{Answer, TestNode, TestPod};
+
+/// Executables of a version: whole ones that work, told apart by what stands behind their end.
+fn version(root: &Path, name: &str) -> PathBuf {
+    let dir = root.join(name);
+    fs::create_dir(&dir).unwrap();
+    for file in ["russet", "russet-cni"] {
+        fs::copy(env!("CARGO_BIN_EXE_russet"), dir.join(file)).unwrap();
+        let mut file = fs::OpenOptions::new().append(true).open(dir.join(file)).unwrap();
+        file.write_all(name.as_bytes()).unwrap();
+    }
+    dir.join("russet")
+}
+
+fn install(russet: &Path, root: &Path, more: &[&str]) -> Value {
+    let mut command = Command::new(russet);
+    command.args(["install", "-o", "json", "--root"]).arg(root).args(more);
+    let done: Answer = command.output().unwrap().into();
+    done.result()
+}
+
+/// Runs a plugin by its path, as a runtime does.
+fn plugin(node: &TestNode, path: &Path, verb: &str, pod: &TestPod) -> Answer {
+    let mut command = Command::new(path);
+    command.env_clear().env("CNI_PATH", path.parent().unwrap()).env("CNI_COMMAND", verb);
+    command.env("CNI_CONTAINERID", &pod.container).env("CNI_NETNS", pod.path()).env("CNI_IFNAME", "eth0");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    russet_linux::process::in_netns(&mut command, node.netns()).unwrap();
+    let mut child = command.spawn().unwrap();
+    let _ = child.stdin.take().unwrap().write_all(node.config(json!({})).to_string().as_bytes());
+    child.wait_with_output().unwrap().into()
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn no_pod_fails_while_the_executables_are_replaced_again_and_again() {
+    const INSTALLATIONS: usize = 4;
+    let mut node = TestNode::start(&[]);
+    let pod = node.pod();
+    let machine = tempfile::tempdir().unwrap();
+    let root = machine.path().join("node");
+    let versions = ["v1", "v2"].map(|name| version(machine.path(), name));
+    let report = install(&versions[0], &root, &[]);
+    assert_eq!(report["last"][0]["step"], "write", "{report}");
+    let russet = root.join("opt/cni/bin/russet");
+    let done = AtomicBool::new(false);
+    let turns = std::thread::scope(|scope| {
+        let pods = scope.spawn(|| {
+            let mut turns = 0;
+            while !done.load(Ordering::Relaxed) {
+                for verb in ["ADD", "DEL"] {
+                    let answer = plugin(&node, &russet, verb, &pod);
+                    assert_eq!(answer.status, 0, "{verb}: {answer:?}");
+                }
+                turns += 1;
+            }
+            turns
+        });
+        for number in 1..=INSTALLATIONS {
+            let report = install(&versions[number % 2], &root, &[]);
+            assert_eq!(report["steps"][0]["step"], "copy", "{report}");
+            assert_eq!(report["last"][0]["step"], "leave", "{report}");
+        }
+        done.store(true, Ordering::Relaxed);
+        pods.join().unwrap()
+    });
+    assert!(turns > 0);
+    let left: Vec<_> =
+        fs::read_dir(root.join("opt/cni/bin")).unwrap().map(|it| it.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 3, "a temporary file is left: {left:?}");
+}
+
+#[test]
+#[ignore = "root: runs the command as an operator would"]
+fn a_dry_run_says_what_would_be_done_and_writes_nothing() {
+    let machine = tempfile::tempdir().unwrap();
+    let root = machine.path().join("node");
+    let russet = version(machine.path(), "v1");
+    let report = install(&russet, &root, &["--dry-run", "--plugins", "russet,calico"]);
+    let steps: Vec<&str> =
+        report["steps"].as_array().unwrap().iter().filter_map(|step| step["path"].as_str()).collect();
+    assert!(steps.iter().any(|path| path.ends_with("/opt/cni/bin/calico")), "{report}");
+    assert!(!root.exists());
+}
+
+#[test]
+#[ignore = "root, tool: unshare, mount"]
+fn a_russet_cri_that_does_not_start_is_an_error_and_keeps_nobody_elses_pods() {
+    let machine = tempfile::tempdir().unwrap();
+    let russet = version(machine.path(), "v1");
+    let script = |path: PathBuf, text: &str| {
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    // An agent that is ready, and a systemd that cannot start everything.
+    script(russet.with_file_name("russet-cni"), "#!/bin/sh\ncat >/dev/null\n");
+    script(
+        russet.with_file_name("systemctl"),
+        "#!/bin/sh\ncase \"$*\" in *restart*cri*) echo it hangs >&2; exit 1;; esac\n",
+    );
+    let mut command = Command::new("unshare");
+    // What was installed is recorded below /, and this machine's record is none of ours.
+    command.args(["--mount", "sh", "-c", "mount -t tmpfs none /var/lib && exec \"$0\" \"$@\""]);
+    command.arg(&russet).args(["install", "--start", "--with", "cri"]);
+    for (option, dir) in [
+        ("--bin-dir", "bin"),
+        ("--cni-bin-dir", "cni"),
+        ("--cni-conf-dir", "net.d"),
+        ("--unit-dir", "system"),
+    ] {
+        command.arg(option).arg(machine.path().join(dir));
+    }
+    let path = [russet.parent().unwrap().to_str().unwrap(), "/usr/sbin:/usr/bin:/sbin:/bin"].join(":");
+    let done: Answer = command.env("PATH", path).output().unwrap().into();
+    assert_eq!(done.status, 1, "{done:?}");
+    assert!(done.stderr.contains("systemctl restart russet-cri.service: it hangs"), "{done:?}");
+    assert!(machine.path().join("net.d/10-russet.conflist").exists(), "the agent is ready: {done:?}");
+}
