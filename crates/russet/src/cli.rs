@@ -9,7 +9,9 @@ use russet_addr::{IfName, NodeName};
 use russet_agent::{Encapsulation, StoreLocation};
 
 pub mod cni;
+pub mod cri;
 pub mod drift;
+pub mod engine;
 pub mod install;
 pub mod ipam;
 pub mod journal;
@@ -90,6 +92,9 @@ pub enum Verb {
     /// Run a network's whole chain of plugins, as a container runtime does: `add`, `check`, `del`, `gc`, `status`, `version`.
     #[command(after_help = cni::EXAMPLES)]
     Cni(cni::CniArgs),
+    /// Serve kubelet and crictl: pods' sandboxes over the container runtime interface (CRI v1).
+    #[command(after_help = cri::EXAMPLES)]
+    Cri(cri::CriArgs),
     /// Carry out one CNI request without an agent. The plugin calls this by itself when no agent runs.
     #[command(name = "cni-direct")]
     CniDirect(NodeArgs),

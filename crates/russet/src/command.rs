@@ -4,9 +4,11 @@ mod agent;
 mod apply;
 mod cni;
 pub mod cni_direct;
+mod cri;
 mod delete;
 mod demo_forward;
 mod drift;
+mod engine;
 pub mod flanneld;
 mod get;
 mod install;
@@ -39,6 +41,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Store(args) => store::run(args),
         Verb::Flanneld(args) => return flanneld::run(args.words),
         Verb::Cni(args) => return cni::run(args),
+        Verb::Cri(args) => cri::run(args),
         Verb::CniDirect(args) => return cni_direct::run(args),
         Verb::Ipam(args) => return ipam::run(args).unwrap_or_else(failed),
         Verb::Get(args) => return get::run(args).unwrap_or_else(failed),

@@ -15,6 +15,7 @@ mod cni_command;
 mod containerd;
 mod containerd_faults;
 mod conversation;
+mod cri;
 mod cross_delete;
 mod demo;
 mod demo_etcd;

@@ -1,0 +1,45 @@
+//! Errors of sandboxes as gRPC's codes. Callers tell a sandbox that is unknown from everything else; people read the message.
+
+use russet_sandbox::SandboxError;
+use tonic::{Code, Status};
+
+/// The status that says what went wrong.
+pub fn status(error: &SandboxError) -> Status {
+    Status::new(code(error), error.to_string())
+}
+
+fn code(error: &SandboxError) -> Code {
+    match error {
+        SandboxError::Config(_) => Code::InvalidArgument,
+        SandboxError::Reserved { .. } => Code::AlreadyExists,
+        SandboxError::NotFound(_) => Code::NotFound,
+        SandboxError::NetworkNotReady(_) | SandboxError::InUse { .. } | SandboxError::Busy => {
+            Code::Unavailable
+        }
+        SandboxError::Create { source, .. } => match code(source) {
+            // What the creation looked for in vain is not the sandbox that the caller asked for.
+            Code::NotFound => Code::Internal,
+            code => code,
+        },
+        SandboxError::Engine(_)
+        | SandboxError::Network { .. }
+        | SandboxError::NoAddress { .. }
+        | SandboxError::Step { .. }
+        | SandboxError::Several(_) => Code::Internal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_sandbox_that_was_asked_for_is_not_found() {
+        let missing = || SandboxError::NotFound("ab".repeat(32).parse().unwrap());
+        assert_eq!(status(&missing()).code(), Code::NotFound);
+        let id = "cd".repeat(32).parse().unwrap();
+        let creation = SandboxError::Create { id, source: Box::new(missing()), left: None };
+        assert_eq!(status(&creation).code(), Code::Internal);
+        assert!(status(&creation).message().contains(&"ab".repeat(32)));
+    }
+}

@@ -1,0 +1,48 @@
+//! What the caller of the benchmark does to a server that is not its own.
+
+use std::sync::OnceLock;
+
+use russet_cri_client::Pod;
+use russet_cri_client::storm::storm;
+
+use crate::lab::{Lab, host_pod};
+
+fn nth(n: usize) -> russet_cri_client::v1::PodSandboxConfig {
+    host_pod(&format!("storm-{n}"))
+}
+
+#[test]
+fn a_storm_makes_and_ends_its_sandboxes() {
+    let lab = Lab::start();
+    let report = storm(&lab.cri, 6, 3, nth).unwrap();
+    for phase in ["run", "end"] {
+        assert_eq!(report[phase]["each_us"].as_array().unwrap().len(), 6, "{report}");
+    }
+    assert_eq!((lab.cri.sandboxes().unwrap().len(), lab.engine.count()), (0, 0));
+}
+
+#[test]
+fn a_storm_leaves_a_server_alone_that_has_sandboxes() {
+    let lab = Lab::start();
+    let id = lab.run("web");
+    let error = storm(&lab.cri, 2, 1, nth).unwrap_err().to_string();
+    assert_eq!(error, "1 sandboxes are there already; nothing was begun");
+    assert_eq!(lab.ready(), [id]);
+}
+
+#[test]
+fn a_storm_that_fails_removes_what_it_made_and_nothing_else() {
+    let lab = Lab::start();
+    let anothers = OnceLock::new();
+    let pod = |n| match n {
+        0 | 1 => nth(n),
+        _ => {
+            anothers.set(lab.run("web")).unwrap();
+            // There is no network for it.
+            Pod::named("fails").config()
+        }
+    };
+    assert!(storm(&lab.cri, 9, 1, pod).is_err());
+    assert_eq!(lab.ready(), [anothers.into_inner().unwrap()]);
+    assert_eq!(lab.engine.count(), 1);
+}

@@ -1,0 +1,87 @@
+//! The command line of `russet cri`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+use russet_cri::Address;
+
+use super::LogFormat;
+use super::engine::EngineArgs;
+
+/// What `--help` ends with.
+pub const EXAMPLES: &str = "Examples:
+  russet cri                                          serves unix:///run/russet/cri.sock
+  russet cri --listen unix:///run/x/cri.sock --cni-conf-dir /tmp/net.d --cni-bin-dir /usr/lib/cni
+  russet cri --engine containerd --sandbox-image registry.example:5000/pause:1
+  crictl --runtime-endpoint unix:///run/russet/cri.sock runp pod.json
+  crictl --runtime-endpoint unix:///run/russet/cri.sock pods
+
+Sandboxes outlive the server: one that is started again takes them over. Containers and images are not served. More: docs/cri.md.";
+
+/// `russet cri`.
+#[derive(Debug, Args)]
+pub struct CriArgs {
+    /// Put every file and socket below this directory.
+    #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
+    pub root: PathBuf,
+    /// Where to listen [default: unix:///run/russet/cri.sock].
+    #[arg(long, env = "RUSSET_CRI_LISTEN", value_name = "ADDRESS")]
+    pub listen: Option<Address>,
+    /// Where network configurations are; the first that can be used is every pod's network [default: /etc/cni/net.d].
+    #[arg(long, env = "RUSSET_CNI_CONF_DIR", value_name = "DIR")]
+    pub cni_conf_dir: Option<PathBuf>,
+    /// Where plugins are looked for; may be given several times, or with colons [default: /opt/cni/bin].
+    #[arg(long, env = "RUSSET_CNI_BIN_DIR", value_name = "DIR", value_delimiter = ':')]
+    pub cni_bin_dir: Vec<PathBuf>,
+    /// Where results of ADD are kept, for other runtimes and for the agent's search for leaks, too [default: /var/lib/cni].
+    #[arg(long, env = "RUSSET_CNI_CACHE_DIR", value_name = "DIR")]
+    pub cache_dir: Option<PathBuf>,
+    /// What kubelet is told to make control groups with; by default systemd where it runs, and the kernel's files elsewhere.
+    #[arg(long, env = "RUSSET_CGROUP_DRIVER", value_name = "DRIVER")]
+    pub cgroup_driver: Option<CgroupDriver>,
+    /// What makes sandboxes.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Where /healthz, /readyz and /metrics are served; `off` is nowhere. The service of `russet install --with cri` says 127.0.0.1:9472.
+    #[arg(long, env = "RUSSET_CRI_HEALTH_ADDRESS", default_value = "off", value_name = "IP:PORT")]
+    pub health_address: HealthAddress,
+    /// How much to log: error, warn, info, debug, trace, or a filter such as info,russet_agent=debug.
+    #[arg(long, env = "RUSSET_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
+    pub log_level: String,
+    /// Log as text or as JSON.
+    #[arg(long, env = "RUSSET_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
+    pub log_format: LogFormat,
+}
+
+/// Where health and metrics are served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HealthAddress(pub Option<SocketAddr>);
+
+/// Neither an address nor `off`.
+#[derive(Debug, thiserror::Error)]
+#[error("wanted: an address and a port, as in 127.0.0.1:9472, or off")]
+pub struct HealthAddressError;
+
+// === impl HealthAddress ===
+
+impl FromStr for HealthAddress {
+    type Err = HealthAddressError;
+
+    fn from_str(text: &str) -> Result<Self, HealthAddressError> {
+        match text {
+            "off" => Ok(Self(None)),
+            _ => text.parse().map(|address| Self(Some(address))).map_err(|_| HealthAddressError),
+        }
+    }
+}
+
+/// Who makes control groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CgroupDriver {
+    /// systemd, which is asked for slices.
+    Systemd,
+    /// Whoever needs one, in the kernel's files.
+    Cgroupfs,
+}
