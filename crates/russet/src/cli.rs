@@ -21,6 +21,7 @@ pub mod openshift;
 pub mod owned;
 pub mod repair;
 pub mod resources;
+pub mod sandbox;
 pub mod span;
 pub mod store;
 
@@ -95,6 +96,9 @@ pub enum Verb {
     /// Serve kubelet and crictl: pods' sandboxes over the container runtime interface (CRI v1).
     #[command(after_help = cri::EXAMPLES)]
     Cri(cri::CriArgs),
+    /// Run pods on this host without Kubernetes, from Kubernetes' manifests: `run`, `exec`, `ls`, `inspect`, `stop`, `rm`.
+    #[command(after_help = sandbox::EXAMPLES)]
+    Sandbox(sandbox::SandboxArgs),
     /// Carry out one CNI request without an agent. The plugin calls this by itself when no agent runs.
     #[command(name = "cni-direct")]
     CniDirect(NodeArgs),

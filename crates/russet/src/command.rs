@@ -19,6 +19,7 @@ mod migrate;
 mod netnamespace;
 mod owned;
 mod place;
+mod sandbox;
 mod store;
 mod uninstall;
 mod version;
@@ -42,6 +43,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Verb::Flanneld(args) => return flanneld::run(args.words),
         Verb::Cni(args) => return cni::run(args),
         Verb::Cri(args) => cri::run(args),
+        Verb::Sandbox(args) => return sandbox::run(args),
         Verb::CniDirect(args) => return cni_direct::run(args),
         Verb::Ipam(args) => return ipam::run(args).unwrap_or_else(failed),
         Verb::Get(args) => return get::run(args).unwrap_or_else(failed),

@@ -8,6 +8,7 @@ mod install;
 mod output;
 mod owned;
 mod resources;
+mod sandbox;
 mod settings;
 mod uninstall;
 

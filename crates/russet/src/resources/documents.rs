@@ -61,6 +61,15 @@ const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Reads every resource of a file, `-` being standard input, in order.
 pub fn read(file: &Path) -> Result<Vec<Document>, DocumentError> {
+    let mut found = Vec::new();
+    for (origin, value) in values(file)? {
+        resources(origin, value, &mut found)?;
+    }
+    Ok(found)
+}
+
+/// Reads every document of a file, with where it stands; empty ones are left out.
+pub fn values(file: &Path) -> Result<Vec<(String, Value)>, DocumentError> {
     let is_stdin = file.as_os_str() == STDIN;
     let name = if is_stdin { "standard input".to_owned() } else { file.display().to_string() };
     let text =
@@ -69,7 +78,7 @@ pub fn read(file: &Path) -> Result<Vec<Document>, DocumentError> {
     if text.len() as u64 > MAX_FILE_BYTES {
         return Err(DocumentError::TooLarge(name));
     }
-    parse(&name, &text)
+    documents(&name, &text)
 }
 
 fn bounded(input: impl Read) -> std::io::Result<Vec<u8>> {
@@ -78,7 +87,7 @@ fn bounded(input: impl Read) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn parse(name: &str, text: &[u8]) -> Result<Vec<Document>, DocumentError> {
+fn documents(name: &str, text: &[u8]) -> Result<Vec<(String, Value)>, DocumentError> {
     let mut found = Vec::new();
     for (index, document) in yaml_serde::Deserializer::from_slice(text).enumerate() {
         let origin = format!("{name}, document {}", index + 1);
@@ -89,7 +98,7 @@ fn parse(name: &str, text: &[u8]) -> Result<Vec<Document>, DocumentError> {
             json(yaml).map_err(|problem| DocumentError::NoResource { origin: origin.clone(), problem })?;
         // Three dashes at the end of a file begin a document without anything in it.
         if !value.is_null() {
-            resources(origin, value, &mut found)?;
+            found.push((origin, value));
         }
     }
     Ok(found)
@@ -205,7 +214,13 @@ mod tests {
     use super::*;
 
     fn parsed(text: &str) -> Result<Vec<Document>, String> {
-        parse("f.yaml", text.as_bytes()).map_err(|error| error.to_string())
+        let mut found = Vec::new();
+        let mut read = || {
+            let documents = documents("f.yaml", text.as_bytes())?;
+            documents.into_iter().try_for_each(|(origin, value)| resources(origin, value, &mut found))
+        };
+        read().map_err(|error: DocumentError| error.to_string())?;
+        Ok(found)
     }
 
     const POOL: &str =

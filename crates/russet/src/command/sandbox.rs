@@ -1,0 +1,249 @@
+//! `russet sandbox`: pods on a host without Kubernetes, from manifests. What a pod is and how it lives is in [`russet_sandbox`]; each command takes its
+//! sandboxes over for as long as it runs.
+
+mod show;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use russet_runtime::{ConfigDir, Runtime};
+use russet_sandbox::{Builtin, Filter, Metrics, Options, Sandbox, SandboxError, Sandboxes, State};
+
+use super::engine::engine;
+use super::{FAILED, Failure};
+use crate::cli::OutputArgs;
+use crate::cli::sandbox::{ExecArgs, InspectArgs, PlaceArgs, RmArgs, RunArgs, SandboxArgs, SandboxVerb};
+use crate::in_process::Ours;
+use crate::output;
+use crate::owned::pods::Keeper;
+use crate::sandbox::{Cluster, Manifest, read};
+
+/// Why it was not done.
+#[derive(Debug, thiserror::Error)]
+enum CommandError {
+    #[error("no pod {0:.80?}; `russet sandbox ls` shows those that there are")]
+    NoPod(String),
+    #[error("{name:.80?} could be any of {}; name its namespace or its ID", pods.join(", "))]
+    Ambiguous { name: String, pods: Vec<String> },
+    #[error("pod {pod} is there already, as {id}; --replace takes its place")]
+    Exists { pod: String, id: String },
+    #[error("{0} of {1} pods could not be taken down")]
+    Some(usize, usize),
+    #[error("execute {program}: {source}")]
+    Execute { program: String, source: std::io::Error },
+}
+
+/// Where everything is.
+struct Place {
+    run_dir: PathBuf,
+    sandboxes: Sandboxes,
+}
+
+/// How long another command may have the sandboxes: one plugin that hangs is killed before that, after 60 s; of two the second is not waited for.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// As shells and container runtimes have it.
+const NO_SUCH_PROGRAM: u8 = 127;
+const CANNOT_EXECUTE: u8 = 126;
+/// The least of an ID that names it.
+const ID_MIN_DIGITS: usize = 4;
+
+/// Runs one verb.
+pub fn run(args: SandboxArgs) -> ExitCode {
+    let done = match args.verb {
+        SandboxVerb::Run(run) => make(&args.place, run),
+        SandboxVerb::Exec(exec) => return execute(&args.place, exec),
+        SandboxVerb::Ls(output) => ls(&args.place, output),
+        SandboxVerb::Inspect(inspect) => show_one(&args.place, inspect),
+        SandboxVerb::Stop(names) => Place::open(&args.place).and_then(|place| {
+            let pods = place.find_all(&names.pods, false)?;
+            each(&pods, |pod| place.sandboxes.stop(&pod.id))
+        }),
+        SandboxVerb::Rm(rm) => remove(&args.place, rm),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => super::failed(error),
+    }
+}
+
+fn make(args: &PlaceArgs, run: RunArgs) -> Result<(), Failure> {
+    let cluster = Cluster { servers: run.cluster_dns, domain: run.cluster_domain };
+    let Manifest { config, warnings } = read(&run.file, &cluster, &russet_sandbox::node_resolv_conf()?)?;
+    warnings.iter().for_each(|warning| output::progress(&format!("warning: {}", output::visible(warning))));
+    let place = Place::open(args)?;
+    let name = show::name(&config.metadata);
+    for pod in place.pods().into_iter().filter(|pod| show::name(&pod.config.metadata) == name) {
+        if pod.state == State::Ready && !run.replace {
+            return Err(CommandError::Exists { pod: name, id: pod.id.to_string() }.into());
+        }
+        place.sandboxes.remove(&pod.id)?;
+    }
+    let id = place.sandboxes.run(config)?;
+    let pod = place.sandboxes.status(&id)?;
+    output::print_as(run.output.format, &show::made(&pod, &warnings), || format!("{id}\n"));
+    Ok(())
+}
+
+fn ls(args: &PlaceArgs, output: OutputArgs) -> Result<(), Failure> {
+    let pods = Place::open(args)?.pods();
+    output::print_as(output.format, &show::list(&pods), || show::table(&pods));
+    Ok(())
+}
+
+fn show_one(args: &PlaceArgs, inspect: InspectArgs) -> Result<(), Failure> {
+    let place = Place::open(args)?;
+    let pod = place.find(&inspect.pod)?;
+    let pod = place.sandboxes.status(&pod.id)?;
+    output::print_as(inspect.output.format, &show::one(&pod), || show::text(&pod));
+    Ok(())
+}
+
+fn remove(args: &PlaceArgs, rm: RmArgs) -> Result<(), Failure> {
+    let place = Place::open(args)?;
+    let pods = if rm.all { place.pods() } else { place.find_all(&rm.pods, rm.if_exists)? };
+    each(&pods, |pod| place.sandboxes.remove(&pod.id))
+}
+
+/// Goes on past failures, and tells each.
+fn each(pods: &[Sandbox], work: impl Fn(&Sandbox) -> Result<(), SandboxError>) -> Result<(), Failure> {
+    let failed = |pod: &&Sandbox| work(pod).map_err(|error| output::error(&error)).is_err();
+    match pods.iter().filter(failed).count() {
+        0 => Ok(()),
+        failed => Err(CommandError::Some(failed, pods.len()).into()),
+    }
+}
+
+/// This process becomes the program: its signals, its end and its exit code are the program's own.
+fn execute(args: &PlaceArgs, exec: ExecArgs) -> ExitCode {
+    let entered = || -> Result<(), Failure> {
+        let place = Place::open(args)?;
+        let pod = place.find(&exec.pod)?;
+        // What is made by another engine is entered in the same way.
+        let engine = Builtin::new(&place.run_dir);
+        // Nobody else waits for the sandboxes while the program runs.
+        drop(place);
+        Ok(engine.enter(&pod.id, &pod.config, &pod.dir)?)
+    };
+    if let Err(error) = entered() {
+        output::error(error.as_ref());
+        return ExitCode::from(FAILED);
+    }
+    let mut words = exec.program.iter();
+    let program = words.next().cloned().unwrap_or_default();
+    let mut command = std::process::Command::new(&program);
+    command.args(words);
+    let source = std::os::unix::process::CommandExt::exec(&mut command);
+    let code = if source.kind() == std::io::ErrorKind::NotFound { NO_SUCH_PROGRAM } else { CANNOT_EXECUTE };
+    output::error(&CommandError::Execute { program: program.to_string_lossy().into_owned(), source });
+    ExitCode::from(code)
+}
+
+// === impl Place ===
+
+impl Place {
+    fn open(args: &PlaceArgs) -> Result<Self, Failure> {
+        let below =
+            |given: &Option<PathBuf>, path: &str| given.clone().unwrap_or_else(|| args.root.join(path));
+        let plugins = match &args.plugin_path {
+            Some(dirs) => std::env::split_paths(dirs).collect(),
+            None => vec![args.root.join("opt/cni/bin")],
+        };
+        let paths = russet_agent::Paths::new(&args.root);
+        let run_dir = Keeper::Command.run_dir(&paths);
+        let mut runtime = Runtime::new(plugins, below(&args.cache_dir, "var/lib/cni"));
+        runtime.in_process = Some(Arc::new(Ours));
+        let options = Options {
+            state_dir: Keeper::Command.state_dir(&paths),
+            run_dir: run_dir.clone(),
+            engine: engine(&args.engine, &run_dir),
+            runtime,
+            networks: Box::new(ConfigDir::new(below(&args.conf_dir, "etc/cni/net.d"))),
+            metrics: Metrics::default(),
+            patience: PATIENCE,
+            tell_waiting: |holder| {
+                let limit_s = PATIENCE.as_secs();
+                output::progress(&format!(
+                    "waiting for {holder}, which has the pods, for {limit_s} s at most"
+                ));
+            },
+        };
+        Ok(Self { run_dir, sandboxes: Sandboxes::open(options)? })
+    }
+
+    fn pods(&self) -> Vec<Sandbox> {
+        self.sandboxes.list(&Filter::default())
+    }
+
+    fn find(&self, name: &str) -> Result<Sandbox, CommandError> {
+        find(self.pods(), name)
+    }
+
+    fn find_all(&self, names: &[String], if_exists: bool) -> Result<Vec<Sandbox>, CommandError> {
+        let mut found: Vec<Sandbox> = Vec::new();
+        for name in names {
+            match self.find(name) {
+                Ok(pod) if found.iter().any(|other| other.id == pod.id) => {}
+                Ok(pod) => found.push(pod),
+                Err(CommandError::NoPod(_)) if if_exists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn find(pods: Vec<Sandbox>, name: &str) -> Result<Sandbox, CommandError> {
+    let named = |pod: &&Sandbox| pod.config.metadata.name == name || show::name(&pod.config.metadata) == name;
+    let mut found: Vec<&Sandbox> = pods.iter().filter(named).collect();
+    if found.is_empty() && name.len() >= ID_MIN_DIGITS {
+        found = pods.iter().filter(|pod| pod.id.as_str().starts_with(name)).collect();
+    }
+    match found[..] {
+        [] => Err(CommandError::NoPod(name.to_owned())),
+        [pod] => Ok(pod.clone()),
+        _ => {
+            let of =
+                |pod: &&Sandbox| format!("{} ({:.12})", show::name(&pod.config.metadata), pod.id.as_str());
+            Err(CommandError::Ambiguous { name: name.to_owned(), pods: found.iter().map(of).collect() })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use russet_sandbox::{Config, Metadata, SandboxId};
+
+    use super::*;
+
+    fn pod(namespace: &str, name: &str) -> Sandbox {
+        let metadata = Metadata { name: name.into(), namespace: namespace.into(), ..Metadata::default() };
+        Sandbox {
+            id: SandboxId::random().unwrap(),
+            config: Config { metadata, ..Config::default() },
+            state: State::Ready,
+            created_at: SystemTime::UNIX_EPOCH,
+            netns: None,
+            pid: None,
+            addresses: Vec::new(),
+            dir: PathBuf::from("/"),
+            trouble: None,
+        }
+    }
+
+    #[test]
+    fn a_pod_is_found_by_name_by_namespace_and_by_the_beginning_of_its_id() {
+        let pods = [pod("default", "web"), pod("ns1", "web"), pod("ns1", "db")];
+        let found = |name: &str| find(pods.to_vec(), name);
+        assert_eq!(found("db").unwrap(), pods[2]);
+        assert_eq!(found("ns1/web").unwrap(), pods[1]);
+        assert_eq!(found(pods[0].id.as_str()).unwrap(), pods[0]);
+        assert_eq!(found(&pods[0].id.as_str()[..16]).unwrap(), pods[0]);
+        assert!(matches!(found("web"), Err(CommandError::Ambiguous { .. })));
+        assert!(matches!(found("w"), Err(CommandError::NoPod(_))));
+        assert!(matches!(found(""), Err(CommandError::NoPod(_))));
+    }
+}

@@ -1,0 +1,275 @@
+//! A Kubernetes Pod manifest as the configuration of a sandbox: what concerns network, names and kernel parameters, as kubelet's
+//! `generatePodSandboxConfig` takes it (cni-runtime.md section 3.1). What else is in it has no effect, and is told.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
+
+use russet_sandbox::{Config, HostAlias, Metadata, PortMapping, Protocol};
+use serde_json::Value;
+
+use super::dns::{self, Cluster};
+use super::fields::{Fields, Findings};
+use crate::resources::{DocumentError, values};
+
+/// A manifest that can be used.
+#[derive(Debug)]
+pub struct Manifest {
+    /// What the sandbox is to be.
+    pub config: Config,
+    /// What of the manifest has no effect.
+    pub warnings: Vec<String>,
+}
+
+/// A manifest that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    /// It holds no pod, or several.
+    #[error("{file}: one document is wanted, a Pod, and there are {found}")]
+    NotOne {
+        /// Which file.
+        file: String,
+        /// How many it holds.
+        found: usize,
+    },
+    /// It is wrong.
+    #[error("{origin}: {}", problems.join("; "))]
+    Wrong {
+        /// Which document.
+        origin: String,
+        /// What is wrong with it.
+        problems: Vec<String>,
+    },
+}
+
+/// What stands in a manifest that names none.
+const DEFAULT_NAMESPACE: &str = "default";
+/// A label of DNS: what kubelet cuts a pod's name to for its host name.
+const HOSTNAME_MAX_BYTES: usize = 63;
+
+/// Reads the one pod of a file, `-` being standard input. `node` is the text of the node's resolv.conf.
+pub fn read(file: &Path, cluster: &Cluster, node: &str) -> Result<Manifest, ManifestError> {
+    let mut found = values(file)?;
+    match (found.pop(), found.len()) {
+        (Some((origin, value)), 0) => parse(origin, value, cluster, node),
+        (last, others) => {
+            let found = others + usize::from(last.is_some());
+            Err(ManifestError::NotOne { file: file.display().to_string(), found })
+        }
+    }
+}
+
+fn parse(origin: String, value: Value, cluster: &Cluster, node: &str) -> Result<Manifest, ManifestError> {
+    let mut findings = Findings::default();
+    let config = match value {
+        Value::Object(members) => {
+            let mut fields = Fields::new("", members, &mut findings);
+            let read = pod(&mut fields);
+            fields.finish();
+            read.into_config(cluster, node, &mut findings)
+        }
+        _ => {
+            findings.problem("document", "an object is wanted: apiVersion, kind, metadata and spec");
+            Config::default()
+        }
+    };
+    // What is wrong was told by its place in the manifest; this is for what only the whole shows.
+    if findings.problems.is_empty()
+        && let Err(error) = config.validate()
+    {
+        findings.problems.push(error.to_string());
+    }
+    let Findings { problems, warnings } = findings;
+    if problems.is_empty() {
+        Ok(Manifest { config, warnings })
+    } else {
+        Err(ManifestError::Wrong { origin, problems })
+    }
+}
+
+/// What is read before it is put together.
+#[derive(Default)]
+struct Pod {
+    metadata: Metadata,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    spec: Spec,
+}
+
+#[derive(Default)]
+struct Spec {
+    hostname: Option<String>,
+    host: [bool; 3],
+    policy: Option<dns::Policy>,
+    dns: Option<dns::DnsConfig>,
+    aliases: Vec<HostAlias>,
+    sysctls: BTreeMap<String, String>,
+    ports: Vec<PortMapping>,
+}
+
+fn pod(fields: &mut Fields<'_>) -> Pod {
+    for (name, wanted) in [("apiVersion", "v1"), ("kind", "Pod")] {
+        match fields.text(name) {
+            Some(text) if text == wanted => {}
+            Some(text) => fields.problem(name, &format!("{wanted} is wanted, not {text:.60?}")),
+            None => fields.problem(name, &format!("{wanted} is wanted")),
+        }
+    }
+    fields.ignore(&["status"]);
+    let mut pod = fields.object("metadata", metadata).unwrap_or_default();
+    if pod.metadata.name.is_empty() {
+        fields.problem("metadata.name", "is wanted");
+    }
+    pod.spec = fields.object("spec", spec).unwrap_or_default();
+    pod
+}
+
+fn metadata(fields: &mut Fields<'_>) -> Pod {
+    // What a cluster writes into the pods that it hands out.
+    fields.ignore(&[
+        "creationTimestamp",
+        "resourceVersion",
+        "generation",
+        "managedFields",
+        "ownerReferences",
+        "selfLink",
+    ]);
+    let name = fields.text("name").unwrap_or_default();
+    let namespace = fields.text("namespace").filter(|it| !it.is_empty());
+    let uid = fields.text("uid").unwrap_or_default();
+    let namespace = namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
+    Pod {
+        metadata: Metadata { name, namespace, uid, attempt: 0 },
+        labels: fields.labels("labels"),
+        annotations: fields.labels("annotations"),
+        spec: Spec::default(),
+    }
+}
+
+fn spec(fields: &mut Fields<'_>) -> Spec {
+    let policy = "ClusterFirst, ClusterFirstWithHostNet, Default or None";
+    Spec {
+        hostname: fields.text("hostname").filter(|it| !it.is_empty()),
+        host: [fields.flag("hostNetwork"), fields.flag("hostIPC"), fields.flag("hostPID")],
+        policy: fields.parsed("dnsPolicy", policy),
+        dns: fields.object("dnsConfig", dns::config),
+        aliases: fields.objects("hostAliases", alias).into_iter().flatten().collect(),
+        sysctls: fields.object("securityContext", sysctls).unwrap_or_default(),
+        ports: ports(fields),
+    }
+}
+
+fn alias(fields: &mut Fields<'_>) -> Option<HostAlias> {
+    let ip = fields.parsed("ip", "an IP address");
+    let hostnames = fields.texts("hostnames");
+    if ip.is_none() {
+        fields.problem("ip", "an IP address is wanted");
+    }
+    Some(HostAlias { ip: ip?, hostnames })
+}
+
+fn sysctls(fields: &mut Fields<'_>) -> BTreeMap<String, String> {
+    let sysctl = |fields: &mut Fields<'_>| {
+        let (name, value) = (fields.text("name"), fields.text("value"));
+        if name.is_none() || value.is_none() {
+            fields.problem("name", "name and value are wanted");
+        }
+        Some((name?, value?))
+    };
+    let mut all = BTreeMap::new();
+    for (name, value) in fields.objects("sysctls", sysctl).into_iter().flatten() {
+        if all.insert(name.clone(), value).is_some() {
+            fields.problem("sysctls", &format!("{name:?} is there twice"));
+        }
+    }
+    all
+}
+
+/// Of containers only the ports count: russet runs none.
+fn ports(fields: &mut Fields<'_>) -> Vec<PortMapping> {
+    let container = |fields: &mut Fields<'_>| {
+        fields.ignore(&["name"]);
+        fields.objects("ports", port).into_iter().flatten().collect::<Vec<_>>()
+    };
+    let ports: Vec<PortMapping> = fields.objects("containers", container).into_iter().flatten().collect();
+    let mut taken = HashSet::new();
+    for port in ports.iter().filter(|port| port.host_port != 0) {
+        if !taken.insert((port.host_port, port.protocol.as_str(), port.host_ip)) {
+            let text = format!("host port {} ({}) is there twice", port.host_port, port.protocol.as_str());
+            fields.problem("containers", &text);
+        }
+    }
+    ports
+}
+
+fn port(fields: &mut Fields<'_>) -> Option<PortMapping> {
+    fields.ignore(&["name"]);
+    let (container, host) = (fields.port("containerPort"), fields.port("hostPort"));
+    let protocol = match fields.text("protocol").as_deref() {
+        None | Some("TCP") => Protocol::Tcp,
+        Some("UDP") => Protocol::Udp,
+        Some("SCTP") => Protocol::Sctp,
+        Some(other) => {
+            fields.problem("protocol", &format!("TCP, UDP or SCTP is wanted, not {other:.60?}"));
+            Protocol::Tcp
+        }
+    };
+    let host_ip = fields.parsed("hostIP", "an IP address");
+    if container.is_none() {
+        fields.problem("containerPort", "a port from 1 to 65535 is wanted");
+    }
+    Some(PortMapping { protocol, container_port: container?, host_port: host.unwrap_or(0), host_ip })
+}
+
+// === impl Pod ===
+
+impl Pod {
+    fn into_config(self, cluster: &Cluster, node: &str, findings: &mut Findings) -> Config {
+        let Self { metadata, labels, annotations, spec } = self;
+        let [host_network, host_ipc, host_pid] = spec.host;
+        let of = (metadata.namespace.as_str(), host_network);
+        let dns = dns::resolve(spec.policy, spec.dns, of, cluster, node, findings);
+        let hostname = match (host_network, spec.hostname) {
+            (true, Some(_)) => {
+                findings.warning("spec.hostname", "has no effect with hostNetwork");
+                String::new()
+            }
+            (true, None) => String::new(),
+            (false, hostname) => hostname.unwrap_or_else(|| hostname_of(&metadata.name)),
+        };
+        if host_network && spec.ports.iter().any(|port| port.host_port != 0) {
+            findings.warning("spec.containers", "host ports need no mapping with hostNetwork");
+        }
+        let port_mappings = if host_network { Vec::new() } else { spec.ports };
+        let (host_aliases, sysctls) = (spec.aliases, spec.sysctls);
+        Config {
+            metadata,
+            hostname,
+            dns,
+            port_mappings,
+            labels,
+            annotations,
+            host_network,
+            host_ipc,
+            host_pid,
+            sysctls,
+            host_aliases,
+            ..Config::default()
+        }
+    }
+}
+
+/// As kubelet cuts it.
+fn hostname_of(name: &str) -> String {
+    let end = name
+        .char_indices()
+        .map(|(at, c)| at + c.len_utf8())
+        .take_while(|end| *end <= HOSTNAME_MAX_BYTES)
+        .last();
+    name[..end.unwrap_or(0)].trim_end_matches(['-', '.']).to_owned()
+}
+
+#[cfg(test)]
+mod tests;
