@@ -39,11 +39,12 @@ pub fn dynamic(package: &str, profile: Profile) -> Result<PathBuf> {
     Ok(dynamic_path(package, profile))
 }
 
-/// Builds an executable that needs no dynamic linker and returns its path.
+/// Builds an executable that needs no dynamic linker and returns its path: with musl where its target is installed, for glibc asks the processor for all it
+/// has before main, which takes 0.6 ms in a virtual machine.
 pub fn statically(package: &str, profile: Profile) -> Result<PathBuf> {
     // An explicit target, even the host's, keeps the flag away from build scripts and procedural macros.
     let mut build = build(package, profile);
-    build.args(["--target", &host_triple()?]).env("RUSTFLAGS", "-C target-feature=+crt-static");
+    build.args(["--target", &static_triple()?]).env("RUSTFLAGS", "-C target-feature=+crt-static");
     process::run(&mut build)?;
     static_path(package, profile)
 }
@@ -55,7 +56,7 @@ pub fn dynamic_path(package: &str, profile: Profile) -> PathBuf {
 
 /// Where [`statically`] leaves its file.
 pub fn static_path(package: &str, profile: Profile) -> Result<PathBuf> {
-    Ok(profile.target_dir().join(host_triple()?).join(profile.name()).join(package))
+    Ok(profile.target_dir().join(static_triple()?).join(profile.name()).join(package))
 }
 
 fn build(package: &str, profile: Profile) -> Command {
@@ -63,6 +64,15 @@ fn build(package: &str, profile: Profile) -> Command {
     build.args(["build", "--profile", profile.name(), "--package", package]);
     build.arg("--target-dir").arg(profile.target_dir());
     build
+}
+
+/// The host's own, or its sister with musl where that is installed.
+pub fn static_triple() -> Result<String> {
+    let host = host_triple()?;
+    let Some(musl) = host.strip_suffix("-gnu").map(|start| format!("{start}-musl")) else { return Ok(host) };
+    let sysroot = process::output(Command::new("rustc").args(["--print", "sysroot"]))?;
+    let installed = PathBuf::from(String::from_utf8_lossy(&sysroot).trim()).join("lib/rustlib").join(&musl);
+    Ok(if installed.join("lib").is_dir() { musl } else { host })
 }
 
 fn host_triple() -> Result<String> {

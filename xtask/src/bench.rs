@@ -4,10 +4,13 @@
 
 mod calico;
 mod cni;
+mod cri;
 mod flanneld;
+mod gateway;
 mod inside;
 mod ipam;
 mod overlay;
+mod proc;
 mod quiet;
 mod report;
 mod shuffle;
@@ -28,8 +31,12 @@ pub struct Options {
     rounds: u32,
     /// Implementations to run; all when empty.
     only: Vec<String>,
+    /// Parts of the benchmark to run; all when empty.
+    parts: Vec<String>,
     /// Executables are there from an earlier run.
     no_build: bool,
+    /// Waits for no quiet machine; the report says how it was.
+    busy: bool,
     /// Set when the benchmark started itself again inside its own namespaces: where it may write.
     inside: Option<PathBuf>,
 }
@@ -38,6 +45,8 @@ pub struct Options {
 #[derive(Clone, Copy)]
 struct Bench {
     name: &'static str,
+    /// What can be run by itself, with `--only`.
+    parts: &'static [&'static str],
     run: fn(&Options) -> Result<Found>,
 }
 
@@ -51,11 +60,12 @@ trait Printed: fmt::Display {
 type Found = Option<Box<dyn Printed>>;
 
 const BENCHES: &[Bench] = &[
-    Bench { name: "cni", run: cni::run },
-    Bench { name: "ipam", run: ipam::run },
-    Bench { name: "calico", run: calico::run },
-    Bench { name: "overlay", run: overlay::run },
-    Bench { name: "flanneld", run: flanneld::run },
+    Bench { name: "cni", parts: &cni::PARTS, run: cni::run },
+    Bench { name: "cri", parts: &[], run: cri::run },
+    Bench { name: "ipam", parts: &[], run: ipam::run },
+    Bench { name: "calico", parts: &[], run: calico::run },
+    Bench { name: "overlay", parts: &[], run: overlay::run },
+    Bench { name: "flanneld", parts: &[], run: flanneld::run },
 ];
 
 /// Below this many rounds the order of a lucky shuffle shows.
@@ -78,21 +88,31 @@ impl Options {
     /// Reads what follows `bench`.
     pub fn parse(mut parser: lexopt::Parser) -> Result<Self> {
         let mut bench = None;
-        let (mut json, mut rounds, mut only) = (false, MIN_ROUNDS, Vec::new());
-        let (mut no_build, mut inside) = (false, None);
+        let (mut json, mut rounds, mut only, mut parts) = (false, MIN_ROUNDS, Vec::new(), Vec::new());
+        let (mut no_build, mut busy, mut inside) = (false, false, None);
         while let Some(argument) = parser.next()? {
             match argument {
                 Value(name) if bench.is_none() => bench = Some(find(&name.string()?)?),
                 Short('o') | Long("output") => json = is_json(&parser.value()?.string()?)?,
                 Long("rounds") => rounds = parser.value()?.parse()?,
                 Long("impl") => only.push(parser.value()?.string()?),
+                Long("only") => parts.push(parser.value()?.string()?),
                 Long("no-build") => no_build = true,
+                Long("busy") => busy = true,
                 Long("inside") => inside = Some(parser.value()?.into()),
                 other => return Err(other.unexpected().into()),
             }
         }
         let bench = bench.ok_or_else(|| Error::Usage(format!("which benchmark? {}", names())))?;
-        Ok(Self { bench, json, rounds: rounds.max(1), only, no_build, inside })
+        if let Some(part) = parts.iter().find(|part| !bench.parts.contains(&part.as_str())) {
+            let parts = bench.parts.join(", ");
+            return Err(Error::Usage(format!("bench {} has no part {part:?}; it has: {parts}", bench.name)));
+        }
+        Ok(Self { bench, json, rounds: rounds.max(1), only, parts, no_build, busy, inside })
+    }
+
+    fn does(&self, part: &str) -> bool {
+        self.parts.is_empty() || self.parts.iter().any(|name| name == part)
     }
 
     fn wants(&self, subject: &str) -> bool {
@@ -108,6 +128,12 @@ impl Options {
         words.push(directory.into());
         for name in &self.only {
             words.extend(["--impl".into(), name.into()]);
+        }
+        if self.busy {
+            words.push("--busy".into());
+        }
+        for part in &self.parts {
+            words.extend(["--only".into(), part.into()]);
         }
         words
     }

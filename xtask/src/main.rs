@@ -5,6 +5,7 @@
 
 mod artifacts;
 mod bench;
+mod chaos;
 mod compatibility;
 mod dist;
 mod elf;
@@ -29,10 +30,12 @@ usage: cargo xtask COMMAND
   ci                                     the same as test; what .ci/run calls
   gen                                    writes what is generated: docs/compatibility.md
   dist [--no-memory]                     release files in target/dist, their sizes and the agents' memory
-  bench NAME [-o table|json] [--rounds N] [--impl NAME]... [--no-build]
+  bench NAME [-o table|json] [--rounds N] [--impl NAME]... [--only PART]... [--busy] [--no-build]
   sim [--seeds N] [--seed S] [--writers ours|mixed] [--mode atomic|one-by-one]   simulated clusters; --help for more
-  soak                                   2,000 seeds of each kind of simulated cluster; then kill -9 at 200 moments of real ones
+  chaos [--ops N] [--kills N] [--cuts N] [--seed S] [--field NAME]...   kill -9 and power cuts among operations of runtimes
+  soak                                   2,000 seeds of each kind of simulated cluster; kill -9 at 200 moments of real ones; chaos
 
+fields: embedded etcd calico power-embedded power-etcd
 layers: format lint unit sim budget kernel program
 benches: cni ipam calico overlay flanneld
 ";
@@ -43,6 +46,7 @@ enum Command {
     Gen,
     Dist(dist::Options),
     Bench(bench::Options),
+    Chaos(chaos::Options),
     Sim(sim::Options),
     Soak(sim::Options),
 }
@@ -57,6 +61,7 @@ fn main() -> ExitCode {
         Command::Gen => generate(),
         Command::Dist(options) => dist::run(&options),
         Command::Bench(options) => bench::run(&options),
+        Command::Chaos(options) => chaos::run(&options),
         Command::Sim(options) => sim::run(&options),
         Command::Soak(options) => soak::run(&options),
     });
@@ -86,6 +91,7 @@ fn parse(mut parser: lexopt::Parser) -> Result<Command> {
         },
         "dist" => dist::Options::parse(parser).map(Command::Dist),
         "bench" => bench::Options::parse(parser).map(Command::Bench),
+        "chaos" => chaos::Options::parse(parser).map(Command::Chaos),
         "sim" => sim::Options::parse(parser).map(Command::Sim),
         "soak" => sim::Options::soak(parser).map(Command::Soak),
         _ => Err(Error::Usage(format!("unknown command {name:?}\n{USAGE}"))),

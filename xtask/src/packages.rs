@@ -32,6 +32,7 @@ const PACKAGES: &[Package] = &[
     },
     Package { name: "strace", proof: "strace", reason: "makes an etcd's disk slower for `bench ipam`" },
     Package { name: "openssl", proof: "openssl", reason: "makes the certificates of the tests of TLS" },
+    Package { name: "e2fsprogs", proof: "mkfs.ext4", reason: "disks whose power tests cut" },
     Package { name: "procps", proof: "kill", reason: "tests end and pause etcd members with it" },
     Package { name: "etcd-client", proof: "etcdctl", reason: "`etcdctl` is the second opinion on etcd" },
     Package {
@@ -54,6 +55,11 @@ const PACKAGES: &[Package] = &[
         name: "busybox-static",
         proof: "busybox",
         reason: "the pause image of containerd's pods, made without a registry",
+    },
+    Package {
+        name: "podman",
+        proof: "podman",
+        reason: "the other runtime that calls plugins through Go's libcni, and finds our cache",
     },
     Package {
         name: "containernetworking-plugins",

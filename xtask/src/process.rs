@@ -1,4 +1,4 @@
-//! Running other programs: with their output passed on line by line, and never longer than a deadline.
+//! Running other programs: with their output passed on line by line, and never hung for ever.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 pub enum Ended {
     /// By itself.
     Exit(ExitStatus),
-    /// It and all its children were killed: it ran longer than this.
-    Deadline(Duration),
+    /// It and all its children were killed: it said nothing for this long.
+    Silence(Duration),
 }
 
 /// The command as a person would type it, for messages; without the directory of its program.
@@ -46,24 +46,35 @@ pub fn output(command: &mut Command) -> Result<Vec<u8>> {
 }
 
 /// Runs `command`, hands each line of its standard output to `on_line` as it comes, and kills it with all that
-/// it started when `limit` has passed.
-pub fn watch(command: &mut Command, limit: Duration, on_line: impl FnMut(&str)) -> Result<Ended> {
+/// it started when none has come for `limit`. However long its work takes, it goes on for as long as it gets on; the
+/// line that it was in when it was killed is handed over, too.
+pub fn watch(command: &mut Command, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<Ended> {
     let mut child = command.stdout(Stdio::piped()).spawn().map_err(Error::io(shown(command)))?;
     let pid = child.id();
-    let (finished, finish) = mpsc::channel::<()>();
+    let (progress, progressed) = mpsc::channel::<()>();
     let watchdog = thread::spawn(move || {
-        let late = finish.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
-        if late {
-            kill_tree(pid);
+        loop {
+            match progressed.recv_timeout(limit) {
+                Ok(()) => {}
+                Err(RecvTimeoutError::Disconnected) => return false,
+                Err(RecvTimeoutError::Timeout) => {
+                    kill_tree(pid);
+                    return true;
+                }
+            }
         }
-        late
     });
-    let read = child.stdout.take().map_or(Ok(()), |stdout| each_line(BufReader::new(stdout), on_line));
+    let heard = |line: &str| {
+        // Nobody listens any more once it was killed.
+        let _ = progress.send(());
+        on_line(line);
+    };
+    let read = child.stdout.take().map_or(Ok(()), |stdout| each_line(BufReader::new(stdout), heard));
     let status = child.wait().map_err(Error::io(format!("wait for {}", shown(command))));
-    drop(finished);
-    let late = watchdog.join().unwrap_or(false);
+    drop(progress);
+    let hung = watchdog.join().unwrap_or(false);
     read.map_err(Error::io(format!("read from {}", shown(command))))?;
-    Ok(if late { Ended::Deadline(limit) } else { Ended::Exit(status?) })
+    Ok(if hung { Ended::Silence(limit) } else { Ended::Exit(status?) })
 }
 
 fn each_line(mut input: impl BufRead, mut on_line: impl FnMut(&str)) -> std::io::Result<()> {
@@ -127,12 +138,13 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_runs_too_long_is_killed_with_its_children() {
+    fn a_program_that_hangs_is_killed_with_its_children_and_what_it_was_at_is_told() {
         let mut command = Command::new("sh");
-        command.args(["-c", "sleep 600 & echo $!; wait"]);
+        command.args(["-c", "sleep 600 & echo $!; printf 'test hangs ... '; wait"]);
         let mut lines = Vec::new();
         let ended = watch(&mut command, Duration::from_millis(300), |line| lines.push(line.to_owned()));
-        assert!(matches!(ended, Ok(Ended::Deadline(_))));
+        assert!(matches!(ended, Ok(Ended::Silence(_))));
+        assert_eq!(lines[1], "test hangs ... ");
         // It was killed; the kernel may need a moment to take it away.
         let stat = || fs::read_to_string(format!("/proc/{}/stat", lines[0])).unwrap_or_default();
         let started = Instant::now();
@@ -140,5 +152,15 @@ mod tests {
             assert!(started.elapsed() < Duration::from_secs(5), "still there: {}", stat());
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn a_program_that_gets_on_may_take_longer_than_the_limit() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "for i in 1 2 3 4 5 6; do sleep 1; echo $i; done"]);
+        let mut lines = 0;
+        let ended = watch(&mut command, Duration::from_secs(5), |_| lines += 1);
+        assert!(matches!(ended, Ok(Ended::Exit(status)) if status.success()));
+        assert_eq!(lines, 6);
     }
 }

@@ -1,4 +1,5 @@
-//! `cargo xtask bench cni`: ADD and DEL of one pod, and of 30 at once, by us and by others (dataplane.md section 3.2).
+//! `cargo xtask bench cni`: ADD and DEL of one pod, of 30 and of 100 at once, by us and by others (dataplane.md section 3.2); on a node with 500 pods,
+//! on a disk with slow syncs, beside bulk work on the kernel; and what an agent costs that has nothing to do.
 //!
 //! The caller is the same for all: spawn with `CNI_*` and the configuration on stdin, read stdout to its end, wait.
 //! Every sample has a fresh named namespace. Within a round the implementations take turns in shuffled order; the
@@ -6,67 +7,86 @@
 //! happens in network and mount namespaces made for the benchmark, each implementation on a node of its own.
 
 pub(super) mod agent;
+mod bulk;
 pub(super) mod caller;
+mod crowd;
 mod direct;
 mod floor;
-mod go;
+mod full;
+pub(super) mod go;
+mod goals;
+mod idle;
+mod rounds;
 pub(super) mod scratch;
+mod slow;
+mod status;
 pub(super) mod subject;
 
 use std::fs;
-use std::path::Path;
-use std::time::SystemTime;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use crate::artifacts::{self, Profile};
+use crate::bench::cni::agent::{Agent, Store};
 use crate::bench::cni::caller::Verb;
-use crate::bench::cni::scratch::{Node, Sandbox, World};
+use crate::bench::cni::scratch::{Node, Sandbox, World, until};
 use crate::bench::cni::subject::{Binaries, Subject};
+use crate::bench::ipam::etcd;
 use crate::bench::quiet::Quiet;
-use crate::bench::report::{Goal, Report};
+use crate::bench::report::Report;
 use crate::bench::shuffle::Shuffler;
 use crate::bench::{Found, Options, inside};
 use crate::error::{Error, Result};
 use crate::packages;
 
-/// Samples of a single ADD and DEL that each implementation gives in a round.
-const SINGLES: usize = 15;
-/// Pods in a burst.
-const BURST: usize = 30;
-
-const OPS: [&str; 4] = ["add", "del", "burst30-add", "burst30-del"];
-
 const AGENT: &str = "russet-agent-embedded";
+const AGENT_ETCD: &str = "russet-agent-etcd";
 const DIRECT: &str = "russet-direct-embedded";
 const AGENT_BRIDGE: &str = "russet-agent-bridge-host-local";
 const GO_BRIDGE: &str = "go-bridge-host-local";
 const GO_PTP: &str = "go-ptp-host-local";
 const FLOOR: &str = "floor";
-const SUBJECTS: [&str; 6] = [AGENT, DIRECT, AGENT_BRIDGE, GO_BRIDGE, GO_PTP, FLOOR];
+const SUBJECTS: [&str; 7] = [AGENT, AGENT_ETCD, DIRECT, AGENT_BRIDGE, GO_BRIDGE, GO_PTP, FLOOR];
 
-const GOALS: &[Goal] = &[
-    Goal { op: "add", ours: AGENT, theirs: GO_BRIDGE, at_most: 0.3 },
-    Goal { op: "add", ours: AGENT, theirs: FLOOR, at_most: 2.0 },
-    Goal { op: "add", ours: AGENT_BRIDGE, theirs: GO_BRIDGE, at_most: 0.3 },
-    Goal { op: "del", ours: AGENT_BRIDGE, theirs: GO_BRIDGE, at_most: 0.1 },
-    Goal { op: "del", ours: AGENT, theirs: GO_BRIDGE, at_most: 0.1 },
-    Goal { op: "burst30-add", ours: AGENT, theirs: GO_PTP, at_most: 0.35 },
+const ROUNDS: &str = "rounds";
+const FULL: &str = "full";
+const SLOW: &str = "slow";
+const BULK: &str = "bulk";
+const STATUS: &str = "status";
+const IDLE: &str = "idle";
+/// What `--only` takes.
+pub(super) const PARTS: [&str; 6] = [ROUNDS, FULL, SLOW, BULK, STATUS, IDLE];
+
+/// What people must know to read the table.
+const NOTES: [&str; 6] = [
+    "add, del: one pod, from spawn to exit of the plugin; add30, add100 and so on: as many at once, one sample from the first spawn to the last exit, so that their p99 is the slowest of few",
+    "@0, @500: on nodes with no and with 500 pods, turn by turn; @5ms: each fdatasync and fsync of the agent and of etcd takes 5 ms more (strace's injection)",
+    "@routes: ADDs while the agent programs 15,000 routes that somebody removed; @group: ADDs while it deletes the links of 200 pods; @calm: ADDs on the same nodes while it has nothing to do",
+    "floor: one static process that sends the same netlink messages and does nothing else: no addresses, no agent, no store",
+    "version: the plugin's own answer to VERSION, without the agent: what its process costs",
+    "rss, anon: VmRSS and RssAnon of /proc/PID/status; idle: processor time of all threads (/proc/PID/task/*/schedstat) over a minute; of the release build, RUSSET_BENCH_DAEMON=PATH measures another one",
 ];
 
 /// One run of the benchmark, inside its namespaces.
 struct Run<'a> {
+    options: &'a Options,
     world: &'a World,
-    subjects: Vec<(Node, Box<dyn Subject>)>,
+    binaries: Binaries,
+    directory: &'a Path,
+    /// Nodes so far.
+    nodes: usize,
+    /// Sandboxes so far: numbers and names are never used twice.
+    sandboxes: u32,
     shuffler: Shuffler,
     quiet: Quiet,
     report: Report,
 }
 
-/// A round's namespaces.
-struct Pods {
-    /// Turn by turn, one for each subject.
-    singles: Vec<Vec<Sandbox>>,
-    /// For each subject its burst.
-    bursts: Vec<Vec<Sandbox>>,
+/// An implementation on its node. Its processes end with this value; the node's namespace stays.
+struct Side {
+    name: &'static str,
+    node: Node,
+    subject: Box<dyn Subject>,
 }
 
 /// Builds what is measured, then starts itself again in namespaces of its own; there, measures. The report is
@@ -83,7 +103,7 @@ pub fn run(options: &Options) -> Result<Found> {
 
 fn build(options: &Options) -> Result<()> {
     packages::ensure()?;
-    if [AGENT, DIRECT, AGENT_BRIDGE].iter().any(|name| options.wants(name)) {
+    if [AGENT, AGENT_ETCD, DIRECT, AGENT_BRIDGE].iter().any(|name| options.wants(name)) {
         artifacts::dynamic("russet", Profile::Release)?;
         artifacts::statically("russet-cni", Profile::Release)?;
     }
@@ -94,50 +114,56 @@ fn build(options: &Options) -> Result<()> {
 }
 
 fn measure(options: &Options, directory: &Path) -> Result<Report> {
+    etcd::refuse_memory(directory)?;
     let world = World::set_up()?;
-    let binaries = Binaries::built()?;
-    let subjects = start(options, &world, &binaries, directory)?;
     let seed = SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
-    let report = Report::new("cni", GOALS);
-    let mut run =
-        Run { world: &world, subjects, shuffler: Shuffler::new(seed), quiet: Quiet::default(), report };
+    let mut run = Run {
+        options,
+        world: &world,
+        binaries: Binaries::built()?,
+        directory,
+        nodes: 0,
+        sandboxes: 0,
+        shuffler: Shuffler::new(seed),
+        quiet: if options.busy { Quiet::impatient() } else { Quiet::default() },
+        report: Report::new("cni", goals::GOALS),
+    };
     eprintln!("cni: {} rounds, seed {seed}", options.rounds);
-    run.warm_up()?;
-    for round in 1..=options.rounds {
-        run.round(round)?;
-        eprintln!("cni: round {round} of {} done", options.rounds);
+    for (part, measure) in parts() {
+        if options.does(part) {
+            measure(&mut run)?;
+            eprintln!("cni: {part} done");
+        }
     }
-    let Run { mut report, quiet, .. } = run;
-    report.sort(&OPS, &SUBJECTS);
-    report.notes.push(format!("{} rounds, seed {seed}", options.rounds));
+    let Run { mut report, quiet, binaries, .. } = run;
+    goals::derive(&mut report);
+    report.sort(&goals::OPS, &SUBJECTS);
+    report.notes.push(format!("{} rounds, seed {seed}, {}", options.rounds, binaries.russet.display()));
+    report.notes.extend(NOTES.map(str::to_owned));
     report.notes.extend(quiet.told());
     report.foreign_cpu = quiet.foreign;
     Ok(report)
 }
 
-/// Every implementation on a node of its own.
-fn start(
-    options: &Options,
-    world: &World,
-    binaries: &Binaries,
-    directory: &Path,
-) -> Result<Vec<(Node, Box<dyn Subject>)>> {
-    let mut subjects = Vec::new();
-    for (number, name) in SUBJECTS.into_iter().enumerate().filter(|(_, name)| options.wants(name)) {
-        let own = directory.join(name);
-        fs::create_dir_all(&own).map_err(Error::io(format!("create {}", own.display())))?;
-        let node = world.node(&format!("node{number}"))?;
-        let subject = node.inside(|| subject(name, binaries, &own))?;
-        world.enter()?;
-        subjects.push((node, subject));
-    }
-    Ok(subjects)
+type Part = fn(&mut Run<'_>) -> Result<()>;
+
+/// Each part and what it does.
+fn parts() -> [(&'static str, Part); PARTS.len()] {
+    [
+        (ROUNDS, rounds::measure),
+        (FULL, full::measure),
+        (SLOW, slow::measure),
+        (BULK, bulk::measure),
+        (STATUS, status::measure),
+        (IDLE, idle::measure),
+    ]
 }
 
-fn subject(name: &str, binaries: &Binaries, directory: &Path) -> Result<Box<dyn Subject>> {
+fn subject(name: &'static str, binaries: &Binaries, directory: &Path) -> Result<Box<dyn Subject>> {
     Ok(match name {
-        AGENT => Box::new(agent::Agent::start(binaries, directory)?),
-        AGENT_BRIDGE => Box::new(agent::Agent::bridge(binaries, directory)?),
+        AGENT => Box::new(Agent::start(AGENT, binaries, directory, Store::Embedded)?),
+        AGENT_ETCD => Box::new(Agent::start(AGENT_ETCD, binaries, directory, Store::Etcd)?),
+        AGENT_BRIDGE => Box::new(Agent::bridge(binaries, directory)?),
         DIRECT => Box::new(direct::Direct::new(binaries, directory)?),
         GO_BRIDGE => Box::new(go::Go::bridge(directory)),
         GO_PTP => Box::new(go::Go::ptp(directory)),
@@ -148,82 +174,115 @@ fn subject(name: &str, binaries: &Binaries, directory: &Path) -> Result<Box<dyn 
 // === impl Run ===
 
 impl Run<'_> {
-    /// One pod each, not counted: files come into memory, bridges and blocks come into being.
-    fn warm_up(&mut self) -> Result<()> {
-        let pods = self.world.sandboxes("warm", self.subjects.len(), 0)?;
-        for ((node, subject), pod) in self.subjects.iter().zip(&pods) {
-            node.inside(|| {
-                caller::call(subject.as_ref(), Verb::Add, pod)?;
-                caller::call(subject.as_ref(), Verb::Del, pod)?;
-                subject.settle()
-            })?;
+    /// An implementation on a fresh node, warm: it has served a pod.
+    fn side(&mut self, name: &'static str) -> Result<Side> {
+        self.side_of(name, subject)
+    }
+
+    fn side_of<S>(&mut self, name: &'static str, make: S) -> Result<Side>
+    where
+        S: FnOnce(&'static str, &Binaries, &Path) -> Result<Box<dyn Subject>>,
+    {
+        let (node, own) = self.fresh_node(name)?;
+        let subject = node.inside(|| make(name, &self.binaries, &own))?;
+        self.world.enter()?;
+        let side = Side { name, node, subject };
+        self.warm_up(&side)?;
+        Ok(side)
+    }
+
+    /// A node, and a directory for what runs there.
+    fn fresh_node(&mut self, name: &str) -> Result<(Node, PathBuf)> {
+        let number = self.nodes;
+        self.nodes += 1;
+        let own = self.directory.join(format!("{number}-{name}"));
+        fs::create_dir_all(&own).map_err(Error::io(format!("create {}", own.display())))?;
+        Ok((self.world.node(&format!("node{number}"))?, own))
+    }
+
+    /// One pod, not counted: files come into memory, bridges and blocks come into being. An agent refuses it until it has its first pools.
+    fn warm_up(&mut self, side: &Side) -> Result<()> {
+        let pods = self.pods(1)?;
+        if !until(READY_LIMIT, || Ok(side.call(Verb::Add, &pods).is_ok()))? {
+            side.call(Verb::Add, &pods)?;
         }
+        side.call(Verb::Del, &pods)?;
+        side.settle()?;
         self.world.remove(&pods)
     }
 
-    fn round(&mut self, round: u32) -> Result<()> {
-        let pods = self.pods(round)?;
-        self.quiet.wait();
-        self.singles("add", Verb::Add, &pods.singles)?;
-        self.quiet.wait();
-        self.singles("del", Verb::Del, &pods.singles)?;
-        for which in self.shuffler.order(self.subjects.len()) {
+    /// Fresh namespaces.
+    fn pods(&mut self, count: usize) -> Result<Vec<Sandbox>> {
+        self.world.enter()?;
+        let first = self.sandboxes + 1;
+        self.sandboxes += count as u32;
+        self.world.sandboxes("p", count, first)
+    }
+
+    fn sample(&mut self, op: &'static str, side: &Side, verb: Verb, pods: &[Sandbox]) -> Result<Duration> {
+        let took = side.call(verb, pods)?;
+        self.report.add(op, side.name, took);
+        Ok(took)
+    }
+
+    /// Turn by turn, each side once, in an order that differs from turn to turn; what DELs leave for later is done at each turn's end.
+    fn turns(&mut self, ops: [&'static str; 2], sides: &[Side], pods: &[Vec<Sandbox>]) -> Result<()> {
+        let named: Vec<_> = sides.iter().map(|side| (ops, side)).collect();
+        self.named_turns(&named, pods)
+    }
+
+    /// [`turns`](Self::turns), each side under names of its own for its ADDs and DELs.
+    fn named_turns(&mut self, sides: &[([&'static str; 2], &Side)], pods: &[Vec<Sandbox>]) -> Result<()> {
+        for (which, verb) in [Verb::Add, Verb::Del].into_iter().enumerate() {
             self.quiet.wait();
-            self.burst("burst30-add", Verb::Add, which, &pods.bursts[which])?;
-            self.burst("burst30-del", Verb::Del, which, &pods.bursts[which])?;
-            self.settle(which)?;
-        }
-        self.world.remove(&pods.all())?;
-        self.world.drain()
-    }
-
-    fn pods(&self, round: u32) -> Result<Pods> {
-        let mut next = 1;
-        let mut take = |kind: &str, count: usize| {
-            let first = next;
-            next += count as u32;
-            self.world.sandboxes(&format!("r{round}{kind}"), count, first)
-        };
-        let subjects = self.subjects.len();
-        let singles = (0..SINGLES).map(|_| take("s", subjects)).collect::<Result<_>>()?;
-        let bursts = (0..subjects).map(|_| take("b", BURST)).collect::<Result<_>>()?;
-        Ok(Pods { singles, bursts })
-    }
-
-    /// Turn by turn, each subject once, in an order that differs from turn to turn.
-    fn singles(&mut self, op: &'static str, verb: Verb, pods: &[Vec<Sandbox>]) -> Result<()> {
-        for turn in pods {
-            for which in self.shuffler.order(self.subjects.len()) {
-                let (node, subject) = &self.subjects[which];
-                let took = node.inside(|| caller::call(subject.as_ref(), verb, &turn[which]))?;
-                self.report.add(op, subject.name(), took);
+            for turn in pods {
+                for number in self.shuffler.order(sides.len()) {
+                    let (ops, side) = sides[number];
+                    self.sample(ops[which], side, verb, std::slice::from_ref(&turn[number]))?;
+                }
                 if verb == Verb::Del {
-                    self.settle(which)?;
+                    self.settle(sides.iter().map(|(_, side)| *side))?;
                 }
             }
         }
         Ok(())
     }
 
-    fn burst(&mut self, op: &'static str, verb: Verb, which: usize, pods: &[Sandbox]) -> Result<()> {
-        let (node, subject) = &self.subjects[which];
-        let took = node.inside(|| caller::call_at_once(subject.as_ref(), verb, pods))?;
-        self.report.add(op, subject.name(), took);
-        Ok(())
+    /// ADDs and DELs of all `pods` at once.
+    fn burst(&mut self, ops: [&'static str; 2], side: &Side, pods: &[Sandbox]) -> Result<()> {
+        self.sample(ops[0], side, Verb::Add, pods)?;
+        self.sample(ops[1], side, Verb::Del, pods)?;
+        self.settle([side])
     }
 
-    /// What a DEL leaves for later is its subject's own affair: the next one must not pay for it.
-    fn settle(&self, which: usize) -> Result<()> {
-        let (node, subject) = &self.subjects[which];
-        node.inside(|| subject.settle())?;
+    /// The group delete is its side's own affair: the next one must not pay for it.
+    fn settle<'s>(&self, sides: impl IntoIterator<Item = &'s Side>) -> Result<()> {
+        sides.into_iter().try_for_each(Side::settle)?;
+        self.world.enter()?;
         self.world.drain()
     }
 }
 
-// === impl Pods ===
+// === impl Side ===
 
-impl Pods {
-    fn all(self) -> Vec<Sandbox> {
-        self.singles.into_iter().chain(self.bursts).flatten().collect()
+impl Side {
+    /// Calls for all pods before any answer is read; the time until the last plugin has ended.
+    fn call(&self, verb: Verb, pods: &[Sandbox]) -> Result<Duration> {
+        self.node.inside(|| caller::call_at_once(self.subject.as_ref(), verb, pods))
+    }
+
+    /// Waits for what DELs left for later.
+    fn settle(&self) -> Result<()> {
+        self.node.inside(|| self.subject.settle())
+    }
+
+    /// Gives the node `pods`, some at a time.
+    fn fill(&self, pods: &[Sandbox]) -> Result<()> {
+        pods.chunks(FILL_AT_ONCE).try_for_each(|some| self.call(Verb::Add, some).map(drop))
     }
 }
+
+/// An agent answers before it is ready.
+const READY_LIMIT: Duration = Duration::from_secs(20);
+/// Pods that come at once while a node is filled: more would only wait for each other.
+const FILL_AT_ONCE: usize = 20;

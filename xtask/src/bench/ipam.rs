@@ -27,7 +27,7 @@ use crate::packages;
 /// Samples that each implementation gives in a round, on each disk and with each number of callers.
 const TURNS: u32 = 4;
 /// How much longer a sync takes on the slow disk: edge flash.
-const SYNC_DELAY_US: u64 = 5000;
+pub(super) const SYNC_DELAY_US: u64 = 5000;
 
 const LOOPBACK: &str = "127.0.0.1";
 const PLAIN: &str = "plain";

@@ -25,6 +25,11 @@ const PATIENCE_IN_ALL: Duration = Duration::from_secs(150);
 // === impl Quiet ===
 
 impl Quiet {
+    /// Looks at the machine, and measures however busy it is.
+    pub fn impatient() -> Self {
+        Self { spent: PATIENCE_IN_ALL, ..Self::default() }
+    }
+
     /// Waits, while nothing of ours runs, until the machine is quiet or patience ends.
     pub fn wait(&mut self) {
         let began = Instant::now();

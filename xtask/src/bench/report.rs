@@ -12,6 +12,7 @@ use crate::text_table::TextTable;
 pub struct Report {
     bench: &'static str,
     series: Vec<Series>,
+    figures: Vec<Figure>,
     goals: &'static [Goal],
     /// Lines for people about how the run went.
     pub notes: Vec<String>,
@@ -26,12 +27,27 @@ struct Series {
     samples: Vec<Duration>,
 }
 
-/// How our median should relate to another's.
-pub struct Goal {
+/// A quantile of all samples of an operation by an implementation.
+#[derive(Clone, Copy)]
+pub struct Of {
     pub op: &'static str,
-    pub ours: &'static str,
-    pub theirs: &'static str,
+    pub subject: &'static str,
+    pub quantile: f64,
+}
+
+/// How one quantile should relate to another.
+pub struct Goal {
+    pub ours: Of,
+    pub theirs: Of,
     pub at_most: f64,
+}
+
+/// Something that is no time of many samples.
+struct Figure {
+    name: String,
+    value: f64,
+    unit: &'static str,
+    at_most: Option<f64>,
 }
 
 /// The quantiles that reports give.
@@ -42,7 +58,8 @@ const QUANTILES: [(&str, f64); 3] = [("p50_us", 0.50), ("p90_us", 0.90), ("p99_u
 impl Report {
     /// An empty report.
     pub fn new(bench: &'static str, goals: &'static [Goal]) -> Self {
-        Self { bench, series: Vec::new(), goals, notes: Vec::new(), foreign_cpu: Vec::new() }
+        let (series, figures) = (Vec::new(), Vec::new());
+        Self { bench, series, figures, goals, notes: Vec::new(), foreign_cpu: Vec::new() }
     }
 
     /// Adds a sample.
@@ -51,6 +68,16 @@ impl Report {
             Some(series) => series.samples.push(sample),
             None => self.series.push(Series { op, subject, samples: vec![sample] }),
         }
+    }
+
+    /// Adds something that is no time of many samples, with its goal if it has one.
+    pub fn figure(&mut self, name: impl Into<String>, value: f64, unit: &'static str, at_most: Option<f64>) {
+        self.figures.push(Figure { name: name.into(), value: rounded(value, 4), unit, at_most });
+    }
+
+    /// A quantile of the samples so far, in microseconds.
+    pub fn quantile_us(&self, of: Of) -> Option<f64> {
+        Some(self.find(of.op, of.subject)?.quantile_us(of.quantile))
     }
 
     /// Makes rows come in this order: by operation first, then by implementation.
@@ -70,11 +97,18 @@ impl Report {
         row
     }
 
+    /// The ratio of a goal, where both sides were measured.
+    fn ratio(&self, goal: &Goal) -> Option<f64> {
+        Some(rounded(self.quantile_us(goal.ours)? / self.quantile_us(goal.theirs)?, 3))
+    }
+
     fn goal(&self, goal: &Goal) -> Option<Value> {
-        let ratio = self.find(goal.op, goal.ours)?.ratio(self.find(goal.op, goal.theirs)?);
+        let ratio = self.ratio(goal)?;
+        let Goal { ours, theirs, at_most } = goal;
         Some(json!({
-            "op": goal.op, "impl": goal.ours, "against": goal.theirs,
-            "at_most": goal.at_most, "ratio": ratio, "met": ratio <= goal.at_most,
+            "op": ours.op, "impl": ours.subject, "quantile": ours.quantile,
+            "against": { "op": theirs.op, "impl": theirs.subject, "quantile": theirs.quantile },
+            "at_most": at_most, "ratio": ratio, "met": ratio <= *at_most,
         }))
     }
 
@@ -96,6 +130,8 @@ impl Printed for Report {
             "bench": self.bench,
             "rows": rows,
             "goals": goals,
+            "figures": self.figures.iter().map(Figure::json).collect::<Vec<_>>(),
+            "notes": self.notes,
             "foreign_cpu": self.foreign_cpu.iter().map(|share| rounded(*share, 3)).collect::<Vec<_>>(),
         })
     }
@@ -124,15 +160,12 @@ impl fmt::Display for Report {
         }
         writeln!(f, "{table}")?;
         for goal in self.goals {
-            if let (Some(ours), Some(theirs)) =
-                (self.find(goal.op, goal.ours), self.find(goal.op, goal.theirs))
-            {
-                let ratio = ours.ratio(theirs);
-                let verdict = if ratio <= goal.at_most { "met" } else { "MISSED" };
-                let Goal { op, ours, theirs, at_most } = goal;
-                writeln!(f, "goal {op}: {ours} <= {at_most} x {theirs}: {ratio:.3}, {verdict}")?;
+            if let Some(ratio) = self.ratio(goal) {
+                let Goal { ours, theirs, at_most } = goal;
+                writeln!(f, "goal {ours} <= {at_most} x {theirs}: {ratio:.3}, {}", met(ratio <= *at_most))?;
             }
         }
+        self.figures.iter().try_for_each(|figure| writeln!(f, "{figure}"))?;
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
     }
 }
@@ -154,6 +187,51 @@ impl Series {
     }
 }
 
+fn met(met: bool) -> &'static str {
+    if met { "met" } else { "MISSED" }
+}
+
+// === impl Of ===
+
+impl Of {
+    pub const fn median(op: &'static str, subject: &'static str) -> Self {
+        Self { op, subject, quantile: 0.5 }
+    }
+
+    pub const fn p99(op: &'static str, subject: &'static str) -> Self {
+        Self { op, subject, quantile: 0.99 }
+    }
+}
+
+impl fmt::Display for Of {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}, p{:.0}", self.op, self.subject, self.quantile * 100.0)
+    }
+}
+
+// === impl Figure ===
+
+impl Figure {
+    fn is_met(&self) -> Option<bool> {
+        self.at_most.map(|limit| self.value <= limit)
+    }
+
+    fn json(&self) -> Value {
+        json!({ "name": self.name, "value": self.value, "unit": self.unit, "at_most": self.at_most, "met": self.is_met() })
+    }
+}
+
+impl fmt::Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, value, unit, .. } = self;
+        write!(f, "{name}: {value} {unit}")?;
+        match (self.at_most, self.is_met()) {
+            (Some(limit), Some(is_met)) => write!(f, " (goal {limit}), {}", met(is_met)),
+            _ => Ok(()),
+        }
+    }
+}
+
 fn rounded(value: f64, digits: i32) -> f64 {
     let scale = 10_f64.powi(digits);
     (value * scale).round() / scale
@@ -163,7 +241,11 @@ fn rounded(value: f64, digits: i32) -> f64 {
 mod tests {
     use super::*;
 
-    const GOALS: &[Goal] = &[Goal { op: "add", ours: "ours", theirs: "theirs", at_most: 0.3 }];
+    const GOALS: &[Goal] = &[
+        Goal { ours: Of::median("add", "ours"), theirs: Of::median("add", "theirs"), at_most: 0.3 },
+        Goal { ours: Of::p99("add", "ours"), theirs: Of::median("add", "ours"), at_most: 1.9 },
+        Goal { ours: Of::median("del", "ours"), theirs: Of::median("add", "ours"), at_most: 1.0 },
+    ];
 
     fn report() -> Report {
         let mut report = Report::new("cni", GOALS);
@@ -191,6 +273,18 @@ mod tests {
         assert_eq!(json["rows"][0]["ratio"], json!({ "theirs": 0.25 }));
         assert_eq!(json["rows"][1]["ratio"], json!({ "ours": 4.0 }));
         assert_eq!(json["goals"][0]["met"], true);
+        assert_eq!((&json["goals"][1]["ratio"], &json["goals"][1]["met"]), (&json!(1.98), &json!(false)));
+        assert_eq!(json["goals"].as_array().map(Vec::len), Some(2), "what was not measured is no goal");
+    }
+
+    #[test]
+    fn a_figure_tells_its_goal() {
+        let mut report = report();
+        report.figure("rss", 12.5, "MB", Some(12.0));
+        report.figure("anon", 1.0, "MB", None);
+        let text = report.to_string();
+        assert!(text.contains("rss: 12.5 MB (goal 12), MISSED") && text.contains("anon: 1 MB\n"), "{text}");
+        assert_eq!(report.json()["figures"][0]["met"], false);
     }
 
     #[test]

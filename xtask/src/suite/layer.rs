@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::artifacts;
 use crate::dist;
@@ -52,9 +52,11 @@ pub const LAYERS: &[Layer] = &[
 /// The package whose integration tests are the program layer.
 const PROGRAM_PACKAGE: &str = "russet";
 
-/// No layer of a healthy tree comes near this, even when it compiles everything first; a hung test must not eat
-/// the time in which the others could report (the whole of `test` has 90 minutes in CI).
-const LAYER_LIMIT: Duration = Duration::from_secs(25 * 60);
+/// No test of a healthy tree is silent for this long, not even the first, before which everything is compiled; a hung test
+/// must not eat the time in which the others could report (the whole of `test` has 90 minutes in CI).
+const SILENCE_LIMIT: Duration = Duration::from_secs(15 * 60);
+/// A test of the program layer that takes longer has its time told beside it.
+const SLOW: Duration = Duration::from_secs(10);
 
 /// Kernel tests mostly wait for RCU, so they outnumber the cores.
 const KERNEL_TEST_THREADS: &str = "4";
@@ -117,7 +119,13 @@ fn program(scope: &Scope, tally: &mut Tally) {
     }
     let mut test = scope.cargo("test", Some(PROGRAM_PACKAGE));
     test.env("RUST_TEST_THREADS", PROGRAM_TEST_THREADS).args(["--test", "*", "--no-fail-fast"]);
-    tests(test.args(["--", "--ignored", "--show-output"]), tally);
+    let mut last = Instant::now();
+    let timed = |line: &str| {
+        let took = std::mem::replace(&mut last, Instant::now()).elapsed();
+        let slow = took >= SLOW && line.starts_with("test ");
+        if slow { println!("{line} ({} s)", took.as_secs()) } else { println!("{line}") }
+    };
+    tests_shown(test.args(["--", "--ignored", "--show-output"]), tally, timed);
 }
 
 /// Asked for `--test '*'` where there is none, cargo fails.
@@ -131,20 +139,25 @@ fn has_integration_tests(package: &str) -> bool {
 
 /// Runs a command that is one check: it counts as 1.
 fn step(command: &mut Command, tally: &mut Tally) {
-    match process::watch(command, LAYER_LIMIT, |line| println!("{line}")) {
+    match process::watch(command, SILENCE_LIMIT, |line| println!("{line}")) {
         Ok(Ended::Exit(status)) if status.success() => tally.passed += 1,
         Ok(Ended::Exit(status)) => tally.failures.push(format!("{}: {status}", process::shown(command))),
-        Ok(Ended::Deadline(limit)) => tally.failures.push(late(command, limit)),
+        Ok(Ended::Silence(limit)) => tally.failures.push(hung(command, limit)),
         Err(error) => tally.failures.push(error.to_string()),
     }
 }
 
 /// Runs `cargo test` and counts what its test binaries report.
 fn tests(command: &mut Command, tally: &mut Tally) {
+    tests_shown(command, tally, |line| println!("{line}"));
+}
+
+/// [`tests`], with its own way of printing a line.
+fn tests_shown(command: &mut Command, tally: &mut Tally, mut show: impl FnMut(&str)) {
     let mut report = tally.reader();
-    let ended = process::watch(command, LAYER_LIMIT, |line| {
+    let ended = process::watch(command, SILENCE_LIMIT, |line| {
         if report.read(line) {
-            println!("{line}");
+            show(line);
         }
     });
     let failed_tests = report.finish();
@@ -156,13 +169,17 @@ fn tests(command: &mut Command, tally: &mut Tally) {
                 .failures
                 .push(format!("{command}: {status} with no failed test: no build, or a test binary died"));
         }
-        Ok(Ended::Deadline(limit)) => tally.failures.push(late(command, limit)),
+        Ok(Ended::Silence(limit)) => tally.failures.push(hung(command, limit)),
         Err(error) => tally.failures.push(error.to_string()),
     }
 }
 
-fn late(command: &Command, limit: Duration) -> String {
-    format!("{}: killed after {} s", process::shown(command), limit.as_secs())
+fn hung(command: &Command, limit: Duration) -> String {
+    let limit = limit.as_secs();
+    format!(
+        "{}: killed, since it said nothing for {limit} s: see what it was at above",
+        process::shown(command)
+    )
 }
 
 // === impl Scope ===

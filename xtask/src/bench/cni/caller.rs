@@ -14,6 +14,8 @@ use crate::error::{Error, Result};
 pub enum Verb {
     Add,
     Del,
+    Status,
+    Version,
 }
 
 /// What a subject is told of a pod in its own words; found out before the clock runs.
@@ -25,12 +27,7 @@ struct Said {
 /// Where delegating plugins look for others, behind their own directory: Debian's.
 const CNI_PATH: &str = "/usr/lib/cni";
 
-/// One call; an error when the plugin answers with one.
-pub fn call(subject: &dyn Subject, verb: Verb, pod: &Sandbox) -> Result<Duration> {
-    call_at_once(subject, verb, std::slice::from_ref(pod))
-}
-
-/// Calls for all pods before reading any answer; the time until the last has ended.
+/// Calls for all pods before reading any answer; the time until the last has ended. An error when a plugin answers with one.
 pub fn call_at_once(subject: &dyn Subject, verb: Verb, pods: &[Sandbox]) -> Result<Duration> {
     let said: Vec<Said> = pods.iter().map(|pod| Said::by(subject, pod)).collect();
     let failed = |source| Error::Io { operation: format!("{}: {}", subject.name(), verb.name()), source };
@@ -80,7 +77,7 @@ fn check(subject: &dyn Subject, verb: Verb, succeeded: bool, answer: &[u8]) -> R
         let result: Option<serde_json::Value> = serde_json::from_slice(answer).ok();
         result.is_some_and(|result| result["ips"].as_array().is_some_and(|ips| !ips.is_empty()))
     };
-    if succeeded && (verb == Verb::Del || addressed()) {
+    if succeeded && (verb != Verb::Add || addressed()) {
         return Ok(());
     }
     let answer = String::from_utf8_lossy(answer);
@@ -103,6 +100,8 @@ impl Verb {
         match self {
             Self::Add => "ADD",
             Self::Del => "DEL",
+            Self::Status => "STATUS",
+            Self::Version => "VERSION",
         }
     }
 }

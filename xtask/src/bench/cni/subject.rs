@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::artifacts::{self, Profile};
+use crate::bench::cni::agent::Running;
 use crate::bench::cni::scratch::Sandbox;
 use crate::error::Result;
 
@@ -27,6 +28,14 @@ pub trait Subject {
     fn settle(&self) -> Result<()> {
         Ok(())
     }
+    /// Its agent, where it has one.
+    fn agent(&self) -> Option<&Running> {
+        None
+    }
+    /// The etcd of its own, where it has one.
+    fn etcd_url(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// Our executables.
@@ -36,13 +45,17 @@ pub struct Binaries {
     pub floor: PathBuf,
 }
 
+/// Names the agent's executable that is to be measured.
+const EXECUTABLE_VARIABLE: &str = "RUSSET_BENCH_DAEMON";
+
 // === impl Binaries ===
 
 impl Binaries {
-    /// Where the build left them.
+    /// Where the build left them, unless the environment names another `russet`, say the one that `cargo xtask dist` made.
     pub fn built() -> Result<Self> {
+        let named = std::env::var_os(EXECUTABLE_VARIABLE).map(PathBuf::from);
         Ok(Self {
-            russet: artifacts::dynamic_path("russet", Profile::Release),
+            russet: named.unwrap_or_else(|| artifacts::dynamic_path("russet", Profile::Release)),
             russet_cni: artifacts::static_path("russet-cni", Profile::Release)?,
             floor: artifacts::static_path("russet-bench-floor", Profile::Release)?,
         })

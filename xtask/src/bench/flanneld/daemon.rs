@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 
+use crate::bench::proc;
 use crate::error::{Error, Result};
 use crate::process;
 
@@ -53,7 +54,7 @@ impl Daemon {
         command.arg(format!("--subnet-file={}", file.display()));
         command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
         let appears = Appears::in_directory(directory)?;
-        let before = prefixes("/proc/thread-self/net/fib_triestat")?;
+        let before = proc::prefixes("thread-self")?;
         let begun = Instant::now();
         let process = command.spawn().map_err(Error::io(process::shown(&command)))?;
         let node = format!("node{number}");
@@ -69,7 +70,7 @@ impl Daemon {
 
     /// How many leases have a route, by the kernel's own count; a millisecond's work.
     pub fn routes(&self) -> Result<usize> {
-        let all = prefixes(&format!("/proc/{}/net/fib_triestat", self.process.id()))?;
+        let all = proc::prefixes(&self.process.id().to_string())?;
         Ok(all.saturating_sub(self.others))
     }
 
@@ -91,22 +92,12 @@ impl Daemon {
 
     /// A line of /proc/PID/status, in MB of a million bytes.
     pub fn memory(&self, name: &str) -> Result<f64> {
-        let path = format!("/proc/{}/status", self.process.id());
-        let status = fs::read_to_string(&path).map_err(Error::io(format!("read {path}")))?;
-        let kib = status.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"));
-        let kib: Option<f64> = kib.and_then(|kib| kib.trim().parse().ok());
-        kib.map(|kib| kib * 1024.0 / 1e6).ok_or_else(|| Error::Found(format!("{path} has no {name}")))
+        proc::memory(self.process.id(), name)
     }
 
-    /// Processor time of all its threads so far, by the scheduler's clock, which counts nanoseconds.
+    /// Processor time of all its threads so far.
     pub fn cpu(&self) -> Result<Duration> {
-        let tasks = format!("/proc/{}/task", self.process.id());
-        let entries = fs::read_dir(&tasks).map_err(Error::io(format!("read {tasks}")))?;
-        let spent = |entry: std::io::Result<fs::DirEntry>| {
-            let text = fs::read_to_string(entry.ok()?.path().join("schedstat")).ok()?;
-            text.split_whitespace().next()?.parse::<u64>().ok()
-        };
-        Ok(Duration::from_nanos(entries.filter_map(spent).sum()))
+        proc::cpu(self.process.id())
     }
 
     /// Ends it, and its node's device, which would slow the others' samples down.
@@ -123,13 +114,6 @@ impl Drop for Daemon {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-/// Prefixes of the main table.
-fn prefixes(path: &str) -> Result<usize> {
-    let text = fs::read_to_string(path).map_err(Error::io(format!("read {path}")))?;
-    let found = text.lines().find_map(|line| line.trim().strip_prefix("Prefixes:")?.trim().parse().ok());
-    found.ok_or_else(|| Error::Found(format!("{path} counts no prefixes")))
 }
 
 /// Waits for a file to come into a directory.

@@ -68,13 +68,20 @@ impl Drop for Etcd {
     }
 }
 
-/// `etcd`, or `etcd` under a strace that stops nothing but syncs (that is what the filter in the kernel is for) and holds each back when it is done.
+/// `etcd`, or `etcd` with slow syncs.
 fn slowed(sync_delay_us: Option<u64>) -> Command {
     let Some(delay_us) = sync_delay_us else { return Command::new("etcd") };
+    let mut slow = slow_syncs(delay_us);
+    slow.arg("etcd");
+    slow
+}
+
+/// A strace, for a program that is still to be named, that stops nothing but syncs (that is what the filter in the kernel is for) and holds each back when
+/// it is done.
+pub fn slow_syncs(delay_us: u64) -> Command {
     let mut strace = Command::new("strace");
     strace.args(["-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync,fsync", "-e"]);
     strace.arg(format!("inject=fdatasync,fsync:delay_exit={delay_us}"));
-    strace.arg("etcd");
     strace
 }
 
