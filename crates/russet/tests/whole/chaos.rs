@@ -3,25 +3,28 @@
 //! What is tried is decided by a seed, which is printed; what it meets is the machine's affair. `RUSSET_CHAOS_SEED` repeats one,
 //! `RUSSET_CHAOS_MOMENTS` says how often something is killed.
 
+mod books;
+mod kernel;
 mod lane;
-mod random;
+mod owners;
 mod site;
+mod trial;
+mod victims;
 
-use std::collections::BTreeSet;
-use std::process::Child;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use russet_testkit::{eventually, let_pass};
-use serde_json::Value;
 
 use crate::conversation::Conversation;
 use crate::fabric::Fabric;
 use crate::node::{PATIENCE, TestPod};
 use crate::pinging::Pinging;
+use books::Books;
 use lane::{Alive, Left, Storm};
-use random::Random;
-use site::{NETWORK, Plugin, Site};
+use russet_testkit::Random;
+use site::{Plugin, Site};
+use victims::Victims;
 
 /// Moments at which something is killed, unless the environment says otherwise.
 const MOMENTS: usize = 50;
@@ -38,14 +41,6 @@ const YOUNG: Duration = Duration::from_millis(1200);
 /// A connection's pace: each round trip is checked, and the processors are for the storm.
 const GAP: Duration = Duration::from_millis(5);
 
-/// The nodes, etcd and agents; killed and started by one thread.
-struct Victims<'a> {
-    fabric: &'a mut Fabric,
-    sites: &'a [Site],
-    agents: Vec<Child>,
-    random: Random,
-}
-
 /// Ends the storm when its conductor panics, too: the lanes would go on for ever.
 struct Conductor<'a>(&'a Storm);
 
@@ -53,63 +48,7 @@ fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|error| panic!("{name}={text}: {error}")))
 }
 
-// === impl Victims ===
-
-impl<'a> Victims<'a> {
-    fn new(fabric: &'a mut Fabric, sites: &'a [Site], random: Random) -> Self {
-        let agents = sites.iter().map(|site| site.node.spawn_agent()).collect();
-        let victims = Self { fabric, sites, agents, random };
-        victims.wait_until_ready();
-        victims
-    }
-
-    fn wait_until_ready(&self) {
-        eventually(PATIENCE, || self.fabric.etcd_serves());
-        for site in self.sites {
-            eventually(PATIENCE, || site.is_ready());
-        }
-    }
-
-    /// Something dies, and comes back.
-    fn strike(&mut self, storm: &Storm) {
-        let_pass(self.random.delay(PAUSE));
-        match self.random.below(10) {
-            0..4 => {
-                storm.orders.fetch_add(1, Ordering::Relaxed);
-                eventually(PATIENCE, || storm.orders.load(Ordering::Relaxed) == 0);
-            }
-            4..8 => {
-                let index = self.random.below(self.agents.len());
-                self.agents[index].kill().unwrap();
-                self.agents[index].wait().unwrap();
-                let_pass(self.random.delay(PAUSE));
-                self.agents[index] = self.sites[index].node.spawn_agent();
-            }
-            _ => {
-                self.fabric.kill_etcd();
-                let_pass(self.random.delay(PAUSE));
-                self.fabric.start_etcd();
-            }
-        }
-        // Mostly everything is well again before the next blow; now and then it is not.
-        if !self.random.once_in(3) {
-            let before = storm.successes.load(Ordering::Relaxed);
-            eventually(RECOVERY, || storm.successes.load(Ordering::Relaxed) > before + LANES);
-        }
-        for (agent, site) in self.agents.iter_mut().zip(self.sites) {
-            assert_eq!(agent.try_wait().unwrap(), None, "an agent ended:\n{}", site.node.log());
-        }
-    }
-}
-
-impl Drop for Victims<'_> {
-    fn drop(&mut self) {
-        for agent in &mut self.agents {
-            let _ = agent.kill();
-            let _ = agent.wait();
-        }
-    }
-}
+// === impl Conductor ===
 
 impl Drop for Conductor<'_> {
     fn drop(&mut self) {
@@ -117,20 +56,40 @@ impl Drop for Conductor<'_> {
     }
 }
 
+/// Something dies, and comes back.
+fn strike(victims: &mut Victims<'_>, storm: &Storm, random: &mut Random) {
+    let_pass(random.delay(PAUSE));
+    match random.below(10) {
+        0..4 => {
+            storm.orders.fetch_add(1, Ordering::Relaxed);
+            eventually(PATIENCE, || storm.orders.load(Ordering::Relaxed) == 0);
+        }
+        4..8 => victims.kill_agent(random.below(victims.sites.len()), random.delay(PAUSE)),
+        _ => victims.kill_etcd(random.delay(PAUSE)),
+    }
+    // Mostly everything is well again before the next blow; now and then it is not.
+    if !random.once_in(3) {
+        let before = storm.successes.load(Ordering::Relaxed);
+        eventually(RECOVERY, || storm.successes.load(Ordering::Relaxed) > before + LANES);
+    }
+    victims.assert_alive();
+}
+
 /// A storm on every node while the victims are struck; returns what the lanes of each node left.
 fn rage(storm: &Storm, victims: &mut Victims<'_>, seed: u64, moments: usize) -> Vec<Left> {
+    let sites = &victims.sites.clone();
     std::thread::scope(|scope| {
         let conductor = Conductor(storm);
-        let sites = victims.sites;
         let lanes: Vec<_> = (0..sites.len() * LANES)
             .map(|lane| {
-                let random = Random::new(seed, lane as u64 + 1);
-                scope.spawn(move || (lane % sites.len(), Left::by(storm, &sites[lane % sites.len()], random)))
+                let random = Random::of_thread(seed, lane as u64 + 1);
+                scope.spawn(move || (lane % sites.len(), Left::by(storm, sites[lane % sites.len()], random)))
             })
             .collect();
+        let mut random = Random::of_thread(seed, 0);
         for _ in 0..moments {
             assert!(!lanes.iter().any(std::thread::ScopedJoinHandle::is_finished), "a lane has failed");
-            victims.strike(storm);
+            strike(victims, storm, &mut random);
         }
         drop(conductor);
         let mut left: Vec<Left> = sites.iter().map(|_| Left::default()).collect();
@@ -165,77 +124,19 @@ fn repair(sites: &[Site], plugin: Plugin, alive: &[Vec<&Alive>]) {
         }
         if index != 0 || plugin == Plugin::Calico {
             let valid: Vec<&TestPod> = alive.iter().map(|alive| &alive.pod).collect();
-            let answer = site.gc(&valid);
+            let answer = site.gc(&valid, None).unwrap();
             assert_eq!(answer.status, 0, "{answer:?}");
         }
     }
 }
 
-/// The addresses in the blocks that belong to pods, as `container address`.
-fn held(fabric: &Fabric) -> BTreeSet<String> {
-    let mut held = BTreeSet::new();
-    for key in fabric.keys("/calico/ipam/v2/assignment/") {
-        let block = fabric.get(&key);
-        let cidr: russet_addr::BlockCidr = block["cidr"].as_str().unwrap().parse().unwrap();
-        for (ordinal, index) in block["allocations"].as_array().unwrap().iter().enumerate() {
-            let Some(index) = index.as_u64() else { continue };
-            let attribute = &block["attributes"][usize::try_from(index).unwrap()];
-            let handle = attribute["handle_id"].as_str().unwrap_or("nobody");
-            let Some(container) = handle.strip_prefix(&format!("{NETWORK}.")) else { continue };
-            let address = cidr.address(ordinal).unwrap();
-            assert!(held.insert(format!("{container} {address}")), "{key}: {block}");
-        }
+/// The store has the records of its pods and no others, and so has each node.
+fn assert_holds(sites: &[Site], alive: &[Vec<&Alive>]) {
+    let mut faults = Books::read(&sites[0]).unwrap().faults(&alive.concat());
+    for (site, alive) in sites.iter().zip(alive) {
+        faults.extend(kernel::faults(site, alive));
     }
-    held
-}
-
-fn assert_store_holds(fabric: &Fabric, alive: &[&Alive]) {
-    let expected = alive
-        .iter()
-        .flat_map(|alive| alive.addresses.iter().map(|address| format!("{} {address}", alive.pod.container)));
-    assert_eq!(held(fabric), expected.collect::<BTreeSet<_>>());
-    let handles = fabric.keys("/calico/ipam/v2/handle/").into_iter();
-    let prefix = format!("/calico/ipam/v2/handle/{NETWORK}.");
-    let handles = handles.filter_map(|key| key.strip_prefix(&prefix).map(str::to_owned));
-    let containers: BTreeSet<String> = alive.iter().map(|alive| alive.pod.container.clone()).collect();
-    assert_eq!(handles.collect::<BTreeSet<_>>(), containers);
-    for key in fabric.keys("/calico/resources/v3/projectcalico.org/workloadendpoints/") {
-        let container = fabric.get(&key)["spec"]["containerID"].as_str().unwrap().to_owned();
-        assert!(containers.contains(&container), "{key} is of nobody");
-    }
-}
-
-/// The node has the interfaces and routes of its living pods, and no others.
-fn assert_node_holds(site: &Site, alive: &[&Alive]) {
-    let links = || site.node.links().into_iter().filter(|name| name != "eth0").collect::<BTreeSet<_>>();
-    let expected: BTreeSet<String> = alive.iter().map(|alive| alive.host_end.clone()).collect();
-    let since = SystemTime::now();
-    // The agent deletes the interfaces of deleted pods in groups.
-    while links() != expected && since.elapsed().unwrap() < PATIENCE {
-        let_pass(Duration::from_millis(10));
-    }
-    let details = |name: &String| {
-        russet_testkit::run("ip", &["-n", site.node.netns_name(), "-d", "link", "show", name])
-    };
-    let strange: Vec<String> = links().difference(&expected).map(details).collect();
-    assert!(strange.is_empty(), "interfaces of nobody: {strange:?}");
-    assert_eq!(links(), expected);
-    let mut routed = BTreeSet::new();
-    for family in ["-4", "-6"] {
-        let args = ["-n", site.node.netns_name(), "-j", family, "route", "show"];
-        let routes: Value = serde_json::from_str(&russet_testkit::run("ip", &args)).unwrap();
-        let ours = routes
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter(|route| expected.contains(route["dev"].as_str().unwrap_or("")));
-        routed.extend(
-            ours.map(|route| route["dst"].as_str().unwrap().to_owned())
-                .filter(|dst| !dst.starts_with("fe80")),
-        );
-    }
-    let addresses = alive.iter().flat_map(|alive| alive.addresses.clone());
-    assert_eq!(routed, addresses.collect::<BTreeSet<_>>());
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
 fn assert_check_finds_nothing(sites: &[Site]) {
@@ -254,14 +155,14 @@ fn weather(plugin: Plugin) {
         crate::calico_containerd::found_cluster(&fabric);
     }
     let sites = ["n1", "n2"].map(|name| Site::new(&mut fabric, name, plugin));
-    let mut victims = Victims::new(&mut fabric, &sites, Random::new(seed, 0));
+    let mut victims = Victims::new(Some(&mut fabric), sites.iter().collect());
     let storm = Storm::default();
 
     // Two pods on one node and one on the other, that must notice nothing.
     let spared = [&sites[0], &sites[0], &sites[1]].map(|site| {
         let pod = site.new_pod();
         let alive = Alive::of(pod.clone(), &site.call("ADD", &pod, None).unwrap());
-        storm.claim(&alive);
+        storm.owners.claim(&alive);
         alive
     });
     let [a, b, c] = &spared;
@@ -290,16 +191,12 @@ fn weather(plugin: Plugin) {
     let alive: Vec<Vec<&Alive>> = alive.collect();
     repair(&sites, plugin, &alive);
     assert_check_finds_nothing(&sites);
-    assert_store_holds(victims.fabric, &alive.concat());
-    for (site, alive) in sites.iter().zip(&alive) {
-        assert_node_holds(site, alive);
-    }
+    assert_holds(&sites, &alive);
     // Nothing stands in the way of the end of those that lived.
     for (site, alive) in sites.iter().zip(&alive) {
         alive.iter().for_each(|alive| assert_eq!(site.call("DEL", &alive.pod, None).unwrap().status, 0));
-        assert_node_holds(site, &[]);
     }
-    assert_store_holds(victims.fabric, &[]);
+    assert_holds(&sites, &[vec![], vec![]]);
     assert_check_finds_nothing(&sites);
 }
 

@@ -1,21 +1,19 @@
 //! One thread of the storm: what a runtime does with a few pods of one node, whatever happens around it.
 
-use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use russet_linux::NetNs;
 
-use super::random::Random;
+use super::owners::Owners;
 use super::site::Site;
 use crate::node::{Answer, TestPod};
+use russet_testkit::Random;
 
 /// What the lanes of all nodes have in common.
 #[derive(Default)]
 pub struct Storm {
-    /// Who has an address, from the answer to the ADD to the start of the DEL.
-    owners: Mutex<BTreeMap<String, String>>,
+    pub owners: Owners,
     /// Set when it is time to stop.
     pub over: AtomicBool,
     /// So many plugins are to be killed.
@@ -53,20 +51,6 @@ const KILL_WITHIN: Duration = Duration::from_millis(40);
 // === impl Storm ===
 
 impl Storm {
-    /// Enters a pod; nobody else may have its addresses.
-    pub fn claim(&self, alive: &Alive) {
-        for address in &alive.addresses {
-            let container = alive.pod.container.clone();
-            let other = self.owners.lock().unwrap().insert(address.clone(), container);
-            assert_eq!(other, None, "{address} was given to {} as well", alive.pod.container);
-        }
-    }
-
-    fn give_up(&self, alive: &Alive) {
-        let mut owners = self.owners.lock().unwrap();
-        alive.addresses.iter().for_each(|address| drop(owners.remove(address)));
-    }
-
     /// Runs a plugin, which is killed if that is ordered.
     fn call(&self, site: &Site, verb: &str, pod: &TestPod, random: &mut Random) -> Option<Answer> {
         let take = |orders: usize| orders.checked_sub(1);
@@ -107,7 +91,7 @@ impl Left {
                 let index = random.below(left.alive.len());
                 let alive = left.alive.swap_remove(index);
                 // From here on the address may be another's, even if the plugin is killed.
-                storm.give_up(&alive);
+                storm.owners.give_up(&alive);
                 match random.once_in(6) {
                     true => left.forget(alive.pod),
                     false => left.del(storm, site, alive.pod, &mut random),
@@ -123,7 +107,7 @@ impl Left {
         for _ in 0..2 {
             if let Some(answer) = storm.call(site, "ADD", &pod, random).filter(|answer| answer.status == 0) {
                 let alive = Alive::of(pod, &answer);
-                storm.claim(&alive);
+                storm.owners.claim(&alive);
                 self.alive.push(alive);
                 return;
             }

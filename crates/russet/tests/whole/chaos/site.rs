@@ -10,9 +10,9 @@ use russet_linux::{NetNs, process};
 use russet_testkit::let_pass;
 use serde_json::{Value, json};
 
-use super::random::Random;
 use crate::fabric::Fabric;
 use crate::node::{Answer, TestNode, TestPod, unique};
+use russet_testkit::Random;
 
 /// Which plugin the pods have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,20 +36,38 @@ pub const NETWORK: &str = "testnet";
 // === impl Site ===
 
 impl Site {
-    /// Plugins that find no agent work with the same settings and the same etcd.
+    /// One of several nodes of an etcd.
     pub fn new(fabric: &mut Fabric, name: &'static str, plugin: Plugin) -> Self {
         let args: &[&str] = if plugin == Plugin::Calico { &["--calico"] } else { &[] };
         let node = fabric.node(name, args);
-        std::fs::create_dir_all(node.path("etc/russet")).unwrap();
         let calico = plugin == Plugin::Calico;
-        let settings =
-            format!("store = \"etcd:http://10.77.0.1:2379\"\nnode_name = {name:?}\ncalico = {calico}\n");
-        std::fs::write(node.path("etc/russet/russet.toml"), settings).unwrap();
-        std::fs::create_dir(node.path("bin")).unwrap();
+        let settings = format!("store = \"etcd:http://10.77.0.1:2379\"\ncalico = {calico}\n");
+        Self::with(node, name, plugin, &settings)
+    }
+
+    /// A node with a store of its own.
+    pub fn alone(name: &'static str) -> Self {
+        Self::with(TestNode::without_agent(&["--node-name", name]), name, Plugin::Russet, "")
+    }
+
+    /// Plugins that find no agent work with the same settings and the same store.
+    fn with(node: TestNode, name: &'static str, plugin: Plugin, settings: &str) -> Self {
+        let site = Self { node, plugin, name, pods: Mutex::default() };
+        site.set(settings);
+        std::fs::create_dir(site.node.path("bin")).unwrap();
         for plugin in ["russet", "calico", "calico-ipam"] {
-            symlink(env!("CARGO_BIN_EXE_russet"), node.path("bin").join(plugin)).unwrap();
+            symlink(env!("CARGO_BIN_EXE_russet"), site.node.path("bin").join(plugin)).unwrap();
         }
-        Self { node, plugin, name, pods: Mutex::default() }
+        site
+    }
+
+    /// Adds settings to the file of the node's; for agents that are started from now on, and for plugins without one.
+    pub fn set(&self, settings: &str) {
+        let path = self.node.path("etc/russet/russet.toml");
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let before =
+            std::fs::read_to_string(&path).unwrap_or_else(|_| format!("node_name = {:?}\n", self.name));
+        std::fs::write(&path, before + settings).unwrap();
     }
 
     /// A pod's empty namespace, and a container ID such as runtimes make: Calico names interfaces by its beginning.
@@ -58,7 +76,15 @@ impl Site {
         self.pods.lock().unwrap().push(netns_name.clone());
         NetNs::create_named(&netns_name).unwrap();
         let mix = |number: u64, byte: u8| number.wrapping_mul(257).wrapping_add(byte.into());
-        TestPod { container: Random::new(netns_name.bytes().fold(0, mix), 0).hex(), netns_name }
+        TestPod { container: Random::of_thread(netns_name.bytes().fold(0, mix), 0).hex(), netns_name }
+    }
+
+    /// The namespaces of all pods that were ever here.
+    pub fn remove_pods(&self) {
+        for name in self.pods.lock().into_iter().flat_map(|mut pods| std::mem::take(&mut *pods)) {
+            // Most are gone already.
+            let _ = NetNs::delete_named(&name);
+        }
     }
 
     fn config(&self, extra: Value) -> Value {
@@ -76,10 +102,21 @@ impl Site {
 
     /// Runs the plugin; none when it was killed after so long, and had not answered.
     pub fn call(&self, verb: &str, pod: &TestPod, killed_after: Option<Duration>) -> Option<Answer> {
+        self.call_with(verb, pod, json!({}), killed_after)
+    }
+
+    /// The same with more members of its configuration.
+    pub fn call_with(
+        &self,
+        verb: &str,
+        pod: &TestPod,
+        extra: Value,
+        killed_after: Option<Duration>,
+    ) -> Option<Answer> {
         let netns = pod.path().display().to_string();
         let env =
             [("CNI_CONTAINERID", pod.container.as_str()), ("CNI_NETNS", &netns), ("CNI_IFNAME", "eth0")];
-        self.run(verb, &env, &self.config(json!({})), killed_after)
+        self.run(verb, &env, &self.config(extra), killed_after)
     }
 
     /// Whether the agent would take a request.
@@ -87,11 +124,11 @@ impl Site {
         self.run("STATUS", &[], &self.node.config(json!({})), None).unwrap().status == 0
     }
 
-    /// The runtime's list of what is left.
-    pub fn gc(&self, valid: &[&TestPod]) -> Answer {
+    /// The runtime's list of what is left; none when the plugin was killed after so long, and had not answered.
+    pub fn gc(&self, valid: &[&TestPod], killed_after: Option<Duration>) -> Option<Answer> {
         let valid = valid.iter().map(|pod| json!({"containerID": pod.container, "ifname": "eth0"}));
         let config = self.config(json!({"cni.dev/valid-attachments": valid.collect::<Vec<_>>()}));
-        self.run("GC", &[], &config, None).unwrap()
+        self.run("GC", &[], &config, killed_after)
     }
 
     fn run(
@@ -120,9 +157,6 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // Most are gone already.
-        for name in self.pods.get_mut().into_iter().flatten() {
-            let _ = NetNs::delete_named(name);
-        }
+        self.remove_pods();
     }
 }

@@ -1,0 +1,78 @@
+//! Agents and etcd, which are killed and started by one thread.
+
+use std::process::Child;
+use std::time::Duration;
+
+use russet_testkit::{eventually, let_pass};
+
+use super::site::Site;
+use crate::fabric::Fabric;
+use crate::node::PATIENCE;
+
+/// The nodes' agents, and the etcd of those that have one in common.
+pub struct Victims<'a> {
+    pub fabric: Option<&'a mut Fabric>,
+    pub sites: Vec<&'a Site>,
+    agents: Vec<Child>,
+}
+
+// === impl Victims ===
+
+impl<'a> Victims<'a> {
+    pub fn new(fabric: Option<&'a mut Fabric>, sites: Vec<&'a Site>) -> Self {
+        let agents = sites.iter().map(|site| site.node.spawn_agent()).collect();
+        let victims = Self { fabric, sites, agents };
+        victims.wait_until_ready();
+        victims
+    }
+
+    pub fn wait_until_ready(&self) {
+        if let Some(fabric) = &self.fabric {
+            eventually(PATIENCE, || fabric.etcd_serves());
+        }
+        for site in &self.sites {
+            eventually(PATIENCE, || site.is_ready());
+        }
+    }
+
+    /// Ends an agent as a crash would, and starts another after a while.
+    pub fn kill_agent(&mut self, index: usize, down: Duration) {
+        self.agents[index].kill().unwrap();
+        self.agents[index].wait().unwrap();
+        let_pass(down);
+        self.agents[index] = self.sites[index].node.spawn_agent();
+    }
+
+    pub fn kill_etcd(&mut self, down: Duration) {
+        let fabric = self.fabric.as_mut().expect("there is no etcd");
+        fabric.kill_etcd();
+        let_pass(down);
+        fabric.start_etcd();
+    }
+
+    /// Nobody has killed them since they were started, so they must be there.
+    pub fn assert_alive(&mut self) {
+        for (agent, site) in self.agents.iter_mut().zip(&self.sites) {
+            assert_eq!(agent.try_wait().unwrap(), None, "an agent ended:\n{}", site.node.log());
+        }
+    }
+
+    /// For good.
+    pub fn end_agent(&mut self, index: usize) {
+        self.agents[index].kill().unwrap();
+        self.agents[index].wait().unwrap();
+    }
+
+    fn kill_agents(&mut self) {
+        for agent in &mut self.agents {
+            let _ = agent.kill();
+            let _ = agent.wait();
+        }
+    }
+}
+
+impl Drop for Victims<'_> {
+    fn drop(&mut self) {
+        self.kill_agents();
+    }
+}
