@@ -1,7 +1,8 @@
 //! docs/compatibility.md: which of the behaviours that other programs define we have, told by the names of the tests that prove them.
 //!
-//! `tests/compatibility/*.toml` lists the behaviours by number; a test carries the number in its name. `cargo xtask gen` writes the page. xtask's own
-//! test includes this file and fails while the page is not what would be written, or a list and the tests contradict each other.
+//! `tests/compatibility/*.toml` lists the behaviours by number; a test carries the number in its name, or in the comment that it begins with where
+//! the list says so. `cargo xtask gen` writes the page. xtask's own test includes this file and fails while the page is not what would be written, or
+//! a list and the tests contradict each other.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -20,13 +21,21 @@ const MODEL: &str = "crates/sim/";
 struct List {
     title: String,
     source: String,
-    /// What the names of its tests begin with, before the number.
-    prefix: String,
+    /// How its tests name a number.
+    by: By,
     /// What the page puts before a number.
     label: String,
     /// With how many digits at least it shows one.
     digits: usize,
     rows: Vec<Row>,
+}
+
+/// How a test names the expectations that it proves.
+enum By {
+    /// Its name begins with this, before each number: `tv19_and_tv20_...`.
+    Prefix(String),
+    /// It begins with a comment that has this section of this document, and numbers: `// one.md section 6.2 items 7 and 9`.
+    Citation { document: String, section: String },
 }
 
 /// One expectation.
@@ -55,6 +64,8 @@ struct Test {
     name: String,
     /// What an ignored test needs.
     needs: Option<String>,
+    /// The comment that its body begins with.
+    comment: String,
 }
 
 /// How many rows came to what.
@@ -77,8 +88,8 @@ pub fn page(root: &Path) -> Result<String, Vec<String>> {
     }
     let mut page = String::from(
         "# Compatibility\n\n\
-         What other programs define, and what of it Russet does. Written by `cargo xtask gen` from `tests/compatibility/*.toml` and the names of the tests;\n\
-         do not edit. *passes*: tests of these names prove it, and are run by `cargo xtask test`. *differs*: on purpose, for the reason given; tests named beside it prove\n\
+         What other programs define, and what of it Russet does. Written by `cargo xtask gen` from `tests/compatibility/*.toml` and the tests that name\n\
+         a number or cite it; do not edit. *passes*: these tests prove it, and are run by `cargo xtask test`. *differs*: on purpose, for the reason given; tests named beside it prove\n\
          what is done instead. The numbers are those of the specifications named.\n\n\
          | | passes | partly | differs | out of scope | not yet |\n|---|---|---|---|---|---|\n",
     );
@@ -139,7 +150,8 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
 fn tests_in(package: &str, text: &str) -> Vec<Test> {
     let mut found = Vec::new();
     let mut attributes: Vec<&str> = Vec::new();
-    for line in text.lines().map(str::trim) {
+    let mut lines = text.lines().map(str::trim).peekable();
+    while let Some(line) = lines.next() {
         if line.starts_with("#[") {
             attributes.push(line);
         } else if let Some(name) = function(line) {
@@ -150,7 +162,11 @@ fn tests_in(package: &str, text: &str) -> Vec<Test> {
                     let reason = text.trim_start_matches([' ', '=', '"']);
                     reason.split([':', '"', ']']).next().unwrap_or_default().to_owned()
                 });
-                found.push(Test { package: package.to_owned(), name: name.to_owned(), needs });
+                let mut comment = String::new();
+                while let Some(text) = lines.next_if(|line| line.starts_with("//")) {
+                    comment += text.trim_start_matches('/');
+                }
+                found.push(Test { package: package.to_owned(), name: name.to_owned(), needs, comment });
             }
             attributes.clear();
         } else if !line.starts_with("//") {
@@ -183,6 +199,65 @@ fn numbers(prefix: &str, name: &str) -> Vec<u32> {
     numbers
 }
 
+/// The numbers that a comment cites: `one.md sections 5 and 6.2 items 2 to 4, 7 and 9: why; two.md section 6.2` has five of one.md's section 6.2.
+fn cited(document: &str, section: &str, comment: &str) -> Vec<u32> {
+    let plain = |word: &str| word.trim_end_matches([',', ';', ':', '.']).to_owned();
+    let mut words = comment.split_whitespace().peekable();
+    let mut numbers: Vec<u32> = Vec::new();
+    let mut within = false;
+    while let Some(word) = words.next() {
+        let word = plain(word);
+        if word.ends_with(".md") {
+            within = word == document;
+        }
+        let counts = |word: &&str| ["item", "items", "row", "rows"].contains(word);
+        if !(within && word == section && words.next_if(counts).is_some()) {
+            continue;
+        }
+        let mut range = false;
+        while let Some(word) = words.peek().copied() {
+            match (word, plain(word).parse()) {
+                (_, Ok(number)) if range => {
+                    let begin = numbers.last().map_or(number, |last| last + 1);
+                    numbers.extend(begin..=number);
+                }
+                (_, Ok(number)) => numbers.push(number),
+                ("and" | "to", _) => {}
+                _ => break,
+            }
+            range = word == "to";
+            words.next();
+            if word.ends_with([';', ':', '.']) {
+                break;
+            }
+        }
+    }
+    numbers
+}
+
+// === impl By ===
+
+impl By {
+    fn parse(table: &mut toml::Table, source: &str) -> Result<Self, String> {
+        match (table.remove("prefix"), table.remove("cites")) {
+            (Some(toml::Value::String(prefix)), None) => Ok(Self::Prefix(prefix)),
+            (None, Some(toml::Value::String(section))) => {
+                let document = source.split(' ').next().unwrap_or_default().to_owned();
+                Ok(Self::Citation { document, section })
+            }
+            _ => Err("it has neither prefix nor cites, or both, or no text".to_owned()),
+        }
+    }
+
+    /// The numbers that a test names.
+    fn numbers(&self, test: &Test) -> Vec<u32> {
+        match self {
+            Self::Prefix(prefix) => numbers(prefix, &test.name),
+            Self::Citation { document, section } => cited(document, section, &test.comment),
+        }
+    }
+}
+
 // === impl List ===
 
 impl List {
@@ -192,8 +267,8 @@ impl List {
             Some(toml::Value::String(text)) => Ok(text),
             _ => Err(format!("{name} is missing or no text")),
         };
-        let (title, source, prefix, label) =
-            (take("title")?, take("source")?, take("prefix")?, take("label")?);
+        let (title, source, label) = (take("title")?, take("source")?, take("label")?);
+        let by = By::parse(&mut table, &source)?;
         let digits = table.remove("digits").map_or(Some(1), |digits| digits.as_integer());
         let digits = digits.and_then(|digits| usize::try_from(digits).ok()).ok_or("digits is no number")?;
         let Some(toml::Value::Array(rows)) = table.remove("row") else {
@@ -205,7 +280,7 @@ impl List {
         }
         match table.keys().next() {
             Some(unknown) => Err(format!("unknown member {unknown}")),
-            None => Ok(Self { title, source, prefix, label, digits, rows }),
+            None => Ok(Self { title, source, by, label, digits, rows }),
         }
     }
 
@@ -215,13 +290,13 @@ impl List {
     }
 
     fn tests_of<'a>(&self, number: u32, tests: &'a [Test]) -> Vec<&'a Test> {
-        tests.iter().filter(|test| numbers(&self.prefix, &test.name).contains(&number)).collect()
+        tests.iter().filter(|test| self.by.numbers(test).contains(&number)).collect()
     }
 
     fn problems(&self, tests: &[Test]) -> Vec<String> {
         let mut problems = Vec::new();
         for test in tests {
-            for number in numbers(&self.prefix, &test.name) {
+            for number in self.by.numbers(test) {
                 if self.rows.iter().all(|row| row.number != number) {
                     problems.push(format!(
                         "{} names number {number}, which {} does not have",

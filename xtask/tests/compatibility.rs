@@ -101,3 +101,28 @@ fn a_list_that_cannot_be_read_is_named() {
         assert!(found.contains(problem), "{name}: {found}");
     }
 }
+
+#[test]
+fn a_list_may_be_cited_by_the_comments_that_tests_begin_with() {
+    let rows: String =
+        (1..=9).map(|number| format!("[[row]]\nnumber = {number}\ntitle = \"t\"\nopen = true\n")).collect();
+    let tests = "#[test]\nfn a() {\n    // two.md section 6.2 item 1; one.md sections 5 and 6.2 items 2 to 4,\n    // 6 and A.1 of 9\n    // and more\n}\n\
+                 // one.md section 6.2 item 7\nfn b() {}\n#[test]\nfn c() {\n    // one.md section 6.2, row 8: not 9; section 6.3 item 5\n}\n";
+    let root = workspace("cited", "", tests);
+    let list =
+        format!("title = \"One\"\nsource = \"one.md section 6.2\"\ncites = \"6.2\"\nlabel = \"\"\n{rows}");
+    fs::write(root.join("tests/compatibility/one.toml"), list).unwrap();
+    let text = page(&root).unwrap();
+    let passed: Vec<&str> = text.lines().filter(|line| line.contains("passes | `")).collect();
+    assert_eq!(
+        passed,
+        [2, 3, 4, 6, 8].map(|number| format!(
+            "| {number} | t | passes | `{}` (one) |",
+            if number == 8 { "c" } else { "a" }
+        ))
+    );
+    assert!(
+        problems("both", &format!("cites = \"6.2\"\n{ROW}"), TEST)
+            .contains("neither prefix nor cites, or both")
+    );
+}
