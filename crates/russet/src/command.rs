@@ -84,16 +84,18 @@ pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     builder.enable_all().max_blocking_threads(BLOCKING_THREADS_MAX).thread_stack_size(STACK_BYTES).build()
 }
 
-/// Resolves when the process is asked to stop: by SIGTERM, SIGINT, or a terminal that is closed.
-pub async fn stop_signal() -> std::io::Result<()> {
+/// Resolves when the process is asked to stop: by SIGTERM, SIGINT, or a terminal that is closed. Listens from the call
+/// on, which is to be made inside a runtime: until then a signal ends the process.
+pub fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-        _ = hangup.recv() => {}
-    }
-    Ok(())
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    })
 }

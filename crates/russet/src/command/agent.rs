@@ -14,8 +14,9 @@ pub fn run(args: AgentArgs) -> Result<(), Failure> {
     let (config, log) = settings::agent(args)?;
     logging::start(&log)?;
     let stop = async {
-        if let Err(error) = stop_signal().await {
-            tracing::warn!(%error, "signals cannot be heard; the agent stops");
+        match stop_signal() {
+            Ok(asked) => asked.await,
+            Err(error) => tracing::warn!(%error, "signals cannot be heard; the agent stops"),
         }
     };
     let node = russet_agent::take_node(&config)?;

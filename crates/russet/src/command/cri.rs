@@ -50,8 +50,9 @@ pub fn run(args: CriArgs) -> Result<(), Failure> {
     // Asked for first when it is served.
     let stop = async {
         tell_service_manager();
-        if let Err(error) = stop_signal().await {
-            tracing::warn!(%error, "signals cannot be heard; the server stops");
+        match stop_signal() {
+            Ok(asked) => asked.await,
+            Err(error) => tracing::warn!(%error, "signals cannot be heard; the server stops"),
         }
     };
     drop(entered);

@@ -15,6 +15,7 @@ pub fn run(args: ForwardArgs) -> Result<(), Failure> {
     let listener = netns.with(|| TcpListener::bind(args.listen))??;
     listener.set_nonblocking(true)?;
     runtime()?.block_on(async {
+        let stop = stop_signal()?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let serve = async {
             loop {
@@ -30,7 +31,7 @@ pub fn run(args: ForwardArgs) -> Result<(), Failure> {
         };
         tokio::select! {
             failed = serve => failed,
-            stopped = stop_signal() => stopped,
+            () = stop => std::io::Result::Ok(()),
         }
     })?;
     Ok(())

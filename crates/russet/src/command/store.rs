@@ -45,17 +45,16 @@ pub fn run(args: StoreArgs) -> Result<(), Failure> {
 async fn serve(paths: Paths) -> Result<(), Failure> {
     let opened = russet_agent::own_store(&paths).await?;
     let Some(service) = opened.service else { return Ok(()) };
+    let stop = stop_signal()?;
     tracing::info!(dir = %paths.state_dir().display(), socket = %paths.store_socket().display(), "store served");
-    let local = tokio::task::LocalSet::new();
-    local
-        .run_until(async {
-            tokio::select! {
-                () = service => {}
-                stopped = stop_signal() => stopped?,
-            }
-            Ok(())
-        })
-        .await
+    let served = async {
+        tokio::select! {
+            () = service => {}
+            () = stop => {}
+        }
+    };
+    tokio::task::LocalSet::new().run_until(served).await;
+    Ok(())
 }
 
 async fn dump(place: StoreChoice, prefix: &str) -> Result<(), Failure> {

@@ -21,14 +21,17 @@ impl Interrupt {
         let interrupt = Self { state: Arc::default() };
         let heard = interrupt.clone();
         let runtime = runtime().map_err(failed)?;
+        // Before anything is made: a signal that came while the thread begins would leave it behind.
+        let asked = {
+            let _entered = runtime.enter();
+            stop_signal().map_err(failed)?
+        };
         std::thread::Builder::new()
             .name("signals".to_owned())
             .spawn(move || {
-                // If signals cannot be heard they act as ever: they end the process, and the next run cleans up.
-                if runtime.block_on(stop_signal()).is_ok() {
-                    *heard.state.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-                    heard.state.1.notify_all();
-                }
+                runtime.block_on(asked);
+                *heard.state.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+                heard.state.1.notify_all();
             })
             .map_err(failed)?;
         Ok(interrupt)
