@@ -1,14 +1,13 @@
 //! The command line of `russet cri`.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use russet_cri::Address;
 
 use super::LogFormat;
-use super::engine::EngineArgs;
+use super::pods::PodPlaceArgs;
 
 /// What `--help` ends with.
 pub const EXAMPLES: &str = "Examples:
@@ -23,27 +22,15 @@ Sandboxes outlive the server: one that is started again takes them over. Contain
 /// `russet cri`.
 #[derive(Debug, Args)]
 pub struct CriArgs {
-    /// Put every file and socket below this directory.
-    #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
-    pub root: PathBuf,
+    /// Where things are.
+    #[command(flatten)]
+    pub place: PodPlaceArgs,
     /// Where to listen [default: unix:///run/russet/cri.sock].
     #[arg(long, env = "RUSSET_CRI_LISTEN", value_name = "ADDRESS")]
     pub listen: Option<Address>,
-    /// Where network configurations are; the first that can be used is every pod's network [default: /etc/cni/net.d].
-    #[arg(long, env = "RUSSET_CNI_CONF_DIR", value_name = "DIR")]
-    pub cni_conf_dir: Option<PathBuf>,
-    /// Where plugins are looked for; may be given several times, or with colons [default: /opt/cni/bin].
-    #[arg(long, env = "RUSSET_CNI_BIN_DIR", value_name = "DIR", value_delimiter = ':')]
-    pub cni_bin_dir: Vec<PathBuf>,
-    /// Where results of ADD are kept, for other runtimes and for the agent's search for leaks, too [default: /var/lib/cni].
-    #[arg(long, env = "RUSSET_CNI_CACHE_DIR", value_name = "DIR")]
-    pub cache_dir: Option<PathBuf>,
     /// What kubelet is told to make control groups with; by default systemd where it runs, and the kernel's files elsewhere.
     #[arg(long, env = "RUSSET_CGROUP_DRIVER", value_name = "DRIVER")]
     pub cgroup_driver: Option<CgroupDriver>,
-    /// What makes sandboxes.
-    #[command(flatten)]
-    pub engine: EngineArgs,
     /// Where /healthz, /readyz and /metrics are served; `off` is nowhere. The service of `russet install --with cri` says 127.0.0.1:9472.
     #[arg(long, env = "RUSSET_CRI_HEALTH_ADDRESS", default_value = "off", value_name = "IP:PORT")]
     pub health_address: HealthAddress,

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::OutputArgs;
-use super::engine::EngineArgs;
+use super::pods::PodPlaceArgs;
 
 /// What `--help` ends with.
 pub const EXAMPLES: &str = "Examples:
@@ -31,30 +31,10 @@ Exit codes: 0 good; 1 failed; 2 usage. `exec` has those of its program, 127 when
 pub struct SandboxArgs {
     /// Where things are.
     #[command(flatten)]
-    pub place: PlaceArgs,
+    pub place: PodPlaceArgs,
     /// What to do.
     #[command(subcommand)]
     pub verb: SandboxVerb,
-}
-
-/// Where sandboxes, networks and plugins are.
-#[derive(Debug, Args)]
-pub struct PlaceArgs {
-    /// Put every file and directory that is not named below this directory.
-    #[arg(long, global = true, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
-    pub root: PathBuf,
-    /// Where network configurations are; the first that can be used is the pods' network [default: /etc/cni/net.d].
-    #[arg(long, global = true, env = "NETCONFPATH", value_name = "DIR")]
-    pub conf_dir: Option<PathBuf>,
-    /// Where plugins are looked for; several directories are separated by colons [default: /opt/cni/bin].
-    #[arg(long, global = true, env = "CNI_PATH", value_name = "DIRS")]
-    pub plugin_path: Option<OsString>,
-    /// Where results of plugins are kept [default: /var/lib/cni].
-    #[arg(long, global = true, value_name = "DIR")]
-    pub cache_dir: Option<PathBuf>,
-    /// What makes them.
-    #[command(flatten)]
-    pub engine: EngineArgs,
 }
 
 /// The verbs of `russet sandbox`.

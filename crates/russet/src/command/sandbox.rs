@@ -5,17 +5,16 @@ mod show;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
-use russet_runtime::{ConfigDir, Runtime};
+use russet_runtime::ConfigDir;
 use russet_sandbox::{Builtin, Filter, Metrics, Options, Sandbox, SandboxError, Sandboxes, State};
 
-use super::engine::engine;
+use super::pods::PodPlaces;
 use super::{FAILED, Failure};
 use crate::cli::OutputArgs;
-use crate::cli::sandbox::{ExecArgs, InspectArgs, PlaceArgs, RmArgs, RunArgs, SandboxArgs, SandboxVerb};
-use crate::in_process::Ours;
+use crate::cli::pods::PodPlaceArgs;
+use crate::cli::sandbox::{ExecArgs, InspectArgs, RmArgs, RunArgs, SandboxArgs, SandboxVerb};
 use crate::output;
 use crate::owned::pods::Keeper;
 use crate::sandbox::{Cluster, Manifest, read};
@@ -52,15 +51,15 @@ const ID_MIN_DIGITS: usize = 4;
 /// Runs one verb.
 pub fn run(args: SandboxArgs) -> ExitCode {
     let done = match args.verb {
-        SandboxVerb::Run(run) => make(&args.place, run),
-        SandboxVerb::Exec(exec) => return execute(&args.place, exec),
-        SandboxVerb::Ls(output) => ls(&args.place, output),
-        SandboxVerb::Inspect(inspect) => show_one(&args.place, inspect),
-        SandboxVerb::Stop(names) => Place::open(&args.place).and_then(|place| {
+        SandboxVerb::Run(run) => make(args.place, run),
+        SandboxVerb::Exec(exec) => return execute(args.place, exec),
+        SandboxVerb::Ls(output) => ls(args.place, output),
+        SandboxVerb::Inspect(inspect) => show_one(args.place, inspect),
+        SandboxVerb::Stop(names) => Place::open(args.place).and_then(|place| {
             let pods = place.find_all(&names.pods, false)?;
             each(&pods, |pod| place.sandboxes.stop(&pod.id))
         }),
-        SandboxVerb::Rm(rm) => remove(&args.place, rm),
+        SandboxVerb::Rm(rm) => remove(args.place, rm),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -68,7 +67,7 @@ pub fn run(args: SandboxArgs) -> ExitCode {
     }
 }
 
-fn make(args: &PlaceArgs, run: RunArgs) -> Result<(), Failure> {
+fn make(args: PodPlaceArgs, run: RunArgs) -> Result<(), Failure> {
     let cluster = Cluster { servers: run.cluster_dns, domain: run.cluster_domain };
     let Manifest { config, warnings } = read(&run.file, &cluster, &russet_sandbox::node_resolv_conf()?)?;
     warnings.iter().for_each(|warning| output::progress(&format!("warning: {}", output::visible(warning))));
@@ -86,13 +85,13 @@ fn make(args: &PlaceArgs, run: RunArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn ls(args: &PlaceArgs, output: OutputArgs) -> Result<(), Failure> {
+fn ls(args: PodPlaceArgs, output: OutputArgs) -> Result<(), Failure> {
     let pods = Place::open(args)?.pods();
     output::print_as(output.format, &show::list(&pods), || show::table(&pods));
     Ok(())
 }
 
-fn show_one(args: &PlaceArgs, inspect: InspectArgs) -> Result<(), Failure> {
+fn show_one(args: PodPlaceArgs, inspect: InspectArgs) -> Result<(), Failure> {
     let place = Place::open(args)?;
     let pod = place.find(&inspect.pod)?;
     let pod = place.sandboxes.status(&pod.id)?;
@@ -100,7 +99,7 @@ fn show_one(args: &PlaceArgs, inspect: InspectArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn remove(args: &PlaceArgs, rm: RmArgs) -> Result<(), Failure> {
+fn remove(args: PodPlaceArgs, rm: RmArgs) -> Result<(), Failure> {
     let place = Place::open(args)?;
     let pods = if rm.all { place.pods() } else { place.find_all(&rm.pods, rm.if_exists)? };
     each(&pods, |pod| place.sandboxes.remove(&pod.id))
@@ -116,7 +115,7 @@ fn each(pods: &[Sandbox], work: impl Fn(&Sandbox) -> Result<(), SandboxError>) -
 }
 
 /// This process becomes the program: its signals, its end and its exit code are the program's own.
-fn execute(args: &PlaceArgs, exec: ExecArgs) -> ExitCode {
+fn execute(args: PodPlaceArgs, exec: ExecArgs) -> ExitCode {
     let entered = || -> Result<(), Failure> {
         let place = Place::open(args)?;
         let pod = place.find(&exec.pod)?;
@@ -143,23 +142,14 @@ fn execute(args: &PlaceArgs, exec: ExecArgs) -> ExitCode {
 // === impl Place ===
 
 impl Place {
-    fn open(args: &PlaceArgs) -> Result<Self, Failure> {
-        let below =
-            |given: &Option<PathBuf>, path: &str| given.clone().unwrap_or_else(|| args.root.join(path));
-        let plugins = match &args.plugin_path {
-            Some(dirs) => std::env::split_paths(dirs).collect(),
-            None => vec![args.root.join("opt/cni/bin")],
-        };
-        let paths = russet_agent::Paths::new(&args.root);
-        let run_dir = Keeper::Command.run_dir(&paths);
-        let mut runtime = Runtime::new(plugins, below(&args.cache_dir, "var/lib/cni"));
-        runtime.in_process = Some(Arc::new(Ours));
+    fn open(args: PodPlaceArgs) -> Result<Self, Failure> {
+        let places = PodPlaces::of(args, Keeper::Command);
         let options = Options {
-            state_dir: Keeper::Command.state_dir(&paths),
-            run_dir: run_dir.clone(),
-            engine: engine(&args.engine, &run_dir),
-            runtime,
-            networks: Box::new(ConfigDir::new(below(&args.conf_dir, "etc/cni/net.d"))),
+            state_dir: places.state_dir.clone(),
+            run_dir: places.run_dir.clone(),
+            engine: places.engine(),
+            runtime: places.runtime(),
+            networks: Box::new(ConfigDir::new(&places.conf_dir)),
             metrics: Metrics::default(),
             patience: PATIENCE,
             tell_waiting: |holder| {
@@ -169,7 +159,7 @@ impl Place {
                 ));
             },
         };
-        Ok(Self { run_dir, sandboxes: Sandboxes::open(options)? })
+        Ok(Self { run_dir: places.run_dir, sandboxes: Sandboxes::open(options)? })
     }
 
     fn pods(&self) -> Vec<Sandbox> {

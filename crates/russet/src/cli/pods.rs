@@ -1,9 +1,29 @@
-//! What makes sandboxes, on the command lines of `russet cri` and `russet sandbox`.
+//! Where sandboxes, networks and plugins are and what makes them, on the command lines of `russet cri` and `russet sandbox`.
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use russet_sandbox::ImageName;
+
+/// Where everything is, and the engine.
+#[derive(Debug, Args)]
+pub struct PodPlaceArgs {
+    /// Put every file, directory and socket that is not named otherwise below this directory.
+    #[arg(long, global = true, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
+    pub root: PathBuf,
+    /// Where network configurations are; the first that can be used is every pod's network [default: /etc/cni/net.d].
+    #[arg(long, global = true, env = "RUSSET_CNI_CONF_DIR", value_name = "DIR")]
+    pub cni_conf_dir: Option<PathBuf>,
+    /// Where plugins are looked for; may be given several times, or with colons [default: /opt/cni/bin].
+    #[arg(long, global = true, env = "RUSSET_CNI_BIN_DIR", value_name = "DIR", value_delimiter = ':')]
+    pub cni_bin_dir: Vec<PathBuf>,
+    /// Where results of ADD are kept, for other runtimes and for the agent's search for leaks, too [default: /var/lib/cni].
+    #[arg(long, global = true, env = "RUSSET_CNI_CACHE_DIR", value_name = "DIR")]
+    pub cni_cache_dir: Option<PathBuf>,
+    /// What makes sandboxes.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
 
 /// The engine, and what it needs to know.
 #[derive(Debug, Args)]
