@@ -85,20 +85,24 @@ mod tests {
 
     use super::*;
 
+    /// Somebody of the crew has begun, and is at it until told to go.
+    async fn busy(crew: &Crew) -> (mpsc::Sender<()>, tokio::task::JoinHandle<Result<(), Status>>) {
+        let (go, wait) = mpsc::channel::<()>();
+        let (begun, has_begun) = tokio::sync::oneshot::channel();
+        let crew = crew.clone();
+        let work = move || {
+            begun.send(()).unwrap();
+            wait.recv().unwrap();
+        };
+        let task = tokio::spawn(async move { crew.execute(work).await });
+        has_begun.await.unwrap();
+        (go, task)
+    }
+
     #[tokio::test]
     async fn who_stops_waiting_before_its_turn_has_asked_for_nothing() {
         let crew = Crew::of(1);
-        let (go, wait) = mpsc::channel::<()>();
-        let (begun, has_begun) = tokio::sync::oneshot::channel();
-        let busy = crew.clone();
-        let first = tokio::spawn(async move {
-            busy.execute(move || {
-                begun.send(()).unwrap();
-                wait.recv().unwrap();
-            })
-            .await
-        });
-        has_begun.await.unwrap();
+        let (go, first) = busy(&crew).await;
         let (tell, told) = mpsc::channel::<()>();
         let second = crew.execute(move || tell.send(()));
         assert!(tokio::time::timeout(Duration::from_millis(20), second).await.is_err());
@@ -110,17 +114,7 @@ mod tests {
     #[tokio::test]
     async fn who_waits_when_the_crew_is_closed_does_not_begin() {
         let crew = Crew::of(1);
-        let (go, wait) = mpsc::channel::<()>();
-        let (begun, has_begun) = tokio::sync::oneshot::channel();
-        let busy = crew.clone();
-        let first = tokio::spawn(async move {
-            busy.execute(move || {
-                begun.send(()).unwrap();
-                wait.recv().unwrap();
-            })
-            .await
-        });
-        has_begun.await.unwrap();
+        let (go, first) = busy(&crew).await;
         let second = crew.execute(|| panic!("it has begun"));
         tokio::pin!(second);
         assert!(tokio::time::timeout(Duration::from_millis(20), &mut second).await.is_err());

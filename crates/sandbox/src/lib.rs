@@ -29,6 +29,8 @@ mod sandbox;
 mod sandboxes;
 mod stats;
 mod sysctls;
+#[cfg(test)]
+mod testing;
 
 pub use builtin::{Builtin, EnterError};
 pub use checkpoint::kept;

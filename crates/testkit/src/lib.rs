@@ -7,6 +7,7 @@ pub mod blocks;
 mod bytes;
 #[cfg(feature = "containerd")]
 pub mod containerd;
+pub mod crossfire;
 mod disk;
 pub mod etcd;
 mod kernel;
@@ -18,6 +19,7 @@ mod tool;
 mod wait;
 
 pub use bytes::{Replayed, replay};
+pub use crossfire::Crossfire;
 pub use disk::Disk;
 pub use kernel::{Support, require_kernel};
 pub use netns::{in_netns_with_loopback, in_new_netns};

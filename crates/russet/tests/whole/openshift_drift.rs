@@ -4,14 +4,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use russet_testkit::crossfire::Arrival;
 use russet_testkit::eventually;
 
 use crate::drift::{drift, inside, quiet, repaired};
 use crate::fabric::Fabric;
 use crate::node::{PATIENCE, TestNode};
-use crate::openshift_tenants::{
-    Arrival, Attached, Traffic, across, agent_args, attach, netnamespace, now, pairs,
-};
+use crate::openshift_tenants::{Attached, across, agent_args, attach, crossfire, netnamespace, pairs};
 
 /// Pods: blue and red on each of two nodes.
 const PODS: u8 = 4;
@@ -58,18 +57,17 @@ fn whatever_is_flushed_of_openshifts_comes_back_at_once_and_tenants_stay_apart_m
     nodes.iter_mut().for_each(TestNode::start_agent);
     let pods: Vec<Attached> =
         nodes.iter_mut().flat_map(|node| [attach(node, "blue"), attach(node, "red")]).collect();
-    let everybody: Vec<&Attached> = pods.iter().collect();
     let node = &nodes[1];
     eventually(PATIENCE, || nodes.iter().all(quiet));
     for (harm, kind) in HARMS {
-        let traffic = Traffic::start(&everybody);
+        let traffic = crossfire(&pods);
         traffic.flows(&pairs(PODS, false), 0);
         let was = kind.map(|kind| repaired(node, kind));
-        let began = now(traffic.began);
+        let began = traffic.now();
         inside(node, harm[0], &harm[1..]);
         eventually(PATIENCE, || kind.is_none_or(|kind| Some(repaired(node, kind)) > was));
         eventually(PATIENCE, || quiet(node));
-        traffic.flows(&pairs(PODS, false), now(traffic.began));
+        traffic.flows(&pairs(PODS, false), traffic.now());
         let arrivals = traffic.end();
         let gap = longest_gap(&arrivals, began);
         println!(

@@ -3,16 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use russet_linux::{NetNs, process};
-use russet_testkit::{eventually, let_pass};
+use russet_linux::process;
+use russet_testkit::crossfire::{self, Arrival, Crossfire};
+use russet_testkit::eventually;
 use serde_json::{Value, json};
 
 use crate::fabric::Fabric;
@@ -24,27 +22,8 @@ pub struct Attached {
     pub address: Ipv4Addr,
 }
 
-/// One packet that arrived.
-#[derive(Debug, Clone, Copy)]
-pub struct Arrival {
-    pub from: u8,
-    pub to: u8,
-    pub sent_ns: u64,
-}
-
-/// Pods that send and receive until they are told to stop.
-pub struct Traffic {
-    pub began: Instant,
-    stop: Arc<AtomicBool>,
-    arrivals: Arc<Mutex<Vec<Arrival>>>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-const PORT: u16 = 5000;
 const NODES: u8 = 3;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Packets that every pair that may has to bring across in every window.
-const ENOUGH: usize = 20;
 const ETCD: &str = "etcd:http://10.77.0.1:2379";
 
 pub fn agent_args() -> Vec<&'static str> {
@@ -103,69 +82,9 @@ fn judged(node: &TestNode) -> Vec<u64> {
     ids
 }
 
-// === impl Traffic ===
-
-impl Traffic {
-    /// Everybody sends to everybody else.
-    pub fn start(pods: &[&Attached]) -> Self {
-        let (stop, arrivals) = (Arc::new(AtomicBool::new(false)), Arc::default());
-        let mut traffic = Self { began: Instant::now(), stop, arrivals, threads: Vec::new() };
-        for (index, pod) in pods.iter().enumerate() {
-            let others = pods.iter().map(|other| other.address).filter(|other| *other != pod.address);
-            traffic.join(u8::try_from(index).unwrap(), pod, others.collect());
-        }
-        traffic
-    }
-
-    fn join(&mut self, index: u8, pod: &Attached, others: Vec<Ipv4Addr>) {
-        let bind = || UdpSocket::bind((pod.address, PORT)).unwrap();
-        let socket = NetNs::open_named(&pod.pod.netns_name).unwrap().with(bind).unwrap();
-        socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
-        let (sender, stop, began) = (socket.try_clone().unwrap(), Arc::clone(&self.stop), self.began);
-        self.threads.push(std::thread::spawn(move || {
-            while !stop.load(Ordering::Relaxed) {
-                for other in &others {
-                    let mut packet = [index; 9];
-                    packet[1..].copy_from_slice(&now(began).to_be_bytes());
-                    let _ = sender.send_to(&packet, (*other, PORT));
-                }
-                let_pass(Duration::from_millis(2));
-            }
-        }));
-        let (stop, arrivals) = (Arc::clone(&self.stop), Arc::clone(&self.arrivals));
-        self.threads.push(std::thread::spawn(move || {
-            let mut packet = [0; 9];
-            while !stop.load(Ordering::Relaxed) {
-                if let Ok((9, _)) = socket.recv_from(&mut packet) {
-                    let sent_ns = u64::from_be_bytes(packet[1..].try_into().unwrap());
-                    arrivals.lock().unwrap().push(Arrival { from: packet[0], to: index, sent_ns });
-                }
-            }
-        }));
-    }
-
-    /// Waits until every one of these pairs brought enough across that was sent after `since`.
-    #[track_caller]
-    pub fn flows(&self, pairs: &BTreeSet<(u8, u8)>, since: u64) {
-        eventually(PATIENCE, || {
-            let arrivals = self.arrivals.lock().unwrap();
-            let came = |pair: &(u8, u8)| {
-                let of_pair = |a: &&Arrival| (a.from, a.to) == *pair && a.sent_ns > since;
-                arrivals.iter().rev().filter(of_pair).take(ENOUGH).count() == ENOUGH
-            };
-            pairs.iter().all(came)
-        });
-    }
-
-    pub fn end(mut self) -> Vec<Arrival> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
-        std::mem::take(&mut *self.arrivals.lock().unwrap())
-    }
-}
-
-pub fn now(began: Instant) -> u64 {
-    u64::try_from(began.elapsed().as_nanos()).unwrap()
+/// Everybody sends to everybody else.
+pub fn crossfire(pods: &[Attached]) -> Crossfire {
+    Crossfire::start(pods.iter().map(|attached| (attached.pod.netns_name.as_str(), attached.address)))
 }
 
 /// Even pods are blue, odd ones red.
@@ -175,8 +94,7 @@ pub fn across(from: u8, to: u8) -> bool {
 
 /// All pairs of so many pods that may talk.
 pub fn pairs(pods: u8, open: bool) -> BTreeSet<(u8, u8)> {
-    let all = (0..pods).flat_map(|from| (0..pods).map(move |to| (from, to)));
-    all.filter(|(from, to)| from != to && (open || !across(*from, *to))).collect()
+    crossfire::pairs(pods, |from, to| open || !across(from, to))
 }
 
 #[test]
@@ -191,8 +109,7 @@ fn two_tenants_on_three_nodes_change_under_traffic_and_nothing_crosses_while_iso
     nodes.iter_mut().for_each(TestNode::start_agent);
     let pods: Vec<Attached> =
         nodes.iter_mut().flat_map(|node| [attach(node, "blue"), attach(node, "red")]).collect();
-    let everybody: Vec<&Attached> = pods.iter().collect();
-    let traffic = Traffic::start(&everybody);
+    let traffic = crossfire(&pods);
     let mut isolated = Vec::new();
     let rounds =
         [("isolate", false), ("join", true), ("isolate", false), ("global", true), ("isolate", false)];
@@ -210,10 +127,10 @@ fn two_tenants_on_three_nodes_change_under_traffic_and_nothing_crosses_while_iso
         let mut wanted = vec![blue, red];
         wanted.sort_unstable();
         eventually(PATIENCE, || nodes.iter().all(|node| judged(node) == wanted));
-        let since = now(traffic.began);
+        let since = traffic.now();
         traffic.flows(&pairs(NODES * 2, open), since);
         if !open {
-            isolated.push(since..=now(traffic.began));
+            isolated.push(since..=traffic.now());
         }
     }
     let arrivals = traffic.end();

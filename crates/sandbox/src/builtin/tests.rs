@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::*;
-use crate::Metadata;
+use crate::testing::{self, config, link, own};
 
 /// An engine below a directory of its own, in mount and network namespaces of the test's.
 struct Fixture {
@@ -28,6 +28,10 @@ impl Fixture {
     fn create(&self, config: &Config) -> Result<(SandboxId, Made), EngineError> {
         let id = SandboxId::random().unwrap();
         Ok((id.clone(), self.engine.create(&id, config, self.files.path())?))
+    }
+
+    fn inside(&self, id: &SandboxId, config: &Config, script: &str) -> String {
+        testing::inside(&self.engine, self.files.path(), (id, config), script)
     }
 
     /// Nothing is mounted, written or running of any sandbox.
@@ -50,33 +54,6 @@ impl Drop for Fixture {
         }
         let _ = unmount(self.run.path().join("netns"), UnmountFlags::DETACH);
     }
-}
-
-fn config(hostname: &str) -> Config {
-    let metadata = Metadata { name: "web".into(), namespace: "ns1".into(), uid: "u1".into(), attempt: 0 };
-    Config { metadata, hostname: hostname.to_owned(), ..Config::default() }
-}
-
-fn link(pid: u32, kind: &str) -> PathBuf {
-    std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap()
-}
-
-/// The calling thread's, which the test kit has moved.
-fn own(kind: &str) -> PathBuf {
-    std::fs::read_link(format!("/proc/thread-self/ns/{kind}")).unwrap()
-}
-
-fn inside(fixture: &Fixture, id: &SandboxId, config: &Config, script: &str) -> String {
-    let (engine, files) = (&fixture.engine, fixture.files.path());
-    let output = std::thread::scope(|scope| {
-        let run = || {
-            engine.enter(id, config, files).unwrap();
-            Command::new("sh").args(["-ec", script]).output().unwrap()
-        };
-        scope.spawn(run).join().unwrap()
-    });
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
 }
 
 #[test]
@@ -155,7 +132,7 @@ fn a_program_inside_sees_the_pods_name_files_network_and_shared_memory() {
             df -k /dev/shm | tail -1 | awk '{print $2}'; stat -c %a /dev/shm; echo x > /dev/shm/mine; ls /dev/shm";
         let netns = NetNs::open(made.netns.unwrap()).unwrap().id().inode;
         assert_eq!(
-            inside(&fixture, &id, &config, script),
+            fixture.inside(&id, &config, script),
             format!("web-0\nnameserver 10.96.0.10\nweb-0\nlo\npinned\n{netns}\n65536\n1777\nmine\n")
         );
         assert_eq!(std::fs::read_to_string("/etc/resolv.conf").unwrap(), before);
@@ -180,7 +157,7 @@ fn sysctls_are_the_pods_and_a_bad_one_leaves_nothing() {
         let good = Config { sysctls: sysctls.into(), ..config("web-0") };
         let (id, _) = fixture.create(&good).unwrap();
         let script = "cd /proc/sys; cat net/ipv4/ip_default_ttl kernel/msgmax kernel/shm_rmid_forced";
-        assert_eq!(inside(&fixture, &id, &good, script), "77\n9000\n1\n");
+        assert_eq!(fixture.inside(&id, &good, script), "77\n9000\n1\n");
         assert_eq!(std::fs::read_to_string("/proc/sys/kernel/msgmax").unwrap(), before);
         fixture.engine.remove(&id).unwrap();
 

@@ -13,8 +13,8 @@ use rustix::mount::{UnmountFlags, unmount};
 use tempfile::TempDir;
 
 use super::*;
-use crate::Metadata;
 use crate::fault::DIE_AT;
+use crate::testing::{self, config, link, own};
 
 /// A containerd that has the image, and an engine below a directory of its own; in mount and network namespaces of the test's.
 struct Fixture {
@@ -62,6 +62,10 @@ impl Fixture {
     fn create(&self, config: &Config) -> Result<(SandboxId, Made), EngineError> {
         let id = SandboxId::random().unwrap();
         Ok((id.clone(), self.engine.create(&id, config, self.files.path())?))
+    }
+
+    fn inside(&self, id: &SandboxId, config: &Config, script: &str) -> String {
+        testing::inside(&self.engine.builtin, self.files.path(), (id, config), script)
     }
 
     fn ctr(&self, args: &[&str]) -> String {
@@ -141,33 +145,6 @@ fn options(socket: &Path, image: &str) -> ContainerdOptions {
     }
 }
 
-fn config(hostname: &str) -> Config {
-    let metadata = Metadata { name: "web".into(), namespace: "ns1".into(), uid: "u1".into(), attempt: 0 };
-    Config { metadata, hostname: hostname.to_owned(), ..Config::default() }
-}
-
-fn link(pid: u32, kind: &str) -> PathBuf {
-    std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap()
-}
-
-/// The calling thread's, which the test kit has moved.
-fn own(kind: &str) -> PathBuf {
-    std::fs::read_link(format!("/proc/thread-self/ns/{kind}")).unwrap()
-}
-
-/// What a program of the host prints inside a sandbox.
-fn inside(fixture: &Fixture, id: &SandboxId, config: &Config, script: &str) -> String {
-    let output = std::thread::scope(|scope| {
-        let run = || {
-            fixture.engine.builtin.enter(id, config, fixture.files.path()).unwrap();
-            Command::new("sh").args(["-ec", script]).output().unwrap()
-        };
-        scope.spawn(run).join().unwrap()
-    });
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
 #[test]
 #[ignore = "root, tool: containerd, runc, ctr, busybox, tar, gzip"]
 fn a_sandbox_is_a_container_in_the_namespace_that_was_made_for_it() {
@@ -189,7 +166,7 @@ fn a_sandbox_is_a_container_in_the_namespace_that_was_made_for_it() {
             .map(|name| std::fs::read_to_string(format!("{root}/etc/{name}")).unwrap());
         assert_eq!(seen, ["this is resolv.conf\n", "this is hosts\n", "this is hostname\n"]);
         let script = "uname -n; ls /sys/class/net; df -k /dev/shm | tail -1 | awk '{print $2}'; echo x > /dev/shm/mine";
-        assert_eq!(inside(&fixture, &id, &config, script), "web-0\nlo\n65536\n");
+        assert_eq!(fixture.inside(&id, &config, script), "web-0\nlo\n65536\n");
         assert!(Path::new(&format!("{root}/dev/shm/mine")).exists());
         assert_eq!(fixture.engine.state(&id).unwrap(), EngineState::Running { pid: Some(pid) });
         assert_eq!(fixture.other().list().unwrap(), std::slice::from_ref(&id));
@@ -287,7 +264,7 @@ fn sysctls_are_the_pods_and_a_bad_one_leaves_nothing() {
         let good = sysctls(&[("net.ipv4.ip_default_ttl", "77"), ("kernel.msgmax", "9000")]);
         let (id, _) = fixture.create(&good).unwrap();
         let script = "cd /proc/sys; cat net/ipv4/ip_default_ttl kernel/msgmax";
-        assert_eq!(inside(&fixture, &id, &good, script), "77\n9000\n");
+        assert_eq!(fixture.inside(&id, &good, script), "77\n9000\n");
         fixture.engine.remove(&id).unwrap();
         for (name, value, says) in [
             ("kernel.panic", "1", "belongs to the whole node"),
