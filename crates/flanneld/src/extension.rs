@@ -132,7 +132,8 @@ impl Extension {
         let (program, arguments) =
             words.split_first().ok_or_else(|| CommandError::Empty(command.to_owned()))?;
         let mut process = Command::new(program);
-        process.args(arguments).envs(variables).kill_on_drop(true);
+        // What we tell the service manager is ours to tell.
+        process.args(arguments).env_remove("NOTIFY_SOCKET").envs(variables).kill_on_drop(true);
         let finished = tokio::time::timeout(COMMAND_DEADLINE, converse(process, input)).await;
         let (status, output) = finished
             .map_err(|_elapsed| CommandError::TooSlow(command.to_owned()))?
@@ -280,6 +281,21 @@ mod tests {
         shell.after_lease(Some("10.5.0.0/16".parse().unwrap()), &peer()).await.unwrap();
         assert_eq!(std::fs::read_to_string(&told).unwrap(), "10.5.0.0/16 10.5.7.0/24 10.200.0.12\n");
         assert_eq!(Extension::default().before_lease().await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    #[ignore = "tool: env, as a command of an operator"]
+    async fn a_command_does_not_learn_where_the_service_manager_listens() {
+        if std::env::var_os("NOTIFY_SOCKET").is_none() {
+            let test = "extension::tests::a_command_does_not_learn_where_the_service_manager_listens";
+            let mut within_a_service = Command::new(std::env::current_exe().unwrap());
+            within_a_service.args(["--exact", test, "--include-ignored"]).env("NOTIFY_SOCKET", "/nowhere");
+            assert!(within_a_service.stdout(Stdio::null()).status().await.unwrap().success());
+            return;
+        }
+        let extension = Extension { pre_startup: "env".to_owned(), ..Extension::default() };
+        let told = extension.before_lease().await.unwrap().unwrap();
+        assert!(told.contains("PATH=") && !told.contains("NOTIFY_SOCKET"), "{told}");
     }
 
     #[tokio::test]
