@@ -38,10 +38,11 @@ pub fn run(args: CriArgs) -> Result<(), Failure> {
     let door = Door::open(&listen, TAKEOVER_PATIENCE)?;
     let sandboxes = Arc::new(open(&places)?);
     let options = Options { cgroup_driver: driver, about: about(&places, &sandboxes), health };
-    // Asked for first when it is served.
+    // Asked for first when it is served. Whoever hears that may tell us to stop.
     let stop = async {
+        let asked = stop_signal();
         tell_service_manager();
-        match stop_signal() {
+        match asked {
             Ok(asked) => asked.await,
             Err(error) => tracing::warn!(%error, "signals cannot be heard; the server stops"),
         }
