@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use russet_overlay::udp::{Count, Options};
-use russet_testkit::eventually;
+use russet_testkit::{eventually, require_tool};
 
 use crate::lab::{Node, with_nodes};
 use crate::transfer::{tcp, udp_segments};
@@ -79,8 +79,9 @@ fn streams_arrive_whole_when_either_side_or_both_have_no_offloads() {
 
 /// The wire is a NIC that can neither segment UDP nor compute checksums.
 #[test]
-#[ignore = "kernel: TUN devices and namespaces need root"]
+#[ignore = "kernel: TUN devices and namespaces need root; tool: ethtool"]
 fn streams_arrive_whole_over_a_wire_without_offloads() {
+    require_tool("ethtool");
     with_nodes(|[one, two]| {
         for node in ["h1", "h2"] {
             crate::lab::sh(&format!(
