@@ -37,7 +37,7 @@ usage: cargo xtask COMMAND
 
 fields: embedded etcd calico power-embedded power-etcd
 layers: format lint unit sim budget kernel program
-benches: cni ipam calico overlay flanneld
+benches: cni cri ipam calico overlay flanneld
 ";
 
 enum Command {

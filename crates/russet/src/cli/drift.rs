@@ -11,7 +11,8 @@ pub const EXAMPLES: &str = "Examples:
   russet drift -o json          the same for programs
   russet drift || page-somebody
 
-The agent answers, which keeps the kernel as it should be. Exit codes: 0 nothing differs now; 3 something does; 1 the agent could not be asked.
+The agent answers, which keeps the kernel as it should be. Exit codes: 0 nothing differs now; 3 something does; 1 the agent could not be asked, or could not
+compare everything.
 Counters: russet_drift_repairs_total and the other metrics of docs/drift.md.";
 
 /// `russet drift`.

@@ -8,7 +8,8 @@ use russet_sandbox::ImageName;
 /// Where everything is, and the engine.
 #[derive(Debug, Args)]
 pub struct PodPlaceArgs {
-    /// Put every file, directory and socket that is not named otherwise below this directory.
+    /// Put networks, plugins, results and every file of ours that is not named otherwise below this directory. Which agent is asked, and which containerd, is
+    /// said elsewhere: by the network's configuration and --containerd-address.
     #[arg(long, global = true, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
     pub root: PathBuf,
     /// Where network configurations are; the first that can be used is every pod's network [default: /etc/cni/net.d].
