@@ -314,7 +314,7 @@ fn a_table_that_comes_anew_loses_no_packet_of_those_that_have_an_entry() {
         let flood = || {
             let ip = russet_testkit::require_tool("ip");
             let args = [
-                "netns", "exec", "ns-russ1", "ping", "-n", "-q", "-c", "1500", "-i", "0.002", "-W", "1",
+                "netns", "exec", "ns-russ1", "ping", "-n", "-q", "-c", "3000", "-i", "0.002", "-W", "1",
                 "10.9.2.2",
             ];
             let mut command = std::process::Command::new(ip);
@@ -337,7 +337,7 @@ fn a_table_that_comes_anew_loses_no_packet_of_those_that_have_an_entry() {
         }
         let output = ping.wait_with_output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(text.contains("1500 packets transmitted, 1500 received"), "{text}");
+        assert!(text.contains("3000 packets transmitted, 3000 received"), "{text}");
         assert!(rounds > 5, "{rounds} rounds");
     });
 }

@@ -197,7 +197,7 @@ async fn calls_to_a_stopped_owner_time_out_and_work_again_by_themselves() {
     let directory = tempfile::tempdir().unwrap();
     let mut owner = Role::start("owner", directory.path());
     owner.said("serving").unwrap();
-    let deadline = Duration::from_secs(1);
+    let deadline = Duration::from_secs(3);
     let remote = Remote::connect_with(directory.path().join("store.sock"), deadline);
     remote.commit(vec![Step::create(key(1), "before")]).await.unwrap();
     let mut watch = remote.watch(&Prefix::handles()).await.unwrap();

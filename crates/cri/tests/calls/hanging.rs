@@ -159,7 +159,7 @@ fn a_creation_whose_caller_gave_up_is_ended_and_can_be_found() {
     std::thread::scope(|scope| {
         let caller = scope.spawn(|| {
             let call = (v1::RUNTIME_SERVICE, "RunPodSandbox");
-            lab.cri.ask::<_, v1::RunPodSandboxResponse>(call, request, Some(Duration::from_millis(300)))
+            lab.cri.ask::<_, v1::RunPodSandboxResponse>(call, request, Some(Duration::from_secs(2)))
         });
         lab.engine.wait_for_hanging(1);
         assert!(caller.join().unwrap().is_err());

@@ -190,7 +190,9 @@ impl Memory {
     /// Waits until `count` creations, ends or looks hang.
     pub fn wait_for_hanging(&self, count: usize) {
         let (inner, changed) = &*self.0;
-        drop(changed.wait_while(inner.lock().unwrap(), |inner| inner.hanging < count).unwrap());
+        let missing = |inner: &mut Inner| inner.hanging < count;
+        let (inner, waited) = changed.wait_timeout_while(inner.lock().unwrap(), PATIENCE, missing).unwrap();
+        assert!(!waited.timed_out(), "{} hang, and not {count}", inner.hanging);
     }
 
     /// Nothing hangs any more.

@@ -274,7 +274,7 @@ fn a_node_that_forwards_keeps_listening_to_its_router() {
             ("2".into(), "1".into())
         );
         assert_eq!(read("ipv4/ip_forward"), "1");
-        eventually(std::time::Duration::from_secs(5), || has_route("n1", "10.1.2.0/26"));
+        eventually(std::time::Duration::from_secs(20), || has_route("n1", "10.1.2.0/26"));
     });
 }
 

@@ -255,6 +255,12 @@ for line in sys.stdin:
             answers.read_line(&mut line).unwrap();
             line
         };
+        // A datagram may be lost on a busy machine, the first one before its neighbours are known.
+        let mut say = || {
+            testkit::eventually_some(Duration::from_secs(20), || {
+                Some(say()).filter(|line| line != "nothing\n")
+            })
+        };
         assert!(say().starts_with("one"));
         lab.tell("portmap", "DEL", one, &portmap(&first, all.clone()));
         lab.add("portmap", two, &portmap(&second, all));

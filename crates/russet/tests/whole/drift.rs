@@ -15,6 +15,9 @@ use crate::fabric::Fabric;
 use crate::node::{PATIENCE, TestNode, TestPod};
 use crate::reference_plugins::{call, installed};
 
+/// Arguments of `ip`.
+const FLUSH_ROUTES: [&str; 6] = ["route", "flush", "table", "main", "proto", "114"];
+
 /// A thousand pings a second.
 struct Traffic {
     ping: Child,
@@ -134,7 +137,7 @@ fn a_flush_of_everything_while_traffic_runs_is_repaired_counted_and_explained() 
     assert!(before > 0);
     let flushes: [(&str, &str, &[&str]); 3] = [
         ("nft", "nat", &["flush", "ruleset"]),
-        ("ip", "route", &["route", "flush", "table", "main", "proto", "114"]),
+        ("ip", "route", &FLUSH_ROUTES),
         ("bridge", "fdb", &["fdb", "flush", "dev", device]),
     ];
     for (program, kind, args) in flushes {
@@ -180,6 +183,16 @@ fn a_flush_while_pods_come_and_go_is_repaired_and_brings_back_nothing_that_has_g
     node.add(&stays).result();
     let (before, over) = (routes(&node), AtomicBool::new(false));
     let total = || drift(&node)["repairs_total"].as_u64().unwrap();
+    let flush_routes = || {
+        // A route that goes with its pod while `ip` is at it ends the flush half-way.
+        let flush = || node.netns().with(|| Command::new("ip").args(FLUSH_ROUTES).output().unwrap()).unwrap();
+        eventually(PATIENCE, || {
+            let output = flush();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() || said.contains("No such process"), "{said}");
+            output.status.success()
+        });
+    };
     std::thread::scope(|scope| {
         let coming_and_going = scope.spawn(|| {
             let once = |_: &u32| {
@@ -190,12 +203,10 @@ fn a_flush_while_pods_come_and_go_is_repaired_and_brings_back_nothing_that_has_g
             (0..ROUNDS_MAX).take_while(|_| !over.load(Ordering::Relaxed)).inspect(once).count()
         });
         for _ in 0..10 {
-            for (program, args) in [
-                ("ip", &["route", "flush", "table", "main", "proto", "114"][..]),
-                ("nft", &["flush", "ruleset"]),
-            ] {
+            let flush_tables = || drop(inside(&node, "nft", &["flush", "ruleset"]));
+            for flush in [&flush_routes as &dyn Fn(), &flush_tables] {
                 let was = total();
-                inside(&node, program, args);
+                flush();
                 eventually(PATIENCE, || total() > was || coming_and_going.is_finished());
             }
         }
@@ -294,7 +305,7 @@ fn what_is_taken_from_a_pods_host_end_comes_back_and_what_is_deleted_stays_away(
     println!("{}", node.russet(&["drift", "--last", "50"]).stdout);
     // A deleted pod does not come back, whatever happens to the others.
     assert_eq!(node.del(&second).status, 0);
-    inside(node, "ip", &["route", "flush", "table", "main", "proto", "114"]);
+    inside(node, "ip", &FLUSH_ROUTES);
     eventually(PATIENCE, || quiet(node) && repaired(node, "route") > 0);
     let routes = inside(node, "ip", &["route", "show", "table", "main", "proto", "114"]);
     assert!(!routes.lines().any(|line| line.starts_with(&format!("{address} "))), "{routes}");
@@ -322,7 +333,7 @@ fn drift_is_repaired_while_the_datastore_is_away() {
     let node = &nodes[0];
     let before = routes(node);
     fabric.kill_etcd();
-    inside(node, "ip", &["route", "flush", "table", "main", "proto", "114"]);
+    inside(node, "ip", &FLUSH_ROUTES);
     eventually(PATIENCE, || routes(node) == before);
     // Of this one the kernel does not tell.
     let name = node.links().into_iter().find(|link| link.starts_with("russ")).unwrap();
@@ -345,7 +356,7 @@ fn an_agent_that_starts_again_knows_the_links_of_before_at_once() {
     });
     let before = routes(&node);
     node.stop_agent();
-    inside(&node, "ip", &["route", "flush", "table", "main", "proto", "114"]);
+    inside(&node, "ip", &FLUSH_ROUTES);
     inside(&node, "ip", &["link", "set", &stays_end, "down"]);
     node.start_agent();
     eventually(PATIENCE, || routes(&node) == before);
@@ -454,7 +465,7 @@ fn a_flood_of_others_changes_is_no_drift_and_is_left_alone() {
         inside(node, "ip", &["-batch", file.to_str().unwrap()]);
     }
     // What is ours is heard in the middle of it, and afterwards.
-    inside(node, "ip", &["route", "flush", "table", "main", "proto", "114"]);
+    inside(node, "ip", &FLUSH_ROUTES);
     eventually(PATIENCE, || routes(node) == before);
     let (took, busy) = (began.elapsed().as_secs_f64(), busy_s(node.agent_pid()) - busy);
     println!("{ROUTES} foreign routes added and deleted in {took:.1} s: the agent was busy for {busy:.2} s");

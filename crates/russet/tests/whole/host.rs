@@ -4,10 +4,14 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
+use russet_testkit::let_pass;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+
+use crate::node::PATIENCE;
 
 /// What must be the same before and after: namespaces, links, routes, nft tables, and processes of ours.
 #[derive(Debug, PartialEq, Eq)]
@@ -63,6 +67,16 @@ impl HostState {
             processes: processes_of_ours(),
             files: names("/run").into_iter().filter(|name| name == "russet-demo").collect(),
         }
+    }
+
+    /// It is so again: what a killed process held is given up by the kernel in its own time.
+    #[track_caller]
+    pub fn assert_returns(&self, when: &str) {
+        let end = Instant::now() + PATIENCE;
+        while Self::now() != *self && Instant::now() < end {
+            let_pass(Duration::from_millis(20));
+        }
+        assert_eq!(Self::now(), *self, "killed at {when:?}");
     }
 }
 

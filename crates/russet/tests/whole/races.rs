@@ -2,7 +2,6 @@
 //! each other.
 
 use std::process::Command;
-use std::time::Duration;
 
 use russet_store::{Remote, Step, Store};
 use russet_testkit::eventually;
@@ -83,7 +82,7 @@ fn pools_made_one_right_after_another_all_get_their_tunnel() {
     for round in 0..20 {
         node.store_put(&key("other"), &pool("other", &format!("10.{round}.0.0/16"), 26, "Never"));
         node.store_put(&key("six"), &pool("six", "fd00:1::/48", 122, "Always"));
-        eventually(Duration::from_secs(5), || {
+        eventually(PATIENCE, || {
             record(&node).is_some_and(|now| now["spec"]["ipv6VXLANTunnelAddr"].is_string())
         });
         delete_record(&node, &key("six"));

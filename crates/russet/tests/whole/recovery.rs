@@ -35,7 +35,9 @@ impl Executioner {
         let it = Self(command.spawn().unwrap());
         let traced = || {
             let tasks = std::fs::read_dir(format!("/proc/{agent}/task")).unwrap().flatten();
-            let mut states = tasks.map(|task| std::fs::read_to_string(task.path().join("status")).unwrap());
+            // A thread may end between the one look and the other.
+            let mut states =
+                tasks.filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
             states.all(|status| !status.contains("TracerPid:\t0\n"))
         };
         eventually(PATIENCE, traced);

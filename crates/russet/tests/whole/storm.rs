@@ -1,7 +1,6 @@
 //! Many requests at once, and what is left afterwards (issue 2, "Must show").
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use russet_testkit::eventually;
 use serde_json::json;
@@ -28,7 +27,7 @@ fn fifty_adds_and_dels_at_once_leave_nothing_twenty_times() {
                 scope.spawn(|| assert_eq!(node.del(pod).status, 0));
             }
         });
-        eventually(Duration::from_secs(5), || node.links().is_empty());
+        eventually(PATIENCE, || node.links().is_empty());
         assert_eq!(node.links(), Vec::<String>::new(), "round {round}");
     }
     node.stop_agent();

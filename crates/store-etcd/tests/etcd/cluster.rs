@@ -196,8 +196,9 @@ async fn a_member_without_a_leader_refuses_at_once_and_a_commit_there_goes_to_no
         deadline: Duration::from_secs(2),
         ..russet_store_etcd::Settings::for_endpoints(&cluster.members[0].client).unwrap()
     };
+    // Without that limit: three members that have just begun on a busy machine.
+    cluster.client().commit(vec![Step::create(key(1), "1")]).await.unwrap();
     let store = Etcd::connect(settings).unwrap();
-    store.commit(vec![Step::create(key(1), "1")]).await.unwrap();
     let mut watch = store.watch(&Prefix::handles()).await.unwrap();
     assert!(matches!(watch.next().await.unwrap(), Event::Snapshot(_)));
     cluster.members[1].kill();

@@ -201,7 +201,7 @@ pub fn introduce(nodes: &mut [Node]) {
 pub fn assert_reachable(nodes: &[Node]) {
     for node in &nodes[1..] {
         let n = node.number;
-        eventually(Duration::from_secs(5), || {
+        eventually(Duration::from_secs(20), || {
             succeeds(&format!("ip netns exec n1 ping -c1 -W1 -I 10.5.1.5 10.5.{n}.5"))
                 && succeeds(&format!("ip netns exec n1 ping -c1 -W1 -I fd10:5:0:1::5 fd10:5:0:{n:x}::5"))
         });

@@ -60,7 +60,7 @@ fn whatever_is_wrong_with_one_of_debians_plugins_one_del_leaves_nothing_once_it_
             list: parse(CONFLIST),
             kinds: KINDS,
             attachment: demanding("c1"),
-            deadlines: [Duration::from_secs(60), Duration::from_millis(1500)],
+            deadlines: [Duration::from_secs(60), Duration::from_secs(4)],
             left: &left,
         };
         assert_eq!(machine.take_all(), STEPS);

@@ -9,6 +9,9 @@ use super::lab::{Host, Lab};
 use crate::node::PATIENCE;
 use crate::pinging::Pinging;
 
+/// Sooner than the rules are compared without a reason.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
 /// Two nodes, and pings from a pod of the first to one of the second.
 fn pinging(lab: &mut Lab, flags: &[&str]) -> (Host, Host, Pinging) {
     let (mut near, mut far) = (lab.running(flags), lab.running(flags));
@@ -87,8 +90,9 @@ fn t26_what_happened_behind_a_compaction_is_found_by_listing_again() {
     lab.put_peer("10.5.201.0-24", "10.77.1.1", "02:00:00:00:00:aa");
     lab.fabric.etcdctl(&["del", &format!("{}/subnets/10.5.202.0-24", super::lab::PREFIX)]);
     lab.put_peer("10.5.204.0-24", "10.77.1.4", "02:00:00:00:00:04");
-    let revision = lab.record(&host)["mod_revision"].as_u64().unwrap() + 6;
-    lab.fabric.etcdctl(&["compact", &revision.to_string()]);
+    let now: serde_json::Value =
+        serde_json::from_str(&lab.fabric.etcdctl(&["get", "nothing", "-w", "json"])).unwrap();
+    lab.fabric.etcdctl(&["compact", &now["header"]["revision"].to_string()]);
     // Its connection breaks as well, so that it has to ask for what is no longer there.
     lab.fabric.kill_etcd();
     lab.fabric.start_etcd();
@@ -112,7 +116,7 @@ fn t27_and_t38_a_deleted_device_and_flushed_rules_and_routes_are_back_at_once() 
     let (near, far, pings) = pinging(&mut lab, &["-ip-masq"]);
     let (before, rules) = (state(&near), near.nft(&["list", "ruleset"]));
     near.nft(&["flush", "ruleset"]);
-    eventually(Duration::from_secs(1), || near.nft(&["list", "ruleset"]) == rules);
+    eventually(AT_ONCE, || near.nft(&["list", "ruleset"]) == rules);
     pings.finish();
     near.ip(&["route", "flush", "dev", "flannel.1"]);
     eventually(PATIENCE, || state(&near) == before);

@@ -194,8 +194,10 @@ pub fn trial(field: Field) {
     let mut slots = vec![Slots::default(); order.lanes];
     let (mut interrupted, began) = (0, Instant::now());
     for round in 0..cuts {
-        let plan = plan.round(round, cuts);
+        let mut plan = plan.round(round, cuts);
         let mut cut = Cut::of(order, round, &plan);
+        // Whoever dies later would be waited for, until all is quiet.
+        plan.blows.retain(|blow| blow.at < cut.at);
         let spared = until_cut(&arena, &wards, fabric.as_mut(), (&plan, &mut slots), &mut cut);
         let before = cut.power_on(&arena, &mut wards, fabric.as_mut());
         let _evidence = Evidence(&arena, &wards);
