@@ -9,8 +9,8 @@ use super::lab::{Host, Lab};
 use crate::node::PATIENCE;
 use crate::pinging::Pinging;
 
-/// Sooner than the rules are compared without a reason.
-const AT_ONCE: Duration = Duration::from_secs(3);
+/// The rules are compared without a reason every 5 s.
+const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// Two nodes, and pings from a pod of the first to one of the second.
 fn pinging(lab: &mut Lab, flags: &[&str]) -> (Host, Host, Pinging) {
