@@ -161,12 +161,12 @@ fn a_peer_with_one_packet_in_each_datagram_understands_all_and_is_understood() {
         assert!(answered && said.contains("ttl=60"), "{said}");
         let (answered, said) = two.ping("-s 1444", "10.1.1.2");
         assert!(answered, "{said}");
+        assert_eq!(udp_segments(&one.pod, &two.pod, [10, 1, 2, 2].into(), 5, 30, 1200), 150);
+        assert_eq!(udp_segments(&two.pod, &one.pod, [10, 1, 1, 2].into(), 5, 30, 1200), 150);
         tcp(&one.pod, &two.pod, [10, 1, 2, 2].into(), 8 << 20);
         tcp(&two.pod, &one.pod, [10, 1, 1, 2].into(), 8 << 20);
         assert!(peer.packets() > (8 << 20) / 1472);
         assert!(proxy.offloads().segments);
-        assert_eq!(udp_segments(&one.pod, &two.pod, [10, 1, 2, 2].into(), 5, 30, 1200), 150);
-        assert_eq!(udp_segments(&two.pod, &one.pod, [10, 1, 1, 2].into(), 5, 30, 1200), 150);
         peer.packets();
     });
 }

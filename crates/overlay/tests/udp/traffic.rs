@@ -67,8 +67,9 @@ fn streams_arrive_whole_when_either_side_or_both_have_no_offloads() {
         with_nodes(|[one, two]| {
             let with = |offload, options: Options| Options { offload, ..options };
             let proxies = [one.start(with(first, one.options())), two.start(with(second, two.options()))];
-            both_ways(&one, &two, 4 * MEGABYTES);
+            one.know_the_way("10.1.2.2");
             assert_eq!(udp_segments(&one.pod, &two.pod, [10, 1, 2, 2].into(), 10, 20, 1200), 200);
+            both_ways(&one, &two, 4 * MEGABYTES);
             let plain = [&proxies[0], &proxies[1]][usize::from(first)];
             assert!(!plain.offloads().segments && !plain.offloads().joins && !plain.offloads().tun.header);
             // The last acknowledgements may be on their way.
@@ -89,8 +90,9 @@ fn streams_arrive_whole_over_a_wire_without_offloads() {
             ));
         }
         let _proxies = [one.start(one.options()), two.start(two.options())];
-        both_ways(&one, &two, 16 * MEGABYTES);
+        one.know_the_way("10.1.2.2");
         assert_eq!(udp_segments(&one.pod, &two.pod, [10, 1, 2, 2].into(), 50, 40, 1200), 2000);
+        both_ways(&one, &two, 16 * MEGABYTES);
     });
 }
 

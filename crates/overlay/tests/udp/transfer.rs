@@ -40,6 +40,8 @@ pub fn tcp(from: &NetNs, to: &NetNs, address: Ipv4Addr, bytes: usize) {
 
 /// Sends `sends` times `each` datagrams of `size` bytes with one call each, as a QUIC server does. How many different ones
 /// arrive whole.
+///
+/// Not behind [`tcp`]: packets that it sent again may still fill the TUN's queue of 500, and what overflows is lost.
 pub fn udp_segments(
     from: &NetNs,
     to: &NetNs,
