@@ -8,6 +8,7 @@ mod exchange;
 mod fd;
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use crate::batch::Batch;
 use crate::error::{BatchError, NetlinkError, Result};
@@ -39,8 +40,10 @@ pub(crate) const CHUNK_MAX_REQUESTS: usize = 64;
 pub(crate) const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 /// The kernel builds dumps in pieces of at most 32 KiB; single larger messages make the inbox grow.
 pub(crate) const INBOX_BYTES: usize = 64 << 10;
-/// Tries at a dump that is overtaken by changes or whose pieces do not fit.
-pub(crate) const DUMP_MAX_TRIES: u32 = 16;
+/// Tries at a dump that is overtaken by changes or whose pieces do not fit, and how long it is tried at least. On a loaded machine
+/// three of four tries at 300 links are overtaken by one who adds and deletes without a pause.
+pub(crate) const DUMP_MIN_TRIES: u32 = 16;
+pub(crate) const DUMP_PATIENCE: Duration = Duration::from_secs(1);
 /// Left-over datagrams that are thrown away before an exchange: more than any interrupted dump has.
 pub(crate) const STALE_MAX_DATAGRAMS: usize = 1 << 16;
 
@@ -103,14 +106,17 @@ impl Socket {
         mut decode: impl FnMut(&Message<'_>) -> Option<T>,
     ) -> Result<Vec<T>> {
         let mut found = Vec::new();
-        for _ in 0..DUMP_MAX_TRIES {
+        let began = Instant::now();
+        let mut tries = 0;
+        while tries < DUMP_MIN_TRIES || began.elapsed() < DUMP_PATIENCE {
+            tries += 1;
             found.clear();
             let mut each = |message: &Message<'_>| found.extend(decode(message));
             if self.exchange_dump(operation, kind, &fill, &mut each)? {
                 return Ok(found);
             }
         }
-        Err(NetlinkError::Unsettled { operation: operation.to_owned(), tries: DUMP_MAX_TRIES })
+        Err(NetlinkError::Unsettled { operation: operation.to_owned(), tries })
     }
 
     /// Asks for one object; the kernel answers with it or refuses.

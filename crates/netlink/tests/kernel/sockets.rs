@@ -203,11 +203,12 @@ fn the_requests_of_an_add_take_half_a_millisecond() {
             .collect();
         times_us.sort_unstable();
         println!(
-            "veth in place + getlink + [up, address, 2 routes]: p10 {} us, p50 {} us, p90 {} us",
-            times_us[6], times_us[30], times_us[54]
+            "veth in place + getlink + [up, address, 2 routes]: min {} us, p50 {} us, p90 {} us",
+            times_us[0], times_us[30], times_us[54]
         );
-        // Far above the goal: other work shares the machine, and this only has to catch a move between namespaces.
-        assert!(times_us[6] < 10_000, "{times_us:?}");
+        // Far above the goal, and the best of all: other work shares the machine and the kernel's lock, and this only has to catch a move between
+        // namespaces, which costs every one of them 16 ms and more.
+        assert!(times_us[0] < 5_000, "{times_us:?}");
     });
 }
 
@@ -330,6 +331,8 @@ fn a_list_that_changes_while_it_is_read_is_complete() {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let churn = scope.spawn(|| within(&netns, || churn(&stop)));
+            // Also when a list cannot be had: the scope waits for the other.
+            let stopped = Stop(&stop);
             for _ in 0..40 {
                 let links = socket.links().unwrap();
                 let mut seen: Vec<_> =
@@ -338,10 +341,19 @@ fn a_list_that_changes_while_it_is_read_is_complete() {
                 seen.dedup();
                 assert_eq!(seen.len(), fixed.len());
             }
-            stop.store(true, Ordering::Relaxed);
+            drop(stopped);
             assert!(churn.join().unwrap() > 0);
         });
     });
+}
+
+/// Ends the other thread's work when it goes.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 fn ifb() -> LinkKind {
