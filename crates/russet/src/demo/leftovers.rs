@@ -2,17 +2,22 @@
 
 use std::fs;
 use std::io::{ErrorKind, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use russet_linux::process::{Identity, has_ended};
 use rustix::fs::{FlockOperation, flock};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, pidfd_send_signal};
 
 use super::DemoError;
 use super::lab::{DIR, NAMESPACE_PREFIX};
 
 /// Held by a demo while it runs; beside the directory, because the directory comes and goes.
 const LOCK: &str = "/run/russet-demo.lock";
+/// What SIGKILL may take on a busy machine.
+const DEATH_PATIENCE: Duration = Duration::from_secs(5);
 
 /// One demo at a time: the names of its namespaces are fixed.
 pub fn lock() -> Result<fs::File, DemoError> {
@@ -68,8 +73,8 @@ pub fn record_process(pid: u32) -> Result<(), DemoError> {
     let path = processes_file();
     let failed = |source| DemoError::io(format!("write {}", path.display()), source);
     let mut file = fs::OpenOptions::new().create(true).append(true).open(&path).map_err(failed)?;
-    let started = start_time(pid).unwrap_or_default();
-    writeln!(file, "{pid} {started}").map_err(failed)
+    let identity = Identity::of(pid).map_err(failed)?;
+    identity.map_or(Ok(()), |of| writeln!(file, "{} {}", of.pid, of.started_ticks).map_err(failed))
 }
 
 /// Removes processes, namespaces and files of an earlier demo. True if there were any.
@@ -85,29 +90,23 @@ pub fn remove() -> Result<bool, DemoError> {
     Ok(processes || namespaces || files)
 }
 
-/// Ends what was recorded and is still the same process: a pid alone may by now be somebody else's.
+/// Ends what was recorded and is still the same process, and waits until it has ended.
 fn end_processes() -> bool {
     let recorded = fs::read_to_string(processes_file()).unwrap_or_default();
-    let mut any = false;
-    for line in recorded.lines() {
-        let Some((pid, started)) = line.split_once(' ') else { continue };
-        let Ok(pid) = pid.parse::<i32>() else { continue };
-        if start_time(pid as u32).is_none_or(|now| now != started) {
-            continue;
-        }
-        if let Some(pid) = Pid::from_raw(pid) {
-            any |= kill_process(pid, Signal::KILL).is_ok();
-        }
+    let recorded = recorded.lines().filter_map(|line| {
+        let (pid, started_ticks) = line.split_once(' ')?;
+        Some(Identity { pid: pid.parse().ok()?, started_ticks: started_ticks.parse().ok()? })
+    });
+    let held: Vec<OwnedFd> = recorded.filter_map(|process| process.hold().ok().flatten()).collect();
+    for pidfd in &held {
+        // At worst it has ended already.
+        let _ = pidfd_send_signal(pidfd, Signal::KILL);
     }
-    any
-}
-
-/// Field 22 of `/proc/PID/stat`: when the process started, in clock ticks since boot.
-fn start_time(pid: u32) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the program's name in parentheses and may hold anything.
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_whitespace().nth(19).map(str::to_owned)
+    for pidfd in &held {
+        // One that the kernel does not let go is none of the demo's files' or namespaces' concern.
+        let _ = has_ended(pidfd, DEATH_PATIENCE);
+    }
+    !held.is_empty()
 }
 
 fn delete_namespaces() -> Result<bool, DemoError> {
