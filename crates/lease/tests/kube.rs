@@ -417,7 +417,7 @@ async fn a_server_that_is_away_and_a_node_that_is_not_registered_yet_are_worth_a
     bench.server.delete("Node", "", "n1");
     assert!(bench.acquire(vxlan("10.0.0.1")).await.unwrap_err().is_retryable());
     bench.server.put(object("n1", &["10.244.1.0/24"], &[]));
-    let client = Client::with_deadline(bench.server.source(), Duration::from_millis(300)).unwrap();
+    let client = Client::with_deadline(bench.server.source(), Duration::from_secs(3)).unwrap();
     let settings =
         KubeSettings { net_conf: bench.directory.path().join("net-conf.json"), ..KubeSettings::default() };
     let manager = KubeManager::new(Rc::new(client), "n1", settings);

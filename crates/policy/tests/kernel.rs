@@ -2,10 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::collections::BTreeSet;
+use std::time::Duration;
+
 use russet_addr::IfName;
 use russet_policy::{Entry, Standing, Verdict, Verdicts};
-use russet_testkit::{in_netns_with_loopback, nft_json, run};
+use russet_testkit::{eventually, in_netns_with_loopback, nft_json, run};
 use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A pod's namespace, wired by hand: its host end has `name`, and both ends have addresses of 10.9.`subnet`.0/24 and fd09:`subnet`::/64.
 fn pod(name: &str, subnet: u8) {
@@ -312,20 +317,17 @@ fn a_table_that_comes_anew_loses_no_packet_of_those_that_have_an_entry() {
         pod("russ1", 1);
         pod("russ2", 2);
         let flood = || {
-            let ip = russet_testkit::require_tool("ip");
-            let args = [
-                "netns", "exec", "ns-russ1", "ping", "-n", "-q", "-c", "3000", "-i", "0.002", "-W", "1",
-                "10.9.2.2",
-            ];
-            let mut command = std::process::Command::new(ip);
-            command.args(args).stdout(std::process::Stdio::piped()).spawn().unwrap()
+            // It ends with the 3100th reply, however late; the last may overtake each other.
+            let ping = ["ping", "-n", "-c", "3100", "-i", "0.002", "-w", "120", "10.9.2.2"];
+            run("ip", &[&["netns", "exec", "ns-russ1"][..], &ping].concat())
         };
         let wanted: Vec<Entry> = (1..2000).map(|index| allow(&format!("russ{index}"))).collect();
-        let mut ping = flood();
+        eventually(PATIENCE, || pings(Some("russ1"), "10.9.2.2"));
+        let flood = std::thread::spawn(flood);
         let mut verdicts = Verdicts::open().unwrap();
         verdicts.reconcile(&wanted).unwrap();
         let mut rounds = 0;
-        while ping.try_wait().unwrap().is_none() {
+        while !flood.is_finished() {
             match rounds % 3 {
                 0 => _ = verdicts.withdraw().unwrap(),
                 1 => _ = run("nft", &["flush table inet russet-policy"]),
@@ -335,9 +337,12 @@ fn a_table_that_comes_anew_loses_no_packet_of_those_that_have_an_entry() {
             verdicts.reconcile(&wanted).unwrap();
             rounds += 1;
         }
-        let output = ping.wait_with_output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(text.contains("3000 packets transmitted, 3000 received"), "{text}");
+        let said = flood.join().unwrap();
+        let replies = said.split("bytes from 10.9.2.2: icmp_seq=").skip(1);
+        let answered: BTreeSet<u32> =
+            replies.map(|reply| reply.split(' ').next().unwrap().parse().unwrap()).collect();
+        let lost: Vec<u32> = (1..=3000).filter(|number| !answered.contains(number)).collect();
+        assert!(lost.is_empty(), "{lost:?}");
         assert!(rounds > 5, "{rounds} rounds");
     });
 }

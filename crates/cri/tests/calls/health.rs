@@ -3,8 +3,9 @@
 use std::net::TcpListener;
 
 use russet_cri::ServeError;
+use russet_testkit::eventually;
 
-use crate::lab::Lab;
+use crate::lab::{Lab, PATIENCE};
 
 #[test]
 fn calls_and_sandboxes_are_counted_and_readiness_is_that_of_status() {
@@ -24,7 +25,7 @@ fn calls_and_sandboxes_are_counted_and_readiness_is_that_of_status() {
     ] {
         assert!(text.lines().any(|it| it == line), "{line}:\n{text}");
     }
-    assert!(lab.get("/readyz").starts_with("HTTP/1.1 200"));
+    eventually(PATIENCE, || lab.get("/readyz").starts_with("HTTP/1.1 200"));
     std::fs::remove_file(lab.path("net.d/10-pods.conflist")).unwrap();
     let unready = lab.get("/readyz?verbose");
     assert!(unready.starts_with("HTTP/1.1 503") && unready.contains("[-] network: "), "{unready}");

@@ -46,7 +46,7 @@ pub type Serving = JoinHandle<Result<(), ServeError>>;
 /// Answers STATUS, but not while there is a `gate`; nothing else is asked of it.
 const PLUGIN: &str = "#!/bin/sh\nwhile [ -e DIR/gate ]; do sleep 0.02; done\nexit 0\n";
 /// For a server that has nothing to do, or little.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 // === impl Lab ===
 

@@ -1,9 +1,10 @@
 //! What a runtime tells of itself, and what it refuses.
 
 use russet_cri_client::{StatusCode, v1};
+use russet_testkit::{eventually, eventually_some};
 use v1::{IMAGE_SERVICE, RUNTIME_SERVICE};
 
-use crate::lab::{Lab, host_pod};
+use crate::lab::{Lab, PATIENCE, host_pod};
 
 /// Every call of the interface, as of Kubernetes 1.36, that is not about sandboxes or says the same as another one.
 const NOT_SERVED: &[(&str, &str)] = &[
@@ -78,9 +79,10 @@ fn the_network_is_ready_when_there_is_one() {
     assert!(without.message.contains(lab.path("net.d").to_str().unwrap()), "{}", without.message);
 
     let lab = Lab::with_network();
-    let with = lab.network_condition();
-    assert_eq!((with.status, with.reason.as_str(), with.message.as_str()), (true, "", ""));
-    assert!(lab.cri.is_ready());
+    // Its plugin may be slow to begin.
+    let with = eventually_some(PATIENCE, || Some(lab.network_condition()).filter(|it| it.status));
+    assert_eq!((with.reason.as_str(), with.message.as_str()), ("", ""));
+    eventually(PATIENCE, || lab.cri.is_ready());
 }
 
 #[test]
@@ -97,12 +99,12 @@ fn a_pod_cidr_is_taken_and_shown() {
         )
     };
     update("10.7.0.0/24").unwrap();
-    let info = lab.cri.status().unwrap().info;
-    assert_eq!(
-        (info["podCIDR"].as_str(), info["lastCNILoadStatus"].as_str()),
-        (r#"["10.7.0.0/24"]"#, r#""OK""#)
-    );
-    assert_eq!(info["config"], r#"{"engine":"memory"}"#);
+    eventually(PATIENCE, || {
+        let info = lab.cri.status().unwrap().info;
+        assert_eq!(info["podCIDR"], r#"["10.7.0.0/24"]"#);
+        assert_eq!(info["config"], r#"{"engine":"memory"}"#);
+        info["lastCNILoadStatus"] == r#""OK""#
+    });
     assert_eq!(update("10.7.0.0/99").unwrap_err().code(), Some(StatusCode::InvalidArgument));
 }
 

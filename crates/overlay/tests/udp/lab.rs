@@ -45,6 +45,7 @@ pub fn with_nodes(body: impl FnOnce([Node; 2]) + Send) {
 impl Node {
     fn new(number: u8) -> Self {
         let [host, pod] = ["h", "p"].map(|kind| NetNs::create_named(&format!("{kind}{number}")).unwrap());
+        host.with(without_ipv6).unwrap();
         Self { number, host, pod }
     }
 
@@ -88,9 +89,9 @@ impl Node {
         proxy
     }
 
-    /// What the pod's ping of `target` says.
+    /// What the pod's ping of `target` says. It waits long for an answer, as the first request for a MAC may be lost; `-W 1` is for where none comes.
     pub fn ping(&self, options: &str, target: &str) -> (bool, String) {
-        let command = format!("-c 1 -W 1 {options} {target}");
+        let command = format!("-c 1 -W 5 {options} {target}");
         let mut ping = std::process::Command::new("ping");
         ping.args(command.split_whitespace());
         let output = russet_linux::process::in_netns(&mut ping, &self.pod).unwrap().output().unwrap();
@@ -100,13 +101,21 @@ impl Node {
     /// Has every MAC on the way resolved: a neighbour that is not yet resolved holds back three large packets and drops the others.
     #[track_caller]
     pub fn know_the_way(&self, target: &str) {
-        let (answered, said) = self.ping("-W 5", target);
+        let (answered, said) = self.ping("", target);
         assert!(answered, "{said}");
     }
 
     /// Begins to look at what the node receives.
     pub fn capture(&self) -> Capture {
         self.host.with(Capture::new).unwrap()
+    }
+}
+
+/// A node of this backend has no IPv6, whose addresses would change for seconds after their links are up.
+fn without_ipv6() {
+    let switches = ["all", "default"].map(|of| format!("/proc/sys/net/ipv6/conf/{of}/disable_ipv6"));
+    for switch in switches.iter().filter(|switch| std::fs::exists(switch).unwrap()) {
+        std::fs::write(switch, "1").unwrap();
     }
 }
 

@@ -1,11 +1,14 @@
 //! The rows of flannel.md section 10 that are about the udp backend.
 
 use std::net::UdpSocket;
+use std::time::Duration;
 
 use russet_overlay::udp::{Count, Options};
+use russet_testkit::eventually;
 
 use crate::lab::with_nodes;
 
+const DEADLINE: Duration = Duration::from_secs(10);
 const UDP: u8 = 17;
 const ICMP: u8 = 1;
 
@@ -49,8 +52,9 @@ fn t40_ttl_5_is_delivered_4_is_exceeded_at_the_remote_lease_base_and_3_and_2_are
         assert_eq!((expired(0), expired(1)), (0, 0));
         for (ttl, at) in [(3, 1), (2, 0)] {
             let before = expired(at);
-            let (_, said) = one.ping(&format!("-t {ttl}"), "10.1.2.2");
+            let (_, said) = one.ping(&format!("-W 1 -t {ttl}"), "10.1.2.2");
             assert!(!said.contains("From "), "ttl {ttl}: {said}");
+            eventually(DEADLINE, || expired(at) > before);
             assert_eq!(expired(at), before + 1, "ttl {ttl}");
         }
         let (_, said) = one.ping("-t 1", "10.1.2.2");
@@ -76,8 +80,9 @@ fn t41_a_datagram_for_a_subnet_of_nobody_is_answered_with_net_unreachable_and_an
         assert_eq!(answer[40..48], [10, 1, 1, 2, 10, 1, 99, 1], "the offender");
         assert_eq!((u16_at(&answer, 48), u16_at(&answer, 50)), (4000, 4001));
 
-        let (answered, said) = one.ping("", "10.1.99.1");
+        let (answered, said) = one.ping("-W 1", "10.1.99.1");
         assert!(!answered && !said.contains("From "), "{said}");
+        eventually(DEADLINE, || proxies[0].count(Count::NoPeer) > 1);
         assert_eq!(proxies[0].count(Count::NoPeer), 2);
     });
 }
@@ -94,8 +99,9 @@ fn t42_port_7890_on_both_works_and_peers_with_different_ports_do_not_talk() {
         assert!(answered, "{said}");
         drop(second);
         let second = two.start(two.options());
-        let (answered, said) = one.ping("", "10.1.2.2");
+        let (answered, said) = one.ping("-W 1", "10.1.2.2");
         assert!(!answered, "{said}");
+        eventually(DEADLINE, || first.count(Count::Sent) > 1);
         assert_eq!((first.count(Count::Sent), second.count(Count::Received)), (2, 0));
     });
 }

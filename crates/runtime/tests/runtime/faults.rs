@@ -233,7 +233,7 @@ fn whatever_is_wrong_with_a_plugin_one_del_leaves_nothing_once_it_is_gone() {
         list: chain(Version::V1_0_0, &kinds),
         kinds,
         attachment: attachment(),
-        deadlines: [Duration::from_secs(30), Duration::from_secs(1)],
+        deadlines: [Duration::from_secs(30), Duration::from_secs(2)],
         left: &left,
     };
     assert_eq!(machine.take_all(), STEPS);

@@ -132,6 +132,8 @@ fn repair(sites: &[Site], plugin: Plugin, alive: &[Vec<&Alive>]) {
 
 /// The store has the records of its pods and no others, and so has each node.
 fn assert_holds(sites: &[Site], alive: &[Vec<&Alive>]) {
+    // A DEL is answered before its addresses are back.
+    sites.iter().for_each(|site| eventually(PATIENCE, || site.node.unfinished() == 0));
     let mut faults = Books::read(&sites[0]).unwrap().faults(&alive.concat());
     for (site, alive) in sites.iter().zip(alive) {
         faults.extend(kernel::faults(site, alive));

@@ -377,6 +377,7 @@ fn who_remembers_pods_that_are_gone_with_and_without_an_agent() {
     assert_eq!((&tenure["container"], &tenure["until"]), (&json!(pod.container), &Value::Null), "{known}");
 
     assert_eq!(node.del(&pod).status, 0);
+    assert_eq!(node.allocated(), 0);
     let (status, known) = who(&node, &[]);
     assert_eq!((status, &known["now"]), (0, &Value::Null), "{known}");
     let until = known["history"][0]["until"].as_str().unwrap().to_owned();

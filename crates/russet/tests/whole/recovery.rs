@@ -226,9 +226,12 @@ fn row_64_a_hundred_adds_with_the_agent_killed_in_the_middle_are_told_to_try_aga
     let first = std::thread::scope(|scope| {
         let node = &node;
         let adds: Vec<_> = pods.iter().map(|pod| scope.spawn(move || node.add(pod))).collect();
-        // In the middle: some have their interfaces.
-        eventually(PATIENCE, || node.links().len() > 2 + PODS / 10);
-        kill_process(Pid::from_raw(i32::try_from(agent).unwrap()).unwrap(), Signal::KILL).unwrap();
+        // In the middle: some have their interfaces, and others stand before an agent that does nothing more.
+        eventually(PATIENCE, || node.links().len() > 2);
+        let agent = Pid::from_raw(i32::try_from(agent).unwrap()).unwrap();
+        kill_process(agent, Signal::STOP).unwrap();
+        let_pass(Duration::from_millis(200));
+        kill_process(agent, Signal::KILL).unwrap();
         adds.into_iter().map(|add| add.join().unwrap()).collect::<Vec<_>>()
     });
     node.wait_for_agents_death();

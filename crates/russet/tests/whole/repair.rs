@@ -134,7 +134,7 @@ fn wire_as_go_calico_does(node: &TestNode, pod: &TestPod, host: &str, address: &
 
 /// A repair that has found `address` leaked once and waits for its second look.
 fn second_look(node: &TestNode, address: &str) -> Child {
-    const GRACE: &str = "3s";
+    const GRACE: &str = "6s";
     // Once it is old enough, it looks leaked.
     eventually(PATIENCE, || {
         let dry = repair(node, &["--grace", GRACE, "-o", "json", "--dry-run"]);

@@ -533,6 +533,8 @@ impl Fixture {
             for id in self.engine.list().unwrap() {
                 self.engine.remove(&id).unwrap_or_else(|error| panic!("{place}: {error}"));
             }
+            // containerd has one writer at a time: what it was still writing down is there after this.
+            self.ctr(&["namespaces", "label", NAMESPACE, "looked=again"]);
             self.engine.list().unwrap().is_empty()
         });
         self.assert_nothing_left(place);

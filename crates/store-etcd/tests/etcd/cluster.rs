@@ -199,6 +199,7 @@ async fn a_member_without_a_leader_refuses_at_once_and_a_commit_there_goes_to_no
     // Without that limit: three members that have just begun on a busy machine.
     cluster.client().commit(vec![Step::create(key(1), "1")]).await.unwrap();
     let store = Etcd::connect(settings).unwrap();
+    eventually_read(&store).await;
     let mut watch = store.watch(&Prefix::handles()).await.unwrap();
     assert!(matches!(watch.next().await.unwrap(), Event::Snapshot(_)));
     cluster.members[1].kill();
@@ -247,6 +248,13 @@ async fn watches_of_a_member_that_stands_still_go_on_at_another() {
         assert!(matches!(event, Event::Put(record) if record.key == key(1)));
     }
     eprintln!("all {CLIENTS} watches told after {:?}", begun.elapsed());
+}
+
+async fn eventually_read(store: &Etcd) {
+    let begun = Instant::now();
+    while let Err(error) = store.get(&key(1)).await {
+        assert!(error.retryable() && begun.elapsed() < PATIENCE, "{error}");
+    }
 }
 
 async fn eventually_committed(store: &Etcd) {

@@ -7,8 +7,9 @@ use russet_model::Prefix;
 use super::{Bench, Case, Mirror, PATIENCE, key, next, value};
 use crate::{Event, LeaseId, Step, StoreError, Tenure, Watch};
 
-/// The shortest lease that every engine grants exactly: etcd counts whole seconds, and rounds small ones up to its election time.
-const TTL: Duration = Duration::from_secs(2);
+/// A lease that every engine grants exactly: etcd counts whole seconds, and rounds small ones up to its election time. It is long
+/// enough for a few writes to a busy disk.
+const TTL: Duration = Duration::from_secs(5);
 
 pub(super) const CASES: &[(&str, Case)] = &[
     ("records_vanish_with_their_lease", |bench| Box::pin(expiry(bench))),

@@ -1,6 +1,6 @@
 //! What happens to a running network: restarts, crashes, an etcd that is away, a hand in the kernel.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use russet_testkit::{eventually, let_pass};
 use rustix::process::Signal;
@@ -115,8 +115,14 @@ fn t27_and_t38_a_deleted_device_and_flushed_rules_and_routes_are_back_at_once() 
     let mut lab = Lab::vxlan();
     let (near, far, pings) = pinging(&mut lab, &["-ip-masq"]);
     let (before, rules) = (state(&near), near.nft(&["list", "ruleset"]));
-    near.nft(&["flush", "ruleset"]);
-    eventually(AT_ONCE, || near.nft(&["list", "ruleset"]) == rules);
+    // Thrice, since a machine may stand still for a second. Who only compares is in time twice in one run of ten.
+    let back_at_once = (0..3).filter(|_| {
+        near.nft(&["flush", "ruleset"]);
+        let flushed = Instant::now();
+        eventually(PATIENCE, || near.nft(&["list", "ruleset"]) == rules);
+        flushed.elapsed() < AT_ONCE
+    });
+    assert!(back_at_once.count() >= 2, "the rules come back late");
     pings.finish();
     near.ip(&["route", "flush", "dev", "flannel.1"]);
     eventually(PATIENCE, || state(&near) == before);
