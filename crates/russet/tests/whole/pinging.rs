@@ -45,8 +45,10 @@ impl Pinging {
         kill_process(Pid::from_child(&self.ping), Signal::INT).unwrap();
         self.ping.wait().unwrap();
         let said = self.said.join().unwrap();
-        let numbers =
-            said.split_whitespace().filter_map(|word| word.strip_prefix("icmp_seq=")?.parse::<u32>().ok());
+        // An ICMP error has a number, too.
+        let replies = said.lines().filter(|line| line.contains(" bytes from "));
+        let words = replies.flat_map(str::split_whitespace);
+        let numbers = words.filter_map(|word| word.strip_prefix("icmp_seq=")?.parse::<u32>().ok());
         let answered: BTreeSet<u32> = numbers.collect();
         let last = *answered.last().expect("no ping was answered");
         let lost: Vec<u32> = (1..last).filter(|number| !answered.contains(number)).collect();

@@ -294,11 +294,13 @@ fn trial(field: Field) {
     spared.finish();
     end(&arena, &wards);
     summary(&arena, &plan, began);
+    let seen = [&arena.seen.in_store, &arena.seen.in_pods].map(|count| count.load(Ordering::Relaxed));
+    assert!(seen.iter().all(|count| *count > 0), "nobody was looked at: {seen:?}");
     let (planned, killed) = (plan.plugin_kills(), arena.killed.load(Ordering::Relaxed));
     assert!(2 * killed >= planned, "of {planned} plugins that were to be killed only {killed} were");
 }
 
-/// What a trial came to; one in which nobody ever looked has shown nothing.
+/// What a trial came to.
 fn summary(arena: &Arena, plan: &Plan, began: Instant) {
     let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     println!(
@@ -312,7 +314,6 @@ fn summary(arena: &Arena, plan: &Plan, began: Instant) {
     );
     let (in_store, in_pods) = (count(&arena.seen.in_store), count(&arena.seen.in_pods));
     println!("meanwhile pods were looked up in the store {in_store} times, and {in_pods} times into one");
-    assert!(in_store > 0 && in_pods > 0, "nobody was looked at");
 }
 
 #[test]

@@ -192,7 +192,7 @@ pub fn trial(field: Field) {
     let plan = Plan::of(order);
     let arena = Arena::new(&format!("{seed}-power-{}", field.name()));
     let mut slots = vec![Slots::default(); order.lanes];
-    let (mut interrupted, began) = (0, Instant::now());
+    let (mut interrupted, mut kept, began) = (0, 0, Instant::now());
     for round in 0..cuts {
         let mut plan = plan.round(round, cuts);
         let mut cut = Cut::of(order, round, &plan);
@@ -209,6 +209,7 @@ pub fn trial(field: Field) {
             spared.retire(&arena, ward);
         }
         interrupted += usize::from(cut.interrupts);
+        kept += acknowledged;
         drop(victims);
         clear(&mut slots, &wards);
         println!(
@@ -224,6 +225,8 @@ pub fn trial(field: Field) {
     summary(&arena, &plan, began);
     println!("{interrupted} of {cuts} cuts were in the middle of something");
     assert!(2 * interrupted > cuts, "the power failed when all was quiet");
+    // Not who was looked at meanwhile: a boot may be over before a look.
+    assert!(kept >= cuts, "of {cuts} cuts there were {kept} pods to be kept");
 }
 
 fn boot<'a>(wards: &'a [Ward], fabric: Option<&'a mut Fabric>) -> Victims<'a> {
