@@ -210,6 +210,12 @@ fn a_del_killed_at_any_step_is_finished_by_the_next_agent_also_when_it_was_answe
     pings.finish();
 }
 
+/// Connections to the agent, also those that it has not accepted; the kernel lists them with the listener's path.
+fn connections(node: &TestNode) -> usize {
+    let list = || std::fs::read_to_string("/proc/thread-self/net/unix").unwrap();
+    node.netns().with(list).unwrap().lines().filter(|line| line.ends_with("run/russet/cni.sock")).count() - 1
+}
+
 #[test]
 #[ignore = "root: makes network namespaces; takes half a minute"]
 fn row_64_a_hundred_adds_with_the_agent_killed_in_the_middle_are_told_to_try_again_and_converge() {
@@ -226,11 +232,11 @@ fn row_64_a_hundred_adds_with_the_agent_killed_in_the_middle_are_told_to_try_aga
     let first = std::thread::scope(|scope| {
         let node = &node;
         let adds: Vec<_> = pods.iter().map(|pod| scope.spawn(move || node.add(pod))).collect();
-        // In the middle: some have their interfaces, and others stand before an agent that does nothing more.
+        // In the middle: some have their interfaces, and others are connected to an agent that does nothing more.
         eventually(PATIENCE, || node.links().len() > 2);
         let agent = Pid::from_raw(i32::try_from(agent).unwrap()).unwrap();
         kill_process(agent, Signal::STOP).unwrap();
-        let_pass(Duration::from_millis(200));
+        eventually(PATIENCE, || connections(node) > 0);
         kill_process(agent, Signal::KILL).unwrap();
         adds.into_iter().map(|add| add.join().unwrap()).collect::<Vec<_>>()
     });
