@@ -41,7 +41,7 @@ pub(crate) const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 /// The kernel builds dumps in pieces of at most 32 KiB; single larger messages make the inbox grow.
 pub(crate) const INBOX_BYTES: usize = 64 << 10;
 /// Tries at a dump that is overtaken by changes or whose pieces do not fit, and how long it is tried at least. On a loaded machine
-/// three of four tries at 300 links are overtaken by one who adds and deletes without a pause.
+/// most tries at 300 links are overtaken by one who adds and deletes without a pause.
 pub(crate) const DUMP_MIN_TRIES: u32 = 16;
 pub(crate) const DUMP_PATIENCE: Duration = Duration::from_secs(1);
 /// Left-over datagrams that are thrown away before an exchange: more than any interrupted dump has.

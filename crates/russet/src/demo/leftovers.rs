@@ -103,7 +103,7 @@ fn end_processes() -> bool {
         let _ = pidfd_send_signal(pidfd, Signal::KILL);
     }
     for pidfd in &held {
-        // One that the kernel does not let go is none of the demo's files' or namespaces' concern.
+        // Namespaces and files go also if the kernel does not let one end in time.
         let _ = has_ended(pidfd, DEATH_PATIENCE);
     }
     !held.is_empty()
