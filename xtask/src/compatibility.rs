@@ -42,6 +42,8 @@ enum By {
 struct Row {
     number: u32,
     title: String,
+    /// What the specification says: the input, and what must come of it.
+    expected: String,
     verdict: Verdict,
 }
 
@@ -55,6 +57,8 @@ enum Verdict {
     Partly(String),
     Differs(String),
     OutOfScope(String),
+    /// Not done, and the lack of it is a weakness that an attacker can use.
+    Gap(String),
 }
 
 /// A test function.
@@ -76,6 +80,7 @@ struct Counts {
     differs: usize,
     out_of_scope: usize,
     open: usize,
+    gaps: usize,
 }
 
 /// The page as it should be; or everything that is wrong with the lists and the tests' names.
@@ -90,13 +95,17 @@ pub fn page(root: &Path) -> Result<String, Vec<String>> {
         "# Compatibility\n\n\
          What other programs define, and what of it Russet does. Written by `cargo xtask gen` from `tests/compatibility/*.toml` and the tests that name\n\
          a number or cite it; do not edit. *passes*: these tests prove it, and are run by `cargo xtask test`. *differs*: on purpose, for the reason given; tests named beside it prove\n\
-         what is done instead. The numbers are those of the specifications named.\n\n\
-         | | passes | partly | differs | out of scope | not yet |\n|---|---|---|---|---|---|\n",
+         what is done instead. The numbers are those of the specifications named; *expected* is what the specification says of the original programs\n\
+         (input -> outcome), so that a reader can compare it with the tests.\n\n\
+         | | passes | partly | differs | out of scope | not yet | security gap |\n|---|---|---|---|---|---|---|\n",
     );
     for list in &lists {
-        let Counts { passes, partly, differs, out_of_scope, open } = list.counts(&tests);
-        let _ =
-            writeln!(page, "| {} | {passes} | {partly} | {differs} | {out_of_scope} | {open} |", list.title);
+        let Counts { passes, partly, differs, out_of_scope, open, gaps } = list.counts(&tests);
+        let _ = writeln!(
+            page,
+            "| {} | {passes} | {partly} | {differs} | {out_of_scope} | {open} | {gaps} |",
+            list.title
+        );
     }
     for list in &lists {
         list.write(&tests, &mut page);
@@ -311,6 +320,7 @@ impl List {
                 (Verdict::Silent, false) => "has no test and says no reason",
                 (Verdict::Partly(_), false) => "is partly done, and has no test",
                 (Verdict::OutOfScope(_), true) => "is out of scope, and has a test",
+                (Verdict::Gap(_), true) => "is a security gap, and has a test",
                 _ => continue,
             };
             problems.push(format!("{} {} {problem}", self.source, self.name_of(row)));
@@ -334,6 +344,7 @@ impl List {
                 Verdict::Differs(_) => &mut counts.differs,
                 Verdict::OutOfScope(_) => &mut counts.out_of_scope,
                 Verdict::Open => &mut counts.open,
+                Verdict::Gap(_) => &mut counts.gaps,
             };
             *count += 1;
         }
@@ -343,7 +354,7 @@ impl List {
     fn write(&self, tests: &[Test], page: &mut String) {
         let _ = writeln!(
             page,
-            "\n## {}\n\n{}.\n\n| | what | | tests |\n|---|---|---|---|",
+            "\n## {}\n\n{}.\n\n| | what | expected | | tests |\n|---|---|---|---|---|",
             self.title, self.source
         );
         for row in &self.rows {
@@ -352,6 +363,7 @@ impl List {
             let cells = [
                 self.name_of(row),
                 row.title.clone(),
+                row.expected.clone(),
                 self.verdict(row, tests).to_string(),
                 names.join(", "),
             ];
@@ -368,9 +380,11 @@ impl Row {
         let toml::Value::Table(mut table) = value else { return Err("a row is no table".to_owned()) };
         let number = table.remove("number").and_then(|number| number.as_integer());
         let number = number.and_then(|number| u32::try_from(number).ok()).ok_or("a row has no number")?;
-        let Some(toml::Value::String(title)) = table.remove("title") else {
-            return Err(format!("row {number} has no title"));
+        let mut text = |name: &str| match table.remove(name) {
+            Some(toml::Value::String(text)) if !text.trim().is_empty() => Ok(text),
+            _ => Err(format!("row {number} has no {name}")),
         };
+        let (title, expected) = (text("title")?, text("expected")?);
         let mut members = table.into_iter();
         let verdict = match members.next() {
             None => Verdict::Silent,
@@ -379,7 +393,7 @@ impl Row {
         };
         match members.next() {
             Some((name, _)) => Err(format!("row {number}: {name} is one verdict too many")),
-            None => Ok(Self { number, title, verdict }),
+            None => Ok(Self { number, title, expected, verdict }),
         }
     }
 }
@@ -390,6 +404,7 @@ fn verdict(name: &str, value: toml::Value) -> Option<Verdict> {
         ("partly", _) => Verdict::Partly,
         ("differs", _) => Verdict::Differs,
         ("out_of_scope", _) => Verdict::OutOfScope,
+        ("gap", _) => Verdict::Gap,
         _ => return None,
     };
     value.as_str().filter(|why| !why.trim().is_empty()).map(|why| of(why.to_owned()))
@@ -405,6 +420,7 @@ impl std::fmt::Display for Verdict {
             Self::Partly(missing) => write!(f, "partly; not yet: {missing}"),
             Self::Differs(why) => write!(f, "differs: {why}"),
             Self::OutOfScope(why) => write!(f, "out of scope: {why}"),
+            Self::Gap(harm) => write!(f, "**security gap**: {harm}"),
         }
     }
 }

@@ -36,14 +36,15 @@ fn problems(name: &str, rows: &str, tests: &str) -> String {
     page(&workspace(name, rows, tests)).unwrap_err().join("\n")
 }
 
-const ROW: &str = "[[row]]\nnumber = 1\ntitle = \"a | b\"\n";
+const ROW: &str = "[[row]]\nnumber = 1\ntitle = \"a | b\"\nexpected = \"e | f\"\n";
 const TEST: &str = "#[test]\nfn tv1_is_proven() {}\n";
 
 #[test]
 fn rows_are_shown_with_their_tests_and_reasons() {
     let rows = format!(
-        "{ROW}[[row]]\nnumber = 2\ntitle = \"t\"\ndiffers = \"d\"\n[[row]]\nnumber = 3\ntitle = \"t\"\nout_of_scope = \"o\"\n\
-         [[row]]\nnumber = 4\ntitle = \"t\"\nopen = true\n[[row]]\nnumber = 5\ntitle = \"t\"\npartly = \"p\"\n"
+        "{ROW}[[row]]\nnumber = 2\ntitle = \"t\"\nexpected = \"e\"\ndiffers = \"d\"\n[[row]]\nnumber = 3\ntitle = \"t\"\nexpected = \"e\"\nout_of_scope = \"o\"\n\
+         [[row]]\nnumber = 4\ntitle = \"t\"\nexpected = \"e\"\nopen = true\n[[row]]\nnumber = 5\ntitle = \"t\"\nexpected = \"e\"\npartly = \"p\"\n\
+         [[row]]\nnumber = 6\ntitle = \"t\"\nexpected = \"e\"\ngap = \"g\"\n"
     );
     let tests = "fn tv4() {}\n    #[test]\n    #[ignore = \"kernel: needs root\"]\n    fn tv1_and_tv5_in_a_namespace() {}\n";
     let text = page(&workspace("shown", &rows, tests)).unwrap();
@@ -53,12 +54,13 @@ fn rows_are_shown_with_their_tests_and_reasons() {
             .contains("| passes | `tv1_is")
     );
     for line in [
-        "| One | 1 | 1 | 1 | 1 | 1 |",
-        "| TV1 | a \\| b | passes | `tv1_and_tv5_in_a_namespace` (one, kernel) |",
-        "| TV2 | t | differs: d |  |",
-        "| TV3 | t | out of scope: o |  |",
-        "| TV4 | t | not yet |  |",
-        "| TV5 | t | partly; not yet: p | `tv1_and_tv5_in_a_namespace` (one, kernel) |",
+        "| One | 1 | 1 | 1 | 1 | 1 | 1 |",
+        "| TV1 | a \\| b | e \\| f | passes | `tv1_and_tv5_in_a_namespace` (one, kernel) |",
+        "| TV2 | t | e | differs: d |  |",
+        "| TV3 | t | e | out of scope: o |  |",
+        "| TV4 | t | e | not yet |  |",
+        "| TV6 | t | e | **security gap**: g |  |",
+        "| TV5 | t | e | partly; not yet: p | `tv1_and_tv5_in_a_namespace` (one, kernel) |",
     ] {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }
@@ -68,7 +70,7 @@ fn rows_are_shown_with_their_tests_and_reasons() {
 fn numbers_are_written_as_their_source_writes_them() {
     let text =
         page(&workspace("digits", &format!("digits = 2\n{ROW}"), "#[tokio::test]\nasync fn tv01_x() {}\n"));
-    assert!(text.unwrap().contains("| TV01 | a \\| b | passes | `tv01_x` (one) |"));
+    assert!(text.unwrap().contains("| TV01 | a \\| b | e \\| f | passes | `tv01_x` (one) |"));
 }
 
 #[test]
@@ -80,6 +82,7 @@ fn a_row_and_its_tests_do_not_contradict_each_other() {
         ("comment", ROW.to_owned(), "#[test]\nfn tv10_is_another() {}\n", "which one.md does not have"),
         ("partly", with("partly = \"half\""), "", "TV1 is partly done, and has no test"),
         ("scope", with("out_of_scope = \"why\""), TEST, "TV1 is out of scope, and has a test"),
+        ("gap", with("gap = \"harm\""), TEST, "TV1 is a security gap, and has a test"),
         ("unknown", ROW.to_owned(), "#[test]\nfn tv1_and_tv2_x() {}\n", "tv1_and_tv2_x names number 2"),
     ] {
         let found = problems(name, &rows, tests);
@@ -96,6 +99,7 @@ fn a_list_that_cannot_be_read_is_named() {
         ("twice", format!("{ROW}{ROW}"), "row 1 stands before row 1"),
         ("nothing", String::new(), "it has no [[row]]"),
         ("no_number", "[[row]]\ntitle = \"x\"\n".to_owned(), "a row has no number"),
+        ("no_expected", "[[row]]\nnumber = 1\ntitle = \"x\"\n".to_owned(), "row 1 has no expected"),
     ] {
         let found = problems(name, &rows, TEST);
         assert!(found.contains(problem), "{name}: {found}");
@@ -104,8 +108,9 @@ fn a_list_that_cannot_be_read_is_named() {
 
 #[test]
 fn a_list_may_be_cited_by_the_comments_that_tests_begin_with() {
-    let rows: String =
-        (1..=9).map(|number| format!("[[row]]\nnumber = {number}\ntitle = \"t\"\nopen = true\n")).collect();
+    let rows: String = (1..=9)
+        .map(|number| format!("[[row]]\nnumber = {number}\ntitle = \"t\"\nexpected = \"e\"\nopen = true\n"))
+        .collect();
     let tests = "#[test]\nfn a() {\n    // two.md section 6.2 item 1; one.md sections 5 and 6.2 items 2 to 4,\n    // 6 and A.1 of 9\n    // and more\n}\n\
                  // one.md section 6.2 item 7\nfn b() {}\n#[test]\nfn c() {\n    // one.md section 6.2, row 8: not 9; section 6.3 item 5\n}\n";
     let root = workspace("cited", "", tests);
@@ -117,7 +122,7 @@ fn a_list_may_be_cited_by_the_comments_that_tests_begin_with() {
     assert_eq!(
         passed,
         [2, 3, 4, 6, 8].map(|number| format!(
-            "| {number} | t | passes | `{}` (one) |",
+            "| {number} | t | e | passes | `{}` (one) |",
             if number == 8 { "c" } else { "a" }
         ))
     );
