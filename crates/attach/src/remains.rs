@@ -1,6 +1,7 @@
 //! Everything in the node's kernel that carries one of our marks, whichever part of Russet made it, and its removal: for `russet owned` and
 //! `russet uninstall`. Removing what is gone already is success.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use russet_addr::Family;
@@ -18,6 +19,8 @@ pub struct Remains {
     pub links: Vec<MarkedLink>,
     /// Routes of our protocols, in all tables.
     pub routes: Vec<Route>,
+    /// The names of all links of the namespace by index, for routes that lead over links without a mark.
+    pub link_names: BTreeMap<u32, String>,
     /// Tables of nf_tables with our names.
     pub tables: Vec<Table>,
 }
@@ -59,8 +62,9 @@ const TABLE: &str = "russet";
 
 /// Reads what carries our marks. A kernel without nf_tables has no tables.
 pub fn remains(host: &mut Socket) -> Result<Remains, NetlinkError> {
-    let mut links = Vec::new();
+    let (mut links, mut link_names) = (Vec::new(), BTreeMap::new());
     for link in host.links()? {
+        link_names.insert(link.index, link.name.clone());
         if let Some(mark) = Mark::of(&link) {
             links.push(marked(host, link, mark)?);
         }
@@ -79,7 +83,7 @@ pub fn remains(host: &mut Socket) -> Result<Remains, NetlinkError> {
         tables => tables?,
     };
     let tables = tables.into_iter().map(|info| info.table).filter(|table| is_our_table(&table.name));
-    Ok(Remains { links, routes, tables: tables.collect() })
+    Ok(Remains { links, routes, link_names, tables: tables.collect() })
 }
 
 fn marked(host: &mut Socket, link: Link, mark: Mark) -> Result<MarkedLink, NetlinkError> {

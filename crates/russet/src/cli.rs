@@ -24,6 +24,7 @@ pub mod resources;
 pub mod sandbox;
 pub mod span;
 pub mod store;
+pub mod unknown;
 
 /// Container networking for Linux.
 ///

@@ -33,10 +33,22 @@ fn main() -> ExitCode {
         Err(error) => {
             // clap prints help and version this way, too, with code 0.
             let code = if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
-            // Nobody is left to tell if the terminal is gone.
+            // A terminal that is gone is no reason for another exit code.
             let _ = error.print();
+            if let Some(instead) = instead(&error) {
+                output::progress(&format!("\nhint: {instead}"));
+            }
             code
         }
+    }
+}
+
+/// What to type instead, where the first word is a verb of kubectl or calicoctl.
+fn instead(error: &clap::Error) -> Option<&'static str> {
+    use clap::error::{ContextKind, ContextValue};
+    match error.get(ContextKind::InvalidSubcommand)? {
+        ContextValue::String(word) => cli::unknown::instead_of_verb(word),
+        _ => None,
     }
 }
 

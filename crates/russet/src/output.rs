@@ -1,7 +1,9 @@
 //! Printing for people and for programs. A closed pipe ends the output, not the program.
 
 use std::io::{self, Write};
+use std::time::Duration;
 
+use russet_model::ResourceKind;
 use serde::Serialize;
 
 use crate::cli::Format;
@@ -65,6 +67,28 @@ pub fn visible(text: &str) -> String {
     text.chars().map(escaped).collect()
 }
 
+/// A resource as `-o name` prints it: `ippool/blue`.
+pub fn short_name(kind: ResourceKind, name: &str) -> String {
+    visible(&format!("{}/{name}", kind.kind().to_lowercase()))
+}
+
+/// A time span in at most two units, as people compare ages: `42s`, `7m5s`, `3h12m`, `5d3h`.
+pub fn age(span: Duration) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
+    let seconds = span.as_secs();
+    let first = UNITS.iter().position(|(size, _)| seconds >= *size).unwrap_or(UNITS.len() - 1);
+    let mut rest = seconds;
+    let mut text = String::new();
+    for (size, unit) in UNITS.iter().skip(first).take(2) {
+        let count = rest / size;
+        rest %= size;
+        if count > 0 || text.is_empty() {
+            text += &format!("{count}{unit}");
+        }
+    }
+    text
+}
+
 /// Rows under a heading, in columns as wide as they need to be.
 pub fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<String>> =
@@ -94,6 +118,21 @@ mod tests {
     fn control_characters_of_others_are_shown_and_not_obeyed() {
         let text = table(&["POD"], &[vec!["a\u{1b}[2Jb\nc \u{e9}".to_owned()]]);
         assert_eq!(text, "POD\na\\u{1b}[2Jb\\nc \u{e9}\n");
+    }
+
+    #[test]
+    fn an_age_has_at_most_two_units() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (59, "59s"),
+            (60, "1m"),
+            (425, "7m5s"),
+            (11_530, "3h12m"),
+            (86_400, "1d"),
+            (90_061, "1d1h"),
+        ] {
+            assert_eq!(age(Duration::from_secs(seconds)), text);
+        }
     }
 
     #[test]

@@ -4,9 +4,10 @@
 
 pub mod pods;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use russet_agent::{Paths, openshift};
+use russet_agent::{Paths, journal, openshift};
 use russet_attach::remains::{self, Mark, MarkedLink, Remains};
 use russet_linux::sysctl;
 use russet_netlink::{NetlinkError, Route, Socket};
@@ -24,6 +25,8 @@ use pods::{Keeper, PodsError};
 pub struct Inventory {
     /// In the kernel; empty where nobody asked.
     pub kernel: Remains,
+    /// Pods, as `namespace/name`, by the name of their interface on the node, as far as the agent's journal names them.
+    pub pods: BTreeMap<String, String>,
     /// Accepts in others' chains, by table.
     pub exceptions: Vec<Exception>,
     /// There are rules of legacy iptables, among which there may be some of ours, too.
@@ -88,12 +91,20 @@ pub fn look(root: &Path, kernel: bool) -> Result<Inventory, LookError> {
     }
     if kernel {
         inventory.kernel = remains::remains(&mut Socket::route()?)?;
+        inventory.pods = pods_by_interface(&Paths::new(root));
         inventory.exceptions = exceptions()?;
         let tables = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
         let used = |path| std::fs::read(path).is_ok_and(|names| !names.is_empty());
         inventory.legacy_iptables = tables.into_iter().any(used);
     }
     Ok(inventory)
+}
+
+/// Pods, as `namespace/name`, by the name of their interface on the node. Empty without a journal: names only help a reader.
+pub fn pods_by_interface(paths: &Paths) -> BTreeMap<String, String> {
+    let journal = journal::view(&paths.journal_file()).ok().flatten();
+    let attachments = journal.into_iter().flat_map(|view| view.attachments);
+    attachments.filter_map(|attachment| Some((attachment.host_name?, attachment.pod?))).collect()
 }
 
 /// Why nobody can say what is there.
@@ -236,8 +247,9 @@ impl Inventory {
     /// Everything, one line each.
     pub fn objects(&self) -> Vec<Object> {
         let mut all = Vec::new();
-        self.kernel.links.iter().for_each(|link| all.extend(of_link(link)));
-        all.extend(self.kernel.routes.iter().map(|route| object("route", route.dst, describe(route))));
+        self.kernel.links.iter().for_each(|link| all.extend(of_link(link, self.pods.get(&link.name))));
+        let route = |route: &Route| object("route", route.dst, describe(route, &self.kernel.link_names));
+        all.extend(self.kernel.routes.iter().map(route));
         all.extend(self.kernel.tables.iter().map(|table| object("nftables table", table, "")));
         for Exception { table, chain } in &self.exceptions {
             all.push(object(
@@ -299,10 +311,11 @@ fn object(kind: &'static str, name: impl ToString, detail: impl ToString) -> Obj
     Object { kind, name: name.to_string(), detail: detail.to_string() }
 }
 
-fn of_link(link: &MarkedLink) -> Vec<Object> {
+fn of_link(link: &MarkedLink, pod: Option<&String>) -> Vec<Object> {
     let on = format!("on {}", link.name);
     let doomed = if link.doomed { ", waits for its deletion" } else { "" };
-    let mut all = vec![object("link", &link.name, format!("{}{doomed}", link.mark))];
+    let pod = pod.map(|pod| format!(", pod {pod}")).unwrap_or_default();
+    let mut all = vec![object("link", &link.name, format!("{}{pod}{doomed}", link.mark))];
     for entry in &link.fdb {
         let to = entry.dst.map_or_else(String::new, |dst| format!(" to {dst}"));
         all.push(object("forwarding entry", format!("{}{to}", entry.mac), &on));
@@ -316,11 +329,14 @@ fn is_sdns(mark: &Mark) -> bool {
     matches!(mark, Mark::Alias(alias) if alias.starts_with("russet-sdn:"))
 }
 
-/// Where a route leads.
-pub fn describe(route: &Route) -> String {
+/// Where a route leads; `names` are those of links by index.
+pub fn describe(route: &Route, names: &BTreeMap<u32, String>) -> String {
     let via = route.gateway.map(|gateway| format!("via {gateway}"));
     let table = (route.table != Route::MAIN).then(|| format!("table {}", route.table));
-    let dev = route.oif.map(|oif| format!("on link {oif}"));
+    let dev = route.oif.map(|oif| match names.get(&oif) {
+        Some(name) => format!("dev {name}"),
+        None => format!("dev {oif} (this link is gone)"),
+    });
     let kind = (via.is_none() && dev.is_none()).then(|| "into the blackhole".to_owned());
     [via, dev, kind, table].into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
@@ -328,6 +344,14 @@ pub fn describe(route: &Route) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_route_names_its_link() {
+        let names = BTreeMap::from([(7, "eth0".to_owned())]);
+        let to = |oif| describe(&Route::dev("10.1.0.0/26".parse().unwrap(), oif), &names);
+        assert_eq!(to(7), "dev eth0");
+        assert_eq!(to(8), "dev 8 (this link is gone)");
+    }
 
     #[test]
     fn files_are_listed_before_the_directories_that_hold_them_and_links_are_not_followed() {

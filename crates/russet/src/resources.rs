@@ -13,8 +13,8 @@ mod reservation;
 mod show;
 
 pub use check::{Problems, Refused, prepare};
-pub use documents::{Document, DocumentError, read, values};
+pub use documents::{Document, DocumentError, UnknownKinds, read, values};
 pub use fields::nearest;
 pub(crate) use kind::each_kind;
-pub use kind::{Definition, Kind};
+pub use kind::{AgentState, Definition, Kind, Surroundings};
 pub use show::{Shown, list_value, make_portable, value, yaml};

@@ -39,8 +39,8 @@ pub enum Step {
         /// Entries and neighbours on it.
         entries: usize,
     },
-    /// A route.
-    Route(Route),
+    /// A route, and where it leads, in words.
+    Route(Route, String),
     /// Accepts in others' chains.
     Exceptions(usize),
     /// A table of nf_tables.
@@ -89,7 +89,8 @@ pub fn plan(inventory: &Inventory, reach: Reach) -> Vec<Step> {
     let pods: Vec<u32> = inventory.pods().map(|link| link.ifindex).collect();
     let stays = |ifindex: u32| !reach.pods && pods.contains(&ifindex);
     let routes = inventory.kernel.routes.iter().filter(|route| !route.oif.is_some_and(stays));
-    steps.extend(routes.cloned().map(Step::Route));
+    let names = &inventory.kernel.link_names;
+    steps.extend(routes.map(|route| Step::Route(route.clone(), describe(route, names))));
     for link in inventory.kernel.links.iter().filter(|link| !stays(link.ifindex)) {
         let entries = link.fdb.len() + link.neighbours.len();
         let (name, mark) = (link.name.clone(), link.mark.clone());
@@ -142,7 +143,7 @@ pub fn carry_out(step: &Step) -> Result<(), StepError> {
             _ => Ok(()),
         },
         Step::Link { ifindex, mark, .. } => Ok(remains::remove_link(&mut Socket::route()?, *ifindex, mark)?),
-        Step::Route(route) => Ok(remains::remove_route(&mut Socket::route()?, route)?),
+        Step::Route(route, _) => Ok(remains::remove_route(&mut Socket::route()?, route)?),
         Step::Exceptions(_) => match Firewall::exceptions()?.withdraw().failed.into_iter().next() {
             Some(error) => Err(error.into()),
             None => Ok(()),
@@ -182,7 +183,7 @@ impl fmt::Display for Step {
             Step::Link { name, mark, entries, .. } => {
                 write!(f, "delete link {name} ({mark}) with {entries} entries on it")
             }
-            Step::Route(route) => write!(f, "delete route {} {}", route.dst, describe(route)),
+            Step::Route(route, path) => write!(f, "delete route {} {path}", route.dst),
             Step::Exceptions(0) => {
                 f.write_str("delete rules of ours from chains of legacy iptables, if there are any")
             }

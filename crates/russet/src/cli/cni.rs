@@ -1,6 +1,5 @@
 //! The command line of `russet cni`.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -64,18 +63,18 @@ pub struct NetworkArgs {
     /// The network's name, as its configuration has it.
     #[arg(value_name = "NETWORK")]
     pub network: String,
-    /// Where network configurations are.
-    #[arg(long, env = "NETCONFPATH", default_value = "/etc/cni/net.d", value_name = "DIR")]
-    pub conf_dir: PathBuf,
+    /// Where network configurations are [default: /etc/cni/net.d].
+    #[arg(long, alias = "conf-dir", env = "NETCONFPATH", value_name = "DIR")]
+    pub cni_conf_dir: Option<PathBuf>,
     /// Where plugins are looked for.
     #[command(flatten)]
     pub plugins: PluginArgs,
     /// Do the work of plugins of ours in this process instead of starting one for each; other people's executables are started all the same.
     #[arg(long)]
     pub in_process: bool,
-    /// Where results of ADD are kept.
-    #[arg(long, default_value = "/var/lib/cni", value_name = "DIR")]
-    pub cache_dir: PathBuf,
+    /// Where results of ADD are kept [default: /var/lib/cni].
+    #[arg(long, alias = "cache-dir", value_name = "DIR")]
+    pub cni_cache_dir: Option<PathBuf>,
     /// Tell what each plugin took, and for plugins of ours where the time went inside the agent.
     #[arg(long)]
     pub timing: bool,
@@ -87,9 +86,13 @@ pub struct NetworkArgs {
 /// Where plugins are looked for.
 #[derive(Debug, Args)]
 pub struct PluginArgs {
-    /// Where plugins are looked for; several directories are separated by colons.
-    #[arg(long, env = "CNI_PATH", default_value = "/opt/cni/bin", value_name = "DIRS")]
-    pub plugin_path: OsString,
+    /// Look for networks, plugins and results below this directory, unless an option names their directory. The network's configuration decides
+    /// which agent is asked.
+    #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
+    pub root: PathBuf,
+    /// Where plugins are looked for; may be given several times, or with colons [default: /opt/cni/bin].
+    #[arg(long, alias = "plugin-path", env = "CNI_PATH", value_name = "DIR", value_delimiter = ':')]
+    pub cni_bin_dir: Vec<PathBuf>,
     /// Look for the plugins of a network in PREFIX/opt/<type of its first plugin>/bin before, for loopback also in PREFIX/opt/loopback/bin, as the first
     /// kubelets did; PREFIX is mostly /.
     #[arg(long, value_name = "PREFIX")]
@@ -175,6 +178,32 @@ Examples:
   russet cni lint 10-mynet.conflist -o json | jq -r '.findings[].text'
 
 Exit codes: 0 nothing found; 2 usage; 3 something found.";
+
+// === impl NetworkArgs ===
+
+impl NetworkArgs {
+    /// Where network configurations are.
+    pub fn conf_dir(&self) -> PathBuf {
+        self.cni_conf_dir.clone().unwrap_or_else(|| self.plugins.root.join("etc/cni/net.d"))
+    }
+
+    /// Where results of ADD are kept.
+    pub fn cache_dir(&self) -> PathBuf {
+        self.cni_cache_dir.clone().unwrap_or_else(|| self.plugins.root.join("var/lib/cni"))
+    }
+}
+
+// === impl PluginArgs ===
+
+impl PluginArgs {
+    /// Where plugins are looked for, in this order.
+    pub fn bin_dirs(&self) -> Vec<PathBuf> {
+        // An empty CNI_PATH is one empty directory to clap.
+        let named: Vec<PathBuf> =
+            self.cni_bin_dir.iter().filter(|dir| !dir.as_os_str().is_empty()).cloned().collect();
+        if named.is_empty() { vec![self.root.join("opt/cni/bin")] } else { named }
+    }
+}
 
 fn object(text: &str) -> Result<Map<String, Value>, String> {
     serde_json::from_str(text).map_err(|error| format!("a JSON object is wanted: {error}"))

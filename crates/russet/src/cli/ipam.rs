@@ -16,7 +16,7 @@ use super::{Format, OutputArgs};
 const EXAMPLES: &str = "Examples:
   russet ipam show --show-blocks
   russet ipam show --ip 10.244.1.7
-  russet ipam why --node worker-1
+  russet ipam why --node-name worker-1
   russet ipam who 10.244.1.7 --at 2026-11-21T15:04:05Z
   russet ipam check -o report.json
   russet ipam release --from-report report.json
@@ -146,7 +146,7 @@ impl FromStr for Moment {
 #[derive(Debug, Args)]
 pub struct WhyArgs {
     /// The node that asks; by default this one.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long = "node-name", alias = "node", value_name = "NAME")]
     pub node: Option<NodeName>,
     /// A pool that is asked for, by its prefix; may be given several times.
     #[arg(long, value_name = "CIDR")]

@@ -12,6 +12,7 @@ pub const GET_EXAMPLES: &str = "Examples:
   russet get node worker-1 -o yaml > worker-1.yaml
   russet get wep --all-namespaces
   russet get pools -o yaml --export > pools.yaml
+  russet get nodes -o name
 
 Kinds: ippools, ipreservations, nodes, profiles, workloadendpoints.";
 
@@ -20,6 +21,7 @@ pub const APPLY_EXAMPLES: &str = "Examples:
   russet apply -f pools.yaml -f nodes.json
   kustomize build | russet apply -f -
   russet apply -f pool.yaml --dry-run
+  calicoctl get ippools -o yaml | russet apply -f - --skip-unknown-kinds
 
 A file may hold several documents and lists. All of it is checked before anything is written.
 With metadata.resourceVersion, a resource is changed only if nobody else changed it since.";
@@ -28,6 +30,7 @@ pub const DELETE_EXAMPLES: &str = "Examples:
   russet delete ippool old-pool
   russet delete -f reservations.yaml
   russet delete node worker-7 --release-addresses
+  russet delete node worker-7 --dry-run
 
 A pool's blocks are given up first; addresses that are in use stay with their pods.";
 
@@ -72,6 +75,12 @@ pub struct ApplyArgs {
     /// Check everything, say what would happen, and write nothing.
     #[arg(long)]
     pub dry_run: bool,
+    /// Leave out resources of kinds that Russet does not have, with a line on standard error for each, instead of refusing the files.
+    #[arg(long)]
+    pub skip_unknown_kinds: bool,
+    /// How to report what was done.
+    #[arg(short = 'o', long = "output", default_value = "text", value_name = "FORMAT")]
+    pub format: DoneFormat,
 }
 
 /// `russet delete`.
@@ -99,6 +108,12 @@ pub struct DeleteArgs {
     /// get the same address.
     #[arg(long)]
     pub release_addresses: bool,
+    /// Say what would be deleted or refused, and delete nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// How to report what was done.
+    #[arg(short = 'o', long = "output", default_value = "text", value_name = "FORMAT")]
+    pub format: DoneFormat,
 }
 
 /// The namespace of kinds that live in one.
@@ -121,6 +136,17 @@ pub enum ResourceFormat {
     Yaml,
     /// The same as JSON.
     Json,
+    /// The kind and the name alone, one resource a line: `ippool/blue`.
+    Name,
+}
+
+/// How `apply` and `delete` report what they did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DoneFormat {
+    /// A sentence for each resource: `IPPool/blue created`.
+    Text,
+    /// The kind and the name alone, one resource a line: `ippool/blue`.
+    Name,
 }
 
 // === impl NamespaceArgs ===

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use russet_agent::StoreLocation;
 
+/// The heading in the help under which the options of etcd stand.
+const ETCD: &str = "Options for --store etcd:URL";
+
 /// The store that a node's settings name.
 #[derive(Debug, Default, Args)]
 pub struct StoreChoice {
@@ -24,22 +27,22 @@ pub struct LocationArgs {
     #[arg(long, global = true, env = "RUSSET_STORE", value_name = "STORE")]
     pub store: Option<StoreLocation>,
     /// The authorities of etcd's certificates, in PEM; https needs it.
-    #[arg(long, global = true, env = "RUSSET_ETCD_CA_FILE", value_name = "FILE")]
+    #[arg(long, help_heading = ETCD, global = true, env = "RUSSET_ETCD_CA_FILE", value_name = "FILE")]
     pub etcd_ca_file: Option<PathBuf>,
     /// Our certificate for etcd, in PEM.
-    #[arg(long, global = true, env = "RUSSET_ETCD_CERT_FILE", value_name = "FILE")]
+    #[arg(long, help_heading = ETCD, global = true, env = "RUSSET_ETCD_CERT_FILE", value_name = "FILE")]
     pub etcd_cert_file: Option<PathBuf>,
     /// Its private key, in PEM.
-    #[arg(long, global = true, env = "RUSSET_ETCD_KEY_FILE", value_name = "FILE")]
+    #[arg(long, help_heading = ETCD, global = true, env = "RUSSET_ETCD_KEY_FILE", value_name = "FILE")]
     pub etcd_key_file: Option<PathBuf>,
     /// The name in etcd's certificates, if it is not the URL's host.
-    #[arg(long, global = true, env = "RUSSET_ETCD_SERVER_NAME", value_name = "NAME")]
+    #[arg(long, help_heading = ETCD, global = true, env = "RUSSET_ETCD_SERVER_NAME", value_name = "NAME")]
     pub etcd_server_name: Option<String>,
     /// Our user in etcd.
-    #[arg(long, global = true, env = "RUSSET_ETCD_USERNAME", value_name = "NAME")]
+    #[arg(long, help_heading = ETCD, global = true, env = "RUSSET_ETCD_USERNAME", value_name = "NAME")]
     pub etcd_username: Option<String>,
     /// The file with the user's password; one line.
-    #[arg(long, global = true, env = "RUSSET_ETCD_PASSWORD_FILE", value_name = "FILE")]
+    #[arg(long, help_heading = ETCD, global = true, env = "RUSSET_ETCD_PASSWORD_FILE", value_name = "FILE")]
     pub etcd_password_file: Option<PathBuf>,
 }
 

@@ -8,9 +8,11 @@ use serde_json::Value;
 
 use super::place::Place;
 use super::{Failure, runtime};
-use crate::cli::resources::ApplyArgs;
+use crate::cli::resources::{ApplyArgs, DoneFormat};
 use crate::output;
-use crate::resources::{Definition, Document, Kind, Problems, Refused, each_kind, prepare, read};
+use crate::resources::{
+    Definition, Document, Kind, Problems, Refused, UnknownKinds, each_kind, prepare, read,
+};
 
 /// Tries of one change while others write the same resource; each loses only to a write that took effect.
 const TRIES_MAX: u32 = 20;
@@ -57,8 +59,9 @@ enum ApplyError {
 /// Applies every resource of the files, in order.
 pub fn run(mut args: ApplyArgs) -> Result<(), Failure> {
     let mut documents = Vec::new();
+    let unknown = if args.skip_unknown_kinds { UnknownKinds::Skip } else { UnknownKinds::Refuse };
     for file in &args.files {
-        documents.extend(read(file)?);
+        documents.extend(read(file, unknown)?);
     }
     if documents.is_empty() {
         return Err(ApplyError::Nothing.into());
@@ -87,7 +90,7 @@ pub fn run(mut args: ApplyArgs) -> Result<(), Failure> {
                     .await
                     .map_err(|source| ApplyError::Part { applied, all, source })?,
             };
-            tell(document, outcome, args.dry_run);
+            tell(document, outcome, &args);
         }
         Ok(())
     })
@@ -138,13 +141,18 @@ fn boxed<'a, S: Definition + 'a>(
     Box::pin(async move { prepared::<S>(document)?.apply(place, document, dry_run).await })
 }
 
-fn tell(document: &Document, outcome: Outcome, dry_run: bool) {
+fn tell(document: &Document, outcome: Outcome, args: &ApplyArgs) {
+    if args.format == DoneFormat::Name {
+        let name = document.metadata("name").unwrap_or_default();
+        output::print(&(output::short_name(document.kind.resource(), &name) + "\n"));
+        return;
+    }
     let done = match outcome {
         Outcome::Created => "created",
         Outcome::Configured => "configured",
         Outcome::Unchanged => "unchanged",
     };
-    let tried = if dry_run { " (dry run)" } else { "" };
+    let tried = if args.dry_run { " (dry run)" } else { "" };
     output::print(&format!("{} {done}{tried}\n", document.subject()));
 }
 

@@ -123,7 +123,7 @@ fn versions(runtime: &Runtime, list: &ConfigList) -> Result<Option<Value>, Failu
 
 /// Who runs the plugins.
 fn runtime(args: &PluginArgs, cache_dir: &Path) -> Runtime {
-    let mut runtime = Runtime::new(std::env::split_paths(&args.plugin_path).collect(), cache_dir);
+    let mut runtime = Runtime::new(args.bin_dirs(), cache_dir);
     runtime.vendor_prefix.clone_from(&args.vendor_prefix);
     runtime
 }
@@ -135,13 +135,13 @@ fn carry_out(
     work: impl FnOnce(&Runtime, &ConfigList) -> Result<Option<Value>, Failure>,
 ) -> ExitCode {
     let times = Times::default();
-    let mut runtime = runtime(&args.plugins, &args.cache_dir);
+    let mut runtime = runtime(&args.plugins, &args.cache_dir());
     let for_people = matches!(args.output.format, Format::Table | Format::Wide);
     runtime.progress = for_people.then(|| Arc::new(progress::OnTerminal) as Arc<dyn Progress>);
     runtime.in_process = args.in_process.then(|| Arc::new(Ours) as Arc<dyn InProcess>);
     runtime.times = args.timing.then(|| times.clone());
     let began = Instant::now();
-    let load = ConfigDir::new(&args.conf_dir).network(&args.network);
+    let load = ConfigDir::new(args.conf_dir()).network(&args.network);
     let done = load.map_err(Failure::from).and_then(|list| work(&runtime, &list));
     let report = timing::Report::new(began.elapsed(), times.take());
     match args.output.format {
@@ -254,9 +254,9 @@ mod tests {
     fn network_args() -> NetworkArgs {
         NetworkArgs {
             network: "net".into(),
-            conf_dir: "/absent".into(),
-            plugins: PluginArgs { plugin_path: "/absent".into(), vendor_prefix: None },
-            cache_dir: "/absent".into(),
+            cni_conf_dir: None,
+            plugins: PluginArgs { root: "/absent".into(), cni_bin_dir: Vec::new(), vendor_prefix: None },
+            cni_cache_dir: None,
             timing: false,
             in_process: false,
             output: crate::cli::OutputArgs { format: Format::Json },

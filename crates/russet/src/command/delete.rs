@@ -8,9 +8,9 @@ use russet_store::{Record, Revision, Step};
 
 use super::place::Place;
 use super::{Failure, runtime};
-use crate::cli::resources::DeleteArgs;
+use crate::cli::resources::{DeleteArgs, DoneFormat};
 use crate::output;
-use crate::resources::{Kind, read};
+use crate::resources::{Kind, UnknownKinds, read};
 
 /// Tries while others write the same resource.
 const TRIES_MAX: u32 = 20;
@@ -51,10 +51,16 @@ pub fn run(mut args: DeleteArgs) -> Result<(), Failure> {
         let place = Place::open(std::mem::take(&mut args.place)).await?;
         for target in &targets {
             let subject = target.subject();
-            match delete(&place, target, args.release_addresses).await {
+            match delete(&place, target, &args).await {
+                Ok(()) if args.format == DoneFormat::Name => {
+                    output::print(&(output::short_name(target.resource(), &target.name) + "\n"));
+                }
+                Ok(()) if args.dry_run => output::print(&format!("{subject} would be deleted (dry run)\n")),
                 Ok(()) => output::print(&format!("{subject} deleted\n")),
                 Err(error) if args.skip_not_exists && is_missing(&error) => {
-                    output::print(&format!("{subject} does not exist\n"));
+                    if args.format == DoneFormat::Text {
+                        output::print(&format!("{subject} does not exist\n"));
+                    }
                 }
                 Err(error) => return Err(error),
             }
@@ -70,7 +76,7 @@ fn is_missing(error: &Failure) -> bool {
 fn targets(args: &DeleteArgs) -> Result<Vec<Target>, Failure> {
     let mut targets = Vec::new();
     for file in &args.files {
-        for document in read(file)? {
+        for document in read(file, UnknownKinds::Refuse)? {
             let text = |name: &str| document.metadata(name);
             let revision = match text("resourceVersion") {
                 None => None,
@@ -90,10 +96,11 @@ fn targets(args: &DeleteArgs) -> Result<Vec<Target>, Failure> {
     Ok(targets)
 }
 
-async fn delete(place: &Place, target: &Target, release_addresses: bool) -> Result<(), Failure> {
+async fn delete(place: &Place, target: &Target, args: &DeleteArgs) -> Result<(), Failure> {
     match target.kind {
-        Kind::Pool => pool::delete(place, target).await,
-        Kind::Node => node::delete(place, target, release_addresses).await,
+        Kind::Pool => pool::delete(place, target, args.dry_run).await,
+        Kind::Node => node::delete(place, target, args).await,
+        _ if args.dry_run => target.read(place).await.map(drop),
         _ => target.remove(place).await,
     }
 }

@@ -1,5 +1,6 @@
 //! `russet drift`: asks the agent what differs from what should be, and what it has brought back.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use russet_cni_spec::relay::{ExchangeError, nobody_listens, post};
 use super::{FAILED, Failure, PROBLEMS};
 use crate::cli::drift::DriftArgs;
 use crate::output;
+use crate::owned::pods_by_interface;
 
 /// A comparison of a large node takes a fraction of a second; requests for pods may be before it.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -35,8 +37,10 @@ enum DriftError {
 
 /// Prints the agent's report.
 pub fn run(args: DriftArgs) -> Result<ExitCode, Failure> {
-    let mut report = ask(&Paths::new(&args.root))?;
+    let paths = Paths::new(&args.root);
+    let mut report = ask(&paths)?;
     report.repairs.truncate(args.last);
+    name_pods(&mut report, &pods_by_interface(&paths));
     output::print_as(args.output.format, &report, || text(&report));
     Ok(match report {
         DriftReport { differences, .. } if !differences.is_empty() => ExitCode::from(PROBLEMS),
@@ -65,6 +69,32 @@ fn ask(paths: &Paths) -> Result<DriftReport, DriftError> {
         return Err(DriftError::NoReport(reason));
     }
     Ok(report)
+}
+
+/// Puts the pod behind the name of each interface that belongs to one.
+fn name_pods(report: &mut DriftReport, pods: &BTreeMap<String, String>) {
+    let repaired = report.repairs.iter_mut().flat_map(|repair| repair.what.iter_mut());
+    for line in report.differences.iter_mut().chain(repaired) {
+        *line = with_pods(line, pods);
+    }
+}
+
+fn with_pods(line: &str, pods: &BTreeMap<String, String>) -> String {
+    let is_of_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    let mut text = String::new();
+    let mut rest = line;
+    while let Some(begin) = rest.find(is_of_a_name) {
+        let (before, from) = rest.split_at(begin);
+        let end = from.find(|c| !is_of_a_name(c)).unwrap_or(from.len());
+        let (word, after) = from.split_at(end);
+        text.push_str(before);
+        text.push_str(word);
+        if let Some(pod) = pods.get(word) {
+            text.push_str(&format!(" (pod {pod})"));
+        }
+        rest = after;
+    }
+    text + rest
 }
 
 fn text(report: &DriftReport) -> String {
@@ -96,4 +126,26 @@ fn shown(repair: &Repair) -> Vec<String> {
     }
     lines.extend(repair.errors.iter().map(|line| format!("  failed: {}", output::visible(line))));
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interfaces_of_pods_are_named_with_their_pods() {
+        let pods = BTreeMap::from([("russ0123".to_owned(), "shop/web".to_owned())]);
+        for (line, named) in [
+            ("put the verdict of russ0123", "put the verdict of russ0123 (pod shop/web)"),
+            (
+                "sysctl net/ipv4/conf/russ0123/rp_filter",
+                "sysctl net/ipv4/conf/russ0123 (pod shop/web)/rp_filter",
+            ),
+            ("delete route 10.1.0.0/26 via 10.0.0.7", "delete route 10.1.0.0/26 via 10.0.0.7"),
+            ("russ01234", "russ01234"),
+            ("", ""),
+        ] {
+            assert_eq!(with_pods(line, &pods), named);
+        }
+    }
 }

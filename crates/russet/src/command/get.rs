@@ -1,16 +1,23 @@
 //! `russet get`: resources as tables, YAML or JSON.
 
 use std::process::ExitCode;
+use std::time::SystemTime;
 
-use russet_model::{Key, Prefix, Resource};
+use russet_agent::Paths;
+use russet_cni_spec::plugin::prepare;
+use russet_cni_spec::{Prepared, relay};
+use russet_model::{Key, Prefix, Resource, ResourceKind};
 use russet_store::{BoxFuture, Record, Revision};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::place::Place;
 use super::{Failure, PROBLEMS, runtime};
 use crate::cli::resources::{GetArgs, ResourceFormat};
 use crate::output;
-use crate::resources::{Definition, Shown, each_kind, list_value, make_portable, value, yaml};
+use crate::resources::{
+    AgentState, Definition, Kind, Shown, Surroundings, each_kind, list_value, make_portable, value, yaml,
+};
+use crate::settings;
 
 /// A name that nothing has.
 #[derive(Debug, thiserror::Error)]
@@ -53,10 +60,11 @@ async fn get<S: Definition>(place: &Place, args: &GetArgs) -> Result<ExitCode, F
         false => named::<S>(place, args).await?,
     };
     output::print(&match args.format {
-        ResourceFormat::Table => table(&found, false, args.all_namespaces),
-        ResourceFormat::Wide => table(&found, true, args.all_namespaces),
+        ResourceFormat::Table => table(&found, false, args.all_namespaces, &surroundings::<S>(place)),
+        ResourceFormat::Wide => table(&found, true, args.all_namespaces, &surroundings::<S>(place)),
         ResourceFormat::Json => output::json(&whole(&found, args.export)),
         ResourceFormat::Yaml => yaml(&whole(&found, args.export))?,
+        ResourceFormat::Name => found.shown.iter().map(|shown| name_line(S::KIND, shown)).collect(),
     });
     Ok(if found.unreadable == 0 { ExitCode::SUCCESS } else { ExitCode::from(PROBLEMS) })
 }
@@ -116,14 +124,41 @@ fn whole<S: Definition>(found: &Found<S>, export: bool) -> Value {
     whole
 }
 
-fn table<S: Definition>(found: &Found<S>, wide: bool, all_namespaces: bool) -> String {
+/// Only nodes' tables show more than what is stored; the agent is not asked for others.
+fn surroundings<S: Definition>(place: &Place) -> Surroundings {
+    let nodes = S::KIND == Kind::Node.resource();
+    let this_node = || Some((settings::node_name(&place.paths).ok()?.to_string(), agent_state(&place.paths)));
+    Surroundings { now: SystemTime::now(), this_node: nodes.then(this_node).flatten() }
+}
+
+/// What this node's agent answers to STATUS.
+fn agent_state(paths: &Paths) -> AgentState {
+    let vars = [("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/opt/cni/bin")];
+    let vars = vars.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let config = json!({ "cniVersion": "1.1.0", "name": "russet", "type": "russet",
+        "agent_socket": paths.cni_socket() });
+    match prepare(vars.into_iter(), config.to_string().into_bytes(), "russet get") {
+        Ok(Prepared::Request(request)) => match relay::ask_agent("russet", &request, false) {
+            Ok(Some(outcome)) if outcome.is_success() => AgentState::Ready,
+            Ok(Some(_)) => AgentState::NotReady,
+            Ok(None) | Err(_) => AgentState::NotRunning,
+        },
+        Ok(Prepared::Answer(_)) | Err(_) => AgentState::NotRunning,
+    }
+}
+
+fn name_line<S>(kind: ResourceKind, shown: &Shown<S>) -> String {
+    output::short_name(kind, &shown.resource.metadata.name) + "\n"
+}
+
+fn table<S: Definition>(found: &Found<S>, wide: bool, all_namespaces: bool, seen: &Surroundings) -> String {
     let with_namespace = all_namespaces && S::KIND.namespaced();
     let mut heading = S::heading(wide).to_vec();
     if with_namespace {
         heading.insert(0, "NAMESPACE");
     }
     let row = |shown: &Shown<S>| {
-        let mut row = S::row(&shown.resource, wide);
+        let mut row = S::row(&shown.resource, wide, seen);
         if with_namespace {
             row.insert(0, shown.resource.metadata.namespace.clone().unwrap_or_default());
         }

@@ -9,7 +9,7 @@ use serde_json::{Map, Number, Value};
 
 use super::fields::nearest;
 use super::{Kind, Problems, Refused};
-use crate::output::visible;
+use crate::output::{progress, visible};
 
 /// One resource as it was written.
 #[derive(Debug)]
@@ -59,11 +59,20 @@ const STDIN: &str = "-";
 /// Thousands of resources; a mistaken path to something else ends here.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
+/// What to do with a resource of a kind that Russet does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnknownKinds {
+    /// The file is refused.
+    Refuse,
+    /// The resource is left out, and standard error says so.
+    Skip,
+}
+
 /// Reads every resource of a file, `-` being standard input, in order.
-pub fn read(file: &Path) -> Result<Vec<Document>, DocumentError> {
+pub fn read(file: &Path, unknown: UnknownKinds) -> Result<Vec<Document>, DocumentError> {
     let mut found = Vec::new();
     for (origin, value) in values(file)? {
-        resources(origin, value, &mut found)?;
+        resources(origin, value, unknown, &mut found)?;
     }
     Ok(found)
 }
@@ -105,13 +114,18 @@ fn documents(name: &str, text: &[u8]) -> Result<Vec<(String, Value)>, DocumentEr
 }
 
 /// A document is a resource, or a list of them.
-fn resources(origin: String, value: Value, found: &mut Vec<Document>) -> Result<(), DocumentError> {
+fn resources(
+    origin: String,
+    value: Value,
+    unknown: UnknownKinds,
+    found: &mut Vec<Document>,
+) -> Result<(), DocumentError> {
     let wrong = |problem: String| DocumentError::NoResource { origin: origin.clone(), problem };
     let members = match value {
         Value::Object(members) => members,
         Value::Array(items) => {
             for (index, item) in items.into_iter().enumerate() {
-                resources(format!("{origin}, item {}", index + 1), item, found)?;
+                resources(format!("{origin}, item {}", index + 1), item, unknown, found)?;
             }
             return Ok(());
         }
@@ -121,18 +135,18 @@ fn resources(origin: String, value: Value, found: &mut Vec<Document>) -> Result<
     let kind = text("kind").to_owned();
     if let Some(of) = kind.strip_suffix("List") {
         if !of.is_empty() && Kind::of_file(of).is_none() {
-            return Err(wrong(unknown_kind(of)));
+            return unknown.decide(&origin, of);
         }
         let mut members = members;
         let Some(Value::Array(items)) = members.remove("items") else {
             return Err(wrong(format!("a {kind} needs items")));
         };
         for (index, item) in items.into_iter().enumerate() {
-            resources(format!("{origin}, item {}", index + 1), item, found)?;
+            resources(format!("{origin}, item {}", index + 1), item, unknown, found)?;
         }
         return Ok(());
     }
-    let Some(of) = Kind::of_file(&kind) else { return Err(wrong(unknown_kind(&kind))) };
+    let Some(of) = Kind::of_file(&kind) else { return unknown.decide(&origin, &kind) };
     let version = text("apiVersion");
     if version != API_VERSION {
         return Err(wrong(format!("apiVersion: {API_VERSION} is wanted, not {version:.60?}")));
@@ -182,6 +196,19 @@ fn json_number(number: &yaml_serde::Number) -> Option<Number> {
     whole.or_else(|| number.as_f64().and_then(Number::from_f64))
 }
 
+// === impl UnknownKinds ===
+
+impl UnknownKinds {
+    fn decide(self, origin: &str, kind: &str) -> Result<(), DocumentError> {
+        // Something without a kind is no resource of another program, but a mistake.
+        if self == Self::Refuse || kind.is_empty() {
+            return Err(DocumentError::NoResource { origin: origin.to_owned(), problem: unknown_kind(kind) });
+        }
+        progress(&visible(&format!("{origin}: kind {kind:.60?} is skipped: Russet does not have it")));
+        Ok(())
+    }
+}
+
 // === impl Document ===
 
 impl Document {
@@ -213,14 +240,19 @@ impl Document {
 mod tests {
     use super::*;
 
-    fn parsed(text: &str) -> Result<Vec<Document>, String> {
+    fn parsed_with(text: &str, unknown: UnknownKinds) -> Result<Vec<Document>, String> {
         let mut found = Vec::new();
         let mut read = || {
             let documents = documents("f.yaml", text.as_bytes())?;
-            documents.into_iter().try_for_each(|(origin, value)| resources(origin, value, &mut found))
+            let mut add = |(origin, value)| resources(origin, value, unknown, &mut found);
+            documents.into_iter().try_for_each(&mut add)
         };
         read().map_err(|error: DocumentError| error.to_string())?;
         Ok(found)
+    }
+
+    fn parsed(text: &str) -> Result<Vec<Document>, String> {
+        parsed_with(text, UnknownKinds::Refuse)
     }
 
     const POOL: &str =
@@ -256,6 +288,18 @@ mod tests {
             let error = parsed(text).unwrap_err();
             assert!(error.starts_with("f.yaml, document 1") && error.contains(problem), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn resources_of_unknown_kinds_are_skipped_on_request_and_mistakes_are_not() {
+        let all = format!(
+            "{POOL}---\nkind: BGPPeer\napiVersion: projectcalico.org/v3\n---\nkind: BGPPeerList\nitems: []\n"
+        );
+        assert!(parsed(&all).is_err());
+        let found = parsed_with(&all, UnknownKinds::Skip).unwrap();
+        assert_eq!(found.iter().map(|document| document.kind).collect::<Vec<_>>(), [Kind::Pool]);
+        assert!(parsed_with("metadata: {name: x}", UnknownKinds::Skip).is_err());
+        assert!(parsed_with("apiVersion: v1\nkind: IPPool", UnknownKinds::Skip).is_err());
     }
 
     #[test]

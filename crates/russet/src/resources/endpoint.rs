@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::fields::Field;
 use super::fields::Shape::{List, Number, Object, Text, TextOrNumber};
-use super::{Definition, Problems, check};
+use super::{Definition, Problems, Surroundings, check};
 
 /// Labels that are made from the endpoint itself, whatever a file says.
 const NAMESPACE_LABEL: &str = "projectcalico.org/namespace";
@@ -71,7 +71,7 @@ impl Definition for WorkloadEndpointSpec {
         }
     }
 
-    fn row(endpoint: &WorkloadEndpoint, wide: bool) -> Vec<String> {
+    fn row(endpoint: &WorkloadEndpoint, wide: bool, _seen: &Surroundings) -> Vec<String> {
         let spec = &endpoint.spec;
         let joined = |texts: Vec<String>| texts.join(",");
         let workload = if spec.workload.is_empty() { &spec.pod } else { &spec.workload };
@@ -237,9 +237,12 @@ mod tests {
         assert!(problems.is_empty(), "{problems}");
         assert_eq!(endpoint.metadata.labels[NAMESPACE_LABEL], "shop");
         assert_eq!(endpoint.metadata.labels[ORCHESTRATOR_LABEL], "k8s");
-        assert_eq!(WorkloadEndpointSpec::row(&endpoint, false), ["web-0", "worker-1", "10.65.7.13/32", ""]);
         assert_eq!(
-            WorkloadEndpointSpec::row(&endpoint, true).len(),
+            WorkloadEndpointSpec::row(&endpoint, false, &Surroundings::elsewhere()),
+            ["web-0", "worker-1", "10.65.7.13/32", ""]
+        );
+        assert_eq!(
+            WorkloadEndpointSpec::row(&endpoint, true, &Surroundings::elsewhere()).len(),
             WorkloadEndpointSpec::heading(true).len()
         );
     }

@@ -1,10 +1,13 @@
 //! The kinds of resources that the verbs know, and what each has of its own. A new kind is one more file beside this one and one more line
 //! in each list here.
 
+use std::time::SystemTime;
+
 use russet_model::{Resource, ResourceKind, Spec};
 
 use super::Problems;
 use super::fields::Field;
+use crate::cli::unknown::instead_of_kind;
 
 /// A kind of resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +24,26 @@ pub enum Kind {
     Endpoint,
 }
 
+/// What a table shows besides what is stored.
+#[derive(Debug, Clone)]
+pub struct Surroundings {
+    /// The time that ages are measured to.
+    pub now: SystemTime,
+    /// The node on which the table is printed, and what its agent says of itself.
+    pub this_node: Option<(String, AgentState)>,
+}
+
+/// What a node's agent says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AgentState {
+    /// Pods can start.
+    Ready,
+    /// It runs, and pods cannot start.
+    NotReady,
+    /// Nothing listens at its socket.
+    NotRunning,
+}
+
 /// What a kind has of its own.
 pub trait Definition: Spec {
     /// Its words on the command line besides kind and plural, as calicoctl has them.
@@ -34,7 +57,7 @@ pub trait Definition: Spec {
     fn heading(wide: bool) -> &'static [&'static str];
 
     /// One line of its table.
-    fn row(resource: &Resource<Self>, wide: bool) -> Vec<String>;
+    fn row(resource: &Resource<Self>, wide: bool, seen: &Surroundings) -> Vec<String>;
 
     /// Fills in what was left out, and finds what the API would refuse.
     fn check(resource: &mut Resource<Self>, problems: &mut Problems);
@@ -56,6 +79,16 @@ macro_rules! each_kind {
     };
 }
 pub(crate) use each_kind;
+
+// === impl Surroundings ===
+
+#[cfg(test)]
+impl Surroundings {
+    /// Those of a table that is printed on no node of the cluster.
+    pub fn elsewhere() -> Self {
+        Self { now: SystemTime::UNIX_EPOCH, this_node: None }
+    }
+}
 
 // === impl Kind ===
 
@@ -94,6 +127,9 @@ impl std::str::FromStr for Kind {
         let wanted = text.to_lowercase();
         let found = Self::ALL.into_iter().find(|kind| kind.words().contains(&wanted));
         found.ok_or_else(|| {
+            if let Some(instead) = instead_of_kind(&wanted) {
+                return instead.to_owned();
+            }
             let known = Self::ALL.map(|kind| kind.resource().plural()).join(", ");
             format!("there are {known}; and shorter words for them, as pool, node, wep")
         })
@@ -118,7 +154,8 @@ mod tests {
         ] {
             assert_eq!(word.parse(), Ok(kind), "{word}");
         }
-        assert!("bgppeer".parse::<Kind>().unwrap_err().contains("ippools"));
+        assert!("gadget".parse::<Kind>().unwrap_err().contains("ippools"));
+        assert!("bgppeer".parse::<Kind>().unwrap_err().contains("BGP"));
     }
 
     #[test]

@@ -1,12 +1,16 @@
 //! Node (calico-ipam.md 1.8, K9; calico-cni.md 4.6).
 
+use std::time::SystemTime;
+
 use russet_addr::Family;
+use russet_model::time::parse_rfc3339;
 use russet_model::{Node, NodeSpec};
 use serde_json::Value;
 
 use super::fields::Field;
 use super::fields::Shape::{List, Object, Text, TextOrNumber};
-use super::{Definition, Problems};
+use super::{AgentState, Definition, Problems, Surroundings};
+use crate::output;
 
 /// Members that only the node's own programs know; a file need not repeat them, and must not erase them by keeping silent: without its
 /// tunnel address a node gets no packets from its peers.
@@ -44,11 +48,15 @@ impl Definition for NodeSpec {
     ];
 
     fn heading(wide: bool) -> &'static [&'static str] {
-        if wide { &["NAME", "ASN", "IPV4", "IPV6", "VXLANV4", "VXLANV6"] } else { &["NAME"] }
+        match wide {
+            true => &["NAME", "READY", "ADDRESSES", "AGE", "ASN", "IPV4", "IPV6", "VXLANV4", "VXLANV6"],
+            false => &["NAME", "READY", "ADDRESSES", "AGE"],
+        }
     }
 
-    fn row(node: &Node, wide: bool) -> Vec<String> {
-        let mut row = vec![node.metadata.name.clone()];
+    fn row(node: &Node, wide: bool, seen: &Surroundings) -> Vec<String> {
+        let name = node.metadata.name.clone();
+        let mut row = vec![name, ready(node, seen).to_owned(), addresses(node), age(node, seen.now)];
         if wide {
             let number = node.spec.bgp.as_ref().and_then(|bgp| bgp.extra.get("asNumber"));
             row.push(
@@ -93,6 +101,31 @@ impl Definition for NodeSpec {
             }
         }
     }
+}
+
+/// The agent speaks for its own node only; nothing in the datastore tells of other nodes' agents.
+fn ready(node: &Node, seen: &Surroundings) -> &'static str {
+    match &seen.this_node {
+        Some((name, state)) if *name == node.metadata.name => match state {
+            AgentState::Ready => "yes",
+            AgentState::NotReady => "no",
+            AgentState::NotRunning => "no agent",
+        },
+        _ => "unknown",
+    }
+}
+
+/// The addresses by which other nodes reach it, without prefix lengths.
+fn addresses(node: &Node) -> String {
+    let known = Family::BOTH.into_iter().filter_map(|family| node.spec.address(family));
+    let texts: Vec<String> =
+        known.map(|address| address.to_string().split('/').next().unwrap_or_default().to_owned()).collect();
+    if texts.is_empty() { "-".to_owned() } else { texts.join(",") }
+}
+
+fn age(node: &Node, now: SystemTime) -> String {
+    let created = node.metadata.creation_timestamp.as_deref().and_then(parse_rfc3339);
+    created.map_or_else(|| "-".to_owned(), |at| output::age(now.duration_since(at).unwrap_or_default()))
 }
 
 fn text(value: Option<impl ToString>) -> String {
@@ -142,7 +175,25 @@ mod tests {
                 "ipv4VXLANTunnelAddr": "10.1.0.2", "vxlanTunnelMACAddr": "66:93:7f:54:d5:53",
                 "orchRefs": [{ "nodeName": "n", "orchestrator": "k8s" }] })
         );
-        assert_eq!(NodeSpec::row(&new, true), ["n", "64512", "10.0.0.2/24", "", "10.1.0.2", ""]);
+        assert_eq!(
+            NodeSpec::row(&new, true, &Surroundings::elsewhere()),
+            ["n", "unknown", "10.0.0.2", "-", "64512", "10.0.0.2/24", "", "10.1.0.2", ""]
+        );
+    }
+
+    #[test]
+    fn a_node_is_listed_with_readiness_addresses_and_age() {
+        let mut one = node(json!({ "bgp": { "ipv4Address": "10.0.0.2/24", "ipv6Address": "fd00::2/64" } }));
+        one.metadata.creation_timestamp = Some("2026-11-21T09:00:00Z".to_owned());
+        let now = parse_rfc3339("2026-11-23T12:00:00Z").unwrap();
+        for (state, text) in
+            [(AgentState::Ready, "yes"), (AgentState::NotReady, "no"), (AgentState::NotRunning, "no agent")]
+        {
+            let here = Surroundings { now, this_node: Some(("n".to_owned(), state)) };
+            assert_eq!(NodeSpec::row(&one, false, &here), ["n", text, "10.0.0.2,fd00::2", "2d3h"]);
+        }
+        let other = Surroundings { now, this_node: Some(("m".to_owned(), AgentState::Ready)) };
+        assert_eq!(NodeSpec::row(&one, false, &other)[1], "unknown");
     }
 
     #[test]

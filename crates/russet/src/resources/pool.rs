@@ -5,7 +5,7 @@ use russet_model::{AddressUse, AssignmentMode, EncapMode, IpPool, IpPoolSpec};
 
 use super::fields::Field;
 use super::fields::Shape::{Any, Flag, List, Number, Object, Text};
-use super::{Definition, Problems};
+use super::{Definition, Problems, Surroundings};
 
 /// The sizes of blocks that peers accept.
 const BLOCK_SIZES_V4: std::ops::RangeInclusive<u8> = 20..=32;
@@ -57,7 +57,7 @@ impl Definition for IpPoolSpec {
         }
     }
 
-    fn row(pool: &IpPool, wide: bool) -> Vec<String> {
+    fn row(pool: &IpPool, wide: bool, _seen: &Surroundings) -> Vec<String> {
         let (name, spec) = (pool.metadata.name.clone(), &pool.spec);
         let selector = spec.node_selector.clone().filter(|text| !text.is_empty()).unwrap_or(ALL.to_owned());
         if !wide {
@@ -206,8 +206,11 @@ mod tests {
             json!({ "cidr": "10.0.0.0/16", "vxlanMode": "Never", "ipipMode": "Never", "blockSize": 26, "nodeSelector": "all()",
                 "allowedUses": ["Workload", "Tunnel"], "assignmentMode": "Automatic" })
         );
-        assert_eq!(IpPoolSpec::row(&pool, false), ["p", "10.0.0.0/16", "all()"]);
-        assert_eq!(IpPoolSpec::row(&pool, true).len(), IpPoolSpec::heading(true).len());
+        assert_eq!(IpPoolSpec::row(&pool, false, &Surroundings::elsewhere()), ["p", "10.0.0.0/16", "all()"]);
+        assert_eq!(
+            IpPoolSpec::row(&pool, true, &Surroundings::elsewhere()).len(),
+            IpPoolSpec::heading(true).len()
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::fields::Field;
 use super::fields::Shape::{self, Labels, List, Number, Object, Text, TextOrNumber};
-use super::{Definition, Problems};
+use super::{Definition, Problems, Surroundings};
 
 const ACTIONS: [&str; 4] = ["Allow", "Deny", "Log", "Pass"];
 const PROTOCOLS: [&str; 6] = ["TCP", "UDP", "ICMP", "ICMPv6", "SCTP", "UDPLite"];
@@ -56,7 +56,7 @@ impl Definition for ProfileSpec {
         if wide { &["NAME", "LABELS"] } else { &["NAME"] }
     }
 
-    fn row(profile: &Profile, wide: bool) -> Vec<String> {
+    fn row(profile: &Profile, wide: bool, _seen: &Surroundings) -> Vec<String> {
         let mut row = vec![profile.metadata.name.clone()];
         if wide {
             let labels = profile.spec.labels_to_apply.iter().map(|(name, value)| format!("{name}={value}"));
@@ -175,7 +175,7 @@ mod tests {
         let mut problems = Problems::default();
         ProfileSpec::check(&mut profile, &mut problems);
         assert!(problems.is_empty(), "{problems}");
-        assert_eq!(ProfileSpec::row(&profile, true), ["net1", "net1="]);
+        assert_eq!(ProfileSpec::row(&profile, true, &Surroundings::elsewhere()), ["net1", "net1="]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use russet_model::{IpReservation, IpReservationSpec};
 
 use super::fields::Field;
 use super::fields::Shape::{List, Text};
-use super::{Definition, Problems};
+use super::{Definition, Problems, Surroundings};
 
 /// Where a table cuts off the list of prefixes, as calicoctl does.
 const SHOWN_MAX_CHARS: usize = 80;
@@ -21,7 +21,7 @@ impl Definition for IpReservationSpec {
         if wide { &["NAME", "CIDRS"] } else { &["NAME"] }
     }
 
-    fn row(reservation: &IpReservation, wide: bool) -> Vec<String> {
+    fn row(reservation: &IpReservation, wide: bool, _seen: &Surroundings) -> Vec<String> {
         let mut row = vec![reservation.metadata.name.clone()];
         if wide {
             let mut cidrs = reservation.spec.reserved_cidrs.join(",");
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn a_long_list_is_cut_off_in_the_table() {
         let long: Vec<&str> = vec!["10.0.0.0/30"; 20];
-        let row = IpReservationSpec::row(&reservation(&long), true);
+        let row = IpReservationSpec::row(&reservation(&long), true, &Surroundings::elsewhere());
         assert!(row[1].ends_with("...") && row[1].chars().count() == 83, "{row:?}");
     }
 }

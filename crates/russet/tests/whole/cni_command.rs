@@ -40,7 +40,7 @@ fn cni(node: &TestNode, args: &[&str]) -> Answer {
         .env("CNI_PATH", node.root().join("bin"));
     command.env("CNI_IFNAME", "net1").env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     command.arg("cni").args(args).stdin(Stdio::null());
-    command.arg("--cache-dir").arg(node.root().join("cache"));
+    command.arg("--cni-cache-dir").arg(node.root().join("cache"));
     process::in_netns(&mut command, node.netns()).unwrap();
     command.output().unwrap().into()
 }
@@ -161,7 +161,7 @@ fn a_chain_of_ours_runs_inside_the_command_without_any_executable() {
                     "testnet",
                     &netns,
                     "--in-process",
-                    "--plugin-path",
+                    "--cni-bin-dir",
                     nothing,
                     "--timing",
                     "-o",
@@ -169,7 +169,7 @@ fn a_chain_of_ours_runs_inside_the_command_without_any_executable() {
                 ],
             )
         };
-        let missing = cni(&node, &["add", "testnet", &netns, "--plugin-path", nothing]);
+        let missing = cni(&node, &["add", "testnet", &netns, "--cni-bin-dir", nothing]);
         assert!(missing.stderr.contains("failed to find plugin \"russet\""), "{missing:?}");
         let added = here("add");
         assert_eq!(added.status, 0, "{added:?}");

@@ -295,10 +295,12 @@ fn a_file_that_keeps_silent_does_not_erase_a_nodes_tunnel() {
     assert_eq!(after["spec"]["ipv4VXLANTunnelAddr"], "10.20.0.0");
     assert_eq!(after["metadata"]["labels"], json!({ "zone": "a" }));
     assert_eq!(after["metadata"]["uid"], "u");
-    assert_eq!(
-        store.good(&["get", "nodes", "-o", "wide"]),
-        "NAME  ASN    IPV4         IPV6  VXLANV4    VXLANV6\nn1    64512  10.0.0.2/24        10.20.0.0\n"
-    );
+    let wide = store.good(&["get", "nodes", "-o", "wide"]);
+    let rows: Vec<Vec<&str>> = wide.lines().map(|line| line.split_whitespace().collect()).collect();
+    let heading = ["NAME", "READY", "ADDRESSES", "AGE", "ASN", "IPV4", "IPV6", "VXLANV4", "VXLANV6"];
+    assert_eq!(rows[0], heading);
+    assert_eq!(rows[1][..3], ["n1", "unknown", "10.0.0.2"], "no agent speaks for another node");
+    assert_eq!(rows[1][4..], ["64512", "10.0.0.2/24", "10.20.0.0"]);
 }
 
 #[test]
@@ -466,8 +468,66 @@ fn a_node_with_pods_is_deleted_only_when_the_operator_says_that_it_is_gone() {
     assert_eq!(store.count("/calico/ipam/v2/host/"), 0);
     assert_eq!(store.count("/calico/ipam/v2/handle/"), 0);
     assert_eq!(store.good(&["get", "wep", "-A"]).lines().count(), 1);
-    assert_eq!(store.good(&["get", "nodes"]), "NAME\n");
+    assert_eq!(store.good(&["get", "nodes"]), "NAME  READY  ADDRESSES  AGE\n");
     assert_eq!(store.run(&["ipam", "check"]).status, 0);
+}
+
+#[test]
+fn names_alone_are_printed_for_scripts() {
+    let store = Store::empty();
+    let applied = store.run_with(&["apply", "-f", "-", "-o", "name"], POOLS);
+    assert_eq!(applied.stdout, "ippool/blue\nippool/green\nipreservation/gateways\n", "{applied:?}");
+    assert_eq!(store.good(&["get", "pools", "-o", "name"]), "ippool/blue\nippool/green\n");
+    assert_eq!(store.good(&["delete", "pool", "green", "-o", "name"]), "ippool/green\n");
+    let missing = ["delete", "pool", "green", "-o", "name", "--skip-not-exists"];
+    assert_eq!(store.good(&missing), "", "nothing was deleted");
+}
+
+#[test]
+fn a_dry_run_deletes_nothing_and_refuses_what_a_deletion_would_refuse() {
+    let store = Store::with(POOLS);
+    let node = "{apiVersion: projectcalico.org/v3, kind: Node, metadata: {name: n1}, spec: {bgp: {ipv4Address: 10.0.0.1/24}}}";
+    assert_eq!(store.apply(node).status, 0);
+    store.occupy("n1");
+    let before = store.good(&["store", "dump"]);
+    let pool = store.run(&["delete", "pool", "blue", "--dry-run"]);
+    assert_eq!(pool.stdout, "IPPool/blue would be deleted (dry run)\n", "{pool:?}");
+    assert!(pool.stderr.contains("1 addresses of 10.20.0.0/16 are still in use"), "{pool:?}");
+    let would = "IPReservation/gateways would be deleted (dry run)\n";
+    assert_eq!(store.good(&["delete", "ipreservation", "gateways", "--dry-run"]), would);
+    assert!(store.bad(&["delete", "node", "n1", "--dry-run"]).contains("delete its pods first"));
+    let released = ["delete", "node", "n1", "--dry-run", "--release-addresses"];
+    assert_eq!(store.good(&released), "Node/n1 would be deleted (dry run)\n");
+    assert!(store.bad(&["delete", "node", "n2", "--dry-run"]).contains("Node/n2 does not exist"));
+    assert_eq!(store.good(&["store", "dump"]), before);
+}
+
+#[test]
+fn resources_of_other_programs_in_a_file_are_skipped_on_request() {
+    let store = Store::empty();
+    let text =
+        format!("{POOLS}---\n{{apiVersion: projectcalico.org/v3, kind: BGPPeer, metadata: {{name: x}}}}\n");
+    assert!(store.refusal(&text).contains("BGPPeer"));
+    assert_eq!(std::fs::read_dir(store.root.path()).unwrap().count(), 0, "nothing was written");
+    let answer = store.run_with(&["apply", "-f", "-", "--skip-unknown-kinds"], &text);
+    assert_eq!(answer.status, 0, "{answer:?}");
+    assert_eq!(answer.stdout.lines().count(), 3);
+    assert!(answer.stderr.contains("kind \"BGPPeer\" is skipped"), "{answer:?}");
+}
+
+#[test]
+fn verbs_and_kinds_of_kubectl_and_calicoctl_lead_to_russets() {
+    let store = Store::empty();
+    for (args, words) in [
+        (&["status"][..], "russet drift"),
+        (&["describe", "pod", "x"], "russet get KIND NAME -o yaml"),
+        (&["get", "networkpolicies"], "does not enforce network policies"),
+        (&["get", "pods"], "russet journal"),
+    ] {
+        let answer = store.run(args);
+        assert_eq!(answer.status, 2, "{answer:?}");
+        assert!(answer.stderr.contains(words), "{answer:?}");
+    }
 }
 
 #[test]
@@ -480,7 +540,7 @@ fn what_cannot_be_read_is_passed_over_and_told() {
         answer.stdout.contains("blue") && answer.stderr.contains("ippools/broken is passed over"),
         "{answer:?}"
     );
-    let usage = store.run(&["get", "bgppeers"]);
+    let usage = store.run(&["get", "gadgets"]);
     assert!(usage.status == 2 && usage.stderr.contains("there are ippools"), "{usage:?}");
     assert_eq!(store.run(&["delete", "pool"]).status, 2);
     assert_eq!(store.run(&["apply"]).status, 2);

@@ -7,6 +7,7 @@ use russet_model::{HandleId, KeyKind, Prefix, WorkloadEndpoint};
 use russet_store::{Record, Step};
 
 use super::Target;
+use crate::cli::resources::DeleteArgs;
 use crate::command::Failure;
 use crate::command::place::Place;
 
@@ -29,7 +30,7 @@ struct Occupied {
 }
 
 /// Deletes a node.
-pub(super) async fn delete(place: &Place, target: &Target, release_addresses: bool) -> Result<(), Failure> {
+pub(super) async fn delete(place: &Place, target: &Target, args: &DeleteArgs) -> Result<(), Failure> {
     target.read(place).await?;
     let node = NodeName::new(target.name.as_str())?;
     let ipam = place.allocator();
@@ -39,10 +40,13 @@ pub(super) async fn delete(place: &Place, target: &Target, release_addresses: bo
     let pods: Vec<Held> = pods.into_iter().filter(|held| held.attribute.released_at.is_none()).collect();
     let endpoints = endpoints(place, &node).await?;
     let occupied = !pods.is_empty() || !endpoints.is_empty();
-    if occupied && !release_addresses {
+    if occupied && !args.release_addresses {
         let named: Vec<String> = pods.iter().take(NAMED_MAX).map(named).collect();
         let (addresses, endpoints) = (pods.len(), endpoints.len());
         return Err(Occupied { node, addresses, endpoints, named: named.join(", ") }.into());
+    }
+    if args.dry_run {
+        return Ok(());
     }
     release(&ipam, &pods).await?;
     for record in &endpoints {

@@ -9,9 +9,15 @@ use crate::command::place::Place;
 use crate::output;
 
 /// Deletes a pool; says what of it remains.
-pub(super) async fn delete(place: &Place, target: &Target) -> Result<(), Failure> {
+pub(super) async fn delete(place: &Place, target: &Target, dry_run: bool) -> Result<(), Failure> {
     let record = target.read(place).await?;
     let pool = IpPool::decode(&record.value);
+    if dry_run {
+        return match pool {
+            Ok(pool) => report_in_use(place, &pool).await,
+            Err(_) => Ok(()),
+        };
+    }
     if let (Ok(pool), Some(_)) = (&pool, target.revision) {
         // The guard of the revision that was named: from here on the pool is ours to take away.
         let mut disabled = pool.clone();
@@ -24,7 +30,12 @@ pub(super) async fn delete(place: &Place, target: &Target) -> Result<(), Failure
     }
     let Ok(pool) = pool else { return target.remove(place).await };
     place.allocator().delete_pool(&target.name).await?;
-    let in_use = in_use(place, &pool).await?;
+    report_in_use(place, &pool).await
+}
+
+/// Says how many addresses of the pool stay with their pods.
+async fn report_in_use(place: &Place, pool: &IpPool) -> Result<(), Failure> {
+    let in_use = in_use(place, pool).await?;
     if in_use > 0 {
         output::progress(&format!(
             "{in_use} addresses of {} are still in use; their pods keep them, and `russet ipam show` lists their blocks",

@@ -1,0 +1,98 @@
+//! Verbs and kinds that kubectl and calicoctl have and Russet does not: what to use instead.
+
+/// Verbs of kubectl and calicoctl, with what does the same here.
+const VERBS: [(&str, &str); 13] = [
+    (
+        "status",
+        "`russet drift` compares this node with what should be, `russet cni status NETWORK` asks a network's plugins, and GET /readyz?verbose on the agent's health address lists its conditions",
+    ),
+    ("node", "`russet get nodes` lists nodes, `russet drift` compares this one with what should be"),
+    (
+        "describe",
+        "`russet get KIND NAME -o yaml` prints a resource whole; `russet ipam who ADDRESS` and `russet ipam why` explain addresses",
+    ),
+    ("create", "`russet apply -f FILE` creates what is not there and changes what is"),
+    ("replace", "`russet apply -f FILE` creates what is not there and changes what is"),
+    ("patch", "`russet get KIND NAME -o yaml`, an editor and `russet apply -f FILE` change a resource"),
+    ("edit", "`russet get KIND NAME -o yaml`, an editor and `russet apply -f FILE` change a resource"),
+    (
+        "label",
+        "`russet get KIND NAME -o yaml`, an editor and `russet apply -f FILE` change a resource's labels",
+    ),
+    ("logs", "`journalctl -u russet-agent` shows the agent's log"),
+    ("exec", "`russet sandbox exec POD -- PROGRAM` runs a program in a pod of `russet sandbox`"),
+    (
+        "run",
+        "`russet sandbox run FILE` makes a pod from a manifest, `russet cni add NETWORK NETNS` attaches a namespace",
+    ),
+    ("policy", NO_POLICY),
+    ("networkpolicy", NO_POLICY),
+];
+
+const NO_POLICY: &str =
+    "Russet does not enforce network policies yet; docs/isolation.md says what it enforces";
+
+/// Kinds of Calico's and Kubernetes', lower case and singular, with what to do instead.
+const KINDS: [(&str, &str); 15] = [
+    ("networkpolicy", NO_POLICY),
+    ("globalnetworkpolicy", NO_POLICY),
+    ("stagednetworkpolicy", NO_POLICY),
+    ("tier", NO_POLICY),
+    ("networkset", NO_POLICY),
+    ("globalnetworkset", NO_POLICY),
+    ("hostendpoint", NO_POLICY),
+    ("policy", NO_POLICY),
+    (
+        "pod",
+        "`russet journal` lists the pods that this node's agent has attached, `russet get wep -A` the endpoints of plugin calico",
+    ),
+    ("block", "`russet ipam show --show-blocks` lists blocks"),
+    ("ipamconfig", "`russet ipam show --show-configuration` prints it, `russet ipam configure` changes it"),
+    ("bgppeer", "Russet does not speak BGP; it routes directly or by VXLAN"),
+    ("bgpconfiguration", "Russet does not speak BGP; it routes directly or by VXLAN"),
+    (
+        "felixconfiguration",
+        "the agent reads the tunnel's settings of it in Calico's place (docs/calico.md); calicoctl changes it",
+    ),
+    ("clusterinformation", "calicoctl prints it; Russet only reads `datastoreReady`"),
+];
+
+/// What to use instead of a verb that Russet does not have.
+pub fn instead_of_verb(word: &str) -> Option<&'static str> {
+    VERBS.iter().find(|(verb, _)| *verb == word).map(|(_, instead)| *instead)
+}
+
+/// What to use instead of a kind that Russet does not have.
+pub fn instead_of_kind(word: &str) -> Option<&'static str> {
+    let singular = match word {
+        "netpol" => "networkpolicy",
+        word if word.ends_with("policies") => &format!("{}y", word.trim_end_matches("ies")),
+        word => word.trim_end_matches('s'),
+    };
+    KINDS.iter().find(|(kind, _)| *kind == singular).map(|(_, instead)| *instead)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_kubectl_and_calicoctl_lead_to_what_russet_has() {
+        assert!(instead_of_verb("status").unwrap().contains("russet drift"));
+        assert!(instead_of_verb("describe").unwrap().contains("russet get"));
+        assert_eq!(instead_of_verb("get"), None);
+        for kind in ["networkpolicy", "networkpolicies", "netpol", "globalnetworkpolicies", "tiers"] {
+            assert_eq!(instead_of_kind(kind), Some(NO_POLICY), "{kind}");
+        }
+        assert!(instead_of_kind("pods").unwrap().contains("russet journal"));
+        assert_eq!(instead_of_kind("ippools"), None);
+    }
+
+    #[test]
+    fn no_verb_that_russet_has_is_listed_as_missing() {
+        use clap::CommandFactory as _;
+        for verb in super::super::Cli::command().get_subcommands() {
+            assert_eq!(instead_of_verb(verb.get_name()), None, "{}", verb.get_name());
+        }
+    }
+}
