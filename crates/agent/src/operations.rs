@@ -1,6 +1,7 @@
 //! Requests of plugins: one at a time for each container and each pod, GC alone, everything else in parallel; each with an end by which its caller has an
 //! answer. What is begun is written into the journal first.
 
+mod done;
 mod lane;
 
 use std::cell::{Cell, RefCell};
@@ -167,6 +168,7 @@ impl Operations {
         let target = waiting.request.env.target().cloned();
         self.asks_for(target.as_ref());
         let request = waiting.request.clone();
+        let (subject, started) = (done::Subject::of(&request, &self.recorder), Instant::now());
         let done = self.work(waiting, &log, gone).await;
         // Again: it may have changed something after somebody began to remember.
         self.asks_for(target.as_ref());
@@ -176,7 +178,7 @@ impl Operations {
         match &done {
             Ok(result) => {
                 self.history.record(&request, result.as_ref());
-                tracing::debug!(verb, container, ifname, "request done");
+                subject.done(result.as_ref(), started.elapsed());
             }
             // Asked every few seconds by every runtime; readiness logs its changes itself.
             Err(error) if matches!(request.env.call, Call::Status) => {

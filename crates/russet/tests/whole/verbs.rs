@@ -116,3 +116,37 @@ fn a_second_interface_of_a_pod_has_addresses_of_its_own() {
     node.stop_agent();
     assert_eq!(node.allocated(), 0);
 }
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn the_agents_log_has_one_line_for_each_add_and_del_with_pod_addresses_and_time() {
+    let mut node = TestNode::start(&[]);
+    let pod = node.pod();
+    let netns = pod.path();
+    let request = |verb: &str| {
+        let env = [
+            ("CNI_COMMAND", verb),
+            ("CNI_CONTAINERID", pod.container.as_str()),
+            ("CNI_NETNS", netns.to_str().unwrap()),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web"),
+        ];
+        node.run(&env, node.config(json!({})).to_string().as_bytes())
+    };
+    let addresses = request("ADD").addresses().join(",");
+    assert_eq!(request("DEL").status, 0);
+    let log = node.log();
+    for verb in ["ADD", "DEL"] {
+        let is_its =
+            |line: &&str| line.contains("request done") && line.contains(&format!("verb=\"{verb}\""));
+        let lines: Vec<&str> = log.lines().filter(is_its).collect();
+        assert_eq!(lines.len(), 1, "{log}");
+        let words = [format!("addresses=\"{addresses}\""), "pod=\"shop/web\"".to_owned(), " ms=".to_owned()];
+        assert!(
+            words.iter().all(|word| lines[0].contains(word)) && lines[0].contains("INFO"),
+            "{}",
+            lines[0]
+        );
+    }
+    node.stop_agent();
+}

@@ -1,0 +1,80 @@
+//! The one line at level info that an ADD or DEL leaves in the agent's log: which pod, which addresses, how long it took.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use russet_cni_spec::{Call, CniResult, Request, Target};
+
+use crate::journal::Recorder;
+
+/// The interface that every container has; runtimes attach it before each pod's network.
+const LOOPBACK: &str = "lo";
+
+/// What a request is about, read before it is carried out: a DEL's addresses are unknown afterwards.
+pub(super) struct Subject {
+    verb: &'static str,
+    target: Option<Target>,
+    pod: String,
+    network: String,
+    held: Vec<IpAddr>,
+}
+
+// === impl Subject ===
+
+impl Subject {
+    pub(super) fn of(request: &Request, recorder: &Recorder) -> Self {
+        let (verb, target) = match &request.env.call {
+            Call::Add(target) => ("ADD", Some(target)),
+            Call::Del(target) => ("DEL", Some(target)),
+            Call::Check(_) | Call::Gc | Call::Status => ("", None),
+        };
+        let held = target.filter(|_| verb == "DEL").and_then(|target| {
+            recorder.attachments().of(&request.config.name, &target.container_id, &target.ifname)
+        });
+        let pod = request.env.args.pod().map(|pod| format!("{}/{}", pod.namespace, pod.name));
+        Self {
+            verb,
+            target: target.cloned(),
+            pod: pod.unwrap_or_else(|| "-".to_owned()),
+            network: request.config.name.to_string(),
+            held: held.map(|record| record.attachment.addresses()).unwrap_or_default(),
+        }
+    }
+
+    /// Logs that it is done.
+    pub(super) fn done(&self, result: Option<&CniResult>, took: Duration) {
+        let Some(target) = &self.target else { return };
+        let (container, ifname) = (target.container_id.as_str(), target.ifname.as_str());
+        let Self { verb, pod, network, .. } = self;
+        let addresses = self.addresses(result);
+        let ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        if ifname == LOOPBACK {
+            tracing::debug!(verb, pod, addresses, ms, network, container, ifname, "request done");
+        } else {
+            tracing::info!(verb, pod, addresses, ms, network, container, ifname, "request done");
+        }
+    }
+
+    fn addresses(&self, result: Option<&CniResult>) -> String {
+        let given = result.map(|result| result.ips.iter().map(|ip| ip.address.addr()).collect());
+        let addresses: Vec<IpAddr> = given.unwrap_or_else(|| self.held.clone());
+        let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        if texts.is_empty() { "-".to_owned() } else { texts.join(",") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adds_addresses_are_the_results_and_a_dels_those_that_were_held() {
+        let held = vec!["10.1.0.5".parse().unwrap(), "fd00::5".parse().unwrap()];
+        let subject = Subject { verb: "DEL", target: None, pod: "-".into(), network: "n".into(), held };
+        assert_eq!(subject.addresses(None), "10.1.0.5,fd00::5");
+        let text = br#"{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.9/32"}]}"#;
+        let result = CniResult::decode(text, russet_cni_spec::Version::V1_0_0).unwrap();
+        assert_eq!(subject.addresses(Some(&result)), "10.1.0.9");
+        assert_eq!(Subject { held: Vec::new(), ..subject }.addresses(None), "-");
+    }
+}
