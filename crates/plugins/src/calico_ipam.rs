@@ -74,7 +74,7 @@ async fn add(
 }
 
 /// `IP=` of `CNI_ARGS`.
-fn requested_address(request: &Request) -> Result<Option<IpAddr>, CniError> {
+pub(crate) fn requested_address(request: &Request) -> Result<Option<IpAddr>, CniError> {
     let Some(text) = request.env.args.get("IP").filter(|text| !text.is_empty()) else { return Ok(None) };
     let wrong =
         |_| CniError::environment(format!("CNI_ARGS: IP={text:?} is no address"), "as in IP=10.1.0.7");

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::Scene;
 use super::annotations::Wishes;
 use super::own_ipam;
-use crate::calico_ipam::{Allocation, BUDGET};
+use crate::calico_ipam::{Allocation, BUDGET, requested_address};
 use crate::delegate::Delegate;
 use crate::stages::{self, Stage};
 
@@ -23,6 +23,8 @@ pub const EXACT_MAX: usize = 32;
 pub enum Source {
     /// The IPAM plugin chooses them.
     Ipam,
+    /// The IPAM plugin gives the one that `CNI_ARGS` request.
+    Requested(IpAddr),
     /// The IPAM plugin gives exactly these.
     Exactly(Vec<IpAddr>),
     /// Nobody is asked.
@@ -76,7 +78,9 @@ pub fn source(
         (None, None) => Ok(match existing {
             // Other plugins refuse to give a container addresses twice.
             Some(spec) if !own && is_of(spec, scene) => Source::Kept(spec.ip_networks.clone()),
-            _ => Source::Ipam,
+            // Other plugins read `CNI_ARGS` themselves.
+            _ if !own => Source::Ipam,
+            _ => requested_address(scene.request)?.map_or(Source::Ipam, Source::Requested),
         }),
     }
 }
@@ -97,6 +101,7 @@ pub async fn obtain(scene: &Scene<'_>, source: &Source, wishes: &Wishes) -> Resu
     let obtained = match source {
         Source::Ipam if scene.conf.ipam.is_calico() => own(scene, wishes, None, BUDGET).await?,
         Source::Ipam => delegated(scene).await?,
+        Source::Requested(address) => own(scene, wishes, Some(*address), BUDGET).await?,
         Source::Exactly(list) => exactly(scene, wishes, list).await?,
         Source::Unmanaged(list) => untaken(scene, list.iter().copied().map(host_net)),
         Source::Kept(nets) => untaken(scene, nets.iter().copied()),

@@ -165,6 +165,42 @@ fn an_address_that_another_pod_holds_is_refused_and_the_others_are_given_back() 
 }
 
 #[test]
+fn the_address_that_cni_args_request_is_given_to_pods_and_containers() {
+    // calico-cni.md section 1.4: the arguments reach the IPAM plugin
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        stage.pod("mypod", json!({}));
+        let requesting = |ask: Ask, address: &str| {
+            let args = [ask.args.as_str(), &format!("IP={address}")].join(";");
+            Ask { args: args.trim_start_matches(';').to_owned(), ..ask }
+        };
+        let pod = requesting(Ask::pod("c1", "mypod"), "10.1.0.77");
+        for attempt in ["first", "repeated"] {
+            let result = stage.add(&pod).await.unwrap();
+            assert_eq!(ips(&result), ["10.1.0.77"], "{attempt}");
+        }
+        assert_eq!(stage.endpoint().ip_networks, ["10.1.0.77/32".parse().unwrap()]);
+        assert_eq!(stage.held("net1", "c1").await.len(), 1);
+        // Another container does not get it, nor any other address in its place.
+        let error = stage.add(&requesting(Ask::container("c2"), "10.1.0.77")).await.unwrap_err();
+        assert!(error.msg.contains("10.1.0.77 is already assigned"), "{error}");
+        assert!(stage.held("net1", "c2").await.is_empty());
+        let error = stage.add(&requesting(Ask::container("c2"), "10.1.0")).await.unwrap_err();
+        assert_eq!(error.code, russet_cni_spec::code::ENVIRONMENT, "{error}");
+        let container = requesting(Ask::container("c2"), "fd00:1::4d");
+        assert_eq!(ips(&stage.add(&container).await.unwrap()), ["fd00:1::4d"]);
+        // The pod's annotation is more particular than the arguments.
+        stage.pod("other", calico(&[("ipAddrs", r#"["10.1.0.78"]"#)]));
+        let result = stage.add(&requesting(Ask::pod("c3", "other"), "10.1.0.79")).await.unwrap();
+        assert_eq!(ips(&result), ["10.1.0.78"]);
+        for ask in [pod, container, Ask::pod("c3", "other")] {
+            stage.del(&ask).await.unwrap();
+        }
+        stage.assert_bare(&["c1", "c2", "c3"]).await;
+    });
+}
+
+#[test]
 fn oracle_40_addresses_without_ipam_are_used_and_not_reserved() {
     run(async {
         let stage = Stage::new(Sim::atomic(1)).await;
