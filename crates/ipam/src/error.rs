@@ -97,6 +97,14 @@ pub enum IpamError {
         /// The pool.
         pool: String,
     },
+    /// The node of a request that is for registered nodes only has no record.
+    #[error("node {node} is not registered: there is no {key}")]
+    NodeUnknown {
+        /// The node.
+        node: NodeName,
+        /// Where its record should be.
+        key: Key,
+    },
     /// A pool's selector cannot be read.
     #[error("pool {pool}: {source}")]
     Selector {

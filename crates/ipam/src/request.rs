@@ -31,6 +31,8 @@ pub struct Request {
     /// Whether addresses of other nodes' blocks will do, where the cluster's settings allow it. Whoever borrows must have the address
     /// routed by itself: the block's route leads to its owner.
     pub borrow: bool,
+    /// Whether a node without a record gets no address: its block would serve a node that no agent runs on.
+    pub registered_node: bool,
 }
 
 /// Addresses given, in the order v4, v6.
@@ -70,6 +72,7 @@ impl Request {
             namespace_labels: BTreeMap::new(),
             max_blocks: 0,
             borrow: true,
+            registered_node: false,
         }
     }
 

@@ -150,6 +150,23 @@ impl Datastore {
         conf.node_choice(root)?.resolve(&*self.store).await
     }
 
+    /// Whether addresses are for nodes with a record. Calico v1.11 asked for none.
+    pub(crate) fn registers_nodes(&self) -> bool {
+        !self.names_as_v1
+    }
+
+    /// Refuses a name that no record of a node has.
+    pub(crate) async fn require_node(&self, node: &NodeName) -> Result<(), CniError> {
+        if !self.registers_nodes() {
+            return Ok(());
+        }
+        let failed = |error| failure::store("the node's record could not be read", &error, &error);
+        match self.store.get(&Key::node(node)).await.map_err(failed)? {
+            Some(_) => Ok(()),
+            None => Err(failure::unknown_node(node)),
+        }
+    }
+
     /// Whether any enabled pool is for certain namespaces only.
     pub(crate) async fn selects_namespaces(&self) -> Result<bool, CniError> {
         if let Some((at, known)) = self.selects_namespaces.get()

@@ -1,9 +1,11 @@
 //! From the errors of the parts below to CNI error codes (docs/errors.md).
 
+use russet_addr::NodeName;
 use russet_attach::nat::NatError;
 use russet_attach::{AttachCause, AttachError};
 use russet_cni_spec::CniError;
 use russet_ipam::IpamError;
+use russet_model::Key;
 use russet_store::StoreError;
 
 /// Every block that this node may use is full, and no new one can be claimed.
@@ -46,6 +48,7 @@ pub fn ipam(msg: &str, error: IpamError) -> CniError {
         IpamError::Store { source, .. } => self::store(msg, source, &error),
         IpamError::BlockLimit { .. } => CniError::new(BLOCK_LIMIT, msg, error),
         IpamError::Corrupt { .. } => CniError::new(CORRUPT_RECORD, msg, error),
+        IpamError::NodeUnknown { node, .. } => unknown_node(node),
         IpamError::PoolMissing { .. } | IpamError::PoolFamily { .. } => CniError::invalid_config(msg, error),
         error if error.exhausted() => CniError::new(NO_ADDRESS, msg, error),
         IpamError::NoPool { .. }
@@ -57,6 +60,14 @@ pub fn ipam(msg: &str, error: IpamError) -> CniError {
         error if error.retryable() => CniError::try_again_later(msg, error),
         error => CniError::internal(msg, error),
     }
+}
+
+/// The datastore has no record of the node under whose name the request came.
+pub fn unknown_node(node: &NodeName) -> CniError {
+    let msg = format!("node {node} is not registered: the datastore has no {}", Key::node(node));
+    let details = "compare the name with `calicoctl get nodes`; it is `nodename` of the network configuration, else what /var/lib/calico/nodename holds, else the host's name; \
+        calico/node and `russet agent --calico` register a node when they start";
+    CniError::invalid_config(msg, details)
 }
 
 /// The store did not do as asked; `error` is what is told.

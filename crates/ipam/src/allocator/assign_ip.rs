@@ -23,6 +23,9 @@ impl Allocator {
         if self.existing(&wanted).await?.iter().any(|net| net.addr() == address) {
             return Ok(Assigned { addresses: vec![host_net(address)], existing: true });
         }
+        if request.registered_node {
+            self.node_of(request).await?;
+        }
         let cidr = self.block_of(request, address).await?;
         let strict = self.config().await?.strict_affinity;
         let owner = Owner { handle: request.handle.clone(), attribute: self.owner(request) };

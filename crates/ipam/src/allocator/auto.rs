@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use russet_addr::{BlockCidr, Family, IpNet};
-use russet_model::{AddressUse, Affinity, Block, IpPool, IpamConfig, Node};
+use russet_model::{AddressUse, Affinity, Block, IpPool, IpamConfig, Key, Node};
 use russet_store::Record;
 
 use super::cache::{Asked, Plan};
@@ -100,6 +100,7 @@ impl Allocator {
 
     async fn facts(&self, request: &Request) -> Result<Facts, IpamError> {
         let generation = self.cache.generation();
+        let node = self.node_of(request).await?;
         let (pools, rubbish) = self.pools_and_rubbish().await?;
         Ok(Facts {
             generation,
@@ -107,8 +108,19 @@ impl Allocator {
             reserved: self.reserved().await?,
             pools,
             rubbish,
-            node: self.node(&request.node).await?,
+            node,
         })
+    }
+
+    /// The record of the request's node, which some requests cannot do without.
+    pub(super) async fn node_of(&self, request: &Request) -> Result<Option<Node>, IpamError> {
+        match self.node(&request.node).await? {
+            None if request.registered_node => {
+                let node = request.node.clone();
+                Err(IpamError::NodeUnknown { key: Key::node(&node), node })
+            }
+            node => Ok(node),
+        }
     }
 
     async fn assign_family(

@@ -86,8 +86,15 @@ fn recorded_mtu(request: &Request, target: &Target) -> Result<Option<u32>, CniEr
 pub async fn status(node: &CalicoNode, request: &Request, conf: &CalicoConf) -> Result<(), CniError> {
     crate::russet::status(&*node.not_ready)?;
     conf.require_nodename_file(&node.host.root)?;
-    let ready = async { ready::datastore(&node.host.datastore(conf).await?).await };
-    ready.await.map_err(|error| {
+    let ready = async {
+        let datastore = node.host.datastore(conf).await?;
+        ready::datastore(&datastore).await?;
+        if conf.ipam.is_calico() {
+            datastore.require_node(&datastore.node_name(conf, &node.host.root).await?).await?;
+        }
+        Ok(())
+    };
+    ready.await.map_err(|error: CniError| {
         CniError::not_available(
             "pods cannot be attached on this node yet",
             format!("{}; {}", error.msg, error.details),

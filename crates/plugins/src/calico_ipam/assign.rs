@@ -57,6 +57,7 @@ async fn assign_in_time(
     let mark = time::go_timestamp(SystemTime::now());
     let mut asked = AddressRequest::pod(node.clone(), handle.clone()).with(MARK, mark.clone());
     asked.attributes.extend(subject.attributes());
+    asked.registered_node = datastore.registers_nodes();
     let assigned = match wanted {
         Wanted::Address(address) => {
             log.info(format!("Calico CNI IPAM request IP: {address}"));
@@ -169,6 +170,9 @@ fn short(error: IpamError) -> CniError {
 
 /// The allocator's reason belongs to the message: Go's plugins have no details, and their users look for these words there.
 fn refused(what: &str, error: IpamError) -> CniError {
+    if let IpamError::NodeUnknown { node, .. } = &error {
+        return failure::unknown_node(node);
+    }
     let msg = format!("{what}: {error}");
     CniError { details: String::new(), ..failure::ipam(&msg, error) }
 }

@@ -54,7 +54,12 @@ async fn bench(sim: Sim, pools: &[(&str, &str)]) -> Bench {
         datastore.allocator.create_pool(IpPool::new(*name, spec)).await.unwrap();
     }
     let host = CalicoHost::new(root.path(), Rc::new(Fixed(datastore.clone())));
-    Bench { sim, host, datastore, _root: root }
+    let bench = Bench { sim, host, datastore, _root: root };
+    for node in ["node-a", "node-b", "node-1", "host-1", "filed"] {
+        let record = json!({"kind": "Node", "metadata": {"name": node}, "spec": {}});
+        bench.put(Key::node(&node.parse().unwrap()), &record).await;
+    }
+    bench
 }
 
 /// Runs a test on a store whose commits are atomic, and on one that commits step by step.

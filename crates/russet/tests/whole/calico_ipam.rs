@@ -14,6 +14,7 @@ use crate::node::{Answer, TestNode, TestPod};
 
 const GO_PLUGINS: &str = "/usr/lib/cni";
 const POOLS: &str = "/calico/resources/v3/projectcalico.org/ippools";
+const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes";
 
 /// Who carries out the requests.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,6 +44,13 @@ impl Scene {
         pool("pool-a", "10.65.0.0/24");
         pool("pool-b", "10.66.0.0/24");
         pool("pool-six", "fd00:65::/112");
+        if agent != Agent::OnThatEtcd {
+            // Else the agent registers its node.
+            for name in ["node-a", "node-b"] {
+                let node = json!({"kind": "Node", "apiVersion": "projectcalico.org/v3", "metadata": {"name": name}, "spec": {}});
+                fabric.put(&format!("{NODES}/{name}"), &node.to_string());
+            }
+        }
         let mut node = match agent {
             Agent::OnItsOwnStore => fabric.node_with_own_store("node-a"),
             _ => fabric.node("node-a", &["--calico"]),

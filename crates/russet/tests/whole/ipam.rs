@@ -393,10 +393,24 @@ fn who_remembers_pods_that_are_gone_with_and_without_an_agent() {
     assert_eq!(node.russet(&["ipam", "who", "10.244.0.300"]).status, 2);
 }
 
+#[test]
+fn why_refuses_the_name_of_a_node_that_is_not_registered() {
+    let planted = Planted::tv4();
+    let answer = planted.ipam(&["why", "--node", "ghost"]);
+    assert_eq!(answer.status, 1, "{answer:?}");
+    for words in ["node ghost is not registered", "/nodes/ghost", "get nodes"] {
+        assert!(answer.stderr.contains(words), "{answer:?}");
+    }
+    let own = planted.ipam(&["why"]);
+    assert_eq!(own.status, 0, "the agent of this machine registers its own name: {own:?}");
+}
+
 /// Issue 4, item 5: why a request gets what it gets.
 #[test]
 fn why_names_the_pools_and_the_limit_and_writes_nothing() {
     let planted = Planted::tv4();
+    let node = r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-a"},"spec":{}}"#;
+    planted.put("/calico/resources/v3/projectcalico.org/nodes/node-a", node);
     let before = planted.dump("/");
     let told: Value =
         serde_json::from_str(&planted.good(&["why", "--node", "node-a", "-o", "json"])).unwrap();

@@ -5,6 +5,21 @@ use russet_cni_spec::Version;
 use super::*;
 
 #[test]
+fn a_container_on_a_node_without_a_record_leaves_nothing() {
+    // calico-ipam.md section 3.4 step 3
+    run(async {
+        let stage = Stage::new(Sim::atomic(1)).await;
+        let key = Key::node(&"n1".parse().unwrap());
+        stage.sim.commit(vec![Step::delete(key, None)]).await.unwrap();
+        let error = stage.add(&Ask::container("c1")).await.unwrap_err();
+        assert!(error.code == 7 && error.msg.contains("node n1 is not registered"), "{error}");
+        stage.assert_bare(&["c1"]).await;
+        let written = stage.sim.records().into_keys().filter(|key| key.as_str().starts_with("/calico/ipam/"));
+        assert_eq!(written.count(), 0, "no block serves the node");
+    });
+}
+
+#[test]
 fn oracle_01_a_container_gets_one_endpoint_that_names_all_about_it() {
     run(async {
         let stage = Stage::new(Sim::atomic(1)).await;

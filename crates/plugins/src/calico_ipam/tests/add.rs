@@ -187,6 +187,29 @@ fn a_pool_for_certain_namespaces_serves_these_only() {
 }
 
 #[test]
+fn a_node_without_a_record_is_refused_and_nothing_is_written() {
+    // calico-ipam.md section 3.4 step 3
+    on_both(async |sim| {
+        let bench = Bench::v4(sim).await;
+        let ghost = Ask { more: json!({"nodename": "ghost"}), ..ASK() };
+        for ask in [ghost.clone(), Ask { args: "IP=10.1.0.5", ..ghost.clone() }] {
+            let error = bench.refused("ADD", &ask).await;
+            assert_eq!(error.code, 7, "{error}");
+            assert!(error.msg.contains("node ghost is not registered"), "{error}");
+            for remedy in ["calicoctl get nodes", "/var/lib/calico/nodename"] {
+                assert!(error.details.contains(remedy), "{error}");
+            }
+            assert_eq!(bench.written(), Vec::<String>::new());
+        }
+        let status = bench.refused("STATUS", &Ask { version: "1.1.0", ..ghost.clone() }).await;
+        assert!(status.code == 50 && status.to_string().contains("node ghost"), "{status}");
+        // A DEL asks for no node.
+        bench.done("DEL", &ghost).await;
+        bench.done("STATUS", &Ask { version: "1.1.0", ..ASK() }).await;
+    });
+}
+
+#[test]
 fn a_node_that_cannot_be_part_of_an_endpoints_name_is_refused_before_anything_is_taken() {
     // calico-ipam.md section 4.2 item 1
     on_both(async |sim| {

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use russet_addr::{Family, NodeName};
 use russet_ipam::explain::{BlockPart, Explanation, Outcome, PoolPart, Source};
 use russet_ipam::{Request, SystemClock, Use};
-use russet_model::HandleId;
+use russet_model::{HandleId, Key};
 use serde::Serialize;
 
 use super::super::{Failure, PROBLEMS};
@@ -22,6 +22,14 @@ struct Why {
     families: Vec<Explanation>,
 }
 
+/// The name is no node's.
+#[derive(Debug, thiserror::Error)]
+#[error("node {node} is not registered: there is no {key}; see `russet get nodes` or `calicoctl get nodes`, and /var/lib/calico/nodename on the node")]
+struct NodeUnknown {
+    node: NodeName,
+    key: Key,
+}
+
 /// A handle that nobody has: with one that holds an address the answer would be that address.
 const TRIAL: &str = "russet-ipam-why.trial";
 
@@ -31,6 +39,7 @@ pub async fn run(place: &Place, args: WhyArgs) -> Result<ExitCode, Failure> {
         Some(node) => node,
         None => settings::node_name(&place.paths)?,
     };
+    refuse_unknown(place, &node).await?;
     let mut request = Request::pod(node.clone(), HandleId::new(TRIAL)?);
     request.namespace_labels = args.namespace_label.iter().map(|label| label.0.clone()).collect();
     request.use_ = if args.tunnel { Use::Tunnel } else { Use::Workload };
@@ -52,6 +61,16 @@ pub async fn run(place: &Place, args: WhyArgs) -> Result<ExitCode, Failure> {
     let bad = why.families.is_empty() || why.families.iter().any(refused);
     output::print_as(args.output.format, &why, || why.text());
     Ok(if bad { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS })
+}
+
+/// A name that has no record would get a block that no agent uses. This machine's own agent is about to register its own.
+async fn refuse_unknown(place: &Place, node: &NodeName) -> Result<(), Failure> {
+    let key = Key::node(node);
+    let is_own = || settings::node_name(&place.paths).is_ok_and(|own| own == *node);
+    if place.store.get(&key).await?.is_some() || is_own() {
+        return Ok(());
+    }
+    Err(NodeUnknown { node: node.clone(), key }.into())
 }
 
 // === impl Why ===
