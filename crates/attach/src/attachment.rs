@@ -164,6 +164,11 @@ impl Attachment {
         self.mac.unwrap_or_else(|| naming::pod_mac(&self.container, &self.ifname))
     }
 
+    /// Whether the pod end's MAC is the stable one.
+    pub(crate) fn has_derived_mac(&self) -> bool {
+        self.pod_mac() == naming::pod_mac(&self.container, &self.ifname)
+    }
+
     /// Whether the pod has an address of `family`.
     pub fn has(&self, family: Family) -> bool {
         self.addresses.iter().any(|address| Family::of(*address) == family)

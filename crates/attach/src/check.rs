@@ -11,7 +11,7 @@ use russet_netlink::{
     Address, BridgePort, Link, Neighbour, NeighbourState, NetlinkError, Route, RouteFilter, Rule, Socket,
 };
 
-use crate::attachment::{Attachment, AttachmentError};
+use crate::attachment::{Attachment, AttachmentError, Dialect};
 use crate::executor::wire_route;
 use crate::inspect;
 use crate::plan::{Op, Plan, Setting, Side, Step, When, plan};
@@ -63,8 +63,13 @@ struct Tables {
 struct Checker<'c> {
     side: Side,
     name: &'c IfName,
+    /// The veth is the work of Calico's own plugin, which leaves some things out.
+    by_calico: bool,
     found: Vec<Mismatch>,
 }
+
+/// Sysctls that Calico's plugin did not write before v3 (calico-cni.md section 3.3).
+const NEWER_SETTINGS: [&str; 3] = ["route_localnet", "accept_ra", "accept_dad"];
 
 /// What is different from what `attachment` asks for; empty when all is well.
 pub fn check(attachment: &Attachment, host: &mut Socket, netns: &NetNs) -> Result<Vec<Mismatch>, CheckError> {
@@ -72,17 +77,19 @@ pub fn check(attachment: &Attachment, host: &mut Socket, netns: &NetNs) -> Resul
 }
 
 /// What is different from what `plan` makes; empty when all is well. A port of a bridge may also be another plugin's work: only its host end's MAC and
-/// alias are then its own.
+/// alias are then its own. In Calico's dialect the veth may be the work of Calico's plugin, on a node that was converted with its pods: that writes no
+/// alias and no neighbours.
 pub fn check_plan(plan: &Plan, host: &mut Socket, netns: &NetNs) -> Result<Vec<Mismatch>, CheckError> {
     let mut pod = netns.with(Socket::route)??;
     let host_link = inspect::by_name(host, &plan.host_name)?;
     let pod_link = inspect::by_name(&mut pod, &plan.ifname)?;
     let pair = matches!((&host_link, &pod_link), (Some(host), Some(pod)) if inspect::is_pair(host, pod));
 
-    let mut node = Checker { side: Side::Host, name: &plan.host_name, found: Vec::new() };
+    let by_calico = host_link.as_ref().is_some_and(|link| is_by_calico(link, plan));
+    let mut node = Checker { side: Side::Host, name: &plan.host_name, by_calico, found: Vec::new() };
     let foreign = plan.bridge().is_some() && host_link.as_ref().is_some_and(|link| link.alias.is_none());
     node.link(host_link.as_ref(), plan, (!foreign).then_some(Mac::GATEWAY));
-    if !foreign {
+    if !foreign && !by_calico {
         node.owner(host_link.as_ref(), plan);
     }
     if let Some(link) = &host_link {
@@ -93,7 +100,7 @@ pub fn check_plan(plan: &Plan, host: &mut Socket, netns: &NetNs) -> Result<Vec<M
         node.tables(plan, link, &Tables { bridge, ..Tables::read(host, link)? });
         node.sysctls(plan)?;
     }
-    let mut inside = Checker { side: Side::Pod, name: &plan.ifname, found: Vec::new() };
+    let mut inside = Checker { side: Side::Pod, name: &plan.ifname, by_calico, found: Vec::new() };
     inside.link(pod_link.as_ref(), plan, Some(plan.pod_mac));
     if host_link.is_some() && pod_link.is_some() && !pair {
         inside.differ("other end".to_owned(), plan.host_name.to_string(), "another link".to_owned());
@@ -104,6 +111,11 @@ pub fn check_plan(plan: &Plan, host: &mut Socket, netns: &NetNs) -> Result<Vec<M
     }
     node.found.append(&mut inside.found);
     Ok(node.found)
+}
+
+/// Whether Calico's plugin made the link: it leaves the pod a random MAC, where Russet derives one, and writes no alias.
+fn is_by_calico(host_link: &Link, plan: &Plan) -> bool {
+    plan.dialect == Dialect::Calico && !plan.derived_mac && host_link.alias.is_none()
 }
 
 // === impl Tables ===
@@ -186,7 +198,9 @@ impl Checker<'_> {
             if *side != self.side {
                 continue;
             }
-            for op in ops.iter().filter(|op| !tables.has(op, link.index, plan.protocol)) {
+            let left_out = |op: &&Op| self.by_calico && matches!(op, Op::Neighbour(_));
+            let missing = |op: &&Op| !left_out(op) && !tables.has(op, link.index, plan.protocol);
+            for op in ops.iter().filter(missing).collect::<Vec<_>>() {
                 self.differ(format!("{op}, {}", self.name), "present".to_owned(), "missing".to_owned());
             }
         }
@@ -198,6 +212,8 @@ impl Checker<'_> {
             Step::Sysctls { side, settings } if *side == self.side => settings.as_slice(),
             _ => &[],
         });
+        let newer = |path: &str| NEWER_SETTINGS.iter().any(|name| path.ends_with(name));
+        let settings = settings.filter(|setting| !self.by_calico || !newer(&setting.path));
         let mut found = Vec::new();
         for Setting { path, value, when, .. } in settings {
             match sysctl::read(path) {

@@ -34,6 +34,8 @@ pub struct Plan {
     pub mtu: u32,
     /// The pod end's MAC; the host end has [`Mac::GATEWAY`].
     pub pod_mac: Mac,
+    /// That MAC is derived from container and interface, and was not chosen by anybody: no other program makes a veth with it.
+    pub derived_mac: bool,
     /// `rtm_protocol` of every route.
     pub protocol: u8,
     /// Delete an old sandbox's link at once instead of leaving it to `reap`.
@@ -204,6 +206,7 @@ pub fn plan(attachment: &Attachment) -> Result<Plan, AttachmentError> {
         ifname: attachment.ifname.clone(),
         mtu: attachment.mtu,
         pod_mac: attachment.pod_mac(),
+        derived_mac: attachment.has_derived_mac(),
         protocol: match attachment.dialect {
             Dialect::Native => ROUTE_PROTOCOL,
             Dialect::Calico => PROTOCOL_BOOT,

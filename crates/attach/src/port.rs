@@ -123,6 +123,7 @@ pub fn plan_port(port: &Port) -> Result<Plan, AttachmentError> {
         ifname: port.ifname.clone(),
         mtu: port.mtu.unwrap_or(MTU_DEFAULT_BYTES),
         pod_mac: port.mac.unwrap_or_else(|| naming::pod_mac(&port.container, &port.ifname)),
+        derived_mac: port.mac.is_none(),
         protocol: ROUTE_PROTOCOL,
         sync_delete: port.sync_delete,
         steps,

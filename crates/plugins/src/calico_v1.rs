@@ -499,7 +499,8 @@ impl<'a> Work<'a> {
             ));
         };
         let addresses: Vec<IpAddr> = stored.endpoint.nets().map(|net| net.addr()).collect();
-        let mismatches = self.node.wiring.check(self.attachment(&addresses), netns).await?;
+        let attachment = Attachment { mac: stored.endpoint.mac, ..self.attachment(&addresses) };
+        let mismatches = self.node.wiring.check(attachment, netns).await?;
         if mismatches.is_empty() {
             return Ok(());
         }

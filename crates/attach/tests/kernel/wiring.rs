@@ -269,3 +269,72 @@ fn loopback_goes_up_and_down() {
         assert!(loopback::is_up(&own).unwrap());
     });
 }
+
+/// Does to `shop/web-0` what Calico's own plugin does, release 1.11 or a current one (calico-cni.md sections 3.2 to 3.5).
+fn wire_as_calicos_plugin(pod: &NetNs, mac: &str, release_1_11: bool) {
+    const HOST: &str = "calia4fc3c48bd8";
+    let create = format!("link add {HOST} address ee:ee:ee:ee:ee:ee type veth peer name eth0 netns p");
+    let on_the_node = |line: &str| run("ip", &line.split(' ').collect::<Vec<_>>());
+    on_the_node(&create);
+    let mut settings = vec![
+        (format!("net/ipv4/neigh/{HOST}/proxy_delay"), "0"),
+        (format!("net/ipv4/conf/{HOST}/proxy_arp"), "1"),
+        (format!("net/ipv4/conf/{HOST}/forwarding"), "1"),
+        (format!("net/ipv6/conf/{HOST}/disable_ipv6"), "0"),
+        (format!("net/ipv6/conf/{HOST}/proxy_ndp"), "1"),
+        (format!("net/ipv6/conf/{HOST}/forwarding"), "1"),
+    ];
+    if !release_1_11 {
+        settings.push((format!("net/ipv4/conf/{HOST}/route_localnet"), "1"));
+        settings.push((format!("net/ipv6/conf/{HOST}/accept_dad"), "0"));
+        settings.push((format!("net/ipv6/conf/{HOST}/accept_ra"), "0"));
+        pod.with(|| sysctl::write_if_different("net/ipv6/conf/eth0/accept_dad", "0")).unwrap().unwrap();
+    }
+    for (path, value) in settings {
+        sysctl::write_if_different(&path, value).unwrap();
+    }
+    let gateway = "fe80::ecee:eeff:feee:eeee";
+    for line in [
+        format!("link set {HOST} up"),
+        format!("-n p link set eth0 address {mac} up"),
+        "-n p route add 169.254.1.1 dev eth0 scope link".to_owned(),
+        "-n p route add default via 169.254.1.1 dev eth0".to_owned(),
+        format!("-n p route add default via {gateway} dev eth0"),
+        "-n p address add 10.1.0.1/32 dev eth0".to_owned(),
+        "-n p address add fd00::1/128 dev eth0 nodad".to_owned(),
+        format!("route add 10.1.0.1 dev {HOST} scope link"),
+        format!("route add fd00::1 dev {HOST}"),
+    ] {
+        on_the_node(&line);
+    }
+}
+
+#[test]
+#[ignore = "kernel: root"]
+fn check_accepts_what_calicos_plugin_makes_and_finds_what_it_lacks_afterwards() {
+    for release_1_11 in [false, true] {
+        on_a_node(|node| {
+            let pod = namespace("p");
+            let mac = "8e:01:7c:aa:10:f3";
+            wire_as_calicos_plugin(&pod, mac, release_1_11);
+            let theirs = Attachment {
+                mac: Some(mac.parse().unwrap()),
+                ..interface(Dialect::Calico, "c1", "eth0", "web-0", &["10.1.0.1", "fd00::1"])
+            };
+            assert_eq!(check(&theirs, &mut node.socket, &pod).unwrap(), [], "1.11: {release_1_11}");
+            run("ip", &["route", "del", "10.1.0.1"]);
+            let missing = check(&theirs, &mut node.socket, &pod).unwrap();
+            assert!(missing.len() == 1 && missing[0].to_string().contains("10.1.0.1"), "{missing:?}");
+        });
+    }
+    // What Russet wired has an alias and neighbours: its MAC tells it apart.
+    on_a_node(|node| {
+        let pod = namespace("p");
+        let ours = interface(Dialect::Calico, "c1", "eth0", "web-0", &["10.1.0.1"]);
+        let attached = node.attach(&ours, &pod);
+        run("ip", &["link", "set", "calia4fc3c48bd8", "alias", ""]);
+        let recorded = Attachment { mac: Some(attached.pod_mac), ..ours };
+        let missing = check(&recorded, &mut node.socket, &pod).unwrap();
+        assert!(missing.len() == 1 && missing[0].to_string().contains("alias"), "{missing:?}");
+    });
+}
