@@ -3,6 +3,7 @@
 
 mod container;
 mod faults;
+mod no_ipam;
 mod pod;
 
 use std::cell::{Cell, RefCell};
