@@ -32,7 +32,7 @@ use crate::calico_conf::{CalicoConf, DatastoreKind};
 use crate::calico_v1::{self, Model, PodFacts};
 use crate::target::Target;
 use crate::{CalicoNode, Datastore, Done, RequestLog};
-pub(crate) use addresses::EXACT_MAX;
+pub(crate) use addresses::one_of_a_family;
 use annotations::Wishes;
 use pod_cidr::PodCidrs;
 pub use recent::Recent;

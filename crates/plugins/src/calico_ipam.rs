@@ -81,8 +81,9 @@ pub(crate) fn requested_address(request: &Request) -> Result<Option<IpAddr>, Cni
     text.parse().map(Some).map_err(wrong)
 }
 
-/// What the main plugin gets: addresses as the allocator gave them, and for each a route to itself alone. The route says that nobody else will
-/// make routes on the host (calico-cni.md section 2.5 step 8); a main plugin that puts it into the container needs it without host bits.
+/// What another main plugin gets: addresses as the allocator gave them, and for each a route to itself alone. The route tells Go's `calico` to make the
+/// host's routes (calico-cni.md section 2.5 step 8). Go's `calico-ipam` gives it the block's prefix length; the kernel refuses such a destination, so that
+/// main plugins that put it into the container, such as `bridge`, would fail.
 fn result(conf: &CalicoConf, allocation: &Allocation) -> CniResult {
     let mut result = CniResult::empty(conf.result_version);
     result.ips = allocation.addresses.iter().copied().map(IpConfig::new).collect();

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use russet_addr::{Family, IpNet, NodeName, host_net};
+use russet_addr::{IpNet, NodeName, host_net};
 use russet_attach::{Attachment, Detachment, Dialect};
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{Call, CniError, CniResult, IpConfig};
@@ -26,7 +26,7 @@ use russet_model::{HandleId, time};
 use russet_store::Store;
 use russet_store_etcd::{EtcdV2, Settings as EtcdSettings};
 
-use crate::calico::EXACT_MAX;
+use crate::calico::one_of_a_family;
 use crate::calico_conf::CalicoConf;
 use crate::calico_ipam::{BUDGET, Subject, within};
 use crate::datastore::Datastore;
@@ -253,17 +253,13 @@ impl<'a> Work<'a> {
                 let addresses = assigned.addresses.iter().map(IpNet::addr).collect();
                 Ok(Taken { addresses, mark: Some(mark).filter(|_| !assigned.existing) })
             }
-            (Some(addresses), None) if addresses.len() > EXACT_MAX => {
-                let details = format!("it names {} addresses; {EXACT_MAX} are possible", addresses.len());
-                Err(CniError::invalid_config("the annotation ipAddrs cannot be used", details))
-            }
-            (Some(addresses), None) if !addresses.is_empty() => {
+            (Some(addresses), None) if one_a_family(&addresses) => {
                 self.take_exactly(&request, addresses, mark).await
             }
             (None, Some(addresses)) if one_a_family(&addresses) => Ok(Taken { addresses, mark: None }),
             _ => Err(CniError::invalid_config(
                 "the annotations ipAddrs and ipAddrsNoIpam cannot be used",
-                "they exclude each other, name at least one address, and the latter one a family",
+                "they exclude each other, and each names at least one address, and at most one of each family",
             )),
         }
     }
@@ -535,8 +531,7 @@ fn fresh() -> Endpoint {
 
 /// Whether there is an address, and of each family at most one.
 fn one_a_family(addresses: &[IpAddr]) -> bool {
-    let of = |family| addresses.iter().filter(|address| Family::of(**address) == family).count();
-    !addresses.is_empty() && Family::BOTH.into_iter().all(|family| of(family) <= 1)
+    !addresses.is_empty() && one_of_a_family(addresses)
 }
 
 /// Pools are named by their networks alone; none named is all.

@@ -15,8 +15,8 @@ use crate::calico_ipam::{Allocation, BUDGET, requested_address};
 use crate::delegate::Delegate;
 use crate::stages::{self, Stage};
 
-/// Addresses that a pod may name; each is a request to the allocator of its own.
-pub const EXACT_MAX: usize = 32;
+/// What a pod may name.
+const ONE_OF_A_FAMILY: &str = "at most one address of each family is possible";
 
 /// Where addresses come from.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,9 +62,7 @@ pub fn source(
         (Some(_), Some(_)) => refused("ipAddrs", "ipAddrs and ipAddrsNoIpam exclude each other"),
         (Some(_), None) if !own => refused("ipAddrs", "it needs ipam.type calico-ipam"),
         (Some(list), None) if list.is_empty() => refused("ipAddrs", "it names no address"),
-        (Some(list), None) if list.len() > EXACT_MAX => {
-            refused("ipAddrs", &format!("it names {} addresses; {EXACT_MAX} are possible", list.len()))
-        }
+        (Some(list), None) if !one_of_a_family(list) => refused("ipAddrs", ONE_OF_A_FAMILY),
         (Some(list), None) => Ok(Source::Exactly(list.clone())),
         (None, Some(_)) if !own => refused("ipAddrsNoIpam", "it needs ipam.type calico-ipam"),
         (None, Some(_)) if !scene.conf.ip_addrs_no_ipam => {
@@ -72,7 +70,7 @@ pub fn source(
         }
         (None, Some(list)) if list.is_empty() => refused("ipAddrsNoIpam", "it names no address"),
         (None, Some(list)) if !one_of_a_family(list) => {
-            refused("ipAddrsNoIpam", "at most one address of each family is possible")
+            refused("ipAddrsNoIpam", ONE_OF_A_FAMILY)
         }
         (None, Some(list)) => Ok(Source::Unmanaged(list.clone())),
         (None, None) => Ok(match existing {
@@ -91,7 +89,8 @@ fn is_of(spec: &WorkloadEndpointSpec, scene: &Scene<'_>) -> bool {
         && !spec.ip_networks.is_empty()
 }
 
-fn one_of_a_family(list: &[IpAddr]) -> bool {
+/// Whether no family has more than one of these.
+pub fn one_of_a_family(list: &[IpAddr]) -> bool {
     Family::BOTH.iter().all(|family| list.iter().filter(|it| Family::of(**it) == *family).count() <= 1)
 }
 

@@ -28,9 +28,9 @@ pub async fn assign(
     let Scene { node, datastore, conf, log, .. } = scene;
     let allocation = calico_ipam::assign(&node.host, datastore, conf, &request, log).await?;
     let mut result = CniResult::empty(scene.request.config.cni_version);
-    let hosts: Vec<IpNet> = allocation.hosts().map(host_net).collect();
-    result.ips = hosts.iter().copied().map(IpConfig::new).collect();
-    result.routes = hosts.into_iter().map(|host| Route::new(host, None)).collect();
+    result.ips = allocation.hosts().map(host_net).map(IpConfig::new).collect();
+    // Calico's plugin prints the destinations as its IPAM gives them, with the block's prefix length (calico-ipam.md section 4.2 item 7).
+    result.routes = allocation.addresses.iter().map(|net| Route::new(*net, None)).collect();
     Ok((result, allocation))
 }
 

@@ -312,6 +312,8 @@ fn a_pod_may_name_its_addresses_and_gets_all_of_them_or_none() {
     // calico-cni.md section 2.6: the annotations that v1.11 honours
     run(async {
         let store = planted().await;
+        let six = russet_model::v1::Pool::new("fd00:1::/112".parse().unwrap());
+        store.commit(vec![Step::create(V1Key::Pool(six.cidr).key(), six.encode())]).await.unwrap();
         let request = request("f00d", Some("web-0"), r#","policy":{"type":"k8s"}"#);
         let conf = conf(&request);
         let node = node(&store);
@@ -324,17 +326,17 @@ fn a_pod_may_name_its_addresses_and_gets_all_of_them_or_none() {
         let list =
             |texts: &[&str]| Some(texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>());
         let held = Container::new(&store, "f00d", Some("web-0"));
-        let exact = PodFacts { ip_addrs: list(&["10.1.0.7", "10.1.0.77"]), ..PodFacts::default() };
+        let exact = PodFacts { ip_addrs: list(&["10.1.0.7", "fd00:1::4d"]), ..PodFacts::default() };
         assert_eq!(taken(exact.clone()).await.unwrap(), exact.ip_addrs.clone().unwrap());
         assert_eq!(held.held().await, 2);
         held.work().release(None, None).await.unwrap();
         // One of them is in no pool.
-        let outside = PodFacts { ip_addrs: list(&["10.1.0.7", "192.0.2.1"]), ..PodFacts::default() };
+        let outside = PodFacts { ip_addrs: list(&["10.1.0.7", "fd00:2::1"]), ..PodFacts::default() };
         taken(outside).await.unwrap_err();
         assert_eq!(held.held().await, 0);
-        let many: Vec<IpAddr> = (1..=33).map(|last| IpAddr::from([10, 1, 0, last])).collect();
-        let error = taken(PodFacts { ip_addrs: Some(many), ..PodFacts::default() }).await.unwrap_err();
-        assert!(error.code == 7 && error.details.contains("33 addresses; 32 are possible"), "{error}");
+        let two = PodFacts { ip_addrs: list(&["10.1.0.7", "10.1.0.8"]), ..PodFacts::default() };
+        let error = taken(two).await.unwrap_err();
+        assert!(error.code == 7 && error.details.contains("at most one of each family"), "{error}");
         assert_eq!(held.held().await, 0);
         let unmanaged = PodFacts { ip_addrs_no_ipam: list(&["192.0.2.1"]), ..PodFacts::default() };
         assert_eq!(taken(unmanaged.clone()).await.unwrap(), unmanaged.ip_addrs_no_ipam.clone().unwrap());
