@@ -54,6 +54,8 @@ pub struct Allocator {
     cache: Rc<cache::Cache>,
     /// When attempts must end; none: only their number is limited.
     end: Option<SystemTime>,
+    /// Each block says for itself whether it is strict.
+    strict_blocks: bool,
 }
 
 /// A record and the revision that guards it.
@@ -79,7 +81,7 @@ impl Allocator {
     /// An allocator that tries contended records again at once.
     pub fn new(store: Rc<dyn Store>, clock: Rc<dyn Clock>) -> Self {
         let cache = Rc::new(cache::Cache::default());
-        Self { store, clock, backoff: Rc::new(NoBackoff), cache, end: None }
+        Self { store, clock, backoff: Rc::new(NoBackoff), cache, end: None, strict_blocks: false }
     }
 
     /// The same, waiting between attempts.
@@ -95,6 +97,18 @@ impl Allocator {
         Self { cache: Rc::new(cache::Cache::new(max_age)), ..self }
     }
 
+    /// The same for the data of Calico up to v3.13, whose peers go by the `strictAffinity` of each block and not by the settings: a strict block gives
+    /// addresses to its own node only, and new blocks are as strict as the settings are. Later peers ignore the member.
+    #[must_use]
+    pub fn with_strict_blocks(self) -> Self {
+        Self { strict_blocks: true, ..self }
+    }
+
+    /// Whether `block` lets `node` have an address.
+    pub(crate) fn lends(&self, block: &Block, node: &NodeName) -> bool {
+        block.serves(node) || !(self.strict_blocks && block.strict_affinity)
+    }
+
     /// The same allocator and the same memory for one request that has until `end`: contended records are not tried again after that. Undoing what the
     /// request began has 30 s more.
     #[must_use]
@@ -105,6 +119,7 @@ impl Allocator {
             backoff: self.backoff.clone(),
             cache: self.cache.clone(),
             end: Some(end),
+            strict_blocks: self.strict_blocks,
         }
     }
 

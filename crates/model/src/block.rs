@@ -37,7 +37,7 @@ pub struct Block {
     pub deleted: bool,
     /// v1's affinity; kept, never interpreted.
     pub host_affinity: Option<String>,
-    /// Enforced by peers up to 3.13 only; kept when true.
+    /// Enforced by peers up to 3.13 only, and by Russet on the data of Calico v1; kept when true.
     pub strict_affinity: bool,
     /// Members that we do not know.
     pub extra: Extra,

@@ -105,8 +105,13 @@ pub(crate) async fn datastore(settings: &EtcdSettings, named: bool) -> Result<Da
     let etcd = EtcdV2::connect(settings.clone());
     let etcd = etcd.map_err(|error| CniError::invalid_config("etcd cannot be used", error))?;
     let view: Rc<dyn Store> = Rc::new(View::of(Rc::new(etcd)));
-    let allocator = Allocator::new(view.clone(), Rc::new(SystemClock)).with_backoff(Rc::new(Pause));
+    let allocator = v1_allocator(view.clone());
     Ok(Datastore::new(view, allocator).of_v1())
+}
+
+/// The allocator over a view of v1 data.
+fn v1_allocator(view: Rc<dyn Store>) -> Allocator {
+    Allocator::new(view, Rc::new(SystemClock)).with_backoff(Rc::new(Pause)).with_strict_blocks()
 }
 
 /// Whether a configuration that names only this etcd means its v1 data.
@@ -162,8 +167,7 @@ impl<'a> Work<'a> {
         };
         let id = EndpointId::new(name.clone(), orchestrator, &workload, target.ifname.as_str());
         let id = id.map_err(|error| CniError::environment("the workload cannot be named", error))?;
-        let view = Rc::new(View::of(records.store.clone()));
-        let allocator = Allocator::new(view, Rc::new(SystemClock)).with_backoff(Rc::new(Pause));
+        let allocator = v1_allocator(Rc::new(View::of(records.store.clone())));
         Ok(Self { node, conf, facts, name, target, id, records, allocator })
     }
 

@@ -31,7 +31,7 @@ impl Allocator {
         let owner = Owner { handle: request.handle.clone(), attribute: self.owner(request) };
         let node = &request.node;
         let change = |block: &mut Block| {
-            if strict && !block.serves(node) {
+            if (strict && !block.serves(node)) || !self.lends(block, node) {
                 return Err(IpamError::ForeignBlock { block: cidr, owner: block.affinity.clone() });
             }
             block_ops::assign(block, address, &owner.attribute).map(|ordinal| vec![ordinal])

@@ -34,6 +34,8 @@ pub(super) struct FamilyRun<'a> {
     own: Vec<BlockCidr>,
     /// Why a block of our own could not be used: when nothing else has room, this is the reason to tell.
     passed_over: Option<IpamError>,
+    /// Another node's block has room and is strict.
+    pub(super) passed_strict: bool,
 }
 
 /// What is read once for both families of a request.
@@ -160,6 +162,7 @@ impl Allocator {
             taken: Vec::new(),
             own: Vec::new(),
             passed_over: None,
+            passed_strict: false,
         };
         let owned = self.use_own_blocks(&mut run, own, touched).await?;
         if run.missing() > 0 {
@@ -331,7 +334,7 @@ impl FamilyRun<'_> {
             return error;
         }
         let pools: Vec<IpNet> = self.pools.iter().map(|pool| pool.spec.cidr).collect();
-        if self.config.strict_affinity {
+        if self.config.strict_affinity || self.passed_strict {
             return IpamError::StrictAffinity { node: self.request.node.clone(), family: self.family, pools };
         }
         let blocks = self.pools.iter().fold(0_u64, |sum, pool| sum.saturating_add(pool.spec.block_count()));

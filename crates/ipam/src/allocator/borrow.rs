@@ -22,21 +22,24 @@ impl Allocator {
         let records = self.records(&Prefix::blocks(Some(run.family))).await?;
         let blocks: Vec<Block> =
             records.iter().filter_map(|record| readable(record, Block::decode)).collect();
+        let node = run.request.node.clone();
         for index in 0..run.pools.len() {
             let pool = run.pools[index].spec.cidr;
-            let mut lenders: Vec<BlockCidr> = blocks
-                .iter()
-                .filter(|block| pool.contains(&block.cidr.net()) && block_ops::has_free(block, &run.reserved))
-                .map(|block| block.cidr)
-                .collect();
+            let free = blocks.iter().filter(|block| {
+                pool.contains(&block.cidr.net()) && block_ops::has_free(block, &run.reserved)
+            });
+            let (lenders, strict): (Vec<&Block>, Vec<&Block>) =
+                free.partition(|block| self.lends(block, &node));
+            run.passed_strict |= !strict.is_empty();
+            let mut lenders: Vec<BlockCidr> = lenders.iter().map(|block| block.cidr).collect();
             // Each node begins elsewhere, so that two that run dry do not fight over one block.
-            let start = fnv1(run.request.node.as_str()) as usize % lenders.len().max(1);
+            let start = fnv1(node.as_str()) as usize % lenders.len().max(1);
             lenders.rotate_left(start);
             for cidr in lenders {
                 if run.missing() == 0 {
                     return Ok(());
                 }
-                self.take_some(run, cidr, None, touched, |_| true).await?;
+                self.take_some(run, cidr, None, touched, |block| self.lends(block, &node)).await?;
             }
         }
         Ok(())

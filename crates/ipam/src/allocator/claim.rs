@@ -61,7 +61,8 @@ impl Allocator {
         cidr: BlockCidr,
         affinity: Option<Stored<Affinity>>,
     ) -> Result<Option<Claimed>, IpamError> {
-        let block = block_ops::new_block(cidr, node, self.clock.now());
+        let mut block = block_ops::new_block(cidr, node, self.clock.now());
+        block.strict_affinity = self.strict_blocks && self.config().await?.strict_affinity;
         let create = Step::create(Key::block(cidr), block.encode());
         if self.store.claims().atomic {
             let confirmed = write_affinity(node, cidr, affinity.as_ref(), AffinityState::Confirmed);

@@ -418,3 +418,52 @@ fn no_address_is_given_twice_and_none_is_lost_whatever_becomes_of_the_replies() 
         });
     }
 }
+
+/// The only block, and a value for it.
+async fn change_block(store: &Sim, change: impl FnOnce(&mut Block)) {
+    let record = store.list(&Prefix::blocks(None)).await.unwrap().records.remove(0);
+    let mut block = Block::decode(&record.value).unwrap();
+    change(&mut block);
+    let value = russet_model::v1::block_from_v3(&block);
+    store.commit(vec![Step::update(record.key, value, record.revision)]).await.unwrap();
+}
+
+#[test]
+fn a_strict_block_gives_addresses_to_its_own_node_only() {
+    // calico-ipam.md section 1.3: peers up to 3.13 go by the block and not by the settings
+    run(async {
+        let store = Rc::new(Sim::non_atomic(1));
+        let pool = russet_model::v1::Pool::new("10.1.0.0/26".parse().unwrap());
+        store.commit(vec![Step::create(V1Key::Pool(pool.cidr).key(), pool.encode())]).await.unwrap();
+        let own = Container::new(&store, "own", Some("web-0"));
+        own.add().await;
+        let foreign = |id: &str| AddressRequest::pod("n2".parse().unwrap(), HandleId::new(id).unwrap());
+        let allocator = || v1_allocator(Rc::new(View::of(store.clone())));
+        change_block(&store, |block| block.strict_affinity = true).await;
+        let error = allocator().auto_assign(&foreign("net1.a")).await.unwrap_err();
+        assert!(matches!(error, IpamError::StrictAffinity { .. }), "{error}");
+        let error = allocator().assign_ip(&foreign("net1.a"), "10.1.0.7".parse().unwrap()).await.unwrap_err();
+        assert!(matches!(error, IpamError::ForeignBlock { .. }), "{error}");
+        assert_eq!(own.held().await, 1);
+        Container::new(&store, "second", Some("web-1")).add().await;
+        change_block(&store, |block| block.strict_affinity = false).await;
+        allocator().auto_assign(&foreign("net1.a")).await.unwrap();
+        allocator().assign_ip(&foreign("net1.b"), "10.1.0.7".parse().unwrap()).await.unwrap();
+        assert_eq!(own.held().await, 4);
+    });
+}
+
+#[test]
+fn a_new_block_is_as_strict_as_the_settings_are() {
+    run(async {
+        for strict in [false, true] {
+            let store = planted().await;
+            let stored = format!(r#"{{"strict_affinity":{strict},"auto_allocate_blocks":true}}"#);
+            store.commit(vec![Step::create(Key::ipam_config(), stored)]).await.unwrap();
+            Container::new(&store, "f00d", Some("web-0")).add().await;
+            let block = store.list(&Prefix::blocks(None)).await.unwrap().records.remove(0);
+            let text = String::from_utf8(block.value).unwrap();
+            assert!(text.contains(&format!(r#""strictAffinity":{strict}"#)), "{text}");
+        }
+    });
+}
