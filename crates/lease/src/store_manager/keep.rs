@@ -181,18 +181,16 @@ impl StoreManager {
     pub(super) async fn write(&self, key: &SubnetKey) -> Result<(), LeaseError> {
         let operation = || format!("write lease {key}");
         for _ in 0..PUTS_MAX {
+            // Before the record is read: on the v2 API a renewal changes the revision that the write has to name.
+            let alive = self.renew_term().await.map_err(store_error(operation()))?;
             let found = self.find(key).await.map_err(store_error(operation()))?;
             let Found::Ours(record, tenure) = found else { return Err(LeaseError::NotOurs { key: *key }) };
-            let Some(Held { attributes, term, .. }) = self.held.borrow().clone() else {
+            let Some(Held { attributes, .. }) = self.held.borrow().clone() else {
                 return Err(LeaseError::NotOurs { key: *key });
             };
-            let term = match (tenure, term) {
+            let term = match (tenure, alive) {
                 (Tenure::Forever, _) => None,
-                (Tenure::Leased(_), Some(term)) => match self.store.keep_alive(term.id).await {
-                    Ok(ttl) => Some(Term::new(term.id, ttl)),
-                    Err(StoreError::NoLease { .. }) => Some(self.grant().await?),
-                    Err(error) => return Err(store_error(operation())(error)),
-                },
+                (Tenure::Leased(_), Some(term)) => Some(term),
                 (Tenure::Leased(_), None) => Some(self.grant().await?),
             };
             let step = Step::update(record.key, attributes.to_json(), record.revision);
@@ -213,6 +211,16 @@ impl StoreManager {
             }
         }
         Err(LeaseError::Contended { rounds: PUTS_MAX })
+    }
+
+    /// Gives the lease of the store its full time again; none where none is held, or it has ended.
+    async fn renew_term(&self) -> Result<Option<Term>, StoreError> {
+        let Some(term) = self.term() else { return Ok(None) };
+        match self.store.keep_alive(term.id).await {
+            Ok(ttl) => Ok(Some(Term::new(term.id, ttl))),
+            Err(StoreError::NoLease { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     pub(super) async fn beat(&self, key: &SubnetKey) -> Result<(), LeaseError> {

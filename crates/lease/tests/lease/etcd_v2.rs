@@ -188,6 +188,40 @@ async fn t26_an_index_that_the_server_forgot_leads_to_a_new_list_and_the_differe
     assert!(matches!(watch.next().await, Event::Put(lease) if lease.key == key("10.5.6.0-24")));
 }
 
+/// Renewing a key raises its `modifiedIndex` there.
+#[tokio::test]
+#[ignore = "tool: etcd"]
+async fn a_dynamic_lease_is_published_and_repaired_on_the_v2_api() {
+    let (cluster, store) = network(V4).await;
+    let manager = manager(&store, 1);
+    let mut lease = acquire(&manager, &wish(11)).await;
+    let below = format!("subnets/{}", lease.key);
+    lease.attributes.backend_data = Some(r#"{"VNI":1,"VtepMAC":"0a:00:00:00:00:77"}"#.into());
+    manager.publish(&lease).await.unwrap();
+    let published = String::from_utf8(lease.attributes.to_json()).unwrap();
+    let seen = node(&cluster, &below).await;
+    assert_eq!(seen["value"], published);
+    assert!(seen["ttl"].as_i64().unwrap() > 86_000, "{seen}");
+    // Another process writes it anew: the same text, then another one.
+    for foreign in [published.clone(), value(11)] {
+        let form = format!("value={foreign}&ttl=7200");
+        request(&cluster, "PUT", &format!("{PREFIX}/{below}"), &form).await;
+        let repaired = async {
+            loop {
+                let seen = node(&cluster, &below).await;
+                if seen["value"] == published && seen["ttl"].as_i64() > Some(86_000) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::select! {
+            lost = manager.keep(&lease, DAY - Duration::from_secs(2)) => panic!("{lost:?}"),
+            done = tokio::time::timeout(PATIENCE, repaired) => done.unwrap(),
+        }
+    }
+}
+
 #[tokio::test]
 #[ignore = "tool: etcd"]
 async fn two_nodes_on_the_v2_api_see_each_other() {

@@ -11,5 +11,6 @@ mod keep;
 #[allow(dead_code, reason = "the relay is shared with the tests of the engine")]
 #[path = "../../../store-etcd/tests/etcd/proxy.rs"]
 mod proxy;
+mod renewing;
 mod storm;
 mod watch;
