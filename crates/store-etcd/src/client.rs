@@ -15,7 +15,7 @@ use crate::members::{Connection, Members};
 use crate::proto::kv_client::KvClient;
 use crate::proto::lease_client::LeaseClient;
 use crate::proto::watch_client::WatchClient;
-use crate::{Settings, SettingsError};
+use crate::{Reach, Settings, SettingsError};
 
 /// A call that may be repeated gives up on a silent member after this part of its deadline, so that another can still answer in time.
 const PATIENCE_PARTS: u32 = 3;
@@ -27,6 +27,7 @@ pub(crate) struct Client {
     pub(crate) settings: Settings,
     pub(crate) members: Members,
     pub(crate) auth: Auth,
+    pub(crate) reach: Reach,
 }
 
 /// A connection to one member with what each request on it carries.
@@ -71,11 +72,15 @@ impl Client {
         settings.check()?;
         let members = Members::new(&settings)?;
         let auth = Auth::new(&settings);
-        Ok(Arc::new(Self { settings, members, auth }))
+        Ok(Arc::new(Self { settings, members, auth, reach: Reach::default() }))
     }
 
     /// Connects and authenticates where that is not done already. Failing here, nothing was asked yet.
     pub(crate) async fn line(&self) -> Result<Line, Failure> {
+        self.open_line().await.inspect_err(|failure| self.reach.failed(failure))
+    }
+
+    async fn open_line(&self) -> Result<Line, Failure> {
         let connection = self.members.connection(&self.settings).await?;
         let patience = self.patience();
         let mut failure = match tokio::time::timeout(patience, self.auth.token(&connection.channel)).await {
@@ -91,11 +96,12 @@ impl Client {
     }
 
     pub(crate) fn failure(&self, connection: &Connection, status: &Status) -> Failure {
-        Failure::of(self.members.endpoint(connection), status)
+        Failure::of(self.members.endpoint(connection), status).shown(self.settings.cert.as_deref())
     }
 
     /// Draws the consequences of a failure for the calls to come.
     pub(crate) async fn learn(&self, line: &Line, failure: &Failure) {
+        self.reach.failed(failure);
         match failure.class {
             Class::Token => self.auth.refused(&line.token).await,
             Class::NotDone | Class::Ambiguous | Class::Corrupt => {
@@ -171,7 +177,10 @@ impl Client {
         };
         let begun = Instant::now();
         let failure = match tokio::time::timeout_at(until, ask(line.clone())).await {
-            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Ok(answer)) => {
+                self.reach.answered();
+                return Ok(answer);
+            }
             Ok(Err(status)) => self.failure(&line.connection, &status),
             Err(_) => Failure::silence(self.members.endpoint(&line.connection), begun.elapsed()),
         };

@@ -12,7 +12,7 @@ use russet_store::{
 use crate::client::{Client, Line};
 use crate::failure::{Class, Effect};
 use crate::guard::Transaction;
-use crate::{Settings, SettingsError, lease, range, watch};
+use crate::{Reach, Settings, SettingsError, lease, range, watch};
 
 /// A store in an etcd v3 cluster. Cloning is cheap; clones share connections and token.
 ///
@@ -29,6 +29,11 @@ impl Etcd {
     /// A client of the cluster. Fails on settings that cannot work; connects when first used, inside a tokio runtime.
     pub fn connect(settings: Settings) -> Result<Self, SettingsError> {
         Ok(Self { client: Client::new(settings)? })
+    }
+
+    /// Whether the cluster answers, as every call and watch of this engine finds it.
+    pub fn reach(&self) -> Reach {
+        self.client.reach.clone()
     }
 
     async fn commit_steps(&self, steps: Vec<Step>) -> Result<Vec<Revision>, CommitError> {

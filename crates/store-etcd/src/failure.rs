@@ -2,6 +2,7 @@
 //! caller is told. Decided here and nowhere else, from the gRPC status alone.
 
 use std::error::Error;
+use std::path::Path;
 
 use russet_store::{Cause, LeaseId, StoreError};
 use tonic::{Code, ConnectError, Status};
@@ -57,6 +58,15 @@ pub(crate) enum Effect {
     Idempotent,
     /// Must not be sent again once it may have arrived.
     Once,
+}
+
+// === impl EtcdError ===
+
+impl EtcdError {
+    /// The endpoint, and what was said there.
+    pub(crate) fn parts(&self) -> (&str, &str) {
+        (&self.endpoint, &self.said)
+    }
 }
 
 // === impl Class ===
@@ -140,6 +150,18 @@ impl Failure {
     pub(crate) fn new(class: Class, endpoint: &str, said: String, transport: bool) -> Self {
         let error = EtcdError { endpoint: endpoint.to_owned(), said };
         Self { class, error, transport, after_unknown: false }
+    }
+
+    /// After a server's refusal within TLS: which certificate it was shown. With TLS 1.3 that comes after the handshake.
+    pub(crate) fn shown(mut self, certificate: Option<&Path>) -> Self {
+        if self.error.said.contains("received fatal alert") && !self.error.said.contains("client certificate")
+        {
+            self.error.said.push_str(&match certificate {
+                Some(path) => format!(" (the server was shown client certificate {})", path.display()),
+                None => " (the server was shown no client certificate)".to_owned(),
+            });
+        }
+        self
     }
 
     /// What the caller of the store is told.

@@ -14,14 +14,17 @@ mod lease;
 mod members;
 mod proto;
 mod range;
+mod reach;
 mod secret;
 mod settings;
+mod tls;
 mod told;
 mod v2;
 mod watch;
 
 pub use engine::Etcd;
 pub use failure::EtcdError;
+pub use reach::Reach;
 pub use secret::Secret;
 pub use settings::{CALL_DEADLINE, LOCATION_SCHEME, Settings, SettingsError};
 pub use v2::{EtcdV2, Life};

@@ -1,14 +1,21 @@
 //! The members of the cluster as seen from here: one connection each, opened when needed, and which of them is asked first.
 
-use std::path::Path;
+use std::io;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
 use tokio::sync::Mutex;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tokio_rustls::client::TlsStream;
+use tonic::codegen::Service;
+use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::backoff::random;
 use crate::failure::{Failure, chain};
+use crate::tls::{Tls, address};
 use crate::{Settings, SettingsError};
 
 /// Longest wait for a connection, TLS included, before another member is tried. Within a site it takes milliseconds.
@@ -16,6 +23,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pings find a member that stands still while a watch waits. etcd hangs up on whoever pings more often than every 5 s, or while idle.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// What gRPC is carried by.
+const PROTOCOL: &[u8] = b"h2";
 
 /// Every endpoint, and the one in use.
 pub(crate) struct Members {
@@ -87,8 +96,15 @@ impl Members {
             Failure::unreachable(&slot.endpoint, reason)
         };
         // The files are read here and now: certificates get renewed.
-        let prepared = prepare(settings, &slot.endpoint).map_err(|error| unreachable(error.to_string()))?;
-        let channel = match tokio::time::timeout(CONNECT_TIMEOUT, prepared.connect()).await {
+        let (prepared, tls) =
+            prepare(settings, &slot.endpoint).map_err(|error| unreachable(error.to_string()))?;
+        let connect = async {
+            match tls {
+                Some(tls) => prepared.connect_with_connector(tls).await,
+                None => prepared.connect().await,
+            }
+        };
+        let channel = match tokio::time::timeout(CONNECT_TIMEOUT, connect).await {
             Ok(Ok(channel)) => channel,
             Ok(Err(error)) => return Err(unreachable(with_causes(&error))),
             Err(_) => return Err(unreachable(format!("no connection within {CONNECT_TIMEOUT:?}"))),
@@ -119,30 +135,52 @@ impl Members {
 }
 
 /// An endpoint ready to connect, with the certificates as the files have them now.
-fn prepare(settings: &Settings, endpoint: &str) -> Result<Endpoint, SettingsError> {
-    let refused = |error: &tonic::transport::Error| SettingsError::Tls {
-        endpoint: endpoint.to_owned(),
-        reason: with_causes(error),
-    };
-    let prepared = Endpoint::from_shared(endpoint.to_owned())
-        .map_err(|error| refused(&error))?
+fn prepare(settings: &Settings, endpoint: &str) -> Result<(Endpoint, Option<Secured>), SettingsError> {
+    let refused = |reason: String| SettingsError::Tls { endpoint: endpoint.to_owned(), reason };
+    let tls = Tls::new(settings, endpoint, PROTOCOL)?;
+    // With a scheme of https tonic would speak TLS by itself; members are told the true one by the origin.
+    let plain = endpoint.replacen("https:", "http:", 1);
+    let origin: Uri = endpoint.parse().map_err(|_| refused("not a URL".to_owned()))?;
+    let prepared = Endpoint::from_shared(plain)
+        .map_err(|error| refused(with_causes(&error)))?
+        .origin(origin)
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT)
         .keep_alive_while_idle(false);
-    let Some(ca) = &settings.ca else { return Ok(prepared) };
-    let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(ca)?));
-    if let (Some(cert), Some(key)) = (&settings.cert, &settings.key) {
-        tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
-    }
-    if let Some(name) = &settings.server_name {
-        tls = tls.domain_name(name);
-    }
-    prepared.tls_config(tls).map_err(|error| refused(&error))
+    Ok((prepared, tls.map(Secured)))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, SettingsError> {
-    std::fs::read(path).map_err(|source| SettingsError::File { path: path.to_owned(), source })
+/// Opens connections with TLS.
+#[derive(Clone)]
+struct Secured(Tls);
+
+// === impl Secured ===
+
+impl Service<Uri> for Secured {
+    type Response = TokioIo<TlsStream<TcpStream>>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let tls = self.0.clone();
+        Box::pin(async move {
+            let (host, port) =
+                address(&uri.to_string()).ok_or_else(|| io::Error::other("no host and port"))?;
+            let tcp = TcpStream::connect((host.as_str(), port)).await?;
+            // Small requests, small answers: waiting to fill a segment only costs time. Failing to say so does no harm.
+            let _ = tcp.set_nodelay(true);
+            let stream = tls.connect(tcp).await.map_err(io::Error::other)?;
+            match stream.get_ref().1.alpn_protocol() {
+                Some(PROTOCOL) => Ok(TokioIo::new(stream)),
+                _ => Err(io::Error::other("the server does not speak HTTP/2, which etcd's v3 API needs")),
+            }
+        })
+    }
 }
 
 /// An error with what lies beneath it in one line; tonic's alone says only "transport error".

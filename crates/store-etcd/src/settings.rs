@@ -1,5 +1,6 @@
 //! How to reach a cluster: endpoints, certificates and credentials, checked before anything connects.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use tonic::transport::Uri;
 
 use crate::Secret;
+use crate::tls::address;
 
 /// What a location of this engine begins with: `etcd:http://10.0.0.1:2379,http://10.0.0.2:2379`.
 pub const LOCATION_SCHEME: &str = "etcd:";
@@ -110,6 +112,13 @@ impl Settings {
         }
     }
 
+    /// The first endpoint to which user and password would go in clear text over a network; none over https or to this machine.
+    pub fn plaintext_credentials(&self) -> Option<&str> {
+        self.username.as_ref()?;
+        let exposed = |endpoint: &&String| endpoint.starts_with("http:") && !is_loopback(endpoint);
+        self.endpoints.iter().find(exposed).map(String::as_str)
+    }
+
     /// Refuses what could only fail later, or work less safely than it looks.
     pub fn check(&self) -> Result<(), SettingsError> {
         self.count()?;
@@ -145,6 +154,12 @@ impl FromStr for Settings {
         let list = location.strip_prefix(LOCATION_SCHEME);
         Self::for_endpoints(list.ok_or_else(|| SettingsError::NotEtcd(location.to_owned()))?)
     }
+}
+
+/// Whether what is sent to an endpoint stays on this machine.
+fn is_loopback(endpoint: &str) -> bool {
+    let Some((host, _)) = address(endpoint) else { return false };
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// One endpoint in its full form. No scheme means http, no port etcd's own.
@@ -232,6 +247,21 @@ mod tests {
         for settings in refused {
             assert!(settings.check().is_err(), "{settings:?}");
         }
+    }
+
+    #[test]
+    fn credentials_over_http_are_exposed_unless_they_stay_on_this_machine() {
+        let exposed = |location: &str| {
+            let mut settings: Settings = location.parse().unwrap();
+            assert_eq!(settings.plaintext_credentials(), None, "nothing is secret");
+            settings.username = Some("root".into());
+            settings.plaintext_credentials().map(str::to_owned)
+        };
+        for local in ["etcd:http://127.0.0.1", "etcd:http://[::1]:4001,http://localhost", "etcd:https://a"] {
+            assert_eq!(exposed(local), None, "{local}");
+        }
+        assert_eq!(exposed("etcd:http://127.0.0.1,http://10.0.0.1").unwrap(), "http://10.0.0.1:2379");
+        assert_eq!(exposed("etcd:http://localhost.example").unwrap(), "http://localhost.example:2379");
     }
 
     #[test]

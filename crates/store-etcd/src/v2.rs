@@ -23,7 +23,7 @@ use russet_store::{
 };
 
 use crate::failure::{Effect, Failure};
-use crate::{Settings, SettingsError};
+use crate::{Reach, Settings, SettingsError};
 use answer::{Reply, Why};
 use client::Client;
 use http::Question;
@@ -51,6 +51,11 @@ impl EtcdV2 {
     /// A client of the cluster. Fails on settings that cannot work; connects when first used, inside a tokio runtime.
     pub fn connect(settings: Settings) -> Result<Self, SettingsError> {
         Ok(Self { client: Arc::new(Client::new(settings)?), leases: Arc::default() })
+    }
+
+    /// Whether the cluster answers, as every call and watch of this engine finds it.
+    pub fn reach(&self) -> Reach {
+        self.client.reach.clone()
     }
 
     /// The version that the whole cluster works as, `3.4.0`. One of etcd 2 has no v3 API, whatever a failed look at that may mean otherwise.

@@ -164,7 +164,10 @@ impl Follower {
         let mut client = line.watch();
         let patience = self.client.patience();
         match tokio::time::timeout(patience, client.watch(line.request(requests))).await {
-            Ok(Ok(stream)) => Ok(stream.into_inner()),
+            Ok(Ok(stream)) => {
+                self.client.reach.answered();
+                Ok(stream.into_inner())
+            }
             Ok(Err(status)) => Err(self.client.failure(&line.connection, &status)),
             Err(_) => Err(Failure::silence(self.client.members.endpoint(&line.connection), patience)),
         }

@@ -8,7 +8,7 @@ use crate::backoff::Backoff;
 use crate::failure::{Effect, Failure};
 use crate::v2::answer::Reply;
 use crate::v2::http::{Members, Opened, Question};
-use crate::{Settings, SettingsError};
+use crate::{Reach, Settings, SettingsError};
 
 /// A request that may be repeated gives up on a silent member after this part of its deadline, so that another can still answer in time.
 const PATIENCE_PARTS: u32 = 3;
@@ -17,6 +17,7 @@ const PATIENCE_PARTS: u32 = 3;
 pub(crate) struct Client {
     pub(crate) settings: Settings,
     pub(crate) members: Members,
+    pub(crate) reach: Reach,
 }
 
 // === impl Client ===
@@ -25,7 +26,7 @@ impl Client {
     pub(crate) fn new(settings: Settings) -> Result<Self, SettingsError> {
         settings.check()?;
         let members = Members::new(&settings)?;
-        Ok(Self { settings, members })
+        Ok(Self { settings, members, reach: Reach::default() })
     }
 
     /// How long a member may be silent before a repeatable request goes to another.
@@ -51,9 +52,13 @@ impl Client {
         for tries in 1.. {
             let turn = self.members.turn();
             let mut failure = match self.attempt(effect, deadline, turn, question, &read).await {
-                Ok(reply) => return Ok(reply),
+                Ok(reply) => {
+                    self.reach.answered();
+                    return Ok(reply);
+                }
                 Err(failure) => failure,
             };
+            self.reach.failed(&failure);
             tracing::debug!(error = %failure.error, "etcd v2 member left");
             self.members.leave(turn);
             failure.after_unknown = unknown;

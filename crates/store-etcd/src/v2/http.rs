@@ -1,7 +1,7 @@
 //! Connections to members over HTTP/1.1: opened when needed, kept while they work, with and without TLS. The v2 API knows nothing newer.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -12,15 +12,12 @@ use hyper::client::conn::http1::SendRequest;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
-use tonic::transport::Uri;
 
 use crate::backoff::random;
 use crate::failure::{Class, Failure, chain};
+use crate::tls::{Tls, address};
 use crate::{Settings, SettingsError};
 
 /// Longest wait for a connection, TLS included, before another member is tried. Within a site it takes milliseconds.
@@ -29,6 +26,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const IDLE_MAX: usize = 4;
 /// Largest answer: a listing of ten thousand full blocks (200 MB, a third more as a string within JSON), twice.
 const ANSWER_MAX_BYTES: usize = 512 << 20;
+/// The v2 handlers are reached over HTTP/1.1 by every release that has them.
+const PROTOCOL: &[u8] = b"http/1.1";
 /// The header that says how far the store was.
 const INDEX: &str = "x-etcd-index";
 
@@ -81,7 +80,7 @@ impl Members {
     /// Refuses settings whose certificates cannot be used; connects to nothing.
     pub(crate) fn new(settings: &Settings) -> Result<Self, SettingsError> {
         for endpoint in &settings.endpoints {
-            tls(settings, endpoint)?;
+            Tls::new(settings, endpoint, PROTOCOL)?;
         }
         let slot = |endpoint: &String| Slot { endpoint: endpoint.clone(), idle: Mutex::default() };
         let slots: Vec<Slot> = settings.endpoints.iter().map(slot).collect();
@@ -143,7 +142,8 @@ impl Members {
             Err(mut unsent) => {
                 let surely_not = unsent.take_message().is_some();
                 let class = if surely_not { Class::NotDone } else { Class::Ambiguous };
-                Err(Failure::new(class, endpoint, with_causes(unsent.error()), true))
+                let failure = Failure::new(class, endpoint, with_causes(unsent.error()), true);
+                Err(failure.shown(settings.cert.as_deref()))
             }
         }
     }
@@ -224,13 +224,12 @@ async fn connect(settings: &Settings, endpoint: &str) -> Result<Line, Failure> {
     let unreachable = |reason: String| Failure::unreachable(endpoint, reason);
     let (host, port) = address(endpoint).ok_or_else(|| unreachable("no host and port".to_owned()))?;
     // The files are read here and now: certificates get renewed.
-    let secured = tls(settings, endpoint).map_err(|error| unreachable(error.to_string()))?;
+    let secured = Tls::new(settings, endpoint, PROTOCOL).map_err(|error| unreachable(error.to_string()))?;
     let tcp = TcpStream::connect((host.as_str(), port)).await.map_err(|e| unreachable(e.to_string()))?;
     // One small request, one small answer: waiting to fill a segment only costs time. Failing to say so does no harm.
     let _ = tcp.set_nodelay(true);
-    let Some((connector, name)) = secured else { return handshake(endpoint, tcp).await };
-    let stream = connector.connect(name, tcp).await.map_err(|error| unreachable(with_causes(&error)))?;
-    handshake(endpoint, stream).await
+    let Some(tls) = secured else { return handshake(endpoint, tcp).await };
+    handshake(endpoint, tls.connect(tcp).await.map_err(unreachable)?).await
 }
 
 async fn handshake<S>(endpoint: &str, stream: S) -> Result<Line, Failure>
@@ -248,59 +247,6 @@ where
     });
     tracing::debug!(endpoint, "etcd v2 connected");
     Ok(line)
-}
-
-/// Host, without brackets, and port of an endpoint that the settings have checked.
-fn address(endpoint: &str) -> Option<(String, u16)> {
-    let uri: Uri = endpoint.parse().ok()?;
-    let host = uri.host()?.trim_start_matches('[').trim_end_matches(']').to_owned();
-    Some((host, uri.port_u16()?))
-}
-
-/// What TLS needs for an endpoint, with the certificates as the files have them now; none over http.
-fn tls(
-    settings: &Settings,
-    endpoint: &str,
-) -> Result<Option<(TlsConnector, ServerName<'static>)>, SettingsError> {
-    let Some(ca) = settings.ca.as_ref().filter(|_| endpoint.starts_with("https:")) else { return Ok(None) };
-    let refused = |reason: String| SettingsError::Tls { endpoint: endpoint.to_owned(), reason };
-    let certificates = |path: &std::path::Path| {
-        let pem = read(path)?;
-        let list: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-        match list {
-            Ok(list) if !list.is_empty() => Ok(list),
-            Ok(_) => Err(refused(format!("{} holds no certificate", path.display()))),
-            Err(error) => Err(refused(format!("{}: {error}", path.display()))),
-        }
-    };
-    let mut roots = rustls::RootCertStore::empty();
-    for certificate in certificates(ca)? {
-        roots.add(certificate).map_err(|error| refused(format!("{}: {error}", ca.display())))?;
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| refused(error.to_string()))?
-        .with_root_certificates(roots);
-    let mut config = match (&settings.cert, &settings.key) {
-        (Some(cert), Some(key)) => {
-            let private = PrivateKeyDer::from_pem_slice(&read(key)?);
-            let private = private.map_err(|error| refused(format!("{}: {error}", key.display())))?;
-            let config = builder.with_client_auth_cert(certificates(cert)?, private);
-            config.map_err(|error| refused(error.to_string()))?
-        }
-        _ => builder.with_no_client_auth(),
-    };
-    // The v2 handlers are reached over HTTP/1.1 by every release that has them.
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    let host = address(endpoint).map(|(host, _)| host).unwrap_or_default();
-    let name = settings.server_name.clone().unwrap_or(host);
-    let name = ServerName::try_from(name).map_err(|error| refused(error.to_string()))?;
-    Ok(Some((TlsConnector::from(Arc::new(config)), name)))
-}
-
-fn read(path: &std::path::Path) -> Result<Vec<u8>, SettingsError> {
-    std::fs::read(path).map_err(|source| SettingsError::File { path: path.to_owned(), source })
 }
 
 /// An error with what lies beneath it in one line.

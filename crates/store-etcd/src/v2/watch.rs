@@ -107,8 +107,14 @@ impl Follower {
         };
         let polled = polled.await;
         match &polled {
-            Ok(_) => self.refusals = 0,
-            Err(_) => members.leave(turn),
+            Ok(_) => {
+                self.refusals = 0;
+                self.client.reach.answered();
+            }
+            Err(failure) => {
+                self.client.reach.failed(failure);
+                members.leave(turn);
+            }
         }
         polled
     }

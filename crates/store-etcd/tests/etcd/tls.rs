@@ -118,6 +118,47 @@ async fn the_v2_engine_checks_certificates_of_both_sides_too() {
     assert!(matches!(EtcdV2::connect(confused).unwrap_err(), SettingsError::Tls { .. }));
 }
 
+/// As `openssl x509 -req` makes one without extensions: X.509 version 1. Go's clients present it, and etcd takes it.
+#[tokio::test]
+#[ignore = "tool: etcd, openssl"]
+async fn a_client_certificate_of_version_1_is_presented_as_it_is() {
+    let (cluster, settings) = secured();
+    let at = |name: &str| path(cluster.path(), name);
+    let (key, request, cert) = (at("old.key"), at("old.csr"), at("old.pem"));
+    let new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"];
+    run("openssl", &[&new[..], &["-subj", "/CN=old", "-keyout", &key, "-out", &request]].concat());
+    let sign = ["x509", "-req", "-days", "2", "-CAcreateserial", "-in", &request, "-CA", &at("ca.pem")];
+    run("openssl", &[&sign[..], &["-CAkey", &at("ca.key"), "-out", &cert]].concat());
+    let shown = run("openssl", &["x509", "-noout", "-text", "-in", &cert]);
+    assert!(shown.contains("Version: 1 (0x0)"), "{shown}");
+    let old = Settings { cert: Some(cert.into()), key: Some(key.into()), ..settings };
+    Etcd::connect(old.clone()).unwrap().get(&crate::key(1)).await.unwrap();
+    EtcdV2::connect(old).unwrap().get(&crate::key(1)).await.unwrap();
+}
+
+/// Whose certificate, which file, what is wrong.
+#[tokio::test]
+#[ignore = "tool: etcd, openssl"]
+async fn a_refused_certificate_is_named_with_its_file() {
+    let (cluster, settings) = secured();
+    let file = |name: &str| Some(cluster.path().join(name));
+    for both in [true, false] {
+        let refusal = async |settings: Settings| match both {
+            true => Etcd::connect(settings).unwrap().get(&key(1)).await.unwrap_err().to_string(),
+            false => EtcdV2::connect(settings).unwrap().get(&key(1)).await.unwrap_err().to_string(),
+        };
+        let error = refusal(Settings { ca: file("stranger.pem"), ..settings.clone() }).await;
+        assert!(error.contains("the server's certificate is refused"), "{error}");
+        assert!(error.contains("stranger.pem"), "{error}");
+        let intruder = Settings { cert: file("intruder.pem"), key: file("intruder.key"), ..settings.clone() };
+        let error = refusal(intruder).await;
+        assert!(error.contains("client certificate") && error.contains("intruder.pem"), "{error}");
+    }
+    let confused = Settings { key: file("intruder.key"), ..settings };
+    let error = Etcd::connect(confused).unwrap_err().to_string();
+    assert!(error.contains("client.pem does not belong to key"), "{error}");
+}
+
 #[tokio::test]
 #[ignore = "tool: etcd, openssl"]
 async fn a_renewed_certificate_comes_into_use_with_the_next_connection() {
