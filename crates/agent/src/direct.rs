@@ -1,21 +1,27 @@
 //! A request on a node without an agent: the same plugins, on a store that is opened for this one request.
 
+use std::path::Path;
 use std::rc::Rc;
 
-use russet_addr::Family;
+use russet_addr::{ContainerId, Family, IfName};
+use russet_attach::{Attached, Wired};
 use russet_cni_spec::plugin::Outcome;
 use russet_cni_spec::relay;
 use russet_cni_spec::{Call, CniError, CniResult, Request, Target};
 use russet_linux::sysctl;
 use russet_plugins::stages::during;
-use russet_plugins::{CalicoHost, CalicoNode, Done, LocalNode, RequestLog, Stage, Teardown};
+use russet_plugins::{
+    CalicoHost, CalicoNode, Done, Ledger, LocalNode, Node, RequestLog, Stage, Teardown, Wiring,
+};
+use russet_store::Store;
 
 use crate::bootstrap::{self, BootstrapError, Known};
-use crate::config::Config;
+use crate::config::{Config, StoreLocation};
 use crate::datastores::EtcdDatastores;
 use crate::health::{Condition, Readiness};
 use crate::history::History;
 use crate::journal;
+use crate::stores::BriefStore;
 use crate::turn::{self, Turn};
 use crate::{stores, underlay};
 
@@ -26,6 +32,9 @@ pub enum Direct {
     /// An agent, which came while the request waited for its turn.
     HandedOver(Outcome),
 }
+
+/// Closes the store when an interface is about to be wired: nothing is read or written until that has succeeded or failed.
+struct ClosesStore(Rc<BriefStore>);
 
 /// Carries out `request` of the plugin called `plugin`; `log` is for the runtime's standard error.
 pub async fn direct(
@@ -65,7 +74,9 @@ pub async fn direct(
     let done = if calico {
         // Its datastore is the configuration's, and who this node is, too.
         let host = CalicoHost::new(config.paths.root(), Rc::new(EtcdDatastores::of_request()));
-        russet_plugins::run_calico(&CalicoNode::of_request(host), request, log).await?
+        let node = CalicoNode::of_request(host);
+        let done = russet_plugins::run_calico(&node, request, log).await;
+        then_delete_links(&node.wiring, done).await?
     } else {
         on_own_store(config, plugin, request, log).await?
     };
@@ -88,33 +99,69 @@ fn leave_to_the_agent(config: &Config, target: &Target) -> Result<(), CniError> 
     Err(CniError::try_again_later("an agent that died left something unfinished for this interface", details))
 }
 
-/// A plugin that works on this node's store.
+/// A plugin that works on this node's store. The embedded one is open only while the request reads or writes it, not while the kernel works.
 async fn on_own_store(
     config: &Config,
     plugin: &str,
     request: &Request,
     log: &RequestLog,
 ) -> Result<Done, CniError> {
-    let opened = stores::open(&config.paths, &config.store)
-        .await
-        .map_err(|error| CniError::try_again_later("the store cannot be opened", error))?;
+    let unopened = |error| CniError::try_again_later("the store cannot be opened", error);
+    if !matches!(config.store, StoreLocation::Embedded) {
+        let opened = stores::open(&config.paths, &config.store).await.map_err(unopened)?;
+        let node = request_node(config, Rc::clone(&opened.store));
+        let done = on_node(config, &node, plugin, request, log).await;
+        return then_delete_links(&node.wiring, done).await;
+    }
+    let store = Rc::new(BriefStore::new(&config.paths));
+    // A DEL takes the interface down first, whatever is the matter with the store.
+    if !matches!(request.env.call, Call::Del(_)) {
+        drop(store.open().await.map_err(unopened)?);
+    }
+    let mut node = request_node(config, Rc::clone(&store) as Rc<dyn Store>);
+    node.wiring = node.wiring.with_ledger(Rc::new(ClosesStore(Rc::clone(&store))));
+    let done = on_node(config, &node, plugin, request, log).await;
+    store.close();
+    then_delete_links(&node.wiring, done).await
+}
+
+/// This node for one request.
+fn request_node(config: &Config, store: Rc<dyn Store>) -> Node {
     let readiness = Readiness::pending();
     for condition in Condition::ALL {
         readiness.met(condition);
     }
-    let node = crate::node(config, Rc::clone(&opened.store), Teardown::Synchronous, &readiness);
+    let node = crate::node(config, store, Teardown::Batched, &readiness);
     if let Some(mtu) = published_mtu(config) {
         node.mtu_bytes.set(mtu);
     }
+    node
+}
+
+/// All of a request but the deletion of links that it doomed.
+async fn on_node(
+    config: &Config,
+    node: &Node,
+    plugin: &str,
+    request: &Request,
+    log: &RequestLog,
+) -> Result<Done, CniError> {
     if matches!(request.env.call, Call::Add(_)) {
-        prepare(config, &node)
+        prepare(config, node)
             .await
             .map_err(|e| CniError::try_again_later("the node cannot be registered", e))?;
         // Only here: a node whose settings cannot be written must still get rid of its pods.
-        forward_packets(&node).await?;
+        forward_packets(node).await?;
     }
-    // There is no journal by which anybody else would finish it; and as long as it has the store open, nobody else may think that it is free.
-    russet_plugins::run(&node, plugin, request, log).await?.released().await
+    // There is no journal by which anybody else would finish it.
+    russet_plugins::run(node, plugin, request, log).await?.released().await
+}
+
+/// Deletes the links that a request doomed, whatever else became of it.
+async fn then_delete_links<T>(wiring: &Wiring, done: Result<T, CniError>) -> Result<T, CniError> {
+    let deleted = wiring.reap_batch().await;
+    let done = done?;
+    deleted.map(|_| done)
 }
 
 /// A plugin that works on no datastore at all.
@@ -125,7 +172,8 @@ async fn run_local(
     log: &RequestLog,
 ) -> Result<Direct, CniError> {
     let node = LocalNode::of_request(config.paths.root().to_owned());
-    let result = russet_plugins::run_local(&node, plugin, request, log).await?;
+    let done = russet_plugins::run_local(&node, plugin, request, log).await;
+    let result = then_delete_links(&node.wiring, done).await?;
     History::at(config.paths.history_file()).record(request, result.as_ref());
     Ok(Direct::Done(result))
 }
@@ -166,4 +214,19 @@ async fn prepare(config: &Config, node: &russet_plugins::Node) -> Result<(), Boo
     bootstrap::ensure_pools(&node.allocator, &config.pools).await?;
     let choice = underlay::choose(config.interface.as_ref(), None)?;
     bootstrap::register(&*node.store, &node.name, &choice, Known::Replace).await
+}
+
+// === impl ClosesStore ===
+
+impl Ledger for ClosesStore {
+    fn wiring(&self, _: &Wired, _: &Path) -> Result<(), CniError> {
+        self.0.close();
+        Ok(())
+    }
+
+    fn wired(&self, _: &Wired, _: &Attached) {}
+
+    fn unwired(&self, _: &Wired) {}
+
+    fn leaving(&self, _: &ContainerId, _: &IfName) {}
 }

@@ -1,5 +1,7 @@
 //! Opens the store that the settings name, and serves it to other processes of this machine when it is ours.
 
+mod brief;
+
 use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -11,6 +13,8 @@ use russet_store::{Access, Cause, Locked, Remote, Store, StoreError, open_or_con
 use russet_store_etcd::{Etcd, Settings as EtcdSettings};
 
 use crate::config::{Config, Paths, StoreLocation};
+
+pub use brief::BriefStore;
 
 /// A store, and what has to run so that others can use it.
 pub struct Opened {

@@ -38,6 +38,8 @@ pub struct Detachment {
 pub enum Removal {
     /// By the next [`reap`](crate::reap).
     Deferred,
+    /// By the [`reap_unless_gone`](crate::reap_unless_gone) that the same request calls before it answers, together with what other processes left by then.
+    Batched,
     /// Before `detach` returns.
     Synchronous,
 }
@@ -100,8 +102,8 @@ pub fn detach_with(
         met |= pod_end.is_some();
         let removed = match what.removal {
             // By a GC, which reaches no pod's end, or a DEL that was killed between the two.
-            Removal::Deferred if inspect::is_doomed(link) => doom_pod_end(pod_end),
-            Removal::Deferred => doom(host, link.index, pod_end),
+            Removal::Deferred | Removal::Batched if inspect::is_doomed(link) => doom_pod_end(pod_end),
+            Removal::Deferred | Removal::Batched => doom(host, link.index, pod_end),
             Removal::Synchronous => delete(host, link.index),
         };
         errors.note(removed);
@@ -146,8 +148,8 @@ pub fn detach_owned_with(
     let Some(link) = inspect::by_index(host, found.ifindex)?.filter(same) else { return Ok(false) };
     owned(&link).iter().for_each(leaving);
     match removal {
-        Removal::Deferred if inspect::is_doomed(&link) => {}
-        Removal::Deferred => doom(host, link.index, None)?,
+        Removal::Deferred | Removal::Batched if inspect::is_doomed(&link) => {}
+        Removal::Deferred | Removal::Batched => doom(host, link.index, None)?,
         Removal::Synchronous => delete(host, link.index)?,
     }
     Ok(true)

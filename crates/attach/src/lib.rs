@@ -43,7 +43,7 @@ pub use plan::{
     Bridge, Op, PermanentNeighbour, Plan, PlannedRoute, Setting, Side, SourceRule, Step, Via, When, plan,
 };
 pub use port::{Port, detach_port, has_interface, plan_port};
-pub use reap::{OwnedLink, Reaped, list, reap, reap_newborn};
+pub use reap::{OwnedLink, Reaped, list, reap, reap_newborn, reap_unless_gone};
 pub use shape::{Limit, Shape, ShapeError, check_shape, collect_shapes, shape, shaped, unshape};
 pub use wired::Wired;
 

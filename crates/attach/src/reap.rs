@@ -1,6 +1,7 @@
 //! Deletes, all at once, what deferred removals left; and lists what is ours.
 //!
-//! The agent calls all: `reap` a moment after a DEL and at its start, `reap_newborn` at its start, `list` for GC and `russet owned`.
+//! The agent calls all: `reap` a moment after a DEL and at its start, `reap_newborn` at its start, `list` for GC and `russet owned`. Plugins without an
+//! agent call `reap_unless_gone` at the end of a DEL or GC.
 
 use russet_netlink::{Batch, Link, LinkDel, NetlinkError, Socket};
 
@@ -60,6 +61,20 @@ pub fn reap(host: &mut Socket) -> Result<Reaped, NetlinkError> {
     }
     let foreign = foreign.into_iter().map(|link| link.name).collect();
     Ok(Reaped { count: ours.len(), foreign })
+}
+
+/// [`reap`] for a process that doomed the links `own`, unless all of these are gone: then another process's deletion of the group took them along.
+///
+/// No lock is needed between such processes. The kernel answers a question about a link only when a deletion under way has taken its links off the
+/// list, so of many that ask at once the first deletes what all have doomed. A process that is killed before this leaves links of the group, which go
+/// with the next deletion: by any later DEL, or by an agent's start.
+pub fn reap_unless_gone(host: &mut Socket, own: &[u32]) -> Result<Reaped, NetlinkError> {
+    for index in own {
+        if inspect::by_index(host, *index)?.is_some_and(|link| inspect::is_doomed(&link)) {
+            return reap(host);
+        }
+    }
+    Ok(Reaped::default())
 }
 
 /// Deletes what ADDs left that were killed before they could write an owner on their link, and tells how many. Only for whoever knows that no ADD is

@@ -334,7 +334,7 @@ impl<'a> Work<'a> {
         let mut attachment = Attachment::new(Dialect::Calico, network, container, ifname, pod);
         attachment.addresses = addresses.to_vec();
         attachment.mtu = self.conf.mtu_bytes.unwrap_or(MTU_DEFAULT_BYTES);
-        attachment.sync_delete = matches!(self.node.teardown, crate::Teardown::Synchronous);
+        attachment.sync_delete = self.node.teardown.is_synchronous();
         attachment
     }
 

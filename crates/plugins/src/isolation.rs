@@ -150,7 +150,8 @@ impl Isolation {
         let _gate = stages::enter(Stage::Gate);
         let done = match removal {
             Removal::Deferred => self.keeper.forget(name.clone()),
-            Removal::Synchronous => {
+            // A process without an agent ends before the keeper would have come to it.
+            Removal::Synchronous | Removal::Batched => {
                 self.keeper.remove(name.clone(), Instant::now() + LEAVE_PATIENCE).map(drop)
             }
         };

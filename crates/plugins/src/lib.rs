@@ -49,6 +49,7 @@ pub use pause::Pause;
 pub use releases::{Release, Releases};
 pub use request_log::RequestLog;
 pub use stages::{Stage, Stages};
+pub use wiring::Wiring;
 
 /// What a request came to.
 #[derive(Debug)]

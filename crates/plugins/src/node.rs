@@ -24,6 +24,8 @@ pub enum Teardown {
     Synchronous,
     /// They are doomed, and the reaper is told.
     Deferred(Rc<tokio::sync::Notify>),
+    /// They are doomed, and [`Wiring::reap_batch`] deletes them before DEL answers, together with what other processes have doomed by then.
+    Batched,
 }
 
 /// A node, as plugins see it. Clones share everything.
@@ -112,7 +114,7 @@ impl Node {
 impl LocalNode {
     /// A node without an agent, for one request.
     pub fn of_request(root: PathBuf) -> Self {
-        Self { root, wiring: Wiring::default(), teardown: Teardown::Synchronous }
+        Self { root, wiring: Wiring::default(), teardown: Teardown::Batched }
     }
 }
 
@@ -124,7 +126,7 @@ impl CalicoNode {
         Self {
             host,
             wiring: Wiring::default(),
-            teardown: Teardown::Synchronous,
+            teardown: Teardown::Batched,
             clusters: Clusters::default(),
             not_ready: Rc::new(|| None),
         }
@@ -139,12 +141,13 @@ impl Teardown {
         match self {
             Self::Synchronous => Removal::Synchronous,
             Self::Deferred(_) => Removal::Deferred,
+            Self::Batched => Removal::Batched,
         }
     }
 
     /// Whether links go before DEL answers.
     pub(crate) fn is_synchronous(&self) -> bool {
-        matches!(self, Self::Synchronous)
+        matches!(self, Self::Synchronous | Self::Batched)
     }
 
     /// Tells the reaper that there may be something to do.

@@ -134,7 +134,7 @@ fn attachment(node: &Node, settings: &Settings, target: &Target) -> Attachment {
     let Target { network, container, ifname, pod, .. } = target.clone();
     let mut attachment = Attachment::new(Dialect::Native, network, container, ifname, pod);
     attachment.mtu = settings.mtu_bytes.unwrap_or_else(|| node.mtu_bytes.get());
-    attachment.sync_delete = matches!(node.teardown, crate::Teardown::Synchronous);
+    attachment.sync_delete = node.teardown.is_synchronous();
     attachment
 }
 

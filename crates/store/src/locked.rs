@@ -12,6 +12,7 @@ use russet_model::{Key, Prefix};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::embedded::Options;
@@ -27,9 +28,8 @@ pub const LOCK_FILE: &str = "store.lock";
 /// The socket on which its owner answers others.
 pub const SOCKET_FILE: &str = "store.sock";
 
-/// First and longest pause between two tries for the lock: a plugin holds it for a few milliseconds.
-const RETRY_MIN: Duration = Duration::from_millis(2);
-const RETRY_MAX: Duration = Duration::from_millis(50);
+/// How often a process that waits for the lock looks whether its owner listens now: that one keeps the lock for its life.
+const OWNER_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// What is read of the holder's note.
 const NOTE_MAX_BYTES: u64 = 200;
 
@@ -38,6 +38,15 @@ pub struct Locked {
     // The order matters: the store is closed before the lock is given back.
     store: Embedded,
     _lock: File,
+}
+
+/// A process's place among those that wait for the lock. The kernel serves waiters that block in flock(2) in their order and wakes the next one
+/// when the lock is free; polling leaves the store idle between two tries, which a burst of plugins pays for one after the other.
+struct Queue {
+    /// The lock's file, before the first try.
+    file: Option<File>,
+    /// The locked file, once the kernel has granted it.
+    blocked: Option<oneshot::Receiver<io::Result<File>>>,
 }
 
 /// A way to the embedded store of a directory, whoever owns it.
@@ -52,18 +61,20 @@ pub enum Access {
 /// The deadline is also that of each later call through the socket.
 pub async fn open_or_connect(dir: &Path, deadline: Duration) -> Result<Access, StoreError> {
     let end = Instant::now() + deadline;
-    let lock = open_lock(dir).map_err(|error| lock_error(dir, error))?;
-    let mut pause = RETRY_MIN;
+    let mut queue = Queue::join(dir).map_err(|error| lock_error(dir, error))?;
     loop {
         if owner_answers(&dir.join(SOCKET_FILE)).await {
             return Ok(Access::Remote(Remote::connect_with(dir.join(SOCKET_FILE), deadline)));
         }
-        if try_lock(&lock).map_err(|error| lock_error(dir, error))? {
+        let next_check = end.min(Instant::now() + OWNER_CHECK_INTERVAL);
+        if let Some(lock) = queue.lock_before(next_check).await.map_err(|error| lock_error(dir, error))? {
             // For a moment only: the owner verifies the whole file when it starts.
             return Locked::open(dir, lock, Options { verify: false, ..Options::default() })
                 .map(Access::Locked);
         }
-        wait(&mut pause, end).await.map_err(|()| held_by_another(dir, deadline))?;
+        if Instant::now() >= end {
+            return Err(held_by_another(dir, deadline));
+        }
     }
 }
 
@@ -93,12 +104,9 @@ impl Locked {
     /// Takes the lock of `dir`, waiting at most `deadline`, and opens the store. This is how an owner starts.
     pub async fn acquire(dir: &Path, deadline: Duration) -> Result<Self, StoreError> {
         let end = Instant::now() + deadline;
-        let lock = open_lock(dir).map_err(|error| lock_error(dir, error))?;
-        let mut pause = RETRY_MIN;
-        while !try_lock(&lock).map_err(|error| lock_error(dir, error))? {
-            wait(&mut pause, end).await.map_err(|()| held_by_another(dir, deadline))?;
-        }
-        Self::open(dir, lock, Options::default())
+        let mut queue = Queue::join(dir).map_err(|error| lock_error(dir, error))?;
+        let lock = queue.lock_before(end).await.map_err(|error| lock_error(dir, error))?;
+        Self::open(dir, lock.ok_or_else(|| held_by_another(dir, deadline))?, Options::default())
     }
 
     fn open(dir: &Path, mut lock: File, options: Options) -> Result<Self, StoreError> {
@@ -113,14 +121,44 @@ impl Locked {
     }
 }
 
-async fn wait(pause: &mut Duration, end: Instant) -> Result<(), ()> {
-    let now = Instant::now();
-    if now >= end {
-        return Err(());
+// === impl Queue ===
+
+impl Queue {
+    fn join(dir: &Path) -> io::Result<Self> {
+        open_lock(dir).map(|file| Self { file: Some(file), blocked: None })
     }
-    tokio::time::sleep_until(end.min(now + *pause)).await;
-    *pause = (*pause * 2).min(RETRY_MAX);
-    Ok(())
+
+    /// The lock, or none when others have it until `end`. A lock that comes later is given back, if this value is gone by then.
+    async fn lock_before(&mut self, end: Instant) -> io::Result<Option<File>> {
+        if let Some(file) = self.file.take() {
+            if try_lock(&file)? {
+                return Ok(Some(file));
+            }
+            self.blocked = Some(lock_in_thread(file)?);
+        }
+        let Some(blocked) = &mut self.blocked else { return Ok(None) };
+        match tokio::time::timeout_at(end, blocked).await {
+            Ok(answer) => answer.unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into())).map(Some),
+            Err(_elapsed) => Ok(None),
+        }
+    }
+}
+
+/// Locks in a thread of its own, which ends when it has the lock, at the latest with the process.
+fn lock_in_thread(file: File) -> io::Result<oneshot::Receiver<io::Result<File>>> {
+    let (answer, blocked) = oneshot::channel();
+    let lock = move || {
+        let locked = loop {
+            match rustix::fs::flock(&file, FlockOperation::LockExclusive) {
+                Err(Errno::INTR) => {}
+                result => break result,
+            }
+        };
+        // An answer that has no receiver any more is dropped, and the lock with it.
+        let _ = answer.send(locked.map(|()| file).map_err(io::Error::from));
+    };
+    std::thread::Builder::new().name("store-lock".into()).spawn(lock)?;
+    Ok(blocked)
 }
 
 fn open_lock(dir: &Path) -> io::Result<File> {

@@ -7,10 +7,10 @@ use russet_linux::NetNs;
 use russet_store::BoxFuture;
 
 use super::workload::Workload;
+use crate::CalicoNode;
 use crate::calico_conf::CalicoConf;
 use crate::target::Target;
 use crate::wiring::{Unattached, Wiring};
-use crate::{CalicoNode, Teardown};
 
 /// What an ADD does to the kernel: a test of what happens when it fails needs no kernel.
 pub trait Wire {
@@ -35,7 +35,7 @@ pub fn attachment(node: &CalicoNode, conf: &CalicoConf, target: &Target) -> Resu
     let mut attachment = Attachment::new(Dialect::Calico, network, container, ifname, pod);
     attachment.host_name = host_name;
     attachment.allow_ip_forwarding = conf.allow_ip_forwarding;
-    attachment.sync_delete = matches!(node.teardown, Teardown::Synchronous);
+    attachment.sync_delete = node.teardown.is_synchronous();
     Ok(attachment)
 }
 

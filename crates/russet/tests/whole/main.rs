@@ -4,6 +4,7 @@
 
 mod any_state;
 mod bad_input;
+mod bursts;
 mod calico;
 mod calico_agent;
 mod calico_containerd;

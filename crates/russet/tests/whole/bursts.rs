@@ -1,0 +1,133 @@
+//! Requests without an agent that come at once: each is a process, and they wait for each other only where they share something.
+
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+
+use russet_linux::process;
+use russet_store::LOCK_FILE;
+use russet_testkit::eventually;
+use rustix::fs::{FlockOperation, flock};
+use serde_json::json;
+
+use crate::node::{Answer, PATIENCE, TestNode, TestPod};
+
+const PODS: usize = 8;
+
+/// Starts a plugin's process with the program and arguments before it, and does not wait for its end.
+fn start(node: &TestNode, before: &[&str], verb: &str, pod: &TestPod) -> Child {
+    let words = [before, &[env!("CARGO_BIN_EXE_russet")]].concat();
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+    command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", &pod.container).env("CNI_NETNS", pod.path());
+    command.env("CNI_IFNAME", "eth0").env("CNI_PATH", "/opt/cni/bin");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    process::in_netns(&mut command, node.netns()).unwrap();
+    let mut child = command.spawn().unwrap();
+    let config = node.config(json!({})).to_string();
+    child.stdin.take().unwrap().write_all(config.as_bytes()).unwrap();
+    child
+}
+
+fn end(child: Child) -> Answer {
+    child.wait_with_output().unwrap().into()
+}
+
+/// The lock of the node's store, as another request has it; dropping it gives it back.
+fn hold_store(node: &TestNode) -> std::fs::File {
+    let file = std::fs::File::open(node.path("var/lib/russet").join(LOCK_FILE)).unwrap();
+    flock(&file, FlockOperation::LockExclusive).unwrap();
+    file
+}
+
+fn doomed(node: &TestNode) -> usize {
+    node.links().iter().filter(|name| name.starts_with("rsx")).count()
+}
+
+fn with_pods(node: &mut TestNode, count: usize) -> Vec<TestPod> {
+    let pods: Vec<_> = (0..count).map(|_| node.pod()).collect();
+    pods.iter().for_each(|pod| assert_eq!(node.add(pod).addresses().len(), 2));
+    pods
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn dels_at_once_take_their_interfaces_down_while_another_request_has_the_store() {
+    let mut node = TestNode::without_agent(&[]);
+    let pods = with_pods(&mut node, PODS);
+    let store = hold_store(&node);
+    let dels: Vec<_> = pods.iter().map(|pod| start(&node, &[], "DEL", pod)).collect();
+    eventually(PATIENCE, || doomed(&node) == PODS);
+    drop(store);
+    for del in dels {
+        let answer = end(del);
+        assert_eq!(answer.status, 0, "{answer:?}");
+    }
+    assert_eq!(
+        node.links(),
+        Vec::<String>::new(),
+        "a DEL without an agent answers when its interface is gone"
+    );
+    assert_eq!(node.allocated(), 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn what_a_killed_del_left_goes_with_the_next_del_and_with_an_agents_start() {
+    let mut node = TestNode::without_agent(&[]);
+    let pods = with_pods(&mut node, 3);
+    let kill_between = |pod: &TestPod, doomed_before: usize| {
+        let store = hold_store(&node);
+        let mut del = start(&node, &[], "DEL", pod);
+        eventually(PATIENCE, || doomed(&node) == doomed_before + 1);
+        del.kill().unwrap();
+        del.wait().unwrap();
+        drop(store);
+    };
+    kill_between(&pods[0], 0);
+    assert_eq!(node.del(&pods[1]).status, 0);
+    assert_eq!(doomed(&node), 0, "the deletion of one pod's link takes along what a killed DEL left");
+    // Its address is still held, and the repeated DEL gives it back.
+    assert_eq!(node.del(&pods[0]).status, 0);
+    kill_between(&pods[2], 0);
+    assert_eq!(node.add(&pods[0]).addresses().len(), 2, "an ADD is not disturbed");
+    node.start_agent();
+    eventually(PATIENCE, || doomed(&node) == 0);
+    assert_eq!((node.del(&pods[0]).status, node.del(&pods[2]).status), (0, 0));
+    eventually(PATIENCE, || node.links().is_empty());
+    assert_eq!(node.allocated(), 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn an_add_leaves_the_store_to_others_while_the_kernel_wires_its_interface() {
+    let mut node = TestNode::without_agent(&[]);
+    let first = node.pod();
+    assert_eq!(node.add(&first).addresses().len(), 2);
+    let lock = node.path("var/lib/russet").join(LOCK_FILE);
+    std::fs::write(&lock, "").unwrap();
+    let second = node.pod();
+    // Its first message to the kernel takes three seconds.
+    let slow = [
+        "strace",
+        "-f",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-e",
+        "trace=sendto",
+        "-e",
+        "inject=sendto:delay_enter=3000000:when=1",
+    ];
+    let add = start(&node, &slow, "ADD", &second);
+    eventually(PATIENCE, || {
+        let file = std::fs::File::open(&lock).unwrap();
+        // Whoever has had the lock has written its name.
+        let was_locked = !std::fs::read(&lock).unwrap().is_empty();
+        let is_free = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+        was_locked && is_free && node.links().len() == 1
+    });
+    let answer = end(add);
+    assert_eq!(answer.addresses().len(), 2, "{answer:?}");
+    assert_eq!((node.del(&first).status, node.del(&second).status), (0, 0));
+    assert_eq!(node.allocated(), 0);
+}
