@@ -59,7 +59,7 @@ pub async fn ensure_pools(allocator: &Allocator, defaults: &DefaultPools) -> Res
     let pools: Vec<DefaultPool> = wanted.filter_map(pool).collect();
     let created = allocator.ensure_pools(&pools).await.map_err(BootstrapError::Pools)?;
     if !created.is_empty() {
-        tracing::info!(pools = ?created, "default pools created");
+        tracing::info!(pools = created.join(", "), "default pools created");
     }
     Ok(())
 }

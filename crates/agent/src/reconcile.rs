@@ -147,7 +147,9 @@ impl Loop {
         let mut watches = Watches::open(store, self.config.calico, shared, &mut cluster).await?;
         self.met(Condition::Store);
         let mut choice = self.choose(&cluster).await?;
-        tracing::info!(interface = choice.name.as_deref().unwrap_or("none"), why = choice.why, addresses = ?choice.underlay.addresses, "underlay");
+        let addresses: Vec<String> = choice.underlay.addresses.iter().map(ToString::to_string).collect();
+        let interface = choice.name.as_deref().unwrap_or("none");
+        tracing::info!(interface, why = choice.why, addresses = addresses.join(", "), "underlay");
         loop {
             let aside = self.stands_aside().await?;
             if aside {

@@ -74,7 +74,10 @@ fn dns(dns: v1::DnsConfig) -> Result<Dns, Status> {
     let (scoped, plain): (Vec<_>, Vec<_>) = dns.servers.into_iter().partition(|server| server.contains('%'));
     if !scoped.is_empty() {
         // The node's own resolv.conf may have such, which kubelet passes on: `fe80::1%eth0`, by an interface that no pod has.
-        tracing::warn!(servers = ?scoped, "name servers that are reached through an interface of the node are left out");
+        tracing::warn!(
+            servers = scoped.join(", ").escape_debug().to_string(),
+            "name servers that are reached through an interface of the node are left out"
+        );
     }
     let servers =
         plain.into_iter().map(|server| address(&server, "dns_config.servers")).collect::<Result<_, _>>()?;

@@ -12,8 +12,19 @@ pub struct Batch {
     pub(crate) bytes: Vec<u8>,
     pub(crate) starts: Vec<u32>,
     pub(crate) invalid: Option<(usize, &'static str)>,
-    describe: Describe,
+    describe: Words,
 }
+
+/// How requests are put into words.
+#[derive(Debug, Clone, Copy)]
+enum Words {
+    Plain(Describe),
+    /// With the names of interfaces.
+    Named(fn(&Message<'_>, Names<'_>) -> String),
+}
+
+/// The name of the interface that has this number.
+pub(crate) type Names<'a> = &'a dyn Fn(u32) -> String;
 
 /// Says what a request asks for, with its subject: `add route 10.1.0.0/26 via 10.0.0.7`.
 pub type Describe = fn(&Message<'_>) -> String;
@@ -23,12 +34,17 @@ pub type Describe = fn(&Message<'_>) -> String;
 impl Batch {
     /// An empty batch of route requests.
     pub fn new() -> Self {
-        Self::describing(crate::describe::describe)
+        Self::naming(crate::describe::describe)
+    }
+
+    /// An empty batch of requests that `describe` can put into words with the names of interfaces.
+    pub(crate) fn naming(describe: fn(&Message<'_>, Names<'_>) -> String) -> Self {
+        Self { bytes: Vec::new(), starts: Vec::new(), invalid: None, describe: Words::Named(describe) }
     }
 
     /// An empty batch of requests that `describe` can put into words.
     pub fn describing(describe: Describe) -> Self {
-        Self { bytes: Vec::new(), starts: Vec::new(), invalid: None, describe }
+        Self { bytes: Vec::new(), starts: Vec::new(), invalid: None, describe: Words::Plain(describe) }
     }
 
     /// Appends a request that `fill` writes. `NLM_F_REQUEST` and `NLM_F_ACK` are added to `flags`.
@@ -78,10 +94,15 @@ impl Batch {
         &self.bytes
     }
 
-    /// What request `index` asks for; empty when there is none.
+    /// What request `index` asks for, with numbers for interfaces; empty when there is none. [`Socket::describe`](crate::Socket::describe) knows their names.
     pub fn description(&self, index: usize) -> String {
-        match Messages::new(self.bytes_of(index..index + 1)).next() {
-            Some(Ok(message)) => (self.describe)(&message),
+        self.description_with(index, &|interface| interface.to_string())
+    }
+
+    pub(crate) fn description_with(&self, index: usize, names: Names<'_>) -> String {
+        match (Messages::new(self.bytes_of(index..index + 1)).next(), self.describe) {
+            (Some(Ok(message)), Words::Plain(describe)) => describe(&message),
+            (Some(Ok(message)), Words::Named(describe)) => describe(&message, names),
             _ => String::new(),
         }
     }

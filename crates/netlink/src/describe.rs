@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use ipnet::IpNet;
 
 use crate::address::Address;
+use crate::batch::Names;
 use crate::kernel::*;
 use crate::neighbour::{FdbEntry, Neighbour};
 use crate::route::Route;
@@ -12,15 +13,15 @@ use crate::rule::Rule;
 use crate::wire::{Attributes, Message, array};
 
 /// What a route request asks for, with its subject: `add route 10.1.0.0/26 via 10.0.0.7`.
-pub(crate) fn describe(message: &Message<'_>) -> String {
+pub(crate) fn describe(message: &Message<'_>, names: Names<'_>) -> String {
     let subject = match message.kind {
-        RTM_NEWLINK | RTM_SETLINK | RTM_DELLINK => link(message),
-        RTM_NEWADDR | RTM_DELADDR => address(message),
-        RTM_NEWROUTE | RTM_DELROUTE => route(message),
-        RTM_NEWNEIGH | RTM_DELNEIGH if message.payload.first() == Some(&AF_BRIDGE) => fdb(message),
-        RTM_NEWNEIGH | RTM_DELNEIGH => neighbour(message),
+        RTM_NEWLINK | RTM_SETLINK | RTM_DELLINK => link(message, names),
+        RTM_NEWADDR | RTM_DELADDR => address(message, names),
+        RTM_NEWROUTE | RTM_DELROUTE => route(message, names),
+        RTM_NEWNEIGH | RTM_DELNEIGH if message.payload.first() == Some(&AF_BRIDGE) => fdb(message, names),
+        RTM_NEWNEIGH | RTM_DELNEIGH => neighbour(message, names),
         RTM_NEWRULE | RTM_DELRULE => rule(message),
-        RTM_NEWQDISC | RTM_DELQDISC | RTM_NEWTFILTER | RTM_DELTFILTER => traffic_control(message),
+        RTM_NEWQDISC | RTM_DELQDISC | RTM_NEWTFILTER | RTM_DELTFILTER => traffic_control(message, names),
         RTM_SETNEIGHTBL => Some("how a link answers for others' addresses".to_owned()),
         kind => Some(format!("netlink message {kind}")),
     };
@@ -43,7 +44,7 @@ fn verb(message: &Message<'_>) -> &'static str {
     }
 }
 
-fn link(message: &Message<'_>) -> Option<String> {
+fn link(message: &Message<'_>, names: Names<'_>) -> Option<String> {
     let index = array(message.payload, 4).map(u32::from_ne_bytes)?;
     let attributes = message.attributes(IFINFOMSG_BYTES);
     let text = |kind| attributes.find(kind).map(|attribute| attribute.text());
@@ -52,8 +53,8 @@ fn link(message: &Message<'_>) -> Option<String> {
     }
     let mut words = match (index, text(IFLA_IFNAME)) {
         (0, Some(name)) => format!("link {name}"),
-        (index, Some(name)) => format!("link {index} to the name {name}"),
-        (index, None) => format!("link {index}"),
+        (index, Some(name)) => format!("link {} to the name {name}", names(index)),
+        (index, None) => format!("link {}", names(index)),
     };
     if let Some(info) = attributes.find(IFLA_LINKINFO) {
         words.push_str(&kind(&info.nested()));
@@ -63,8 +64,12 @@ fn link(message: &Message<'_>) -> Option<String> {
         let flags = array(message.payload, 8).map_or(0, u32::from_ne_bytes);
         words.push_str(if flags & IFF_UP != 0 { " up" } else { " down" });
     }
-    for (attribute, word) in [(IFLA_MASTER, "master"), (IFLA_MTU, "mtu"), (IFLA_GROUP, "group")] {
-        if let Some(value) = attributes.find(attribute).and_then(|attribute| attribute.u32()) {
+    let number = |kind| attributes.find(kind).and_then(|attribute| attribute.u32());
+    if let Some(master) = number(IFLA_MASTER) {
+        let _ = write!(words, " master {}", if master == 0 { "none".to_owned() } else { names(master) });
+    }
+    for (attribute, word) in [(IFLA_MTU, "mtu"), (IFLA_GROUP, "group")] {
+        if let Some(value) = number(attribute) {
             let _ = write!(words, " {word} {value}");
         }
     }
@@ -87,19 +92,19 @@ fn kind(info: &Attributes<'_>) -> String {
     }
 }
 
-fn address(message: &Message<'_>) -> Option<String> {
+fn address(message: &Message<'_>, names: Names<'_>) -> Option<String> {
     let address = Address::decode(message)?;
-    Some(format!("address {} dev {}", address.net, address.ifindex))
+    Some(format!("address {} dev {}", address.net, names(address.ifindex)))
 }
 
-fn route(message: &Message<'_>) -> Option<String> {
+fn route(message: &Message<'_>, names: Names<'_>) -> Option<String> {
     let route = Route::decode(message)?;
     let mut words = format!("{}route {}", route.kind.word(), net(&route.dst));
     if let Some(gateway) = route.gateway {
         let _ = write!(words, " via {gateway}");
     }
     if let Some(oif) = route.oif {
-        let _ = write!(words, " dev {oif}");
+        let _ = write!(words, " dev {}", names(oif));
     }
     if route.table != Route::MAIN {
         let _ = write!(words, " table {}", route.table);
@@ -111,31 +116,31 @@ fn net(net: &IpNet) -> String {
     if net.prefix_len() == 0 { "default".to_owned() } else { net.to_string() }
 }
 
-fn neighbour(message: &Message<'_>) -> Option<String> {
+fn neighbour(message: &Message<'_>, names: Names<'_>) -> Option<String> {
     let neighbour = Neighbour::decode(message)?;
     let mut words = format!("{}neighbour {}", if neighbour.proxy { "proxy " } else { "" }, neighbour.address);
     if let Some(mac) = neighbour.mac {
         let _ = write!(words, " lladdr {mac}");
     }
-    let _ = write!(words, " dev {}", neighbour.ifindex);
+    let _ = write!(words, " dev {}", names(neighbour.ifindex));
     Some(words)
 }
 
-fn fdb(message: &Message<'_>) -> Option<String> {
+fn fdb(message: &Message<'_>, names: Names<'_>) -> Option<String> {
     let entry = FdbEntry::decode(message)?;
     let mut words = format!("forwarding entry {}", entry.mac);
     if let Some(dst) = entry.dst {
         let _ = write!(words, " dst {dst}");
     }
-    let _ = write!(words, " dev {}", entry.ifindex);
+    let _ = write!(words, " dev {}", names(entry.ifindex));
     Some(words)
 }
 
-fn traffic_control(message: &Message<'_>) -> Option<String> {
+fn traffic_control(message: &Message<'_>, names: Names<'_>) -> Option<String> {
     let index = array(message.payload, 4).map(u32::from_ne_bytes)?;
     let kind = message.attributes(TCMSG_BYTES).find(TCA_KIND).map(|kind| kind.text()).unwrap_or_default();
     let what = if matches!(message.kind, RTM_NEWTFILTER | RTM_DELTFILTER) { "filter" } else { "qdisc" };
-    Some(format!("{what} {kind} dev {index}"))
+    Some(format!("{what} {kind} dev {}", names(index)))
 }
 
 fn rule(message: &Message<'_>) -> Option<String> {

@@ -80,6 +80,13 @@ impl Socket {
         first.map_or(Ok(()), Err)
     }
 
+    /// What request `index` of a batch asks for, with the names of interfaces as they are now. One that is gone is shown by its number.
+    pub fn describe(&self, batch: &Batch, index: usize) -> String {
+        let name =
+            |interface| self.fd.interface_name(interface).unwrap_or_else(|| format!("{interface} (gone)"));
+        batch.description_with(index, &name)
+    }
+
     /// Sends the whole batch whatever happens, and says of each request how it went.
     pub fn execute_all(&mut self, batch: &Batch) -> Vec<Result<()>> {
         let mut results = Vec::with_capacity(batch.len());

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use ipnet::IpNet;
 use russet_addr::Family;
 
-use crate::batch::Batch;
+use crate::batch::{Batch, Names};
 use crate::error::Result;
 use crate::generic::header;
 use crate::kernel::*;
@@ -197,11 +197,11 @@ fn endpoint(bytes: &[u8]) -> Option<SocketAddr> {
 }
 
 /// What a request asks for, in words; no keys.
-fn describe(message: &Message<'_>) -> String {
+fn describe(message: &Message<'_>, names: Names<'_>) -> String {
     let attributes = message.attributes(GENLMSGHDR_BYTES);
     let index = attributes.find(WGDEVICE_A_IFINDEX).and_then(|index| index.u32()).unwrap_or(0);
     let peers = attributes.find(WGDEVICE_A_PEERS).map_or(0, |peers| peers.nested().count());
-    format!("change {peers} peers of WireGuard device {index}")
+    format!("change {peers} peers of WireGuard device {}", names(index))
 }
 
 // === impl Batch ===
@@ -210,7 +210,7 @@ fn describe(message: &Message<'_>) -> String {
 impl Batch {
     /// An empty batch of requests to the WireGuard family.
     pub fn wireguard() -> Self {
-        Self::describing(describe)
+        Self::naming(describe)
     }
 
     /// Sets a device's private key and port.

@@ -50,7 +50,7 @@ impl Socket {
     pub(super) fn run(&mut self, batch: &Batch, stop: bool, each: &mut dyn FnMut(usize, Result<()>)) {
         if let Some((_, reason)) = batch.invalid {
             for index in 0..batch.len() {
-                each(index, Err(NetlinkError::Invalid { operation: batch.description(index), reason }));
+                each(index, Err(NetlinkError::Invalid { operation: self.describe(batch, index), reason }));
             }
             return;
         }
@@ -61,7 +61,7 @@ impl Socket {
             let (verdicts, broken) = self.exchange_chunk(batch, chunk.clone());
             let mut failed = false;
             for (index, verdict) in chunk.zip(verdicts) {
-                let result = outcome(verdict, broken.as_ref(), || batch.description(index));
+                let result = outcome(verdict, broken.as_ref(), || self.describe(batch, index));
                 failed |= result.is_err();
                 each(index, result);
             }
@@ -74,7 +74,7 @@ impl Socket {
     pub(super) fn exchange_transaction(&mut self, batch: &Batch) -> Result<(), BatchError> {
         let failed = |index: usize, error| Err(BatchError { index, error });
         if let Some((index, reason)) = batch.invalid {
-            return failed(index, NetlinkError::Invalid { operation: batch.description(index), reason });
+            return failed(index, NetlinkError::Invalid { operation: self.describe(batch, index), reason });
         }
         let whole = 0..batch.len();
         let answered = |index: usize| {
@@ -90,11 +90,12 @@ impl Socket {
         let refused = verdicts.iter().position(|verdict| verdict.as_ref().is_some_and(|v| v.errno != 0));
         if let Some(index) = refused {
             let verdict = verdicts.get_mut(index).and_then(Option::take);
-            return outcome(verdict, None, || batch.description(index)).or_else(|error| failed(index, error));
+            return outcome(verdict, None, || self.describe(batch, index))
+                .or_else(|error| failed(index, error));
         }
         match broken {
             None => Ok(()),
-            Some(broken) => failed(0, broken.error(|| batch.description(0))),
+            Some(broken) => failed(0, broken.error(|| self.describe(batch, 0))),
         }
     }
 

@@ -74,6 +74,18 @@ impl Fd {
         }
     }
 
+    /// The name of the interface that has this number in the socket's namespace; none when there is no such interface.
+    pub(crate) fn interface_name(&self, index: u32) -> Option<String> {
+        // SAFETY: all zero is a value of this struct of plain fields.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        request.ifr_ifru.ifru_ifindex = i32::try_from(index).ok()?;
+        // SAFETY: the kernel reads and writes one `struct ifreq`, which lives as long as the call.
+        let answer = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::SIOCGIFNAME, &mut request) };
+        let name = request.ifr_name.iter().map(|byte| byte.cast_unsigned()).take_while(|byte| *byte != 0);
+        let name: Vec<u8> = (answer == 0).then(|| name.collect())?;
+        Some(String::from_utf8_lossy(&name).into_owned())
+    }
+
     /// Sets buffers, the deadline of each receive, and the options for short and telling answers.
     pub(crate) fn configure(&self, buffer_bytes: usize, deadline_s: u64) -> io::Result<()> {
         self.receive_buffer(buffer_bytes)?;

@@ -373,3 +373,21 @@ fn churn(stop: &AtomicBool) -> usize {
     }
     rounds
 }
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn a_refused_request_names_its_interface() {
+    in_new_netns(|| {
+        let mut socket = Socket::route().unwrap();
+        let mut batch = Batch::new();
+        // Loopback is down: nothing can be reached through it.
+        batch.add_route(&Route::via("10.9.0.0/24".parse().unwrap(), "10.8.0.1".parse().unwrap()));
+        batch.delete_route(&Route::dev("10.9.0.0/24".parse().unwrap(), 1));
+        batch.delete_route(&Route::dev("10.9.0.0/24".parse().unwrap(), 4242));
+        let results = socket.execute_all(&batch);
+        let error = |index: usize| results[index].as_ref().unwrap_err().to_string();
+        assert!(error(0).starts_with("add route 10.9.0.0/24 via 10.8.0.1: "), "{}", error(0));
+        assert!(error(1).starts_with("delete route 10.9.0.0/24 dev lo: "), "{}", error(1));
+        assert!(error(2).starts_with("delete route 10.9.0.0/24 dev 4242 (gone): "), "{}", error(2));
+    });
+}

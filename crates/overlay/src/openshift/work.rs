@@ -73,7 +73,7 @@ impl Work {
 
     /// The same, with kinds by the requests' order.
     pub fn execute_each(&mut self, socket: &mut Socket, batch: &Batch, kind: impl Fn(usize) -> Kind) {
-        self.what.extend((0..batch.len()).map(|index| batch.description(index)));
+        self.what.extend((0..batch.len()).map(|index| socket.describe(batch, index)));
         if self.looks_only {
             return;
         }
@@ -88,7 +88,7 @@ impl Work {
 
     /// Carries out what the rest depends on.
     pub fn insist(&mut self, socket: &mut Socket, batch: &Batch, kind: Kind) -> Result<(), NetlinkError> {
-        self.what.extend((0..batch.len()).map(|index| batch.description(index)));
+        self.what.extend((0..batch.len()).map(|index| socket.describe(batch, index)));
         if !self.looks_only {
             socket.execute(batch).map_err(|error: BatchError| error.error)?;
             self.report.count(kind);
