@@ -12,6 +12,14 @@ pub enum LeaseError {
         /// The key or the file.
         at: String,
     },
+    /// There is none here, but one elsewhere.
+    #[error("there is no network config at {at}, but {advice}")]
+    ConfigElsewhere {
+        /// The key.
+        at: String,
+        /// Where there is one, and what to do.
+        advice: String,
+    },
     /// The configuration is not usable.
     #[error("{at}: {source}")]
     Config {
@@ -75,6 +83,7 @@ impl LeaseError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::NoConfig { .. }
+            | Self::ConfigElsewhere { .. }
             | Self::Config { .. }
             | Self::Contended { .. }
             | Self::NotOurs { .. }

@@ -165,7 +165,11 @@ impl KubeManager {
         if changes.is_empty() {
             return Ok(());
         }
-        tracing::info!(node = self.node, annotations = ?changes, "annotate node");
+        tracing::info!(
+            node = self.node,
+            annotations = changes.keys().map(String::as_str).collect::<Vec<_>>().join(", "),
+            "annotate node"
+        );
         let patch = StatusPatch::of_annotations(changes);
         let patched = self.api.patch_node_status(&self.node, &patch).await;
         patched.map(drop).map_err(failed(&format!("annotate node {}", self.node)))

@@ -1,5 +1,6 @@
 //! The interface between the daemon and whatever gives out subnets.
 
+use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::Poll;
@@ -50,6 +51,17 @@ pub enum Lost {
     Gone,
     /// Its record is another node's now.
     Taken(Attributes),
+}
+
+// === impl Lost ===
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gone => f.write_str("its record is gone: it ran out, or was deleted"),
+            Self::Taken(theirs) => write!(f, "its record is now of the node at {}", theirs.public_ip),
+        }
+    }
 }
 
 /// Gives a node its subnets, and tells it of the others'.

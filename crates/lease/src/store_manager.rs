@@ -56,6 +56,8 @@ struct Held {
     config_v4: bool,
     /// None for a reservation.
     term: Option<Term>,
+    /// What this process's last write of the record came to.
+    revision: Revision,
 }
 
 /// The store's lease under which it lives.
@@ -145,7 +147,7 @@ impl StoreManager {
         if warned.len() < WARNED_MAX || warned.contains_key(&record.key) {
             warned.insert(record.key.clone(), record.revision);
         }
-        tracing::warn!(key = ?record.key, reason, "a record among the leases is passed over");
+        tracing::warn!(key = %record.key.as_str().escape_debug(), reason, "a record among the leases is passed over");
     }
 
     async fn list(&self) -> Result<Vec<Listed>, LeaseError> {

@@ -2,7 +2,7 @@
 //! two subnets, or with subnets of different lengths, can overlap without being equal.
 
 use russet_model::flannel::{NetworkConfig, SubnetKey};
-use russet_store::{LeaseId, Step, StoreError, Tenure};
+use russet_store::{LeaseId, Revision, Step, StoreError, Tenure};
 
 use super::{Held, LEASE_TTL, StoreManager, Term, store_error};
 use crate::decide::{Listed, Plan, plan};
@@ -87,7 +87,7 @@ impl StoreManager {
         };
         self.pace.turn().await;
         match self.store.commit(vec![step]).await.map_err(StoreError::from) {
-            Ok(_) => Ok(Some(self.hold_now(config, wish, ours.key, term))),
+            Ok(revisions) => Ok(Some(self.hold_now(config, wish, ours.key, term, &revisions))),
             // Perhaps done, so that the record lives by the lease: the next round takes it again, and the lease ends by itself.
             Err(error) if error.outcome_unknown() => Ok(None),
             Err(error) => self.give_up(term, error, operation()).await,
@@ -106,9 +106,10 @@ impl StoreManager {
         let path = self.paths.lease(&key);
         let step = Step::create(path.clone(), wish.attributes.to_json()).with_lease(term.id);
         self.pace.turn().await;
-        if let Err(error) = self.store.commit(vec![step]).await.map_err(StoreError::from) {
-            return self.give_up(Some(term), error, format!("create lease {key}")).await;
-        }
+        let revisions = match self.store.commit(vec![step]).await.map_err(StoreError::from) {
+            Ok(revisions) => revisions,
+            Err(error) => return self.give_up(Some(term), error, format!("create lease {key}")).await,
+        };
         // Whoever comes second surely sees the first. Both may see each other and go: that is rare, and both draw anew.
         let all = self.store.keys(&self.paths.subnets()).await;
         let others = all.map(|all| {
@@ -116,7 +117,7 @@ impl StoreManager {
             others.any(|other| other.as_str().parse().is_ok_and(|other| key.overlaps(&other)))
         });
         match others {
-            Ok(false) => Ok(Some(self.hold_now(config, wish, key, Some(term)))),
+            Ok(false) => Ok(Some(self.hold_now(config, wish, key, Some(term), &revisions))),
             Ok(true) => {
                 tracing::info!(subnet = %key, "another node took an overlapping subnet at the same time");
                 self.end(term.id).await;
@@ -172,9 +173,17 @@ impl StoreManager {
         }
     }
 
-    fn hold_now(&self, config: &NetworkConfig, wish: &Wish, key: SubnetKey, term: Option<Term>) -> Lease {
+    fn hold_now(
+        &self,
+        config: &NetworkConfig,
+        wish: &Wish,
+        key: SubnetKey,
+        term: Option<Term>,
+        revisions: &[Revision],
+    ) -> Lease {
         let attributes = wish.attributes.clone();
-        let held = Held { attributes: attributes.clone(), config_v4: config.enable_ipv4, term };
+        let revision = revisions.last().copied().unwrap_or_default();
+        let held = Held { attributes: attributes.clone(), config_v4: config.enable_ipv4, term, revision };
         *self.held.borrow_mut() = Some(held);
         Lease { key, attributes, expires: term.map(|term| term.expires) }
     }

@@ -35,9 +35,10 @@ impl StoreManager {
     pub(super) async fn hold(&self, lease: &Lease, margin: Duration) -> Lost {
         let mut watch = None;
         let mut retry = None;
+        let mut warned = false;
         loop {
             tokio::select! {
-                lost = self.see_lost(&lease.key, &mut watch) => return lost,
+                lost = self.see_lost(&lease.key, &mut watch, &mut warned) => return lost,
                 () = self.until_due(margin, retry) => {}
             }
             match self.renew(&lease.key).await {
@@ -80,7 +81,8 @@ impl StoreManager {
     }
 
     /// Waits until the record is gone or another node's. Trouble with the store is gone over.
-    async fn see_lost(&self, key: &SubnetKey, watch: &mut Option<Box<dyn Watch>>) -> Lost {
+    /// A second writer of the same is warned of once.
+    async fn see_lost(&self, key: &SubnetKey, watch: &mut Option<Box<dyn Watch>>, warned: &mut bool) -> Lost {
         let path = self.paths.lease(key);
         // It covers the keys that go on with `&`, too; they are none of ours.
         let prefix = russet_model::Prefix::from_stored(path.as_str());
@@ -95,14 +97,14 @@ impl StoreManager {
                 }
             }
             let Some(open) = watch else { continue };
-            let record = match open.next().await {
+            let (record, news) = match open.next().await {
                 Ok(Event::Snapshot(snapshot)) => {
                     match snapshot.records.into_iter().find(|record| record.key == path) {
-                        Some(record) => record,
+                        Some(record) => (record, false),
                         None => return Lost::Gone,
                     }
                 }
-                Ok(Event::Put(record)) if record.key == path => record,
+                Ok(Event::Put(record)) if record.key == path => (record, true),
                 Ok(Event::Deleted { key, .. }) if key == path => return Lost::Gone,
                 Ok(_) => continue,
                 Err(error) => {
@@ -119,9 +121,36 @@ impl StoreManager {
                 self.held.borrow().as_ref().is_none_or(|held| held.attributes.to_json() == record.value);
             if !expected {
                 // Most likely a second node has the same public address: both then share the subnet (flannel.md 0.3).
-                tracing::warn!(subnet = %key, "somebody else writes this node's lease; has another node its public IP?");
+                tracing::warn!(subnet = %key, "another process writes this node's lease; has another node its public IP?");
+            } else if news && !*warned && self.is_foreign(&record).await {
+                *warned = true;
+                tracing::warn!(
+                    subnet = %key,
+                    "another process renews this node's lease: is it a second flannel daemon on this node, or has another node its public IP? One of the two has to be stopped"
+                );
             }
         }
+    }
+
+    /// Whether another process wrote a record that says what ours says, as a second daemon on this node does: under a lease that is not ours. An own
+    /// write may be told of before its answer is there.
+    async fn is_foreign(&self, record: &Record) -> bool {
+        for _ in 0..2 {
+            let Some(Held { term, revision, .. }) = self.held.borrow().clone() else { return false };
+            if record.revision == revision {
+                return false;
+            }
+            match (self.store.tenure(&record.key).await, term) {
+                (Ok(Some((now, Tenure::Leased(id)))), Some(term)) if now.revision == record.revision => {
+                    if id == Some(term.id) {
+                        return false;
+                    }
+                }
+                _ => return false,
+            }
+            tokio::time::sleep(WATCH_RETRY).await;
+        }
+        true
     }
 
     /// None for a record that is ours, or that nobody can read: that one is written anew with the next renewal.
@@ -200,8 +229,11 @@ impl StoreManager {
             };
             self.pace.turn().await;
             match self.store.commit(vec![step]).await.map_err(StoreError::from) {
-                Ok(_) => {
-                    self.set_term(term);
+                Ok(revisions) => {
+                    if let Some(held) = &mut *self.held.borrow_mut() {
+                        held.term = term;
+                        held.revision = revisions.last().copied().unwrap_or(held.revision);
+                    }
                     return Ok(());
                 }
                 // Perhaps done: then the next look finds it so, and writing it again does no harm.
