@@ -133,6 +133,8 @@ pub struct Prepared {
     pub device: [Option<IfName>; 2],
     /// Our ends of the WireGuard tunnels, to be published with the lease.
     pub wireguard: [Option<WireguardEnd>; 2],
+    /// Devices that stood in the way and were made anew, and why.
+    pub replaced: Vec<String>,
 }
 
 /// Why a backend cannot work at all.

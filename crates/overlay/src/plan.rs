@@ -349,6 +349,31 @@ pub(crate) fn matches(wanted: &Device, found: &FoundDevice) -> bool {
         })
 }
 
+/// What of a device differs from what is wanted, so that it has to be made anew; empty where nothing does.
+pub(crate) fn differences(wanted: &Device, found: &FoundDevice) -> Vec<String> {
+    let Some(vxlan) = &found.vxlan else { return vec!["it is no vxlan device".to_owned()] };
+    let mut all = Vec::new();
+    let mut differs = |what: &str, is: String, should: String| {
+        if is != should {
+            all.push(format!("{what} {is}, not {should}"));
+        }
+    };
+    let address = |address: Option<IpAddr>| address.map_or_else(|| "none".to_owned(), |it| it.to_string());
+    let word = |on: bool| if on { "on" } else { "off" }.to_owned();
+    differs("VNI", vxlan.vni.to_string(), wanted.vni.to_string());
+    differs("port", vxlan.port.to_string(), wanted.port.to_string());
+    differs("local address", address(vxlan.local), wanted.local.to_string());
+    differs("GBP", word(vxlan.gbp), word(wanted.gbp));
+    differs("l2miss", word(vxlan.l2miss), word(false));
+    differs("group", address(vxlan.group), address(None));
+    let mac = found.mac.map_or_else(|| "none".to_owned(), |mac| mac.to_string());
+    differs("MAC", mac, wanted.mac.to_string());
+    if vxlan.parent != Some(wanted.parent) {
+        all.push("another underlay interface".to_owned());
+    }
+    all
+}
+
 fn leads_to(entry: &FdbEntry, dst: IpAddr) -> bool {
     entry.dst == Some(dst) && entry.vni.is_none() && entry.port.is_none()
 }

@@ -15,6 +15,8 @@ use crate::refusal::Refusal;
 pub struct Report {
     /// Requests that took effect, by kind.
     pub changed: BTreeMap<Kind, usize>,
+    /// Devices that were deleted and made anew, and why: packets are lost meanwhile.
+    pub replaced: Vec<String>,
     /// Inputs that are not programmed, and why.
     pub refusals: Vec<Refusal>,
     /// What failed, the first [`ERRORS_MAX`]; the next run tries again.

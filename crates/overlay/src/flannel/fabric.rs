@@ -20,7 +20,7 @@ use crate::apply::{Executor, ignore_router_advertisements};
 use crate::desired::{Desired, Hop};
 use crate::observe::{FoundDevice, Observed, observe, observe_devices};
 use crate::owner::{Owner, Yielding, index};
-use crate::plan::{Plan, plan};
+use crate::plan::{Plan, differences, plan};
 use crate::refusal::{Refusal, Subject};
 use crate::report::{Kind, OverlayError, Report};
 use crate::vxlan::Device;
@@ -87,7 +87,7 @@ impl Fabric {
         self.devices(&mut report)?;
         match report.errors.into_iter().next() {
             Some(error) => Err(FlannelError::Device(error)),
-            None => Ok(self.prepared()),
+            None => Ok(Prepared { replaced: report.replaced, ..self.prepared() }),
         }
     }
 
@@ -99,6 +99,7 @@ impl Fabric {
             mtu: devices.min().unwrap_or(self.rules.backend.mtu(self.rules.underlay.mtu)),
             device: self.owner.names.clone(),
             wireguard: self.tunnels.as_ref().map_or([None, None], Tunnels::ends),
+            replaced: Vec::new(),
         }
     }
 
@@ -262,6 +263,12 @@ impl Fabric {
             let (there, known) = (found.get(&family), self.book.desired().devices.get(&family));
             let device = vxlan::device(options, &self.rules.underlay, family, there, known)?;
             let address = self.rules.own[index(family)].map(|net| host_net(net.addr()));
+            if let (Some(there), Some(name)) = (there, self.owner.name(family))
+                && let why = differences(&device, there).join("; ")
+                && !why.is_empty()
+            {
+                report.replaced.push(format!("{name}: {why}"));
+            }
             desired.devices.insert(family, Device { address, ..device });
             if let (Some(_), Some(name)) = (there, self.owner.name(family)) {
                 ignore_router_advertisements(name, report);

@@ -67,6 +67,8 @@ impl Device<'_> {
             found => {
                 let mut batch = Batch::new();
                 if let Some(link) = found {
+                    let why = differences(link.ipip.unwrap_or_default(), wanted);
+                    report.replaced.push(format!("{name}: {why}"));
                     batch.delete_link(&LinkDel::Index(link.index));
                 }
                 let mtu_bytes = Some(self.mtu());
@@ -121,6 +123,16 @@ impl Device<'_> {
     fn mtu(&self) -> u32 {
         self.underlay.mtu.saturating_sub(OVERHEAD)
     }
+}
+
+/// What of a device differs from what is wanted.
+fn differences(found: Ipip, wanted: Ipip) -> String {
+    let address = |address: Option<IpAddr>| address.map_or_else(|| "none".to_owned(), |it| it.to_string());
+    let differ = |what: &str, is: Option<IpAddr>, should: Option<IpAddr>| {
+        (is != should).then(|| format!("{what} address {}, not {}", address(is), address(should)))
+    };
+    let all = [differ("local", found.local, wanted.local), differ("remote", found.remote, wanted.remote)];
+    all.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
 /// The kernel says EOPNOTSUPP of kinds of links that it does not know.
