@@ -48,6 +48,11 @@ pub enum BackendError {
         /// Why, and what to use instead.
         reason: &'static str,
     },
+    /// It runs what the datastore says, and this node's operator did not agree.
+    #[error(
+        "backend extension runs commands that the network's configuration in the datastore holds, as the user of this daemon: start it with -allow-extension if everybody who can write there may run commands on this node"
+    )]
+    NotAllowed,
     /// An option that cannot be read.
     #[error(transparent)]
     Option(#[from] ConfigError),
@@ -99,6 +104,14 @@ impl Backend {
             "ali-vpc" => refused("ali-vpc", CLOUD),
             "tencent-vpc" => refused("tencent-vpc", CLOUD),
             unknown => Err(BackendError::Unknown(unknown.to_owned())),
+        }
+    }
+
+    /// Refuses commands of the datastore unless this node's operator allows them.
+    pub fn check_allowed(&self, extension: bool) -> Result<(), BackendError> {
+        match self {
+            Self::Extension(_) if !extension => Err(BackendError::NotAllowed),
+            _ => Ok(()),
         }
     }
 
@@ -303,6 +316,15 @@ mod tests {
             let error = parsed(backend).unwrap_err();
             assert!(error.contains(reason), "{backend}: {error}");
         }
+    }
+
+    #[test]
+    fn commands_of_the_datastore_need_the_operators_consent() {
+        let commands = parsed(r#"{"Type":"extension","PreStartupCommand":"id"}"#).unwrap();
+        let error = commands.check_allowed(false).unwrap_err().to_string();
+        assert!(error.contains("-allow-extension"), "{error}");
+        commands.check_allowed(true).unwrap();
+        parsed(r#"{"Type":"vxlan"}"#).unwrap().check_allowed(false).unwrap();
     }
 
     /// flannel.md section 4.

@@ -203,8 +203,16 @@ impl Carrier {
     }
 }
 
+/// One line for each device that had to be made anew, with why.
+fn note_replaced(replaced: &[String]) {
+    for device in replaced {
+        tracing::warn!(device, "a device was replaced; packets were lost meanwhile");
+    }
+}
+
 /// Logs and counts how a run on the kernel went.
 fn note(report: &Report, what: &str, status: &Status) {
+    note_replaced(&report.replaced);
     for error in report.errors.iter().take(LOGGED_MAX) {
         tracing::warn!(%error, "{what}");
     }

@@ -2,6 +2,7 @@
 //! a shell unless the operator asks for one, because part of what they are given was written by other nodes (GHSA-vchx-5pr6-ffx2).
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::{ExitStatus, Stdio};
@@ -69,6 +70,10 @@ pub enum CommandError {
     TooSlow(String),
 }
 
+/// What commands get of the daemon's environment, beside the variables of flannel.md section 6.8.
+const INHERITED: [&str; 6] = ["PATH", "HOME", "LANG", "LC_ALL", "TZ", "NODE_NAME"];
+/// Where commands are looked for when the daemon itself has no `PATH`.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// How long a command may take: changes of other subnets wait meanwhile.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
 /// What is kept of its output; a lease's value has to fit into a datastore's record.
@@ -127,13 +132,16 @@ impl Extension {
         let words = if self.shell {
             ["sh", "-c", command].map(str::to_owned).to_vec()
         } else {
-            split(command, &|name| variables.get(name).cloned().or_else(|| std::env::var(name).ok()))
+            split(command, &|name| {
+                let inherited = || INHERITED.contains(&name).then(|| std::env::var(name).ok()).flatten();
+                variables.get(name).cloned().or_else(inherited)
+            })
         };
         let (program, arguments) =
             words.split_first().ok_or_else(|| CommandError::Empty(command.to_owned()))?;
         let mut process = Command::new(program);
-        // What we tell the service manager is ours to tell.
-        process.args(arguments).env_remove("NOTIFY_SOCKET").envs(variables).kill_on_drop(true);
+        // The daemon's environment holds passwords, and where the service manager listens.
+        process.args(arguments).env_clear().envs(inherited()).envs(variables).kill_on_drop(true);
         let finished = tokio::time::timeout(COMMAND_DEADLINE, converse(process, input)).await;
         let (status, output) = finished
             .map_err(|_elapsed| CommandError::TooSlow(command.to_owned()))?
@@ -160,6 +168,14 @@ impl Subject {
         }
         variables
     }
+}
+
+/// What commands get of the daemon's environment.
+fn inherited() -> impl Iterator<Item = (&'static str, OsString)> {
+    let path = std::env::var_os("PATH").unwrap_or_else(|| PATH.into());
+    let others = INHERITED.into_iter().filter(|name| *name != "PATH");
+    let others = others.filter_map(|name| Some((name, std::env::var_os(name)?)));
+    others.chain([("PATH", path)])
 }
 
 /// Gives the process its input and waits for its end. A process that it leaves behind does not keep us: what that still prints is lost.
@@ -285,17 +301,25 @@ mod tests {
 
     #[tokio::test]
     #[ignore = "tool: env, as a command of an operator"]
-    async fn a_command_does_not_learn_where_the_service_manager_listens() {
+    async fn a_command_learns_no_password_and_not_where_the_service_manager_listens() {
+        let secrets = ["NOTIFY_SOCKET", "FLANNELD_ETCD_PASSWORD", "AWS_SECRET_ACCESS_KEY"];
         if std::env::var_os("NOTIFY_SOCKET").is_none() {
-            let test = "extension::tests::a_command_does_not_learn_where_the_service_manager_listens";
+            let test =
+                "extension::tests::a_command_learns_no_password_and_not_where_the_service_manager_listens";
             let mut within_a_service = Command::new(std::env::current_exe().unwrap());
-            within_a_service.args(["--exact", test, "--include-ignored"]).env("NOTIFY_SOCKET", "/nowhere");
+            within_a_service.args(["--exact", test, "--include-ignored"]);
+            within_a_service.envs(secrets.map(|name| (name, "opensesame")));
             assert!(within_a_service.stdout(Stdio::null()).status().await.unwrap().success());
             return;
         }
-        let extension = Extension { pre_startup: "env".to_owned(), ..Extension::default() };
+        let words = "env --unset=X given=$FLANNELD_ETCD_PASSWORD".to_owned();
+        let extension = Extension { pre_startup: words, ..Extension::default() };
         let told = extension.before_lease().await.unwrap().unwrap();
-        assert!(told.contains("PATH=") && !told.contains("NOTIFY_SOCKET"), "{told}");
+        assert!(told.contains("PATH=") && !told.contains("opensesame"), "{told}");
+        assert!(secrets.iter().all(|name| !told.contains(name)), "{told}");
+        let shell = Extension { shell: true, pre_startup: "env".to_owned(), ..Extension::default() };
+        let told = shell.before_lease().await.unwrap().unwrap();
+        assert!(told.contains("PATH=") && !told.contains("opensesame"), "{told}");
     }
 
     #[tokio::test]

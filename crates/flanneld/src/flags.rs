@@ -28,6 +28,10 @@ pub struct Options {
     pub etcd_username: String,
     /// `etcd-password`.
     pub etcd_password: Password,
+    /// `etcd-password-file`; empty for none.
+    pub etcd_password_file: PathBuf,
+    /// `allow-plaintext-credentials`.
+    pub allow_plaintext_credentials: bool,
     /// `iface`, in the order given.
     pub iface: Vec<String>,
     /// `iface-regex`, in the order given.
@@ -44,6 +48,8 @@ pub struct Options {
     pub renew_margin_min: i64,
     /// `ip-masq`.
     pub ip_masq: bool,
+    /// Whether `ip-masq` was given, with either value.
+    pub ip_masq_given: bool,
     /// `ip-masq-fully-random-disable`.
     pub fully_random_disable: bool,
     /// `iptables-resync`, seconds.
@@ -80,6 +86,8 @@ pub struct Options {
     pub firewall: Option<FirewallKind>,
     /// `lease-lost`.
     pub lease_lost: LeaseLost,
+    /// `allow-extension`.
+    pub allow_extension: bool,
     /// `extension-shell`.
     pub extension_shell: bool,
     /// `takeover`.
@@ -90,7 +98,7 @@ pub struct Options {
 
 /// A password; it is not printed.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Password(pub String);
+pub struct Password(String);
 
 /// Which of etcd's stores holds the leases; they do not see each other (flannel.md section 3.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,6 +148,7 @@ impl Default for Options {
             // A test sees to it that the table's defaults are values.
             let _ = (flag.set)(&mut options, flag.default);
         }
+        options.ip_masq_given = false;
         options
     }
 }
@@ -154,6 +163,8 @@ impl Options {
             etcd_cafile: String::new(),
             etcd_username: String::new(),
             etcd_password: Password::default(),
+            etcd_password_file: PathBuf::new(),
+            allow_plaintext_credentials: false,
             iface: Vec::new(),
             iface_regex: Vec::new(),
             iface_can_reach: String::new(),
@@ -162,6 +173,7 @@ impl Options {
             public_ipv6: String::new(),
             renew_margin_min: 0,
             ip_masq: false,
+            ip_masq_given: false,
             fully_random_disable: false,
             resync_s: 0,
             forward_rules: false,
@@ -180,6 +192,7 @@ impl Options {
             store: String::new(),
             firewall: None,
             lease_lost: LeaseLost::Exit,
+            allow_extension: false,
             extension_shell: false,
             takeover: false,
             takeover_check: false,
@@ -203,6 +216,23 @@ impl Options {
 }
 
 // === impl Password ===
+
+impl Password {
+    /// Hides `text` from here on.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// Whether none is given.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The text itself, for the request that carries it.
+    pub(crate) fn reveal(&self) -> &str {
+        &self.0
+    }
+}
 
 impl std::fmt::Debug for Password {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

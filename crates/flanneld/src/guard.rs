@@ -1,6 +1,7 @@
 //! Keeps the firewall as it should be: a thread of its own that applies what is wanted, then waits for somebody else's hand and repairs
 //! within a second, and looks again at every `iptables-resync` (flannel.md section 7). Started by the daemon once the subnet is known.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -38,6 +39,16 @@ struct Log {
     status: Arc<Status>,
     /// The failures of the last look.
     told: Vec<String>,
+    fights: Fights,
+}
+
+/// Notices that another process undoes the repairs.
+#[derive(Debug, Default)]
+struct Fights {
+    /// When rules were repaired lately, the newest last.
+    repairs: VecDeque<Instant>,
+    /// When that was warned of.
+    warned: Option<Instant>,
 }
 
 /// Why there is nobody who keeps the firewall.
@@ -54,6 +65,11 @@ pub enum GuardError {
     Broken,
 }
 
+/// So many repairs within this time are another process's work: a flannel daemon restores its own rules every 5 s.
+const FIGHT_REPAIRS: usize = 4;
+const FIGHT_WINDOW: Duration = Duration::from_secs(60);
+/// The warning comes again after this long.
+const FIGHT_SILENCE: Duration = Duration::from_secs(600);
 /// Somebody who removes our rules again and again is answered this often at most.
 const REPAIR_PAUSE: Duration = Duration::from_millis(200);
 /// Orders that change are seen after this long at the latest.
@@ -101,7 +117,7 @@ impl Guard {
         let orders = Arc::clone(&shared);
         let run = move || match Firewall::open(order.mode) {
             Ok(mut firewall) => {
-                let mut log = Log { status, told: Vec::new() };
+                let mut log = Log { status, told: Vec::new(), fights: Fights::default() };
                 log.note(&firewall.apply(&order.wanted), "a rule is set");
                 // Whoever asked may have given up. What an earlier daemon left is looked for afterwards: that may take programs of iptables.
                 let _ = tell.send(Ok(()));
@@ -139,7 +155,9 @@ fn watch(firewall: &mut Firewall, mut order: Order, orders: &Mutex<Order>, log: 
             due |= now != order;
             order = now;
         }
-        log.note(&firewall.apply(&order.wanted), "a rule is repaired");
+        let report = firewall.apply(&order.wanted);
+        log.note(&report, "a rule is repaired");
+        log.note_fight(&report, Instant::now());
         thread::park_timeout(REPAIR_PAUSE.saturating_sub(began.elapsed()));
     }
 }
@@ -166,5 +184,55 @@ impl Log {
             }
         }
         self.told = failed;
+    }
+
+    /// Warns where repairs are undone again and again.
+    fn note_fight(&mut self, report: &Report, now: Instant) {
+        if report.repaired.is_empty() || !self.fights.repaired(now) {
+            return;
+        }
+        let last = report.culprit.as_ref().map_or_else(
+            || "unknown".to_owned(),
+            |Culprit { process, pid }| format!("{} ({pid})", process.escape_debug()),
+        );
+        tracing::warn!(
+            changed_by = last,
+            "another process changes the rules again and again; is it a second flannel daemon on this node? Stop it: the two undo each other's rules"
+        );
+    }
+}
+
+// === impl Fights ===
+
+impl Fights {
+    /// Notes a repair; whether it is time to warn.
+    fn repaired(&mut self, now: Instant) -> bool {
+        self.repairs.push_back(now);
+        while self.repairs.len() > FIGHT_REPAIRS {
+            self.repairs.pop_front();
+        }
+        let first = self.repairs.front().copied().unwrap_or(now);
+        let often = self.repairs.len() == FIGHT_REPAIRS && now.duration_since(first) <= FIGHT_WINDOW;
+        let silent = self.warned.is_none_or(|warned| now.duration_since(warned) >= FIGHT_SILENCE);
+        let warn = often && silent;
+        if warn {
+            self.warned = Some(now);
+        }
+        warn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repairs_that_are_undone_again_and_again_are_warned_of_once() {
+        let (mut fights, start) = (Fights::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let warned: Vec<u64> = (0..130).map(|round| round * 5).filter(|s| fights.repaired(at(*s))).collect();
+        assert_eq!(warned, [15, 615]);
+        let mut rare = Fights::default();
+        assert!(!(0..10).any(|round| rare.repaired(at(round * 30))));
     }
 }

@@ -1,13 +1,14 @@
 //! `/healthz`, `/readyz` and `/metrics` (flannel.md section 7.4): one short HTTP answer a connection, without a framework, because this
 //! daemon is measured in megabytes. Anybody may connect; nobody can hold a place for long.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use russet_store_etcd::Reach;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 /// What the daemon says about itself; the loop writes, the server reads.
@@ -25,8 +26,15 @@ pub struct Status {
     pub repairs: AtomicU64,
     /// Kernel requests that failed.
     pub failures: AtomicU64,
+    /// Whether etcd answers; unset where leases come from elsewhere.
+    pub etcd: OnceLock<Reach>,
 }
 
+/// What every flannel daemon says when it is asked whether it is alive (flannel.md section 7.4).
+const ALIVE: &str = "flanneld is running";
+/// How long another process at the health port may take to say so, and the most that it may say.
+const ASK_DEADLINE: Duration = Duration::from_secs(1);
+const ANSWER_MAX_BYTES: u64 = 4 * 1024;
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 16;
 /// How long one may take.
@@ -58,6 +66,10 @@ impl Status {
             counter("resyncs", "Times that the kernel was compared with what should be.", &self.resyncs),
             counter("repairs", "Objects that were missing or wrong.", &self.repairs),
             counter("kernel_failures", "Kernel requests that failed.", &self.failures),
+            self.etcd.get().map_or_else(String::new, |etcd| {
+                let help = "0 when etcd has not answered for 10 s.";
+                gauge("etcd_reachable", help, u64::from(!etcd.is_lost()))
+            }),
             "# EOF\n".to_owned(),
         ]
         .concat()
@@ -69,7 +81,7 @@ impl Status {
         let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let path = target.split('?').next().unwrap_or_default();
         let (status, kind, body) = match path {
-            "/healthz" => ("200 OK", "text/plain", "flanneld is running".to_owned()),
+            "/healthz" => ("200 OK", "text/plain", ALIVE.to_owned()),
             "/readyz" if self.is_ready() => ("200 OK", "text/plain", "flanneld is ready".to_owned()),
             "/readyz" => ("503 Service Unavailable", "text/plain", "flanneld is not ready yet".to_owned()),
             "/metrics" => ("200 OK", "application/openmetrics-text; version=1.0.0", self.metrics()),
@@ -81,6 +93,24 @@ impl Status {
             "HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{shown}"
         )
     }
+}
+
+/// Whether a flannel daemon, of flannel's or ours, serves its health at this address.
+pub async fn is_flannels(address: SocketAddr) -> bool {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    let ask = async {
+        let mut stream = TcpStream::connect((ip, address.port())).await?;
+        stream.write_all(b"GET /healthz HTTP/1.0\r\n\r\n").await?;
+        let mut answer = Vec::new();
+        stream.take(ANSWER_MAX_BYTES).read_to_end(&mut answer).await?;
+        Ok::<_, std::io::Error>(answer)
+    };
+    let answer = tokio::time::timeout(ASK_DEADLINE, ask).await;
+    answer.is_ok_and(|answer| answer.is_ok_and(|text| text.ends_with(ALIVE.as_bytes())))
 }
 
 /// Binds the address; a place that is taken ends the daemon, as flannel's.
@@ -160,8 +190,27 @@ mod tests {
         assert!(ready.starts_with("HTTP/1.1 200 ") && ready.ends_with("flanneld is ready"), "{ready}");
         assert!(asked(&status, &get("/")).await.starts_with("HTTP/1.1 404 "));
         assert!(asked(&status, "HEAD /healthz HTTP/1.0\r\n\r\n").await.ends_with("\r\n\r\n"));
+        assert!(!asked(&status, &get("/metrics")).await.contains("etcd_reachable"));
+        status.etcd.set(Reach::default()).unwrap();
         let metrics = asked(&status, &get("/metrics")).await;
+        assert!(metrics.contains("\nflanneld_etcd_reachable 1\n"), "{metrics}");
         assert!(metrics.contains("\nflanneld_ready 1\n") && metrics.ends_with("# EOF\n"), "{metrics}");
+    }
+
+    #[tokio::test]
+    async fn a_flannel_daemon_is_recognised_at_its_health_port() {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = tokio::spawn(serve(listener, Arc::default()));
+        assert!(is_flannels(SocketAddr::from(([0, 0, 0, 0], port))).await);
+        server.abort();
+        let other = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = other.local_addr().unwrap();
+        tokio::spawn(async move {
+            let (mut stream, _) = other.accept().await.unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nnginx").await.unwrap();
+        });
+        assert!(!is_flannels(address).await);
     }
 
     #[tokio::test]

@@ -354,7 +354,13 @@ fn by_pattern<'a>(dump: &'a Dump, stack: Stack, pattern: &str) -> Result<Found<'
 /// Bytes and ASCII classes, as Go's: names and addresses are no prose.
 fn compile(pattern: &str) -> Result<Regex, InterfaceError> {
     let built = RegexBuilder::new(pattern).unicode(false).size_limit(PATTERN_MAX_BYTES).build();
-    built.map_err(|error| InterfaceError::Pattern { pattern: pattern.to_owned(), reason: error.to_string() })
+    // The text is a drawing of several lines; what is wrong stands in the last.
+    let reason = |error: regex::Error| {
+        let text = error.to_string();
+        let last = text.lines().next_back().unwrap_or_default();
+        last.strip_prefix("error: ").unwrap_or(last).to_owned()
+    };
+    built.map_err(|error| InterfaceError::Pattern { pattern: pattern.to_owned(), reason: reason(error) })
 }
 
 /// `iface-can-reach`: the link and the source address of the way there.

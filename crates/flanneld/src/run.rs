@@ -12,6 +12,7 @@ use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
 use russet_netlink::{NetlinkError, Socket};
 use russet_overlay::firewall::Mode;
 use russet_overlay::flannel::Networks;
+use russet_store_etcd::Reach;
 
 use crate::backend::{Backend, BackendError};
 use crate::carrier::{Announced, Carrier, CarrierError, Manner};
@@ -19,9 +20,9 @@ use crate::flags::{FirewallKind, LeaseLost, Options};
 use crate::guard::{Guard, GuardError, Order};
 use crate::health::{self, Status};
 use crate::interface::{self, Dump, External, InterfaceError, Stack, Wanted};
-use crate::source::{Known, Source, SourceError};
+use crate::source::{Known, Older, Source, SourceError};
 use crate::subnet_env::SubnetEnv;
-use crate::takeover::{self, Expected, TakeoverError};
+use crate::takeover::{self, Expected, Predecessor, TakeoverError};
 use crate::telling::Telling;
 use crate::tend::Tending;
 
@@ -42,13 +43,22 @@ pub enum RunError {
     #[error("listen to signals: {0}")]
     Signals(#[source] std::io::Error),
     /// The health server's place is taken.
-    #[error("serve health on {address}: {source}")]
+    #[error("serve health on {address}: {source}{}", if *.flannels {
+        "; another flannel daemon answers there: stop it, or start this one with -takeover"
+    } else {
+        ""
+    })]
     Health {
         /// Where.
         address: SocketAddr,
         /// Why not.
         source: std::io::Error,
+        /// Whether a flannel daemon has the place.
+        flannels: bool,
     },
+    /// A check whose questions were not answered in time.
+    #[error("the node could not be checked within {CHECK_DEADLINE:?}: {0}")]
+    Unchecked(String),
     /// No leases.
     #[error(transparent)]
     Source(#[from] SourceError),
@@ -97,6 +107,20 @@ pub(crate) struct Daemon {
     pub(crate) status: Arc<Status>,
     /// How long before its end a lease is renewed.
     pub(crate) margin: Duration,
+    asking: Asking,
+    /// Data of old daemons in the same etcd.
+    older: Option<Rc<Older>>,
+    /// Where health is to be served once the flannel that is taken over has left the place.
+    health_later: Option<SocketAddr>,
+}
+
+/// How the datastore is asked at the start.
+#[derive(Clone, Default)]
+struct Asking {
+    /// The first failure ends it: a check does not wait.
+    once: bool,
+    /// Says why etcd does not answer while it is waited for.
+    etcd: Option<Reach>,
 }
 
 /// What stays the same when a lease is lost and taken again.
@@ -108,8 +132,11 @@ pub(crate) struct Place {
 
 /// flannel's pause between tries, for the configuration and for a lease.
 const RETRY: Duration = Duration::from_secs(1);
-/// After this long without any answer a line of the log says so: etcd's client may wait for a member for longer.
+/// After this long without any answer a line of the log says so, and again and again: etcd's client may wait for a member for longer.
+const FIRST_SILENCE: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(3);
+/// How long a check may take as a whole: several calls to the datastore, of which each has a deadline of its own.
+const CHECK_DEADLINE: Duration = Duration::from_secs(15);
 /// A lease lives 24 hours; the margin has to be shorter.
 const MARGIN_MAX_MIN: i64 = 24 * 60 - 1;
 /// Names the file of wireguard's private key (flannel.md section 1.2).
@@ -124,7 +151,14 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     let mut source = Source::open(&options).await?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), leases = source.name, "flanneld starts");
     let status = Arc::new(Status::default());
-    serve_health(&options, &status).await?;
+    if let Some(etcd) = &source.etcd {
+        // Set once, here.
+        let _ = status.etcd.set(etcd.clone());
+    }
+    let health_later = start_health(&options, &status).await?;
+    if !(options.takeover || options.takeover_check) {
+        warn_of_others().await;
+    }
     let service = source.service.take();
     let service = async {
         match service {
@@ -132,9 +166,21 @@ pub async fn run(options: Options) -> Result<(), RunError> {
             None => std::future::pending().await,
         }
     };
+    let asking = Asking { once: options.takeover_check, etcd: source.etcd.clone() };
+    let (once, older) = (asking.once, source.older.clone());
     let life = async {
-        let (leases, known) = until(|| source.leases(), "this node").await.map_err(RunError::Node)?;
-        Daemon { options, leases, status, margin }.run(&known).await
+        let (leases, known) = asking.until(|| source.leases(), "this node").await.map_err(RunError::Node)?;
+        let asking = asking.clone();
+        Daemon { options, leases, status, margin, asking, older, health_later }.run(&known).await
+    };
+    let life = async {
+        match once {
+            false => life.await,
+            true => match tokio::time::timeout(CHECK_DEADLINE, life).await {
+                Ok(result) => result,
+                Err(_elapsed) => Err(RunError::Unchecked(asking.reason())),
+            },
+        }
     };
     tokio::select! {
         biased;
@@ -170,40 +216,88 @@ fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
-async fn serve_health(options: &Options, status: &Arc<Status>) -> Result<(), RunError> {
+/// Serves health from now on. Answers with the address where that is not possible yet, because the flannel that is to be taken over has the place; a check
+/// serves nothing.
+async fn start_health(options: &Options, status: &Arc<Status>) -> Result<Option<SocketAddr>, RunError> {
+    let Some(address) = health_address(options)?.filter(|_| !options.takeover_check) else { return Ok(None) };
+    match serve_health(address, status).await {
+        Err(RunError::Health { flannels: true, .. }) if options.takeover => Ok(Some(address)),
+        served => served.map(|()| None),
+    }
+}
+
+/// None where health is not to be served.
+fn health_address(options: &Options) -> Result<Option<SocketAddr>, RunError> {
     let flag = |flag, value: String, wanted| RunError::Flag { flag, value, wanted };
     let port = u16::try_from(options.healthz_port)
         .map_err(|_| flag("healthz-port", options.healthz_port.to_string(), "0 to 65535"))?;
-    if port == 0 {
-        return Ok(());
-    }
     let ip: IpAddr = match options.healthz_ip.as_str() {
         "" => std::net::Ipv6Addr::UNSPECIFIED.into(),
         text => text.parse().map_err(|_| flag("healthz-ip", text.to_owned(), "an IP address"))?,
     };
-    let address = SocketAddr::new(ip, port);
-    let listener = health::bind(address).await.map_err(|source| RunError::Health { address, source })?;
-    tokio::spawn(health::serve(listener, Arc::clone(status)));
-    Ok(())
+    Ok((port != 0).then(|| SocketAddr::new(ip, port)))
+}
+
+async fn serve_health(address: SocketAddr, status: &Arc<Status>) -> Result<(), RunError> {
+    match health::bind(address).await {
+        Ok(listener) => {
+            tokio::spawn(health::serve(listener, Arc::clone(status)));
+            Ok(())
+        }
+        Err(source) => {
+            let taken = source.kind() == std::io::ErrorKind::AddrInUse;
+            let flannels = taken && health::is_flannels(address).await;
+            Err(RunError::Health { address, source, flannels })
+        }
+    }
+}
+
+/// Two daemons on one node would undo each other's work for ever, and nothing but this line says so at once.
+async fn warn_of_others() {
+    match tokio::task::spawn_blocking(Predecessor::all).await {
+        Ok(Ok(others)) => {
+            for other in others {
+                tracing::warn!(
+                    process = other.name,
+                    pid = other.pid,
+                    "another flannel daemon runs on this node: the two undo each other's rules and write the same lease. Stop it, or start this one with -takeover"
+                );
+            }
+        }
+        Ok(Err(error)) => tracing::warn!(%error, "look for other flannel daemons on this node"),
+        // The thread panicked, which is in the log.
+        Err(_panic) => {}
+    }
 }
 
 // === impl Daemon ===
 
 impl Daemon {
     async fn run(&mut self, known: &Known) -> Result<(), RunError> {
-        let network = until(|| self.leases.network(), "the network config").await;
+        let network = self.asking.until(|| self.network(), "the network config").await;
         let config = network.map_err(RunError::Config)?;
         let stack = Stack::of(config.enable_ipv4, config.enable_ipv6).ok_or(RunError::NoFamily)?;
         let key_file = std::env::var_os(KEY_FILE_VARIABLE).filter(|path| !path.is_empty());
         let backend = Backend::parse(&config.backend, self.options.extension_shell)?
             .with_macs(known.macs)
             .with_key_file(key_file.map(Into::into));
+        backend.check_allowed(self.options.allow_extension)?;
         let external = self.external(stack, known)?;
         let before = self.before();
         if self.options.takeover || self.options.takeover_check {
-            let expected = Expected { config: &config, backend: &backend, external: &external, env: &before };
+            let expected = Expected {
+                config: &config,
+                backend: &backend,
+                external: &external,
+                env: &before,
+                masquerade: self.options.ip_masq_given.then_some(self.options.ip_masq),
+                answers: self.other_at_health_port().await?,
+            };
             if !self.take_over(&expected, stack).await? {
                 return Ok(());
+            }
+            if let Some(address) = self.health_later.take() {
+                serve_health(address, &self.status).await?;
             }
         } else {
             self.check_bridge_netfilter(stack)?;
@@ -218,7 +312,7 @@ impl Daemon {
         };
         let mut guard = None;
         loop {
-            let lease = until(|| self.leases.acquire(&place.config, &wish), "a lease").await;
+            let lease = self.asking.until(|| self.leases.acquire(&place.config, &wish), "a lease").await;
             let lease = lease.map_err(RunError::Lease)?;
             let mtu = carrier.announced().mtu;
             tracing::info!(subnet = %lease.key, mtu, "this node has a lease");
@@ -232,12 +326,33 @@ impl Daemon {
             let mut telling = Telling::new(env, &self.options.subnet_file, &self.status);
             telling.tell();
             let lost = Tending::new(self, &place, &mut carrier, &lease, telling).run().await;
-            tracing::warn!(subnet = %lease.key, ?lost, "the lease is lost");
+            tracing::warn!(subnet = %lease.key, why = %lost, "the lease is lost");
             if self.options.lease_lost == LeaseLost::Exit {
                 return Ok(());
             }
             // The tunnel's MAC may be another one than at the start.
             wish = Wish { attributes: place.attributes(carrier.announced()), previous: lease.key };
+        }
+    }
+
+    /// The network's configuration; where there is none, with what is known of one elsewhere.
+    async fn network(&self) -> Result<NetworkConfig, LeaseError> {
+        match (self.leases.network().await, &self.older) {
+            (Err(LeaseError::NoConfig { at }), Some(older)) => Err(match older.advice().await {
+                Some(advice) => LeaseError::ConfigElsewhere { at, advice },
+                None => LeaseError::NoConfig { at },
+            }),
+            (answer, _) => answer,
+        }
+    }
+
+    /// Where a flannel daemon that runs serves its health, if that is where this one is to.
+    async fn other_at_health_port(&self) -> Result<Option<SocketAddr>, RunError> {
+        match health_address(&self.options)? {
+            Some(address) if self.options.takeover_check => {
+                Ok(health::is_flannels(address).await.then_some(address))
+            }
+            _ => Ok(self.health_later),
         }
     }
 
@@ -279,7 +394,7 @@ impl Daemon {
         let external = interface::choose(&dump, stack, &wanted)?;
         tracing::info!(
             interface = external.name,
-            address = ?external.public().collect::<Vec<_>>(),
+            address = external.public().map(|address| address.to_string()).collect::<Vec<_>>().join(", "),
             mtu = external.mtu,
             "the interface towards the other nodes"
         );
@@ -306,27 +421,42 @@ impl Daemon {
     }
 }
 
-/// Asks the datastore until it has an answer or can never have one. What it says meanwhile, and that it says nothing, are lines of the log.
-async fn until<T, Asked>(ask: impl Fn() -> Asked, what: &str) -> Result<T, LeaseError>
-where
-    Asked: Future<Output = Result<T, LeaseError>>,
-{
-    loop {
-        let asked = ask();
-        tokio::pin!(asked);
-        let answer = loop {
-            match tokio::time::timeout(SILENCE, &mut asked).await {
-                Ok(answer) => break answer,
-                Err(_elapsed) => tracing::warn!("still waiting for {what}: the datastore does not answer"),
+// === impl Asking ===
+
+impl Asking {
+    /// Asks the datastore until it has an answer or can never have one. What it says meanwhile, and that it says nothing, are lines of the log.
+    async fn until<T, Asked>(&self, ask: impl Fn() -> Asked, what: &str) -> Result<T, LeaseError>
+    where
+        Asked: Future<Output = Result<T, LeaseError>>,
+    {
+        loop {
+            let asked = ask();
+            tokio::pin!(asked);
+            let mut silence = FIRST_SILENCE;
+            let answer = loop {
+                match tokio::time::timeout(silence, &mut asked).await {
+                    Ok(answer) => break answer,
+                    Err(_elapsed) => tracing::warn!(error = self.reason(), "waiting for {what}"),
+                }
+                silence = SILENCE;
+            };
+            match answer {
+                Err(error) if error.is_retryable() && !self.once => {
+                    tracing::error!(%error, "waiting for {what}");
+                    tokio::time::sleep(RETRY).await;
+                }
+                settled => return settled,
             }
-        };
-        match answer {
-            Err(error) if error.is_retryable() => {
-                tracing::error!(%error, "waiting for {what}");
-                tokio::time::sleep(RETRY).await;
-            }
-            settled => return settled,
         }
+    }
+
+    /// Why there is no answer.
+    fn reason(&self) -> String {
+        let known = self.etcd.as_ref().and_then(Reach::reasons);
+        known.map_or_else(
+            || "the datastore does not answer".to_owned(),
+            |reasons| format!("the datastore does not answer: {reasons}"),
+        )
     }
 }
 

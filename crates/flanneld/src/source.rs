@@ -11,9 +11,10 @@ use std::time::Duration;
 use russet_addr::Mac;
 use russet_kube::{Client, Kubernetes, Overrides, Source as KubeSource};
 use russet_lease::kube::{self, KubeManager, KubeSettings, PrefixError};
-use russet_lease::{LeaseError, Settings as LeaseSettings, StoreManager, SubnetManager};
+use russet_lease::{LeaseError, Paths, Settings as LeaseSettings, StoreManager, SubnetManager};
+use russet_model::Key;
 use russet_store::{Access, Cause, Remote, Store, StoreError, open_or_connect};
-use russet_store_etcd::{Etcd, EtcdV2, LOCATION_SCHEME, Secret, Settings, SettingsError};
+use russet_store_etcd::{Etcd, EtcdV2, LOCATION_SCHEME, Reach, Secret, Settings, SettingsError};
 
 use crate::flags::{EtcdApi, Options};
 
@@ -24,6 +25,17 @@ pub struct Source {
     pub service: Option<Pin<Box<dyn Future<Output = ()>>>>,
     /// For the log.
     pub name: String,
+    /// Whether etcd answers; none where leases come from elsewhere.
+    pub etcd: Option<Reach>,
+    /// Where data of flannel v0.10 to v0.17 would lie in the same etcd; none where they are used anyway.
+    pub older: Option<Rc<Older>>,
+}
+
+/// Data of flannel v0.10 to v0.17: behind the v2 API of an etcd that is used by its v3 API.
+pub struct Older {
+    store: EtcdV2,
+    config: Key,
+    endpoints: String,
 }
 
 /// Who gives them out.
@@ -62,6 +74,27 @@ pub enum SourceError {
     /// The API server cannot be used as the flags say.
     #[error("Kubernetes: {0}")]
     Kubernetes(#[from] russet_kube::ConfigError),
+    /// A password file.
+    #[error("read etcd-password-file {}: {source}", path.display())]
+    PasswordFile {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// Two passwords.
+    #[error("etcd-password and etcd-password-file are both given: leave one out")]
+    TwoPasswords,
+    /// Credentials that could be read on their way.
+    #[error(
+        "{what} would go to {server} in clear text: use https, or start flanneld with -allow-plaintext-credentials"
+    )]
+    Plaintext {
+        /// Which credentials.
+        what: &'static str,
+        /// Where to.
+        server: String,
+    },
     /// The annotations' prefix.
     #[error("kube-annotation-prefix: {0}")]
     Prefix(#[from] PrefixError),
@@ -69,6 +102,10 @@ pub enum SourceError {
 
 /// Where the embedded store of a machine lies, beside the agent's.
 const EMBEDDED_DIR: &str = "/var/lib/russet/flanneld";
+/// How long one call to etcd may take where the daemon only looks at the node: whoever asked waits for the answer.
+const CHECK_CALL_DEADLINE: Duration = Duration::from_secs(4);
+/// How long a look for older data may take; it is repeated with the next try.
+const OLDER_DEADLINE: Duration = Duration::from_secs(2);
 /// How long to wait for a process that has the store's file open and does not answer.
 const OWNER_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -118,23 +155,37 @@ impl Source {
         let overrides = Overrides { server: given(&options.kube_api_url), ..Overrides::default() };
         let kubeconfig = given(&options.kubeconfig_file).map(PathBuf::from);
         let client = Client::new(KubeSource::of_calico(kubeconfig, overrides))?;
+        if client.plaintext_credentials() && !options.allow_plaintext_credentials {
+            let what = "the Kubernetes token or password";
+            return Err(SourceError::Plaintext { what, server: client.server() });
+        }
         let settings = KubeSettings {
             prefix: options.kube_annotation_prefix.parse()?,
             net_conf: options.net_config_path.clone(),
             set_network_unavailable: options.set_node_network_unavailable,
         };
         let name = format!("kubernetes:{}", client.server());
-        Ok(Self { lessor: Lessor::Kubernetes { api: Rc::new(client), settings }, service: None, name })
+        let lessor = Lessor::Kubernetes { api: Rc::new(client), settings };
+        Ok(Self { lessor, service: None, name, etcd: None, older: None })
     }
 
     fn etcd(options: &Options, endpoints: &str) -> Result<Self, SourceError> {
         let settings = settings(options, endpoints)?;
         let name = format!("{LOCATION_SCHEME}{}", settings.endpoints.join(","));
-        let store: Rc<dyn Store> = match options.etcd_api {
-            EtcdApi::V3 => Rc::new(Etcd::connect(settings)?),
-            EtcdApi::V2 => Rc::new(EtcdV2::connect(settings)?),
+        let (store, reach, older): (Rc<dyn Store>, _, _) = match options.etcd_api {
+            EtcdApi::V3 => {
+                let older = Older::new(options, &settings)?;
+                let etcd = Etcd::connect(settings)?;
+                let reach = etcd.reach();
+                (Rc::new(etcd), reach, Some(Rc::new(older)))
+            }
+            EtcdApi::V2 => {
+                let etcd = EtcdV2::connect(settings)?;
+                let reach = etcd.reach();
+                (Rc::new(etcd), reach, None)
+            }
         };
-        Ok(Self::of(options, store, name))
+        Ok(Self { etcd: Some(reach), older, ..Self::of(options, store, name) })
     }
 
     async fn embedded(options: &Options, directory: &Path) -> Result<Self, SourceError> {
@@ -160,14 +211,38 @@ impl Source {
             EtcdApi::V3 => LeaseSettings::new(options.etcd_prefix.as_str()),
         };
         let leases = StoreManager::new(store, settings);
-        Self { lessor: Lessor::Store(Rc::new(leases)), service: None, name }
+        let lessor = Lessor::Store(Rc::new(leases));
+        Self { lessor, service: None, name, etcd: None, older: None }
+    }
+}
+
+// === impl Older ===
+
+impl Older {
+    fn new(options: &Options, settings: &Settings) -> Result<Self, SettingsError> {
+        let settings = Settings { deadline: OLDER_DEADLINE, ..settings.clone() };
+        let endpoints = settings.endpoints.join(",");
+        let config = Paths::new(&LeaseSettings::rooted(&options.etcd_prefix).prefix).config();
+        Ok(Self { store: EtcdV2::connect(settings)?, config, endpoints })
+    }
+
+    /// What to do where the network's configuration lies behind the v2 API; none where it does not, or that cannot be found out.
+    pub async fn advice(&self) -> Option<String> {
+        self.store.get(&self.config).await.ok()??;
+        let Self { config, endpoints, .. } = self;
+        Some(format!(
+            "flannel v0.10 to v0.17 left one at {config} behind the v2 API of the same etcd: either stay with it by -etcd-api=v2, or carry it over by `russet migrate flannel-v2 --from {endpoints} --to etcd:{endpoints}`"
+        ))
     }
 }
 
 /// flannel's flags as the engine wants them. TLS needs key and certificate, as with flannel; over plain http they are of no use, which
 /// flannel v0.20.0 demands all the same. An authority alone is enough for https here.
-fn settings(options: &Options, endpoints: &str) -> Result<Settings, SettingsError> {
+fn settings(options: &Options, endpoints: &str) -> Result<Settings, SourceError> {
     let mut settings = Settings::for_endpoints(endpoints)?;
+    if options.takeover_check {
+        settings.deadline = CHECK_CALL_DEADLINE;
+    }
     let given = |path: &str| Some(PathBuf::from(path)).filter(|path| !path.as_os_str().is_empty());
     if settings.endpoints.iter().any(|endpoint| endpoint.starts_with("https:")) {
         settings.ca = given(&options.etcd_cafile);
@@ -181,10 +256,29 @@ fn settings(options: &Options, endpoints: &str) -> Result<Settings, SettingsErro
     }
     if !options.etcd_username.is_empty() {
         settings.username = Some(options.etcd_username.clone());
-        settings.password = Some(Secret::new(options.etcd_password.0.clone()));
+        settings.password = Some(password(options)?);
     }
     settings.check()?;
-    Ok(settings)
+    match settings.plaintext_credentials() {
+        Some(server) if !options.allow_plaintext_credentials => {
+            Err(SourceError::Plaintext { what: "etcd user and password", server: server.to_owned() })
+        }
+        _ => Ok(settings),
+    }
+}
+
+/// The etcd user's password, from the command line, the environment, or a file, whose last line may end.
+fn password(options: &Options) -> Result<Secret, SourceError> {
+    let path = &options.etcd_password_file;
+    if path.as_os_str().is_empty() {
+        return Ok(Secret::new(options.etcd_password.reveal()));
+    }
+    if !options.etcd_password.is_empty() {
+        return Err(SourceError::TwoPasswords);
+    }
+    let text = std::fs::read_to_string(path);
+    let text = text.map_err(|source| SourceError::PasswordFile { path: path.clone(), source })?;
+    Ok(Secret::new(text.trim_end_matches(['\r', '\n'])))
 }
 
 #[cfg(test)]
@@ -217,12 +311,35 @@ mod tests {
     fn a_user_comes_with_its_password_which_is_not_shown() {
         let options = Options {
             etcd_username: "root".to_owned(),
-            etcd_password: Password("opensesame".to_owned()),
+            etcd_password: Password::new("opensesame"),
             ..Options::default()
         };
-        let settings = settings(&options, "http://a").unwrap();
+        let settings = settings(&options, "http://127.0.0.1").unwrap();
         assert_eq!(settings.password, Some(Secret::new("opensesame")));
         assert!(!format!("{settings:?}{options:?}").contains("opensesame"));
+    }
+
+    #[test]
+    fn a_password_comes_from_a_file_and_is_not_sent_in_clear_text_unless_that_is_allowed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "opensesame\n").unwrap();
+        let by_file = Options {
+            etcd_username: "root".to_owned(),
+            etcd_password_file: file.path().to_owned(),
+            ..Options::default()
+        };
+        let read = settings(&by_file, "http://127.0.0.1").unwrap();
+        assert_eq!(read.password, Some(Secret::new("opensesame")));
+        let error = settings(&by_file, "http://127.0.0.1,http://10.0.0.1").unwrap_err().to_string();
+        assert!(error.contains("http://10.0.0.1:2379 in clear text"), "{error}");
+        let allowed = Options { allow_plaintext_credentials: true, ..by_file.clone() };
+        settings(&allowed, "http://10.0.0.1").unwrap();
+        let twice = Options { etcd_password: Password::new("x"), ..by_file.clone() };
+        assert!(matches!(settings(&twice, "http://127.0.0.1"), Err(SourceError::TwoPasswords)));
+        let missing = Options { etcd_password_file: "/nowhere/password".into(), ..by_file };
+        let error = settings(&missing, "http://127.0.0.1").unwrap_err().to_string();
+        assert!(error.starts_with("read etcd-password-file /nowhere/password: "), "{error}");
+        settings(&Options::default(), "http://10.0.0.1").unwrap();
     }
 
     #[tokio::test]

@@ -6,6 +6,7 @@
 mod predecessor;
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use russet_lease::{Event, Lease, LeaseError, SubnetManager};
@@ -16,7 +17,7 @@ use russet_overlay::flannel::{FlannelError, Found, Standing};
 use crate::backend::Backend;
 use crate::interface::External;
 use crate::subnet_env::SubnetEnv;
-use predecessor::Predecessor;
+pub use predecessor::Predecessor;
 
 /// What a node has of a running flannel.
 #[derive(Debug)]
@@ -38,6 +39,10 @@ pub struct Expected<'a> {
     pub external: &'a External,
     /// What the running daemon said.
     pub env: &'a SubnetEnv,
+    /// Whether this daemon would masquerade; none when nothing was said about it.
+    pub masquerade: Option<bool>,
+    /// Where a flannel daemon answers health probes, if one does at the address that this one is to use.
+    pub answers: Option<SocketAddr>,
 }
 
 /// Why there is nothing to take over, or it failed. The node's network is as it was.
@@ -97,6 +102,11 @@ pub async fn survey(
     let look = || Ok::<_, TakeoverError>((firewall::survey()?, Predecessor::all()?));
     let looked = tokio::task::spawn_blocking(look).await;
     let (modes, predecessors) = looked.map_err(|_panic| TakeoverError::Broken)??;
+    if let (Some(address), true) = (expected.answers, predecessors.is_empty()) {
+        return Err(TakeoverError::Objections(vec![format!(
+            "a flannel daemon answers at {address}, and its process cannot be seen from here: stop it, or run this daemon in the host's process namespace (hostPID: true)"
+        )]));
+    }
     // Chains of iptables are what a flannel in force looks at, whatever else an earlier one left.
     let rules = modes.into_iter().max_by_key(|mode| *mode == Mode::Iptables);
     Ok(Survey { own: expected.env.key(), rules, predecessors })
@@ -142,7 +152,8 @@ impl fmt::Display for Survey {
         match self.predecessors.as_slice() {
             [] => f.write_str("no flanneld runs"),
             running => {
-                let pids: Vec<String> = running.iter().map(|one| one.pid.to_string()).collect();
+                let pids: Vec<String> =
+                    running.iter().map(|one| format!("{} ({})", one.pid, one.name)).collect();
                 write!(f, "flanneld runs as process {}", pids.join(", "))
             }
         }
@@ -164,6 +175,12 @@ impl Expected<'_> {
         if (env.network, env.ipv6_network) != (self.config.v4(), self.config.v6()) {
             objections
                 .push("the subnet file is of another network than the datastore's configuration".to_owned());
+        }
+        if env.ipmasq && self.masquerade.is_none() {
+            objections.push(
+                "the running flannel masquerades (FLANNEL_IPMASQ=true in the subnet file) and these flags would not, so that new connections from pods to the outside would fail: add -ip-masq, or -ip-masq=false if that is meant"
+                    .to_owned(),
+            );
         }
         let mine: Vec<&Lease> = leases.iter().filter(|lease| self.is_own(lease)).collect();
         match mine.as_slice() {
@@ -219,6 +236,10 @@ mod tests {
     const CONFIG: &[u8] = br#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
 
     fn objections(env: &str, leases: &[Lease], found: Found) -> Vec<String> {
+        objections_with(env, leases, found, None)
+    }
+
+    fn objections_with(env: &str, leases: &[Lease], found: Found, masquerade: Option<bool>) -> Vec<String> {
         let config = NetworkConfig::parse(CONFIG).and_then(NetworkConfig::validated).unwrap();
         let backend = Backend::parse(&config.backend, false).unwrap();
         let external = external();
@@ -226,7 +247,8 @@ mod tests {
         std::fs::write(file.path(), env).unwrap();
         let env = SubnetEnv::read(file.path()).unwrap();
         let device = Standing { device: "flannel.1".parse().unwrap(), family: Family::V4, found };
-        let expected = Expected { config: &config, backend: &backend, external: &external, env: &env };
+        let (config, backend, external) = (&config, &backend, &external);
+        let expected = Expected { config, backend, external, env: &env, masquerade, answers: None };
         expected.objections(leases, &[device])
     }
 
@@ -238,6 +260,18 @@ mod tests {
         let own = lease("10.5.29.0-24", "10.200.0.11", "vxlan");
         let other = lease("10.5.30.0-24", "10.200.0.12", "vxlan");
         assert_eq!(objections(ENV, &[other, own], OURS), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_flannel_that_masquerades_is_not_followed_by_a_daemon_that_does_not_unless_that_is_said() {
+        let own = [lease("10.5.29.0-24", "10.200.0.11", "vxlan")];
+        let env = format!("{ENV}FLANNEL_IPMASQ=true\n");
+        let said = objections_with(&env, &own, OURS, None);
+        assert!(said.len() == 1 && said[0].contains("add -ip-masq"), "{said:?}");
+        for masquerade in [Some(true), Some(false)] {
+            assert_eq!(objections_with(&env, &own, OURS, masquerade), Vec::<String>::new());
+        }
+        assert_eq!(objections_with(ENV, &own, OURS, None), Vec::<String>::new());
     }
 
     #[test]

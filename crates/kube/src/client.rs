@@ -1,6 +1,7 @@
 //! The interface over HTTP: requests within a deadline, reads repeated, patches never repeated once they may have arrived.
 
 use std::fs::Metadata;
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::answer::{Again, Failure};
 use crate::backoff::Backoff;
-use crate::config::{Config, ConfigError, Credential, Source, read_file};
+use crate::config::{Config, ConfigError, Credential, Server, Source, read_file};
 use crate::connection::{Broken, Connection, Pool};
 use crate::path::Path;
 use crate::watch::Nodes;
@@ -100,6 +101,14 @@ impl Client {
     /// The address of the API server, for messages.
     pub fn server(&self) -> String {
         self.session().config.server.to_string()
+    }
+
+    /// Whether a token or password goes to another machine in clear text.
+    pub fn plaintext_credentials(&self) -> bool {
+        let session = self.session();
+        let Server { tls, host, .. } = &session.config.server;
+        let here = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+        !(*tls || here || matches!(session.config.credential, Credential::None))
     }
 
     /// The configuration as its file is now. One that became unreadable is told once, and the old one goes on.

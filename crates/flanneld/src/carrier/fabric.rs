@@ -14,7 +14,7 @@ use russet_overlay::flannel::{
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::{Announced, CarrierError, note};
+use super::{Announced, CarrierError, note, note_replaced};
 use crate::backend::Backend;
 use crate::ear::Ear;
 use crate::health::Status;
@@ -79,6 +79,7 @@ impl Woven {
             Ok::<_, CarrierError>((fabric, prepared))
         });
         let (fabric, prepared) = made.await.map_err(|_panic| CarrierError::Broken)??;
+        note_replaced(&prepared.replaced);
         let ear = Ear::of(&fabric).map_err(CarrierError::Listen)?;
         let announced = announced(&prepared, data);
         Ok((

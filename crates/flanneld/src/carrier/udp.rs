@@ -9,7 +9,7 @@ use russet_addr::Ipv4Net;
 use russet_lease::Lease;
 use russet_model::flannel::{NetworkConfig, SubnetKey};
 use russet_netlink::{Monitor, Topic};
-use russet_overlay::udp::{DEVICE, OVERHEAD_BYTES, Options, Proxy, UdpError};
+use russet_overlay::udp::{DEVICE, OVERHEAD_BYTES, Offloads, Options, Proxy, UdpError};
 
 use super::CarrierError;
 use crate::ear::Ear;
@@ -72,7 +72,7 @@ impl Relay {
     fn start(&mut self) -> Result<(), UdpError> {
         let proxy = Proxy::start(self.options.clone())?;
         proxy.reset(&self.routes);
-        tracing::info!(device = %proxy.device(), offloads = ?proxy.offloads(), "the udp backend runs");
+        tracing::info!(device = %proxy.device(), offloads = words(proxy.offloads()), "the udp backend runs");
         self.proxy = Some(proxy);
         Ok(())
     }
@@ -137,4 +137,18 @@ impl Relay {
 
 fn route(lease: &Lease) -> Option<(Ipv4Net, Ipv4Addr)> {
     lease.key.v4.map(|subnet| (subnet, lease.attributes.public_ip))
+}
+
+/// What the kernel does for the tunnel, in words.
+fn words(offloads: Offloads) -> String {
+    let tun = offloads.tun;
+    let all = [
+        ("checksums", tun.checksum),
+        ("TCP segments", tun.tcp),
+        ("UDP segments", tun.udp),
+        ("sends in one piece", offloads.segments),
+        ("receives in one piece", offloads.joins),
+    ];
+    let words: Vec<&str> = all.into_iter().filter(|(_, on)| *on).map(|(word, _)| word).collect();
+    if words.is_empty() { "none".to_owned() } else { words.join(", ") }
 }

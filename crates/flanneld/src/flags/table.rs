@@ -76,7 +76,7 @@ flags! {
     "etcd-username" Text "" V010
         "etcd user" |to, value| to.etcd_username = value.to_owned();
     "etcd-password" Text "" V010
-        "the etcd user's password" |to, value| to.etcd_password = Password(value.to_owned());
+        "the etcd user's password" |to, value| to.etcd_password = Password::new(value);
     "iface" Many "" V010
         "interface towards the other nodes, by name or address; the first use that matches counts" |to, value| to.iface.push(value.to_owned());
     "iface-regex" Many "" V010
@@ -92,7 +92,7 @@ flags! {
     "subnet-lease-renew-margin" Int "60" V010
         "minutes before its end at which the lease is renewed, 1 to 1439" |to, value| to.renew_margin_min = integer(value)?;
     "ip-masq" Bool "false" V010
-        "masquerade what leaves the network" |to, value| to.ip_masq = boolean(value)?;
+        "masquerade what leaves the network" |to, value| (to.ip_masq, to.ip_masq_given) = (boolean(value)?, true);
     "ip-masq-fully-random-disable" Bool "false" Newer
         "masquerade without fully random source ports" |to, value| to.fully_random_disable = boolean(value)?;
     "iptables-resync" Int "5" Newer
@@ -147,6 +147,12 @@ flags! {
             "reacquire" => LeaseLost::Reacquire,
             _ => return Err("exit or reacquire is wanted"),
         };
+    "etcd-password-file" Text "" Ours
+        "file with the etcd user's password, which other users of the node then do not see in the list of processes" |to, value| to.etcd_password_file = value.into();
+    "allow-plaintext-credentials" Bool "false" Ours
+        "send the etcd password or the Kubernetes token over plain http to other machines" |to, value| to.allow_plaintext_credentials = boolean(value)?;
+    "allow-extension" Bool "false" Ours
+        "run the commands of backend `extension`: whoever can write the network's configuration then runs commands on this node" |to, value| to.allow_extension = boolean(value)?;
     "extension-shell" Bool "false" Ours
         "run the commands of backend `extension` by sh -c" |to, value| to.extension_shell = boolean(value)?;
     "takeover" Bool "false" Ours

@@ -70,7 +70,7 @@ fn the_whole_set_of_v0_10_0_is_taken() {
     assert!(read.ip_masq && read.kube_subnet_mgr);
     assert_eq!((read.renew_margin_min, read.healthz_port, read.verbosity), (30, 8081, 4));
     assert!(!format!("{read:?}").contains("Password(\"p"), "{read:?}");
-    assert_eq!(read.etcd_password.0, "p");
+    assert_eq!(read.etcd_password.reveal(), "p");
 }
 
 /// flannel.md section 1.1.
@@ -148,13 +148,16 @@ fn the_environment_fills_in_what_was_not_given() {
         ("FLANNELD_V", "2"),
         ("FLANNELD_VMODULE", "x=1"),
         ("FLANNELD_HEALTHZ_PORT", "many"),
+        ("FLANNELD_ETCD_PASSWORD_FILE", "/etc/flanneld/password"),
     ];
     let Request::Run(read, notes) = request(&["-etcd-prefix=/word", "-ip-masq=false"], &environment) else {
         panic!()
     };
     assert_eq!(read.iface, ["eth1,eth2"], "no splitting");
     assert_eq!((read.etcd_prefix.as_str(), read.ip_masq, read.verbosity), ("/word", false, 2));
+    assert_eq!(read.etcd_password_file, PathBuf::from("/etc/flanneld/password"));
     assert_eq!(read.healthz_port, 0, "an unusable value leaves the default");
+    assert!(read.ip_masq_given && !options(&["-v=1"]).ip_masq_given);
     assert_eq!(notes, ["FLANNELD_HEALTHZ_PORT=many is left out: parse error"]);
     assert_eq!(request(&[], &[("FLANNELD_VERSION", "1")]), Request::Version);
     assert_eq!(request(&["-version"], &[]), Request::Version);

@@ -1,5 +1,5 @@
 //! The flannel daemon that runs on this node: found by its name among the processes of this network namespace, and asked to end. In a container that takes the
-//! host's process namespace.
+//! host's process namespace. Called by `takeover`, and by `run` at an ordinary start, which warns of it.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -18,13 +18,17 @@ use super::TakeoverError;
 pub struct Predecessor {
     /// Its process ID.
     pub pid: u32,
+    /// Its name, as `ps` shows it.
+    pub name: String,
     /// The process itself: a number may be another one's by the time that it is used.
     handle: OwnedFd,
 }
 
-/// The names under which the kernel knows flannel's daemon, and ours.
+/// What the names of flannel's executables begin with, and those of ours: `flanneld-0.28.9` is one, too.
 const FLANNELD: &str = "flanneld";
 const RUSSET: &str = "russet";
+/// What follows the name where the process is no daemon: it prints docker's options, or looks at the node and changes nothing.
+const NO_DAEMON: [&str; 2] = ["docker-opts", "takeover-check"];
 /// How long a daemon may take for each of its signals. v0.20.0 hangs on a first one that comes right after its start, and the second one kills it.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// After two of them nothing that can end is left.
@@ -42,9 +46,7 @@ impl Predecessor {
         let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
         let mut found = Vec::new();
         for pid in pids.filter(|pid| *pid != std::process::id()) {
-            if !is_flanneld(pid, ours) {
-                continue;
-            }
+            let Some(name) = flanneld(pid, ours) else { continue };
             let handle = match Pid::from_raw(pid.cast_signed()).map(|it| pidfd_open(it, PidfdFlags::empty()))
             {
                 Some(Ok(handle)) => handle,
@@ -54,8 +56,8 @@ impl Predecessor {
                 }
             };
             // Only what is still there now is what the handle stands for.
-            if is_flanneld(pid, ours) {
-                found.push(Self { pid, handle });
+            if flanneld(pid, ours).is_some() {
+                found.push(Self { pid, name, handle });
             }
         }
         Ok(found)
@@ -78,20 +80,32 @@ impl Predecessor {
     }
 }
 
-/// Whether a process is a flannel daemon that works on our network. One that has ended and was not waited for is none.
-fn is_flanneld(pid: u32, ours: (u64, u64)) -> bool {
+/// The name of a process that is a flannel daemon and works on our network. One that has ended and was not waited for is none.
+fn flanneld(pid: u32, ours: (u64, u64)) -> Option<String> {
     let process = Path::new("/proc").join(pid.to_string());
     let read = |file: &str| fs::read(process.join(file)).unwrap_or_default();
-    let name = read("comm");
-    let named = match name.trim_ascii_end() {
-        name if name == FLANNELD.as_bytes() => true,
-        name if name == RUSSET.as_bytes() => {
-            read("cmdline").split(|byte| *byte == 0).nth(1) == Some(FLANNELD.as_bytes())
-        }
-        _ => false,
-    };
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let comm = text(read("comm").trim_ascii_end());
+    let exe = fs::read_link(process.join("exe")).ok();
+    let exe = exe.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    let words: Vec<String> = read("cmdline").split(|byte| *byte == 0).map(text).collect();
     // A zombie has no namespaces any more.
-    named && namespace(&process).is_ok_and(|namespace| namespace == ours)
+    let here = || namespace(&process).is_ok_and(|namespace| namespace == ours);
+    (is_daemon(&comm, exe.as_deref(), &words) && here()).then(|| comm.escape_debug().to_string())
+}
+
+/// Whether a process is a flannel daemon: by the kernel's name for it, which has 15 bytes at most, the name of its executable file, which may not be
+/// readable, and its command line.
+fn is_daemon(comm: &str, exe: Option<&str>, words: &[String]) -> bool {
+    // A script called `flanneld-...` is a process of its interpreter.
+    let flannels = comm == FLANNELD || exe.unwrap_or(comm).starts_with(FLANNELD);
+    let ours = comm.starts_with(RUSSET) || exe.is_some_and(|exe| exe.starts_with(RUSSET));
+    let daemon = flannels || ours && words.get(1).is_some_and(|verb| verb == FLANNELD);
+    let other = |word: &String| {
+        let word = word.trim_start_matches('-');
+        NO_DAEMON.contains(&word.split_once('=').map_or(word, |(name, _)| name))
+    };
+    daemon && !words.iter().skip(1).any(other)
 }
 
 /// The device and inode of a process's network namespace.
@@ -105,9 +119,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_is_nobodys_predecessor() {
+    fn this_process_is_no_predecessor_of_itself() {
         let ours = namespace(Path::new("/proc/thread-self")).unwrap();
-        assert!(!is_flanneld(std::process::id(), ours));
+        assert_eq!(flanneld(std::process::id(), ours), None);
         assert!(Predecessor::all().unwrap().iter().all(|it| it.pid != std::process::id()));
+    }
+
+    #[test]
+    fn a_daemon_is_found_by_the_beginning_of_its_name() {
+        let is = |comm: &str, exe: &str, line: &str| {
+            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            is_daemon(comm, Some(exe).filter(|exe| !exe.is_empty()), &words)
+        };
+        for (comm, exe, line) in [
+            ("flanneld", "flanneld", "/opt/bin/flanneld -iface=eth0"),
+            ("flanneld-0.28.9", "flanneld-0.28.9", "/opt/flanneld-0.28.9 -ip-masq"),
+            ("flanneld-v0.28.", "flanneld-v0.28.9-amd64", "/opt/flanneld-v0.28.9-amd64"),
+            ("flanneld-0.28.9", "", "/opt/flanneld-0.28.9"),
+            ("kube-flannel", "flanneld (deleted)", "kube-flannel"),
+            ("russet", "russet", "russet flanneld -iface=eth0"),
+            ("russet-1.2", "russet-1.2", "/opt/russet-1.2 flanneld"),
+            ("flanneld", "russet", "flanneld -takeover"),
+        ] {
+            assert!(is(comm, exe, line), "{comm} {exe} {line}");
+        }
+        for (comm, exe, line) in [
+            ("russet", "russet", "russet agent"),
+            ("tail", "tail", "tail -f flanneld.log"),
+            ("flanneld-start.", "bash", "/bin/bash /opt/flanneld-start.sh"),
+            ("flannel", "flannel", "/opt/cni/bin/flannel"),
+            ("russet", "russet", "russet flanneld --takeover-check=true"),
+            ("russet", "russet", "russet flanneld docker-opts -i"),
+            ("flanneld", "russet", "flanneld docker-opts"),
+        ] {
+            assert!(!is(comm, exe, line), "{comm} {exe} {line}");
+        }
     }
 }

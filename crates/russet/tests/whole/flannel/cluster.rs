@@ -50,7 +50,8 @@ impl Cluster {
     fn host(&mut self, name: &str) -> Host {
         let kubeconfig = format!("-kubeconfig-file={}", self.file("kubeconfig").display());
         let net_conf = format!("-net-config-path={}", self.file("net-conf.json").display());
-        self.lab.host(&["-kube-subnet-mgr", &kubeconfig, &net_conf]).with_variable("NODE_NAME", name)
+        let flags = ["-kube-subnet-mgr", "-allow-plaintext-credentials", &kubeconfig, &net_conf];
+        self.lab.host(&flags).with_variable("NODE_NAME", name)
     }
 
     fn running(&mut self, name: &str, range: &str) -> Host {

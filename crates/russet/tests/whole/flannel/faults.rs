@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use russet_testkit::{eventually, let_pass};
+use russet_testkit::{eventually, let_pass, run};
 use rustix::process::Signal;
 
 use super::lab::{Host, Lab};
@@ -60,15 +60,30 @@ fn t29_and_t30_a_daemon_that_is_stopped_killed_or_restarted_changes_nothing() {
 
 /// flannel.md sections 3.6 and 10.
 #[test]
-#[ignore = "root: makes network namespaces; tool: etcd, ping; takes 70 s"]
+#[ignore = "root: makes network namespaces; tool: etcd, ping, curl; takes 70 s"]
 fn t25_an_etcd_that_is_away_for_a_minute_leaves_the_data_path_and_news_come_through_afterwards() {
     let mut lab = Lab::vxlan();
-    let (mut near, mut far, pings) = pinging(&mut lab, &[]);
+    let (mut near, mut far, pings) = pinging(&mut lab, &["-healthz-ip=127.0.0.1", "-healthz-port=8081"]);
+    let netns = near.node.netns_name().to_owned();
+    let asked = |path: &str| {
+        let url = format!("http://127.0.0.1:8081/{path}");
+        run("ip", &["netns", "exec", &netns, "curl", "-sS", &url])
+    };
+    assert!(asked("metrics").contains("flanneld_etcd_reachable 1"));
     lab.fabric.kill_etcd();
     let_pass(Duration::from_secs(60));
     assert!(near.runs() && far.runs());
+    // One line that it is lost, and nothing else changes.
+    let lines = |host: &Host, words: &str| host.log().lines().filter(|line| line.contains(words)).count();
+    let (lost, back) = ("etcd has not answered for 10 s", "etcd answers again");
+    assert_eq!((lines(&near, lost), lines(&near, back)), (1, 0), "{}", near.log());
+    assert!(asked("metrics").contains("flanneld_etcd_reachable 0"));
+    assert_eq!(asked("readyz"), "flanneld is ready");
     lab.fabric.start_etcd();
     eventually(PATIENCE, || lab.fabric.etcd_serves());
+    eventually(PATIENCE, || lines(&near, back) == 1);
+    assert_eq!(lines(&near, lost), 1);
+    eventually(PATIENCE, || asked("metrics").contains("flanneld_etcd_reachable 1"));
     lab.put_peer("10.5.199.0-24", "10.77.0.99", "02:00:00:00:00:99");
     near.routes_to("10.5.199.0-24");
     far.routes_to("10.5.199.0-24");

@@ -184,7 +184,11 @@ fn feed(host: &Host, words: &[&str], text: &str) {
 
 /// A process that has flannel's name and does nothing, started as a service manager would: by itself, or again and again.
 fn stand_in(host: &Host, again: bool) -> StandIn {
-    let program = host.node.path("flanneld");
+    stand_in_called("flanneld", host, again)
+}
+
+fn stand_in_called(name: &str, host: &Host, again: bool) -> StandIn {
+    let program = host.node.path(name);
     std::fs::copy("/bin/sleep", &program).unwrap();
     let mut command = if again {
         let mut command = Command::new("sh");
@@ -228,9 +232,13 @@ fn sh(host: &Host, words: &str) -> String {
 impl Swap {
     /// What flannel leaves on the first node, with our daemon as its peer on the second.
     fn new(config: &str, rules: Rules) -> Self {
+        Self::with_flags(config, rules, &["-ip-masq", "-iface=eth0", "-takeover"])
+    }
+
+    fn with_flags(config: &str, rules: Rules, flags: &[&str]) -> Self {
         let mut lab = Lab::new(config);
         // The way in is by `takeover`; nothing is started yet.
-        let mut here = lab.host(&["-ip-masq", "-iface=eth0", "-takeover"]);
+        let mut here = lab.host(flags);
         let mut there = lab.running(&["-ip-masq", "-iface=eth0"]);
         let vxlan = config == VXLAN;
         let mtu = if vxlan { 1450 } else { 1500 };
@@ -395,6 +403,65 @@ fn a_check_says_what_a_takeover_would_do_and_changes_nothing() {
 
 #[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip, bridge, iptables, nft, ping"]
+fn a_flannel_that_masquerades_is_not_taken_over_without_ip_masq_unless_that_is_said() {
+    let swap = Swap::with_flags(VXLAN, Rules::Iptables, &["-iface=eth0"]);
+    let mut flannel = stand_in(&swap.here, false);
+    for takeover in ["-takeover-check", "-takeover"] {
+        swap.unchanged(&[takeover], 1, &["FLANNEL_IPMASQ=true", "add -ip-masq"]);
+    }
+    assert!(flannel.runs(), "it was not touched");
+    swap.unchanged(&["-takeover-check", "-ip-masq=false"], 0, &["can be taken over"]);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip, bridge, iptables, nft, ping"]
+fn a_flannel_called_by_its_version_is_found_and_an_ordinary_start_beside_it_warns() {
+    let mut swap = Swap::with_flags(VXLAN, Rules::Iptables, &["-ip-masq", "-iface=eth0"]);
+    let mut flannel = stand_in_called("flanneld-0.28.9", &swap.here, false);
+    let process = format!("process {} (flanneld-0.28.9)", flannel.0.id());
+    swap.unchanged(&["-takeover-check"], 0, &[&process]);
+    assert!(flannel.runs());
+    swap.here.start();
+    let log = swap.here.log();
+    let warning = log.lines().find(|line| line.contains("another flannel daemon runs on this node"));
+    let warning = warning.unwrap_or_else(|| panic!("{log}"));
+    assert!(warning.contains(&flannel.0.id().to_string()) && warning.contains("-takeover"), "{warning}");
+    // A second one that renews the same lease is noticed as well, where its process cannot be seen.
+    let lease = swap.lab.value(&swap.here);
+    swap.put_leased(&lease);
+    eventually(PATIENCE, || swap.here.log().contains("another process renews this node's lease"));
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip, bridge, iptables, nft, ping"]
+fn rules_that_are_undone_again_and_again_are_warned_of() {
+    let mut lab = Lab::vxlan();
+    let host = lab.running(&["-ip-masq", "-iface=eth0"]);
+    let warned = || host.log().contains("another process changes the rules again and again");
+    let rules = || host.nft(&["list", "ruleset"]);
+    let whole = rules();
+    for _ in 0..6 {
+        host.nft(&["flush", "ruleset"]);
+        eventually(PATIENCE, || rules() == whole);
+    }
+    eventually(PATIENCE, warned);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip, bridge, iptables, nft, ping"]
+fn a_check_of_a_datastore_that_does_not_answer_ends_with_the_reason() {
+    let mut swap = Swap::new(VXLAN, Rules::Iptables);
+    swap.lab.fabric.kill_etcd();
+    let mut check = swap.here.command().arg("-takeover-check").spawn().unwrap();
+    let code = russet_testkit::eventually_some(PATIENCE, || check.try_wait().unwrap()).code();
+    assert_eq!(code, Some(1), "{}", swap.here.log());
+    let log = swap.here.log();
+    let last = log.lines().next_back().unwrap();
+    assert!(last.contains("http://10.77.0.1:2379") && last.contains("refused"), "{log}");
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip, bridge, iptables, nft, ping"]
 fn a_node_that_is_not_as_the_flags_say_is_left_alone() {
     let swap = Swap::new(VXLAN, Rules::Iptables);
     let mut flannel = stand_in(&swap.here, false);
@@ -421,7 +488,9 @@ fn a_flannel_that_a_supervisor_starts_again_keeps_its_place() {
 #[ignore = "root: makes network namespaces; kernel: tun; tool: etcd, ip, ping"]
 fn a_daemon_of_ours_is_taken_over_as_well_and_udps_tunnel_is_there_again() {
     let mut lab = Lab::new(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}"#);
-    let (mut here, mut there) = (lab.running(&["-iface=eth0"]), lab.running(&["-iface=eth0"]));
+    // Both daemons serve health at one place: the second begins when the first has left it.
+    let flags = ["-iface=eth0", "-healthz-ip=127.0.0.1", "-healthz-port=8081"];
+    let (mut here, mut there) = (lab.running(&flags), lab.running(&flags));
     let ((near, _), (_, far)) = (here.pod(), there.pod());
     let ping = || {
         // Begins when the address answers.

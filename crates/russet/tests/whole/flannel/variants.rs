@@ -102,7 +102,8 @@ fn commands_of_the_operator_carry_the_network() {
     let commands = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"extension","PreStartupCommand":"echo hello",
         "SubnetAddCommand":"ip route replace $SUBNET via $PUBLIC_IP","SubnetRemoveCommand":"ip route del $SUBNET"}}"#;
     let mut lab = Lab::new(commands);
-    let (mut near, mut far) = (lab.running(&[]), lab.running(&[]));
+    let allowed = ["-allow-extension"];
+    let (mut near, mut far) = (lab.running(&allowed), lab.running(&allowed));
     assert!(
         lab.value(&near).ends_with(r#""BackendType":"extension","BackendData":"hello"}"#),
         "{}",
