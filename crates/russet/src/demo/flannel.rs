@@ -50,7 +50,6 @@ pub fn daemon(mut russet: Command, node: &Node, datastore: &Datastore) -> Comman
 /// What a node's configuration of the plugin has, so that nodes on one machine do not share files.
 pub fn complete(plugin: &mut Value, node: &Node) {
     let below = |path: &str| node.paths().root().join(path);
-    plugin["root"] = json!(node.paths().root());
     plugin["subnetFile"] = json!(subnet_file(node));
     plugin["dataDir"] = json!(below("var/lib/cni/flannel"));
     plugin["ipam"] = json!({ "dataDir": below("var/lib/cni/networks") });

@@ -66,7 +66,10 @@ pub fn configure(lab: &Lab) -> Result<(), DemoError> {
 }
 
 fn conflist(node: &Node, network: &Network) -> Value {
-    let mut plugin = json!({ "type": network.kind, "agent_socket": node.paths().cni_socket() });
+    // The root, too: where no agent serves the node, a plugin works by itself, and must not use the host's store and locks.
+    let paths = node.paths();
+    let mut plugin =
+        json!({ "type": network.kind, "agent_socket": paths.cni_socket(), "root": paths.root() });
     if network.kind == FLANNEL.kind {
         flannel::complete(&mut plugin, node);
     }
@@ -221,6 +224,9 @@ mod tests {
             let path = dir.path().join(network.file);
             fs::write(&path, conflist(&node, &network).to_string()).unwrap();
             assert_eq!(russet_runtime::lint::lint(&path, None), []);
+            // Without it a plugin leaves a store and locks on the host.
+            let root = conflist(&node, &network)["plugins"][0]["root"].clone();
+            assert_eq!(root, json!(node.paths().root()), "{}", network.kind);
         }
     }
 }

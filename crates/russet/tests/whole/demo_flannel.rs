@@ -1,12 +1,14 @@
 //! The demo with flannel's daemon and plugin as we have them (issue 5, "must show").
 
+use std::path::PathBuf;
+
 use crate::demo::assert_all_reached;
 use crate::host::{HostState, Russet, demo_turn};
 use russet_testkit::etcd::Cluster;
 
 fn assert_backend_reaches_all(args: &[&str], families: usize) {
     let _turn = demo_turn();
-    let before = HostState::now();
+    let before = (HostState::now(), own_files());
     let report = Russet::demo(&[&["--fabric", "flannel"], args].concat()).json();
     let pings = report["pings"].as_array().unwrap();
     assert_eq!(pings.len(), families * (6 * 5 + 6), "a pair or a family is missing");
@@ -14,7 +16,15 @@ fn assert_backend_reaches_all(args: &[&str], families: usize) {
     let subnets = report["blocks"].as_array().unwrap();
     assert_eq!(subnets.len(), families * 3, "{report}");
     assert!(subnets.iter().all(|subnet| subnet["used"] == 2 && subnet["node"].is_string()), "{report}");
-    assert_eq!(HostState::now(), before);
+    assert_eq!((HostState::now(), own_files()), before);
+}
+
+/// Stores and locks of a node that is the host itself.
+fn own_files() -> Vec<PathBuf> {
+    let list = |dir| std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut files: Vec<PathBuf> = ["/run/russet", "/var/lib/russet"].into_iter().flat_map(list).collect();
+    files.sort();
+    files
 }
 
 #[test]
