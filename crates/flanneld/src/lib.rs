@@ -3,6 +3,7 @@
 //! A peer of real `flanneld` nodes in the same network; shared/spec/flannel.md is the contract, docs/flanneld.md the user's page. Layer 4:
 //! leases come from `lease`, the kernel's side from `overlay`; here is what joins them. Called by `russet flanneld`.
 
+mod asking;
 mod backend;
 mod carrier;
 pub mod docker_opts;

@@ -12,8 +12,8 @@ use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
 use russet_netlink::{NetlinkError, Socket};
 use russet_overlay::firewall::Mode;
 use russet_overlay::flannel::Networks;
-use russet_store_etcd::Reach;
 
+use crate::asking::Asking;
 use crate::backend::{Backend, BackendError};
 use crate::carrier::{Announced, Carrier, CarrierError, Manner};
 use crate::flags::{FirewallKind, LeaseLost, Options};
@@ -114,15 +114,6 @@ pub(crate) struct Daemon {
     health_later: Option<SocketAddr>,
 }
 
-/// How the datastore is asked at the start.
-#[derive(Clone, Default)]
-struct Asking {
-    /// The first failure ends it: a check does not wait.
-    once: bool,
-    /// Says why etcd does not answer while it is waited for.
-    etcd: Option<Reach>,
-}
-
 /// What stays the same when a lease is lost and taken again.
 pub(crate) struct Place {
     pub(crate) config: NetworkConfig,
@@ -130,11 +121,6 @@ pub(crate) struct Place {
     pub(crate) external: External,
 }
 
-/// flannel's pause between tries, for the configuration and for a lease.
-const RETRY: Duration = Duration::from_secs(1);
-/// After this long without any answer a line of the log says so, and again and again: etcd's client may wait for a member for longer.
-const FIRST_SILENCE: Duration = Duration::from_secs(1);
-const SILENCE: Duration = Duration::from_secs(3);
 /// How long a check may take as a whole: several calls to the datastore, of which each has a deadline of its own.
 const CHECK_DEADLINE: Duration = Duration::from_secs(15);
 /// A lease lives 24 hours; the margin has to be shorter.
@@ -418,45 +404,6 @@ impl Daemon {
             mtu,
             ipmasq: self.options.ip_masq,
         }
-    }
-}
-
-// === impl Asking ===
-
-impl Asking {
-    /// Asks the datastore until it has an answer or can never have one. What it says meanwhile, and that it says nothing, are lines of the log.
-    async fn until<T, Asked>(&self, ask: impl Fn() -> Asked, what: &str) -> Result<T, LeaseError>
-    where
-        Asked: Future<Output = Result<T, LeaseError>>,
-    {
-        loop {
-            let asked = ask();
-            tokio::pin!(asked);
-            let mut silence = FIRST_SILENCE;
-            let answer = loop {
-                match tokio::time::timeout(silence, &mut asked).await {
-                    Ok(answer) => break answer,
-                    Err(_elapsed) => tracing::warn!(error = self.reason(), "waiting for {what}"),
-                }
-                silence = SILENCE;
-            };
-            match answer {
-                Err(error) if error.is_retryable() && !self.once => {
-                    tracing::error!(%error, "waiting for {what}");
-                    tokio::time::sleep(RETRY).await;
-                }
-                settled => return settled,
-            }
-        }
-    }
-
-    /// Why there is no answer.
-    fn reason(&self) -> String {
-        let known = self.etcd.as_ref().and_then(Reach::reasons);
-        known.map_or_else(
-            || "the datastore does not answer".to_owned(),
-            |reasons| format!("the datastore does not answer: {reasons}"),
-        )
     }
 }
 

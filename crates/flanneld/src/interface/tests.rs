@@ -208,3 +208,9 @@ fn an_mtu_of_0_is_an_error() {
     let error = choose(&dead, Stack::V4, &Wanted::default()).unwrap_err().to_string();
     assert!(error.contains("MTU 0"), "{error}");
 }
+
+#[test]
+fn a_pattern_that_is_none_is_refused_in_one_line() {
+    let error = compile("^eth(").unwrap_err().to_string();
+    assert_eq!(error, "iface-regex \"^eth(\" is no regular expression: unclosed group");
+}

@@ -144,3 +144,19 @@ fn unsupported(error: BatchError) -> FlannelError {
         error => error.into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_differs_of_a_device_is_said_with_both_values() {
+        let wanted = Ipip { local: "10.0.0.1".parse().ok(), remote: None };
+        assert_eq!(differences(wanted, wanted), "");
+        let found = Ipip { local: "10.0.0.2".parse().ok(), remote: "10.0.0.3".parse().ok() };
+        assert_eq!(
+            differences(found, wanted),
+            "local address 10.0.0.2, not 10.0.0.1; remote address 10.0.0.3, not none"
+        );
+    }
+}

@@ -1,8 +1,10 @@
 //! Watches and lists when the log is compacted under them, when nobody takes the events, and when the server is restarted.
 
+use std::time::{Duration, Instant};
+
 use russet_model::Prefix;
 use russet_store::{Event, Step, Store, Watch};
-use russet_store_etcd::{Etcd, Settings};
+use russet_store_etcd::{Etcd, EtcdV2, Settings};
 
 use crate::key;
 use crate::proxy::Proxy;
@@ -161,4 +163,32 @@ async fn a_list_under_which_the_log_is_compacted_begins_anew_and_is_whole() {
             .map(|record| &record.key)
             .eq(&all.iter().map(|n| key(*n)).collect::<Vec<_>>())
     );
+}
+
+/// A watch is enough to notice both; nothing is asked meanwhile.
+#[tokio::test]
+#[ignore = "tool: etcd; takes 15 s"]
+async fn a_cluster_that_is_away_is_lost_after_ten_seconds_and_found_when_it_is_back() {
+    let mut cluster = Cluster::start(1, "http", |_| vec!["--enable-v2".to_owned()], Vec::new());
+    let (store, old) = (cluster.client(), EtcdV2::connect(cluster.settings()).unwrap());
+    let _watch = begun(&store).await;
+    let _old = old.watch(&Prefix::handles()).await.unwrap();
+    let reaches = [store.reach(), old.reach()];
+    let until = async |lost: bool| {
+        let all = async {
+            while reaches.iter().any(|reach| reach.is_lost() != lost) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, all).await.unwrap_or_else(|_| panic!("{lost}: {reaches:?}"));
+    };
+    until(false).await;
+    let away = Instant::now();
+    cluster.members[0].kill();
+    until(true).await;
+    assert!(away.elapsed() >= Duration::from_secs(10));
+    assert!(reaches.iter().all(|reach| reach.reasons().unwrap().contains("refused")), "{reaches:?}");
+    cluster.members[0].start();
+    until(false).await;
+    assert!(reaches.iter().all(|reach| reach.reasons().is_none()), "{reaches:?}");
 }
