@@ -34,7 +34,7 @@ pub struct Plan {
     pub mtu: u32,
     /// The pod end's MAC; the host end has [`Mac::GATEWAY`].
     pub pod_mac: Mac,
-    /// That MAC is derived from container and interface, and was not chosen by anybody: no other program makes a veth with it.
+    /// That MAC is derived from container and interface, and was not chosen: no other program makes a veth with it.
     pub derived_mac: bool,
     /// `rtm_protocol` of every route.
     pub protocol: u8,

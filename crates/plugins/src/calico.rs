@@ -9,7 +9,8 @@ mod del;
 mod draft;
 mod endpoint;
 mod gc;
-mod labels;
+pub(crate) mod ipam_config;
+pub(crate) mod labels;
 mod own_ipam;
 mod pod_cidr;
 mod profile;
@@ -34,9 +35,8 @@ use crate::target::Target;
 use crate::{CalicoNode, Datastore, Done, RequestLog};
 pub(crate) use addresses::one_of_a_family;
 use annotations::Wishes;
-use pod_cidr::PodCidrs;
 pub use recent::Recent;
-pub use status_file::PolicyWait;
+pub use status_file::{PolicyWait, endpoint_status_file};
 use wire::Kernel;
 use workload::Workload;
 
@@ -84,7 +84,7 @@ async fn run_on(
     match model(node, conf).await? {
         Model::V1(etcd) => {
             let facts = facts(node, request, conf).await?;
-            calico_v1::run(node, request, conf, *etcd, facts.as_ref()).await.map(Done::from)
+            calico_v1::run(node, request, conf, *etcd, facts.as_ref(), log).await.map(Done::from)
         }
         Model::V3 => run_v3(node, request, conf, log).await,
     }
@@ -195,35 +195,14 @@ impl<'a> Scene<'a> {
 
     /// `ipam`, as IPAM plugins get it.
     fn ipam(&self) -> Result<Map<String, Value>, CniError> {
-        let config: Map<String, Value> = serde_json::from_slice(&self.stdin)
-            .map_err(|error| CniError::decoding("failed to decode the network configuration", error))?;
-        Ok(config.get("ipam").and_then(Value::as_object).cloned().unwrap_or_default())
+        ipam_config::section(&self.stdin)
     }
 
     /// Puts the node's pod prefixes into the configuration of `host-local` where that names them.
     async fn fill_pod_cidrs(&mut self) -> Result<(), CniError> {
-        if !pod_cidr::wanted(&self.ipam()?) {
-            return Ok(());
-        }
-        let name = self.conf.kubernetes.node_name.clone().unwrap_or_else(|| self.workload.node.to_string());
-        let node = absent_is_none(self.kubernetes()?.node(&name).await)
-            .map_err(|error| kubernetes_failed("the node's pod prefixes could not be read", error))?
-            .ok_or_else(|| {
-                CniError::invalid_config(
-                    format!("there is no Kubernetes node {name}"),
-                    "set kubernetes.node_name",
-                )
-            })?;
-        self.fill(&PodCidrs::of_node(&name, &node.pod_cidrs())?)
-    }
-
-    fn fill(&mut self, cidrs: &PodCidrs) -> Result<(), CniError> {
-        let mut config: Map<String, Value> = serde_json::from_slice(&self.stdin)
-            .map_err(|error| CniError::decoding("failed to decode the network configuration", error))?;
-        if let Some(ipam) = config.get_mut("ipam").and_then(Value::as_object_mut) {
-            cidrs.fill(ipam)?;
-        }
-        self.stdin = Value::Object(config).to_string().into_bytes();
+        let (clusters, node) = (&self.node.clusters, &self.workload.node);
+        let filled = ipam_config::with_pod_cidrs(&self.stdin, clusters, self.conf, node, self.log).await?;
+        self.stdin = filled.unwrap_or_else(|| std::mem::take(&mut self.stdin));
         Ok(())
     }
 

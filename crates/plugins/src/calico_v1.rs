@@ -7,6 +7,7 @@
 //! says that they are still this workload's.
 
 mod choice;
+mod delegated;
 mod endpoint;
 mod view;
 
@@ -17,7 +18,7 @@ use std::rc::Rc;
 use russet_addr::{IpNet, NodeName, host_net};
 use russet_attach::{Attachment, Detachment, Dialect};
 use russet_cni_spec::plugin::Request;
-use russet_cni_spec::{Call, CniError, CniResult, IpConfig};
+use russet_cni_spec::{Call, CniError, CniResult, IpConfig, Verb};
 use russet_ipam::{
     Allocator, Clock, Held, IpamError, ReleaseOptions, Request as AddressRequest, SystemClock,
 };
@@ -26,13 +27,15 @@ use russet_model::{HandleId, time};
 use russet_store::Store;
 use russet_store_etcd::{EtcdV2, Settings as EtcdSettings};
 
-use crate::calico::one_of_a_family;
+use crate::calico::{labels, one_of_a_family};
 use crate::calico_conf::CalicoConf;
-use crate::calico_ipam::{BUDGET, Subject, within};
+use crate::calico_ipam::{BUDGET, Subject, requested_address, within};
 use crate::datastore::Datastore;
+use crate::delegate::Delegate;
 use crate::failure;
 use crate::node::CalicoNode;
 use crate::pause::Pause;
+use crate::request_log::RequestLog;
 use crate::target::Target;
 use crate::wiring::Unattached;
 use endpoint::{Records, Stored, Unwritten};
@@ -65,8 +68,10 @@ pub struct PodFacts {
 /// One request on the v1 model.
 struct Work<'a> {
     node: &'a CalicoNode,
+    request: &'a Request,
     conf: &'a CalicoConf,
     facts: Option<&'a PodFacts>,
+    log: &'a RequestLog,
     name: NodeName,
     target: Target,
     id: EndpointId,
@@ -79,6 +84,8 @@ struct Taken {
     addresses: Vec<IpAddr>,
     /// The mark of what this very request took; none when it took nothing.
     mark: Option<String>,
+    /// The other IPAM plugin that gave them to this very request.
+    delegate: Option<Delegate>,
 }
 
 /// Carries out a request on the data behind the v2 API of `etcd`. `facts` are the pod's, where somebody could ask Kubernetes.
@@ -88,12 +95,13 @@ pub async fn run(
     conf: &CalicoConf,
     etcd: EtcdSettings,
     facts: Option<&PodFacts>,
+    log: &RequestLog,
 ) -> Result<Option<CniResult>, CniError> {
     let etcd =
         EtcdV2::connect(etcd).map_err(|error| CniError::invalid_config("etcd cannot be used", error))?;
     let store: Rc<dyn Store> = Rc::new(etcd.clone());
     let records = Records { store, directories: Some(etcd) };
-    run_on(node, request, conf, records, facts).await
+    run_on(node, request, conf, records, facts, log).await
 }
 
 /// The addresses of a configuration of v1.11, for `calico-ipam`: v1 data that look like v3's. `named` when the configuration names them.
@@ -125,16 +133,17 @@ async fn run_on(
     conf: &CalicoConf,
     records: Records,
     facts: Option<&PodFacts>,
+    log: &RequestLog,
 ) -> Result<Option<CniResult>, CniError> {
     match &request.env.call {
         Call::Add(target) => {
-            Work::new(node, request, conf, target, records, facts)?.add(request).await.map(Some)
+            Work::new(node, request, conf, target, records, facts, log)?.add().await.map(Some)
         }
         Call::Del(target) => {
-            Work::new(node, request, conf, target, records, facts)?.del().await.map(|()| None)
+            Work::new(node, request, conf, target, records, facts, log)?.del().await.map(|()| None)
         }
         Call::Check(target) => {
-            Work::new(node, request, conf, target, records, facts)?.check().await.map(|()| None)
+            Work::new(node, request, conf, target, records, facts, log)?.check().await.map(|()| None)
         }
         // Both came with CNI 1.1.0, which no configuration of that time names; there is nothing to collect that DEL did not.
         Call::Gc => Ok(None),
@@ -147,18 +156,13 @@ async fn run_on(
 impl<'a> Work<'a> {
     fn new(
         node: &'a CalicoNode,
-        request: &Request,
+        request: &'a Request,
         conf: &'a CalicoConf,
         target: &russet_cni_spec::Target,
         records: Records,
         facts: Option<&'a PodFacts>,
+        log: &'a RequestLog,
     ) -> Result<Self, CniError> {
-        if !conf.ipam.is_calico() {
-            return Err(CniError::unsupported_field(
-                format!("ipam.type: {:?} on the data of Calico v1", conf.ipam.kind),
-                "only calico-ipam is supported there; others work once the data are carried over: russet migrate calico-v1",
-            ));
-        }
         let target = Target::of(request, target)?;
         let name = conf.v1_node_name()?;
         let (orchestrator, workload) = match &target.pod {
@@ -168,23 +172,34 @@ impl<'a> Work<'a> {
         let id = EndpointId::new(name.clone(), orchestrator, &workload, target.ifname.as_str());
         let id = id.map_err(|error| CniError::environment("the workload cannot be named", error))?;
         let allocator = v1_allocator(Rc::new(View::of(records.store.clone())));
-        Ok(Self { node, conf, facts, name, target, id, records, allocator })
+        Ok(Self { node, request, conf, facts, log, name, target, id, records, allocator })
     }
 
     fn is_pod(&self) -> bool {
         self.target.pod.is_some()
     }
 
-    async fn add(&self, request: &Request) -> Result<CniResult, CniError> {
+    async fn add(&self) -> Result<CniResult, CniError> {
         self.refuse_blind_policy()?;
         self.records.refuse_unready().await?;
         let netns = self.target.open_netns()?;
         let existing = self.records.of_workload(&self.id).await?;
+        if let Some(stored) = &existing {
+            let (nets, host) = (shown(stored.endpoint.nets()), &stored.endpoint.name);
+            let found =
+                format!("Calico CNI found existing endpoint: {} IPs={nets} Interface={host:?}", stored.key);
+            self.log.fact(found, &self.target);
+        }
         if let Some(stored) = existing.as_ref().filter(|_| !self.is_pod()) {
-            return self.join_network(request, stored).await;
+            return self.join_network(stored).await;
         }
         let taken = self.take(existing.as_ref()).await?;
-        let attached = match self.node.wiring.attach(self.attachment(&taken.addresses), netns).await {
+        let nets = taken.addresses.iter().copied().map(host_net);
+        self.log.fact(format!("Calico CNI using IPs: {}", shown(nets)), &self.target);
+        let attachment = self.attachment(&taken.addresses);
+        let host_name = &attachment.host_name;
+        self.log.fact(format!("Setting the host side veth name to {host_name}"), &self.target);
+        let attached = match self.node.wiring.attach(attachment, netns).await {
             Ok(attached) => attached,
             Err(Unattached { error, undone }) => {
                 return Err(if undone { self.give_back(&taken, error).await } else { error });
@@ -199,7 +214,7 @@ impl<'a> Work<'a> {
         if let Err(error) = self.publish(&endpoint, existing.as_ref()).await {
             return Err(self.undo(&taken, attached.reused, error).await);
         }
-        Ok(self.result(request, &taken.addresses))
+        Ok(self.result(&taken.addresses))
     }
 
     /// Kubernetes' policies select by labels that only Kubernetes knows: an endpoint without them would escape its policies.
@@ -214,22 +229,31 @@ impl<'a> Work<'a> {
     }
 
     /// A container that is on a network already joins another: it gets that network's profile and nothing else (section 2.3, step 2).
-    async fn join_network(&self, request: &Request, stored: &Stored) -> Result<CniResult, CniError> {
+    async fn join_network(&self, stored: &Stored) -> Result<CniResult, CniError> {
         let mut endpoint = stored.endpoint.clone();
         self.add_profile(&mut endpoint);
-        if endpoint != stored.endpoint {
+        let network = &self.target.network;
+        if endpoint == stored.endpoint {
+            self.log.fact(format!("Calico CNI endpoint already has profile: {network}"), &self.target);
+        } else {
+            self.log.fact(format!("Calico CNI appending profile: {network}"), &self.target);
             self.publish(&endpoint, Some(stored)).await.map_err(|unwritten| unwritten.error)?;
         }
         let addresses: Vec<IpAddr> = endpoint.nets().map(|net| net.addr()).collect();
-        Ok(self.result(request, &addresses))
+        Ok(self.result(&addresses))
     }
 
     /// The endpoint's own addresses again, or new ones.
     async fn take(&self, existing: Option<&Stored>) -> Result<Taken, CniError> {
+        if !self.conf.ipam.is_calico() {
+            return self.take_delegated(existing).await;
+        }
+        let requested = requested_address(self.request)?;
         if let Some(stored) = existing
             && let Some(addresses) = self.still_held(&stored.endpoint).await?
+            && requested.is_none_or(|requested| addresses.contains(&requested))
         {
-            return Ok(Taken { addresses, mark: None });
+            return Ok(Taken { addresses, mark: None, delegate: None });
         }
         let mark = time::go_timestamp(SystemClock.now());
         let mut attributes = BTreeMap::from([
@@ -249,18 +273,25 @@ impl<'a> Work<'a> {
             attributes,
             ..AddressRequest::pod(self.name.clone(), self.handle())
         };
-        match (facts.ip_addrs, facts.ip_addrs_no_ipam) {
+        let exact = facts.ip_addrs.clone().or_else(|| requested.map(|address| vec![address]));
+        match (exact, facts.ip_addrs_no_ipam) {
+            (Some(_), Some(addresses)) if facts.ip_addrs.is_none() && one_a_family(&addresses) => {
+                // No allocator is asked, so that nothing reads `CNI_ARGS` (calico-cni.md section 2.5.3).
+                Ok(Taken { addresses, mark: None, delegate: None })
+            }
             (None, None) => {
                 let assigned = within(&self.allocator, BUDGET).auto_assign(&request).await;
                 let assigned =
                     assigned.map_err(|error| failure::ipam("no address could be allocated", error))?;
                 let addresses = assigned.addresses.iter().map(IpNet::addr).collect();
-                Ok(Taken { addresses, mark: Some(mark).filter(|_| !assigned.existing) })
+                Ok(Taken { addresses, mark: Some(mark).filter(|_| !assigned.existing), delegate: None })
             }
             (Some(addresses), None) if one_a_family(&addresses) => {
                 self.take_exactly(&request, addresses, mark).await
             }
-            (None, Some(addresses)) if one_a_family(&addresses) => Ok(Taken { addresses, mark: None }),
+            (None, Some(addresses)) if one_a_family(&addresses) => {
+                Ok(Taken { addresses, mark: None, delegate: None })
+            }
             _ => Err(CniError::invalid_config(
                 "the annotations ipAddrs and ipAddrsNoIpam cannot be used",
                 "they exclude each other, and each names at least one address, and at most one of each family",
@@ -275,7 +306,7 @@ impl<'a> Work<'a> {
         addresses: Vec<IpAddr>,
         mark: String,
     ) -> Result<Taken, CniError> {
-        let taken = Taken { addresses, mark: Some(mark) };
+        let taken = Taken { addresses, mark: Some(mark), delegate: None };
         let allocator = within(&self.allocator, BUDGET);
         for address in &taken.addresses {
             if let Err(error) = allocator.assign_ip(request, *address).await {
@@ -343,6 +374,8 @@ impl<'a> Work<'a> {
         if let Some(pod) = &self.target.pod {
             endpoint.labels = self.facts.map(|facts| facts.labels.clone()).unwrap_or_default();
             endpoint.labels.insert(Endpoint::NAMESPACE_LABEL.to_owned(), pod.namespace.clone());
+        } else {
+            endpoint.labels = labels::of_mesos(&self.conf.mesos_labels);
         }
         match &self.target.pod {
             Some(pod) if self.conf.policy.is_k8s() => {
@@ -362,14 +395,17 @@ impl<'a> Work<'a> {
     /// The profile before the endpoint that names it: without it the endpoint's packets are dropped.
     async fn publish(&self, endpoint: &Endpoint, before: Option<&Stored>) -> Result<(), Unwritten> {
         if self.conf.policy.kind.is_empty() {
-            self.records.ensure_profile(self.target.network.as_str(), !self.is_pod()).await?;
+            let network = &self.target.network;
+            if self.records.ensure_profile(network.as_str(), !self.is_pod()).await? {
+                self.log.fact(format!("Calico CNI creating profile: {network}"), &self.target);
+            }
         }
         self.records.write(&self.id, endpoint, before).await
     }
 
     /// As plugins of that time answered: addresses alone, without gateways and interfaces (section 1.10).
-    fn result(&self, request: &Request, addresses: &[IpAddr]) -> CniResult {
-        let mut result = CniResult::empty(request.config.cni_version);
+    fn result(&self, addresses: &[IpAddr]) -> CniResult {
+        let mut result = CniResult::empty(self.request.config.cni_version);
         result.ips = addresses.iter().map(|address| IpConfig::new(host_net(*address))).collect();
         result
     }
@@ -397,8 +433,12 @@ impl<'a> Work<'a> {
 
     /// What this very request took is given back; what an earlier one holds stays.
     async fn give_back(&self, taken: &Taken, mut error: CniError) -> CniError {
-        let Some(mark) = &taken.mark else { return error };
-        if let Err(also) = self.release_marked(mark).await {
+        let given = match (&taken.delegate, &taken.mark) {
+            (Some(delegate), _) => delegate.tell(Verb::Del).await.map_err(|error| error.to_string()),
+            (None, Some(mark)) => self.release_marked(mark).await.map_err(|error| error.to_string()),
+            (None, None) => return error,
+        };
+        if let Err(also) = given {
             error.details = format!("{}; its addresses are still held until DEL: {also}", error.details);
         }
         error
@@ -432,6 +472,9 @@ impl<'a> Work<'a> {
         let (mine, newer) = self.records.for_del(&self.id, container).await?;
         // What a newer container has counts only where nothing is this one's.
         let newer = newer.filter(|_| mine.is_none());
+        if let Some(stored) = mine.as_ref().filter(|_| self.conf.ipam.kind.is_empty()) {
+            self.refuse_others_addresses(stored).await?;
+        }
         let detached =
             self.node.wiring.detach(self.detachment(newer.is_none()), self.target.netns_if_any()).await;
         self.node.teardown.doomed();
@@ -439,6 +482,9 @@ impl<'a> Work<'a> {
         let endpoint = mine.as_ref().map(|stored| stored.endpoint.clone());
         if let Some(stored) = mine {
             self.records.remove(&self.id, stored).await?;
+        }
+        if !matches!(self.conf.ipam.kind.as_str(), "" | "calico-ipam") {
+            return self.release_delegated(newer.as_deref()).await;
         }
         let released = self.release(endpoint.as_ref(), newer.as_deref()).await;
         released.map_err(|error| failure::ipam("the pod's addresses could not be released", error))
@@ -500,6 +546,7 @@ impl<'a> Work<'a> {
         };
         let addresses: Vec<IpAddr> = stored.endpoint.nets().map(|net| net.addr()).collect();
         let attachment = Attachment { mac: stored.endpoint.mac, ..self.attachment(&addresses) };
+        self.check_delegated().await?;
         let mismatches = self.node.wiring.check(attachment, netns).await?;
         if mismatches.is_empty() {
             return Ok(());
@@ -507,6 +554,11 @@ impl<'a> Work<'a> {
         let details: Vec<String> = mismatches.iter().map(ToString::to_string).collect();
         Err(CniError::new(failure::WIRING, "the interface is not as ADD left it", details.join("; ")))
     }
+}
+
+/// Addresses as Calico's plugin prints them.
+fn shown(nets: impl Iterator<Item = IpNet>) -> String {
+    format!("[{}]", nets.map(|net| net.to_string()).collect::<Vec<_>>().join(" "))
 }
 
 fn freeing(held: &Held, handle: &HandleId) -> ReleaseOptions {

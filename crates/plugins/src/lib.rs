@@ -39,7 +39,7 @@ mod wiring;
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{CniError, CniResult, relay};
 
-pub use calico::PolicyWait;
+pub use calico::{PolicyWait, endpoint_status_file};
 pub use calico_v1::has_v1 as has_calico_v1_data;
 pub use clusters::Clusters;
 pub use datastore::{CalicoHost, Datastore, Datastores};

@@ -11,6 +11,7 @@ use std::time::SystemTime;
 use russet_model::time;
 
 use crate::calico_conf::{LogLevel, LogSettings};
+use crate::target::Target;
 
 /// Lines about one request.
 pub struct RequestLog {
@@ -43,6 +44,11 @@ impl RequestLog {
     /// What was asked and given.
     pub(crate) fn info(&self, message: impl Display) {
         self.line(LogLevel::Info, &message);
+    }
+
+    /// The same about the interface of one container.
+    pub(crate) fn fact(&self, message: impl Display, target: &Target) {
+        self.info(format!("{message} {}", target.log_fields()));
     }
 
     /// What looks wrong.

@@ -39,6 +39,15 @@ impl Target {
         })
     }
 
+    /// Whom a log line is about, in the words of Calico's plugin.
+    pub fn log_fields(&self) -> String {
+        let container = format!("ContainerID={:?}", self.container.as_str());
+        match &self.pod {
+            Some(pod) => format!("{container} Namespace={:?} Pod={:?}", pod.namespace, pod.name),
+            None => container,
+        }
+    }
+
     /// The namespace's path, exactly as the runtime gave it.
     pub fn netns_path(&self) -> &str {
         &self.netns

@@ -25,9 +25,23 @@ pub async fn run(scene: &mut Scene<'_>, wire: &dyn Wire) -> Result<Done, CniErro
     ready::refuse_impossible(scene.conf, &scene.workload, scene.log)?;
     let mtu = ready::mtu_bytes(scene.conf, scene.root())?;
     ready::datastore(&scene.datastore).await?;
+    if let Some(not_ready) = (scene.node.not_ready)() {
+        // The pod is attached all the same, as Calico's plugin does without Felix.
+        scene.log.warn(format!("the russet agent of this node is not ready: {}", not_ready.reason));
+    }
     ready::gates(&scene.conf.readiness_gates).await?;
     let find = endpoint::find(&*scene.datastore.store, &scene.workload);
     let existing = during(Stage::Endpoint, find).await?;
+    if let Some(stored) = &existing {
+        let WorkloadEndpointSpec { ip_networks, interface_name, .. } = &stored.endpoint.spec;
+        let host = interface_name.as_ref().map(IfName::as_str).unwrap_or_default();
+        let found = format!(
+            "Calico CNI found existing endpoint: {} IPs={} Interface={host:?}",
+            stored.key,
+            endpoint::shown(ip_networks)
+        );
+        scene.log.fact(found, scene.target);
+    }
     if scene.workload.pod.is_some() {
         let draft = during(Stage::Endpoint, pod_draft(scene)).await?;
         return establish(scene, wire, &draft, existing.as_ref(), mtu).await;
@@ -51,7 +65,10 @@ async fn repeat(scene: &Scene<'_>, stored: Stored, mtu: u32) -> Result<CniResult
         return Err(CniError::new(crate::failure::CORRUPT_RECORD, "the endpoint has no address", details));
     }
     ensure_profile(scene).await?;
-    if !endpoint.spec.profiles.contains(&network) {
+    if endpoint.spec.profiles.contains(&network) {
+        scene.log.fact(format!("Calico CNI endpoint already has profile: {network}"), scene.target);
+    } else {
+        scene.log.fact(format!("Calico CNI appending profile: {network}"), scene.target);
         endpoint.spec.profiles.push(network);
         let written =
             endpoint::write(&*scene.datastore.store, &scene.workload, Some(&stored), &endpoint).await;
@@ -111,6 +128,8 @@ async fn establish(
     }
     let addresses = addresses::obtain(scene, &source, &draft.wishes).await?;
     let ips: Vec<IpAddr> = addresses.ips().collect();
+    let nets: Vec<IpNet> = ips.iter().copied().map(host_net).collect();
+    scene.log.fact(format!("Calico CNI using IPs: {}", endpoint::shown(&nets)), scene.target);
     let ready = async {
         let nats = draft.nats(&ips)?;
         ensure_profile(scene).await?;
@@ -130,8 +149,10 @@ async fn establish(
         return Err(undo(scene, wire, addresses, &attached, unwritten).await);
     }
     scene.log.info(format!(
-        "Wrote the endpoint of {}: {ips:?} on {}",
-        scene.workload.container, attached.host_name
+        "Wrote the endpoint of {}: {} on {}",
+        scene.workload.container,
+        endpoint::shown(&nets),
+        attached.host_name
     ));
     let mut result = addresses.result;
     result.cni_version = scene.conf.result_version;
@@ -149,7 +170,9 @@ async fn ensure_profile(scene: &Scene<'_>) -> Result<(), CniError> {
     let (datastore, network) = (&scene.datastore, &scene.conf.network);
     if !datastore.recent.has_profile(network) {
         let (only_from_network, asked) = (scene.workload.pod.is_none(), Instant::now());
-        profile::ensure(&*datastore.store, network, only_from_network, &SystemClock).await?;
+        if profile::ensure(&*datastore.store, network, only_from_network, &SystemClock).await? {
+            scene.log.fact(format!("Calico CNI creating profile: {network}"), scene.target);
+        }
         datastore.recent.saw_profile(network, asked);
     }
     Ok(())
@@ -167,6 +190,8 @@ async fn attach(
     attachment.mtu = mtu;
     attachment.mac = draft.wishes.mac;
     attachment.routes = draft.routes.clone();
+    let host_name = &attachment.host_name;
+    scene.log.fact(format!("Setting the host side veth name to {host_name}"), scene.target);
     wire.attach(attachment).await
 }
 

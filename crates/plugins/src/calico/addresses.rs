@@ -69,9 +69,7 @@ pub fn source(
             refused("ipAddrsNoIpam", "the feature is off: feature_control.ip_addrs_no_ipam is not true")
         }
         (None, Some(list)) if list.is_empty() => refused("ipAddrsNoIpam", "it names no address"),
-        (None, Some(list)) if !one_of_a_family(list) => {
-            refused("ipAddrsNoIpam", ONE_OF_A_FAMILY)
-        }
+        (None, Some(list)) if !one_of_a_family(list) => refused("ipAddrsNoIpam", ONE_OF_A_FAMILY),
         (None, Some(list)) => Ok(Source::Unmanaged(list.clone())),
         (None, None) => Ok(match existing {
             // Other plugins refuse to give a container addresses twice.

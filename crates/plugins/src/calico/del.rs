@@ -4,8 +4,7 @@
 use russet_addr::IpNet;
 use russet_cni_spec::{CniError, Verb};
 
-use super::pod_cidr::{self, PodCidrs};
-use super::{Scene, Workload, endpoint, own_ipam, ready, wire};
+use super::{Scene, Workload, endpoint, ipam_config, own_ipam, ready, wire};
 use crate::delegate::Delegate;
 use crate::stages::{Stage, during};
 use crate::target::Target;
@@ -30,8 +29,10 @@ pub async fn forget(scene: &mut Scene<'_>) -> Result<(), CniError> {
         // What Calico's IPAM gave is known by its handle.
         "" | "calico-ipam" => own_ipam::release(scene).await,
         kind => {
-            if kind == "host-local" && pod_cidr::wanted(&scene.ipam()?) {
-                scene.fill(&PodCidrs::dummies())?;
+            if kind == "host-local"
+                && let Some(filled) = ipam_config::with_dummies(&scene.stdin)?
+            {
+                scene.stdin = filled;
             }
             let delegate = Delegate::new(kind, scene.request, scene.stdin.clone())?;
             during(Stage::Release, delegate.tell(Verb::Del)).await

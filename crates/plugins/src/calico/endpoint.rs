@@ -1,6 +1,6 @@
 //! The workload endpoint in the datastore: found, written by compare-and-swap, removed (calico-cni.md sections 2.1 and 2.2).
 
-use russet_addr::{ContainerId, IfName};
+use russet_addr::{ContainerId, IfName, IpNet};
 use russet_cni_spec::CniError;
 use russet_linux::random::random;
 use russet_model::{Key, WorkloadEndpoint, WorkloadEndpointSpec, time, uid};
@@ -100,6 +100,11 @@ pub fn prepare(
     };
     stamp(&mut endpoint.metadata, clock);
     Ok(endpoint)
+}
+
+/// Addresses as Calico's plugin prints them.
+pub fn shown(nets: &[IpNet]) -> String {
+    format!("[{}]", nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))
 }
 
 /// Fills what every resource must have when it is created (calico-ipam.md section 1.8).

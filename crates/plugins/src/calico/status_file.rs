@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::workload::Workload;
+use super::workload::{K8S, Workload};
 
 /// Between two looks for the file.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -42,9 +42,12 @@ impl PolicyWait {
 
 fn path(dir: &Path, workload: &Workload) -> Option<PathBuf> {
     let pod = workload.pod.as_ref()?;
-    let id = format!("{}/{}", pod.namespace, pod.name);
-    let parts = [workload.orchestrator(), &id, workload.ifname.as_str()].map(escaped);
-    Some(dir.join(parts.join(" ")))
+    Some(dir.join(endpoint_status_file(&pod.namespace, &pod.name, workload.ifname.as_str())))
+}
+
+/// The name of the file that says that a pod's endpoint is set up.
+pub fn endpoint_status_file(namespace: &str, pod: &str, endpoint: &str) -> String {
+    [K8S, &format!("{namespace}/{pod}"), endpoint].map(escaped).join(" ")
 }
 
 /// As Go's `url.PathEscape` does.

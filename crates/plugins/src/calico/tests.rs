@@ -2,6 +2,7 @@
 //! tests of its own (crates/russet/tests/whole/calico.rs).
 
 mod container;
+mod facts;
 mod faults;
 mod no_ipam;
 mod pod;

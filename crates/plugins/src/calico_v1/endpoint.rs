@@ -192,13 +192,13 @@ impl Records {
         Ok(())
     }
 
-    /// Makes the network's profile where there is none; one that is there stays as it is.
-    pub async fn ensure_profile(&self, network: &str, only_from_network: bool) -> Result<(), CniError> {
+    /// Makes the network's profile where there is none, and says whether there was none; one that is there stays as it is.
+    pub async fn ensure_profile(&self, network: &str, only_from_network: bool) -> Result<bool, CniError> {
         let msg = "the network's profile could not be made";
         let key = |part| V1Key::Profile { name: network.to_owned(), part }.key();
         let tags = self.store.get(&key(ProfilePart::Tags)).await;
         if tags.map_err(|error| failed(msg, &error))?.is_some() {
-            return Ok(());
+            return Ok(false);
         }
         let profile = Profile::of_network(network, only_from_network);
         // The tags last: who finds them takes the profile for whole.
@@ -210,6 +210,6 @@ impl Records {
                 Err(error) => return Err(failed(msg, &error)),
             }
         }
-        Ok(())
+        Ok(true)
     }
 }

@@ -1,6 +1,7 @@
 //! Addresses and records of the v1 model over a simulated store that commits one step at a time, as the v2 API does. Kernel and real etcd:
 //! crates/russet/tests/whole/calico_v1.rs.
 
+mod delegated;
 mod wired;
 
 use russet_model::v1::{ProfilePart, V1Key};
@@ -15,17 +16,21 @@ fn conf(request: &Request) -> CalicoConf {
 }
 
 fn request(container: &str, pod: Option<&str>, extra: &str) -> Request {
-    let config = format!(
-        r#"{{"cniVersion":"0.3.1","name":"net1","type":"calico","nodename":"n1","etcd_authority":"127.0.0.1:2379","ipam":{{"type":"calico-ipam"}}{extra}}}"#
-    );
     let args = pod.map(|pod| format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod}")).unwrap_or_default();
+    request_with(container, &args, r#"{"type":"calico-ipam"}"#, "/", extra)
+}
+
+fn request_with(container: &str, args: &str, ipam: &str, path: &str, extra: &str) -> Request {
+    let config = format!(
+        r#"{{"cniVersion":"0.3.1","name":"net1","type":"calico","nodename":"n1","etcd_authority":"127.0.0.1:2379","ipam":{ipam}{extra}}}"#
+    );
     let vars = [
         ("CNI_COMMAND", "ADD"),
         ("CNI_CONTAINERID", container),
         ("CNI_NETNS", "/run/netns/none"),
         ("CNI_IFNAME", "eth0"),
-        ("CNI_PATH", "/"),
-        ("CNI_ARGS", &args),
+        ("CNI_PATH", path),
+        ("CNI_ARGS", args),
     ];
     let vars = vars.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
     let prepared = russet_cni_spec::plugin::prepare(vars, config.into_bytes(), "test").unwrap();
@@ -55,19 +60,24 @@ struct Container {
     request: Request,
     conf: CalicoConf,
     store: Rc<Sim>,
+    log: RequestLog,
 }
 
 impl Container {
     fn new(store: &Rc<Sim>, container: &str, pod: Option<&str>) -> Self {
-        let request = request(container, pod, "");
+        Self::of(store, request(container, pod, ""))
+    }
+
+    fn of(store: &Rc<Sim>, request: Request) -> Self {
         let conf = conf(&request);
-        Self { node: node(store), conf, request, store: store.clone() }
+        let log = RequestLog::new("calico");
+        Self { node: node(store), conf, request, store: store.clone(), log }
     }
 
     fn work(&self) -> Work<'_> {
         let records = Records { store: self.store.clone(), directories: None };
         let target = self.request.env.target().unwrap();
-        Work::new(&self.node, &self.request, &self.conf, target, records, None).unwrap()
+        Work::new(&self.node, &self.request, &self.conf, target, records, None, &self.log).unwrap()
     }
 
     /// An ADD without its wiring.
@@ -297,7 +307,7 @@ fn a_container_outside_kubernetes_is_its_own_workload_with_the_networks_profile(
         let stored = work.records.of_workload(&work.id).await.unwrap().unwrap();
         assert_eq!(stored.key.as_str(), "/calico/v1/host/n1/workload/cni/f00d/endpoint/eth0");
         assert_eq!(stored.endpoint.profile_ids, ["net1"]);
-        let result = work.join_network(&container.request, &stored).await.unwrap();
+        let result = work.join_network(&stored).await.unwrap();
         assert_eq!(result.ips.len(), 1);
         let stored = work.records.of_workload(&work.id).await.unwrap().unwrap();
         assert_eq!(stored.endpoint.profile_ids, ["net1"], "not repeated");
@@ -320,7 +330,8 @@ fn a_pod_may_name_its_addresses_and_gets_all_of_them_or_none() {
         let taken = async |facts: PodFacts| {
             let records = Records { store: store.clone(), directories: None };
             let target = request.env.target().unwrap();
-            let work = Work::new(&node, &request, &conf, target, records, Some(&facts)).unwrap();
+            let log = RequestLog::new("calico");
+            let work = Work::new(&node, &request, &conf, target, records, Some(&facts), &log).unwrap();
             work.take(None).await.map(|taken| taken.addresses)
         };
         let list =
@@ -360,8 +371,8 @@ fn a_closed_datastore_and_what_v1_cannot_do_are_refused() {
         let request = request("f00d", Some("web-0"), r#","policy":{"type":"k8s"}"#);
         let conf = conf(&request);
         let records = Records { store: store.clone(), directories: None };
-        let work =
-            Work::new(&pod.node, &request, &conf, request.env.target().unwrap(), records, None).unwrap();
+        let target = request.env.target().unwrap();
+        let work = Work::new(&pod.node, &request, &conf, target, records, None, &pod.log).unwrap();
         let error = work.refuse_blind_policy().unwrap_err();
         assert!(error.details.contains("russet migrate calico-v1"), "{error:?}");
         assert!(pools("ipv4_pools", &["a-name".to_owned()]).is_err());

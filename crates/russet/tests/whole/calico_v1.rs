@@ -269,3 +269,45 @@ fn an_agent_beside_v1_data_writes_no_cluster_information_and_they_are_still_mean
     let removed = scene.calico("DEL", &pod, json!({}));
     assert_eq!(removed.status, 0, "{removed:?}");
 }
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd, ip, host-local"]
+fn host_local_with_the_nodes_pod_prefix_works_on_the_v2_data_and_stderr_has_the_facts() {
+    // calico-cni.md sections 2.3, 2.5.1 and 2.6
+    let mut scene = Scene::new();
+    scene.plant();
+    let pod = scene.node.pod();
+    let server = scene.node.netns().with(Server::start).unwrap();
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "spec": {"podCIDR": "10.10.0.0/24"}});
+    server.put(node);
+    let (kubeconfig, files) = (scene.node.path("kubeconfig"), scene.node.path("host-local"));
+    server.write_kubeconfig(&kubeconfig);
+    let ipam = json!({"type": "host-local", "subnet": "usePodCidr", "dataDir": files});
+    let config = json!({"ipam": ipam, "kubernetes": {"kubeconfig": kubeconfig}});
+    let added = scene.calico("ADD", &pod, config.clone());
+    let address = added.result()["ips"][0]["address"].as_str().unwrap().to_owned();
+    assert!(address.starts_with("10.10.0.") && address.ends_with("/32"), "{address}");
+    assert!(scene.inside(&pod).contains(&address), "{address}");
+    let of_pod = format!(r#"ContainerID="{}" Namespace="shop" Pod="web-0""#, pod.container);
+    for fact in [
+        "Calico CNI fetching podCidr from Kubernetes".to_owned(),
+        "Calico CNI passing podCidr to host-local IPAM: 10.10.0.0/24".to_owned(),
+        format!("Calico CNI using IPs: [{address}] {of_pod}"),
+        format!("Setting the host side veth name to calia4fc3c48bd8 {of_pod}"),
+        format!("Calico CNI creating profile: calicotest {of_pod}"),
+    ] {
+        assert!(added.stderr.lines().any(|line| line.ends_with(&fact)), "{fact}:\n{}", added.stderr);
+    }
+    assert_eq!(scene.v2_keys("/calico/ipam/v2"), Vec::<String>::new(), "Calico's allocator was not asked");
+    let again = scene.calico("ADD", &pod, config.clone());
+    assert_eq!(again.result()["ips"][0]["address"], json!(address), "the same container keeps what it has");
+    assert!(again.stderr.contains("Calico CNI found existing endpoint"), "{}", again.stderr);
+    drop(server);
+    // A DEL needs no Kubernetes.
+    let taken = files.join("calicotest").join(address.trim_end_matches("/32"));
+    assert!(taken.exists());
+    let removed = scene.calico("DEL", &pod, config);
+    assert_eq!(removed.status, 0, "{removed:?}");
+    assert!(!taken.exists());
+    assert_eq!(scene.v2_keys("/calico/v1/host"), Vec::<String>::new());
+}

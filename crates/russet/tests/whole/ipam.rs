@@ -409,7 +409,8 @@ fn why_refuses_the_name_of_a_node_that_is_not_registered() {
 #[test]
 fn why_names_the_pools_and_the_limit_and_writes_nothing() {
     let planted = Planted::tv4();
-    let node = r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-a"},"spec":{}}"#;
+    let node =
+        r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-a"},"spec":{}}"#;
     planted.put("/calico/resources/v3/projectcalico.org/nodes/node-a", node);
     let before = planted.dump("/");
     let told: Value =

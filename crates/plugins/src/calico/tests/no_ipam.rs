@@ -1,4 +1,4 @@
-//! DEL with a configuration that names no IPAM plugin, as after somebody edited it (calico-cni.md section 3.6).
+//! DEL with a configuration that names no IPAM plugin, as after an operator edited it (calico-cni.md section 3.6).
 
 use super::*;
 

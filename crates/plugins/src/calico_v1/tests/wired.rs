@@ -64,7 +64,8 @@ impl Scene {
         let request = self.request(verb, container, pod, "");
         let conf = conf(&request);
         let Model::V1(etcd) = choose(&conf).await? else { panic!("the v1 data are meant") };
-        let result = super::super::run(&self.node, &request, &conf, *etcd, None).await?;
+        let log = RequestLog::new("calico");
+        let result = super::super::run(&self.node, &request, &conf, *etcd, None, &log).await?;
         Ok(result
             .map(|result| result.ips.iter().map(|ip| ip.address.to_string()).collect())
             .unwrap_or_default())

@@ -24,7 +24,9 @@ struct Why {
 
 /// The name is no node's.
 #[derive(Debug, thiserror::Error)]
-#[error("node {node} is not registered: there is no {key}; see `russet get nodes` or `calicoctl get nodes`, and /var/lib/calico/nodename on the node")]
+#[error(
+    "node {node} is not registered: there is no {key}; see `russet get nodes` or `calicoctl get nodes`, and /var/lib/calico/nodename on the node"
+)]
 struct NodeUnknown {
     node: NodeName,
     key: Key,
