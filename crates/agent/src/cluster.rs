@@ -1,7 +1,7 @@
 //! The agent's copy of what the store says about nodes, pools and blocks.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -33,9 +33,14 @@ pub struct Cluster {
     pub strays: BTreeMap<BlockCidr, Strays>,
     /// Calico's settings by name.
     pub felix: BTreeMap<String, FelixConfigurationSpec>,
+    /// Calico's policies, where they are watched.
+    pub policies: BTreeSet<Key>,
     /// Since when something has been told that is not in the kernel yet.
     told: Cell<Option<Instant>>,
 }
+
+/// The kinds of resources that are policies.
+pub const POLICIES: [ResourceKind; 2] = [ResourceKind::GlobalNetworkPolicy, ResourceKind::NetworkPolicy];
 
 // === impl Cluster ===
 
@@ -77,6 +82,11 @@ impl Cluster {
                 FelixConfiguration::decode(&record.value)
                     .map(|felix| drop(self.felix.insert(name, felix.spec)))
             }
+            // Whatever it says: that it is there is what matters.
+            KeyKind::Resource { kind, .. } if POLICIES.contains(&kind) => {
+                self.policies.insert(record.key.clone());
+                Ok(())
+            }
             _ => Ok(()),
         };
         if let Err(error) = read {
@@ -105,6 +115,7 @@ impl Cluster {
             KeyKind::Resource { kind: ResourceKind::FelixConfiguration, name, .. } => {
                 drop(self.felix.remove(&name));
             }
+            KeyKind::Resource { kind, .. } if POLICIES.contains(&kind) => drop(self.policies.remove(key)),
             _ => {}
         }
     }

@@ -24,6 +24,8 @@ pub enum Condition {
 pub struct Readiness {
     reasons: Arc<Mutex<BTreeMap<Condition, Option<String>>>>,
     notes: Arc<Mutex<Vec<String>>>,
+    /// By what they are about.
+    remarks: Arc<Mutex<BTreeMap<&'static str, String>>>,
 }
 
 // === impl Condition ===
@@ -49,7 +51,7 @@ impl Readiness {
     pub fn pending() -> Self {
         let pending = |condition| (condition, Some(PENDING.to_owned()));
         let reasons = Arc::new(Mutex::new(Condition::ALL.map(pending).into()));
-        Self { reasons, notes: Arc::default() }
+        Self { reasons, notes: Arc::default(), remarks: Arc::default() }
     }
 
     /// Every condition and whether it is met.
@@ -78,6 +80,15 @@ impl Readiness {
         let (text, mut notes) = (text.into(), self.notes.lock().unwrap_or_else(PoisonError::into_inner));
         if !notes.contains(&text) {
             notes.push(text);
+        }
+    }
+
+    /// The same for what changes: `text` replaces what was said about `subject` before, and none takes it back. True if that is news.
+    pub fn remark(&self, subject: &'static str, text: Option<String>) -> bool {
+        let mut remarks = self.remarks.lock().unwrap_or_else(PoisonError::into_inner);
+        match text {
+            Some(text) => remarks.insert(subject, text.clone()) != Some(text),
+            None => remarks.remove(subject).is_some(),
         }
     }
 
@@ -112,6 +123,9 @@ impl Readiness {
         }
         for note in self.notes.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             text.push_str(&format!("[!] {note}\n"));
+        }
+        for (subject, remark) in self.remarks.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            text.push_str(&format!("[!] {subject}: {remark}\n"));
         }
         text
     }
@@ -154,5 +168,11 @@ mod tests {
         readiness.note("by the way");
         readiness.note("by the way");
         assert!(readiness.verbose().ends_with("[+] verdicts\n[!] by the way\n"));
+        assert!(readiness.remark("policy", Some("one".to_owned())));
+        assert!(!readiness.remark("policy", Some("one".to_owned())));
+        assert!(readiness.remark("policy", Some("two".to_owned())));
+        assert!(readiness.verbose().ends_with("[!] by the way\n[!] policy: two\n"));
+        assert!(readiness.remark("policy", None) && !readiness.remark("policy", None));
+        assert!(readiness.verbose().ends_with("[!] by the way\n"));
     }
 }

@@ -29,6 +29,7 @@ mod server;
 mod stores;
 mod turn;
 mod underlay;
+mod unsupported;
 
 use std::cell::Cell;
 use std::rc::Rc;

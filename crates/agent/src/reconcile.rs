@@ -14,7 +14,7 @@ use russet_plugins::Node;
 use russet_store::{Event, Store, StoreError, Watch};
 
 use crate::bootstrap::{self, BootstrapError, Known};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, POLICIES};
 use crate::config::{Config, StoreLocation};
 use crate::drift::Drift;
 use crate::fill;
@@ -23,6 +23,7 @@ use crate::metrics::{Kind, Metrics};
 use crate::passage::Passage;
 use crate::rivals::{self, Rivals};
 use crate::underlay::{self, Choice, UnderlayError};
+use crate::unsupported;
 
 /// Everything is compared anew this often, even if nobody said that something changed.
 const RESYNC: Duration = Duration::from_secs(60);
@@ -225,13 +226,14 @@ impl Loop {
             if self.stands_aside().await? != aside {
                 return Ok(());
             }
+            self.tell_policies(cluster);
             let mut until = resync;
             if aside {
                 self.publish_mtu(&self.inputs(cluster, choice));
                 self.passage.give([]);
                 self.met(Condition::Programmed);
             } else if self.reconcile(cluster, choice).await? {
-                self.met(Condition::Programmed);
+                self.programmed(cluster);
                 retry = BACKOFF_FIRST;
             } else {
                 until = resync.min(tokio::time::Instant::now() + retry);
@@ -294,6 +296,31 @@ impl Loop {
     fn met(&self, condition: Condition) {
         if self.readiness.met(condition) {
             tracing::info!(?condition, "met");
+        }
+    }
+
+    /// What could be programmed is; pools that cannot be carried make the node unready.
+    fn programmed(&self, cluster: &Cluster) {
+        match unsupported::pools(cluster.pools.values()) {
+            None => self.met(Condition::Programmed),
+            Some(reason) => {
+                if self.readiness.unmet(Condition::Programmed, &reason) {
+                    tracing::warn!(reason, "not ready");
+                }
+            }
+        }
+    }
+
+    /// A policy that is not enforced is the worst of surprises: the log says so when that changes, and readiness always.
+    fn tell_policies(&self, cluster: &Cluster) {
+        let unenforced = unsupported::policies(&cluster.policies).filter(|_| !self.rivals.has_felix());
+        let text = unenforced.clone();
+        if !self.readiness.remark("policy", unenforced) {
+            return;
+        }
+        match text {
+            Some(text) => tracing::warn!(policies = cluster.policies.len(), "policy: {text}"),
+            None => tracing::info!("policy: there is none that this node would have to enforce"),
         }
     }
 
@@ -459,6 +486,7 @@ impl Watches {
         ];
         if calico {
             prefixes.push(Prefix::resources(ResourceKind::FelixConfiguration));
+            prefixes.extend(POLICIES.map(Prefix::resources));
         }
         let blocks = if shared { Blocks::Unless(Instant::now()) } else { Blocks::Never };
         let mut watches = Self { all: Vec::new(), blocks };

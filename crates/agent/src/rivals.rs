@@ -21,16 +21,31 @@ pub struct Rival {
 pub struct Rivals {
     current: RefCell<Option<Rival>>,
     last_seen: Cell<Option<Instant>>,
+    /// The machine was looked at.
+    looked: Cell<bool>,
 }
 
+/// What Felix is called here.
+const FELIX: &str = "Felix";
 /// A Felix that is being upgraded is away for this long; taking its place for a moment would help nobody.
 const GRACE: Duration = Duration::from_secs(30);
 
 // === impl Rivals ===
 
 impl Rivals {
+    /// Whether Felix runs, which enforces policy.
+    pub fn has_felix(&self) -> bool {
+        self.current.borrow().as_ref().is_some_and(|rival| rival.name == FELIX)
+    }
+
+    /// Whether it is known that Felix does not run.
+    pub fn is_without_felix(&self) -> bool {
+        self.looked.get() && !self.has_felix()
+    }
+
     /// Takes over a look at the machine; true if we have to stand aside.
     pub fn seen(&self, found: Option<Rival>, now: Instant) -> bool {
+        self.looked.set(true);
         let mut current = self.current.borrow_mut();
         if let Some(rival) = found {
             self.last_seen.set(Some(now));
@@ -71,12 +86,12 @@ pub fn find() -> Option<Rival> {
 fn role(process: &Path) -> Option<&'static str> {
     let name = fs::read_to_string(process.join("comm")).ok()?;
     match name.trim_end() {
-        "calico-felix" => Some("Felix"),
+        "calico-felix" => Some(FELIX),
         "bird" | "bird6" => Some("BIRD"),
         // One program with many roles.
         "calico-node" => {
             let arguments = fs::read(process.join("cmdline")).ok()?;
-            arguments.split(|byte| *byte == 0).any(|argument| argument == b"-felix").then_some("Felix")
+            arguments.split(|byte| *byte == 0).any(|argument| argument == b"-felix").then_some(FELIX)
         }
         _ => None,
     }

@@ -150,7 +150,7 @@ pub struct NodeArgs {
     #[arg(long, env = "RUSSET_ENCAPSULATION", value_name = "HOW")]
     pub encapsulation: Option<Encapsulation>,
     /// Stand in Calico's place on this node: pools and settings are the cluster's, routes are marked as Felix marks its own, and a running
-    /// Felix or BIRD is left alone.
+    /// Felix or BIRD is left alone. Network policies are not enforced yet.
     #[arg(long, env = "RUSSET_CALICO")]
     pub calico: bool,
     /// MTU of pods; by default the underlay's less the encapsulation's overhead.

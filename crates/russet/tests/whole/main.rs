@@ -10,6 +10,7 @@ mod calico_agent;
 mod calico_containerd;
 mod calico_direct;
 mod calico_ipam;
+mod calico_place;
 mod calico_v1;
 mod chaos;
 mod cni_command;

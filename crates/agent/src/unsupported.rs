@@ -1,0 +1,80 @@
+//! What the datastore asks for and Russet does not do: policies that it does not enforce, and pools that it does not carry. An operator is to read it in the
+//! log, at `/readyz?verbose` and on the standard error of an ADD, and not to find it out.
+
+use std::collections::BTreeSet;
+
+use russet_model::{AddressUse, EncapMode, IpPool, Key, KeyKind, ResourceKind};
+
+/// What to say about policies that are not enforced; none where there are none.
+pub fn policies(keys: &BTreeSet<Key>) -> Option<String> {
+    let count = |kind: ResourceKind| {
+        let of_kind =
+            |key: &&Key| matches!(key.kind(), KeyKind::Resource { kind: found, .. } if found == kind);
+        (keys.iter().filter(of_kind).count(), kind.plural())
+    };
+    let counted = [count(ResourceKind::GlobalNetworkPolicy), count(ResourceKind::NetworkPolicy)];
+    let there: Vec<String> = counted
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, plural)| format!("{count} {plural}"))
+        .collect();
+    (!there.is_empty()).then(|| {
+        format!(
+            "NOT ENFORCED: the datastore holds {}, and Russet enforces no policy yet; this node lets all traffic of its pods through. Where they must hold, run calico/node (Felix)",
+            there.join(" and ")
+        )
+    })
+}
+
+/// Why pods of some pool reach no other node; none where all pools are carried.
+pub fn pools<'a>(pools: impl IntoIterator<Item = &'a IpPool>) -> Option<String> {
+    let uncarried = |pool: &&IpPool| {
+        let spec = &pool.spec;
+        let ipip = spec.vxlan_mode == EncapMode::Never && spec.ipip_mode != EncapMode::Never;
+        ipip && pool.is_enabled() && spec.allows(AddressUse::Workload)
+    };
+    let shown = |pool: &IpPool| {
+        format!("{} ({}, ipipMode {})", pool.metadata.name, pool.spec.cidr, pool.spec.ipip_mode.as_str())
+    };
+    let found: Vec<String> = pools.into_iter().filter(uncarried).map(shown).collect();
+    (!found.is_empty()).then(|| {
+        format!(
+            "IPIP pools are not carried, so that their pods reach no other node: {}; set vxlanMode and ipipMode Never, disable the pool, or run calico/node on this node",
+            found.join(", ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_are_counted_by_kind() {
+        let mut keys = BTreeSet::new();
+        assert_eq!(policies(&keys), None);
+        let base = "/calico/resources/v3/projectcalico.org";
+        keys.insert(Key::from_stored(format!("{base}/networkpolicies/shop/default.deny")));
+        assert!(policies(&keys).unwrap().contains("holds 1 networkpolicies, and"), "{:?}", policies(&keys));
+        keys.insert(Key::from_stored(format!("{base}/globalnetworkpolicies/default.a")));
+        keys.insert(Key::from_stored(format!("{base}/globalnetworkpolicies/default.b")));
+        let text = policies(&keys).unwrap();
+        assert!(text.contains("holds 2 globalnetworkpolicies and 1 networkpolicies, and"), "{text}");
+    }
+
+    #[test]
+    fn only_an_enabled_ipip_pool_for_pods_is_missing() {
+        let pool = |change: &dyn Fn(&mut russet_model::IpPoolSpec)| {
+            let mut spec = russet_model::IpPoolSpec::new("10.65.0.0/16".parse().unwrap());
+            (spec.vxlan_mode, spec.ipip_mode) = (EncapMode::Never, EncapMode::Always);
+            change(&mut spec);
+            pools([&IpPool::new("p", spec)])
+        };
+        let text = pool(&|_| ()).unwrap();
+        assert!(text.contains("p (10.65.0.0/16, ipipMode Always)"), "{text}");
+        assert_eq!(pool(&|spec| spec.disabled = true), None);
+        assert_eq!(pool(&|spec| spec.vxlan_mode = EncapMode::CrossSubnet), None);
+        assert_eq!(pool(&|spec| spec.ipip_mode = EncapMode::Never), None);
+        assert_eq!(pool(&|spec| spec.allowed_uses = vec!["Tunnel".to_owned()]), None);
+    }
+}
