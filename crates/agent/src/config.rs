@@ -233,6 +233,11 @@ impl Paths {
         self.root.join("var/lib/calico/nodename")
     }
 
+    /// Where Calico's plugin looks whether a pod's endpoint is set up.
+    pub fn calico_endpoint_status_dir(&self) -> PathBuf {
+        self.root.join("var/run/calico/endpoint-status")
+    }
+
     /// The pod MTU, where Calico's plugin looks for it.
     pub fn calico_mtu_file(&self) -> PathBuf {
         self.root.join("var/lib/calico/mtu")

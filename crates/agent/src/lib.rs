@@ -8,6 +8,7 @@ mod config;
 mod datastores;
 mod direct;
 pub mod drift;
+mod endpoint_status;
 mod fill;
 mod health;
 mod heap;
@@ -147,6 +148,9 @@ pub async fn run(
             background.spawn_local(fill::run(node.clone(), metrics.pools.clone()));
             background.spawn_local(heap::run());
             let keep = Loop::new(config.clone(), node, readiness.clone(), metrics, drift.clone());
+            if config.calico {
+                background.spawn_local(endpoint_status::Files::of(&keep).run());
+            }
             background.spawn_local(keep.run());
             if let Some(service) = store.service {
                 background.spawn_local(service);

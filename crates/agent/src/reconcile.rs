@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::rc::Rc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -61,7 +62,7 @@ pub struct Loop {
     /// The kernel's side, which is kept as the loop last wanted it.
     pub drift: Drift,
     /// Whom the agent stands aside for, in Calico's place.
-    pub rivals: Rivals,
+    pub rivals: Rc<Rivals>,
     /// Where others drop what is forwarded.
     pub passage: Passage,
 }
@@ -117,7 +118,7 @@ impl LoopError {
 impl Loop {
     /// The loop of this node, which keeps nothing yet.
     pub fn new(config: Config, node: Node, readiness: Readiness, metrics: Metrics, drift: Drift) -> Self {
-        let (rivals, passage) = (Rivals::default(), Passage::default());
+        let (rivals, passage) = (Rc::default(), Passage::default());
         Self { config, node, readiness, metrics, drift, rivals, passage }
     }
 

@@ -1,0 +1,265 @@
+//! The word that a pod's endpoint is set up, in Felix's place: a file for each pod's endpoint of this node (calico-cni.md section 4.9). Calico's plugin waits
+//! for it where its configuration has `policy_setup_timeout_seconds`. While Felix runs, the files are its own.
+//!
+//! An endpoint is set up when its interface is up and the node routes its addresses there: of policy there is nothing to wait for yet.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use russet_addr::{Family, IpNet, NodeName};
+use russet_model::{Key, Prefix, WorkloadEndpoint};
+use russet_netlink::{NetlinkError, Route, RouteFilter, Socket};
+use russet_plugins::endpoint_status_file;
+use russet_store::{Event, Record, Store, StoreError};
+
+use crate::reconcile::Loop;
+use crate::rivals::Rivals;
+
+/// The keeper of the files.
+pub struct Files {
+    dir: PathBuf,
+    node: NodeName,
+    store: Rc<dyn Store>,
+    rivals: Rc<Rivals>,
+}
+
+/// An endpoint of a pod of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Endpoint {
+    /// The name of its file.
+    file: String,
+    /// The end of its veth on the node.
+    host_name: String,
+    nets: Vec<IpNet>,
+}
+
+/// Host routes of the main table, each with the name of the interface that it leads to, as far as that is up.
+type Reached = BTreeSet<(String, IpNet)>;
+
+/// The first pause before an endpoint that is not set up is looked at again; doubled up to [`RESYNC_INTERVAL`]. The plugin writes an endpoint when its
+/// interface is ready, so that most are set up at the first look.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+/// So long an interface that went down, or a file that was removed, is not noticed.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(5);
+/// After a store that failed.
+const RECONNECT_DELAY: Duration = Duration::from_secs(2);
+
+/// What keeps the files from being as they should be.
+#[derive(Debug, thiserror::Error)]
+enum FilesError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("look at interfaces and routes: {0}")]
+    Netlink(#[from] NetlinkError),
+    #[error("a kernel task stopped half-way: {0}")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+// === impl Files ===
+
+impl Files {
+    /// The keeper for the node of `keep`, which knows whether Felix runs.
+    pub fn of(keep: &Loop) -> Self {
+        Self {
+            dir: keep.config.paths.calico_endpoint_status_dir(),
+            node: keep.node.name.clone(),
+            store: Rc::clone(&keep.node.store),
+            rivals: Rc::clone(&keep.rivals),
+        }
+    }
+
+    /// Runs for ever.
+    pub async fn run(self) {
+        loop {
+            let Err(error) = self.follow().await;
+            tracing::debug!(%error, "endpoints are not followed");
+            tokio::time::sleep(RECONNECT_DELAY).await;
+        }
+    }
+
+    async fn follow(&self) -> Result<std::convert::Infallible, StoreError> {
+        let mut endpoints = BTreeMap::new();
+        let prefix = Prefix::workload_endpoints();
+        let mut watch = self.store.follow(&prefix, &mut |record| self.put(&mut endpoints, &record)).await?;
+        let (mut pause, mut logged) = (RETRY_FIRST, None);
+        loop {
+            let settled = self.sync(&endpoints, &mut logged).await;
+            pause = if settled { RESYNC_INTERVAL } else { (pause * 2).min(RESYNC_INTERVAL) };
+            tokio::select! {
+                event = watch.next() => {
+                    self.apply(&mut endpoints, event?);
+                    pause = RETRY_FIRST;
+                }
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    fn apply(&self, endpoints: &mut BTreeMap<Key, Endpoint>, event: Event) {
+        match event {
+            Event::Snapshot(snapshot) => {
+                endpoints.clear();
+                snapshot.records.iter().for_each(|record| self.put(endpoints, record));
+            }
+            Event::Put(record) => self.put(endpoints, &record),
+            Event::Deleted { key, .. } => drop(endpoints.remove(&key)),
+        }
+    }
+
+    fn put(&self, endpoints: &mut BTreeMap<Key, Endpoint>, record: &Record) {
+        match Endpoint::of(record, &self.node) {
+            Some(endpoint) => drop(endpoints.insert(record.key.clone(), endpoint)),
+            None => drop(endpoints.remove(&record.key)),
+        }
+    }
+
+    /// Writes and removes files. True when there is nothing to look at again soon.
+    async fn sync(&self, endpoints: &BTreeMap<Key, Endpoint>, logged: &mut Option<String>) -> bool {
+        if !self.rivals.is_without_felix() {
+            return false;
+        }
+        let (dir, endpoints) = (self.dir.clone(), endpoints.values().cloned().collect::<Vec<_>>());
+        let synced = match tokio::task::spawn_blocking(move || sync(&dir, &endpoints)).await {
+            Ok(synced) => synced,
+            Err(error) => Err(error.into()),
+        };
+        match synced {
+            Ok(settled) => {
+                *logged = None;
+                settled
+            }
+            Err(error) => {
+                let error = error.to_string();
+                if logged.as_ref() != Some(&error) {
+                    tracing::warn!(dir = %self.dir.display(), error, "the files that say that endpoints are set up cannot be kept");
+                }
+                *logged = Some(error);
+                false
+            }
+        }
+    }
+}
+
+// === impl Endpoint ===
+
+impl Endpoint {
+    /// A pod's endpoint of this node; none for any other, and for what cannot be read.
+    fn of(record: &Record, node: &NodeName) -> Option<Self> {
+        let endpoint = WorkloadEndpoint::decode(&record.value).ok()?;
+        let spec = endpoint.spec;
+        if spec.node != node.as_str() || spec.orchestrator != "k8s" || spec.pod.is_empty() {
+            return None;
+        }
+        Some(Self {
+            file: endpoint_status_file(endpoint.metadata.namespace.as_deref()?, &spec.pod, &spec.endpoint),
+            host_name: spec.interface_name?.to_string(),
+            nets: spec.ip_networks,
+        })
+    }
+
+    fn is_set_up(&self, reached: &Reached) -> bool {
+        !self.nets.is_empty() && self.nets.iter().all(|net| reached.contains(&(self.host_name.clone(), *net)))
+    }
+}
+
+fn sync(dir: &Path, endpoints: &[Endpoint]) -> Result<bool, FilesError> {
+    let reached = if endpoints.is_empty() { Reached::new() } else { reached()? };
+    let set_up: BTreeSet<&str> = endpoints
+        .iter()
+        .filter(|endpoint| endpoint.is_set_up(&reached))
+        .map(|endpoint| endpoint.file.as_str())
+        .collect();
+    let there = files(dir)?;
+    for stale in there.iter().filter(|file| !set_up.contains(file.as_str())) {
+        match std::fs::remove_file(dir.join(stale)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+    }
+    for file in set_up.iter().filter(|file| !there.contains(**file)) {
+        std::fs::create_dir_all(dir)?;
+        std::fs::write(dir.join(file), b"")?;
+    }
+    Ok(endpoints.iter().all(|endpoint| set_up.contains(endpoint.file.as_str())))
+}
+
+/// The files of endpoints; whatever else lies there has another form of name.
+fn files(dir: &Path) -> io::Result<BTreeSet<String>> {
+    let listed = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        listed => listed?,
+    };
+    let names = listed.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    Ok(names.filter(|name| name.split(' ').count() == 3).collect())
+}
+
+fn reached() -> Result<Reached, NetlinkError> {
+    let mut socket = Socket::route()?;
+    let links = socket.links()?;
+    let up: BTreeMap<u32, String> =
+        links.into_iter().filter(|link| link.is_up()).map(|link| (link.index, link.name)).collect();
+    let mut reached = Reached::new();
+    for family in Family::BOTH {
+        let filter = RouteFilter { table: Some(Route::MAIN), ..RouteFilter::default() };
+        let routes = match socket.routes_where(family, filter) {
+            Err(error) if error.is_unsupported() => Vec::new(),
+            routes => routes?,
+        };
+        let to_links = routes.into_iter().filter(|route| route.gateway.is_none());
+        reached.extend(to_links.filter_map(|route| Some((up.get(&route.oif?)?.clone(), route.dst))));
+    }
+    Ok(reached)
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_store::Revision;
+
+    use super::*;
+
+    fn record(node: &str, change: &str) -> Record {
+        let value = format!(
+            r#"{{"kind":"WorkloadEndpoint","apiVersion":"projectcalico.org/v3","metadata":{{"name":"n1-k8s-web--0-eth0","namespace":"shop"}},"spec":{{"orchestrator":"k8s","node":"{node}","containerID":"c","pod":"web-0","endpoint":"eth0","interfaceName":"calia4fc3c48bd8"{change}}}}}"#
+        );
+        let key = Key::workload_endpoint("shop", "n1-k8s-web--0-eth0").unwrap();
+        Record { key, value: value.into_bytes(), revision: Revision(1) }
+    }
+
+    const NETS: &str = r#","ipNetworks":["10.65.0.3/32","fd00::3/128"]"#;
+
+    #[test]
+    fn only_pods_of_this_node_have_a_file_and_it_is_named_as_felix_does() {
+        let node = "n1".parse().unwrap();
+        let endpoint = Endpoint::of(&record("n1", NETS), &node).unwrap();
+        assert_eq!(endpoint.file, "k8s shop%2Fweb-0 eth0");
+        assert_eq!(Endpoint::of(&record("n2", NETS), &node), None);
+    }
+
+    #[test]
+    fn an_endpoint_is_set_up_once_all_its_addresses_lead_to_its_interface() {
+        let endpoint = Endpoint::of(&record("n1", NETS), &"n1".parse().unwrap()).unwrap();
+        let route = |link: &str, net: &str| (link.to_owned(), net.parse::<IpNet>().unwrap());
+        let mut reached =
+            Reached::from([route("calia4fc3c48bd8", "10.65.0.3/32"), route("other", "fd00::3/128")]);
+        assert!(!endpoint.is_set_up(&reached));
+        reached.insert(route("calia4fc3c48bd8", "fd00::3/128"));
+        assert!(endpoint.is_set_up(&reached));
+        let bare = Endpoint::of(&record("n1", ""), &"n1".parse().unwrap()).unwrap();
+        assert!(!bare.is_set_up(&reached));
+    }
+
+    #[test]
+    fn stale_files_go_and_what_is_no_endpoints_file_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(sync(&dir.path().join("none"), &[]).unwrap(), "no directory is as good as an empty one");
+        for name in ["k8s shop%2Fgone eth0", "README"] {
+            std::fs::write(dir.path().join(name), b"").unwrap();
+        }
+        assert!(sync(dir.path(), &[]).unwrap());
+        assert_eq!(files(dir.path()).unwrap(), BTreeSet::new());
+        assert!(dir.path().join("README").exists());
+    }
+}
