@@ -92,6 +92,18 @@ impl NetworkConfig {
         read.map(Some).map_err(|error| invalid(error).in_version(self.cni_version))
     }
 
+    /// [`valid_attachments`](Self::valid_attachments) of a GC, which has to bring the list (CNI specification 1.1.0, section 2, GC, "Input"). Without it
+    /// nothing says which attachments are valid, and success would say that nothing stale is left.
+    pub fn required_attachments(&self) -> Result<Vec<ValidAttachment>, CniError> {
+        let missing = || {
+            let [key, _] = ATTACHMENT_KEYS;
+            let details = "GC takes the list of valid attachments from it, which may be empty; `russet cni gc --all` sends an empty one";
+            CniError::invalid_config(format!("GC without the key {key:?}"), details)
+                .in_version(self.cni_version)
+        };
+        self.valid_attachments()?.ok_or_else(missing)
+    }
+
     /// `ipam.type`, when there is one.
     pub fn ipam_kind(&self) -> Option<&str> {
         self.ipam.as_ref()?.get("type")?.as_str().filter(|kind| !kind.is_empty())
@@ -251,6 +263,11 @@ mod tests {
     fn an_absent_list_of_valid_attachments_is_not_an_empty_one() {
         // cni-runtime.md sections 1.5 and 1.6
         assert_eq!(parse(r#"{"name":"n"}"#).unwrap().valid_attachments(), Ok(None));
+        let missing = parse(r#"{"name":"n"}"#).unwrap().required_attachments().unwrap_err();
+        assert_eq!(missing.code, code::INVALID_CONFIG);
+        assert!(missing.msg.contains("cni.dev/valid-attachments"), "{missing}");
+        let empty = parse(r#"{"name":"n","cni.dev/valid-attachments":[]}"#).unwrap();
+        assert_eq!(empty.required_attachments(), Ok(Vec::new()));
         for key in ATTACHMENT_KEYS {
             let config = format!(r#"{{"name":"n","{key}":[{{"containerID":"c1","ifname":"eth0"}}]}}"#);
             let config = parse(&config).unwrap();

@@ -35,7 +35,7 @@ pub async fn run(node: &LocalNode, request: &Request) -> Result<Option<CniResult
             node.wiring.unshape(device).await.map(|()| None)
         }
         Call::Gc => {
-            let Some(valid) = request.config.valid_attachments()? else { return Ok(None) };
+            let valid = request.config.required_attachments()?;
             let network = request.config.name.clone();
             let valid = valid.iter().map(|it| Owner::new(&network, &it.container_id, &it.ifname)).collect();
             node.wiring.collect_shapes(network, valid).await.map(|()| None)

@@ -111,7 +111,7 @@ impl Scene<'_> {
 
     /// The delegate knows what it made; then what is saved for it goes.
     async fn gc(&self) -> Result<(), CniError> {
-        let Some(valid) = self.request.config.valid_attachments()? else { return Ok(()) };
+        let valid = self.request.config.required_attachments()?;
         let mut config = self.render()?;
         let given = self.given()?;
         if let Value::Object(config) = &mut config {

@@ -15,9 +15,9 @@ use crate::failure;
 use crate::node::{Node, Teardown};
 use crate::wiring::Wiring;
 
-/// Goes on past errors and tells them together. A request without a list says nothing about what is valid.
+/// Goes on past errors and tells them together. A request without a list is refused: it says nothing about what is valid.
 pub async fn run(node: &Node, request: &Request) -> Result<(), CniError> {
-    let Some(valid) = request.config.valid_attachments()? else { return Ok(()) };
+    let valid = request.config.required_attachments()?;
     let network = &request.config.name;
     let (_, mut errors) = detach_stale(&node.wiring, &node.teardown, network, &valid).await?;
     // Those of interfaces that went without us, too.

@@ -165,7 +165,7 @@ fn check(request: &Request, target: &Target, dir: PathBuf) -> Result<(), CniErro
 
 /// Frees what nobody in the list holds, and what nobody holds at all.
 fn gc(request: &Request, dir: PathBuf) -> Result<(), CniError> {
-    let Some(valid) = request.config.valid_attachments()? else { return Ok(()) };
+    let valid = request.config.required_attachments()?;
     let Some(store) = Store::open_existing(dir)? else { return Ok(()) };
     let held = store.held()?;
     store.release(held.iter().filter(|held| is_stale(&held.holder, &valid)))

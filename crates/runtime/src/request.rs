@@ -13,6 +13,7 @@ use crate::Attachment;
 pub(crate) struct Extras<'a> {
     pub(crate) prev_result: Option<&'a CniResult>,
     pub(crate) capability_args: Option<&'a Map<String, Value>>,
+    /// GC's list.
     pub(crate) valid: Option<&'a [ValidAttachment]>,
 }
 

@@ -17,7 +17,7 @@ use crate::{CalicoNode, Datastore, failure};
 
 /// Carries out a GC. Interfaces go first: what could not be taken down may still answer for its address.
 pub async fn run(node: &CalicoNode, request: &Request, conf: &CalicoConf) -> Result<(), CniError> {
-    let Some(valid) = request.config.valid_attachments()? else { return Ok(()) };
+    let valid = request.config.required_attachments()?;
     conf.require_nodename_file(&node.host.root)?;
     let choice = conf.node_choice(&node.host.root)?;
     let Datastore { store, allocator, .. } = node.host.datastore(conf).await?;

@@ -11,14 +11,14 @@ use crate::request_log::RequestLog;
 
 use super::assign::{BUDGET, within};
 
-/// A request without a list says nothing about what is valid.
+/// A request without a list is refused: it says nothing about what is valid.
 pub(super) async fn gc(
     host: &CalicoHost,
     conf: &CalicoConf,
     request: &Request,
     log: &RequestLog,
 ) -> Result<(), CniError> {
-    let Some(valid) = request.config.valid_attachments()? else { return Ok(()) };
+    let valid = request.config.required_attachments()?;
     let datastore = host.datastore(conf).await?;
     let node = datastore.node_name(conf, &host.root).await?;
     let allocator = within(&datastore.allocator, BUDGET);

@@ -268,7 +268,8 @@ fn gc_frees_what_nobody_in_the_list_holds() {
     for (name, text) in [("10.1.2.90", "c"), ("10.1.2.91", "d"), ("10.1.2.92", ""), ("notes", "a\r\neth1")] {
         std::fs::write(bench.dir().join(name), text).unwrap();
     }
-    bench.ask("GC", "", "").unwrap();
+    let refused = bench.ask("GC", "", "").unwrap_err();
+    assert!(refused.code == 7 && refused.msg.contains("cni.dev/valid-attachments"), "{refused}");
     assert_eq!(bench.files().len(), 6, "without a list nothing is known to be stale");
     let valid = json!([{"containerID": "a", "ifname": "eth0"}, {"containerID": "c", "ifname": "eth0"},
         {"containerID": "b", "ifname": "eth1"}]);

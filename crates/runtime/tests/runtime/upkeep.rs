@@ -46,7 +46,8 @@ fn gc_without_a_list_detaches_everything_of_its_network() {
     let log = std::fs::read_to_string(lab.path("log")).unwrap();
     let del = "DEL b c1 /run/netns/c1 eth0 IgnoreUnknown=1;K8S_POD_NAME=web";
     assert_eq!(log.lines().next(), Some(del), "with the cached arguments");
-    assert_eq!(lab.stdin("a", "GC"), json!({"cniVersion": "1.1.0", "name": "net", "type": "a"}));
+    let stdin = json!({"cniVersion": "1.1.0", "name": "net", "type": "a", "cni.dev/valid-attachments": [], "cni.dev/attachments": []});
+    assert_eq!(lab.stdin("a", "GC"), stdin, "plugins need the key to give back what no cache entry names");
     let left: Vec<String> = lab.runtime.attachments().iter().map(|entry| entry.network.to_string()).collect();
     assert_eq!(left, ["net2"]);
 }

@@ -69,7 +69,8 @@ fn gc_takes_what_nobody_lists_and_keeps_the_rest() {
         eventually(PATIENCE, || node.links().len() == 1);
     }
     // Without a list nothing is known to be stale.
-    assert_eq!(node.run(&[("CNI_COMMAND", "GC")], node.config(json!({})).to_string().as_bytes()).status, 0);
+    let refused = node.run(&[("CNI_COMMAND", "GC")], node.config(json!({})).to_string().as_bytes());
+    assert!(refused.status != 0 && refused.stdout.contains("cni.dev/valid-attachments"), "{refused:?}");
     assert_eq!(node.links().len(), 1);
     assert_eq!(node.verb("CHECK", &pods[1], "eth0", json!({})).status, 0);
     assert_eq!(gc(json!([])).status, 0);

@@ -80,7 +80,7 @@ impl Pods {
 
     /// Takes away what no valid attachment has: ports, addresses, records. Alone.
     async fn collect(&self, request: &Request) -> Result<(), CniError> {
-        let Some(valid) = request.config.valid_attachments()? else { return Ok(()) };
+        let valid = request.config.required_attachments()?;
         let valid: Vec<ContainerId> = valid.into_iter().map(|it| it.container_id).collect();
         let _alone = self.turns.alone().await;
         let failed =

@@ -142,7 +142,8 @@ fn gc_gives_back_what_is_not_in_the_list() {
         }
         bench.add(&Ask { container: "far", more: json!({"nodename": "node-b"}), ..ASK() }).await;
         let gc = |more: Value| Ask { version: "1.1.0", more, ..ASK() };
-        bench.done("GC", &gc(json!({}))).await;
+        let refused = bench.refused("GC", &gc(json!({}))).await;
+        assert!(refused.code == 7 && refused.msg.contains("cni.dev/valid-attachments"), "{refused}");
         assert_eq!(bench.held("net.abc").await, 1, "without a list nothing is known to be stale");
         let list =
             json!([{"containerID": "def", "ifname": "eth0"}, {"containerID": "ghi", "ifname": "eth9"}]);
