@@ -6,6 +6,7 @@
 mod changes;
 mod masquerade;
 mod ports;
+mod reference;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,6 +18,10 @@ pub use masquerade::{collect as collect_masquerade, masquerade, masqueraded, unm
 
 pub use ports::{
     Condition, PortRule, Publication, PublishError, collect_ports, publish, unpublish, unpublished,
+};
+pub use reference::{
+    REFERENCE_DNAT, REFERENCE_SNAT, ReferencePorts, count_reference_ports, reference_comment,
+    reference_comments, reference_containers, remove_reference_ports,
 };
 
 use crate::owner::Owner;

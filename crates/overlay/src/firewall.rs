@@ -11,6 +11,7 @@ mod compat;
 mod foreign;
 mod gate;
 mod leftovers;
+mod legacy;
 mod native;
 mod report;
 mod rules;
@@ -27,6 +28,7 @@ use russet_nft::{ChainInfo, Monitor, Nft, Table, TableInfo};
 use compat::Compat;
 use native::Change;
 
+pub use legacy::{change_legacy_nat, legacy_nat};
 pub use report::{Culprit, FirewallError, Repair, Report};
 pub use survey::survey;
 

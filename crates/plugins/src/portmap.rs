@@ -2,6 +2,8 @@
 //! interface; all that it does is one transaction in nf_tables, which says of every element whose it is.
 
 mod conf;
+mod legacy;
+mod reference;
 
 use std::net::IpAddr;
 
@@ -25,14 +27,16 @@ pub async fn run(node: &LocalNode, request: &Request) -> Result<Option<CniResult
         Call::Check(target) => check(node, request, target).await.map(|()| None),
         Call::Del(target) => {
             let owner = owner(request, target);
-            node.wiring.forget(move |nft| nat::unpublish(nft, &owner)).await.map(|()| None)
+            let unpublished = node.wiring.forget(move |nft| nat::unpublish(nft, &owner)).await;
+            reference::remove(node, request, target).await.and(unpublished).map(|()| None)
         }
         Call::Gc => {
-            let Some(valid) = request.config.valid_attachments()? else { return Ok(None) };
+            let valid = request.config.required_attachments()?;
             let network = request.config.name.clone();
-            let valid: Vec<Owner> =
+            let owners: Vec<Owner> =
                 valid.iter().map(|it| Owner::new(&network, &it.container_id, &it.ifname)).collect();
-            node.wiring.forget(move |nft| nat::collect_ports(nft, &network, &valid)).await.map(|()| None)
+            let collected = node.wiring.forget(move |nft| nat::collect_ports(nft, &network, &owners)).await;
+            reference::collect(node, &request.config.name, &valid).await.and(collected).map(|()| None)
         }
         Call::Status => {
             Conf::read(request)?;
@@ -60,6 +64,8 @@ async fn add(node: &LocalNode, request: &Request, target: &Target) -> Result<Cni
             return Err(error);
         }
     }
+    // They come before ours: as long as they are there, a port that this ADD moved leads to its old place.
+    reference::remove(node, request, target).await?;
     Ok(previous)
 }
 
@@ -70,8 +76,9 @@ async fn check(node: &LocalNode, request: &Request, target: &Target) -> Result<(
         return Ok(());
     }
     let what: Publication = conf.publication(owner(request, target), &previous);
+    let rules = what.rules.clone();
     let missing = node.wiring.nat(move |nft| nat::unpublished(nft, &what)).await?;
-    if missing.is_empty() {
+    if missing.is_empty() || reference::publishes(node, request, target, rules).await? {
         return Ok(());
     }
     Err(CniError::new(failure::WIRING, "portmap: not everything is published any more", missing.join("; ")))

@@ -299,6 +299,14 @@ impl Wiring {
         }
     }
 
+    /// Work with the programs of iptables.
+    pub async fn iptables<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, CniError> + Send + 'static,
+    ) -> Result<T, CniError> {
+        self.run(move |_| work()).await
+    }
+
     /// Lets the node's own packets from 127.0.0.1 go to a pod, whose answers the caller sees to.
     pub async fn route_localnet(&self, pod: IpAddr) -> Result<(), CniError> {
         let failed = move |error: &dyn std::fmt::Display| {

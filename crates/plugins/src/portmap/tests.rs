@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::lab::{Lab, Pod, after, inside, on_a_node, pod};
 
 /// A program that runs as long as this lives.
-struct Server(Child);
+pub(super) struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
@@ -25,7 +25,7 @@ fn bridge(lab: &Lab, subnets: &[&str]) -> Value {
 }
 
 /// The plugin's configuration behind `result`.
-fn portmap(result: &Value, mappings: Value) -> Value {
+pub(super) fn portmap(result: &Value, mappings: Value) -> Value {
     after(
         &json!({"cniVersion": "1.1.0", "name": "net", "type": "portmap",
         "runtimeConfig": {"portMappings": mappings}}),
@@ -34,7 +34,7 @@ fn portmap(result: &Value, mappings: Value) -> Value {
 }
 
 /// A pod that says its name to whoever connects to port 80, or sends a datagram there.
-fn serving(lab: &Lab, container: &'static str, subnets: &[&str]) -> (Pod, Value, Server) {
+pub(super) fn serving(lab: &Lab, container: &'static str, subnets: &[&str]) -> (Pod, Value, Server) {
     let pod = pod(container);
     let result = lab.add("bridge", pod, &bridge(lab, subnets));
     let script = format!(
@@ -67,7 +67,7 @@ while True:
 }
 
 /// What a client in `netns` (empty: on the node) hears from an address and port; nothing if nobody answers.
-fn ask(netns: &str, kind: &str, to: &str, port: u16) -> String {
+pub(super) fn ask(netns: &str, kind: &str, to: &str, port: u16) -> String {
     let script = format!(
         r"
 import socket, sys
@@ -91,14 +91,14 @@ except OSError:
 }
 
 /// The answer of somebody who is to answer: a machine with other work may take longer than one question is waited for.
-fn answer(netns: &str, kind: &str, to: &str, port: u16) -> String {
+pub(super) fn answer(netns: &str, kind: &str, to: &str, port: u16) -> String {
     testkit::eventually_some(Duration::from_secs(20), || {
         Some(ask(netns, kind, to, port)).filter(|said| !said.is_empty())
     })
 }
 
 /// A neighbour of the node: 192.0.2.9, and the node is 192.0.2.1.
-fn neighbour() {
+pub(super) fn neighbour() {
     testkit::run("ip", &["netns", "add", "world"]);
     testkit::run("ip", &["link", "add", "up0", "type", "veth", "peer", "name", "w0", "netns", "world"]);
     testkit::run("ip", &["addr", "add", "192.0.2.1/24", "dev", "up0"]);
@@ -121,7 +121,7 @@ fn left() -> (usize, usize) {
     (elements, chains)
 }
 
-const V4: &[&str] = &["10.202.1.0/24"];
+pub(super) const V4: &[&str] = &["10.202.1.0/24"];
 
 #[test]
 #[ignore = "kernel: bridge, veth, nf_tables; tool: python3; root"]
@@ -317,6 +317,34 @@ fn it_is_chained_and_without_ports_it_touches_nothing() {
         ] {
             bad["runtimeConfig"] = json!({"portMappings": [mapping]});
             assert!(lab.error("portmap", "ADD", one, &bad).msg.contains(word));
+        }
+    });
+}
+
+#[test]
+#[ignore = "kernel: bridge, veth, nf_tables; tool: python3; root"]
+fn a_published_port_is_taken_only_from_the_nodes_own_addresses() {
+    // CVE-2025-67499: a packet that the node forwards to another machine's port of that number is not the node's.
+    on_a_node(|lab| {
+        neighbour();
+        inside("world", &["ip", "route", "add", "10.202.1.0/24", "via", "192.0.2.1"]);
+        let (web, result, _web) = serving(lab, "web", V4);
+        let (_, other, _other) = serving(lab, "other", V4);
+        lab.add(
+            "portmap",
+            web,
+            &portmap(
+                &result,
+                json!([{"hostPort": 80, "containerPort": 80},
+            {"hostPort": 80, "containerPort": 80, "protocol": "udp"}]),
+            ),
+        );
+        let to = other["ips"][0]["address"].as_str().unwrap().split('/').next().unwrap();
+        for kind in ["STREAM", "DGRAM"] {
+            assert!(answer("world", kind, "192.0.2.1", 80).starts_with("web"), "{kind}");
+            for from in ["world", "", "web"] {
+                assert!(answer(from, kind, to, 80).starts_with("other"), "{kind} from {from:?}");
+            }
         }
     });
 }
