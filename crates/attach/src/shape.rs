@@ -169,19 +169,20 @@ fn set(host: &mut Socket, end: &Link, what: &Shape, opened: &mut bool) -> Result
     Ok(device.mac)
 }
 
-/// Lets filters look at what the pod sends; whether that is new. A `clsact` lets them already, and is another's: OpenShift's guard stands in it.
+/// Lets filters look at what the pod sends; whether that is new. An `ingress` is there after an earlier ADD of the same interface; a `clsact` serves as
+/// well, and is another's: OpenShift's guard stands in it.
 fn open(host: &mut Socket, end: &Link) -> Result<bool, ShapeError> {
     let mut batch = Batch::new();
     batch.add_ingress(end.index);
     match execute(host, &batch, "CONFIG_NET_SCH_INGRESS") {
         Err(ShapeError::Netlink(error)) if error.is_exists() => {
-            if !host.qdiscs_of(end.index)?.iter().any(|qdisc| qdisc.kind == "clsact") {
+            if !host.qdiscs_of(end.index)?.iter().any(|qdisc| OPEN.contains(&qdisc.kind.as_str())) {
                 return Err(error.into());
             }
         }
         result => return result.map(|()| true),
     }
-    // What an ADD that was killed left leads into a device that is gone. Whoever took it meanwhile has done no harm.
+    // What an earlier ADD left leads into a device that is gone: add_ifb made a new one. That another process removed it meanwhile is no failure.
     let mut batch = Batch::new();
     for stale in host.redirects(end.index)?.iter().filter(|redirect| redirect.to == 0) {
         batch.delete_redirect(end.index, stale);

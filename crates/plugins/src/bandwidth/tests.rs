@@ -130,3 +130,32 @@ fn rate_and_burst_come_together() {
         assert_eq!(limit("ingress", rate, burst).unwrap_err().code, 7, "{rate} {burst}");
     }
 }
+
+#[test]
+#[ignore = "kernel: bridge, veth, ifb, tbf; tool: tc; root"]
+fn an_add_that_is_repeated_sets_the_limits_again() {
+    on_a_node(|lab| {
+        let (one, result) = wired(lab, "one");
+        let after = config(&result, limited());
+        let first = lab.add("bandwidth", one, &after);
+        let host = first["interfaces"][1]["name"].as_str().unwrap();
+        let ifb = first["interfaces"][3]["name"].as_str().unwrap();
+        let state = || {
+            let filters = testkit::run("tc", &["filter", "show", "dev", host, "ingress"]);
+            (qdiscs(host), qdiscs(ifb), filters.matches("mirred").count())
+        };
+        let before = state();
+        let mut other = limited();
+        other["EgressRate"] = 4_000_000.into();
+        for limits in [limited(), other, limited()] {
+            let again = lab.add("bandwidth", one, &config(&result, limits.clone()));
+            assert_eq!(again["interfaces"][3]["name"], ifb);
+            lab.tell("bandwidth", "CHECK", one, &config(&result, limits));
+            assert!(pings("one", "10.203.1.1"));
+        }
+        assert_eq!(state(), before, "one filter, which leads to the device that is there");
+        assert_eq!(before.2, 1);
+        lab.tell("bandwidth", "DEL", one, &after);
+        assert!(!links().contains(&ifb.to_owned()));
+    });
+}
