@@ -19,6 +19,7 @@ use crate::delegation::Delegation;
 use crate::failure;
 use crate::gc;
 use crate::node::LocalNode;
+use crate::requested;
 use crate::stages::{Stage, during};
 use crate::target::Target;
 use crate::wiring::Unattached;
@@ -26,9 +27,6 @@ use conf::Conf;
 
 /// The plugin's name.
 pub const NAME: &str = "bridge";
-
-/// Keys of `CNI_ARGS` that are not unknown: the second is for IPAM.
-const ARGS: [&str; 2] = ["MAC", "IP"];
 
 /// Carries out one request.
 pub async fn run(node: &LocalNode, request: &Request) -> Result<Option<CniResult>, CniError> {
@@ -61,7 +59,7 @@ async fn add(
     target: &Target,
     ipam: Option<&Delegation<'_>>,
 ) -> Result<CniResult, CniError> {
-    request.env.args.check_known(&ARGS)?;
+    request.env.args.check_known(&requested::ARGS)?;
     let conf = Conf::read(request)?;
     let netns = target.open_netns()?;
     // Before IPAM is asked: its DEL after a failure would take an address from the interface that is there.
@@ -207,12 +205,7 @@ async fn del(
 
 /// Goes on past errors and tells them together.
 async fn collect(node: &LocalNode, request: &Request, ipam: Option<&Delegation<'_>>) -> Result<(), CniError> {
-    let Some(valid) = request.config.valid_attachments()? else {
-        return match ipam {
-            Some(ipam) => ipam.tell(Verb::Gc).await,
-            None => Ok(()),
-        };
-    };
+    let valid = request.config.required_attachments()?;
     let network = request.config.name.clone();
     let (_, mut errors): (BTreeSet<_>, Vec<String>) =
         gc::detach_stale(&node.wiring, &node.teardown, &network, &valid).await?;

@@ -29,6 +29,7 @@ mod pause;
 mod portmap;
 mod releases;
 mod request_log;
+mod requested;
 mod russet;
 mod settings;
 pub mod stages;

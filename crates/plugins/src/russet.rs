@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use russet_addr::{ContainerId, Family, IfName, IpNet, host_net};
+use russet_addr::{ContainerId, Family, IfName, IpNet, Mac, host_net};
 use russet_attach::{Attached, Attachment, Detachment, Dialect};
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{Call, CniError, CniResult, Interface, IpConfig, code};
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::node::{Node, NotReady};
 use crate::releases::{self, Release};
+use crate::requested;
 use crate::settings::Settings;
 use crate::stages::{Stage, during};
 use crate::target::Target;
@@ -41,6 +42,7 @@ pub async fn run(node: &Node, request: &Request) -> Result<Done, CniError> {
 }
 
 async fn add(node: &Node, request: &Request, target: &Target) -> Result<CniResult, CniError> {
+    request.env.args.check_known(&requested::ARGS)?;
     let settings = Settings::read(request)?;
     let netns = target.open_netns()?;
     let handle = handle(target);
@@ -74,6 +76,9 @@ async fn allocate(
     handle: &HandleId,
     mark: &str,
 ) -> Result<Assigned, CniError> {
+    if !settings.requested.is_empty() {
+        return assign_requested(node, settings, target, handle, mark).await;
+    }
     let families = families(node, settings).await?;
     let count = |family| u32::from(families.contains(&family));
     let request = AddressRequest {
@@ -97,6 +102,82 @@ async fn allocate(
             }
         }
     }
+}
+
+/// Gives exactly the addresses that the runtime asked for, or none: no other address would do.
+async fn assign_requested(
+    node: &Node,
+    settings: &Settings,
+    target: &Target,
+    handle: &HandleId,
+    mark: &str,
+) -> Result<Assigned, CniError> {
+    let held = node.allocator.ips_by_handle(handle).await;
+    let held = held.map_err(|error| failure::ipam("the pod's addresses could not be read", error))?;
+    let ours = held.into_iter().filter(|held| is_of(&held.attribute, &target.ifname));
+    let mut held: Vec<IpAddr> = ours.map(|held| held.address).collect();
+    let mut wanted = settings.requested.clone();
+    held.sort();
+    wanted.sort();
+    if held == wanted {
+        return Ok(Assigned { addresses: wanted.into_iter().map(host_net).collect(), existing: true });
+    }
+    if !held.is_empty() {
+        let msg = format!(
+            "{} {} holds {held:?} already, and {wanted:?} is requested",
+            target.container, target.ifname
+        );
+        return Err(CniError::new(
+            failure::NO_ADDRESS,
+            msg,
+            "DEL gives the addresses back; after that another can be requested",
+        ));
+    }
+    if let Some(outside) = wanted.iter().find(|address| is_outside(settings, **address)) {
+        let msg = format!("the requested address {outside} is in none of the network's pools");
+        let details =
+            "request an address of ipv4_pools or ipv6_pools, or leave these out of the configuration";
+        return Err(CniError::new(failure::NO_ADDRESS, msg, details));
+    }
+    let request = AddressRequest {
+        attributes: attributes(target, mark),
+        borrow: false,
+        ..AddressRequest::pod(node.name.clone(), handle.clone())
+    };
+    let mut assigned = Assigned::default();
+    for address in wanted {
+        match assign_one(node, &request, address).await {
+            Ok(one) => assigned.addresses.extend(one.addresses),
+            Err(mut error) => {
+                if let Err(also) = release_marked(node, handle, mark).await {
+                    error.details = format!("{}; its other address is held until DEL: {also}", error.details);
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(assigned)
+}
+
+/// One requested address, once it is free: a DEL may have been answered that has not given it back yet.
+async fn assign_one(node: &Node, request: &AddressRequest, address: IpAddr) -> Result<Assigned, CniError> {
+    let limit = Instant::now() + releases::PATIENCE;
+    loop {
+        let before = node.releases.count();
+        match node.allocator.assign_ip(request, address).await {
+            Err(IpamError::AlreadyAssigned { .. }) if node.releases.moved_on(before, limit).await => {}
+            assigned => {
+                let msg = format!("the requested address {address} cannot be given");
+                return assigned.map_err(|error| failure::ipam(&msg, error));
+            }
+        }
+    }
+}
+
+/// Whether the network is limited to pools of which none has the address.
+fn is_outside(settings: &Settings, address: IpAddr) -> bool {
+    let pools = settings.pools(Family::of(address));
+    pools.is_some_and(|pools| !pools.iter().any(|pool| pool.contains(&address)))
 }
 
 /// The families that this network gives its pods: those that were asked for, else those that have a pool.
@@ -134,6 +215,7 @@ fn attachment(node: &Node, settings: &Settings, target: &Target) -> Attachment {
     let Target { network, container, ifname, pod, .. } = target.clone();
     let mut attachment = Attachment::new(Dialect::Native, network, container, ifname, pod);
     attachment.mtu = settings.mtu_bytes.unwrap_or_else(|| node.mtu_bytes.get());
+    attachment.mac = settings.mac;
     attachment.sync_delete = node.teardown.is_synchronous();
     attachment
 }
@@ -249,6 +331,7 @@ async fn check(node: &Node, request: &Request, target: &Target) -> Result<(), Cn
     let mut attachment = attachment(node, &settings, target);
     attachment.addresses = addresses;
     attachment.mtu = recorded_mtu(request, target)?.unwrap_or(attachment.mtu);
+    attachment.mac = attachment.mac.or(recorded_mac(request, target)?);
     let mismatches = node.wiring.check(attachment, netns).await?;
     if mismatches.is_empty() {
         return Ok(());
@@ -275,6 +358,14 @@ fn recorded_mtu(request: &Request, target: &Target) -> Result<Option<u32>, CniEr
     let ours =
         previous.interfaces.iter().find(|it| it.name == target.ifname.as_str() && !it.sandbox.is_empty());
     Ok(ours.and_then(|interface| interface.mtu))
+}
+
+/// The MAC that ADD reported: it may have been asked for, and CHECK need not ask again.
+fn recorded_mac(request: &Request, target: &Target) -> Result<Option<Mac>, CniError> {
+    let Some(previous) = request.config.prev_result()? else { return Ok(None) };
+    let ours =
+        previous.interfaces.iter().find(|it| it.name == target.ifname.as_str() && !it.sandbox.is_empty());
+    Ok(ours.and_then(|interface| interface.mac.parse().ok()))
 }
 
 pub(crate) fn status(not_ready: &dyn Fn() -> Option<NotReady>) -> Result<(), CniError> {

@@ -1,9 +1,13 @@
 //! The `russet` plugin's own members of a network configuration.
 
-use russet_addr::{Family, IpNet};
+use std::net::IpAddr;
+
+use russet_addr::{Family, IpNet, Mac};
 use russet_cni_spec::CniError;
 use russet_cni_spec::plugin::Request;
 use serde::Deserialize;
+
+use crate::requested;
 
 /// As they stand in the file. Unknown members are ignored: runtimes and operators add their own.
 #[derive(Debug, Default, Deserialize)]
@@ -25,6 +29,10 @@ pub struct Settings {
     pub ipv4_pools: Option<Vec<IpNet>>,
     /// Pools for IPv6.
     pub ipv6_pools: Option<Vec<IpNet>>,
+    /// The addresses that the pod is to have, at most one of each family; empty: any.
+    pub requested: Vec<IpAddr>,
+    /// The MAC that the pod is to have; by default one that follows from its container.
+    pub mac: Option<Mac>,
 }
 
 /// Below this IPv6 does not work (RFC 8200 section 5), and every pod may have IPv6.
@@ -56,8 +64,43 @@ impl Settings {
             mtu_bytes,
             ipv4_pools: pools("ipv4_pools", Family::V4, raw.ipv4_pools)?,
             ipv6_pools: pools("ipv6_pools", Family::V6, raw.ipv6_pools)?,
+            requested: requested_addresses(request)?,
+            mac: requested_mac(request)?,
         })
     }
+
+    /// The pools that the network is limited to, of one family.
+    pub fn pools(&self, family: Family) -> Option<&[IpNet]> {
+        match family {
+            Family::V4 => self.ipv4_pools.as_deref(),
+            Family::V6 => self.ipv6_pools.as_deref(),
+        }
+    }
+}
+
+/// A pod has one address of a family: a second one would be given to no purpose.
+fn requested_addresses(request: &Request) -> Result<Vec<IpAddr>, CniError> {
+    let requested = requested::addresses(request)?;
+    for family in Family::BOTH {
+        let of_family: Vec<&IpAddr> = requested.iter().filter(|it| Family::of(**it) == family).collect();
+        if of_family.len() > 1 {
+            let msg = format!("{} {family} addresses are requested for one interface", of_family.len());
+            let details = format!("{of_family:?}: request one address of each family at most");
+            return Err(CniError::invalid_config(msg, details));
+        }
+    }
+    Ok(requested)
+}
+
+/// Both ends of a pod's interface need different MACs.
+fn requested_mac(request: &Request) -> Result<Option<Mac>, CniError> {
+    let mac = requested::mac(request)?;
+    if mac == Some(Mac::GATEWAY) {
+        let msg =
+            format!("MAC {} cannot be used: it is the node's end of every pod's interface", Mac::GATEWAY);
+        return Err(CniError::environment(msg, "request another one, or none"));
+    }
+    Ok(mac)
 }
 
 fn pools(key: &str, family: Family, texts: Option<Vec<String>>) -> Result<Option<Vec<IpNet>>, CniError> {

@@ -27,7 +27,8 @@ impl Allocator {
             self.node_of(request).await?;
         }
         let cidr = self.block_of(request, address).await?;
-        let strict = self.config().await?.strict_affinity;
+        // Without borrowing, an address of another node's block would not be routed to this one.
+        let strict = !request.borrow || self.config().await?.strict_affinity;
         let owner = Owner { handle: request.handle.clone(), attribute: self.owner(request) };
         let node = &request.node;
         let change = |block: &mut Block| {

@@ -6,6 +6,8 @@ use russet_cni_spec::plugin::Request;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::requested;
+
 /// What a request says about the bridge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conf {
@@ -75,7 +77,7 @@ impl Conf {
             hairpin: on(settings.hairpin_mode),
             promiscuous: on(settings.promisc_mode),
             isolated: on(settings.port_isolation),
-            mac: mac(request)?,
+            mac: requested::mac(request)?,
         };
         if conf.hairpin && conf.promiscuous {
             let msg = "cannot set hairpin mode and promiscuous mode at the same time";
@@ -123,16 +125,4 @@ impl Settings {
             None => Ok(()),
         }
     }
-}
-
-/// The runtime's MAC comes before the orchestrator's, that before the arguments'.
-fn mac(request: &Request) -> Result<Option<Mac>, CniError> {
-    if let Some(mac) = request.config.runtime_config.mac()? {
-        return Ok(Some(mac));
-    }
-    let listed = request.config.args.get("cni").and_then(|cni| cni.get("mac")).and_then(Value::as_str);
-    let text = listed.filter(|text| !text.is_empty()).or_else(|| request.env.args.get("MAC"));
-    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
-    let wrong = |error| CniError::environment(format!("MAC {text:?} cannot be used"), error);
-    text.parse().map(Some).map_err(wrong)
 }

@@ -10,6 +10,7 @@ use russet_cni_spec::{CniError, CniResult, Dns, NetworkConfig, Route, Version};
 use serde_json::{Map, Value};
 
 use super::range::{Range, RangeSet};
+use crate::requested;
 
 /// What a request that allocates goes by.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,7 +58,7 @@ impl Conf {
         Ok(Self {
             sets: sets(config, ipam)?,
             routes: routes(ipam)?,
-            requested: requested(request)?,
+            requested: requested::addresses(request)?,
             resolv_conf: resolv_conf.filter(|path| !path.is_empty()).map(PathBuf::from),
         })
     }
@@ -145,34 +146,6 @@ fn routes(ipam: &Map<String, Value>) -> Result<Vec<Route>, CniError> {
     let wrapped = Value::Object(Map::from_iter([("routes".to_owned(), routes.clone())]));
     let read = CniResult::from_value(&wrapped, Version::LATEST);
     read.map(|result| result.routes).map_err(|error| invalid("invalid ipam.routes", error))
-}
-
-/// `IP` of `CNI_ARGS`, `args.cni.ips`, and the capability `ips`, whose prefix lengths say nothing here.
-fn requested(request: &Request) -> Result<Vec<IpAddr>, CniError> {
-    let config = &request.config;
-    let mut texts: Vec<String> = Vec::new();
-    texts.extend(request.env.args.get("IP").filter(|text| !text.is_empty()).map(str::to_owned));
-    let listed = config.args.get("cni").and_then(|cni| cni.get("ips")).filter(|ips| !ips.is_null());
-    if let Some(listed) = listed {
-        let list =
-            listed.as_array().and_then(|list| list.iter().map(Value::as_str).collect::<Option<Vec<_>>>());
-        let list = list.ok_or_else(|| invalid("args.cni.ips is no list of addresses", listed))?;
-        texts.extend(list.into_iter().map(str::to_owned));
-    }
-    let parse = |text: &String| {
-        let address = text.split('/').next().unwrap_or_default().parse::<IpAddr>();
-        address
-            .map_err(|_| CniError::environment("cannot understand ip", format!("{text:?} is no IP address")))
-    };
-    let mut all = texts.iter().map(parse).collect::<Result<Vec<IpAddr>, _>>()?;
-    all.extend(config.runtime_config.ips()?.iter().map(|net| net.addr()));
-    let mut requested: Vec<IpAddr> = Vec::new();
-    for address in all.into_iter().map(|address| address.to_canonical()) {
-        if !requested.contains(&address) {
-            requested.push(address);
-        }
-    }
-    Ok(requested)
 }
 
 fn parse_resolv_conf(text: &str) -> Dns {

@@ -37,6 +37,11 @@ async fn node() -> Node {
 }
 
 fn request(extra: &str) -> Request {
+    request_with(extra, "")
+}
+
+/// With `CNI_ARGS`.
+fn request_with(extra: &str, args: &str) -> Request {
     let config = format!(r#"{{"cniVersion":"1.0.0","name":"net","type":"russet"{extra}}}"#);
     let vars = [
         ("CNI_COMMAND", "ADD"),
@@ -44,6 +49,7 @@ fn request(extra: &str) -> Request {
         ("CNI_NETNS", "/run/netns/none"),
         ("CNI_IFNAME", "eth0"),
         ("CNI_PATH", "/"),
+        ("CNI_ARGS", args),
     ];
     let vars = vars.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
     let prepared = russet_cni_spec::plugin::prepare(vars, config.into_bytes(), "test").unwrap();
@@ -177,5 +183,116 @@ fn a_gc_gives_addresses_back_also_where_the_verdicts_cannot_be_compared() {
             assert!(error.details.contains("nobody can say"), "{error}");
             assert_eq!(held(&node).await, Vec::<IpAddr>::new());
         });
+    });
+}
+
+/// An ADD up to the wiring, of a request that may name addresses.
+async fn ask(node: &Node, request: &Request, mark: &str) -> Result<Vec<IpAddr>, CniError> {
+    let (settings, target) = (Settings::read(request)?, target(request));
+    let assigned = allocate(node, &settings, &target, &handle(&target), mark).await?;
+    Ok(assigned.addresses.iter().map(IpNet::addr).collect())
+}
+
+fn addresses(texts: &[&str]) -> Vec<IpAddr> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+#[test]
+fn an_address_that_is_requested_is_the_one_that_is_given() {
+    let capability = r#","runtimeConfig":{"ips":["10.1.0.77/24","fd00:1::77"]}"#;
+    let of_orchestrator = r#","args":{"cni":{"ips":["10.1.0.77"]}}"#;
+    for (extra, args, given) in [
+        ("", "IP=10.1.0.77", &["10.1.0.77"][..]),
+        ("", "IgnoreUnknown=1;K8S_POD_NAME=web;IP=fd00:1::77", &["fd00:1::77"]),
+        (capability, "", &["10.1.0.77", "fd00:1::77"]),
+        (of_orchestrator, "IP=10.1.0.77", &["10.1.0.77"]),
+    ] {
+        run(async {
+            let node = node().await;
+            let request = request_with(extra, args);
+            for _ in 0..2 {
+                assert_eq!(ask(&node, &request, "1").await.unwrap(), addresses(given), "{extra} {args}");
+                assert_eq!(held(&node).await, addresses(given));
+            }
+            release(&node, &request, &target(&request)).run().await.unwrap();
+            assert_eq!(held(&node).await, [] as [IpAddr; 0]);
+        });
+    }
+}
+
+#[test]
+fn an_address_that_cannot_be_given_is_an_error_and_nothing_is_held() {
+    let of_pool = r#","ipv4_pools":["10.9.0.0/24"]"#;
+    let second_taken = r#","runtimeConfig":{"ips":["10.1.0.8","fd00:1::5"]}"#;
+    let two = r#","runtimeConfig":{"ips":["10.1.0.8","10.1.0.9"]}"#;
+    for (extra, args, code, said) in [
+        ("", "IP=192.0.2.1", failure::NO_ADDRESS, "192.0.2.1 is not in a configured pool"),
+        ("", "IP=10.1.0.5", failure::NO_ADDRESS, "already assigned"),
+        (second_taken, "", failure::NO_ADDRESS, "fd00:1::5 is already assigned"),
+        ("", "IP=10.1.0.200", failure::NO_ADDRESS, "serves host:node-b"),
+        (of_pool, "IP=10.1.0.8", failure::NO_ADDRESS, "in none of the network's pools"),
+        (two, "", code::INVALID_CONFIG, "2 IPv4 addresses are requested"),
+        ("", "IP=10.1.0", code::ENVIRONMENT, "cannot understand ip"),
+        ("", "MAC=02:00:00:00:00:zz", code::ENVIRONMENT, "MAC"),
+        ("", "MAC=ee:ee:ee:ee:ee:ee", code::ENVIRONMENT, "the node's end"),
+    ] {
+        run(async {
+            let node = node().await;
+            let other = HandleId::new("net.other").unwrap();
+            let other = AddressRequest::pod(node.name.clone(), other);
+            for address in addresses(&["10.1.0.5", "fd00:1::5"]) {
+                node.allocator.assign_ip(&other, address).await.unwrap();
+            }
+            let far = AddressRequest { node: "node-b".parse().unwrap(), ..other };
+            node.allocator.assign_ip(&far, "10.1.0.201".parse().unwrap()).await.unwrap();
+            let error = ask(&node, &request_with(extra, args), "1").await.unwrap_err();
+            assert_eq!(error.code, code, "{extra} {args}: {error}");
+            assert!(error.to_string().contains(said), "{extra} {args}: {error}");
+            assert_eq!(held(&node).await, [] as [IpAddr; 0], "{extra} {args}");
+        });
+    }
+}
+
+#[test]
+fn a_repeated_add_that_requests_another_address_is_refused() {
+    run(async {
+        let node = node().await;
+        let first = ask(&node, &request_with("", "IP=10.1.0.77"), "1").await.unwrap();
+        let both = r#","runtimeConfig":{"ips":["10.1.0.77","fd00:1::77"]}"#;
+        for (extra, args) in [("", "IP=10.1.0.78"), ("", "IP=fd00:1::77"), (both, "")] {
+            let error = ask(&node, &request_with(extra, args), "2").await.unwrap_err();
+            assert_eq!(error.code, failure::NO_ADDRESS, "{error}");
+            assert!(
+                error.msg.contains("holds [10.1.0.77] already") && error.details.contains("DEL"),
+                "{error}"
+            );
+            assert_eq!(held(&node).await, first);
+        }
+    });
+}
+
+#[test]
+fn a_requested_mac_is_the_interfaces_and_unknown_arguments_are_refused() {
+    run(async {
+        let node = node().await;
+        let mac = |extra: &str, args: &str| {
+            let request = request_with(extra, args);
+            let settings = Settings::read(&request).unwrap();
+            attachment(&node, &settings, &target(&request)).pod_mac().to_string()
+        };
+        let by_default = mac("", "");
+        assert_eq!(mac("", "MAC=02:11:22:33:44:55"), "02:11:22:33:44:55");
+        assert_eq!(
+            mac(r#","runtimeConfig":{"mac":"02:11:22:33:44:66"}"#, "MAC=02:11:22:33:44:55"),
+            "02:11:22:33:44:66"
+        );
+        assert_eq!(
+            mac(r#","args":{"cni":{"mac":"02:11:22:33:44:77"}}"#, "MAC=02:11:22:33:44:55"),
+            "02:11:22:33:44:77"
+        );
+        assert_ne!(by_default, "02:11:22:33:44:55");
+        let unknown = request_with("", "FOO=1;IP=10.1.0.7");
+        let error = add(&node, &unknown, &target(&unknown)).await.unwrap_err();
+        assert!(error.code == code::ENVIRONMENT && error.msg.contains("FOO=1"), "{error}");
     });
 }
