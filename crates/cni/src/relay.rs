@@ -189,8 +189,15 @@ pub fn nobody_listens(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::NotFound | ErrorKind::ConnectionRefused)
 }
 
+/// What STATUS says of a node without an agent. ADD works there, and yet the node is not one to place pods on: nothing follows changes of other nodes'
+/// routes, repairs drift, or notices that the underlay is lost.
+const WITHOUT_AGENT: &str = "; start `russet agent`: without it the node's routes and rules are not kept up, and only pods that start all the same are attached";
+
 fn unanswered(verb: Verb, socket: &Path, failure: http::Failure) -> CniError {
-    let details = format!("{}: {failure}", socket.display());
+    let mut details = format!("{}: {failure}", socket.display());
+    if verb == Verb::Status {
+        details.push_str(WITHOUT_AGENT);
+    }
     let (code, msg) = match &failure {
         _ if verb == Verb::Status => (code::NOT_AVAILABLE, "the russet agent is not available"),
         http::Failure::Connect(error) if error.kind() != ErrorKind::TimedOut => {

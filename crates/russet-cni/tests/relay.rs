@@ -227,7 +227,10 @@ fn status_without_an_agent_is_code_50() {
     plugin.script("russet", "echo '{}'");
     assert_eq!(plugin.call("STATUS", json!({})).error_code(), 50);
     drop(UnixListener::bind(plugin.path("s")).unwrap());
-    assert_eq!(plugin.call("STATUS", json!({})).error_code(), 50);
+    let refused = plugin.call("STATUS", json!({}));
+    assert_eq!(refused.error_code(), 50);
+    // ADD works all the same: the text says why this node should get no new pods.
+    assert!(refused.stdout.contains("start `russet agent`"), "{}", refused.stdout);
 }
 
 const DIRECT: &str = "[ \"$* $RUSSET_CNI_PLUGIN\" = 'cni-direct russet' ] || exit 9\nprintf '%s|%s|' \"$CNI_COMMAND\" \"$CNI_NETNS\"\nwc -c\nexit 3";
