@@ -3,6 +3,7 @@
 mod dns;
 mod fields;
 mod manifest;
+mod names;
 
 pub use dns::Cluster;
 pub use manifest::{Manifest, read};

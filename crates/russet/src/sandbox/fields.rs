@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
+use super::names::NameRule;
 use crate::resources::nearest;
 
 /// What was found besides the members.
@@ -26,6 +27,10 @@ pub(super) struct Fields<'f> {
 
 /// Of a value of the wrong shape, what a message repeats.
 const SHOWN_CHARS: usize = 60;
+
+fn shortened(text: &str) -> String {
+    text.chars().take(SHOWN_CHARS).collect()
+}
 
 // === impl Findings ===
 
@@ -73,6 +78,28 @@ impl<'f> Fields<'f> {
     pub(super) fn problem(&mut self, name: &str, text: &str) {
         let path = self.path(name);
         self.findings.problem(&path, text);
+    }
+
+    /// A member that is wanted and could not be read. Where it was read and found wrong, that has been said.
+    pub(super) fn missing(&mut self, name: &str, text: &str) {
+        let begin = format!("{}: ", self.path(name));
+        if !self.findings.problems.iter().any(|problem| problem.starts_with(&begin)) {
+            self.problem(name, text);
+        }
+    }
+
+    /// A text that follows a rule of Kubernetes for names. What breaks it is a problem, and is given all the same.
+    pub(super) fn name(&mut self, name: &'static str, rule: NameRule) -> Option<String> {
+        let text = self.text(name)?;
+        self.check_name(name, &text, rule);
+        Some(text)
+    }
+
+    /// Says what is wrong with a name that stands at `name`.
+    pub(super) fn check_name(&mut self, name: &str, text: &str, rule: NameRule) {
+        if !text.is_empty() && !rule.allows(text) {
+            self.problem(name, &format!("{rule} is wanted, not {:?}", shortened(text)));
+        }
     }
 
     pub(super) fn warning(&mut self, name: &str, text: &str) {
@@ -146,6 +173,7 @@ impl<'f> Fields<'f> {
     pub(super) fn labels(&mut self, name: &'static str) -> BTreeMap<String, String> {
         let mut labels = BTreeMap::new();
         for (key, value) in self.members_of(name).unwrap_or_default() {
+            self.check_name(name, &key, NameRule::Key);
             match value {
                 Value::String(text) => drop(labels.insert(key, text)),
                 other => self.wrong(&format!("{name}.{key}"), "a string (in quotes, if need be)", &other),

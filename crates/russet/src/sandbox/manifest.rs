@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::dns::{self, Cluster};
 use super::fields::{Fields, Findings};
+use super::names::NameRule;
 use crate::resources::{DocumentError, values};
 
 /// A manifest that can be used.
@@ -114,13 +115,13 @@ fn pod(fields: &mut Fields<'_>) -> Pod {
         match fields.text(name) {
             Some(text) if text == wanted => {}
             Some(text) => fields.problem(name, &format!("{wanted} is wanted, not {text:.60?}")),
-            None => fields.problem(name, &format!("{wanted} is wanted")),
+            None => fields.missing(name, &format!("{wanted} is wanted")),
         }
     }
     fields.ignore(&["status"]);
     let mut pod = fields.object("metadata", metadata).unwrap_or_default();
     if pod.metadata.name.is_empty() {
-        fields.problem("metadata.name", "is wanted");
+        fields.missing("metadata.name", "is wanted");
     }
     pod.spec = fields.object("spec", spec).unwrap_or_default();
     pod
@@ -136,13 +137,17 @@ fn metadata(fields: &mut Fields<'_>) -> Pod {
         "ownerReferences",
         "selfLink",
     ]);
-    let name = fields.text("name").unwrap_or_default();
-    let namespace = fields.text("namespace").filter(|it| !it.is_empty());
+    let name = fields.name("name", NameRule::Subdomain).unwrap_or_default();
+    let namespace = fields.name("namespace", NameRule::Label).filter(|it| !it.is_empty());
     let uid = fields.text("uid").unwrap_or_default();
     let namespace = namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
+    let labels = fields.labels("labels");
+    for (key, value) in &labels {
+        fields.check_name(&format!("labels.{key}"), value, NameRule::LabelValue);
+    }
     Pod {
         metadata: Metadata { name, namespace, uid, attempt: 0 },
-        labels: fields.labels("labels"),
+        labels,
         annotations: fields.labels("annotations"),
         spec: Spec::default(),
     }
@@ -151,7 +156,7 @@ fn metadata(fields: &mut Fields<'_>) -> Pod {
 fn spec(fields: &mut Fields<'_>) -> Spec {
     let policy = "ClusterFirst, ClusterFirstWithHostNet, Default or None";
     Spec {
-        hostname: fields.text("hostname").filter(|it| !it.is_empty()),
+        hostname: fields.name("hostname", NameRule::Label).filter(|it| !it.is_empty()),
         host: [fields.flag("hostNetwork"), fields.flag("hostIPC"), fields.flag("hostPID")],
         policy: fields.parsed("dnsPolicy", policy),
         dns: fields.object("dnsConfig", dns::config),
@@ -164,8 +169,11 @@ fn spec(fields: &mut Fields<'_>) -> Spec {
 fn alias(fields: &mut Fields<'_>) -> Option<HostAlias> {
     let ip = fields.parsed("ip", "an IP address");
     let hostnames = fields.texts("hostnames");
+    for (index, name) in hostnames.iter().enumerate() {
+        fields.check_name(&format!("hostnames[{index}]"), name, NameRule::Subdomain);
+    }
     if ip.is_none() {
-        fields.problem("ip", "an IP address is wanted");
+        fields.missing("ip", "an IP address is wanted");
     }
     Some(HostAlias { ip: ip?, hostnames })
 }
@@ -173,8 +181,10 @@ fn alias(fields: &mut Fields<'_>) -> Option<HostAlias> {
 fn sysctls(fields: &mut Fields<'_>) -> BTreeMap<String, String> {
     let sysctl = |fields: &mut Fields<'_>| {
         let (name, value) = (fields.text("name"), fields.text("value"));
-        if name.is_none() || value.is_none() {
-            fields.problem("name", "name and value are wanted");
+        for (member, given) in [("name", &name), ("value", &value)] {
+            if given.is_none() {
+                fields.missing(member, "is wanted");
+            }
         }
         Some((name?, value?))
     };
@@ -218,7 +228,7 @@ fn port(fields: &mut Fields<'_>) -> Option<PortMapping> {
     };
     let host_ip = fields.parsed("hostIP", "an IP address");
     if container.is_none() {
-        fields.problem("containerPort", "a port from 1 to 65535 is wanted");
+        fields.missing("containerPort", "a port from 1 to 65535 is wanted");
     }
     Some(PortMapping { protocol, container_port: container?, host_port: host.unwrap_or(0), host_ip })
 }

@@ -105,7 +105,7 @@ fn what_is_wrong_is_named_with_its_place_all_at_once() {
         ),
         ("{apiVersion: v1, kind: Pod}", "metadata.name: is wanted"),
         ("{apiVersion: v1, kind: Pod, metadata: {name: 7}}", "metadata.name: a string is wanted, not 7"),
-        ("{apiVersion: v1, kind: Pod, metadata: {name: a/b}}", "metadata.name: at most 253"),
+        ("{apiVersion: v1, kind: Pod, metadata: {name: a/b}}", "metadata.name: at most 253 small letters"),
         ("{apiVersion: v1, kind: Pod, metadata: {name: a, labels: {x: 1}}}", "metadata.labels.x: a string"),
         (
             "{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {hostNetwork: yes please}}",
@@ -149,7 +149,7 @@ fn what_is_wrong_is_named_with_its_place_all_at_once() {
         ),
         (
             "{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {securityContext: {sysctls: [{name: x}]}}}",
-            "sysctls[0].name: name and value",
+            "sysctls[0].value: is wanted",
         ),
     ] {
         let error = parsed(yaml).unwrap_err();
@@ -160,4 +160,28 @@ fn what_is_wrong_is_named_with_its_place_all_at_once() {
         both.contains("apiVersion: v1 is wanted") && both.contains("; metadata.name: is wanted"),
         "{both}"
     );
+}
+
+#[test]
+fn names_are_checked_as_kubernetes_checks_them_and_each_problem_is_printed_once() {
+    let yaml = r#"{apiVersion: 7, kind: Pod, metadata: {name: Web_1, namespace: a.b, labels: {"x y": z, app: "a:b"}},
+        spec: {hostname: A, hostAliases: [{ip: x, hostnames: [b_c]}], securityContext: {sysctls: [{name: 7}]},
+        containers: [{ports: [{containerPort: 70000}]}]}}"#;
+    let error = parsed(yaml).unwrap_err();
+    for at in [
+        "apiVersion",
+        "metadata.name",
+        "metadata.namespace",
+        "metadata.labels",
+        "metadata.labels.app",
+        "spec.hostname",
+        "spec.hostAliases[0].ip",
+        "spec.hostAliases[0].hostnames[0]",
+        "spec.securityContext.sysctls[0].name",
+        "spec.securityContext.sysctls[0].value",
+        "spec.containers[0].ports[0].containerPort",
+    ] {
+        assert_eq!(error.matches(&format!("{at}: ")).count(), 1, "{at}: {error}");
+    }
+    assert!(error.contains("not \"Web_1\""), "{error}");
 }
