@@ -116,6 +116,16 @@ impl Cache {
         renamed.and_then(|()| File::open(&self.dir)?.sync_all())
     }
 
+    /// The entry of an attachment to the network of this name, whatever its configuration is now.
+    pub(crate) fn find(&self, network: &NetworkName, attachment: &Attachment) -> Option<CacheEntry> {
+        let (container_id, ifname) = (&attachment.container_id, &attachment.ifname);
+        let entry = CacheEntry::of_file(&self.path(network, container_id, ifname)).ok()?;
+        let is_it = entry.network == *network
+            && entry.attachment.container_id == *container_id
+            && entry.attachment.ifname == *ifname;
+        is_it.then_some(entry)
+    }
+
     pub(crate) fn read(&self, list: &ConfigList, attachment: &Attachment) -> Result<CacheEntry, Unusable> {
         let value = read_file(&self.path_for(list, attachment))?;
         if value.is_object() && value.get("kind").is_none() {

@@ -96,6 +96,12 @@ pub fn lint(path: &Path, runtime: Option<&Runtime>) -> Vec<Finding> {
     findings
 }
 
+/// What keeps pods of a network from reaching the world outside, as far as its configuration says it.
+pub fn no_way_out(list: &ConfigList) -> Option<&'static str> {
+    let first = list.plugins.first()?;
+    plugin::sends_unanswered(&first.kind, &first.object).then_some(plugin::UNANSWERED)
+}
+
 fn is_list(object: &Map<String, Value>) -> bool {
     object.contains_key("plugins")
 }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 
-use russet_addr::ContainerId;
+use russet_addr::{ContainerId, NetworkName};
 use russet_cni_spec::{CniError, CniResult, ConfigList, PluginConfig, ValidAttachment, Verb, Version};
 use russet_linux::{NetNs, NetNsError};
 use serde_json::Value;
@@ -92,6 +92,11 @@ impl Runtime {
         RuntimeError::collect(errors).map(|()| detached)
     }
 
+    /// What the cache has of an attachment to the network of this name: for a DEL after the network's configuration has been removed.
+    pub fn cached(&self, network: &NetworkName, attachment: &Attachment) -> Option<CacheEntry> {
+        self.cache().find(network, attachment)
+    }
+
     fn del_chain(
         &self,
         list: &ConfigList,
@@ -137,7 +142,7 @@ impl Runtime {
     }
 
     /// Detaches every cached attachment of this network that is not in `valid`, then lets every plugin collect what
-    /// it holds for others than those. Without `valid` every cached attachment goes, and the plugins are told nothing.
+    /// it holds for others than those. Without `valid` no attachment is valid: every cached one goes, and the plugins get an empty list.
     pub fn gc(&self, list: &ConfigList, valid: Option<&[ValidAttachment]>) -> Result<(), RuntimeError> {
         let version = list.version()?;
         if list.disable_gc {
@@ -160,7 +165,7 @@ impl Runtime {
             }
         }
         if version.supports(Verb::Gc) {
-            let extras = Extras { valid, ..Extras::default() };
+            let extras = Extras { valid: Some(valid.unwrap_or_default()), ..Extras::default() };
             for plugin in &list.plugins {
                 let done = self.execute(list, version, plugin, Verb::Gc, None, extras);
                 errors

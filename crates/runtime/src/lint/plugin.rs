@@ -17,6 +17,23 @@ const NEEDS: [(&str, &str, &[&str]); 2] =
 const FLANNEL: &str = "flannel";
 const FLANNEL_IPAM: &str = "host-local";
 
+/// Plugins that masquerade only if `ipMasq` says so.
+const MASQUERADING: [&str; 2] = ["bridge", "ptp"];
+/// What is wrong where [`sends_unanswered`] holds.
+pub(super) const UNANSWERED: &str = "pods have a default route, and what they send outside keeps their own addresses: it is answered only by hosts with a route back. \"ipMasq\": true gives it the node's address";
+
+/// Whether pods are given a way outside on which no answer comes back by itself: a default route without masquerade.
+pub(super) fn sends_unanswered(kind: &str, object: &Map<String, Value>) -> bool {
+    let is_on = |key: &str| object.get(key).is_some_and(|value| *value == true);
+    let routes = object.get("ipam").and_then(|ipam| ipam.get("routes")).and_then(Value::as_array);
+    let is_default = |route: &Value| {
+        let dst = route.get("dst").and_then(Value::as_str);
+        dst.is_some_and(|dst| dst == "0.0.0.0/0" || dst == "::/0")
+    };
+    let has_default = is_on("isDefaultGateway") || routes.is_some_and(|routes| routes.iter().any(is_default));
+    MASQUERADING.contains(&kind) && has_default && !is_on("ipMasq")
+}
+
 // === impl Document ===
 
 impl Document {
@@ -44,6 +61,9 @@ impl Document {
             self.capabilities(&join(at, "capabilities"), declared);
         }
         self.purpose(at, kind, object, capabilities);
+        if sends_unanswered(kind, object) {
+            self.warn(at, UNANSWERED);
+        }
         if let Some(dns) = object.get("dns").and_then(Value::as_object) {
             self.keys(&join(at, "dns"), dns, &Keys::of_dns());
         }

@@ -40,6 +40,26 @@ fn with(plugin: &str) -> String {
 }
 
 #[test]
+fn a_default_route_without_masquerade_is_a_warning() {
+    let bridge = |more: &str| {
+        with(&format!(
+            r#"{{"type":"bridge","isGateway":true,{more}"ipam":{{"type":"host-local","subnet":"10.1.0.0/24"}}}}"#
+        ))
+    };
+    let by_route = with(
+        r#"{"type":"ptp","ipam":{"type":"host-local","subnet":"10.1.0.0/24","routes":[{"dst":"0.0.0.0/0"}]}}"#,
+    );
+    for text in [bridge(r#""isDefaultGateway":true,"#), by_route] {
+        assert_found(&found(&text), &[("2:1 Warning plugins[0]", "\"ipMasq\": true")]);
+        assert!(no_way_out(&ConfigList::parse(text.as_bytes()).unwrap()).is_some());
+    }
+    for text in [bridge(""), bridge(r#""isDefaultGateway":true,"ipMasq":true,"#)] {
+        assert_found(&found(&text), &[]);
+        assert_eq!(no_way_out(&ConfigList::parse(text.as_bytes()).unwrap()), None);
+    }
+}
+
+#[test]
 fn what_users_have_is_without_fault() {
     // cni-runtime.md section 5.2
     let conflists = [

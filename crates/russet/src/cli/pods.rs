@@ -18,6 +18,10 @@ pub struct PodPlaceArgs {
     /// Where plugins are looked for; may be given several times, or with colons [default: /opt/cni/bin].
     #[arg(long, global = true, env = "RUSSET_CNI_BIN_DIR", value_name = "DIR", value_delimiter = ':')]
     pub cni_bin_dir: Vec<PathBuf>,
+    /// Look for the plugins of a network in PREFIX/opt/<type of its first plugin>/bin before, for loopback also in PREFIX/opt/loopback/bin, as the first
+    /// kubelets did; PREFIX is mostly /.
+    #[arg(long, global = true, env = "RUSSET_CNI_VENDOR_PREFIX", value_name = "PREFIX")]
+    pub vendor_prefix: Option<PathBuf>,
     /// Where results of ADD are kept, for other runtimes and for the agent's search for leaks, too [default: /var/lib/cni].
     #[arg(long, global = true, env = "RUSSET_CNI_CACHE_DIR", value_name = "DIR")]
     pub cni_cache_dir: Option<PathBuf>,

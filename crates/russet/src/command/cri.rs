@@ -98,6 +98,7 @@ fn about(places: &PodPlaces, sandboxes: &Sandboxes) -> serde_json::Value {
         "runDir": places.run_dir,
         "cniConfDir": places.conf_dir,
         "cniBinDirs": places.bin_dirs,
+        "cniVendorPrefix": places.vendor_prefix,
         "cniCacheDir": places.cache_dir,
     })
 }

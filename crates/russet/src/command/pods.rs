@@ -17,6 +17,8 @@ pub struct PodPlaces {
     pub conf_dir: PathBuf,
     /// Of plugins.
     pub bin_dirs: Vec<PathBuf>,
+    /// Below which vendors of networks have plugins of their own, which come first.
+    pub vendor_prefix: Option<PathBuf>,
     /// Of results of ADD.
     pub cache_dir: PathBuf,
     /// Of what outlives a boot.
@@ -40,6 +42,7 @@ impl PodPlaces {
         Self {
             conf_dir: args.cni_conf_dir.unwrap_or_else(|| below("etc/cni/net.d")),
             bin_dirs,
+            vendor_prefix: args.vendor_prefix,
             cache_dir: args.cni_cache_dir.unwrap_or_else(|| below("var/lib/cni")),
             state_dir: keeper.state_dir(&paths),
             run_dir: keeper.run_dir(&paths),
@@ -51,6 +54,7 @@ impl PodPlaces {
     pub fn runtime(&self) -> Runtime {
         let mut runtime = Runtime::new(self.bin_dirs.clone(), &self.cache_dir);
         runtime.in_process = Some(Arc::new(Ours));
+        runtime.vendor_prefix.clone_from(&self.vendor_prefix);
         runtime
     }
 

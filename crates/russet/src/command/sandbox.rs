@@ -30,6 +30,11 @@ enum CommandError {
     Exists { pod: String, id: String },
     #[error("{0} of {1} pods could not be taken down")]
     Some(usize, usize),
+    #[error(
+        "{why}; `russet install --start` sets up a network and its agent, and `russet cni lint {}/*` says what is wrong with a configuration that is there",
+        conf_dir.display()
+    )]
+    NoNetwork { why: SandboxError, conf_dir: PathBuf },
     #[error("execute {program}: {source}")]
     Execute { program: String, source: std::io::Error },
 }
@@ -37,6 +42,7 @@ enum CommandError {
 /// Where everything is.
 struct Place {
     run_dir: PathBuf,
+    conf_dir: PathBuf,
     sandboxes: Sandboxes,
 }
 
@@ -79,7 +85,11 @@ fn make(args: PodPlaceArgs, run: RunArgs) -> Result<(), Failure> {
         }
         place.sandboxes.remove(&pod.id)?;
     }
-    let id = place.sandboxes.run(config)?;
+    let in_own_network = !config.host_network;
+    let id = place.sandboxes.run(config).map_err(|error| place.explained(error))?;
+    if let Some(why) = place.no_way_out().filter(|_| in_own_network) {
+        output::progress(&format!("warning: {why}"));
+    }
     let pod = place.sandboxes.status(&id)?;
     output::print_as(run.output.format, &show::made(&pod, &warnings), || format!("{id}\n"));
     Ok(())
@@ -159,7 +169,24 @@ impl Place {
                 ));
             },
         };
-        Ok(Self { run_dir: places.run_dir, sandboxes: Sandboxes::open(options)? })
+        let (run_dir, conf_dir) = (places.run_dir, places.conf_dir);
+        Ok(Self { run_dir, conf_dir, sandboxes: Sandboxes::open(options)? })
+    }
+
+    /// With what to do where there is no network.
+    fn explained(&self, why: SandboxError) -> Failure {
+        match why {
+            SandboxError::NetworkNotReady(_) => {
+                CommandError::NoNetwork { why, conf_dir: self.conf_dir.clone() }.into()
+            }
+            other => other.into(),
+        }
+    }
+
+    /// What keeps a pod of the default network from the world outside.
+    fn no_way_out(&self) -> Option<&'static str> {
+        let (list, _) = ConfigDir::new(&self.conf_dir).first().ok()?;
+        russet_runtime::lint::no_way_out(&list)
     }
 
     fn pods(&self) -> Vec<Sandbox> {

@@ -255,3 +255,42 @@ fn a_manifest_that_is_wrong_or_a_host_without_a_network_leaves_nothing() {
     std::fs::create_dir_all(host.node.path("run/russet/sandbox/netns")).unwrap();
     assert_eq!(host.left(), [""; 0]);
 }
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn without_a_network_a_pod_is_refused_with_what_to_run() {
+    let host = Host::new();
+    let web = host.manifest("web.yaml", WEB);
+    std::fs::remove_file(host.node.path("etc/cni/net.d/10-testnet.conflist")).unwrap();
+    let refused = host.sandbox(&["run", web.to_str().unwrap()]);
+    assert_eq!(refused.status, 1);
+    for part in ["network is not ready", "`russet install --start`", "russet cni lint"] {
+        assert!(refused.stderr.contains(part), "{part}: {refused:?}");
+    }
+    assert_eq!(host.sandbox(&["ls", "-o", "json"]).result()["pods"], json!([]), "nothing is left of it");
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: python3"]
+fn plugins_are_looked_for_in_the_directory_of_the_networks_vendor() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let host = Host::new();
+    let vendor = host.node.path("vendors/opt/russet/bin");
+    std::fs::create_dir_all(&vendor).unwrap();
+    // It hands on the result of the plugin before it.
+    let script = "#!/usr/bin/python3\nimport json, os, sys\nprevious = json.load(sys.stdin).get('prevResult')\nif os.environ['CNI_COMMAND'] == 'ADD': print(json.dumps(previous))\n";
+    std::fs::write(vendor.join("vendors-own"), script).unwrap();
+    std::fs::set_permissions(vendor.join("vendors-own"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let conflist = host.node.path("etc/cni/net.d/10-testnet.conflist");
+    let mut list: Value = serde_json::from_slice(&std::fs::read(&conflist).unwrap()).unwrap();
+    list["plugins"].as_array_mut().unwrap().push(json!({ "type": "vendors-own" }));
+    std::fs::write(&conflist, list.to_string()).unwrap();
+    let web = host.manifest("web.yaml", WEB);
+    let missing = host.sandbox(&["run", web.to_str().unwrap()]);
+    assert!(missing.status == 1 && missing.stderr.contains("vendors-own"), "{missing:?}");
+    let prefix = host.node.path("vendors");
+    let prefix = prefix.to_str().unwrap();
+    host.run(&web, &["--vendor-prefix", prefix]);
+    let removed = host.sandbox(&["rm", "--all", "--vendor-prefix", prefix]);
+    assert_eq!(removed.status, 0, "{removed:?}");
+}
