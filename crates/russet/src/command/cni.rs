@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use russet_cni_spec::{CniArgs as Pairs, CniError, ConfigList};
+use russet_runtime::lint::no_way_out;
 use russet_runtime::{Attachment, ConfigDir, InProcess, LoadError, Progress, Runtime, RuntimeError, Times};
 use serde_json::{Map, Value, json};
 
@@ -31,6 +32,8 @@ enum Failure {
     Load(#[from] LoadError),
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
+    #[error("{source}, and the cache in {} has no such attachment", cache.display())]
+    Unknown { source: LoadError, cache: PathBuf },
     #[error("{0}")]
     Arguments(CniError),
     #[error("name the container: {0}")]
@@ -41,14 +44,16 @@ enum Failure {
 pub fn run(args: CniArgs) -> ExitCode {
     match args.verb {
         CniVerb::Add(args) => attached("ADD", &args, |runtime, list, attachment| {
-            runtime.add(list, attachment).map(|result| Some(result.to_value()))
+            let result = runtime.add(list, attachment)?;
+            if let Some(why) = no_way_out(list).filter(|_| args.network.timing) {
+                output::progress(&format!("warning: {why}"));
+            }
+            Ok(Some(result.to_value()))
         }),
         CniVerb::Check(args) => attached("CHECK", &args, |runtime, list, attachment| {
             runtime.check(list, attachment).map(|()| None)
         }),
-        CniVerb::Del(args) => {
-            attached("DEL", &args, |runtime, list, attachment| runtime.del(list, attachment).map(|()| None))
-        }
+        CniVerb::Del(args) => delete(&args),
         CniVerb::Gc(GcArgs { network, .. }) => {
             carry_out("GC", &network, json!({}), |runtime, list| Ok(runtime.gc(list, None).map(|()| None)?))
         }
@@ -75,6 +80,32 @@ fn attached(
     let subject = json!({ "netns": netns, "ifname": args.ifname.as_str() });
     carry_out(verb, &args.network, subject, |runtime, list| {
         Ok(work(runtime, list, &attachment(args, &netns)?)?)
+    })
+}
+
+/// DEL goes by the configuration that the cache has; the directory's is only for attachments of which there is no entry.
+fn delete(args: &AttachmentArgs) -> ExitCode {
+    let netns = absolute(&args.netns);
+    let subject = json!({ "netns": netns, "ifname": args.ifname.as_str() });
+    let of_cache = |runtime: &Runtime, error: LoadError| {
+        let attachment = attachment(args, &netns)?;
+        let name = args.network.network.parse().ok();
+        let entry = name.and_then(|name| runtime.cached(&name, &attachment));
+        let list = entry.as_ref().and_then(|entry| entry.list().ok());
+        list.ok_or(Failure::Unknown { source: error, cache: args.network.cache_dir() })
+    };
+    carry_out_with("DEL", &args.network, subject, of_cache, |runtime, list| {
+        let mut attachment = attachment(args, &netns)?;
+        if let Some(entry) = runtime.cached(&list.name, &attachment) {
+            // What the command line leaves out is as it was at ADD.
+            if attachment.args.is_empty() {
+                attachment.args = entry.attachment.args;
+            }
+            if attachment.capability_args.is_empty() {
+                attachment.capability_args = entry.attachment.capability_args;
+            }
+        }
+        Ok(runtime.del(list, &attachment).map(|()| None)?)
     })
 }
 
@@ -134,6 +165,17 @@ fn carry_out(
     subject: Value,
     work: impl FnOnce(&Runtime, &ConfigList) -> Result<Option<Value>, Failure>,
 ) -> ExitCode {
+    carry_out_with(verb, args, subject, |_, error| Err(error.into()), work)
+}
+
+/// `otherwise` finds a configuration where the directory has none that can be used.
+fn carry_out_with(
+    verb: &str,
+    args: &NetworkArgs,
+    subject: Value,
+    otherwise: impl FnOnce(&Runtime, LoadError) -> Result<ConfigList, Failure>,
+    work: impl FnOnce(&Runtime, &ConfigList) -> Result<Option<Value>, Failure>,
+) -> ExitCode {
     let times = Times::default();
     let mut runtime = runtime(&args.plugins, &args.cache_dir());
     let for_people = matches!(args.output.format, Format::Table | Format::Wide);
@@ -142,7 +184,7 @@ fn carry_out(
     runtime.times = args.timing.then(|| times.clone());
     let began = Instant::now();
     let load = ConfigDir::new(args.conf_dir()).network(&args.network);
-    let done = load.map_err(Failure::from).and_then(|list| work(&runtime, &list));
+    let done = load.or_else(|error| otherwise(&runtime, error)).and_then(|list| work(&runtime, &list));
     let report = timing::Report::new(began.elapsed(), times.take());
     match args.output.format {
         Format::Table | Format::Wide => {
@@ -207,6 +249,7 @@ impl Failure {
         match self {
             Self::Load(error) => CniError::invalid_config(error.to_string(), ""),
             Self::Runtime(error) => error.to_cni(),
+            Self::Unknown { .. } => CniError::invalid_config(self.to_string(), ""),
             Self::Arguments(error) => error.clone(),
             Self::Container(error) => CniError::environment(error.to_string(), ""),
         }

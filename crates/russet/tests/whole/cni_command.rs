@@ -283,3 +283,81 @@ fn metrics_tell_stages_store_pools_and_readiness_of_a_running_agent() {
     assert!(text.ends_with("# EOF\n"), "{text}");
     assert!(value(&text, "russet_store_silence_seconds").is_some_and(|it| it < 20.0), "{text}");
 }
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn del_goes_by_the_cache_after_the_network_was_removed() {
+    let mut node = node_with_network();
+    let pod = node.pod();
+    let netns = path(&pod);
+    let del = || cni(&node, &["del", "testnet", &netns]);
+    assert_eq!(cni(&node, &["add", "testnet", &netns]).status, 0);
+    std::fs::remove_file(node.root().join("net.d/10-testnet.conflist")).unwrap();
+    let deleted = del();
+    assert_eq!(deleted.status, 0, "{deleted:?}");
+    eventually(PATIENCE, || node.links().is_empty());
+    let again = del();
+    assert_eq!(again.status, 1);
+    assert!(
+        again.stderr.contains("no net configurations found") && again.stderr.contains("no such attachment"),
+        "{again:?}"
+    );
+    node.stop_agent();
+    assert_eq!(node.allocated(), 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn gc_of_everything_also_takes_what_the_cache_does_not_know() {
+    let mut node = node_with_network();
+    let pod = node.pod();
+    assert_eq!(cni(&node, &["add", "testnet", &path(&pod)]).status, 0);
+    std::fs::remove_dir_all(node.root().join("cache")).unwrap();
+    let collected = cni(&node, &["gc", "testnet", "--all"]);
+    assert_eq!(collected.status, 0, "{collected:?}");
+    eventually(PATIENCE, || node.links().is_empty());
+    node.stop_agent();
+    assert_eq!(node.allocated(), 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn a_requested_address_and_mac_are_given_or_the_add_fails() {
+    let mut node = node_with_network();
+    for agent in [true, false] {
+        let (first, pod) = (node.pod(), node.pod());
+        let (first, netns) = (path(&first), path(&pod));
+        let added: Value = serde_json::from_str(&cni(&node, &["add", "testnet", &first]).stdout).unwrap();
+        let taken = added["ips"][0]["address"].as_str().unwrap().trim_end_matches("/32").to_owned();
+        let taken: std::net::Ipv4Addr = taken.parse().unwrap();
+        // Another one of the node's block.
+        let free = std::net::Ipv4Addr::from(u32::from(taken) ^ 32);
+        let add = |args: &str| cni(&node, &["add", "testnet", &netns, "--args", args]);
+        for (args, why) in [
+            (format!("IP={taken}"), "already assigned"),
+            ("IP=192.0.2.1".to_owned(), "not in a configured pool"),
+            ("MAC=01:00:00:00:00:00".to_owned(), "MAC"),
+        ] {
+            let refused = add(&args);
+            assert!(refused.status == 1 && refused.stderr.contains(why), "{args}: {refused:?}");
+        }
+        let given = add(&format!("IP={free};MAC=02:11:22:33:44:55"));
+        let result: Value = serde_json::from_str(&given.stdout).unwrap_or_else(|_| panic!("{given:?}"));
+        assert_eq!(result["ips"][0]["address"], format!("{free}/32"), "agent: {agent}");
+        assert_eq!(result["ips"].as_array().unwrap().len(), 1);
+        assert_eq!(result["interfaces"][1]["mac"], "02:11:22:33:44:55");
+        let link = &russet_testkit::ip_json(&["-n", &pod.netns_name, "link", "show", "net1"])[0];
+        assert_eq!(link["address"], "02:11:22:33:44:55");
+        let checked = cni(&node, &["check", "testnet", &netns]);
+        assert_eq!(checked.status, 0, "{checked:?}");
+        let other = add(&format!("IP={}", std::net::Ipv4Addr::from(u32::from(free) ^ 16)));
+        assert!(other.status == 1 && other.stderr.contains("already"), "{other:?}");
+        for netns in [&netns, &first] {
+            assert_eq!(cni(&node, &["del", "testnet", netns]).status, 0);
+        }
+        if agent {
+            node.stop_agent();
+        }
+    }
+    assert_eq!(node.allocated(), 0);
+}
