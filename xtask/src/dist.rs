@@ -65,6 +65,15 @@ pub fn run(options: &Options) -> Result<bool> {
     Ok(good)
 }
 
+/// Builds the files that users get, without measuring them; gives the directory that has them.
+pub fn build() -> Result<PathBuf> {
+    let directory = directory()?;
+    for product in &PRODUCTS {
+        product.build_into(&directory)?;
+    }
+    Ok(directory)
+}
+
 /// Builds the executable that is started for each pod as users get it; an error unless it keeps its limits.
 pub fn check_plugin() -> Result<()> {
     let [plugin, _] = &PRODUCTS;

@@ -10,6 +10,7 @@ mod compatibility;
 mod dist;
 mod elf;
 mod error;
+mod install;
 mod packages;
 mod process;
 mod sim;
@@ -30,6 +31,7 @@ usage: cargo xtask COMMAND
   ci                                     the same as test; what .ci/run calls
   gen                                    writes what is generated: docs/compatibility.md
   dist [--no-memory]                     release files in target/dist, their sizes and the agents' memory
+  install [ARGUMENTS OF russet install]  builds the release files and installs them on this machine
   bench NAME [-o table|json] [--rounds N] [--impl NAME]... [--only PART]... [--busy] [--no-build]
   sim [--seeds N] [--seed S] [--writers ours|mixed] [--mode atomic|one-by-one]   simulated clusters; --help for more
   chaos [--ops N] [--kills N] [--cuts N] [--seed S] [--field NAME]...   kill -9 and power cuts among operations of runtimes
@@ -45,6 +47,7 @@ enum Command {
     Test(suite::Options),
     Gen,
     Dist(dist::Options),
+    Install(install::Options),
     Bench(bench::Options),
     Chaos(chaos::Options),
     Sim(sim::Options),
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Command::Test(options) => suite::run(&options),
         Command::Gen => generate(),
         Command::Dist(options) => dist::run(&options),
+        Command::Install(options) => install::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Chaos(options) => chaos::run(&options),
         Command::Sim(options) => sim::run(&options),
@@ -90,6 +94,7 @@ fn parse(mut parser: lexopt::Parser) -> Result<Command> {
             None => Ok(Command::Gen),
         },
         "dist" => dist::Options::parse(parser).map(Command::Dist),
+        "install" => install::Options::parse(parser).map(Command::Install),
         "bench" => bench::Options::parse(parser).map(Command::Bench),
         "chaos" => chaos::Options::parse(parser).map(Command::Chaos),
         "sim" => sim::Options::parse(parser).map(Command::Sim),

@@ -61,6 +61,8 @@ pub struct Found {
     pub files: Vec<(PathBuf, There)>,
     /// Other network configurations that runtimes would read before ours.
     pub before_ours: Vec<String>,
+    /// How many containers have host ports that the reference plugin `portmap` wrote.
+    pub reference_ports: usize,
 }
 
 /// One thing to do.
@@ -129,7 +131,7 @@ pub enum InstallError {
         known: String,
     },
     /// An executable is missing.
-    #[error("{} is not there: run install from a directory that has russet and russet-cni (cargo xtask dist makes one)", .0.display())]
+    #[error("{} is not there: `cargo xtask install` in Russet's source directory builds what is missing, and then does what `russet install` does, with the same arguments; without the sources, put russet-cni of the same release beside russet", .0.display())]
     NoExecutable(PathBuf),
     /// A file or directory.
     #[error("{operation} {}: {source}", path.display())]
@@ -272,7 +274,19 @@ pub fn plan(wish: &Wish, found: &Found) -> Result<Plan, InstallError> {
             "{name} comes before {CONFLIST}: container runtimes use the first configuration in the order of names"
         )
     };
-    Ok(Plan { steps, last, warnings: before.map(warn).collect() })
+    let mut warnings: Vec<String> = before.map(warn).collect();
+    let replaced = steps.iter().any(|step| matches!(step, Step::Copy { path, .. } if *path == portmap));
+    warnings.extend(reference_ports(found.reference_ports).filter(|_| replaced));
+    Ok(Plan { steps, last, warnings })
+}
+
+/// What becomes of host ports that another `portmap` wrote, where there are any.
+fn reference_ports(containers: usize) -> Option<String> {
+    (containers > 0).then(|| {
+        format!(
+            "host ports of {containers} container(s) were written by the portmap that is replaced: they stay in force, and go when their containers are deleted"
+        )
+    })
 }
 
 /// `named`: somebody asked for it, and so for its place.

@@ -1,10 +1,15 @@
 //! What is on the node already.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use russet_attach::nat::{self, NatError};
+use russet_nft::Nft;
 use russet_plugins::executable::{self, Found as Whose};
+
+use crate::output;
 
 use super::{CONFLIST, Found, InstallError, There, Wish};
 
@@ -31,7 +36,25 @@ pub fn look(wish: &Wish) -> Result<Found, InstallError> {
         files.push((path.clone(), text_at(&path, "")?));
     }
     let before_ours = wish.cni_conf_dir.as_ref().map_or(Ok(Vec::new()), |dir| before_ours(dir))?;
-    Ok(Found { dirs, files, before_ours })
+    // The running system's; an image has none.
+    let reference_ports = if wish.root == Path::new("/") { reference_ports() } else { 0 };
+    Ok(Found { dirs, files, before_ours, reference_ports })
+}
+
+/// How many containers have host ports in nf_tables that the reference plugin wrote. An installation does not fail because that cannot be read.
+fn reference_ports() -> usize {
+    let read = || -> Result<usize, NatError> {
+        let mut nft = Nft::open()?;
+        let comments = nat::reference_comments(&mut nft)?;
+        let of_chains = comments.iter().filter_map(|text| nat::reference_comment(text));
+        let mut containers: BTreeSet<String> = of_chains.map(|(_, container)| container.to_owned()).collect();
+        containers.extend(nat::reference_containers(&mut nft)?);
+        Ok(containers.len())
+    };
+    read().unwrap_or_else(|error| {
+        output::progress(&format!("warning: host ports of another portmap cannot be looked for: {error}"));
+        0
+    })
 }
 
 fn executable_at(path: &Path, from: &Path) -> Result<There, InstallError> {

@@ -96,6 +96,28 @@ fn a_fresh_node_gets_everything_and_its_conflist_last() {
 }
 
 #[test]
+fn an_install_says_what_becomes_of_host_ports_that_another_portmap_wrote() {
+    let node = Node::new();
+    let mut found = look(&node.wish).unwrap();
+    assert_eq!(plan(&node.wish, &found).unwrap().warnings, Vec::<String>::new());
+    found.reference_ports = 2;
+    let warnings = plan(&node.wish, &found).unwrap().warnings;
+    assert!(warnings.len() == 1 && warnings[0].contains("host ports of 2 container(s)"), "{warnings:?}");
+    // A portmap that stays deletes them itself.
+    node.put("opt/cni/bin/portmap", "#!/bin/sh\n");
+    let found = Found { reference_ports: 2, ..look(&node.wish).unwrap() };
+    assert_eq!(plan(&node.wish, &found).unwrap().warnings, Vec::<String>::new());
+}
+
+#[test]
+fn an_install_without_the_small_executable_names_the_command_that_builds_it() {
+    let node = Node::new();
+    fs::remove_file(&node.wish.plugin).unwrap();
+    let error = look(&node.wish).unwrap_err().to_string();
+    assert!(error.contains("russet-cni is not there") && error.contains("`cargo xtask install`"), "{error}");
+}
+
+#[test]
 fn units_that_were_asked_for_are_written_and_found_with_what_enabled_them() {
     let mut node = Node::new();
     node.wish.services = Service::ALL.to_vec();
