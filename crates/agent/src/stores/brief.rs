@@ -169,7 +169,7 @@ mod tests {
             let step = if revision == 0 {
                 Step::create(key.clone(), "{}")
             } else {
-                Step::Delete { key: key.clone(), revision: store.get(&key).await.unwrap().unwrap().revision }
+                Step::delete(key.clone(), Some(store.get(&key).await.unwrap().unwrap().revision))
             };
             store.commit(vec![step]).await.unwrap();
             assert!(is_locked(&paths));
