@@ -262,6 +262,23 @@ impl Paths {
     pub fn settings_file(&self) -> PathBuf {
         self.root.join("etc/russet/russet.toml")
     }
+
+    /// The settings that the last agent of this boot worked with, for plugins without an agent and for other commands.
+    pub fn settings_record(&self) -> PathBuf {
+        self.run_dir().join("settings.toml")
+    }
+
+    /// The same, for the time after a boot and before its first agent.
+    pub fn settings_record_copy(&self) -> PathBuf {
+        self.state_dir().join("settings.toml")
+    }
+
+    /// Whether this machine has an embedded store. Opening one that is not there would make it.
+    pub fn has_embedded_store(&self) -> bool {
+        [russet_store::STORE_FILE, russet_store::SOCKET_FILE]
+            .iter()
+            .any(|file| self.state_dir().join(file).exists())
+    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use russet_plugins::{
 use russet_store::Store;
 
 use crate::bootstrap::{self, BootstrapError, Known};
-use crate::config::{Config, StoreLocation};
+use crate::config::{Config, Paths, StoreLocation};
 use crate::datastores::EtcdDatastores;
 use crate::health::{Condition, Readiness};
 use crate::history::History;
@@ -36,9 +36,11 @@ pub enum Direct {
 /// Closes the store when an interface is about to be wired: nothing is read or written until that has succeeded or failed.
 struct ClosesStore(Rc<BriefStore>);
 
-/// Carries out `request` of the plugin called `plugin`; `log` is for the runtime's standard error.
+/// Carries out `request` of the plugin called `plugin`; `log` is for the runtime's standard error. `config` reads the node's settings. It is called for a
+/// plugin that works on this node's store, and only while the node's lock is held: an agent that started meanwhile may have recorded another store.
 pub async fn direct(
-    config: &Config,
+    paths: &Paths,
+    config: impl FnOnce() -> Result<Config, CniError>,
     plugin: &str,
     request: &Request,
     log: &RequestLog,
@@ -47,48 +49,48 @@ pub async fn direct(
     if local && (russet_plugins::is_ipam(plugin) || plugin == relay::OPENSHIFT_SDN) {
         // Its own lock is all that it needs, and its caller may be a main plugin that holds the node's. OpenShift's works for the server that it asks,
         // which keeps the requests for a container in order: it may be the agent that has the node's lock.
-        return run_local(config, plugin, request, log).await;
+        return run_local(paths, plugin, request, log).await;
     }
     if russet_plugins::is_ipam(plugin) {
         // It works on no store of this node's, and its caller may be a main plugin that holds the node's lock.
-        let host = CalicoHost::new(config.paths.root(), Rc::new(EtcdDatastores::of_request()));
+        let host = CalicoHost::new(paths.root(), Rc::new(EtcdDatastores::of_request()));
         let result = russet_plugins::run_ipam(&host, request, log).await?;
-        History::at(config.paths.history_file()).record(request, result.as_ref());
+        History::at(paths.history_file()).record(request, result.as_ref());
         return Ok(Direct::Done(result));
     }
     let calico = russet_plugins::is_calico(plugin);
     if matches!(request.env.call, Call::Status) && !calico && !local {
         return Err(CniError::not_available("no agent is running on this node", "start `russet agent`"));
     }
-    let turn = async { turn::of_request(&config.paths, plugin, request) };
+    let turn = async { turn::of_request(paths, plugin, request) };
     let held = match during(Stage::Turn, turn).await? {
         Turn::Ours(held) => held,
         Turn::Agents(outcome) => return Ok(Direct::HandedOver(outcome)),
     };
     if let Call::Add(target) = &request.env.call {
-        leave_to_the_agent(config, target)?;
+        leave_to_the_agent(paths, target)?;
     }
     if local {
-        return run_local(config, plugin, request, log).await;
+        return run_local(paths, plugin, request, log).await;
     }
     let done = if calico {
         // Its datastore is the configuration's, and who this node is, too.
-        let host = CalicoHost::new(config.paths.root(), Rc::new(EtcdDatastores::of_request()));
+        let host = CalicoHost::new(paths.root(), Rc::new(EtcdDatastores::of_request()));
         let node = CalicoNode::of_request(host);
         let done = russet_plugins::run_calico(&node, request, log).await;
         then_delete_links(&node.wiring, done).await?
     } else {
-        on_own_store(config, plugin, request, log).await?
+        on_own_store(&config()?, plugin, request, log).await?
     };
-    History::at(config.paths.history_file()).record(request, done.result.as_ref());
+    History::at(paths.history_file()).record(request, done.result.as_ref());
     drop(held);
     Ok(Direct::Done(done.settled().await?))
 }
 
 /// Refuses an ADD of an interface for which an agent that died had begun something: the next agent finishes or undoes that, and would take down what had
 /// been attached meanwhile. Held by whoever has the container's turn, so that no agent is there.
-fn leave_to_the_agent(config: &Config, target: &Target) -> Result<(), CniError> {
-    let path = config.paths.journal_file();
+fn leave_to_the_agent(paths: &Paths, target: &Target) -> Result<(), CniError> {
+    let path = paths.journal_file();
     let left = journal::unfinished(&path, &target.container_id, &target.ifname);
     let left = left.map_err(|error| CniError::io(format!("read {}", path.display()), error))?;
     if !left {
@@ -166,15 +168,15 @@ async fn then_delete_links<T>(wiring: &Wiring, done: Result<T, CniError>) -> Res
 
 /// A plugin that works on no datastore at all.
 async fn run_local(
-    config: &Config,
+    paths: &Paths,
     plugin: &str,
     request: &Request,
     log: &RequestLog,
 ) -> Result<Direct, CniError> {
-    let node = LocalNode::of_request(config.paths.root().to_owned());
+    let node = LocalNode::of_request(paths.root().to_owned());
     let done = russet_plugins::run_local(&node, plugin, request, log).await;
     let result = then_delete_links(&node.wiring, done).await?;
-    History::at(config.paths.history_file()).record(request, result.as_ref());
+    History::at(paths.history_file()).record(request, result.as_ref());
     Ok(Direct::Done(result))
 }
 

@@ -11,6 +11,7 @@ use russet_agent::{Encapsulation, StoreLocation};
 pub mod cni;
 pub mod cri;
 pub mod drift;
+pub mod given;
 pub mod install;
 pub mod ipam;
 pub mod journal;
@@ -113,7 +114,8 @@ const AGENT_EXAMPLES: &str = "Examples:
   russet agent --store etcd:http://10.0.0.1:2379,http://10.0.0.2:2379
   RUSSET_LOG_LEVEL=debug russet agent
 
-Settings come from flags, then RUSSET_* variables, then /etc/russet/russet.toml, then defaults.
+Settings come from flags, then RUSSET_* variables, then /etc/russet/russet.toml, then defaults. The agent records them in
+/run/russet/settings.toml: plugins without an agent and other verbs on this node work with the same.
 Health: GET /healthz, /readyz?verbose and /metrics on --health-address.";
 
 const DEMO_EXAMPLES: &str = "Examples:
@@ -128,6 +130,9 @@ const DEMO_EXAMPLES: &str = "Examples:
 /// Where a node's files live, and how it is called.
 #[derive(Debug, Args)]
 pub struct NodeArgs {
+    /// Which of these came from variables.
+    #[command(flatten)]
+    pub variables: given::Variables,
     /// Put every file and socket below this directory.
     #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
     pub root: PathBuf,

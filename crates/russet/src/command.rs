@@ -66,6 +66,9 @@ pub fn run(cli: Cli) -> ExitCode {
 
 fn failed(error: Failure) -> ExitCode {
     crate::output::error(error.as_ref());
+    if let Some(store) = place::used() {
+        crate::output::progress(&format!("store: {store}"));
+    }
     ExitCode::from(FAILED)
 }
 

@@ -1,19 +1,27 @@
-//! Settings: flag, then `RUSSET_*` variable, then the settings file, then the default (DESIGN section 10).
+//! Settings: flag, then `RUSSET_*` variable, then the settings file, then the default (DESIGN section 10). Between variable and file stands what the node's
+//! last agent worked with ([`recorded`]), for everything but an agent; for a plugin without one it stands before everything.
 
+mod calicoctl;
 mod openshift;
+mod origin;
+pub mod recorded;
+mod store;
 
 use std::path::{Path, PathBuf};
 
 use russet_addr::{NameError, NodeName};
 use russet_agent::repair::{DEFAULT_CACHE, DEFAULT_GRACE};
-use russet_agent::{
-    Config, DEFAULT_HEALTH, DefaultPools, EtcdSettings, EtcdSettingsError, Paths, Secret, StoreLocation,
-};
+use russet_agent::{Config, DEFAULT_HEALTH, DefaultPools, EtcdSettingsError, Paths, StoreLocation};
 
-use crate::cli::repair::{CacheArgs, RepairArgs};
+use crate::cli::given::Variables;
+use crate::cli::repair::RepairArgs;
 use crate::cli::span::LeakRepair;
-use crate::cli::store::{LocationArgs, StoreChoice};
+use crate::cli::store::StoreChoice;
 use crate::cli::{AgentArgs, LogFormat, NodeArgs, PoolArg};
+use crate::output;
+use origin::Origin;
+use recorded::{Doubt, Effective, Recorded};
+use store::{CalicoctlSource, Sources, StoreSetting, location};
 
 /// Settings that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +74,57 @@ pub enum SettingsError {
         /// What is wrong.
         reason: String,
     },
+    /// What calicoctl is configured with names no datastore that can be used.
+    #[error("{place}: {reason}")]
+    Calicoctl {
+        /// The file, or the variable.
+        place: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// In Calico's place the store is the cluster's, and none is named.
+    #[error(
+        "in Calico's place the store is the cluster's etcd, and nothing names it: give --store etcd:URL (or RUSSET_STORE, or store in {file}), or \
+         configure calicoctl on this node ({calicoctl}, or ETCD_ENDPOINTS)"
+    )]
+    NoCalicoStore {
+        /// The settings file.
+        file: String,
+        /// calicoctl's.
+        calicoctl: String,
+    },
+    /// What the last agent worked with is not certain.
+    #[error(transparent)]
+    Doubt(#[from] Doubt),
+    /// Something is set that the last agent did not work with.
+    #[error(
+        "the last agent of this node worked with {key} {recorded} (from {from}, recorded in {path}), and {place} says {said}: start the agent, or make \
+         {place} say {recorded}"
+    )]
+    Disagree {
+        /// The setting.
+        key: &'static str,
+        /// What is set.
+        said: String,
+        /// Where.
+        place: String,
+        /// What the agent worked with.
+        recorded: String,
+        /// Where it had that from.
+        from: String,
+        /// Its record.
+        path: String,
+    },
+    /// Whether something else is set cannot be seen.
+    #[error(
+        "the last agent's settings are in {path}; whether others were set since cannot be seen: {source}; start the agent, or correct that"
+    )]
+    Unseen {
+        /// Its record.
+        path: String,
+        /// What fails.
+        source: Box<SettingsError>,
+    },
     /// The host has a name that cannot be a node's.
     #[error("this host's name cannot be a node name: {0}; give one with --node-name")]
     HostName(#[from] NameError),
@@ -113,13 +172,16 @@ const KEYS: [&str; 28] = [
 ];
 
 /// The settings file's contents, its keys known to be good.
-struct File {
+pub struct File {
     path: String,
     table: toml::Table,
 }
 
-/// Settings of an agent.
-pub fn agent(args: AgentArgs) -> Result<(Config, Logging), SettingsError> {
+/// What pods' MTU may be.
+const MTU_RANGE: std::ops::RangeInclusive<u32> = 1280..=65535;
+
+/// Settings of an agent, and what it is to record of them.
+pub fn agent(args: AgentArgs) -> Result<(Config, Logging, Effective), SettingsError> {
     let file = File::read(&Paths::new(&args.node.root).settings_file())?;
     let health =
         args.health_address.map_or_else(|| file.parsed("health_address"), |given| Ok(Some(given)))?;
@@ -129,119 +191,259 @@ pub fn agent(args: AgentArgs) -> Result<(Config, Logging), SettingsError> {
         Some(LeakRepair::Every(span)) => Some(span.0),
         Some(LeakRepair::On) | None => Some(DEFAULT_GRACE),
     };
+    let variables = args.node.variables.clone();
+    let openshift_origin = origin("openshift", args.openshift.openshift, &variables, &file);
     let openshift = openshift::read(args.openshift, &file)?;
     let own_pools = openshift.is_none();
-    let (mut config, logging) = node_with(args.node, &file, own_pools)?;
+    let (mut config, logging, mut effective) = node_with(args.node, &file, own_pools)?;
+    effective.set("openshift", openshift.is_some(), &openshift_origin);
     config.openshift = openshift;
-    config.cni_caches = caches(&config.paths, args.leaks.caches, &file)?;
+    let caches_given = args.leaks.caches.cni_cache_dirs;
+    let caches_origin = origin("cni_cache_dirs", !caches_given.is_empty(), &variables, &file);
+    config.cni_caches = caches(&config.paths, caches_given, &file)?;
+    let dirs: Vec<toml::Value> =
+        config.cni_caches.iter().map(|dir| absolute(dir).display().to_string().into()).collect();
+    effective.set("cni_cache_dirs", dirs, &caches_origin);
     config.health = health.unwrap_or(DEFAULT_HEALTH);
     config.sync_delete = sync_delete;
     config.leak_repair = leak_repair;
-    Ok((config, logging))
+    Ok((config, logging, effective))
 }
 
-/// Settings of a plugin that works without an agent.
-pub fn direct(args: NodeArgs) -> Result<(Config, Logging), SettingsError> {
-    let file = File::read(&Paths::new(&args.root).settings_file())?;
-    let (mut config, logging) = node_with(args, &file, true)?;
-    config.sync_delete = true;
-    Ok((config, logging))
+/// Settings of a plugin that works without an agent. On a node that ever had one they are that agent's and no others. An ADD is refused while anything
+/// says otherwise; everything else goes on with the record, so that pods can be deleted.
+pub fn direct(args: NodeArgs, is_add: bool) -> Result<Config, SettingsError> {
+    let paths = Paths::new(&args.root);
+    let records = recorded::look(&paths);
+    let Some(known) = records.known else {
+        return match records.doubt {
+            Some(doubt) if is_add || matches!(doubt, Doubt::Unusable { .. }) => Err(doubt.into()),
+            _ => {
+                let file = File::read(&paths.settings_file())?;
+                let (config, _, _) = node_with(args, &file, true)?;
+                Ok(Config { sync_delete: true, ..config })
+            }
+        };
+    };
+    if is_add {
+        if let Some(doubt) = records.doubt {
+            return Err(doubt.into());
+        }
+        let agreed = File::read(&paths.settings_file()).and_then(|file| known.agrees_with(&args, &file));
+        agreed.map_err(|error| match error {
+            SettingsError::Disagree { .. } => error,
+            other => SettingsError::Unseen { path: known.path().to_owned(), source: Box::new(other) },
+        })?;
+    }
+    known.config(paths)
+}
+
+/// The store that a command works on.
+pub struct Chosen {
+    /// The node's files.
+    pub paths: Paths,
+    /// Where the store is.
+    pub location: StoreLocation,
+    /// The same for people, with what says so.
+    pub why: String,
 }
 
 /// What a repair of this node works on.
 pub struct RepairPlace {
-    /// The node's files.
-    pub paths: Paths,
     /// Its store.
-    pub store: StoreLocation,
+    pub chosen: Chosen,
     /// Its name.
     pub node: NodeName,
     /// Its runtimes' caches.
     pub caches: Vec<PathBuf>,
 }
 
-/// Settings of a repair without an agent; the file's and the defaults are an agent's.
+/// Settings of a repair without an agent; the rest is an agent's.
 pub fn repair(choice: StoreChoice, args: &RepairArgs) -> Result<RepairPlace, SettingsError> {
-    let paths = Paths::new(choice.root);
-    let file = File::read(&paths.settings_file())?;
-    let store = location(choice.location, &file)?;
-    let node = name_of(&paths, &file, args.node_name.clone(), file.flag("calico")?)?;
-    let caches = caches(&paths, CacheArgs { cni_cache_dirs: args.caches.cni_cache_dirs.clone() }, &file)?;
-    Ok(RepairPlace { paths, store, node, caches })
+    let chosen = store(choice)?;
+    let (recorded, file) = below(&chosen.paths)?;
+    let given = args.node_name.clone().map(|name| (name, Origin::Flag("node_name")));
+    let (node, _) = name_of(&chosen.paths, recorded.as_ref(), &file, given, file.flag("calico")?)?;
+    let file = recorded.as_ref().map_or(&file, Recorded::file);
+    let caches = caches(&chosen.paths, args.caches.cni_cache_dirs.clone(), file)?;
+    Ok(RepairPlace { chosen, node, caches })
 }
 
-fn caches(paths: &Paths, given: CacheArgs, file: &File) -> Result<Vec<PathBuf>, SettingsError> {
-    if !given.cni_cache_dirs.is_empty() {
-        return Ok(given.cni_cache_dirs);
+fn caches(paths: &Paths, given: Vec<PathBuf>, file: &File) -> Result<Vec<PathBuf>, SettingsError> {
+    if !given.is_empty() {
+        return Ok(given);
     }
     let set = file.paths("cni_cache_dirs")?;
     Ok(set.unwrap_or_else(|| vec![paths.root().join(DEFAULT_CACHE)]))
 }
 
-/// The store of a node, for whoever looks at it.
-pub fn store(choice: StoreChoice) -> Result<(Paths, StoreLocation), SettingsError> {
+/// The store of a node, for a command that works on it.
+pub fn store(choice: StoreChoice) -> Result<Chosen, SettingsError> {
     let paths = Paths::new(choice.root);
-    let file = File::read(&paths.settings_file())?;
-    let location = location(choice.location, &file)?;
-    Ok((paths, location))
+    let calicoctl = || calicoctl::read(paths.root(), |name| std::env::var(name).ok());
+    let setting = if choice.location.store.is_some() {
+        // What is recorded or in a file cannot keep a store from being looked at that is named.
+        let recorded = recorded::look(&paths).known;
+        let file = File::read(&paths.settings_file());
+        let file = if recorded.is_some() { file.ok() } else { Some(file?) };
+        let sources =
+            Sources { recorded: recorded.as_ref(), file: file.as_ref(), calicoctl: Some(&calicoctl) };
+        location(&choice.location, sources)?
+    } else {
+        let (recorded, file) = below(&paths)?;
+        let is_named = recorded.is_some() || file.has("store");
+        let own = !is_named && paths.has_embedded_store();
+        if own && let Ok(Some(other)) = calicoctl() {
+            let names = StoreLocation::Etcd(Box::new(other.settings));
+            output::progress(&format!(
+                "note: {} names {names}; this node has a store of its own, which is used unless --store says otherwise",
+                other.origin
+            ));
+        }
+        let calicoctl: Option<CalicoctlSource<'_>> = if own { None } else { Some(&calicoctl) };
+        location(&choice.location, Sources { recorded: recorded.as_ref(), file: Some(&file), calicoctl })?
+    };
+    let why = match &setting.location {
+        StoreLocation::Embedded => {
+            format!("embedded in {} ({})", paths.state_dir().display(), setting.origin)
+        }
+        other => format!("{other} ({})", setting.origin),
+    };
+    Ok(Chosen { paths, location: setting.location, why })
 }
 
-/// This node's name, for whoever asks about it.
+/// What stands below flags and variables: the agent's record, and the settings file. Where there is a record the file does not count.
+fn below(paths: &Paths) -> Result<(Option<Recorded>, File), SettingsError> {
+    let records = recorded::look(paths);
+    match (records.known, records.doubt) {
+        (Some(known), _) => Ok((Some(known), File::empty())),
+        (None, Some(doubt @ Doubt::Unusable { .. })) => Err(doubt.into()),
+        (None, _) => Ok((None, File::read(&paths.settings_file())?)),
+    }
+}
+
+/// This node's name, for a command that asks about it.
 pub fn node_name(paths: &Paths) -> Result<NodeName, SettingsError> {
-    let file = File::read(&paths.settings_file())?;
-    name_of(paths, &file, None, file.flag("calico")?)
+    let (recorded, file) = below(paths)?;
+    Ok(name_of(paths, recorded.as_ref(), &file, None, file.flag("calico")?)?.0)
 }
 
 fn name_of(
     paths: &Paths,
+    recorded: Option<&Recorded>,
     file: &File,
-    given: Option<NodeName>,
+    given: Option<(NodeName, Origin)>,
     calico: bool,
-) -> Result<NodeName, SettingsError> {
+) -> Result<(NodeName, Origin), SettingsError> {
+    if let Some(given) = given {
+        return Ok(given);
+    }
     let set = std::env::var("RUSSET_NODE_NAME").ok().and_then(|name| NodeName::new(name).ok());
-    match or_file(given.or(set), file, "node_name")? {
-        Some(name) => Ok(name),
-        None => Ok(calicos_name(paths).filter(|_| calico).map_or_else(host_name, Ok)?),
+    if let Some(name) = set {
+        return Ok((name, Origin::Variable("node_name")));
+    }
+    if let Some(recorded) = recorded {
+        return Ok((recorded.node_name.clone(), recorded.origin("node_name")));
+    }
+    if let Some(name) = file.parsed("node_name")? {
+        return Ok((name, Origin::File(file.path.clone())));
+    }
+    if let Some(name) = calicos_name(paths).filter(|_| calico) {
+        return Ok((name, Origin::File(paths.calico_nodename_file().display().to_string())));
+    }
+    host_name().map(|name| (name, Origin::Default)).map_err(SettingsError::HostName)
+}
+
+/// A path that means the same to a process with another working directory.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Where a setting comes from that an agent takes: its flag or variable, the file, or nowhere.
+fn origin(key: &'static str, is_given: bool, variables: &Variables, file: &File) -> Origin {
+    match is_given {
+        true => Origin::given(key, variables),
+        false if file.has(key) => Origin::File(file.path.clone()),
+        false => Origin::Default,
     }
 }
 
-fn location(args: LocationArgs, file: &File) -> Result<StoreLocation, SettingsError> {
-    let ca = or_file(args.etcd_ca_file, file, "etcd_ca_file")?;
-    let cert = or_file(args.etcd_cert_file, file, "etcd_cert_file")?;
-    let key = or_file(args.etcd_key_file, file, "etcd_key_file")?;
-    let server_name = or_file(args.etcd_server_name, file, "etcd_server_name")?;
-    let username = or_file(args.etcd_username, file, "etcd_username")?;
-    let password_file = or_file(args.etcd_password_file, file, "etcd_password_file")?;
-    let given = [
-        ("etcd_ca_file", ca.is_some()),
-        ("etcd_cert_file", cert.is_some()),
-        ("etcd_key_file", key.is_some()),
-        ("etcd_server_name", server_name.is_some()),
-        ("etcd_username", username.is_some()),
-        ("etcd_password_file", password_file.is_some()),
-    ];
-    match or_file(args.store, file, "store")?.unwrap_or(StoreLocation::Embedded) {
-        StoreLocation::Etcd(settings) => {
-            let password = password_file.map(password).transpose()?;
-            let settings = EtcdSettings { ca, cert, key, server_name, username, password, ..*settings };
-            settings.check()?;
-            Ok(StoreLocation::Etcd(Box::new(settings)))
-        }
-        other => match given.iter().find(|(_, given)| *given) {
-            Some((name, _)) => Err(SettingsError::NotEtcd(name)),
-            None => Ok(other),
-        },
+/// `own_pools`: whether a fresh store gets pools for our own plugin that were not asked for.
+fn node_with(
+    args: NodeArgs,
+    file: &File,
+    own_pools: bool,
+) -> Result<(Config, Logging, Effective), SettingsError> {
+    let mut effective = Effective::default();
+    let from = |key, is_given| origin(key, is_given, &args.variables, file);
+    let pools = pools(&args, file, own_pools)?;
+    let shown = |pool: Option<ipnet::IpNet>| pool.map_or_else(|| "none".to_owned(), |pool| pool.to_string());
+    effective.set("ipv4_pool", shown(pools.ipv4), &from("ipv4_pool", args.ipv4_pool.is_some()));
+    effective.set("ipv6_pool", shown(pools.ipv6), &from("ipv6_pool", args.ipv6_pool.is_some()));
+    let encapsulation_from = from("encapsulation", args.encapsulation.is_some());
+    effective.set("encapsulation", pools.encapsulation.to_string(), &encapsulation_from);
+    let paths = Paths::new(&args.root);
+    let root_from = from("root", args.root != Path::new("/"));
+    effective.set("root", absolute(&args.root).display().to_string(), &root_from);
+    let calico = args.calico || file.flag("calico")?;
+    effective.set("calico", calico, &from("calico", args.calico));
+    let given = args.node_name.clone().map(|name| (name, Origin::given("node_name", &args.variables)));
+    let (node_name, name_from) = name_of(&paths, None, file, given, calico)?;
+    effective.set("node_name", node_name.as_str(), &name_from);
+    let mtu = match args.mtu {
+        Some(mtu) => Some(mtu),
+        None => file.integer("mtu", MTU_RANGE)?,
+    };
+    if let Some(mtu) = mtu {
+        effective.set("mtu", i64::from(mtu), &from("mtu", args.mtu.is_some()));
     }
+    let interface = or_file(args.interface.clone(), file, "interface")?;
+    if let Some(interface) = &interface {
+        effective.set("interface", interface.as_str(), &from("interface", args.interface.is_some()));
+    }
+    let store = own_store(&args, file, &paths, calico)?;
+    effective.set("store", store.location.to_string(), &store.origin);
+    for (key, value, from) in store.credentials {
+        effective.set(key, value, &from);
+    }
+    let config = Config {
+        paths,
+        node_name,
+        calico,
+        store: store.location,
+        interface,
+        pools,
+        mtu_bytes: mtu,
+        health: DEFAULT_HEALTH,
+        sync_delete: false,
+        leak_repair: None,
+        cni_caches: Vec::new(),
+        openshift: None,
+    };
+    Ok((config, logging(args, file)?, effective))
 }
 
-fn password(path: PathBuf) -> Result<Secret, SettingsError> {
-    let text = std::fs::read_to_string(&path)
-        .map_err(|source| SettingsError::Read { path: path.display().to_string(), source })?;
-    Ok(Secret::new(text.trim_end_matches(['\r', '\n'])))
+/// The store of an agent, or of a plugin on a node that never had one. In Calico's place it is the cluster's, as calicoctl knows it if nothing else does.
+fn own_store(
+    args: &NodeArgs,
+    file: &File,
+    paths: &Paths,
+    calico: bool,
+) -> Result<StoreSetting, SettingsError> {
+    let read = || calicoctl::read(paths.root(), |name| std::env::var(name).ok());
+    let calicoctl: Option<CalicoctlSource<'_>> = if calico { Some(&read) } else { None };
+    let store = location(&args.location, Sources { recorded: None, file: Some(file), calicoctl })?;
+    if calico && store.origin == Origin::Default {
+        let shown = |path: PathBuf| path.display().to_string();
+        return Err(SettingsError::NoCalicoStore {
+            file: shown(paths.settings_file()),
+            calicoctl: shown(paths.root().join(calicoctl::CONFIG_FILE)),
+        });
+    }
+    Ok(store)
 }
 
-/// `own_pools`: whether a fresh store gets pools for our own plugin that nobody asked for.
-fn node_with(args: NodeArgs, file: &File, own_pools: bool) -> Result<(Config, Logging), SettingsError> {
+fn pools(args: &NodeArgs, file: &File, own_pools: bool) -> Result<DefaultPools, SettingsError> {
     let mut defaults = DefaultPools::default();
     if !own_pools {
         (defaults.ipv4, defaults.ipv6) = (None, None);
@@ -252,43 +454,22 @@ fn node_with(args: NodeArgs, file: &File, own_pools: bool) -> Result<(Config, Lo
             None => Ok(file.parsed::<PoolArg>(key)?.map_or(default, |pool| pool.0)),
         }
     };
-    let pools = DefaultPools {
+    Ok(DefaultPools {
         ipv4: pool(args.ipv4_pool, "ipv4_pool", defaults.ipv4)?,
         ipv6: pool(args.ipv6_pool, "ipv6_pool", defaults.ipv6)?,
         encapsulation: or_file(args.encapsulation, file, "encapsulation")?.unwrap_or(defaults.encapsulation),
-    };
-    let paths = Paths::new(args.root);
-    let calico = args.calico || file.flag("calico")?;
-    let node_name = name_of(&paths, file, args.node_name, calico)?;
-    let mtu = match args.mtu {
-        Some(mtu) => Some(mtu),
-        None => file.integer("mtu", 1280..=65535)?,
-    };
-    let log_format = match args.log_format {
+    })
+}
+
+fn logging(args: NodeArgs, file: &File) -> Result<Logging, SettingsError> {
+    let format = match args.log_format {
         Some(format) => format,
         None => file
             .choice("log_format", &[("text", LogFormat::Text), ("json", LogFormat::Json)])?
             .unwrap_or(LogFormat::Text),
     };
-    let logging = Logging {
-        level: or_file(args.log_level, file, "log_level")?.unwrap_or_else(|| "info".to_owned()),
-        format: log_format,
-    };
-    let config = Config {
-        paths,
-        node_name,
-        calico,
-        store: location(args.location, file)?,
-        interface: or_file(args.interface, file, "interface")?,
-        pools,
-        mtu_bytes: mtu,
-        health: DEFAULT_HEALTH,
-        sync_delete: false,
-        leak_repair: None,
-        cni_caches: Vec::new(),
-        openshift: None,
-    };
-    Ok((config, logging))
+    let level = or_file(args.log_level, file, "log_level")?.unwrap_or_else(|| "info".to_owned());
+    Ok(Logging { level, format })
 }
 
 fn or_file<T>(given: Option<T>, file: &File, key: &'static str) -> Result<Option<T>, SettingsError>
@@ -313,6 +494,15 @@ fn host_name() -> Result<NodeName, NameError> {
 // === impl File ===
 
 impl File {
+    /// One without any key.
+    fn empty() -> Self {
+        Self { path: String::new(), table: toml::Table::new() }
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.table.contains_key(key)
+    }
+
     fn read(path: &Path) -> Result<Self, SettingsError> {
         let shown = path.display().to_string();
         let text = match std::fs::read_to_string(path) {
@@ -413,7 +603,10 @@ fn distance(a: &str, b: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use russet_agent::Secret;
+
     use super::*;
+    use crate::cli::store::LocationArgs;
 
     fn file(text: &str) -> Result<File, SettingsError> {
         File::parse("russet.toml".to_owned(), text)
@@ -435,7 +628,9 @@ mod tests {
             secret.display()
         );
         let args = LocationArgs { etcd_ca_file: Some("/other-ca".into()), ..LocationArgs::default() };
-        let StoreLocation::Etcd(settings) = location(args, &file(&text).unwrap()).unwrap() else { panic!() };
+        let file = file(&text).unwrap();
+        let found = location(&args, Sources { file: Some(&file), ..Sources::default() }).unwrap();
+        let StoreLocation::Etcd(settings) = found.location else { panic!() };
         assert_eq!(settings.endpoints, ["https://a:2379", "https://b:2379"]);
         assert_eq!(settings.ca, Some("/other-ca".into()));
         assert_eq!(settings.username.as_deref(), Some("russet"));
@@ -444,8 +639,12 @@ mod tests {
 
     #[test]
     fn settings_of_etcd_for_another_store_are_refused() {
-        let of =
-            |text: &str| location(LocationArgs::default(), &file(text).unwrap()).unwrap_err().to_string();
+        let of = |text: &str| {
+            let file = file(text).unwrap();
+            let found =
+                location(&LocationArgs::default(), Sources { file: Some(&file), ..Sources::default() });
+            found.err().unwrap().to_string()
+        };
         assert!(
             of("etcd_username = 'russet'").starts_with("etcd_username is set, and the store is not etcd")
         );

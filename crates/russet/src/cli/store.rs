@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use russet_agent::StoreLocation;
 
+use super::given::Variables;
+
 /// The heading in the help under which the options of etcd stand.
 const ETCD: &str = "Options for --store etcd:URL";
 
@@ -14,6 +16,9 @@ pub struct StoreChoice {
     /// The root directory of the node whose store it is.
     #[arg(long, global = true, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
     pub root: PathBuf,
+    /// Say on standard error which store is used, and where that is set.
+    #[arg(short = 'v', long, global = true)]
+    pub verbose: bool,
     /// Where it is.
     #[command(flatten)]
     pub location: LocationArgs,
@@ -22,6 +27,9 @@ pub struct StoreChoice {
 /// Where a datastore is, and how to be let in.
 #[derive(Debug, Default, Args)]
 pub struct LocationArgs {
+    /// Which of these, and of those around them, came from variables.
+    #[command(flatten)]
+    pub variables: Variables,
     /// The datastore: `embedded`, `unix:PATH` for a store that another process of this machine owns, or `etcd:URL,URL` for an etcd v3 cluster
     /// [default: embedded].
     #[arg(long, global = true, env = "RUSSET_STORE", value_name = "STORE")]

@@ -11,7 +11,7 @@ const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs the agent until SIGTERM or SIGINT. The process is to end with it.
 pub fn run(args: AgentArgs) -> Result<(), Failure> {
-    let (config, log) = settings::agent(args)?;
+    let (config, log, effective) = settings::agent(args)?;
     logging::start(&log)?;
     let stop = async {
         match stop_signal() {
@@ -20,6 +20,8 @@ pub fn run(args: AgentArgs) -> Result<(), Failure> {
         }
     };
     let node = russet_agent::take_node(&config)?;
+    // Before anything is served: plugins that work while no agent runs use what is recorded.
+    settings::recorded::keep(&config.paths, &effective)?;
     let runtime = runtime()?;
     let done = runtime.block_on(russet_agent::run(config, &node, stop));
     runtime.shutdown_timeout(SHUTDOWN_PATIENCE);

@@ -1,15 +1,16 @@
 //! `russet cni-direct`: one CNI request on a node without an agent, by the same code and under the locks that keep such requests apart.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use russet_agent::{Direct, RequestLog, Stages};
+use russet_agent::{Direct, Paths, RequestLog, Stages};
 use russet_cni_spec::plugin::{Outcome, finish, prepare_process};
 use russet_cni_spec::relay::{DIRECT_PLUGIN, wants_timing};
-use russet_cni_spec::{CniError, Prepared, Request};
+use russet_cni_spec::{Call, CniError, Prepared, Request};
 
 use super::runtime;
 use crate::cli::NodeArgs;
-use crate::settings;
+use crate::settings::{self, SettingsError};
 
 /// Carries out the request of this process's environment and standard input.
 pub fn run(args: NodeArgs) -> ExitCode {
@@ -48,17 +49,65 @@ fn work(
     log: &RequestLog,
     stages: &Stages,
 ) -> Result<Direct, CniError> {
-    // Several nodes on one machine are told apart by their root, and a runtime sets no flags.
-    if let Some(root) = request.config.settings.get("root").and_then(|root| root.as_str()) {
-        args.root = root.into();
+    if let Some(root) = root_of(request) {
+        args.root = root;
     }
-    let (config, _) = settings::direct(args)
-        .map_err(|e| CniError::invalid_config("the node's settings cannot be used", e))?;
+    let paths = Paths::new(&args.root);
+    let is_add = matches!(request.env.call, Call::Add(_));
+    let config = || settings::direct(args, is_add).map_err(refusal);
     let runtime = runtime().map_err(|error| CniError::internal("start the runtime", error))?;
     let local = tokio::task::LocalSet::new();
-    let work = stages.of(russet_agent::direct(&config, plugin, request, log));
+    let work = stages.of(russet_agent::direct(&paths, config, plugin, request, log));
     let done = local.block_on(&runtime, work);
     // A thread that a dead file system holds must not hold the answer, too.
     runtime.shutdown_background();
     done
+}
+
+/// The root of the request's node. Several nodes on one machine are told apart by it, and a runtime sets no flags. An agent of another root is found by its
+/// socket; without it, that socket's place says whose plugin this is.
+fn root_of(request: &Request) -> Option<PathBuf> {
+    let text = |key| request.config.settings.get(key).and_then(|value| value.as_str());
+    let of_socket = || {
+        let socket = Path::new(text("agent_socket")?);
+        let below_root = Paths::new("/").cni_socket();
+        let above = socket.ancestors().nth(below_root.components().count() - 1)?;
+        (Paths::new(above).cni_socket() == socket).then(|| above.to_owned())
+    };
+    text("root").map(PathBuf::from).or_else(of_socket)
+}
+
+/// Which store is this node's is not certain: that passes when an agent starts. Anything else is a mistake in the settings.
+fn refusal(error: SettingsError) -> CniError {
+    match error {
+        SettingsError::Doubt(_) | SettingsError::Disagree { .. } | SettingsError::Unseen { .. } => {
+            CniError::try_again_later("without its agent it is not certain which store is this node's", error)
+        }
+        other => CniError::invalid_config("the node's settings cannot be used", other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_cni_spec::plugin::prepare;
+
+    use super::*;
+
+    fn root(members: &str) -> Option<PathBuf> {
+        let config = format!(r#"{{"cniVersion":"1.1.0","name":"n","type":"russet"{members}}}"#);
+        let vars = [("CNI_COMMAND".to_owned(), "STATUS".to_owned()), ("CNI_PATH".to_owned(), "/".to_owned())];
+        match prepare(vars, config.into_bytes(), "test").unwrap() {
+            Prepared::Request(request) => root_of(&request),
+            Prepared::Answer(outcome) => panic!("{outcome:?}"),
+        }
+    }
+
+    #[test]
+    fn the_agents_socket_tells_which_root_its_node_has() {
+        assert_eq!(root(""), None);
+        assert_eq!(root(r#","agent_socket":"/srv/a/run/russet/cni.sock""#), Some("/srv/a".into()));
+        assert_eq!(root(r#","agent_socket":"/run/russet/cni.sock""#), Some("/".into()));
+        assert_eq!(root(r#","agent_socket":"/elsewhere/agent.sock""#), None);
+        assert_eq!(root(r#","root":"/b","agent_socket":"/srv/a/run/russet/cni.sock""#), Some("/b".into()));
+    }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use russet_agent::repair::{self, Options, REPAIR_PATH, RepairRequest, Report, Seen};
 use russet_cni_spec::relay::{ExchangeError, nobody_listens, post};
 
-use super::super::{Failure, PROBLEMS};
+use super::super::{Failure, PROBLEMS, place};
 use super::Place;
 use crate::cli::repair::RepairArgs;
 use crate::cli::store::StoreChoice;
@@ -53,14 +53,16 @@ pub async fn run(choice: StoreChoice, args: RepairArgs) -> Result<ExitCode, Fail
 
 /// This node's addresses.
 async fn here(choice: StoreChoice, args: &RepairArgs, options: Options) -> Result<Report, Failure> {
+    let verbose = choice.verbose;
     let at = settings::repair(choice, args)?;
+    place::announce(&at.chosen, verbose);
     output::progress(&format!("looking twice, {} apart if there is anything to look at again", args.grace));
-    if let Some(report) = ask_agent(&at.paths.cni_socket(), options)? {
+    if let Some(report) = ask_agent(&at.chosen.paths.cni_socket(), options)? {
         return Ok(report);
     }
     output::progress("no agent runs: this command looks by itself");
-    Place::require(&at.paths, &at.store)?;
-    Ok(repair::alone(&at.paths, &at.store, &at.node, at.caches, options).await?)
+    Place::require(&at.chosen)?;
+    Ok(repair::alone(&at.chosen.paths, &at.chosen.location, &at.node, at.caches, options).await?)
 }
 
 /// The agent's report; none if no agent runs.

@@ -1,0 +1,67 @@
+//! Where a setting comes from, as messages and the agent's record say it.
+
+use std::fmt;
+
+use crate::cli::given::Variables;
+
+/// Where a setting comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// The command line; with the setting's key.
+    Flag(&'static str),
+    /// A `RUSSET_*` variable; with the setting's key.
+    Variable(&'static str),
+    /// A file.
+    File(String),
+    /// What an agent worked with.
+    Recorded {
+        /// Where the agent had it from.
+        from: String,
+        /// Where it recorded it.
+        path: String,
+    },
+    /// The configuration of calicoctl: a file, or a variable.
+    Calicoctl(String),
+    /// Nothing was set.
+    Default,
+}
+
+// === impl Origin ===
+
+impl Origin {
+    /// Of a setting that was given by its flag or its variable.
+    pub fn given(key: &'static str, variables: &Variables) -> Self {
+        if variables.contains(key) { Self::Variable(key) } else { Self::Flag(key) }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(key) => write!(f, "flag --{}", flag(key)),
+            Self::Variable(key) => write!(f, "variable RUSSET_{}", key.to_uppercase()),
+            Self::File(path) => f.write_str(path),
+            Self::Recorded { from, path } => write!(f, "the agent's settings in {path}, there from {from}"),
+            Self::Calicoctl(place) => write!(f, "calicoctl's configuration, {place}"),
+            Self::Default => f.write_str("default"),
+        }
+    }
+}
+
+fn flag(key: &str) -> String {
+    // The only flag that is not called as its key: it may be repeated, and the key is a list.
+    if key == "cni_cache_dirs" { "cni-cache-dir".to_owned() } else { key.replace('_', "-") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_origin_is_called_as_an_operator_would_look_for_it() {
+        assert_eq!(Origin::Flag("etcd_ca_file").to_string(), "flag --etcd-ca-file");
+        assert_eq!(Origin::Variable("store").to_string(), "variable RUSSET_STORE");
+        let recorded = Origin::Recorded { from: "flag --store".to_owned(), path: "/run/s".to_owned() };
+        assert_eq!(recorded.to_string(), "the agent's settings in /run/s, there from flag --store");
+    }
+}

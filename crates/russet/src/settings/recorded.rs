@@ -1,0 +1,429 @@
+//! The settings that the node's last agent worked with, in `/run/russet/settings.toml` and a copy in `/var/lib/russet`.
+//!
+//! The agent writes both before it serves a request, under the node's lock. Plugins that work without an agent use them and nothing else, and other
+//! commands of the node use them where neither a flag nor a variable says otherwise. Two stores on one node would give one address to two pods.
+//! Secrets are not recorded, only the paths of the files that hold them.
+
+use std::fs::Metadata;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use russet_addr::NodeName;
+use russet_agent::{Config, DEFAULT_HEALTH, DefaultPools, EtcdSettings, Paths, StoreLocation, journal};
+use russet_linux::file::{FileError, private_dir, write_atomic};
+
+use super::store::{Sources, location};
+use super::{File, Origin, SettingsError, calicoctl};
+use crate::cli::store::LocationArgs;
+use crate::cli::{NodeArgs, PoolArg};
+
+/// Grows when a key changes its meaning.
+const SCHEMA: i64 = 1;
+/// Larger than any record; a file that is larger is none.
+const SIZE_MAX_BYTES: u64 = 64 * 1024;
+const HEADING: &str = "# Written by `russet agent` at its start. Plugins without an agent and other commands of this node use it; do not edit it.\n";
+/// What pods' addresses depend on: agents that differ in one of these would give them differently.
+const IDENTITY: [&str; 4] = ["store", "node_name", "calico", "openshift"];
+
+/// What an agent writes down.
+#[derive(Debug, Default)]
+pub struct Effective {
+    settings: toml::Table,
+    origins: toml::Table,
+}
+
+/// What an agent wrote down.
+pub struct Recorded {
+    file: File,
+    origins: toml::Table,
+    /// The store; without the password.
+    pub store: StoreLocation,
+    /// This node's name.
+    pub node_name: NodeName,
+}
+
+/// What is known about the last agent.
+pub struct Records {
+    /// Its settings.
+    pub known: Option<Recorded>,
+    /// What keeps them from being certain.
+    pub doubt: Option<Doubt>,
+}
+
+/// Why the settings of the last agent are not certain.
+#[derive(Debug, thiserror::Error)]
+pub enum Doubt {
+    /// A record cannot be used.
+    #[error(
+        "{path}, where the node's agent records its settings, cannot be used: {reason}; start the agent, which writes it anew"
+    )]
+    Unusable {
+        /// The file.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+    /// The record of this boot and the one that survives boots say different things.
+    #[error(
+        "{first} and {second} record different settings of the node's agent ({key}); start the agent, which writes both anew"
+    )]
+    Differ {
+        /// This boot's.
+        first: String,
+        /// The copy.
+        second: String,
+        /// The first key in which they differ.
+        key: &'static str,
+    },
+    /// An agent of an earlier version ran.
+    #[error(
+        "an agent has run on this node ({journal} is there) and has not recorded its settings; start it again, in this version"
+    )]
+    Unrecorded {
+        /// Its journal.
+        journal: String,
+    },
+}
+
+/// Why an agent could not record its settings.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The directory.
+    #[error("make {}: {source}", path.display())]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// The file.
+    #[error("record the agent's settings, without which plugins could use another store: {0}")]
+    File(#[from] FileError),
+    /// A record of other settings stays, which could be neither replaced nor removed.
+    #[error("{} records settings of an earlier agent and can be neither replaced nor removed: {source}", path.display())]
+    Stale {
+        /// Which.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+/// Looks at what is recorded.
+pub fn look(paths: &Paths) -> Records {
+    let places = [paths.settings_record(), paths.settings_record_copy()];
+    let [run, copy] = places.map(|path| {
+        let read = Recorded::read(&path);
+        read.map_err(|reason| Doubt::Unusable { path: path.display().to_string(), reason })
+    });
+    let journal = paths.journal_file();
+    match (run, copy) {
+        (Ok(Some(run)), Ok(Some(copy))) => {
+            let doubt = run.difference(&copy);
+            Records { known: Some(run), doubt }
+        }
+        (Ok(Some(known)), Ok(None)) | (Ok(None), Ok(Some(known))) => {
+            Records { known: Some(known), doubt: None }
+        }
+        (Ok(known), Err(doubt)) | (Err(doubt), Ok(known)) => Records { known, doubt: Some(doubt) },
+        (Err(doubt), Err(_)) => Records { known: None, doubt: Some(doubt) },
+        (Ok(None), Ok(None)) if journal.exists() => {
+            let doubt = Doubt::Unrecorded { journal: journal.display().to_string() };
+            Records { known: None, doubt: Some(doubt) }
+        }
+        (Ok(None), Ok(None)) => Records { known: None, doubt: None },
+    }
+}
+
+/// Records an agent's settings; for the process that has the node's lock. The copy comes first: a start that is cut off in between leaves the record of
+/// the agent that served last.
+pub fn keep(paths: &Paths, effective: &Effective) -> Result<(), RecordError> {
+    let before = look(paths);
+    if let Some(before) = &before.known {
+        before.tell_changes(effective, paths);
+    }
+    if let Some(doubt) = &before.doubt {
+        tracing::info!(%doubt, "settings are recorded anew");
+    }
+    let (text, copy, run) = (effective.to_toml(), paths.settings_record_copy(), paths.settings_record());
+    for dir in [paths.state_dir(), paths.run_dir()] {
+        private_dir(&dir).map_err(|source| RecordError::Directory { path: dir, source })?;
+    }
+    replace(&copy, &text)?;
+    if let Err(error) = replace(&run, &text) {
+        // The copy is enough, once nothing contradicts it.
+        match std::fs::remove_file(&run) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                return Err(RecordError::Stale { path: run, source });
+            }
+            _ => {
+                tracing::warn!(%error, copy = %copy.display(), "settings are recorded only where they survive a boot")
+            }
+        }
+    }
+    tracing::info!(
+        store = effective.text("store"),
+        store_from = effective.origin("store"),
+        node = effective.text("node_name"),
+        node_from = effective.origin("node_name"),
+        record = %run.display(),
+        "settings recorded"
+    );
+    Ok(())
+}
+
+/// Writes what is not there yet: an agent that starts again on a full disk needs no space.
+fn replace(path: &Path, text: &str) -> Result<(), FileError> {
+    if Recorded::read(path).is_ok_and(|known| known.is_some())
+        && std::fs::read_to_string(path).is_ok_and(|known| known == text)
+    {
+        return Ok(());
+    }
+    write_atomic(path, text.as_bytes())
+}
+
+// === impl Effective ===
+
+impl Effective {
+    /// Notes a setting and where it comes from.
+    pub fn set(&mut self, key: &str, value: impl Into<toml::Value>, origin: &Origin) {
+        self.settings.insert(key.to_owned(), value.into());
+        self.origins.insert(key.to_owned(), origin.to_string().into());
+    }
+
+    fn text(&self, key: &str) -> &str {
+        self.settings.get(key).and_then(toml::Value::as_str).unwrap_or_default()
+    }
+
+    fn origin(&self, key: &str) -> &str {
+        self.origins.get(key).and_then(toml::Value::as_str).unwrap_or_default()
+    }
+
+    fn to_toml(&self) -> String {
+        let mut table = self.settings.clone();
+        table.insert("schema".to_owned(), SCHEMA.into());
+        table.insert("origin".to_owned(), self.origins.clone().into());
+        format!("{HEADING}{table}")
+    }
+}
+
+// === impl Recorded ===
+
+impl Recorded {
+    /// None if the file is not there; an error if it is there and is not a record that this version can read.
+    fn read(path: &Path) -> Result<Option<Self>, String> {
+        let mut file = match std::fs::File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.to_string()),
+        };
+        let metadata = file.metadata().map_err(|error| error.to_string())?;
+        trusted(&metadata)?;
+        let mut text = String::new();
+        file.by_ref().take(SIZE_MAX_BYTES).read_to_string(&mut text).map_err(|error| error.to_string())?;
+        Self::parse(path.display().to_string(), &text).map(Some)
+    }
+
+    fn parse(path: String, text: &str) -> Result<Self, String> {
+        let mut table: toml::Table =
+            text.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
+        match table.remove("schema") {
+            Some(toml::Value::Integer(SCHEMA)) => {}
+            Some(other) => return Err(format!("its schema is {other}, this version reads {SCHEMA}")),
+            None => return Err("it has no schema, so it was not written by an agent".to_owned()),
+        }
+        let origins = match table.remove("origin") {
+            Some(toml::Value::Table(origins)) => origins,
+            _ => toml::Table::new(),
+        };
+        let file = File { path, table };
+        let wanted = |key: &'static str| format!("it has no {key}");
+        let failed = |error: SettingsError| error.to_string();
+        let store = file.parsed("store").map_err(failed)?.ok_or_else(|| wanted("store"))?;
+        let node_name = file.parsed("node_name").map_err(failed)?.ok_or_else(|| wanted("node_name"))?;
+        let recorded = Self { file, origins, store, node_name };
+        // What cannot be read is not found out only when it is needed.
+        recorded.config_with(Paths::new("/"), recorded.store.clone()).map_err(failed)?;
+        Ok(recorded)
+    }
+
+    /// Where it is recorded.
+    pub fn path(&self) -> &str {
+        &self.file.path
+    }
+
+    /// The settings as a file's: what is not given otherwise is taken from there.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Where the agent had a setting from, and that it is recorded here.
+    pub fn origin(&self, key: &str) -> Origin {
+        Origin::Recorded { from: self.from(key), path: self.file.path.clone() }
+    }
+
+    fn from(&self, key: &str) -> String {
+        self.origins.get(key).and_then(toml::Value::as_str).unwrap_or("an agent").to_owned()
+    }
+
+    /// What a plugin without an agent works with: this, whatever else is set.
+    pub fn config(&self, paths: Paths) -> Result<Config, SettingsError> {
+        let read = || calicoctl::read(paths.root(), |name| std::env::var(name).ok());
+        let sources = Sources { recorded: Some(self), calicoctl: Some(&read), ..Sources::default() };
+        let chosen = location(&LocationArgs::default(), sources)?;
+        self.config_with(paths, chosen.location)
+    }
+
+    fn config_with(&self, paths: Paths, store: StoreLocation) -> Result<Config, SettingsError> {
+        let (file, defaults) = (&self.file, DefaultPools::default());
+        let pool = |key| Ok::<_, SettingsError>(file.parsed::<PoolArg>(key)?.and_then(|pool| pool.0));
+        let pools = DefaultPools {
+            ipv4: pool("ipv4_pool")?,
+            ipv6: pool("ipv6_pool")?,
+            encapsulation: file.parsed("encapsulation")?.unwrap_or(defaults.encapsulation),
+        };
+        Ok(Config {
+            paths,
+            store,
+            node_name: self.node_name.clone(),
+            calico: file.flag("calico")?,
+            interface: file.parsed("interface")?,
+            pools,
+            mtu_bytes: file.integer("mtu", super::MTU_RANGE)?,
+            health: DEFAULT_HEALTH,
+            sync_delete: true,
+            leak_repair: None,
+            cni_caches: file.paths("cni_cache_dirs")?.unwrap_or_default(),
+            openshift: None,
+        })
+    }
+
+    /// An error if the arguments, the variables or the settings file say something else about the store, this node's name or what the node stands in for.
+    pub fn agrees_with(&self, args: &NodeArgs, file: &File) -> Result<(), SettingsError> {
+        let disagrees = |key: &'static str, said: String, place: Origin| {
+            let recorded = self.file.table.get(key).map(shown).unwrap_or_default();
+            let (path, from) = (self.file.path.clone(), self.from(key));
+            Err(SettingsError::Disagree { key, said, place: place.to_string(), recorded, from, path })
+        };
+        let in_file = || Origin::File(file.path.clone());
+        let given = args
+            .location
+            .store
+            .clone()
+            .map(|store| (store, Origin::given("store", &args.location.variables)));
+        let stores = given.into_iter().chain(file.parsed("store")?.map(|store| (store, in_file())));
+        for (store, place) in stores {
+            if !is_same(&store, &self.store) {
+                return disagrees("store", store.to_string(), place);
+            }
+        }
+        let given = args.node_name.clone().map(|name| (name, Origin::given("node_name", &args.variables)));
+        let names = given.into_iter().chain(file.parsed("node_name")?.map(|name| (name, in_file())));
+        for (name, place) in names {
+            if name != self.node_name {
+                return disagrees("node_name", name.to_string(), place);
+            }
+        }
+        for (key, said, place) in modes(args, file)? {
+            if said != self.file.flag(key)? {
+                return disagrees(key, said.to_string(), place);
+            }
+        }
+        Ok(())
+    }
+
+    /// The first thing that both record and do not agree upon.
+    fn difference(&self, copy: &Self) -> Option<Doubt> {
+        let differs = |key: &&str| self.file.table.get(*key) != copy.file.table.get(*key);
+        let key = IDENTITY.into_iter().find(differs)?;
+        Some(Doubt::Differ { first: self.file.path.clone(), second: copy.file.path.clone(), key })
+    }
+
+    /// Logs what an agent that starts changes. Pods that are attached have addresses of which another store knows nothing.
+    fn tell_changes(&self, effective: &Effective, paths: &Paths) {
+        let before = &self.file.table;
+        let is_changed = |key: &str| before.get(key) != effective.settings.get(key);
+        for key in IDENTITY.into_iter().filter(|key| is_changed(key)) {
+            let (was, is) = (before.get(key).map(shown), effective.settings.get(key).map(shown));
+            let (was, is) = (was.unwrap_or_default(), is.unwrap_or_default());
+            tracing::info!(
+                setting = key,
+                was,
+                was_from = self.from(key),
+                is,
+                is_from = effective.origin(key),
+                "the last agent of this node had another setting"
+            );
+        }
+        let is_moved = ["store", "node_name"].into_iter().any(is_changed);
+        let attached =
+            journal::view(&paths.journal_file()).ok().flatten().map_or(0, |view| view.attachments.len());
+        if is_moved && attached > 0 {
+            tracing::warn!(
+                attached,
+                store_was = self.text("store"),
+                node_was = self.text("node_name"),
+                "pods of this node have addresses that are recorded there and not where this agent looks: it may give them to others; delete these pods, \
+                 or start the agent with the store and the name that it had"
+            );
+        }
+    }
+
+    fn text(&self, key: &str) -> &str {
+        self.file.table.get(key).and_then(toml::Value::as_str).unwrap_or_default()
+    }
+}
+
+/// A record that another user can write could name another store.
+fn trusted(metadata: &Metadata) -> Result<(), String> {
+    let own = rustix::process::geteuid().as_raw();
+    if metadata.uid() != 0 && metadata.uid() != own {
+        return Err(format!("it belongs to user {}, not to root", metadata.uid()));
+    }
+    if metadata.mode() & 0o022 != 0 {
+        return Err(format!("its mode is {:o}: others than root can write it", metadata.mode() & 0o7777));
+    }
+    Ok(())
+}
+
+/// Whether two locations lead to one store. Which user sees it, and with which certificates, does not matter here.
+pub fn is_same(one: &StoreLocation, other: &StoreLocation) -> bool {
+    let members = |settings: &EtcdSettings| {
+        let mut endpoints = settings.endpoints.clone();
+        endpoints.sort();
+        endpoints
+    };
+    match (one, other) {
+        (StoreLocation::Etcd(one), StoreLocation::Etcd(other)) => members(one) == members(other),
+        _ => one == other,
+    }
+}
+
+/// What the arguments, the variables and the settings file say about what the node stands in for.
+fn modes(args: &NodeArgs, file: &File) -> Result<Vec<(&'static str, bool, Origin)>, SettingsError> {
+    let mut modes = Vec::new();
+    if args.calico || args.variables.contains("calico") {
+        modes.push(("calico", args.calico, Origin::given("calico", &args.variables)));
+    }
+    // Plugins have no argument for this one.
+    if let Ok(text) = std::env::var("RUSSET_OPENSHIFT") {
+        modes.push(("openshift", is_true(&text), Origin::Variable("openshift")));
+    }
+    for key in ["calico", "openshift"].into_iter().filter(|key| file.has(key)) {
+        modes.push((key, file.flag(key)?, Origin::File(file.path.clone())));
+    }
+    Ok(modes)
+}
+
+/// As clap reads a flag's variable.
+fn is_true(text: &str) -> bool {
+    !matches!(text.to_lowercase().as_str(), "" | "n" | "no" | "f" | "false" | "off" | "0")
+}
+
+fn shown(value: &toml::Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests;
