@@ -1,4 +1,5 @@
-//! kill -9 at random moments of storms of ADD and DEL: plugins, agents and etcd (issue 4, "Must show").
+//! kill -9 at random moments of storms of ADD and DEL: plugins, agents and etcd. The agents are set up by flags, by variables or by their file, and plugins
+//! without them by nothing.
 //!
 //! What is tried is decided by a seed, which is printed; what it meets is the machine's affair. `RUSSET_CHAOS_SEED` repeats one,
 //! `RUSSET_CHAOS_MOMENTS` says how often something is killed.
@@ -16,6 +17,7 @@ use std::time::{Duration, SystemTime};
 
 use russet_testkit::{eventually, let_pass};
 
+use crate::configured::Configured;
 use crate::conversation::Conversation;
 use crate::fabric::Fabric;
 use crate::node::{PATIENCE, TestPod};
@@ -156,7 +158,8 @@ fn weather(plugin: Plugin) {
     if plugin == Plugin::Calico {
         crate::calico_containerd::found_cluster(&fabric);
     }
-    let sites = ["n1", "n2"].map(|name| Site::new(&mut fabric, name, plugin));
+    let sites = [("n1", 0), ("n2", 1)]
+        .map(|(name, node)| Site::new(&mut fabric, name, plugin, Configured::of_seed(seed, node)));
     let mut victims = Victims::new(Some(&mut fabric), sites.iter().collect());
     let storm = Storm::default();
 

@@ -75,6 +75,11 @@ impl Fabric {
         self.wired(TestNode::without_agent(&all))
     }
 
+    /// The same; its agent gets its settings in another way than by arguments, its name among them.
+    pub fn node_without_arguments(&mut self) -> TestNode {
+        self.wired(TestNode::without_agent(&[]))
+    }
+
     /// The same, but its agent would keep a store of its own.
     pub fn node_with_own_store(&mut self, name: &str) -> TestNode {
         self.wired(TestNode::without_agent(&["--node-name", name]))

@@ -21,7 +21,11 @@ pub struct TestNode {
     name: String,
     netns: NetNs,
     agent: Option<Child>,
-    agent_args: Vec<String>,
+    /// What its agents are started with, besides the root.
+    pub agent_args: Vec<String>,
+    pub agent_env: Vec<(String, String)>,
+    /// Its agents find their name elsewhere than among the arguments.
+    pub is_named: bool,
     pods: Vec<TestPod>,
 }
 
@@ -79,7 +83,9 @@ impl TestNode {
         let netns = NetNs::create_named(&name).unwrap();
         netns.with(|| Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap()).unwrap();
         let agent_args = agent_args.iter().map(ToString::to_string).collect();
-        Self { root: tempfile::tempdir().unwrap(), name, netns, agent: None, agent_args, pods: Vec::new() }
+        let root = tempfile::tempdir().unwrap();
+        let (agent_env, pods) = (Vec::new(), Vec::new());
+        Self { root, name, netns, agent: None, agent_args, agent_env, is_named: false, pods }
     }
 
     /// What a power cut takes and a boot makes anew, when all of the node's processes are dead: its namespace with everything that was in it, and `/run`.
@@ -121,9 +127,10 @@ impl TestNode {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.root().join("agent.log"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
         command.arg("agent").arg("--root").arg(self.root()).args(&self.agent_args);
-        if !self.agent_args.iter().any(|arg| arg == "--node-name") {
+        if !self.is_named && !self.agent_args.iter().any(|arg| arg == "--node-name") {
             command.args(["--node-name", "node-a"]);
         }
+        command.envs(self.agent_env.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.unwrap());
         process::in_netns(&mut command, &self.netns).unwrap();
         command.spawn().unwrap()
@@ -156,6 +163,13 @@ impl TestNode {
             self.agent.is_none() || self.status().status == 0
         });
         self.agent.is_some()
+    }
+
+    /// Ends the agent as a crash would.
+    pub fn kill_agent(&mut self) {
+        let mut agent = self.agent.take().unwrap();
+        agent.kill().unwrap();
+        agent.wait().unwrap();
     }
 
     /// Asks the agent to stop, and waits until it has.

@@ -10,6 +10,7 @@ use russet_linux::{NetNs, process};
 use russet_testkit::let_pass;
 use serde_json::{Value, json};
 
+use crate::configured::Configured;
 use crate::fabric::Fabric;
 use crate::node::{Answer, TestNode, TestPod, unique};
 use russet_testkit::Random;
@@ -26,6 +27,7 @@ pub struct Site {
     pub node: TestNode,
     plugin: Plugin,
     name: &'static str,
+    how: Configured,
     /// The namespaces that were made here.
     pods: Mutex<Vec<String>>,
 }
@@ -37,22 +39,28 @@ pub const NETWORK: &str = "testnet";
 
 impl Site {
     /// One of several nodes of an etcd.
-    pub fn new(fabric: &mut Fabric, name: &'static str, plugin: Plugin) -> Self {
-        let args: &[&str] = if plugin == Plugin::Calico { &["--calico"] } else { &[] };
-        let node = fabric.node(name, args);
-        let calico = plugin == Plugin::Calico;
-        let settings = format!("store = \"etcd:http://10.77.0.1:2379\"\ncalico = {calico}\n");
-        Self::with(node, name, plugin, &settings)
+    pub fn new(fabric: &mut Fabric, name: &'static str, plugin: Plugin, how: Configured) -> Self {
+        let mut settings = vec![("store", "etcd:http://10.77.0.1:2379")];
+        settings.extend((plugin == Plugin::Calico).then_some(("calico", "true")));
+        Self::with(fabric.node_without_arguments(), name, plugin, how, &settings)
     }
 
     /// A node with a store of its own.
-    pub fn alone(name: &'static str) -> Self {
-        Self::with(TestNode::without_agent(&["--node-name", name]), name, Plugin::Russet, "")
+    pub fn alone(name: &'static str, how: Configured) -> Self {
+        Self::with(TestNode::without_agent(&[]), name, Plugin::Russet, how, &[])
     }
 
-    /// Plugins that find no agent work with the same settings and the same store.
-    fn with(node: TestNode, name: &'static str, plugin: Plugin, settings: &str) -> Self {
-        let site = Self { node, plugin, name, pods: Mutex::default() };
+    /// Only the agent is set up. Plugins that find no agent, and commands, have to find out by themselves.
+    fn with(
+        node: TestNode,
+        name: &'static str,
+        plugin: Plugin,
+        how: Configured,
+        settings: &[(&str, &str)],
+    ) -> Self {
+        println!("the agent of {name} is set up by {how:?}");
+        let mut site = Self { node, plugin, name, how, pods: Mutex::default() };
+        site.set(&[("node_name", name)]);
         site.set(settings);
         std::fs::create_dir(site.node.path("bin")).unwrap();
         for plugin in ["russet", "calico", "calico-ipam"] {
@@ -61,13 +69,9 @@ impl Site {
         site
     }
 
-    /// Adds settings to the file of the node's; for agents that are started from now on, and for plugins without one.
-    pub fn set(&self, settings: &str) {
-        let path = self.node.path("etc/russet/russet.toml");
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        let before =
-            std::fs::read_to_string(&path).unwrap_or_else(|_| format!("node_name = {:?}\n", self.name));
-        std::fs::write(&path, before + settings).unwrap();
+    /// Adds settings, for agents that are started from now on.
+    pub fn set(&mut self, settings: &[(&str, &str)]) {
+        self.how.give(&mut self.node, settings);
     }
 
     /// A pod's empty namespace, and a container ID such as runtimes make: Calico names interfaces by its beginning.

@@ -23,6 +23,7 @@ use super::lane::Alive;
 use super::setting;
 use super::site::{Plugin, Site};
 use super::victims::Victims;
+use crate::configured::Configured;
 use crate::conversation::Conversation;
 use crate::fabric::Fabric;
 use crate::node::TestPod;
@@ -45,8 +46,8 @@ const RECOVERY: Duration = Duration::from_secs(90);
 /// A connection's pace: each round trip is checked, and the processors are for the storm.
 const GAP: Duration = Duration::from_millis(5);
 /// Pools that are no other test's: repairs look at all namespaces of the machine. Agents look for leaks all the time.
-const SETTINGS: &str =
-    "ipv4_pool = \"10.249.0.0/20\"\nipv6_pool = \"fd72:7573:7365:c4a0::/64\"\nleak_repair = \"2s\"\n";
+const SETTINGS: [(&str, &str); 3] =
+    [("leak_repair", "2s"), ("ipv4_pool", "10.249.0.0/20"), ("ipv6_pool", "fd72:7573:7365:c4a0::/64")];
 
 /// Where a trial takes place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -226,19 +227,21 @@ impl Drop for Evidence<'_> {
     }
 }
 
-fn wards(field: Field, fabric: &mut Option<Fabric>) -> Vec<Ward> {
-    let sites = match field {
-        Field::Embedded => vec![Site::alone("n1")],
+fn wards(field: Field, fabric: &mut Option<Fabric>, seed: u64) -> Vec<Ward> {
+    let how = |node| Configured::of_seed(seed, node);
+    let mut sites = match field {
+        Field::Embedded => vec![Site::alone("n1", how(0))],
         Field::Etcd(plugin) => {
             let fabric = fabric.insert(Fabric::new());
             if plugin == Plugin::Calico {
                 crate::calico_containerd::found_cluster(fabric);
             }
-            vec![Site::new(fabric, "n1", plugin), Site::new(fabric, "n2", plugin)]
+            vec![Site::new(fabric, "n1", plugin, how(0)), Site::new(fabric, "n2", plugin, how(1))]
         }
     };
-    let settings = if field == Field::Etcd(Plugin::Calico) { "leak_repair = \"2s\"\n" } else { SETTINGS };
-    sites.iter().for_each(|site| site.set(settings));
+    // In Calico's place the pools are the cluster's.
+    let settings = if field == Field::Etcd(Plugin::Calico) { &SETTINGS[..1] } else { &SETTINGS };
+    sites.iter_mut().for_each(|site| site.set(settings));
     sites.into_iter().map(Ward::new).collect()
 }
 
@@ -274,7 +277,7 @@ fn trial(field: Field) {
     let (ops, kills) = (number("RUSSET_CHAOS_OPS", OPS), number("RUSSET_CHAOS_KILLS", KILLS));
     println!("cargo xtask chaos --ops {ops} --kills {kills} --seed {seed} --field {}", field.name());
     let mut fabric = None;
-    let wards = wards(field, &mut fabric);
+    let wards = wards(field, &mut fabric, seed);
     let etcd = fabric.is_some();
     let order = Order { seed, ops, kills, lanes: LANES * wards.len(), sites: wards.len(), etcd };
     let (plan, rounds) = (Plan::of(order), ops.div_ceil(OPS_PER_ROUND));

@@ -5,11 +5,13 @@ use std::path::Path;
 use crate::chaos::site::Site;
 
 /// Files below `/run/russet` and `/var/lib/russet` of a node whose agent is at rest; a name that ends with `*` is a beginning.
-const KNOWN: [&str; 15] = [
+const KNOWN: [&str; 17] = [
     "run/russet/cni.sock",
     "run/russet/node.lock",
     "run/russet/gate.lock",
     "run/russet/mtu",
+    "run/russet/settings.toml",
+    "var/lib/russet/settings.toml",
     JOURNAL,
     "var/lib/russet/store.redb",
     "var/lib/russet/store.lock",

@@ -181,7 +181,7 @@ pub fn trial(field: Field) {
     let (seed, cuts) = (seed(), number("RUSSET_CHAOS_CUTS", CUTS));
     println!("cargo xtask chaos --cuts {cuts} --seed {seed} --field power-{}", field.name());
     let mut fabric = None;
-    let mut wards = wards(field, &mut fabric);
+    let mut wards = wards(field, &mut fabric, seed);
     for ward in &mut wards {
         std::fs::create_dir(ward.site.node.path("var")).unwrap();
         ward.disk = Some(Disk::new(&ward.site.node.path("var"), OPTIONS[0]));

@@ -1,0 +1,216 @@
+//! One node, one store: what an agent was set up with holds for plugins without it and for commands, wherever the agent had it from.
+
+use std::io::Read as _;
+use std::process::{Child, Command, Stdio};
+
+use russet_testkit::eventually;
+
+use crate::configured::Configured;
+use crate::fabric::Fabric;
+use crate::node::{Answer, PATIENCE, TestNode};
+
+const STORE: &str = "etcd:http://10.77.0.1:2379";
+/// Which no other test's pods have: repairs look at all namespaces of the machine.
+const POOL: &str = "10.246.0.0/24";
+
+/// One that ought to end by itself.
+struct Agent(Child);
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a verb with these variables and no others.
+fn russet(root: &std::path::Path, args: &[&str], variables: &[(&str, &str)]) -> Answer {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+    command.args(args).arg("--root").arg(root).env_clear().envs(variables.iter().copied());
+    command.output().unwrap().into()
+}
+
+fn record(root: &std::path::Path, store: &str) {
+    std::fs::create_dir_all(root.join("run/russet")).unwrap();
+    let text = format!(
+        "schema = 1\nstore = {store:?}\nnode_name = 'worker-7'\nipv4_pool = 'none'\nipv6_pool = 'none'\n[origin]\nstore = 'flag --store'\n"
+    );
+    std::fs::write(root.join("run/russet/settings.toml"), text).unwrap();
+}
+
+fn without_its_agent(how: Configured) {
+    let mut fabric = Fabric::new();
+    let mut node = fabric.node_without_arguments();
+    let settings = [("store", STORE), ("node_name", "worker-7"), ("ipv4_pool", POOL), ("ipv6_pool", "none")];
+    how.give(&mut node, &settings);
+    node.start_agent();
+    let (one, two, three) = (node.pod(), node.pod(), node.pod());
+    let first = node.add(&one).addresses();
+    node.kill_agent();
+
+    let second = node.add(&two).addresses();
+    assert_ne!(first, second, "an address was given twice");
+    assert!(!node.path("var/lib/russet/store.redb").exists(), "the plugin used a store of its own");
+    let handles = || fabric.keys("/calico/ipam/v2/handle/").join(" ");
+    assert!(handles().contains(&two.container), "{}", handles());
+    let blocks = fabric.keys("/calico/ipam/v2/host/");
+    assert!(!blocks.is_empty() && blocks.iter().all(|key| key.contains("/worker-7/")), "{blocks:?}");
+    let shown = node.russet_inside(&["ipam", "show", "-v"]);
+    assert!(shown.stdout.contains(POOL) && shown.stderr.contains(STORE), "{shown:?}");
+
+    fabric.kill_etcd();
+    assert_eq!(node.add(&three).code(), 11, "no etcd, no address");
+    assert!(!node.path("var/lib/russet/store.redb").exists(), "the plugin fell back to a store of its own");
+    fabric.start_etcd();
+    eventually(PATIENCE, || fabric.etcd_serves());
+    for pod in [&one, &two, &three] {
+        assert_eq!(node.del(pod).status, 0);
+    }
+    let handles = fabric.keys("/calico/ipam/v2/handle/").join(" ");
+    assert!(!handles.contains(&one.container) && !handles.contains(&two.container), "{handles}");
+    node.start_agent();
+    assert!(!node.log().contains("had another setting"), "{}", node.log());
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip"]
+fn a_plugin_uses_the_store_of_a_killed_agent_that_was_set_up_by_flags() {
+    without_its_agent(Configured::Flags);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip"]
+fn a_plugin_uses_the_store_of_a_killed_agent_that_was_set_up_by_variables() {
+    without_its_agent(Configured::Environment);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip"]
+fn a_plugin_uses_the_store_of_a_killed_agent_that_was_set_up_by_its_file() {
+    without_its_agent(Configured::File);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn without_the_agent_an_add_is_refused_where_the_settings_file_disagrees_and_a_del_succeeds() {
+    let mut node = TestNode::start(&["--ipv4-pool", POOL, "--ipv6-pool", "none"]);
+    let (one, two) = (node.pod(), node.pod());
+    assert_eq!(node.add(&one).status, 0);
+    node.kill_agent();
+    Configured::File.give(&mut node, &[("store", "etcd:http://127.0.0.1:1")]);
+    let refused = node.add(&two);
+    assert_eq!(refused.code(), 11);
+    let details = refused.error()["details"].as_str().unwrap().to_owned();
+    for part in
+        ["store embedded", "run/russet/settings.toml", "etc/russet/russet.toml says etcd:http://127.0.0.1:1"]
+    {
+        assert!(details.contains(part), "{part}: {details}");
+    }
+    assert_eq!(node.del(&one).status, 0);
+    assert_eq!(node.allocated(), 0, "it was given back to the store that it came from");
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn without_the_agent_and_its_records_no_store_is_guessed() {
+    let mut node = TestNode::start(&["--ipv4-pool", POOL, "--ipv6-pool", "none"]);
+    let (one, two) = (node.pod(), node.pod());
+    assert_eq!(node.add(&one).status, 0);
+    node.kill_agent();
+    let records = ["run/russet/settings.toml", "var/lib/russet/settings.toml"].map(|name| node.path(name));
+    std::fs::remove_file(&records[0]).unwrap();
+    assert_eq!(node.add(&two).status, 0, "the copy holds");
+    records.iter().for_each(|record| std::fs::write(record, "sto").unwrap());
+    assert_eq!((node.add(&two).code(), node.del(&two).code()), (11, 11));
+    let shown = node.russet(&["ipam", "show"]);
+    assert!(shown.status == 1 && shown.stderr.contains("settings.toml"), "{shown:?}");
+    node.start_agent();
+    for pod in [&one, &two] {
+        assert_eq!(node.del(pod).status, 0);
+    }
+    assert_eq!(node.allocated(), 0);
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn an_agent_that_looks_elsewhere_than_the_last_one_says_so_and_warns_of_pods() {
+    let mut node = TestNode::start(&["--node-name", "old", "--ipv4-pool", POOL, "--ipv6-pool", "none"]);
+    let pod = node.pod();
+    assert_eq!(node.add(&pod).status, 0);
+    node.stop_agent();
+    node.agent_args[1] = "new".to_owned();
+    node.start_agent();
+    let log = node.log();
+    assert!(log.contains("had another setting") && log.contains("attached=1"), "{log}");
+    node.stop_agent();
+    node.start_agent();
+    assert_eq!(node.log().matches("had another setting").count(), 1, "{}", node.log());
+}
+
+#[test]
+fn a_verb_that_looks_leaves_no_store_behind_and_says_where_it_looked() {
+    let root = tempfile::tempdir().unwrap();
+    let looked = russet(root.path(), &["ipam", "show"], &[]);
+    assert!(looked.status == 1 && looked.stderr.contains("there is no store at"), "{looked:?}");
+    assert!(looked.stderr.contains("(default)"), "{looked:?}");
+    assert!(!root.path().join("var").exists(), "a state directory was made");
+    // A state directory alone is no store.
+    std::fs::create_dir_all(root.path().join("var/lib/russet")).unwrap();
+    for args in [&["ipam", "show"][..], &["get", "ippools"], &["store", "dump"], &["netnamespace", "list"]] {
+        let looked = russet(root.path(), args, &[]);
+        assert!(looked.status == 1 && looked.stderr.contains("there is no store at"), "{looked:?}");
+    }
+    assert_eq!(std::fs::read_dir(root.path().join("var/lib/russet")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_verb_uses_its_flag_its_variable_and_the_agents_record_in_this_order() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(root.path().join("etc/russet")).unwrap();
+    std::fs::write(root.path().join("etc/russet/russet.toml"), "store = 'unix:/nowhere/file'").unwrap();
+    let said = |args: &[&str], variables: &[(&str, &str)]| {
+        let answer = russet(root.path(), args, variables);
+        assert_eq!(answer.status, 1, "{answer:?}");
+        answer.stderr.lines().find(|line| line.starts_with("store: ")).unwrap_or_default().to_owned()
+    };
+    let file = root.path().join("etc/russet/russet.toml").display().to_string();
+    assert_eq!(said(&["ipam", "show"], &[]), format!("store: unix:/nowhere/file ({file})"));
+    record(root.path(), "unix:/nowhere/recorded");
+    let recorded = said(&["ipam", "show"], &[]);
+    assert!(recorded.starts_with("store: unix:/nowhere/recorded (the agent's settings in "), "{recorded}");
+    assert!(recorded.ends_with("there from flag --store)"), "{recorded}");
+    let variable = [("RUSSET_STORE", "unix:/nowhere/variable")];
+    assert_eq!(said(&["ipam", "show"], &variable), "store: unix:/nowhere/variable (variable RUSSET_STORE)");
+    let flag = ["ipam", "show", "--store", "unix:/nowhere/flag"];
+    assert_eq!(said(&flag, &variable), "store: unix:/nowhere/flag (flag --store)");
+}
+
+#[test]
+fn where_nothing_else_names_a_store_calicoctls_configuration_does() {
+    let root = tempfile::tempdir().unwrap();
+    let variables = [("ETCD_ENDPOINTS", "http://127.0.0.1:1"), ("DATASTORE_TYPE", "etcdv3")];
+    let shown = russet(root.path(), &["ipam", "show"], &variables);
+    assert_eq!(shown.status, 1, "{shown:?}");
+    assert!(
+        shown.stderr.contains("etcd:http://127.0.0.1:1") && shown.stderr.contains("variable ETCD_ENDPOINTS"),
+        "{shown:?}"
+    );
+    assert!(!root.path().join("var").exists(), "a store was made");
+    let kubernetes = russet(root.path(), &["ipam", "show"], &[("DATASTORE_TYPE", "kubernetes")]);
+    assert!(kubernetes.status == 1 && kubernetes.stderr.contains("Kubernetes"), "{kubernetes:?}");
+}
+
+#[test]
+fn an_agent_in_calicos_place_does_not_start_on_a_store_of_its_own() {
+    let root = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
+    command.args(["agent", "--calico", "--root"]).arg(root.path()).env_clear();
+    let mut agent = Agent(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+    eventually(PATIENCE, || agent.0.try_wait().unwrap().is_some());
+    let mut refused = String::new();
+    agent.0.stderr.take().unwrap().read_to_string(&mut refused).unwrap();
+    for remedy in ["--store etcd:URL", "calicoctl.cfg"] {
+        assert!(refused.contains(remedy), "{refused}");
+    }
+    assert!(!root.path().join("var").exists() && !root.path().join("run").exists());
+}
