@@ -38,6 +38,8 @@ const RIVAL_LOOK: Duration = Duration::from_secs(5);
 const QUIET: Duration = Duration::from_millis(5);
 /// A burst is cut off after this long: an endless one must not keep the kernel waiting.
 const BURST_MAX: Duration = Duration::from_millis(200);
+/// How long an agent that starts waits for its store before it says that nothing comes.
+const FIRST_ANSWER: Duration = Duration::from_millis(2500);
 /// The first pause after a failure; doubled up to the limit.
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
@@ -125,9 +127,11 @@ impl Loop {
     /// Runs for ever; what fails is logged, told by readiness, and tried again.
     pub async fn run(self) {
         let mut backoff = BACKOFF_FIRST;
+        let mut first = true;
         loop {
             let started = Instant::now();
-            let Err(error) = self.follow().await;
+            let Err(error) =
+                if std::mem::take(&mut first) { self.follow_watched().await } else { self.follow().await };
             if started.elapsed() > BACKOFF_MAX {
                 backoff = BACKOFF_FIRST;
             }
@@ -137,6 +141,22 @@ impl Loop {
             tokio::time::sleep(backoff).await;
             backoff = (backoff * 2).min(BACKOFF_MAX);
         }
+    }
+
+    /// The first pass. A store that is silent says so long before its requests run out: an operator who has just started the agent waits for that line.
+    async fn follow_watched(&self) -> Result<std::convert::Infallible, LoopError> {
+        let pass = self.follow();
+        tokio::pin!(pass);
+        if let Ok(ended) = tokio::time::timeout(FIRST_ANSWER, &mut pass).await {
+            return ended;
+        }
+        if self.readiness.is_unmet(Condition::Store) {
+            let reason =
+                format!("no answer from {} within {FIRST_ANSWER:?}; it is asked again", self.config.store);
+            self.readiness.unmet(Condition::Store, &reason);
+            tracing::warn!(store = %self.config.store, waited_ms = FIRST_ANSWER.as_millis() as u64, "the store does not answer yet");
+        }
+        pass.await
     }
 
     async fn follow(&self) -> Result<std::convert::Infallible, LoopError> {

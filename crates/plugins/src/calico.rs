@@ -32,7 +32,7 @@ use serde_json::{Map, Value};
 use crate::calico_conf::{CalicoConf, DatastoreKind};
 use crate::calico_v1::{self, Model, PodFacts};
 use crate::target::Target;
-use crate::{CalicoNode, Datastore, Done, RequestLog};
+use crate::{CalicoNode, Datastore, Done, RequestLog, failure};
 pub(crate) use addresses::one_of_a_family;
 use annotations::Wishes;
 pub use recent::Recent;
@@ -164,7 +164,8 @@ fn kubernetes_failed(msg: &str, error: KubeError) -> CniError {
 }
 
 fn absent(what: String) -> CniError {
-    CniError::internal(format!("{what} does not exist"), "it was deleted while its sandbox was made")
+    let details = "it was deleted while its sandbox was made, or the cluster that policy.kubeconfig leads to is another one";
+    CniError::new(failure::NO_SUCH_POD, format!("{what} does not exist"), details)
 }
 
 // === impl Scene ===

@@ -21,6 +21,8 @@ pub const STORE_FULL: u32 = 104;
 
 /// A port of the node belongs to another container.
 pub const PORT_TAKEN: u32 = 105;
+/// Kubernetes has no such pod, or no such namespace.
+pub const NO_SUCH_POD: u32 = 106;
 /// OpenShift's server on this node refused, or its answer cannot be used.
 pub const SERVER: u32 = 110;
 
@@ -75,9 +77,25 @@ pub fn store(msg: &str, source: &StoreError, error: &impl ToString) -> CniError 
     match source {
         StoreError::Full { .. } => CniError::new(STORE_FULL, msg, error.to_string()),
         StoreError::Corrupt { .. } => CniError::new(CORRUPT_RECORD, msg, error.to_string()),
-        StoreError::Invalid { .. } | StoreError::Unsupported { .. } => {
-            CniError::internal(msg, error.to_string())
-        }
+        // How the store is to be reached, or what its user may do, is what an operator wrote.
+        StoreError::Invalid { .. } => CniError::invalid_config(msg, error.to_string()),
+        StoreError::Unsupported { .. } => CniError::internal(msg, error.to_string()),
         _ => CniError::try_again_later(msg, error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_cni_spec::code;
+
+    use super::*;
+
+    #[test]
+    fn a_certificate_file_that_is_missing_is_no_fault_of_the_plugin() {
+        let reason = "read /etc/etcd/ca.pem: No such file or directory".to_owned();
+        let error = StoreError::Invalid { operation: "use etcd at https://a:2379".to_owned(), reason };
+        let told = store("the datastore could not be opened", &error, &error);
+        assert_eq!(told.code, code::INVALID_CONFIG);
+        assert!(told.details.contains("/etc/etcd/ca.pem"), "{told}");
     }
 }

@@ -19,6 +19,9 @@ use crate::{Reach, Settings, SettingsError};
 
 /// A call that may be repeated gives up on a silent member after this part of its deadline, so that another can still answer in time.
 const PATIENCE_PARTS: u32 = 3;
+/// A cluster that has never answered here is tried for so long where each member says no: it is more likely named wrongly than restarting, and who waits
+/// shall hear why. One that has answered is waited for until the deadline.
+const FIRST_CONTACT: Duration = Duration::from_millis(600);
 /// Refused tokens in one call before it is the user that is wrong.
 const MAX_RENEWALS: u32 = 3;
 
@@ -126,9 +129,10 @@ impl Client {
         T: Send,
         Answer: Future<Output = Result<T, Status>> + Send,
     {
-        let deadline = Instant::now() + self.settings.deadline;
+        let begun = Instant::now();
+        let deadline = begun + self.settings.deadline;
         let mut backoff = Backoff::new();
-        let mut tries = 0;
+        let (mut tries, mut refusals) = (0, 0);
         let mut renewals = 0;
         let mut unknown = false;
         loop {
@@ -140,13 +144,18 @@ impl Client {
             renewals += u32::from(failure.class == Class::Token);
             failure.after_unknown = unknown;
             unknown |= failure.class == Class::Ambiguous;
-            let hopeless =
-                failure.class == Class::Token && (!self.auth.can_renew() || renewals > MAX_RENEWALS);
+            refusals = if failure.definite { refusals + 1 } else { 0 };
+            let never_there = refusals >= self.members.count()
+                && !self.members.has_answered()
+                && begun.elapsed() >= FIRST_CONTACT;
+            let hopeless = never_there
+                || failure.class == Class::Token && (!self.auth.can_renew() || renewals > MAX_RENEWALS);
             if hopeless || !failure.class.worth_another_try(effect) {
                 return Err(failure);
             }
             // Another member is asked at once; only after a full round is there a reason to wait.
             let pause = if tries % self.members.count() == 0 { backoff.pause() } else { Duration::ZERO };
+            let pause = if self.members.has_answered() { pause } else { pause.min(FIRST_CONTACT / 4) };
             if Instant::now() + pause >= deadline {
                 return Err(failure);
             }
@@ -179,11 +188,15 @@ impl Client {
         let failure = match tokio::time::timeout_at(until, ask(line.clone())).await {
             Ok(Ok(answer)) => {
                 self.reach.answered();
+                self.members.set_answered();
                 return Ok(answer);
             }
             Ok(Err(status)) => self.failure(&line.connection, &status),
             Err(_) => Failure::silence(self.members.endpoint(&line.connection), begun.elapsed()),
         };
+        if !failure.transport {
+            self.members.set_answered();
+        }
         self.learn(&line, &failure).await;
         Err(failure)
     }

@@ -47,6 +47,8 @@ pub(crate) struct Failure {
     pub(crate) transport: bool,
     /// An earlier try of the same call may have taken effect.
     pub(crate) after_unknown: bool,
+    /// The member said no to the connection, or it cannot be tried: the next try will fare alike, unless something changes there.
+    pub(crate) definite: bool,
 }
 
 /// What a call does to the store, which decides whether it may be sent twice and how it fails.
@@ -129,7 +131,8 @@ impl Failure {
             true if unready || never_connected(status) => Class::NotDone,
             true => Class::Ambiguous,
         };
-        Self::new(class, endpoint, sentence(status), transport)
+        let definite = transport && is_tls(status.source());
+        Self { definite, ..Self::new(class, endpoint, sentence(status), transport) }
     }
 
     /// No answer in time.
@@ -142,6 +145,11 @@ impl Failure {
         Self::new(Class::NotDone, endpoint, reason.into(), true)
     }
 
+    /// Cannot be connected to, for a reason that waiting does not remove: refused, no such name, certificates that do not fit.
+    pub(crate) fn no_way(endpoint: &str, reason: impl Into<String>) -> Self {
+        Self { definite: true, ..Self::unreachable(endpoint, reason) }
+    }
+
     /// An answer that does not fit the question.
     pub(crate) fn nonsense(endpoint: &str, reason: &str) -> Self {
         Self::new(Class::Corrupt, endpoint, reason.to_owned(), false)
@@ -149,7 +157,7 @@ impl Failure {
 
     pub(crate) fn new(class: Class, endpoint: &str, said: String, transport: bool) -> Self {
         let error = EtcdError { endpoint: endpoint.to_owned(), said };
-        Self { class, error, transport, after_unknown: false }
+        Self { class, error, transport, after_unknown: false, definite: false }
     }
 
     /// After a server's refusal within TLS: which certificate it was shown. With TLS 1.3 that comes after the handshake.
@@ -195,6 +203,15 @@ impl Failure {
 /// Whether the request found no connection to leave by.
 fn never_connected(status: &Status) -> bool {
     causes(status).any(|cause| cause.downcast_ref::<ConnectError>().is_some())
+}
+
+/// Whether TLS is what failed: certificates do not get better while a call waits.
+pub(crate) fn is_tls(error: Option<&(dyn Error + 'static)>) -> bool {
+    chain(error).any(|cause| {
+        // What an `io::Error` carries is not among its sources.
+        let carried = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        cause.is::<rustls::Error>() || carried.is_some_and(|carried| carried.is::<rustls::Error>())
+    })
 }
 
 fn causes(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {

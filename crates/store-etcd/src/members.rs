@@ -1,8 +1,9 @@
 //! The members of the cluster as seen from here: one connection each, opened when needed, and which of them is asked first.
 
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ pub(crate) struct Members {
     current: AtomicUsize,
     /// Numbers connections, so that a late complaint does not close a newer one.
     opened: AtomicU64,
+    /// A member has answered once: its absence may be a restart, and is waited for.
+    answered: AtomicBool,
 }
 
 struct Slot {
@@ -61,12 +64,22 @@ impl Members {
         // A thousand nodes with the same list shall not all ask its first member.
         let first = random() % slots.len().max(1) as u64;
         let current = AtomicUsize::new(usize::try_from(first).unwrap_or(0));
-        Ok(Self { slots, current, opened: AtomicU64::new(0) })
+        Ok(Self { slots, current, opened: AtomicU64::new(0), answered: AtomicBool::new(false) })
     }
 
     /// How many endpoints there are.
     pub(crate) fn count(&self) -> usize {
         self.slots.len()
+    }
+
+    /// A member has answered.
+    pub(crate) fn set_answered(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether any member ever answered here.
+    pub(crate) fn has_answered(&self) -> bool {
+        self.answered.load(Ordering::Relaxed)
     }
 
     fn slot(&self, turn: usize) -> &Slot {
@@ -91,24 +104,7 @@ impl Members {
                 break (turn, slot, held);
             }
         };
-        let unreachable = |reason: String| {
-            self.leave_turn(turn);
-            Failure::unreachable(&slot.endpoint, reason)
-        };
-        // The files are read here and now: certificates get renewed.
-        let (prepared, tls) =
-            prepare(settings, &slot.endpoint).map_err(|error| unreachable(error.to_string()))?;
-        let connect = async {
-            match tls {
-                Some(tls) => prepared.connect_with_connector(tls).await,
-                None => prepared.connect().await,
-            }
-        };
-        let channel = match tokio::time::timeout(CONNECT_TIMEOUT, connect).await {
-            Ok(Ok(channel)) => channel,
-            Ok(Err(error)) => return Err(unreachable(with_causes(&error))),
-            Err(_) => return Err(unreachable(format!("no connection within {CONNECT_TIMEOUT:?}"))),
-        };
+        let channel = open(settings, &slot.endpoint).await.inspect_err(|_| self.leave_turn(turn))?;
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
         *held = Some((number, channel.clone()));
         tracing::debug!(endpoint = slot.endpoint, "etcd connected");
@@ -132,6 +128,55 @@ impl Members {
         let next = turn.wrapping_add(1);
         let _ = self.current.compare_exchange(turn, next, Ordering::Relaxed, Ordering::Relaxed);
     }
+}
+
+/// Connects to a member. A name is looked up by itself first, so that its failure is named as one.
+async fn open(settings: &Settings, endpoint: &str) -> Result<Channel, Failure> {
+    // The files are read here and now: certificates get renewed.
+    let (prepared, tls) =
+        prepare(settings, endpoint).map_err(|error| Failure::no_way(endpoint, error.to_string()))?;
+    if let Some(host) = name_of(&prepared) {
+        match tokio::time::timeout(CONNECT_TIMEOUT, tokio::net::lookup_host((host, 0))).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => {
+                return Err(Failure::no_way(
+                    endpoint,
+                    format!("the name {host} cannot be resolved: {error}"),
+                ));
+            }
+            Err(_) => {
+                let reason = format!("the name {host} was not resolved within {CONNECT_TIMEOUT:?}");
+                return Err(Failure::unreachable(endpoint, reason));
+            }
+        }
+    }
+    let connect = async {
+        match tls {
+            Some(tls) => prepared.connect_with_connector(tls).await,
+            None => prepared.connect().await,
+        }
+    };
+    match tokio::time::timeout(CONNECT_TIMEOUT, connect).await {
+        Ok(Ok(channel)) => Ok(channel),
+        Ok(Err(error)) if is_slow(&error) => Err(Failure::unreachable(endpoint, with_causes(&error))),
+        Ok(Err(error)) => Err(Failure::no_way(endpoint, with_causes(&error))),
+        Err(_) => Err(Failure::unreachable(endpoint, format!("no connection within {CONNECT_TIMEOUT:?}"))),
+    }
+}
+
+/// The host of an endpoint that is given by its name.
+fn name_of(endpoint: &Endpoint) -> Option<&str> {
+    let host = endpoint.uri().host()?;
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    bare.parse::<IpAddr>().is_err().then_some(host)
+}
+
+/// Whether the member, or the network before it, was only too slow.
+fn is_slow(error: &tonic::transport::Error) -> bool {
+    let timed_out = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<io::Error>().is_some_and(|cause| cause.kind() == io::ErrorKind::TimedOut)
+    };
+    chain(Some(error)).any(timed_out)
 }
 
 /// An endpoint ready to connect, with the certificates as the files have them now.

@@ -94,6 +94,7 @@ pub async fn status(node: &CalicoNode, request: &Request, conf: &CalicoConf) -> 
         }
         Ok(())
     };
+    let ready = conf.datastore.answer_in_time(ready);
     ready.await.map_err(|error: CniError| {
         CniError::not_available(
             "pods cannot be attached on this node yet",

@@ -1,6 +1,7 @@
 //! Which datastore a network's addresses and endpoints are in, and how to reach it (calico-cni.md section 1.7).
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use russet_cni_spec::{CniError, Overrides};
 use russet_store_etcd::{Secret, Settings as EtcdSettings};
@@ -52,6 +53,9 @@ pub struct EtcdMembers {
     pub password: Option<Secret>,
 }
 
+/// Less than the plugin waits for an agent's answer to STATUS, which would only say that the agent is slow.
+const STATUS_TIMEOUT: Duration = Duration::from_millis(2500);
+
 /// Where systems keep the certificates of public authorities, which Go's client believes where no file is named.
 const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
@@ -98,6 +102,20 @@ impl DatastoreSettings {
                 "set datastore_type to \"etcdv3\" and etcd_endpoints to an etcd with Calico's data; nothing was read or written",
             )),
         }
+    }
+}
+
+impl DatastoreSettings {
+    /// What `answer` is, or that the datastore does not give one: a runtime waits a few seconds for STATUS, and shall hear what is silent.
+    pub async fn answer_in_time<T>(
+        &self,
+        answer: impl Future<Output = Result<T, CniError>>,
+    ) -> Result<T, CniError> {
+        tokio::time::timeout(STATUS_TIMEOUT, answer).await.unwrap_or_else(|_| {
+            let named = self.etcd.endpoints.as_deref().or(self.etcd.authority.as_deref());
+            let details = format!("nothing came from {} within {STATUS_TIMEOUT:?}", named.unwrap_or("etcd"));
+            Err(CniError::try_again_later("etcd does not answer", details))
+        })
     }
 }
 

@@ -260,3 +260,16 @@ fn defaults_lie_below_the_root() {
     assert_eq!(paths["name"], Path::new("/var/lib/calico/nodename"));
     assert_eq!(paths["status"], Path::new("/t/var/run/calico/endpoint-status"));
 }
+
+#[test]
+fn an_etcd_that_is_silent_is_named_before_the_plugin_stops_waiting_for_its_agent() {
+    let conf = read(r#","datastore_type":"etcdv3","etcd_endpoints":"http://silent:2379""#, &[]);
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let asked = conf.datastore.answer_in_time(std::future::pending::<Result<(), CniError>>());
+    let error = runtime.block_on(asked).unwrap_err();
+    assert_eq!(error.code, code::TRY_AGAIN_LATER);
+    assert!(error.msg.contains("etcd") && error.details.contains("http://silent:2379"), "{error}");
+    let answered = conf.datastore.answer_in_time(std::future::ready(Ok(7)));
+    assert_eq!(runtime.block_on(answered), Ok(7));
+}

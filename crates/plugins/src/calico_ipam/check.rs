@@ -59,10 +59,13 @@ pub(super) async fn status(host: &CalicoHost, conf: &CalicoConf) -> Result<(), C
     let unavailable =
         |error: CniError| CniError::not_available("no address can be given on this node", error);
     let Wanted::Families { v4, v6, .. } = Wanted::of(conf, None)? else { return Ok(()) };
-    let datastore = host.datastore(conf).await.map_err(unavailable)?;
-    let node = datastore.node_name(conf, &host.root).await.map_err(unavailable)?;
-    datastore.require_node(&node).await.map_err(unavailable)?;
-    let pools = datastore.pools().await.map_err(unavailable)?;
+    let pools = async {
+        let datastore = host.datastore(conf).await?;
+        let node = datastore.node_name(conf, &host.root).await?;
+        datastore.require_node(&node).await?;
+        datastore.pools().await
+    };
+    let pools = conf.datastore.answer_in_time(pools).await.map_err(unavailable)?;
     for family in [(v4, Family::V4), (v6, Family::V6)].into_iter().filter_map(|(on, it)| on.then_some(it)) {
         if !pools.iter().any(|pool| pool.spec.family() == family && pool.is_enabled()) {
             let details = "create one, or switch the family off in `ipam`";

@@ -1,6 +1,7 @@
 //! One node, one store: what an agent was set up with holds for plugins without it and for commands, wherever the agent had it from.
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 
 use russet_testkit::eventually;
@@ -213,4 +214,39 @@ fn an_agent_in_calicos_place_does_not_start_on_a_store_of_its_own() {
         assert!(refused.contains(remedy), "{refused}");
     }
     assert!(!root.path().join("var").exists() && !root.path().join("run").exists());
+}
+
+/// What `/readyz?verbose` answers in the node's namespace, once it is served.
+fn readyz(node: &TestNode) -> String {
+    let ask = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect("127.0.0.1:9471")?;
+        stream.write_all(b"GET /readyz?verbose HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(text)
+    };
+    node.netns().with(ask).unwrap().unwrap_or_default()
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn an_agent_whose_etcd_is_away_says_so_long_before_its_requests_run_out() {
+    for (is_silent, logged) in [(true, "the store does not answer yet"), (false, "refused")] {
+        let node = TestNode::without_agent(&["--store", "etcd:http://127.0.0.1:2379"]);
+        // It never accepts: connections are made, and nothing is answered.
+        let listen = || TcpListener::bind("127.0.0.1:2379").unwrap();
+        let _listener = is_silent.then(|| node.netns().with(listen).unwrap());
+        let _agent = Agent(node.spawn_agent());
+        eventually(PATIENCE, || node.log().contains(logged));
+        if is_silent {
+            assert!(
+                !node.log().contains("the loop starts again"),
+                "later than the first error:\n{}",
+                node.log()
+            );
+        }
+        eventually(PATIENCE, || readyz(&node).contains("[-] store: "));
+        let told = readyz(&node);
+        assert!(told.contains("127.0.0.1:2379") && !told.contains("store: not yet"), "{told}");
+    }
 }

@@ -34,6 +34,51 @@ async fn with_no_member_every_call_is_unavailable_within_its_deadline() {
     assert!(begun.elapsed() < SHORT * 20, "five calls, with room for a busy machine");
 }
 
+/// How long a call took with the deadline that everybody has, and how it failed.
+async fn failure_of(settings: Settings) -> (Duration, String) {
+    let store = Etcd::connect(settings).unwrap();
+    let begun = Instant::now();
+    let error = store.get(&key(1)).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+    (begun.elapsed(), error.to_string())
+}
+
+#[tokio::test]
+async fn a_cluster_that_never_answered_and_refuses_is_given_up_soon_with_the_reason() {
+    let settings = Settings::for_endpoints(&format!("{},{}", nobody(), nobody())).unwrap();
+    let deadline = settings.deadline;
+    let (took, reason) = failure_of(settings).await;
+    assert!(took < deadline / 2, "{took:?}, with room for a busy machine");
+    assert!(reason.contains("refused"), "{reason}");
+}
+
+#[tokio::test]
+async fn a_name_that_cannot_be_resolved_is_named() {
+    // Reserved for this by RFC 2606.
+    let settings = Settings::for_endpoints("http://etcd.invalid:2379").unwrap();
+    let (_, reason) = failure_of(settings).await;
+    assert!(reason.contains("the name etcd.invalid"), "{reason}");
+    assert!(reason.contains("resolved"), "{reason}");
+}
+
+#[tokio::test]
+async fn a_certificate_file_that_went_away_is_named_soon() {
+    let directory = tempfile::tempdir().unwrap();
+    let ca = directory.path().join("ca.pem");
+    std::fs::write(&ca, "").unwrap();
+    let settings = Settings {
+        ca: Some(ca.clone()),
+        ..Settings::for_endpoints(&format!("https://{}", nobody())).unwrap()
+    };
+    let deadline = settings.deadline;
+    let store = Etcd::connect(settings).unwrap();
+    std::fs::remove_file(&ca).unwrap();
+    let begun = Instant::now();
+    let error = store.get(&key(1)).await.unwrap_err().to_string();
+    assert!(begun.elapsed() < deadline / 2, "{:?}", begun.elapsed());
+    assert!(error.contains("ca.pem"), "{error}");
+}
+
 #[tokio::test]
 async fn a_commit_that_was_sent_and_not_answered_is_unknown_and_is_sent_once() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
