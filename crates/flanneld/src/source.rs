@@ -102,7 +102,7 @@ pub enum SourceError {
 
 /// Where the embedded store of a machine lies, beside the agent's.
 const EMBEDDED_DIR: &str = "/var/lib/russet/flanneld";
-/// How long one call to etcd may take where the daemon only looks at the node: whoever asked waits for the answer.
+/// How long one call to etcd may take where the daemon only looks at the node: an operator waits for the answer.
 const CHECK_CALL_DEADLINE: Duration = Duration::from_secs(4);
 /// How long a look for older data may take; it is repeated with the next try.
 const OLDER_DEADLINE: Duration = Duration::from_secs(2);

@@ -152,7 +152,7 @@ flags! {
     "allow-plaintext-credentials" Bool "false" Ours
         "send the etcd password or the Kubernetes token over plain http to other machines" |to, value| to.allow_plaintext_credentials = boolean(value)?;
     "allow-extension" Bool "false" Ours
-        "run the commands of backend `extension`: whoever can write the network's configuration then runs commands on this node" |to, value| to.allow_extension = boolean(value)?;
+        "run the commands of backend `extension`: every client that can write the network's configuration then runs commands on this node" |to, value| to.allow_extension = boolean(value)?;
     "extension-shell" Bool "false" Ours
         "run the commands of backend `extension` by sh -c" |to, value| to.extension_shell = boolean(value)?;
     "takeover" Bool "false" Ours
