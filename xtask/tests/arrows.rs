@@ -31,6 +31,7 @@ const LAYERS: &[(&str, Layer)] = &[
     ("russet-addr", L0),
     ("russet-cni-spec", L0),
     ("russet-model", L0),
+    ("russet-listener", L0),
     ("russet-netlink", L1),
     ("russet-nft", L1),
     ("russet-linux", L1),
