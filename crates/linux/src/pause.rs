@@ -1,9 +1,12 @@
 //! The process that holds a sandbox's namespaces, and does nothing else: some twenty instructions, made into an executable in memory. `sandbox` starts it
 //! from a thread that has the namespaces already.
 //!
+//! It has no capability, cannot get any, and makes no system calls but its own (`confine`).
+//!
 //! It shares no page, no file descriptor and no name with whoever started it, has two pages of its own, reaps children by ignoring their ends, and ends
 //! on SIGTERM. Until [`Paused::release`] it ends by itself when its starter does: nobody who dies before having written down its number leaves it.
 
+mod confine;
 mod program;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -128,7 +131,9 @@ extern "C" fn child(start: *mut c_void) -> c_int {
             libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
             let (arguments, environment) = (start.arguments.as_ptr(), start.environment.as_ptr());
             let (path, how) = (c"".as_ptr(), libc::AT_EMPTY_PATH);
-            libc::syscall(libc::SYS_execveat, start.program, path, arguments, environment, how);
+            if confine::confine() {
+                libc::syscall(libc::SYS_execveat, start.program, path, arguments, environment, how);
+            }
         }
         start.errno = *libc::__errno_location();
         libc::_exit(NOT_EXECUTED)
@@ -172,6 +177,8 @@ mod tests {
     use crate::process::has_ended;
 
     const PATIENCE: Duration = Duration::from_secs(20);
+    /// Of linux/capability.h.
+    const CAP_SETPCAP: u32 = 8;
 
     fn status(pid: u32, field: &str) -> String {
         let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -209,6 +216,22 @@ mod tests {
         pidfd_send_signal(&pidfd, Signal::TERM).unwrap();
         assert!(has_ended(&pidfd, PATIENCE).unwrap());
         assert_eq!(reap(pid).terminating_signal(), Some(libc::SIGTERM));
+    }
+
+    #[test]
+    fn it_has_no_capability_and_its_system_calls_are_filtered() {
+        let before =
+            ["CapEff", "CapBnd", "NoNewPrivs", "Seccomp"].map(|name| status(std::process::id(), name));
+        let paused = start(c"confined").unwrap();
+        let field = |name| status(paused.pid(), name);
+        for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+            assert_eq!(field(set), "0000000000000000", "{set}");
+        }
+        let own = std::process::id();
+        let may_drop = u64::from_str_radix(&status(own, "CapEff"), 16).unwrap() & (1 << CAP_SETPCAP) != 0;
+        assert!(!may_drop || field("CapBnd") == "0000000000000000", "{}", field("CapBnd"));
+        assert_eq!((field("NoNewPrivs"), field("Seccomp")), ("1".to_owned(), "2".to_owned()));
+        assert_eq!(before, ["CapEff", "CapBnd", "NoNewPrivs", "Seccomp"].map(|name| status(own, name)));
     }
 
     #[test]
