@@ -48,6 +48,30 @@ pub fn write_atomic_with_mode(path: impl AsRef<Path>, bytes: &[u8], mode: u32) -
     sync_directory_of(path)
 }
 
+/// A file that was not there before, for writing: neither a file nor a link that somebody else put into its place is ever opened. What a process of the
+/// same number left there when it died is removed first.
+pub fn create_exclusive(path: &Path, mode: u32) -> io::Result<File> {
+    match create_new(path, mode) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            std::fs::remove_file(path).and_then(|()| create_new(path, mode))
+        }
+        created => created,
+    }
+}
+
+/// Replaces `path` with `bytes` as far as readers are concerned, by way of `temporary` in the same directory; a loss of power may leave nothing. For what
+/// does not outlive the boot.
+pub fn replace_unsynced(path: &Path, temporary: &Path, bytes: &[u8]) -> io::Result<()> {
+    let written = create_exclusive(temporary, PRIVATE)
+        .and_then(|mut file| file.write_all(bytes))
+        .and_then(|()| std::fs::rename(temporary, path));
+    if written.is_err() {
+        // The first error is the one that matters; it may be that there is nothing to remove.
+        let _ = std::fs::remove_file(temporary);
+    }
+    written
+}
+
 /// Makes a directory that only its owner may look into, with those above it, or makes an existing one so.
 pub fn private_dir(path: impl AsRef<Path>) -> io::Result<()> {
     let path = path.as_ref();
@@ -88,14 +112,7 @@ fn temporary_beside(path: &Path) -> Result<PathBuf, FileError> {
 }
 
 fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FileError> {
-    let mut file = match create_new(path, mode) {
-        // Left by a process of the same number that died; nobody alive can be writing it.
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            std::fs::remove_file(path).and_then(|()| create_new(path, mode))
-        }
-        other => other,
-    }
-    .map_err(|source| FileError::new("create", path, source))?;
+    let mut file = create_exclusive(path, mode).map_err(|source| FileError::new("create", path, source))?;
     file.write_all(bytes)
         .and_then(|()| file.set_permissions(Permissions::from_mode(mode)))
         .map_err(|source| FileError::new("write", path, source))?;
@@ -103,6 +120,7 @@ fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FileError> {
 }
 
 fn create_new(path: &Path, mode: u32) -> io::Result<File> {
+    // `create_new` is O_EXCL, which follows no link either.
     OpenOptions::new().write(true).create_new(true).mode(mode).open(path)
 }
 
@@ -152,6 +170,26 @@ mod tests {
         let error = write_atomic(&path, b"new").unwrap_err();
         assert!(error.to_string().starts_with(&format!("rename to {}: ", path.display())), "{error}");
         assert_eq!(names_in(dir.path()), ["state"]);
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_temporary_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (target, temporary, path) =
+            (dir.path().join("target"), dir.path().join(".new"), dir.path().join("state"));
+        std::fs::write(&target, "kept").unwrap();
+        std::os::unix::fs::symlink(&target, &temporary).unwrap();
+        replace_unsynced(&path, &temporary, b"new").unwrap();
+        assert_eq!(
+            (std::fs::read(&target).unwrap(), std::fs::read(&path).unwrap()),
+            (b"kept".into(), b"new".into())
+        );
+        assert_eq!(mode_of(&path), 0o600);
+        std::os::unix::fs::symlink(dir.path().join("dangling"), &temporary).unwrap();
+        replace_unsynced(&path, &temporary, b"newer").unwrap();
+        let mut names = names_in(dir.path());
+        names.sort();
+        assert_eq!(names, ["state", "target"]);
     }
 
     #[test]

@@ -2,14 +2,15 @@
 //!
 //! The files are those of Go's libcni, read and written both ways (cni-runtime.md section 2.4).
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use russet_addr::{ContainerId, IfName, NetworkName};
 use russet_cni_spec::{CniResult, ConfigError, ConfigList, Version, base64};
+use russet_linux::file::{PRIVATE, create_exclusive};
 use russet_linux::process::Identity;
 use serde_json::{Map, Value, json};
 
@@ -106,7 +107,7 @@ impl Cache {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
         let serial = COUNTER.fetch_add(1, Ordering::Relaxed);
         let temporary = self.dir.join(temporary_name(std::process::id(), serial));
-        let written = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary);
+        let written = create_exclusive(&temporary, PRIVATE);
         let renamed = written
             .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
             .and_then(|()| fs::rename(&temporary, path));
@@ -293,5 +294,22 @@ mod tests {
             fs::read_dir(&cache.dir).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
         let left: std::collections::BTreeSet<String> = left.collect();
         assert_eq!(left, stays.into_iter().collect());
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_temporary_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::new(dir.path());
+        fs::create_dir(&cache.dir).unwrap();
+        let target = dir.path().join("target");
+        fs::write(&target, "kept").unwrap();
+        // Serials of this process are counted from 0; other tests may have taken some.
+        for serial in 0..1000 {
+            let temporary = cache.dir.join(temporary_name(std::process::id(), serial));
+            std::os::unix::fs::symlink(&target, temporary).unwrap();
+        }
+        cache.replace(&cache.dir.join("entry"), b"{}").unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"kept");
+        assert_eq!(fs::read(cache.dir.join("entry")).unwrap(), b"{}");
     }
 }

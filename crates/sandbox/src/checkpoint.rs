@@ -147,8 +147,7 @@ impl Records {
         let temporary = self.live.join(format!(".{id}"));
         let written = serde_json::to_vec(&(&self.boot_id, live))
             .map_err(io::Error::from)
-            .and_then(|bytes| fs::write(&temporary, bytes))
-            .and_then(|()| fs::rename(&temporary, &path));
+            .and_then(|bytes| russet_linux::file::replace_unsynced(&path, &temporary, &bytes));
         written.map_err(|error| SandboxError::step("write state", path.display(), error))
     }
 

@@ -3,10 +3,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use russet_linux::file::private_dir;
+use russet_linux::file::{PRIVATE, create_exclusive, private_dir};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
@@ -66,8 +66,7 @@ impl Log {
             frame::push(&mut bytes, &document(&entry)?);
             records += 1;
         }
-        let mut options = OpenOptions::new();
-        let file = options.create(true).write(true).truncate(true).mode(0o600).open(path)?;
+        let file = create_exclusive(path, PRIVATE)?;
         let mut log = Self { file, end: 0, size: 0, records };
         log.room(bytes.len() as u64 + room_bytes)?;
         log.file.write_all_at(&bytes, 0)?;

@@ -78,7 +78,7 @@ impl Records {
         russet_linux::file::private_dir(&self.dir)?;
         let (path, unfinished) = (self.path(&pod.sandbox), self.dir.join(format!(".{}", pod.sandbox)));
         let text = format!("{}\n{}\n{}\n", pod.netns, pod.namespace, pod.name);
-        fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, path))
+        russet_linux::file::replace_unsynced(&path, &unfinished, text.as_bytes())
     }
 
     /// Whether anything was begun for a sandbox. What cannot be known may have been.

@@ -6,15 +6,16 @@
 //! that may take it over. Nothing is flushed: after a loss of power no container is left that could hold an address.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, ErrorKind, Write as _};
+use std::fs::{self, DirBuilder};
+use std::io::{self, ErrorKind};
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use russet_cni_spec::{CniError, Target};
 use russet_linux::FileLock;
+use russet_linux::file::replace_unsynced;
 
 /// A network's directory, locked.
 #[derive(Debug)]
@@ -137,15 +138,8 @@ impl Store {
 
     fn put(&self, name: &str, content: &str) -> Result<(), CniError> {
         let (unfinished, path) = (self.dir.join(UNFINISHED), self.dir.join(name));
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        let written = options.open(&unfinished).and_then(|mut file| file.write_all(content.as_bytes()));
-        let written = written.and_then(|()| fs::rename(&unfinished, &path));
-        written.map_err(|error| {
-            // Whatever is left of it says nothing to anybody.
-            let _ = fs::remove_file(&unfinished);
-            io_error("write", &path, error)
-        })
+        replace_unsynced(&path, &unfinished, content.as_bytes())
+            .map_err(|error| io_error("write", &path, error))
     }
 
     fn remove(&self, name: &str) -> Result<(), CniError> {

@@ -1,8 +1,8 @@
 //! Which process holds a sandbox, as it is written down: its number and its start time, under the boot in which they mean something.
 
-use std::fs::{DirBuilder, OpenOptions};
-use std::io::{self, ErrorKind, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::fs::DirBuilder;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
 use russet_linux::host::boot_id;
@@ -50,10 +50,8 @@ impl Record {
 
     /// Writes it, all or nothing for whoever reads. Not synced: it means nothing after a loss of power.
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
-        let new = dir.join(NEW_FILE);
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        file.write_all(serde_json::to_string(self)?.as_bytes())?;
-        std::fs::rename(new, dir.join(FILE))
+        let bytes = serde_json::to_vec(self)?;
+        russet_linux::file::replace_unsynced(&dir.join(FILE), &dir.join(NEW_FILE), &bytes)
     }
 
     /// What is written, none where nothing is. What cannot be read as a record was left by a loss of power, and so is nothing.
