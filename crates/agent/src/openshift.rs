@@ -11,6 +11,7 @@ mod metrics;
 mod network;
 mod pods;
 mod records;
+mod reply;
 mod request;
 mod served;
 mod start;

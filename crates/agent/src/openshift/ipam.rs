@@ -47,18 +47,10 @@ impl Ipam {
         Self { node, dir, settings, turn: Default::default() }
     }
 
-    /// An address for a sandbox, with the routes that go with it, in the shape of `version`.
-    pub async fn add(
-        &self,
-        sandbox: &ContainerId,
-        netns: &str,
-        version: Version,
-    ) -> Result<CniResult, CniError> {
+    /// An address for a sandbox, with the routes that go with it.
+    pub async fn add(&self, sandbox: &ContainerId, netns: &str) -> Result<CniResult, CniError> {
         let result = self.ask(Verb::Add, Some(sandbox), netns, json!({})).await?;
-        let mut result =
-            result.ok_or_else(|| CniError::internal("failed to obtain IP address from CNI IPAM", ""))?;
-        result.cni_version = version;
-        Ok(result)
+        result.ok_or_else(|| CniError::internal("failed to obtain IP address from CNI IPAM", ""))
     }
 
     /// Gives back what a sandbox has; nothing is fine.
@@ -141,38 +133,16 @@ mod tests {
         ContainerId::new(text).unwrap()
     }
 
-    async fn nth_reply(ipam: &Ipam, version: Version) -> String {
-        for index in 0..9 {
-            ipam.add(&id(&format!("c{index}")), "/x", version).await.unwrap();
-        }
-        String::from_utf8(ipam.add(&id("ce3d8b63"), "/x", version).await.unwrap().encode()).unwrap()
-    }
-
-    #[tokio::test]
-    async fn replies_are_the_stock_servers_byte_for_byte() {
-        // cni-runtime.md section 4.1: the recorded reply, and the shape of the 0.2.0 era
-        let root = tempfile::tempdir().unwrap();
-        assert_eq!(
-            nth_reply(&ipam(root.path()), Version::V0_3_1).await,
-            r#"{"cniVersion":"0.3.1","ips":[{"version":"4","address":"10.128.0.11/23","gateway":"10.128.0.1"}],"routes":[{"dst":"0.0.0.0/0","gw":"10.128.0.1"},{"dst":"172.30.0.0/16","gw":"10.128.0.1"},{"dst":"10.128.0.0/14"},{"dst":"224.0.0.0/4"}],"dns":{}}"#
-        );
-        let root = tempfile::tempdir().unwrap();
-        assert_eq!(
-            nth_reply(&ipam(root.path()), Version::V0_2_0).await,
-            r#"{"cniVersion":"0.2.0","ip4":{"ip":"10.128.0.11/23","gateway":"10.128.0.1","routes":[{"dst":"0.0.0.0/0","gw":"10.128.0.1"},{"dst":"172.30.0.0/16","gw":"10.128.0.1"},{"dst":"10.128.0.0/14"},{"dst":"224.0.0.0/4"}]},"dns":{}}"#
-        );
-    }
-
     #[tokio::test]
     async fn addresses_stand_in_host_locals_files_and_go_again() {
         // cni-runtime.md sections 4.3 and 5.1
         let root = tempfile::tempdir().unwrap();
         let ipam = ipam(root.path());
-        let result = ipam.add(&id("a"), "/x", Version::V0_3_1).await.unwrap();
+        let result = ipam.add(&id("a"), "/x").await.unwrap();
         let file = root.path().join("var/lib/cni/networks/openshift-sdn/10.128.0.2");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "a\r\neth0");
-        assert!(ipam.add(&id("a"), "/x", Version::V0_3_1).await.is_err(), "twice");
-        ipam.add(&id("b"), "/x", Version::V0_3_1).await.unwrap();
+        assert!(ipam.add(&id("a"), "/x").await.is_err(), "twice");
+        ipam.add(&id("b"), "/x").await.unwrap();
         ipam.check(&id("a"), &result).await.unwrap();
         assert_eq!(ipam.count(), 2);
         ipam.del(&id("a")).await.unwrap();

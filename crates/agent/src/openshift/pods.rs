@@ -21,6 +21,7 @@ use super::door::{Ask, Job, Refusal};
 use super::ipam::Ipam;
 use super::metrics::{Operation, SdnMetrics};
 use super::records::Records;
+use super::reply;
 use super::request::{Command, Pod, Request};
 use super::state::State;
 use super::turns::Turns;
@@ -89,7 +90,7 @@ impl Pods {
             (Err(_), _) => (Err(late()), None),
             (Ok(_), Command::Add { host_veth, namespace }) => {
                 let done = self.set_up(&request, host_veth, namespace, end).await;
-                (done.map(|result| result.encode()), Some(Operation::Setup))
+                (done.map(|result| reply::encode(&result, request.version)), Some(Operation::Setup))
             }
             (Ok(_), Command::Del) => {
                 (self.tear_down(&request.pod).await.map(|()| Vec::new()), Some(Operation::Teardown))
@@ -118,14 +119,14 @@ impl Pods {
         namespace: &Namespace,
         end: Instant,
     ) -> Result<CniResult, Refusal> {
-        let Request { pod, version, .. } = request;
+        let pod = &request.pod;
         let netns = namespace_of(pod)?;
         self.clear(pod).await?;
         self.records
             .put(pod)
             .map_err(|error| Refusal::now(format!("keep a record of the sandbox: {error}")))?;
         let done = async {
-            let address = self.ipam.add(&pod.sandbox, &pod.netns, *version).await;
+            let address = self.ipam.add(&pod.sandbox, &pod.netns).await;
             let result = address.map_err(|error| {
                 Refusal::from(error.during(&format!("failed to run IPAM for {}", pod.sandbox)))
             })?;

@@ -15,7 +15,7 @@ pub struct Request {
     pub command: Command,
     /// The pod.
     pub pod: Pod,
-    /// The shape that the answer shall have.
+    /// The version of the plugin's configuration.
     pub version: Version,
     /// The pod's annotations, where the runtime sends them with the configuration.
     pub annotations: Vec<(String, String)>,
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answers_shape_is_the_configurations() {
+    fn the_configurations_version_is_read() {
         for (config, version) in [
             (r#"{"cniVersion":"0.2.0","name":"openshift-sdn"}"#, Version::V0_2_0),
             (r#"{"cniVersion":"1.1.0","name":"openshift-sdn"}"#, Version::V1_1_0),
