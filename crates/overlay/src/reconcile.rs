@@ -127,12 +127,14 @@ impl Run<'_> {
         true
     }
 
-    /// What is left to do, in words: the drift, as long as no step was taken. Sysctls that may be right already are left
-    /// out.
+    /// What is left to do, in words: the drift, as long as no step was taken. Forwarding is part of it where it is off.
     pub fn pending(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for step in &self.steps {
             match step {
+                Step::Forwarding(family, _) if is_off(*family) => {
+                    lines.push(format!("write sysctl {} = 1", forwarding(*family)));
+                }
                 Step::Forwarding(..) => {}
                 Step::Nat(_) => lines.push("replace the overlay's part of table inet russet".to_owned()),
                 Step::Ops(ops) => lines.extend(ops.iter().map(Op::to_string)),
@@ -149,12 +151,23 @@ impl Run<'_> {
 
 fn forward(socket: &mut Socket, family: Family, underlay: u32, report: &mut Report) {
     match family {
-        Family::V4 => set("net/ipv4/ip_forward", "1", report),
-        Family::V6 => {
-            keep_router_advertisements(socket, underlay, report);
-            set("net/ipv6/conf/all/forwarding", "1", report);
-        }
+        Family::V4 => {}
+        Family::V6 => keep_router_advertisements(socket, underlay, report),
     }
+    set(forwarding(family), "1", report);
+}
+
+/// The switch of a whole namespace.
+fn forwarding(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "net/ipv4/ip_forward",
+        Family::V6 => "net/ipv6/conf/all/forwarding",
+    }
+}
+
+/// What cannot be read is no difference; writing it says why.
+fn is_off(family: Family) -> bool {
+    sysctl::read(forwarding(family)).is_ok_and(|value| value == "0")
 }
 
 /// A machine that forwards ignores router advertisements unless told otherwise (accept_ra 2), and would lose the default

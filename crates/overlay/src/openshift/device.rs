@@ -25,6 +25,9 @@ const SYSCTLS: [(&str, &str); 6] = [
     ("ipv4/conf/{}/send_redirects", "0"),
 ];
 
+/// Of the whole namespace. Links have switches of their own, which follow this one when it is set.
+const FORWARDING: &str = "net/ipv4/ip_forward";
+
 /// The device as it should be, with everything that never changes with pods and peers; whether it is there, which it is unless somebody only looks.
 pub(super) fn ensure(settings: &Settings, socket: &mut Socket, work: &mut Work) -> Result<bool, SdnError> {
     let name = name()?;
@@ -34,6 +37,8 @@ pub(super) fn ensure(settings: &Settings, socket: &mut Socket, work: &mut Work) 
         let refusal = Refusal::new(Subject::Device(russet_addr::Family::V4), None, reason);
         work.report().refusals.push(refusal);
     }
+    // A node whose distribution forwards nothing would carry no packet from one pod's link to another, however right the rest is.
+    work.sysctl(FORWARDING, "1")?;
     let Some(link) = link(settings, socket, &name, work)? else { return Ok(false) };
     // Programs first: what arrives before the device is up was not for us.
     for place in [Place::FromTunnel, Place::IntoTunnel] {

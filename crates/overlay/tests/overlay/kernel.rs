@@ -308,9 +308,11 @@ fn drift_is_told_and_withdrawal_leaves_nothing() {
         assert_eq!(nodes[0].drift(), [""; 0]);
         sh("ip -n n1 route del 10.1.2.0/26");
         sh("ip -n n1 link set vxlan-v6.calico mtu 1300");
+        sh("ip netns exec n1 sysctl -w net.ipv4.ip_forward=0");
         assert_eq!(
             nodes[0].drift(),
             [
+                "write sysctl net/ipv4/ip_forward = 1",
                 "set mtu of the IPv6 tunnel device to 1430",
                 "add route 10.1.2.0/26 through the tunnel by 10.1.2.1"
             ]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use russet_addr::{IpNet, Ipv4Net};
+use russet_addr::{Family, IpNet, Ipv4Net};
 use russet_netlink::{Change, Conf, ConfOf, Link, NeighbourState, Route};
 use russet_overlay::openshift::{DEVICE, LEAVING_GROUP, ROUTE_PROTOCOL};
 
@@ -41,6 +41,8 @@ impl Sdn {
             Change::Conf(conf @ Conf { of: ConfOf::Link(ifindex), .. }) => {
                 there && is_switched_off(conf) && ours(*ifindex)
             }
+            // Switched off, nothing is forwarded from one pod's link to another.
+            Change::Conf(Conf { of: ConfOf::All, family: Family::V4, forwarding: Some(false), .. }) => there,
             // The programs say where packets go: there are no forwarding entries.
             Change::Conf(_) | Change::Fdb(_) | Change::Link(_) | Change::Rule(_) => false,
         }

@@ -267,6 +267,10 @@ fn what_is_openshifts_is_suspect_where_its_server_keeps_a_data_path_and_its_own_
     let end = Link { alias: Some("russet-sdn:ns1:10.128.0.5:abc".to_owned()), ..host_end("abc") };
     let pod = Neighbour::permanent(9, ip("10.128.0.5"), Mac([0x0a, 0x58, 10, 128, 0, 5]));
     let neighbour = |state| Event::Set(Change::Neighbour(Neighbour { state, ..pod.clone() }));
+    let forwarding = |family, on| {
+        let conf = Conf { family, of: ConfOf::All, forwarding: Some(on), rp_filter: None, proxy: None };
+        Event::Set(Change::Conf(conf))
+    };
     let judge_of = |end: &Link| {
         let mut judge = judge();
         judge.learn([end.clone()]);
@@ -290,6 +294,7 @@ fn what_is_openshifts_is_suspect_where_its_server_keeps_a_data_path_and_its_own_
         Event::Gone(Change::Address(Address::new(9, net("10.128.0.1/32")))),
         neighbour(NeighbourState::Failed),
         neighbour(NeighbourState::Permanent),
+        forwarding(Family::V4, false),
         Event::Overrun,
     ] {
         assert!(heard(true, &event, false), "{event:?}");
@@ -323,6 +328,8 @@ fn what_is_openshifts_is_suspect_where_its_server_keeps_a_data_path_and_its_own_
         set(leaving.clone()),
         Event::Gone(Change::Link(Box::new(leaving))),
         neighbour(NeighbourState::Reachable),
+        forwarding(Family::V4, true),
+        forwarding(Family::V6, false),
     ] {
         assert!(!heard(true, &event, false), "{event:?}");
     }
