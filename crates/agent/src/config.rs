@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use russet_addr::{IfName, NodeName};
+use russet_health::Address as HealthAddress;
 use russet_store_etcd::{LOCATION_SCHEME, Settings as EtcdSettings};
 
 /// Everything that can be set for an agent.
@@ -29,7 +30,7 @@ pub struct Config {
     /// MTU of pods; by default the underlay's less the encapsulation's overhead.
     pub mtu_bytes: Option<u32>,
     /// Where `/healthz`, `/readyz` and `/metrics` are served.
-    pub health: SocketAddr,
+    pub health: HealthAddress,
     /// DEL removes the pod's interface before it answers, instead of leaving that to the reaper.
     pub sync_delete: bool,
     /// How often leaks are looked for, and how long a leak waits for the second look; none: never, unless somebody asks.
@@ -201,6 +202,11 @@ impl Paths {
     /// The agent's CNI socket.
     pub fn cni_socket(&self) -> PathBuf {
         self.run_dir().join("cni.sock")
+    }
+
+    /// Where the agent always serves health and metrics, for root: an address may be taken.
+    pub fn health_socket(&self) -> PathBuf {
+        self.run_dir().join("health.sock")
     }
 
     /// Held by the agent for its life; plugins that work without one share it.

@@ -17,6 +17,10 @@ pub enum Condition {
     Programmed,
     /// Every interface of a pod has its verdict, and none without one carries anything.
     Verdicts,
+    /// OpenShift's data path is in force; only where the agent serves OpenShift's plugin.
+    Openshift,
+    /// Health and metrics are served where the settings say. Pods are attached without it.
+    Health,
 }
 
 /// The state of every condition; clones share it.
@@ -40,18 +44,26 @@ impl Condition {
             Self::Node => "node",
             Self::Programmed => "programmed",
             Self::Verdicts => "verdicts",
+            Self::Openshift => "openshift",
+            Self::Health => "health",
         }
+    }
+
+    /// Whether plugin `russet` cannot attach pods without it. OpenShift's server answers STATUS of its own plugin.
+    fn is_needed_by_pods(self) -> bool {
+        !matches!(self, Self::Openshift | Self::Health)
     }
 }
 
 // === impl Readiness ===
 
 impl Readiness {
-    /// Nothing is ready yet.
+    /// Nothing is ready yet. Whether health can be served is known at once, and is no reason to wait.
     pub fn pending() -> Self {
         let pending = |condition| (condition, Some(PENDING.to_owned()));
-        let reasons = Arc::new(Mutex::new(Condition::ALL.map(pending).into()));
-        Self { reasons, notes: Arc::default(), remarks: Arc::default() }
+        let mut reasons = BTreeMap::from(Condition::ALL.map(pending));
+        reasons.insert(Condition::Health, None);
+        Self { reasons: Arc::new(Mutex::new(reasons)), notes: Arc::default(), remarks: Arc::default() }
     }
 
     /// Every condition and whether it is met.
@@ -92,19 +104,26 @@ impl Readiness {
         }
     }
 
-    /// Why pods cannot be attached now; none: they can.
+    /// The first condition that is not met, and why; none: all are.
     pub fn reason(&self) -> Option<String> {
+        self.first_unmet(|_| true)
+    }
+
+    fn first_unmet(&self, counts: impl Fn(Condition) -> bool) -> Option<String> {
         let unmet = |(condition, reason): (&Condition, &Option<String>)| {
             reason.as_ref().map(|reason| format!("{}: {reason}", condition.name()))
         };
-        self.lock().iter().find_map(unmet)
+        self.lock().iter().filter(|(condition, _)| counts(**condition)).find_map(unmet)
     }
 
     /// The same, as plugins tell it. Where there are pods, they suffer from what has failed; not from what has only not been done yet: what an earlier
     /// agent left carries their packets.
     pub fn not_ready(&self, pods: bool) -> Option<NotReady> {
-        let reason = self.reason()?;
-        let failed = self.lock().values().flatten().any(|reason| reason != PENDING);
+        let reason = self.first_unmet(Condition::is_needed_by_pods)?;
+        let needed = |(condition, reason): (&Condition, &Option<String>)| {
+            reason.clone().filter(|_| condition.is_needed_by_pods())
+        };
+        let failed = self.lock().iter().filter_map(needed).any(|reason| reason != PENDING);
         Some(NotReady { reason, pods_suffer: pods && failed })
     }
 
@@ -139,6 +158,13 @@ impl Ready for Readiness {
     async fn verbose(&self) -> String {
         Self::verbose(self)
     }
+
+    fn served(&self, problem: Option<&str>) {
+        match problem {
+            None => self.met(Condition::Health),
+            Some(problem) => self.unmet(Condition::Health, problem),
+        };
+    }
 }
 
 /// The reason of a condition that nothing has been heard of.
@@ -164,15 +190,31 @@ mod tests {
             readiness.not_ready(true).unwrap().pods_suffer
                 && !readiness.not_ready(false).unwrap().pods_suffer
         );
-        assert_eq!(readiness.verbose(), "[-] store: no answer\n[+] node\n[+] programmed\n[+] verdicts\n");
+        assert_eq!(
+            readiness.verbose(),
+            "[-] store: no answer\n[+] node\n[+] programmed\n[+] verdicts\n[+] health\n"
+        );
         readiness.note("by the way");
         readiness.note("by the way");
-        assert!(readiness.verbose().ends_with("[+] verdicts\n[!] by the way\n"));
+        assert!(readiness.verbose().ends_with("[+] health\n[!] by the way\n"));
         assert!(readiness.remark("policy", Some("one".to_owned())));
         assert!(!readiness.remark("policy", Some("one".to_owned())));
         assert!(readiness.remark("policy", Some("two".to_owned())));
         assert!(readiness.verbose().ends_with("[!] by the way\n[!] policy: two\n"));
         assert!(readiness.remark("policy", None) && !readiness.remark("policy", None));
         assert!(readiness.verbose().ends_with("[!] by the way\n"));
+    }
+
+    #[test]
+    fn a_taken_health_address_is_shown_and_keeps_no_pod_from_being_attached() {
+        let readiness = Readiness::pending();
+        Condition::ALL.into_iter().for_each(|condition| _ = readiness.met(condition));
+        readiness.unmet(Condition::Health, "127.0.0.1:9471 is taken");
+        assert_eq!(readiness.reason().unwrap(), "health: 127.0.0.1:9471 is taken");
+        assert_eq!(readiness.not_ready(true), None);
+        readiness.unmet(Condition::Openshift, "not yet");
+        assert_eq!(readiness.not_ready(true), None);
+        readiness.unmet(Condition::Store, "no answer");
+        assert_eq!(readiness.not_ready(true).unwrap().reason, "store: no answer");
     }
 }

@@ -47,6 +47,7 @@ pub use config::{Config, DEFAULT_HEALTH, DefaultPools, Encapsulation, Paths, Set
 pub use direct::{Direct, direct};
 pub use health::{Condition, Readiness};
 pub use history::{History, Tenure};
+pub use russet_health::Address as HealthAddress;
 pub use russet_plugins::{RequestLog, Stages};
 pub use russet_store_etcd::{Secret, Settings as EtcdSettings, SettingsError as EtcdSettingsError};
 pub use stores::{Opened, open as open_store, own as own_store};
@@ -57,7 +58,7 @@ use datastores::EtcdDatastores;
 use drift::Drift;
 use journal::{Found, Journal, Recorder};
 use measured::Measured;
-use metrics::Metrics;
+use metrics::{Listeners, Metrics};
 use operations::Operations;
 use reconcile::Loop;
 use repair::{Crew, Door, Repairs};
@@ -116,17 +117,25 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<(), AgentError> {
     tracing::debug!(lock = %node_lock.0.path().display(), "the node is ours");
-    let store = stores::open_and_serve(&config).await?;
     let readiness = Readiness::pending();
     let (metrics, mut registry) = Metrics::with_readiness(&readiness);
+    let store = stores::open_and_serve(&config, &metrics.listeners.store).await?;
     let doomed = Rc::new(Notify::new());
     let (recorder, found) = recorder(&config, &metrics).map_err(io("read the boot's ID"))?;
     let measured: Rc<dyn Store> = Measured::over(&store.store, &metrics.store);
     let node = node(&config, Rc::clone(&measured), teardown(&config, &doomed), &readiness);
     let node = outfitted(node, &config, &readiness, &recorder);
     let listener = server::bind(&config.paths.cni_socket()).map_err(io("make the CNI socket"))?;
+    let listeners = metrics.listeners.clone();
     let (stopping, stopped) = watch::channel(false);
-    let openshift = openshift::Server::of(&config, &measured, &mut registry, stopped.clone());
+    let openshift = openshift::Server::of(
+        &config,
+        &measured,
+        &mut registry,
+        &readiness,
+        &listeners.openshift,
+        stopped.clone(),
+    );
     let ((jobs, requests), (door, repair_jobs)) = (server::queue(), Door::new());
     let history = History::at(config.paths.history_file());
     let operations = Rc::new(Operations::new(node.clone(), metrics.clone(), history, Rc::clone(&recorder)));
@@ -158,10 +167,10 @@ pub async fn run(
             recovery::run(&operations, found, &kernel).await;
             background.spawn_local(carry_out(Rc::clone(&operations), requests));
             let openshift = openshift.map(|server| tokio::task::spawn_local(server.run(drift.clone())));
-            let health = tokio::spawn(russet_health::serve(config.health, readiness, registry, told(stopped.clone())));
-            let cni = tokio::spawn(server::serve(listener, jobs, door, drift, told(stopped)));
+            start_health(&config, readiness, registry, &listeners, told(stopped.clone()))?;
+            let cni = tokio::spawn(server::serve(listener, listeners.cni, jobs, door, drift, told(stopped)));
             tracing::info!(node = %config.node_name, store = %config.store, socket = %config.paths.cni_socket().display(), "agent started");
-            until(stop, health, config.health).await?;
+            stop.await;
             // Nobody may be listening any more; that is the aim.
             let _ = stopping.send(true);
             finish(cni, &operations).await;
@@ -176,20 +185,19 @@ pub async fn run(
         .await
 }
 
-/// Waits until the agent is told to stop, or cannot say any more how it is.
-async fn until(
-    stop: impl Future<Output = ()>,
-    health: tokio::task::JoinHandle<std::io::Result<()>>,
-    address: std::net::SocketAddr,
+/// Serves health and metrics from now on. An address that is taken is no reason to keep pods from being attached.
+fn start_health(
+    config: &Config,
+    readiness: Readiness,
+    registry: prometheus_client::registry::Registry,
+    listeners: &Listeners,
+    stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), AgentError> {
-    let died = tokio::select! {
-        () = stop => None,
-        died = health => Some(died),
-    };
-    match died {
-        Some(Ok(Err(source))) => Err(AgentError::Io { what: format!("serve health on {address}"), source }),
-        _ => Ok(()),
-    }
+    let mut addresses = vec![config.health.clone(), HealthAddress::Unix(config.paths.health_socket())];
+    addresses.dedup();
+    let admission = std::sync::Arc::clone(&listeners.health);
+    russet_health::start(addresses, readiness, registry, admission, stop)
+        .map_err(io("start the thread of health and metrics"))
 }
 
 /// Looks for leaks when somebody asks, every so often, and soon after a boot.
@@ -224,11 +232,10 @@ async fn carry_out(operations: Rc<Operations>, mut requests: mpsc::Receiver<serv
 }
 
 /// Waits for the requests under way, and for what DELs have left to do after their answers, but not for ever: the next agent finishes it.
-async fn finish(cni: tokio::task::JoinHandle<std::io::Result<()>>, operations: &Operations) {
+async fn finish(cni: tokio::task::JoinHandle<()>, operations: &Operations) {
     let end = tokio::time::Instant::now() + STOP_PATIENCE;
     match tokio::time::timeout_at(end, cni).await {
-        Ok(Ok(Ok(()))) => {}
-        Ok(Ok(Err(error))) => tracing::warn!(%error, "the CNI server ended with an error"),
+        Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "the CNI server stopped half-way"),
         Err(_elapsed) => tracing::warn!("requests under way were cut off"),
     }

@@ -1,6 +1,7 @@
 //! What the agent counts; names are `russet_<subsystem>_<noun>_<unit>`.
 
 mod drift;
+mod listeners;
 mod pools;
 mod readiness;
 mod store;
@@ -19,6 +20,7 @@ use russet_plugins::stages::Spent;
 use crate::health::Readiness;
 
 pub use drift::DriftMetrics;
+pub use listeners::Listeners;
 pub use pools::{Claims, Fill, PoolMetrics};
 pub use store::StoreMetrics;
 
@@ -63,6 +65,8 @@ pub struct Metrics {
     pub store: StoreMetrics,
     /// How full pools are.
     pub pools: PoolMetrics,
+    /// Seats of the agent's sockets.
+    pub listeners: Listeners,
     /// Bytes of the journal that are used.
     pub journal_bytes: Gauge,
     /// Records in the journal.
@@ -125,6 +129,7 @@ impl Metrics {
             drift: DriftMetrics::default(),
             store: StoreMetrics::default(),
             pools: PoolMetrics::default(),
+            listeners: Listeners::new(),
             journal_bytes: Gauge::default(),
             journal_records: Gauge::default(),
             journal_write_failures: Counter::default(),
@@ -178,6 +183,7 @@ impl Metrics {
         it.drift.register(registry);
         it.store.register(registry);
         it.pools.register(registry);
+        registry.register_collector(Box::new(it.listeners.collector()));
         it.register_journal(registry);
     }
 

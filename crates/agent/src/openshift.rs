@@ -25,6 +25,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use prometheus_client::registry::Registry;
+use russet_listener::Admission;
 use russet_overlay::Report;
 use russet_overlay::openshift::Sdn as DataPath;
 use russet_store::Store;
@@ -33,9 +34,11 @@ use tokio::task::JoinSet;
 
 use crate::config::Config;
 use crate::drift::Drift;
+use crate::health::{Condition, Readiness};
 use crate::openshift_tenants::{Told, View, follow};
 use crate::server::bind;
 use door::Job;
+pub(crate) use door::LISTENER;
 use files::{Files, PluginConfig};
 use ipam::Ipam;
 use metrics::SdnMetrics;
@@ -69,6 +72,8 @@ pub struct Server {
     settings: Settings,
     store: Rc<dyn Store>,
     metrics: SdnMetrics,
+    readiness: Readiness,
+    admission: Arc<Admission>,
     stopped: watch::Receiver<bool>,
 }
 
@@ -86,11 +91,21 @@ impl Server {
         config: &Config,
         store: &Rc<dyn Store>,
         registry: &mut Registry,
+        readiness: &Readiness,
+        admission: &Arc<Admission>,
         stopped: watch::Receiver<bool>,
     ) -> Option<Self> {
         let settings = config.openshift.clone()?;
-        let metrics = SdnMetrics::register(registry);
-        Some(Self { config: config.clone(), settings, store: Rc::clone(store), metrics, stopped })
+        readiness.unmet(Condition::Openshift, "not yet");
+        Some(Self {
+            config: config.clone(),
+            settings,
+            store: Rc::clone(store),
+            metrics: SdnMetrics::register(registry),
+            readiness: readiness.clone(),
+            admission: Arc::clone(admission),
+            stopped,
+        })
     }
 
     /// Runs until it is told to stop, and requests under way are done; what keeps it from beginning is tried again. `drift` keeps its
@@ -103,7 +118,10 @@ impl Server {
                 _ = stopped.wait_for(|stop| *stop) => return,
                 part = self.begin() => match part {
                     Ok(part) => return self.serve(part, drift).await,
-                    Err(error) => tracing::warn!(%error, "OpenShift's server cannot begin"),
+                    Err(error) => {
+                        self.readiness.unmet(Condition::Openshift, &error);
+                        tracing::warn!(%error, "OpenShift's server cannot begin");
+                    }
                 },
             }
             // Nobody is to wait for the end of a pause.
@@ -122,7 +140,8 @@ impl Server {
 
     async fn serve(self, part: NodesPart, drift: Drift) {
         let mut background = JoinSet::new();
-        let (view, changed, state) = (Rc::default(), Rc::new(Notify::new()), Rc::new(State::pending()));
+        let (view, changed, state) =
+            (Rc::default(), Rc::new(Notify::new()), Rc::new(State::pending(self.readiness.clone())));
         let config = PluginConfig {
             mtu: part.sdn.settings().mtu,
             routable_mtu: self.settings.routable_mtu,
@@ -154,12 +173,7 @@ impl Server {
             } => listener,
         };
         let (jobs, waiting) = door::queue();
-        let stop = self.stop();
-        background.spawn(async move {
-            if let Err(error) = door::serve(listener, jobs, stop).await {
-                tracing::warn!(%error, "OpenShift's server ended with an error");
-            }
-        });
+        background.spawn(door::serve(listener, Arc::clone(&self.admission), jobs, self.stop()));
         let settings = format!("{config:?}");
         tracing::info!(socket = %files.socket().display(), settings, "OpenShift's server started");
         background.spawn_local(async move {

@@ -443,7 +443,7 @@ mod tests {
             calico: false,
             pools: DefaultPools::default(),
             mtu_bytes: None,
-            health: DEFAULT_HEALTH,
+            health: DEFAULT_HEALTH.into(),
             sync_delete: false,
             leak_repair: None,
             cni_caches: Vec::new(),

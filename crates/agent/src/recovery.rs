@@ -3,7 +3,8 @@
 //! background, in its turn among the requests for its container, until something later has settled the matter. ADDs that could not be undone when their time
 //! was over end up here, too.
 
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use russet_cni_spec::plugin::{Prepared, prepare};
 use russet_cni_spec::{Call, CniError, Request, code};
 use russet_plugins::Node;
 use serde_json::{Map, Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 use tokio::task::{JoinSet, spawn_local};
 
 use crate::journal::{Found, Interface, Open, Recorder, Verb};
@@ -135,12 +136,39 @@ pub async fn run(operations: &Rc<Operations>, found: Found, kernel: &Kernel) {
     under_way.detach_all();
 }
 
+/// Operations that could not be undone at once: each once, so that there are no more than the journal has open.
+#[derive(Default)]
+struct Leaving {
+    ops: RefCell<BTreeMap<u64, Left>>,
+    added: Notify,
+}
+
+// === impl Leaving ===
+
+impl Leaving {
+    fn add(&self, op: u64, left: Left) {
+        self.ops.borrow_mut().insert(op, left);
+        self.added.notify_one();
+    }
+
+    async fn next(&self) -> (u64, Left) {
+        loop {
+            let first = self.ops.borrow_mut().pop_first();
+            match first {
+                Some(next) => return next,
+                None => self.added.notified().await,
+            }
+        }
+    }
+}
+
 /// Takes what could not be undone from now on.
 pub async fn serve(operations: Rc<Operations>) {
-    let (sender, mut ops) = mpsc::unbounded_channel();
-    // Whoever asks is of this agent; it ends with it.
-    operations.leave_to(Box::new(move |op, left| _ = sender.send((op, left))));
-    while let Some((op, left)) = ops.recv().await {
+    let leftovers = Rc::new(Leaving::default());
+    let left_by = Rc::clone(&leftovers);
+    operations.leave_to(Box::new(move |op, left| left_by.add(op, left)));
+    loop {
+        let (op, left) = leftovers.next().await;
         let Some(open) = operations.recorder().journal().open_one(op) else { continue };
         match request(&open, &[]) {
             Ok(request) => {

@@ -1,7 +1,6 @@
 //! The CNI socket: `POST /v1/cni`, and `POST /v1/repair` and `/v1/drift` for operators. For root only.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +15,10 @@ use russet_cni_spec::relay::{
     HTTP_PATH, RelayRequest, RelayResponse, STDERR_HEADER, STDERR_MAX_BYTES, TIMING_HEADER,
 };
 use russet_cni_spec::{CniError, base64};
+use russet_listener::http::{self, Requests};
+use russet_listener::{Admission, Allowed, Limits};
 use serde_json::json;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::drift::{DRIFT_PATH, Drift};
@@ -25,8 +26,20 @@ use crate::repair::{Door, REPAIR_PATH};
 
 /// Requests that may be under way or wait; more are told to try again. A kubelet starts at most a few hundred pods.
 const QUEUE_MAX: usize = 1024;
-/// How long the agent pauses when the kernel has no file descriptors left for another connection.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The CNI socket: for root only. Requests above [`QUEUE_MAX`] are answered, too, with "try again"; a plugin is a process for each request, and half of
+/// the seats are more than any other program needs.
+pub const LISTENER: Limits = Limits {
+    name: "cni",
+    connections: QUEUE_MAX + 64,
+    per_peer: QUEUE_MAX / 2,
+    allowed: Allowed::RootAndOwnUser,
+    greeting_bytes: 0,
+    greeting_timeout: Duration::from_secs(10),
+    idle_timeout: None,
+};
+/// Plugins send all of a request at once.
+const REQUESTS: Requests =
+    Requests { body_max_bytes: RelayRequest::MAX_BYTES, body_timeout: Duration::from_secs(10) };
 
 /// A request on its way to the loop, with the way back.
 pub struct Job {
@@ -45,21 +58,9 @@ pub struct Jobs {
     places: Arc<Semaphore>,
 }
 
-/// The listener lets root in, and the user that the agent runs as.
-pub(crate) struct RootOnly {
-    listener: UnixListener,
-    own_uid: u32,
-}
-
-/// Makes the socket in a directory that only root may enter, replacing what a dead agent left. The caller holds the node lock.
+/// Makes the socket, replacing what a dead agent left. The caller holds the node lock.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let listener = UnixListener::bind(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    russet_listener::unix::replace_at(path, russet_listener::unix::PRIVATE)
 }
 
 /// The queue between connections and the loop.
@@ -71,18 +72,19 @@ pub fn queue() -> (Jobs, mpsc::Receiver<Job>) {
 /// Serves until `stop` resolves and the requests under way are answered.
 pub async fn serve(
     listener: UnixListener,
+    admission: Arc<Admission>,
     jobs: Jobs,
     repairs: Door,
     drift: Drift,
     stop: impl Future<Output = ()> + Send + 'static,
-) -> io::Result<()> {
+) {
     let router = Router::new()
         .route(HTTP_PATH, post(answer))
         .with_state(jobs)
         .merge(Router::new().route(REPAIR_PATH, post(repair)).with_state(repairs))
         .merge(Router::new().route(DRIFT_PATH, post(differ)).with_state(drift))
         .layer(DefaultBodyLimit::max(RelayRequest::MAX_BYTES));
-    axum::serve(RootOnly::new(listener), router).with_graceful_shutdown(stop).await
+    http::serve(listener, admission, REQUESTS, router, stop).await;
 }
 
 async fn answer(State(jobs): State<Jobs>, body: Bytes) -> (StatusCode, HeaderMap, Vec<u8>) {
@@ -141,41 +143,6 @@ async fn outcome(jobs: &Jobs, body: &[u8]) -> Result<Outcome, CniError> {
     answered.await.map_err(|_| CniError::try_again_later("the agent is stopping", "it will be back"))
 }
 
-// === impl RootOnly ===
-
-impl RootOnly {
-    pub(crate) fn new(listener: UnixListener) -> Self {
-        Self { listener, own_uid: rustix::process::geteuid().as_raw() }
-    }
-}
-
-impl axum::serve::Listener for RootOnly {
-    type Io = UnixStream;
-    type Addr = ();
-
-    async fn accept(&mut self) -> (UnixStream, ()) {
-        loop {
-            match self.listener.accept().await {
-                Ok((stream, _)) => match stream.peer_cred() {
-                    Ok(peer) if peer.uid() == 0 || peer.uid() == self.own_uid => return (stream, ()),
-                    Ok(peer) => {
-                        tracing::warn!(uid = peer.uid(), pid = peer.pid(), "connection refused: not root")
-                    }
-                    Err(error) => tracing::warn!(%error, "connection refused: who it is cannot be seen"),
-                },
-                Err(error) => {
-                    tracing::warn!(%error, "no connection can be accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -204,10 +171,9 @@ mod tests {
         let places = Arc::clone(&jobs.places);
         let (stop, stopped) = oneshot::channel::<()>();
         let router = Router::new().route(HTTP_PATH, post(answer)).with_state(jobs);
-        let listener =
-            RootOnly { listener: bind(&path).unwrap(), own_uid: rustix::process::geteuid().as_raw() };
-        let serving = axum::serve(listener, router).with_graceful_shutdown(async { _ = stopped.await });
-        let serving = tokio::spawn(async move { serving.await });
+        let (listener, admission) = (bind(&path).unwrap(), Admission::new(LISTENER));
+        let serving = http::serve(listener, admission, REQUESTS, router, async { _ = stopped.await });
+        let serving = tokio::spawn(serving);
         let mut client = tokio::net::UnixStream::connect(&path).await.unwrap();
         let body = body();
         let head = format!("POST {HTTP_PATH} HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", body.len());
@@ -220,7 +186,7 @@ mod tests {
         drop(job);
         assert_eq!(places.available_permits(), QUEUE_MAX);
         stop.send(()).unwrap();
-        serving.await.unwrap().unwrap();
+        serving.await.unwrap();
     }
 
     #[tokio::test]

@@ -6,9 +6,11 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use russet_linux::file::private_dir;
+use russet_listener::Admission;
 use russet_store::{Access, Cause, Locked, Remote, Store, StoreError, open_or_connect};
 use russet_store_etcd::{Etcd, Settings as EtcdSettings};
 
@@ -63,10 +65,10 @@ pub async fn open(paths: &Paths, location: &StoreLocation) -> Result<Opened, Sto
 }
 
 /// The store of an agent, which serves it if it is the embedded one.
-pub async fn open_and_serve(config: &Config) -> Result<Opened, StoreError> {
+pub async fn open_and_serve(config: &Config, admission: &Arc<Admission>) -> Result<Opened, StoreError> {
     match &config.store {
         StoreLocation::Unix(path) => Ok(Opened::remote(Remote::connect(path))),
-        StoreLocation::Embedded => own(&config.paths).await,
+        StoreLocation::Embedded => own_with(&config.paths, Arc::clone(admission)).await,
         StoreLocation::Etcd(settings) => Opened::etcd(settings),
     }
 }
@@ -82,14 +84,19 @@ async fn open_local(paths: &Paths) -> Result<Opened, StoreError> {
 
 /// Owns the embedded store of this machine; the service has to be run.
 pub async fn own(paths: &Paths) -> Result<Opened, StoreError> {
+    own_with(paths, Admission::new(russet_store::LISTENER)).await
+}
+
+async fn own_with(paths: &Paths, admission: Arc<Admission>) -> Result<Opened, StoreError> {
     let dir = store_dir(paths)?;
     let mut opened = Opened::owned(Locked::acquire(&dir, OWNER_PATIENCE).await?);
     if let Some(owner) = opened._owner.clone() {
         let listener =
             russet_store::listen(&dir, &owner).map_err(|error| failed("make the store's socket", error))?;
-        let service =
-            async move { russet_store::serve(owner.store().clone(), listener, std::future::pending()).await };
-        opened.service = Some(Box::pin(service));
+        opened.service = Some(Box::pin(async move {
+            let store = owner.store().clone();
+            russet_store::serve_within(store, listener, admission, std::future::pending()).await;
+        }));
     }
     Ok(opened)
 }

@@ -1,4 +1,4 @@
-//! Connections to the socket: at most so many at once, and a kernel that is short of something is waited for.
+//! Connections to the socket, as the gRPC server wants them: those that got a seat, and what says on a request which of them it came by.
 
 use std::io;
 use std::pin::Pin;
@@ -6,99 +6,115 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use russet_listener::{Acceptor, Admission, Allowed, Busy, Connection, Limits};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-/// One caller; its place is free when it is dropped.
-pub struct Connection {
-    stream: UnixStream,
-    _place: OwnedSemaphorePermit,
-}
+/// One caller.
+pub struct Caller(Connection<UnixStream>);
 
 /// Those who come, as the server wants them.
-pub struct Arrivals(mpsc::Receiver<io::Result<Connection>>);
+pub struct Arrivals(mpsc::Receiver<io::Result<Caller>>);
 
-/// kubelet has one or two, crictl one for each call. Those who come when all places are taken wait in the kernel's queue.
-const CONNECTIONS_MAX: usize = 64;
-/// Between tries when the kernel lets nobody in: it has no descriptors or memory, and will not have them at once.
-const PAUSE: Duration = Duration::from_millis(100);
+/// On each request: what keeps the seat of its connection while it is in progress.
+#[derive(Clone)]
+pub struct Requests(Arc<dyn Fn() -> Busy + Send + Sync>);
+
+/// kubelet has one or two connections, crictl one for each call; 16 watches of one process, each on a connection of its own, leave room for its calls. The
+/// socket's mode says who may connect.
+pub const LISTENER: Limits = Limits {
+    name: "cri",
+    connections: 64,
+    per_peer: 32,
+    allowed: Allowed::Anyone,
+    greeting_bytes: PREFACE_BYTES,
+    greeting_timeout: Duration::from_secs(10),
+    idle_timeout: Some(Duration::from_secs(90)),
+};
+/// Of what every client of HTTP/2 sends first (RFC 9113 section 3.4).
+const PREFACE_BYTES: usize = 24;
+/// A caller that has nothing to ask is asked whether it is there, which is not idle if it answers; a third of what a connection may be idle.
+pub const PING_INTERVAL: Duration = Duration::from_secs(30);
+/// How long it may take to answer that.
+pub const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 // === impl Arrivals ===
 
 impl Arrivals {
     /// Accepts until it is dropped.
-    pub fn at(listener: UnixListener) -> Self {
+    pub fn at(listener: UnixListener, admission: Arc<Admission>) -> Self {
         let (sender, receiver) = mpsc::channel(1);
-        tokio::spawn(accept(listener, sender));
+        tokio::spawn(accept(Acceptor::new(listener, admission), sender));
         Self(receiver)
     }
 }
 
-async fn accept(listener: UnixListener, arrivals: mpsc::Sender<io::Result<Connection>>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+async fn accept(acceptor: Acceptor<UnixListener>, arrivals: mpsc::Sender<io::Result<Caller>>) {
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let accepted = tokio::select! {
             () = arrivals.closed() => return,
-            accepted = listener.accept() => accepted,
+            accepted = acceptor.accept() => accepted,
         };
-        match accepted {
-            Ok((stream, _)) => {
-                if arrivals.send(Ok(Connection { stream, _place: place })).await.is_err() {
-                    return;
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a connection was not accepted");
-                tokio::time::sleep(PAUSE).await;
-            }
+        if arrivals.send(Ok(Caller(accepted))).await.is_err() {
+            return;
         }
     }
 }
 
 impl Stream for Arrivals {
-    type Item = io::Result<Connection>;
+    type Item = io::Result<Caller>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.0.poll_recv(context)
     }
 }
 
-// === impl Connection ===
+// === impl Requests ===
 
-impl Connected for Connection {
-    type ConnectInfo = ();
-
-    fn connect_info(&self) {}
+impl Requests {
+    /// One is in progress until the answer of this is dropped.
+    pub fn begin(&self) -> Busy {
+        (self.0)()
+    }
 }
 
-impl AsyncRead for Connection {
+// === impl Caller ===
+
+impl Connected for Caller {
+    type ConnectInfo = Requests;
+
+    fn connect_info(&self) -> Requests {
+        Requests(Arc::new(self.0.requests()))
+    }
+}
+
+impl AsyncRead for Caller {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        Pin::new(&mut self.0).poll_read(context, buffer)
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for Caller {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        Pin::new(&mut self.0).poll_write(context, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        Pin::new(&mut self.0).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        Pin::new(&mut self.0).poll_shutdown(context)
     }
 }

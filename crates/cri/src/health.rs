@@ -1,7 +1,7 @@
 //! What `/metrics` and `/readyz` of `russet cri` tell; docs/metrics.md lists it.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use prometheus_client::collector::Collector;
@@ -48,7 +48,11 @@ struct Call {
 
 /// Whether pods can be attached, as Status has it.
 #[derive(Clone)]
-pub struct Network(pub Arc<Runtime>);
+pub struct Network {
+    runtime: Arc<Runtime>,
+    /// Why health is not served where it should be.
+    unserved: Arc<Mutex<Option<String>>>,
+}
 
 /// How many sandboxes there are, counted when somebody asks.
 struct Count(Arc<Sandboxes>);
@@ -69,6 +73,8 @@ const SERVED: [&str; 12] = [
     "RuntimeConfig",
 ];
 const OTHER: &str = "other";
+/// What the names of our metrics begin with.
+pub const PREFIX: &str = "russet";
 /// Upper bounds of the buckets, in seconds: a look takes less than a millisecond, a sandbox some, a plugin that hangs a minute.
 const BUCKETS_S: [f64; 12] = [0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 10.0, 60.0];
 
@@ -93,7 +99,7 @@ impl Calls {
         let mut all = Registry::default();
         all.register_collector(Box::new(Process::starting()));
         sandboxes.metrics().register(&mut all);
-        let ours = all.sub_registry_with_prefix("russet");
+        let ours = all.sub_registry_with_prefix(PREFIX);
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         ours.register("build", "The version of the server", build);
         ours.register("cri_requests", "Calls that were answered, by name and code", self.answered.clone());
@@ -151,16 +157,37 @@ impl Collector for Count {
 
 // === impl Network ===
 
+impl Network {
+    /// As `runtime` has it.
+    pub fn of(runtime: Arc<Runtime>) -> Self {
+        Self { runtime, unserved: Arc::default() }
+    }
+
+    async fn network(&self) -> Option<String> {
+        self.runtime.network().await.err().map(|why| format!("network: {why}"))
+    }
+
+    fn health(&self) -> Option<String> {
+        let unserved = self.unserved.lock().unwrap_or_else(PoisonError::into_inner);
+        unserved.as_ref().map(|why| format!("health: {why}"))
+    }
+}
+
 impl Ready for Network {
     async fn reason(&self) -> Option<String> {
-        self.0.network().await.err().map(|why| format!("network: {why}"))
+        self.network().await.or_else(|| self.health())
     }
 
     async fn verbose(&self) -> String {
-        match self.reason().await {
-            None => "[+] network\n".to_owned(),
+        let line = |name: &str, reason: Option<String>| match reason {
+            None => format!("[+] {name}\n"),
             Some(reason) => format!("[-] {reason}\n"),
-        }
+        };
+        line("network", self.network().await) + &line("health", self.health())
+    }
+
+    fn served(&self, problem: Option<&str>) {
+        *self.unserved.lock().unwrap_or_else(PoisonError::into_inner) = problem.map(str::to_owned);
     }
 }
 

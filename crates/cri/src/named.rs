@@ -4,11 +4,14 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use http_body::{Body as HttpBody, Frame, SizeHint};
 use russet_cri_api::RUNTIME_SERVICE;
+use russet_listener::Busy;
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
 use tonic::{Code, Status};
 
+use crate::connection::Requests;
 use crate::health::Calls;
 
 /// `inner` serves [`RUNTIME_SERVICE`]; what it does not know is refused with a reason.
@@ -49,12 +52,42 @@ where
             self.calls.begun("").answered(Code::Unimplemented);
             return Box::pin(async move { Ok(refusal(&call)) });
         }
+        let busy = request.extensions().get::<Requests>().map(Requests::begin);
         let (under_way, answer) = (self.calls.begun(name), self.inner.call(request));
         Box::pin(async move {
             let answer = answer.await?;
             under_way.answered(code(&answer));
-            Ok(if is_bare(&answer) { refusal(&call) } else { answer })
+            let answer = if is_bare(&answer) { refusal(&call) } else { answer };
+            Ok(answer.map(|body| Body::new(Held { body, _busy: busy })))
         })
+    }
+}
+
+/// The body of an answer; its request is in progress until the last of it is sent, which for a watch is when the caller leaves.
+struct Held {
+    body: Body,
+    _busy: Option<Busy>,
+}
+
+// === impl Held ===
+
+impl HttpBody for Held {
+    type Data = <Body as HttpBody>::Data;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Status>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

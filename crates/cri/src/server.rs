@@ -1,22 +1,22 @@
 //! The server: from the socket to the calls, and its end.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use russet_cri_api::CgroupDriver;
 use russet_cri_api::runtime_service_server::RuntimeServiceServer;
+use russet_health::Address;
+use russet_listener::Admission;
 use russet_sandbox::{Collect, Sandboxes};
 use serde_json::Value;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::transport::Server;
 
-use crate::connection::Arrivals;
-use crate::health::{Calls, Network};
+use crate::connection::{Arrivals, LISTENER, PING_INTERVAL, PING_TIMEOUT};
+use crate::health::{Calls, Network, PREFIX};
 use crate::named::Named;
 use crate::service::{Crews, Runtime};
 use crate::socket::{Door, SocketError};
@@ -28,8 +28,8 @@ pub struct Options {
     pub cgroup_driver: CgroupDriver,
     /// What a verbose Status shows of how the server was started.
     pub about: Value,
-    /// Where `/healthz`, `/readyz` and `/metrics` are served; nowhere if nobody says.
-    pub health: Option<SocketAddr>,
+    /// Where `/healthz`, `/readyz` and `/metrics` are served; none: nowhere.
+    pub health: Option<Address>,
 }
 
 /// The server could not go on.
@@ -38,14 +38,9 @@ pub enum ServeError {
     /// The socket cannot be used.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// The address for health and metrics cannot be had.
-    #[error("serve health and metrics on {address}: {source}")]
-    Health {
-        /// The address.
-        address: SocketAddr,
-        /// Why.
-        source: std::io::Error,
-    },
+    /// The thread of health and metrics cannot be started.
+    #[error("start the thread of health and metrics: {0}")]
+    Health(#[source] std::io::Error),
     /// The transport failed.
     #[error("serve the container runtime interface: {0}")]
     Transport(#[source] tonic::transport::Error),
@@ -75,24 +70,29 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     let (stopping, stopped) = watch::channel(false);
     let crews = Crews::new();
-    let health = health_listener(options.health).await?;
-    let calls = Calls::new();
-    let registry = calls.registry(&sandboxes);
+    let (admission, health_admission) = (Admission::new(LISTENER), Admission::new(russet_health::LIMITS));
+    let (calls, health) = (Calls::new(), options.health.clone());
+    let mut registry = calls.registry(&sandboxes);
+    let listeners = russet_health::Listeners(vec![Arc::clone(&admission), Arc::clone(&health_admission)]);
+    registry.sub_registry_with_prefix(PREFIX).register_collector(Box::new(listeners));
     let retries = tokio::spawn(retry(Arc::clone(&sandboxes), crews.clone()));
     let deaths = tokio::spawn(notice_deaths(Arc::clone(&sandboxes), crews.clone()));
     let runtime = Arc::new(Runtime::new(sandboxes, options, crews.clone(), stopped.clone()));
-    if let Some(listener) = health {
-        let network = Network(Arc::clone(&runtime));
-        tokio::spawn(russet_health::serve_on(listener, network, registry, told(stopped.clone())));
+    if let Some(address) = health {
+        let (network, stop) = (Network::of(Arc::clone(&runtime)), told(stopped.clone()));
+        russet_health::start(vec![address], network, registry, health_admission, stop)
+            .map_err(ServeError::Health)?;
     }
     let service = RuntimeServiceServer::from_arc(runtime)
         .max_decoding_message_size(REQUEST_MAX_BYTES)
         .max_encoding_message_size(ANSWER_MAX_BYTES);
-    let arrivals = Arrivals::at(door.listener()?);
+    let arrivals = Arrivals::at(door.listener()?, admission);
     let serving = Server::builder()
         .timeout(REQUEST_LIMIT)
         .max_concurrent_streams(STREAMS_MAX)
         .http2_max_header_list_size(HEADERS_MAX_BYTES)
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PING_TIMEOUT))
         .serve_with_incoming_shutdown(Named { inner: service, calls }, arrivals, told(stopped));
     let serving = tokio::spawn(serving);
     tracing::info!(socket = %door.path().display(), "the container runtime interface is served");
@@ -120,13 +120,6 @@ pub async fn serve(
         tracing::warn!("sandboxes are being made or taken down; the next server takes that up");
     }
     Ok(())
-}
-
-/// An address that is taken is an error at the start, and no reason to go on unseen.
-async fn health_listener(address: Option<SocketAddr>) -> Result<Option<TcpListener>, ServeError> {
-    let Some(address) = address else { return Ok(None) };
-    let listener = TcpListener::bind(address).await;
-    listener.map(Some).map_err(|source| ServeError::Health { address, source })
 }
 
 /// Tries again what could not be taken down: kubelet does so only for sandboxes that it can list.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 
 use russet_linux::{FileLock, Holder, LockError};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 /// Where a server listens: `unix:///run/russet/cri.sock`, or the path alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,8 +79,6 @@ const PATH_MAX_BYTES: usize = 107;
 const MODE: u32 = 0o660;
 /// Of a directory that has to be made; the agent's sockets are in it, too.
 const DIRECTORY_MODE: u32 = 0o700;
-/// Connections that wait to be accepted; callers have few, and keep them.
-const BACKLOG: i32 = 128;
 
 // === impl Address ===
 
@@ -123,7 +119,8 @@ impl Door {
         beside.push(".lock");
         let lock = lock(Path::new(&beside), path, patience)?;
         clear(path)?;
-        let listener = bound(path).map_err(|source| failed("listen on", path, source))?;
+        let listener = russet_listener::unix::listen_at(path, MODE)
+            .map_err(|source| failed("listen on", path, source))?;
         let found = fs::symlink_metadata(path).map_err(|source| failed("look at", path, source))?;
         Ok(Self { listener, path: path.to_owned(), identity: (found.dev(), found.ino()), _lock: lock })
     }
@@ -188,23 +185,16 @@ fn answers(path: &Path) -> Result<(), Errno> {
     connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
-/// Between `bind` and `listen` nobody can connect: the mode is set before somebody could whom it keeps out.
-fn bound(path: &Path) -> io::Result<UnixListener> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket: OwnedFd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    bind(&socket, &SocketAddrUnix::new(path)?)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(MODE))?;
-    listen(&socket, BACKLOG)?;
-    Ok(UnixListener::from(socket))
-}
-
 fn failed(operation: &'static str, path: &Path, source: io::Error) -> SocketError {
     SocketError::Io { operation, path: path.to_owned(), source }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::UnixStream;
+
+    use rustix::net::{bind, listen};
 
     use super::*;
 

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use russet_listener::{Acceptor, Admission, Allowed, Limits, Reason};
 use russet_store_etcd::Reach;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 
 /// What the daemon says about itself; the loop writes, the server reads.
 #[derive(Debug, Default)]
@@ -35,10 +35,18 @@ const ALIVE: &str = "flanneld is running";
 /// How long another process at the health port may take to say so, and the most that it may say.
 const ASK_DEADLINE: Duration = Duration::from_secs(1);
 const ANSWER_MAX_BYTES: u64 = 4 * 1024;
-/// Connections at a time.
-const CONNECTIONS_MAX: usize = 16;
-/// How long one may take.
+/// How long a connection may take from its first byte to its last.
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(5);
+/// Probes and a Prometheus server. A request is answered as soon as it is there, so that whoever has a seat for longer says nothing.
+const LISTENER: Limits = Limits {
+    name: "health",
+    connections: 16,
+    per_peer: 8,
+    allowed: Allowed::Anyone,
+    greeting_bytes: 1,
+    greeting_timeout: CONNECTION_DEADLINE,
+    idle_timeout: None,
+};
 /// The longest head of a request.
 const HEAD_MAX_BYTES: usize = 8 * 1024;
 
@@ -49,7 +57,7 @@ impl Status {
         self.ready.load(Ordering::Acquire)
     }
 
-    fn metrics(&self) -> String {
+    fn metrics(&self, admission: &Admission) -> String {
         let gauge = |name: &str, help: &str, value: u64| {
             format!("# HELP flanneld_{name} {help}\n# TYPE flanneld_{name} gauge\nflanneld_{name} {value}\n")
         };
@@ -70,13 +78,14 @@ impl Status {
                 let help = "0 when etcd has not answered for 10 s.";
                 gauge("etcd_reachable", help, u64::from(!etcd.is_lost()))
             }),
+            refused(admission),
             "# EOF\n".to_owned(),
         ]
         .concat()
     }
 
     /// The answer to a request's first line.
-    fn answer(&self, line: &str) -> String {
+    fn answer(&self, line: &str, admission: &Admission) -> String {
         let mut words = line.split(' ');
         let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let path = target.split('?').next().unwrap_or_default();
@@ -84,7 +93,7 @@ impl Status {
             "/healthz" => ("200 OK", "text/plain", ALIVE.to_owned()),
             "/readyz" if self.is_ready() => ("200 OK", "text/plain", "flanneld is ready".to_owned()),
             "/readyz" => ("503 Service Unavailable", "text/plain", "flanneld is not ready yet".to_owned()),
-            "/metrics" => ("200 OK", "application/openmetrics-text; version=1.0.0", self.metrics()),
+            "/metrics" => ("200 OK", "application/openmetrics-text; version=1.0.0", self.metrics(admission)),
             _ => ("404 Not Found", "text/plain", "404 page not found\n".to_owned()),
         };
         let length = body.len();
@@ -113,6 +122,18 @@ pub async fn is_flannels(address: SocketAddr) -> bool {
     answer.is_ok_and(|answer| answer.is_ok_and(|text| text.ends_with(ALIVE.as_bytes())))
 }
 
+/// Connections to this server that had to go.
+fn refused(admission: &Admission) -> String {
+    let name = "flanneld_health_connections_closed";
+    let help = "Connections to the health server that were refused or closed by a limit.";
+    let mut text = format!("# HELP {name} {help}\n# TYPE {name} counter\n");
+    for reason in Reason::ALL {
+        let (reason, count) = (reason.name(), admission.closed(reason));
+        text.push_str(&format!("{name}_total{{reason=\"{reason}\"}} {count}\n"));
+    }
+    text
+}
+
 /// Binds the address; a place that is taken ends the daemon, as flannel's.
 pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     TcpListener::bind(address).await
@@ -120,25 +141,23 @@ pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
 
 /// Serves for ever.
 pub async fn serve(listener: TcpListener, status: Arc<Status>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let admission = Admission::new(LISTENER);
+    let acceptor = Acceptor::new(listener, Arc::clone(&admission));
     loop {
-        // The semaphore is never closed.
-        let place = Arc::clone(&places).acquire_owned().await;
-        let Ok((stream, _peer)) = listener.accept().await else {
-            // Too many open files, or the peer is gone again.
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            continue;
-        };
-        let status = Arc::clone(&status);
+        let stream = acceptor.accept().await;
+        let (status, admission) = (Arc::clone(&status), Arc::clone(&admission));
         tokio::spawn(async move {
-            let _place = place;
             // Who is too slow, or gone, gets no answer.
-            let _ = tokio::time::timeout(CONNECTION_DEADLINE, converse(stream, &status)).await;
+            let _ = tokio::time::timeout(CONNECTION_DEADLINE, converse(stream, &status, &admission)).await;
         });
     }
 }
 
-async fn converse(mut stream: impl AsyncRead + AsyncWrite + Unpin, status: &Status) -> std::io::Result<()> {
+async fn converse(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    status: &Status,
+    admission: &Admission,
+) -> std::io::Result<()> {
     let mut head = Vec::new();
     let mut piece = [0; 1024];
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -149,7 +168,7 @@ async fn converse(mut stream: impl AsyncRead + AsyncWrite + Unpin, status: &Stat
         }
     }
     let text = String::from_utf8_lossy(&head);
-    let answer = status.answer(text.lines().next().unwrap_or_default());
+    let answer = status.answer(text.lines().next().unwrap_or_default(), admission);
     stream.write_all(answer.as_bytes()).await?;
     stream.shutdown().await
 }
@@ -217,9 +236,29 @@ mod tests {
     async fn a_head_without_an_end_is_cut_off() {
         let (ours, mut theirs) = tokio::io::duplex(2 * HEAD_MAX_BYTES);
         theirs.write_all("x".repeat(HEAD_MAX_BYTES + 2000).as_bytes()).await.unwrap();
-        converse(ours, &Status::default()).await.unwrap();
+        converse(ours, &Status::default(), &Admission::new(LISTENER)).await.unwrap();
         let mut answer = String::new();
         theirs.read_to_string(&mut answer).await.unwrap();
         assert_eq!(answer, "");
+    }
+
+    #[tokio::test]
+    async fn silent_connections_do_not_keep_a_probe_from_its_answer() {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::spawn(serve(listener, Arc::default()));
+        let mut silent = Vec::new();
+        for _ in 0..2 * LISTENER.connections {
+            silent.push(tokio::net::TcpStream::connect(address).await.unwrap());
+        }
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let displaced = "flanneld_health_connections_closed_total{reason=\"displaced\"} ";
+        let count = answer.lines().find_map(|line| line.strip_prefix(displaced)?.parse::<usize>().ok());
+        assert!(count.is_some_and(|count| count > 0), "{answer}");
+        drop(silent);
+        server.abort();
     }
 }

@@ -1,27 +1,34 @@
-//! `/healthz`, `/readyz` and `/metrics` over HTTP, as every daemon of ours serves them: the agent, and `russet cri`.
+//! `/healthz`, `/readyz` and `/metrics` over HTTP, as the agent and `russet cri` serve them: on a thread of their own, so that whoever asks often or
+//! slowly takes no time from the daemon's work, and at an address that may be taken when the daemon starts.
 
+mod address;
+mod listeners;
+mod metrics;
 mod process;
 
-use std::fmt::Write as _;
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
-use axum::http::header::CONTENT_TYPE;
-use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::registry::Registry;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use russet_listener::http::{Requests, serve};
+use russet_listener::{Admission, Allowed, Limits};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
+pub use address::{Address, AddressError};
+pub use listeners::Listeners;
 pub use process::Process;
+
+use metrics::Metrics;
 
 /// Whether a daemon can do its work now.
 pub trait Ready: Clone + Send + Sync + 'static {
@@ -29,105 +36,169 @@ pub trait Ready: Clone + Send + Sync + 'static {
     fn reason(&self) -> impl Future<Output = Option<String>> + Send;
     /// Every condition and what it waits for, a line each, for `/readyz?verbose`.
     fn verbose(&self) -> impl Future<Output = String> + Send;
+    /// An address cannot be had, and is tried again; none: all are served.
+    fn served(&self, problem: Option<&str>);
 }
 
-/// Connections at a time: anybody on the machine may open some, and each takes one of the descriptors that requests need.
-const CONNECTIONS_MAX: usize = 32;
-/// How long a connection may last, so that idle ones do not keep others out. Scrapers connect again.
-const CONNECTION_MAX_AGE: Duration = Duration::from_secs(30);
+/// Probes, one or two Prometheus servers and an operator need five. Anybody on the machine may connect, and each connection takes one of the descriptors
+/// that the daemon's requests need.
+pub const LIMITS: Limits = Limits {
+    name: "health",
+    connections: 32,
+    per_peer: 16,
+    allowed: Allowed::Anyone,
+    greeting_bytes: 0,
+    greeting_timeout: Duration::from_secs(5),
+    idle_timeout: None,
+};
+/// Nobody sends a body here.
+const REQUESTS: Requests = Requests { body_max_bytes: 4096, body_timeout: Duration::from_secs(5) };
+/// The mode of a unix socket: as at an address, whoever can reach it may ask. Its directory says who can.
+const SOCKET_MODE: u32 = 0o666;
+/// The first pause after an address that cannot be had, and the longest.
+const RETRY_FIRST: Duration = Duration::from_millis(500);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+/// As `ps -L` shows the thread.
+const THREAD: &str = "health";
 
-/// Accepts a few connections at a time.
-struct Limited {
-    listener: TcpListener,
-    places: Arc<Semaphore>,
+/// What keeps addresses from being served, told to the daemon whenever it changes.
+struct Problems<R> {
+    ready: R,
+    now: Mutex<BTreeMap<Address, String>>,
 }
 
-/// A connection that ends after a while.
-struct Connection {
-    stream: TcpStream,
-    end: Pin<Box<tokio::time::Sleep>>,
-    _place: Option<OwnedSemaphorePermit>,
+/// When an address was tried, and when it is time to stop.
+struct Time {
+    /// Dropped when it was tried once.
+    tried: Option<SyncSender<()>>,
+    stopped: watch::Receiver<bool>,
 }
 
-// === impl Limited ===
-
-impl Limited {
-    fn new(listener: TcpListener) -> Self {
-        Self { listener, places: Arc::new(Semaphore::new(CONNECTIONS_MAX)) }
-    }
-}
-
-impl axum::serve::Listener for Limited {
-    type Io = Connection;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Connection, SocketAddr) {
-        // The semaphore is never closed.
-        let _place = Arc::clone(&self.places).acquire_owned().await.ok();
-        let (stream, peer) = axum::serve::Listener::accept(&mut self.listener).await;
-        (Connection { stream, end: Box::pin(tokio::time::sleep(CONNECTION_MAX_AGE)), _place }, peer)
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
-}
-
-// === impl Connection ===
-
-impl AsyncRead for Connection {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        to: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.end.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-        }
-        Pin::new(&mut self.stream).poll_read(cx, to)
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.end.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-        }
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-}
-
-/// Serves at `address` until `stop` resolves. An address that is taken is an error, not a reason to go on unseen.
-pub async fn serve(
-    address: SocketAddr,
+/// Serves at every address until `stop` resolves, on a thread of its own. An address that cannot be had is tried again for as long as it takes; when this
+/// returns, each has been tried once.
+pub fn start(
+    addresses: Vec<Address>,
     ready: impl Ready,
     registry: Registry,
+    admission: Arc<Admission>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
-    serve_on(TcpListener::bind(address).await?, ready, registry, stop).await
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (tried, is_tried) = std::sync::mpsc::sync_channel(0);
+    let run = move || runtime.block_on(serve_all(addresses, ready, registry, admission, tried, stop));
+    // Nobody joins it: it ends with `stop`, or with the process.
+    std::thread::Builder::new().name(THREAD.to_owned()).spawn(run)?;
+    // Each address has a sender, which is dropped when it was tried: then there is nothing more to receive.
+    while is_tried.recv().is_ok() {}
+    Ok(())
 }
 
-/// The same for who has an address already.
-pub async fn serve_on<R: Ready>(
-    listener: TcpListener,
+async fn serve_all<R: Ready>(
+    addresses: Vec<Address>,
     ready: R,
     registry: Registry,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> io::Result<()> {
-    let listener = Limited::new(listener);
+    admission: Arc<Admission>,
+    tried: SyncSender<()>,
+    stop: impl Future<Output = ()>,
+) {
     let router = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(readyz::<R>).with_state(ready))
-        .route("/metrics", get(metrics).with_state(Arc::new(registry)));
-    axum::serve(listener, router).with_graceful_shutdown(stop).await
+        .route("/readyz", get(readyz::<R>).with_state(ready.clone()))
+        .route("/metrics", get(metrics::answer).with_state(Arc::new(Metrics::of(registry))));
+    let problems = Arc::new(Problems { ready, now: Mutex::default() });
+    let (stopping, stopped) = watch::channel(false);
+    let mut servers = JoinSet::new();
+    for address in addresses {
+        let (admission, problems) = (Arc::clone(&admission), Arc::clone(&problems));
+        let time = Time { tried: Some(tried.clone()), stopped: stopped.clone() };
+        servers.spawn(serve_at(address, router.clone(), admission, problems, time));
+    }
+    drop(tried);
+    stop.await;
+    let _ = stopping.send(true);
+    while servers.join_next().await.is_some() {}
+}
+
+async fn serve_at<R: Ready>(
+    address: Address,
+    router: Router,
+    admission: Arc<Admission>,
+    problems: Arc<Problems<R>>,
+    time: Time,
+) {
+    let stop = told(time.stopped.clone());
+    match &address {
+        Address::Tcp(at) => {
+            let listener = again_and_again(&address, &problems, time, || bind(*at)).await;
+            let Some(listener) = listener else { return };
+            serve(listener, admission, REQUESTS, router, stop).await;
+        }
+        Address::Unix(path) => {
+            let bind = || russet_listener::unix::replace_at(path, SOCKET_MODE);
+            let listener = again_and_again(&address, &problems, time, bind).await;
+            let Some(listener) = listener else { return };
+            serve(listener, admission, REQUESTS, router, stop).await;
+        }
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener =
+        std::net::TcpListener::bind(address).map_err(|error| address::explained(address, error))?;
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
+}
+
+/// What `bind` gives; none when it is time to stop.
+async fn again_and_again<R: Ready, L>(
+    address: &Address,
+    problems: &Problems<R>,
+    mut time: Time,
+    bind: impl Fn() -> io::Result<L>,
+) -> Option<L> {
+    let mut pause = RETRY_FIRST;
+    loop {
+        match bind() {
+            Ok(listener) => {
+                problems.settled(address);
+                return Some(listener);
+            }
+            Err(error) => problems.found(address, &error),
+        }
+        time.tried = None;
+        let stop = time.stopped.wait_for(|stop| *stop);
+        if tokio::time::timeout(pause, stop).await.is_ok() {
+            return None;
+        }
+        pause = (pause * 2).min(RETRY_MAX);
+    }
+}
+
+/// Resolves when it is time to stop.
+async fn told(mut stopped: watch::Receiver<bool>) {
+    // An error says that whoever could say it is gone.
+    let _ = stopped.wait_for(|stop| *stop).await;
+}
+
+// === impl Problems ===
+
+impl<R: Ready> Problems<R> {
+    fn found(&self, address: &Address, error: &io::Error) {
+        let problem = format!("{address}: {error}");
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.insert(address.clone(), problem.clone()).as_ref() != Some(&problem) {
+            tracing::warn!(%address, %error, "health and metrics are not served there; it is tried again until they are");
+        }
+        self.ready.served(Some(&problem));
+    }
+
+    fn settled(&self, address: &Address) {
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.remove(address).is_some() {
+            tracing::info!(%address, "health and metrics are served there now");
+        }
+        self.ready.served(now.values().next().map(String::as_str));
+    }
 }
 
 async fn readyz<R: Ready>(State(ready): State<R>, RawQuery(query): RawQuery) -> (StatusCode, String) {
@@ -143,18 +214,5 @@ async fn readyz<R: Ready>(State(ready): State<R>, RawQuery(query): RawQuery) -> 
     (status, text)
 }
 
-/// What Prometheus has to know: as plain text it would refuse the type `info`.
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-async fn metrics(State(registry): State<Arc<Registry>>) -> Response {
-    let mut text = String::new();
-    match prometheus_client::encoding::text::encode(&mut text, &registry) {
-        Ok(()) => ([(CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
-        Err(error) => {
-            let mut reason = String::new();
-            // Writing to a string cannot fail.
-            let _ = writeln!(reason, "encode metrics: {error}");
-            (StatusCode::INTERNAL_SERVER_ERROR, reason).into_response()
-        }
-    }
-}
+#[cfg(test)]
+mod tests;

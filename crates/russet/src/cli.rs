@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use russet_addr::{IfName, NodeName};
-use russet_agent::{Encapsulation, StoreLocation};
+use russet_agent::{Encapsulation, HealthAddress, StoreLocation};
 
 pub mod cni;
 pub mod cri;
@@ -175,9 +175,9 @@ pub struct AgentArgs {
     /// The node.
     #[command(flatten)]
     pub node: NodeArgs,
-    /// Where /healthz, /readyz and /metrics are served [default: 127.0.0.1:9471].
-    #[arg(long, env = "RUSSET_HEALTH_ADDRESS", value_name = "IP:PORT")]
-    pub health_address: Option<SocketAddr>,
+    /// Where /healthz, /readyz and /metrics are served: IP:PORT or unix:PATH [default: 127.0.0.1:9471]. Root also has /run/russet/health.sock.
+    #[arg(long, env = "RUSSET_HEALTH_ADDRESS", value_name = "ADDRESS")]
+    pub health_address: Option<HealthAddress>,
     /// DEL removes the interface before it answers (about 20 ms), instead of leaving that to the agent.
     #[arg(long, env = "RUSSET_SYNC_DELETE")]
     pub sync_delete: bool,

@@ -204,7 +204,7 @@ pub fn agent(args: AgentArgs) -> Result<(Config, Logging, Effective), SettingsEr
     let dirs: Vec<toml::Value> =
         config.cni_caches.iter().map(|dir| absolute(dir).display().to_string().into()).collect();
     effective.set("cni_cache_dirs", dirs, &caches_origin);
-    config.health = health.unwrap_or(DEFAULT_HEALTH);
+    config.health = health.unwrap_or(DEFAULT_HEALTH.into());
     config.sync_delete = sync_delete;
     config.leak_repair = leak_repair;
     Ok((config, logging, effective))
@@ -414,7 +414,7 @@ fn node_with(
         interface,
         pools,
         mtu_bytes: mtu,
-        health: DEFAULT_HEALTH,
+        health: DEFAULT_HEALTH.into(),
         sync_delete: false,
         leak_repair: None,
         cni_caches: Vec::new(),

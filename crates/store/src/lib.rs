@@ -23,7 +23,7 @@ pub use follow::Known;
 pub use locked::{Access, LOCK_FILE, Locked, SOCKET_FILE, STORE_FILE, listen, open_or_connect};
 pub use record::{Claims, Event, LeaseId, Record, Revision, Snapshot, Step, Tenure};
 pub use remote::Remote;
-pub use service::serve;
+pub use service::{LISTENER, serve, serve_within};
 pub use sim::Sim;
 pub use traits::{BoxFuture, MARKED_RECORDS, Store, Watch, check_steps};
 

@@ -4,7 +4,7 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -80,14 +80,7 @@ pub async fn open_or_connect(dir: &Path, deadline: Duration) -> Result<Access, S
 
 /// The socket of the owner of `dir`: only its own user may connect. What a dead owner left there is replaced, which holding the lock makes safe.
 pub fn listen(dir: &Path, _owner: &Locked) -> io::Result<UnixListener> {
-    let path = dir.join(SOCKET_FILE);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let listener = UnixListener::bind(&path)?;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    russet_listener::unix::replace_at(&dir.join(SOCKET_FILE), russet_listener::unix::PRIVATE)
 }
 
 async fn owner_answers(socket: &Path) -> bool {

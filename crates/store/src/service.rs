@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use russet_listener::{Acceptor, Admission, Allowed, Busy, Connection, Limits};
 use russet_model::Prefix;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::{AbortHandle, JoinSet, LocalSet};
@@ -22,8 +22,18 @@ use crate::{
     Cause, CommitError, Embedded, Event, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError, Tenure,
 };
 
-/// Clients at a time: the agent's helpers and as many plugins as a node starts at once. More wait in the listen queue.
-const CONNECTIONS_MAX: usize = 64;
+/// Clients: the agent's helpers and as many plugins as a node starts at once. One that is closed while it is idle connects anew with its next request.
+pub const LISTENER: Limits = Limits {
+    name: "store",
+    connections: 64,
+    per_peer: 32,
+    allowed: Allowed::RootAndOwnUser,
+    greeting_bytes: GREETING_MIN_BYTES,
+    greeting_timeout: Duration::from_secs(10),
+    idle_timeout: None,
+};
+/// Of a greeting: its length, and one byte each for number, kind and version.
+const GREETING_MIN_BYTES: usize = 7;
 /// Requests of one connection that are worked on at a time; the next one is read when one is answered.
 const IN_FLIGHT_MAX: usize = 64;
 /// Watches of one connection.
@@ -34,48 +44,39 @@ const OUTGOING_MAX: usize = 8;
 const READ_BYTES: usize = 16 << 10;
 /// A client that takes nothing for this long is cut off; it resumes by itself when it wakes up.
 const STALL: Duration = Duration::from_secs(30);
-/// Pause after a failed accept (out of descriptors), so that it does not spin.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Serves `store` until `shutdown`. Only root and our own user are answered. Needs a tokio runtime; runs its tasks on the calling thread.
 pub async fn serve(store: Embedded, listener: UnixListener, shutdown: impl Future<Output = ()>) {
+    serve_within(store, listener, Admission::new(LISTENER), shutdown).await;
+}
+
+/// The same, for who counts its connections.
+pub async fn serve_within(
+    store: Embedded,
+    listener: UnixListener,
+    admission: Arc<Admission>,
+    shutdown: impl Future<Output = ()>,
+) {
     let tasks = LocalSet::new();
-    let accepting = tasks.run_until(accept(store, listener));
+    let accepting = tasks.run_until(accept(store, Acceptor::new(listener, admission)));
     tokio::select! {
         () = accepting => {}
         () = shutdown => {}
     }
 }
 
-async fn accept(store: Embedded, listener: UnixListener) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+async fn accept(store: Embedded, acceptor: Acceptor<UnixListener>) {
     let mut connections = JoinSet::new();
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let stream = acceptor.accept().await;
         while connections.try_join_next().is_some() {}
-        match listener.accept().await {
-            Ok((stream, _)) if allowed(&stream) => {
-                let store = store.clone();
-                connections.spawn_local(async move {
-                    if let Err(error) = connection(store, stream).await {
-                        tracing::debug!(%error, "store client cut off");
-                    }
-                    drop(place);
-                });
+        let store = store.clone();
+        connections.spawn_local(async move {
+            if let Err(error) = connection(store, stream).await {
+                tracing::debug!(%error, "store client cut off");
             }
-            Ok(_) => tracing::warn!("store client refused: neither root nor our own user"),
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept store clients");
-                tokio::time::sleep(ACCEPT_RETRY).await;
-            }
-        }
+        });
     }
-}
-
-/// Root and our own user only: whoever writes here can give away every address.
-fn allowed(stream: &UnixStream) -> bool {
-    let own = rustix::process::geteuid().as_raw();
-    stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own)
 }
 
 /// Why a connection ended before its client did.
@@ -89,16 +90,20 @@ enum Cut {
     Stalled,
 }
 
-async fn connection(store: Embedded, stream: UnixStream) -> Result<(), Cut> {
-    let (reader, writer) = stream.into_split();
+async fn connection(store: Embedded, stream: Connection<UnixStream>) -> Result<(), Cut> {
+    let begin = stream.requests();
+    let (reader, writer) = tokio::io::split(stream);
     let (outgoing, queue) = mpsc::channel(OUTGOING_MAX);
     tokio::select! {
-        result = read_calls(store, reader, outgoing) => result,
+        result = read_calls(store, reader, outgoing, begin) => result,
         result = write_frames(writer, queue) => result,
     }
 }
 
-async fn write_frames(mut writer: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>) -> Result<(), Cut> {
+async fn write_frames(
+    mut writer: WriteHalf<Connection<UnixStream>>,
+    mut queue: mpsc::Receiver<Vec<u8>>,
+) -> Result<(), Cut> {
     while let Some(frame) = queue.recv().await {
         tokio::time::timeout(STALL, writer.write_all(&frame)).await.map_err(|_| Cut::Stalled)??;
     }
@@ -108,8 +113,9 @@ async fn write_frames(mut writer: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<
 /// Reads calls and starts their work until the client goes. Work under way ends with the connection; a commit that reached the writer happens anyway.
 async fn read_calls(
     store: Embedded,
-    mut reader: OwnedReadHalf,
+    mut reader: ReadHalf<Connection<UnixStream>>,
     outgoing: mpsc::Sender<Vec<u8>>,
+    begin: impl Fn() -> Busy,
 ) -> Result<(), Cut> {
     let client = Rc::new(Client { store, outgoing });
     let places = Arc::new(Semaphore::new(IN_FLIGHT_MAX));
@@ -127,7 +133,12 @@ async fn read_calls(
                 }
             }
             Request::Watch { prefix, since } if watches.len() < WATCHES_MAX => {
-                watches.insert(id, work.spawn_local(client.clone().watch(id, prefix, since.map(Revision))));
+                let (busy, watch) = (begin(), client.clone().watch(id, prefix, since.map(Revision)));
+                let watching = work.spawn_local(async move {
+                    let _busy = busy;
+                    watch.await;
+                });
+                watches.insert(id, watching);
             }
             Request::Watch { .. } => {
                 let reason = format!("more than {WATCHES_MAX} watches on one connection");
@@ -135,14 +146,17 @@ async fn read_calls(
             }
             request => {
                 let Ok(place) = places.clone().acquire_owned().await else { return Ok(()) };
-                work.spawn_local(client.clone().work(id, request, place));
+                work.spawn_local(client.clone().work(id, request, (place, begin())));
             }
         }
     }
     Ok(())
 }
 
-async fn next_call(reader: &mut OwnedReadHalf, bytes: &mut Vec<u8>) -> Result<Option<Call>, Cut> {
+async fn next_call(
+    reader: &mut ReadHalf<Connection<UnixStream>>,
+    bytes: &mut Vec<u8>,
+) -> Result<Option<Call>, Cut> {
     loop {
         if let Some((call, used)) = wire::decode(bytes)? {
             bytes.drain(..used);
@@ -200,7 +214,7 @@ impl Client {
         self: Rc<Self>,
         id: u64,
         request: Request,
-        place: OwnedSemaphorePermit,
+        place: (OwnedSemaphorePermit, Busy),
     ) -> impl Future<Output = ()> {
         let started = match request {
             Request::Commit { steps, expires_ms } => Ok(self.commit(steps, expires_ms)),

@@ -19,7 +19,7 @@ impl Collector for Conditions {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let conditions = self.0.conditions();
         let ready = ConstGauge::new(i64::from(conditions.iter().all(|(_, met)| *met)));
-        let help = "1 when pods can be attached: every condition is met";
+        let help = "1 when every condition is met";
         ready.encode(encoder.encode_descriptor("agent_ready", help, None, ready.metric_type())?)?;
         let help = "1 when a condition of readiness is met, by condition";
         let mut all: MetricEncoder<'_> =

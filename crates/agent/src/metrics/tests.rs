@@ -165,3 +165,21 @@ fn each_alert_asks_for_what_agents_print_and_says_what_to_do() {
         assert!(rule["for"].is_string(), "{alert} has no `for`");
     }
 }
+
+#[test]
+fn the_documented_limits_of_listeners_are_those_of_the_code() {
+    let text = file("docs/limits.md");
+    for admission in
+        [Listeners::new().cni, Listeners::new().openshift, Listeners::new().store, Listeners::new().health]
+    {
+        let limits = admission.limits();
+        let row = text.lines().find(|line| line.starts_with(&format!("| `{}` |", limits.name))).unwrap();
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let seconds = format!("{} s", limits.greeting_timeout.as_secs());
+        assert_eq!(
+            cells[3..6],
+            [limits.connections.to_string(), limits.per_peer.to_string(), seconds],
+            "{row}"
+        );
+    }
+}

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::State;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::header::{CONNECTION, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::map_response;
@@ -15,16 +15,28 @@ use axum::routing::post;
 use russet_cni_spec::CniError;
 use russet_cni_spec::plugin::Outcome;
 use russet_cni_spec::relay::{HTTP_PATH, RelayRequest, RelayResponse};
+use russet_listener::http::{self, Requests};
+use russet_listener::{Admission, Allowed, Limits};
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::request::Request;
-use crate::server::RootOnly;
 
 /// Requests that wait or are carried out. The stock server keeps 20 and lets more wait without end; a kubelet starts at most a few hundred pods.
 const WAITING_MAX: usize = 512;
-/// Plugins send all of it at once.
-const BODY_PATIENCE: Duration = Duration::from_secs(10);
+/// The socket: for root only. A stock plugin is a process for each request.
+pub const LISTENER: Limits = Limits {
+    name: "openshift",
+    connections: WAITING_MAX + 64,
+    per_peer: WAITING_MAX / 2,
+    allowed: Allowed::RootAndOwnUser,
+    greeting_bytes: 0,
+    greeting_timeout: Duration::from_secs(10),
+    idle_timeout: None,
+};
+/// Plugins send all of a request at once.
+const REQUESTS: Requests =
+    Requests { body_max_bytes: RelayRequest::MAX_BYTES, body_timeout: Duration::from_secs(10) };
 
 /// A request on its way to whoever carries it out.
 pub struct Job {
@@ -65,25 +77,23 @@ pub fn queue() -> (mpsc::Sender<Job>, mpsc::Receiver<Job>) {
 /// Serves until `stop` resolves and the requests under way are answered.
 pub async fn serve(
     listener: UnixListener,
+    admission: Arc<Admission>,
     jobs: mpsc::Sender<Job>,
     stop: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
+) {
     let door = Door { jobs, places: Arc::new(Semaphore::new(WAITING_MAX)) };
     let router = Router::new()
         .route("/", post(stock))
         .route(HTTP_PATH, post(other))
         .fallback(|| async { text(StatusCode::NOT_FOUND, "404 page not found") })
         .layer(map_response(close))
+        .layer(DefaultBodyLimit::max(RelayRequest::MAX_BYTES))
         .with_state(door);
-    axum::serve(RootOnly::new(listener), router).with_graceful_shutdown(stop).await
+    http::serve(listener, admission, REQUESTS, router, stop).await;
 }
 
 /// When the plugin goes away this is dropped, and with it the way back: a request that has not begun is then not begun any more.
-async fn stock(State(door): State<Door>, body: Body) -> Response {
-    let body = match read(body).await {
-        Ok(body) => body,
-        Err(refused) => return refused,
-    };
+async fn stock(State(door): State<Door>, body: Bytes) -> Response {
     let answer = async {
         let request = Request::parse(&body).map_err(Refusal::now)?;
         let (answer, answered) = oneshot::channel();
@@ -97,11 +107,7 @@ async fn stock(State(door): State<Door>, body: Body) -> Response {
     }
 }
 
-async fn other(State(door): State<Door>, body: Body) -> Response {
-    let body = match read(body).await {
-        Ok(body) => body,
-        Err(refused) => return refused,
-    };
+async fn other(State(door): State<Door>, body: Bytes) -> Response {
     let answer = async {
         let request = RelayRequest::decode(&body)?;
         let (answer, answered) = oneshot::channel();
@@ -112,15 +118,6 @@ async fn other(State(door): State<Door>, body: Body) -> Response {
     let response = RelayResponse::from(&outcome);
     let status = StatusCode::from_u16(response.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     (status, [(CONTENT_TYPE, "application/json")], response.body).into_response()
-}
-
-/// The request's body, which has to be there soon and must not be larger than any real one.
-async fn read(body: Body) -> Result<Bytes, Response> {
-    match tokio::time::timeout(BODY_PATIENCE, to_bytes(body, RelayRequest::MAX_BYTES)).await {
-        Ok(Ok(body)) => Ok(body),
-        Ok(Err(_)) => Err(text(StatusCode::PAYLOAD_TOO_LARGE, "the request is too large")),
-        Err(_) => Err(text(StatusCode::REQUEST_TIMEOUT, "the request does not come to its end")),
-    }
 }
 
 /// The stock server keeps no connection either.

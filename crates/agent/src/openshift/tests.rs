@@ -401,6 +401,27 @@ fn nobody_waits_while_the_data_path_that_is_to_be_kept_is_at_work() {
 
 #[test]
 #[ignore = "kernel: veth, vxlan, nf_tables, bpf; root"]
+fn forwarding_is_switched_on_where_it_was_off_and_kept_on() {
+    on_a_node(async |bench| {
+        let read = || std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap();
+        let condition = || bench.readiness.conditions().into_iter().find(|(name, _)| *name == "openshift");
+        testkit::run("sysctl", &["-w", "net.ipv4.ip_forward=0"]);
+        assert_eq!(condition(), None, "there is no server yet");
+        let life = bench.serve().await;
+        assert_eq!((read().trim(), condition()), ("1", Some(("openshift", true))));
+        testkit::run("sysctl", &["-w", "net.ipv4.ip_forward=0"]);
+        let put_back = async {
+            while read().trim() != "1" {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), put_back).await.expect("drift switches it on again");
+        life.stop().await;
+    });
+}
+
+#[test]
+#[ignore = "kernel: veth, vxlan, nf_tables, bpf; root"]
 fn a_plugin_that_goes_away_while_it_waits_gets_nothing_begun() {
     // cni-runtime.md appendix A.6: a client that disconnects cancels a waiting request
     on_a_node(async |bench| {

@@ -2,7 +2,6 @@
 
 use std::net::TcpListener;
 
-use russet_cri::ServeError;
 use russet_testkit::eventually;
 
 use crate::lab::{Lab, PATIENCE};
@@ -34,15 +33,13 @@ fn calls_and_sandboxes_are_counted_and_readiness_is_that_of_status() {
 }
 
 #[test]
-fn an_address_that_somebody_has_is_an_error_at_the_start() {
-    let mut lab = Lab::start();
+fn calls_are_served_while_the_health_address_is_taken_and_health_as_soon_as_it_is_free() {
+    let mut lab = Lab::with_network();
     lab.stop();
-    let somebody = TcpListener::bind("127.0.0.1:0").unwrap();
-    lab.health = Some(somebody.local_addr().unwrap());
+    let squatter = TcpListener::bind("127.0.0.1:0").unwrap();
+    lab.health = Some(squatter.local_addr().unwrap());
     lab.serve();
-    let error = lab.tell_to_stop().join().unwrap().unwrap_err();
-    assert!(
-        matches!(error, ServeError::Health { .. }) && error.to_string().contains("127.0.0.1:"),
-        "{error}"
-    );
+    lab.run("web");
+    drop(squatter);
+    eventually(PATIENCE, || lab.get("/readyz?verbose").ends_with("[+] network\n[+] health\n"));
 }

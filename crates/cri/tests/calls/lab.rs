@@ -94,7 +94,7 @@ impl Lab {
         let options = Options {
             cgroup_driver: CgroupDriver::Cgroupfs,
             about: serde_json::json!({"engine": "memory"}),
-            health: self.health,
+            health: self.health.map(Into::into),
         };
         let (stop, stopped) = oneshot::channel::<()>();
         let (ready, is_ready) = std::sync::mpsc::channel();
@@ -118,7 +118,13 @@ impl Lab {
 
     /// What it tells.
     pub fn get(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(self.health.unwrap()).unwrap();
+        let mut stream = None;
+        // Its thread may not listen yet.
+        russet_testkit::eventually(PATIENCE, || {
+            stream = TcpStream::connect(self.health.unwrap()).ok();
+            stream.is_some()
+        });
+        let mut stream = stream.unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();

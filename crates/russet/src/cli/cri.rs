@@ -1,6 +1,5 @@
 //! The command line of `russet cri`.
 
-use std::net::SocketAddr;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
@@ -31,8 +30,8 @@ pub struct CriArgs {
     /// What kubelet is told to make control groups with; by default systemd where it runs, and the kernel's files elsewhere.
     #[arg(long, env = "RUSSET_CGROUP_DRIVER", value_name = "DRIVER")]
     pub cgroup_driver: Option<CgroupDriver>,
-    /// Where /healthz, /readyz and /metrics are served; `off` is nowhere. The service of `russet install --with cri` says 127.0.0.1:9472.
-    #[arg(long, env = "RUSSET_CRI_HEALTH_ADDRESS", default_value = "off", value_name = "IP:PORT")]
+    /// Where /healthz, /readyz and /metrics are served: IP:PORT or unix:PATH; `off` is nowhere. The service of `russet install --with cri` says 127.0.0.1:9472.
+    #[arg(long, env = "RUSSET_CRI_HEALTH_ADDRESS", default_value = "off", value_name = "ADDRESS")]
     pub health_address: HealthAddress,
     /// How much to log: error, warn, info, debug, trace, or a filter such as info,russet_agent=debug.
     #[arg(long, env = "RUSSET_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
@@ -43,12 +42,12 @@ pub struct CriArgs {
 }
 
 /// Where health and metrics are served.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HealthAddress(pub Option<SocketAddr>);
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HealthAddress(pub Option<russet_agent::HealthAddress>);
 
 /// Neither an address nor `off`.
 #[derive(Debug, thiserror::Error)]
-#[error("wanted: an address and a port, as in 127.0.0.1:9472, or off")]
+#[error("wanted: an address and a port, as in 127.0.0.1:9472, unix: and the path of a socket, or off")]
 pub struct HealthAddressError;
 
 // === impl HealthAddress ===

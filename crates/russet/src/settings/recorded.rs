@@ -291,7 +291,7 @@ impl Recorded {
             interface: file.parsed("interface")?,
             pools,
             mtu_bytes: file.integer("mtu", super::MTU_RANGE)?,
-            health: DEFAULT_HEALTH,
+            health: DEFAULT_HEALTH.into(),
             sync_delete: true,
             leak_repair: None,
             cni_caches: file.paths("cni_cache_dirs")?.unwrap_or_default(),

@@ -1,6 +1,7 @@
 //! What happens while something else happens: a kernel that refuses for a while, records deleted under a running agent, networks whose names resemble
 //! each other.
 
+use std::io::{Read as _, Write as _};
 use std::process::Command;
 
 use russet_store::{Remote, Step, Store};
@@ -124,6 +125,38 @@ fn connections_to_the_health_address_do_not_take_the_requests_descriptors() {
     assert_eq!(node.add(&pod).status, 0);
     let open = std::fs::read_dir(format!("/proc/{}/fd", node.agent_pid())).unwrap().count();
     assert!(open < idle.len(), "{open} descriptors are open");
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn pods_are_attached_while_another_process_has_the_health_address() {
+    let mut node = TestNode::start(&[]);
+    node.stop_agent();
+    let squat = || std::net::TcpListener::bind("127.0.0.1:9471").unwrap();
+    let squatter = node.netns().with(squat).unwrap();
+    // It waits for a STATUS without an error.
+    node.start_agent();
+    let pod = node.pod();
+    assert_eq!(node.add(&pod).status, 0);
+    let socket = node.path("run/russet/health.sock");
+    let ask = || {
+        let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        stream
+            .write_all(b"GET /readyz?verbose HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")
+            .unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    let answer = ask();
+    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    assert!(
+        answer.contains("[-] health: 127.0.0.1:9471: a process of user 0 listens at port 9471"),
+        "{answer}"
+    );
+    drop(squatter);
+    eventually(PATIENCE, || ask().starts_with("HTTP/1.1 200 "));
+    assert!(crate::verbs::get(&node, "/healthz").starts_with("HTTP/1.1 200"));
 }
 
 #[test]

@@ -14,6 +14,7 @@ use russet_addr::{Ipv4Net, NodeName};
 use russet_cni_spec::plugin::{Prepared, prepare};
 use russet_cni_spec::{CniError, CniResult};
 use russet_linux::NetNs;
+use russet_listener::Admission;
 use russet_model::openshift::{Namespace, PodNetwork};
 use russet_plugins::{LocalNode, RequestLog};
 use russet_policy::Keeper;
@@ -27,7 +28,7 @@ use crate::config::{Config, DEFAULT_HEALTH, DefaultPools, Encapsulation, Paths, 
 use crate::drift::{Drift, Mirror};
 use crate::health::Readiness;
 use crate::metrics::Metrics;
-use crate::openshift::{NetworkDefault, Server, Settings};
+use crate::openshift::{LISTENER, NetworkDefault, Server, Settings};
 use crate::openshift_tenants::{Action, Tenants};
 
 /// The node.
@@ -36,6 +37,7 @@ pub struct Bench {
     pub store: Rc<dyn Store>,
     pub settings: RefCell<Settings>,
     pub drift: Drift,
+    pub readiness: Readiness,
 }
 
 /// A life of the server.
@@ -83,10 +85,17 @@ impl Bench {
             platform: "AWS".to_owned(),
             ..Settings::default()
         });
-        let (metrics, _) = Metrics::with_readiness(&Readiness::pending());
+        let readiness = Readiness::pending();
+        let (metrics, _) = Metrics::with_readiness(&readiness);
         let keeper = Keeper::new(Arc::new(|| Ok(Vec::new())));
         let drift = Drift::watch(metrics, Mirror::default(), keeper).unwrap();
-        Self { root: tempfile::tempdir().unwrap(), store: Rc::new(Sim::atomic(7)), settings, drift }
+        Self {
+            root: tempfile::tempdir().unwrap(),
+            store: Rc::new(Sim::atomic(7)),
+            settings,
+            drift,
+            readiness,
+        }
     }
 
     /// What is done to a tenant.
@@ -122,7 +131,7 @@ impl Bench {
             interface: None,
             pools: DefaultPools { ipv4: None, ipv6: None, encapsulation: Encapsulation::None },
             mtu_bytes: Some(1400),
-            health: DEFAULT_HEALTH,
+            health: DEFAULT_HEALTH.into(),
             sync_delete: true,
             leak_repair: None,
             cni_caches: Vec::new(),
@@ -130,7 +139,15 @@ impl Bench {
         };
         let mut registry = Registry::default();
         let (stop, stopped) = watch::channel(false);
-        let server = Server::of(&config, &self.store, &mut registry, stopped).unwrap();
+        let server = Server::of(
+            &config,
+            &self.store,
+            &mut registry,
+            &self.readiness,
+            &Admission::new(LISTENER),
+            stopped,
+        )
+        .unwrap();
         Life { task: tokio::task::spawn_local(server.run(self.drift.clone())), stop, registry }
     }
 

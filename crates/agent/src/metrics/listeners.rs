@@ -1,0 +1,39 @@
+//! The seats of the agent's listeners.
+
+use std::sync::Arc;
+
+use russet_listener::Admission;
+
+use crate::openshift::LISTENER as OPENSHIFT;
+use crate::server::LISTENER as CNI;
+
+/// One [`Admission`] for each listener.
+#[derive(Debug, Clone)]
+pub struct Listeners {
+    /// The CNI socket.
+    pub cni: Arc<Admission>,
+    /// The store's socket.
+    pub store: Arc<Admission>,
+    /// Health and metrics.
+    pub health: Arc<Admission>,
+    /// OpenShift's socket.
+    pub openshift: Arc<Admission>,
+}
+
+// === impl Listeners ===
+
+impl Listeners {
+    pub(super) fn new() -> Self {
+        Self {
+            cni: Admission::new(CNI),
+            store: Admission::new(russet_store::LISTENER),
+            health: Admission::new(russet_health::LIMITS),
+            openshift: Admission::new(OPENSHIFT),
+        }
+    }
+
+    pub(super) fn collector(&self) -> russet_health::Listeners {
+        let Self { cni, store, health, openshift } = self.clone();
+        russet_health::Listeners(vec![cni, store, health, openshift])
+    }
+}

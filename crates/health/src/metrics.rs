@@ -1,0 +1,112 @@
+//! `/metrics`: the text is made for whoever asks now and then, and kept for those who ask more often than anybody needs.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
+use prometheus_client::registry::Registry;
+
+/// Everything that a daemon counts, and what was last printed of it.
+pub(crate) struct Metrics {
+    registry: Registry,
+    printed: Mutex<Printed>,
+}
+
+struct Printed {
+    text: Bytes,
+    budget: Budget,
+}
+
+/// How often the text is made anew.
+#[derive(Debug)]
+struct Budget {
+    left: u32,
+    /// Up to when what was gained has been added.
+    at: Instant,
+}
+
+/// Texts that may be made one after the other: several servers may scrape at the same moment.
+const BURST: u32 = 20;
+/// How long it takes until one more may be made. A text of a large node takes about a millisecond.
+const GAIN_INTERVAL: Duration = Duration::from_millis(100);
+/// What Prometheus has to know: as plain text it would refuse the type `info`.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+pub(crate) async fn answer(State(metrics): State<Arc<Metrics>>) -> Response {
+    match metrics.text(Instant::now()) {
+        Ok(text) => ([(CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
+        Err(error) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, format!("encode metrics: {error}\n")).into_response()
+        }
+    }
+}
+
+// === impl Metrics ===
+
+impl Metrics {
+    pub(crate) fn of(registry: Registry) -> Self {
+        let budget = Budget { left: BURST, at: Instant::now() };
+        Self { registry, printed: Mutex::new(Printed { text: Bytes::new(), budget }) }
+    }
+
+    fn text(&self, now: Instant) -> Result<Bytes, std::fmt::Error> {
+        let mut printed = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
+        if printed.budget.spend(now) || printed.text.is_empty() {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
+            printed.text = text.into();
+        }
+        Ok(printed.text.clone())
+    }
+}
+
+// === impl Budget ===
+
+impl Budget {
+    /// Whether the text may be made now.
+    fn spend(&mut self, now: Instant) -> bool {
+        let gained = now.saturating_duration_since(self.at).as_millis() / GAIN_INTERVAL.as_millis();
+        if gained > 0 {
+            self.left = self.left.saturating_add(u32::try_from(gained).unwrap_or(BURST)).min(BURST);
+            self.at = now;
+        }
+        let may = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        may
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::metrics::counter::Counter;
+
+    use super::*;
+
+    #[test]
+    fn who_asks_now_and_then_gets_what_is_and_who_asks_without_pause_what_was() {
+        let (mut registry, counter) = (Registry::default(), Counter::<u64>::default());
+        registry.register("it", "It", counter.clone());
+        let metrics = Metrics::of(registry);
+        let now = Instant::now();
+        let read = |at| {
+            let text = String::from_utf8(metrics.text(at).unwrap().to_vec()).unwrap();
+            let line = text.lines().find_map(|line| line.strip_prefix("it_total "));
+            line.unwrap().parse::<u64>().unwrap()
+        };
+        for asked in 1..=100 {
+            counter.inc();
+            assert_eq!(read(now), asked.min(u64::from(BURST)));
+        }
+        assert_eq!(read(now + GAIN_INTERVAL), 100, "a tenth of a second later it is made once more");
+        counter.inc();
+        assert_eq!(read(now + GAIN_INTERVAL), 100);
+        for asked in 0..u64::from(BURST) {
+            assert_eq!(read(now + Duration::from_secs(60)), 101 + asked);
+            counter.inc();
+        }
+    }
+}
