@@ -531,6 +531,38 @@ fn verbs_and_kinds_of_kubectl_and_calicoctl_lead_to_russets() {
 }
 
 #[test]
+fn a_node_with_tunnel_addresses_is_deleted_at_the_first_attempt() {
+    let store = Store::with(POOLS);
+    let node = "---\n{apiVersion: projectcalico.org/v3, kind: Node, metadata: {name: n1}, spec: {bgp: {ipv4Address: 10.0.0.1/24}}}\n";
+    assert_eq!(store.apply(node).status, 0);
+    store.occupy("n1");
+    // Its VXLAN device's address, and one of IPIP beside it, for which there is no handle's record.
+    let block = "/calico/ipam/v2/assignment/ipv4/block/10.20.0.0-26";
+    let mut value = serde_json::from_str::<Value>(&store.good(&["store", "dump", "--prefix", block]))
+        .unwrap()["records"][0]["value"]
+        .take();
+    value["attributes"] = json!([
+        { "handle_id": "vxlan-tunnel-addr-n1", "secondary": { "node": "n1", "type": "vxlanTunnelAddress" } },
+        { "handle_id": "ipip-tunnel-addr-n1", "secondary": { "node": "n1", "type": "ipipTunnelAddress" } },
+    ]);
+    value["allocations"][3] = json!(1);
+    value["unallocated"].as_array_mut().unwrap().retain(|ordinal| *ordinal != 3);
+    value["sequenceNumberForAllocation"]["3"] = json!(8);
+    store.put(block, &value);
+    store.good(&[
+        "store",
+        "put",
+        "/calico/ipam/v2/handle/vxlan-tunnel-addr-n1",
+        r#"{"block":{"10.20.0.0/26":1}}"#,
+    ]);
+
+    assert_eq!(store.good(&["delete", "node", "n1"]), "Node/n1 deleted\n");
+    assert_eq!(store.count("/calico/ipam/v2/assignment/"), 0);
+    assert_eq!(store.count("/calico/ipam/v2/handle/vxlan"), 0);
+    assert_eq!(store.good(&["get", "nodes"]), "NAME  READY  ADDRESSES  AGE\n");
+}
+
+#[test]
 fn what_cannot_be_read_is_passed_over_and_told() {
     let store = Store::with(POOLS);
     store.put("/calico/resources/v3/projectcalico.org/ippools/broken", &json!({ "kind": "IPPool" }));

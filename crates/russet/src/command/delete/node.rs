@@ -35,9 +35,9 @@ pub(super) async fn delete(place: &Place, target: &Target, args: &DeleteArgs) ->
     let node = NodeName::new(target.name.as_str())?;
     let ipam = place.allocator();
     let held: Vec<Held> = ipam.held_by_node(&node).await?;
-    let (tunnels, pods): (Vec<Held>, Vec<Held>) = held.into_iter().partition(is_tunnel);
-    // What cools down belongs to nobody any more.
-    let pods: Vec<Held> = pods.into_iter().filter(|held| held.attribute.released_at.is_none()).collect();
+    // What cools down belongs to no pod any more.
+    let is_pods = |held: &Held| !is_tunnel(held) && held.attribute.released_at.is_none();
+    let pods: Vec<Held> = held.into_iter().filter(is_pods).collect();
     let endpoints = endpoints(place, &node).await?;
     let occupied = !pods.is_empty() || !endpoints.is_empty();
     if occupied && !args.release_addresses {
@@ -56,7 +56,9 @@ pub(super) async fn delete(place: &Place, target: &Target, args: &DeleteArgs) ->
     for family in Family::BOTH {
         ipam.release_tunnel_address(&node, family).await?;
     }
-    release(&ipam, &tunnels).await?;
+    // Of those the handles reached some, which are free now.
+    let left: Vec<Held> = ipam.held_by_node(&node).await?.into_iter().filter(is_tunnel).collect();
+    release(&ipam, &left).await?;
     ipam.remove_node(&node).await?;
     target.remove(place).await
 }
