@@ -90,7 +90,7 @@ impl Cluster {
             _ => Ok(()),
         };
         if let Err(error) = read {
-            tracing::warn!(key = %record.key, %error, "record cannot be read and counts as absent");
+            russet_store::refused("a record cannot be read and counts as absent", &record.key, &error);
             self.remove(&record.key);
         }
     }

@@ -216,8 +216,8 @@ fn note(report: &Report, what: &str, status: &Status) {
     for error in report.errors.iter().take(LOGGED_MAX) {
         tracing::warn!(%error, "{what}");
     }
-    for refusal in report.refusals.iter().take(LOGGED_MAX) {
-        tracing::warn!(%refusal, "{what}: a lease is not programmed");
+    for refusal in &report.refusals {
+        russet_store::refused("a lease is not programmed", format_args!("{:?}", refusal.subject), refusal);
     }
     let changed: usize = report.changed.values().sum();
     if changed > 0 || report.failed > 0 {

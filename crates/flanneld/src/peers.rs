@@ -1,7 +1,7 @@
 //! The other nodes' leases, as far as this node programs them. Pure: events in, what changed out. The datastore is written by many, so a
 //! lease that would cut this node off from its own network or pods is not taken, whoever wrote it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use russet_addr::IpNet;
@@ -18,8 +18,6 @@ pub struct Peers {
     own: Vec<IpNet>,
     here: Vec<IpAddr>,
     known: BTreeMap<SubnetKey, Lease>,
-    /// Refused leases that were told of, so that each is told of once.
-    told: BTreeSet<SubnetKey>,
 }
 
 /// What has to be done.
@@ -36,16 +34,13 @@ pub enum Delta {
     },
 }
 
-/// Refused leases that are remembered; a hostile writer could name any number.
-const TOLD_MAX: usize = 1000;
-
 // === impl Peers ===
 
 impl Peers {
     /// None yet. `own` are this node's subnets.
     pub fn new(backend: Backend, own: &SubnetKey, external: &External) -> Self {
         let here = external.v4.map(IpAddr::V4).into_iter().chain(external.v6.map(IpAddr::V6)).collect();
-        Self { backend, own: own.subnets().collect(), here, known: BTreeMap::new(), told: BTreeSet::new() }
+        Self { backend, own: own.subnets().collect(), here, known: BTreeMap::new() }
     }
 
     /// All that are programmed.
@@ -106,9 +101,7 @@ impl Peers {
             self.danger(lease).map(str::to_owned)
         };
         let Some(objection) = objection else { return true };
-        if self.told.len() < TOLD_MAX && self.told.insert(lease.key) {
-            tracing::warn!(subnet = %lease.key, objection, "a lease is not programmed");
-        }
+        russet_store::refused("a lease is not programmed", lease.key, objection);
         false
     }
 

@@ -38,7 +38,7 @@ mod tunnel;
 
 pub use existing::Held;
 pub use operator::Configured;
-pub use pool::DefaultPool;
+pub use pool::{DefaultPool, PoolFamilies};
 
 /// How often a contended record is tried before giving up; peers use the same number.
 pub(crate) const TRIES_MAX: u32 = 100;
@@ -152,7 +152,7 @@ impl Allocator {
             match IpPool::decode(&record.value) {
                 Ok(pool) => pools.push(pool),
                 Err(source) => {
-                    tracing::warn!(key = %record.key, %source, "unreadable pool passed over");
+                    russet_store::refused("a pool that cannot be read is passed over", &record.key, &source);
                     rubbish.get_or_insert(IpamError::Corrupt { key: record.key, source });
                 }
             }
@@ -181,7 +181,12 @@ impl Allocator {
         self.read(&key, |bytes| {
             let (decoded, fault) = Block::decode_mended(bytes)?;
             if let Some(fault) = fault {
-                tracing::warn!(%key, at = fault.at(), %fault, "mended where it does not say who owns what");
+                let reason = format!("{}: {fault}", fault.at());
+                russet_store::refused(
+                    "a block is repaired where it does not say who owns what",
+                    &key,
+                    reason,
+                );
             }
             at_its_place(decoded, block)
         })
@@ -289,7 +294,7 @@ pub(crate) fn readable<T>(record: &Record, decode: fn(&[u8]) -> Result<T, Decode
     match decode(&record.value) {
         Ok(value) => Some(value),
         Err(error) => {
-            tracing::warn!(key = %record.key, %error, "unreadable record passed over");
+            russet_store::refused("a record that cannot be read is passed over", &record.key, &error);
             None
         }
     }

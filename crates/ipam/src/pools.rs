@@ -85,7 +85,7 @@ fn selecting<'a>(enabled: &[&'a IpPool], asker: &Asker<'_>) -> Result<Vec<&'a Ip
             Ok(true) => chosen.push(*pool),
             Ok(false) => {}
             Err(error) => {
-                tracing::warn!(pool = pool.metadata.name, %error, "pool passed over");
+                russet_store::refused("a pool is passed over", &pool.metadata.name, &error);
                 problem.get_or_insert(error);
             }
         }

@@ -5,15 +5,13 @@ mod keep;
 mod watch;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
-use russet_model::Key;
 use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
 use russet_store::sim::Chance;
-use russet_store::{LeaseId, Record, Revision, Store, StoreError};
+use russet_store::{LeaseId, Record, Store, StoreError};
 use tokio::time::Instant;
 
 use crate::decide::Listed;
@@ -24,9 +22,6 @@ use watch::StoreWatch;
 
 /// How long a lease lives without being renewed: flannel's, by which its peers reckon.
 pub const LEASE_TTL: Duration = Duration::from_secs(86_400);
-
-/// Keys that were warned of: hostile writers could name any number.
-const WARNED_MAX: usize = 1000;
 
 /// Where and how.
 #[derive(Debug, Clone)]
@@ -46,7 +41,6 @@ pub struct StoreManager {
     held: RefCell<Option<Held>>,
     /// Leases of the store that may still be tied to a record that was given up; to be ended when the store answers again.
     strays: RefCell<Vec<LeaseId>>,
-    warned: RefCell<BTreeMap<Key, Revision>>,
 }
 
 /// The acquired lease, as it is to be in the store.
@@ -110,7 +104,6 @@ impl StoreManager {
             pace: Pace::default(),
             held: RefCell::default(),
             strays: RefCell::default(),
-            warned: RefCell::default(),
         }
     }
 
@@ -140,14 +133,7 @@ impl StoreManager {
     }
 
     fn warn(&self, record: &Record, reason: &str) {
-        let mut warned = self.warned.borrow_mut();
-        if warned.get(&record.key) == Some(&record.revision) {
-            return;
-        }
-        if warned.len() < WARNED_MAX || warned.contains_key(&record.key) {
-            warned.insert(record.key.clone(), record.revision);
-        }
-        tracing::warn!(key = %record.key.as_str().escape_debug(), reason, "a record among the leases is passed over");
+        russet_store::refused("a record among the leases is passed over", &record.key, reason);
     }
 
     async fn list(&self) -> Result<Vec<Listed>, LeaseError> {

@@ -179,7 +179,7 @@ impl Due {
         let snapshot = matches!(event, russet_store::Event::Snapshot(_));
         let changed = view.borrow_mut().take(event);
         for (key, error) in &changed.malformed {
-            tracing::warn!(%key, %error, "a record of OpenShift's network is not used");
+            russet_store::refused("a record of OpenShift's network is not used", key, error);
         }
         self.everybody |= snapshot || changed.network;
         self.namespaces.extend(changed.namespaces);

@@ -88,7 +88,8 @@ fn data(lease: &Lease) -> Option<String> {
     match serde_json::from_str(raw) {
         Ok(text) => Some(text),
         Err(error) => {
-            tracing::error!(%error, subnet = %lease.key, "a lease's data is no text: its command is not run");
+            let what = "a lease's data is no text: its command is not run";
+            russet_store::refused(what, lease.key, &error);
             None
         }
     }

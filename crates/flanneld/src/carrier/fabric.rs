@@ -213,7 +213,8 @@ fn peer(data: Data, lease: &Lease) -> Option<Peer> {
         Data::Wireguard => wireguard = told.map(|data| end(data?)),
     }
     if data != Data::Nothing && mac == [None, None] && wireguard == [None, None] {
-        tracing::warn!(subnet = %lease.key, "a lease does not say where its tunnel ends and is not programmed");
+        let reason = "it does not say where its tunnel ends";
+        russet_store::refused("a lease is not programmed", lease.key, reason);
         return None;
     }
     Some(Peer {

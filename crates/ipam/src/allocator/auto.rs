@@ -198,7 +198,7 @@ impl Allocator {
                 Ok(Claimed::Ours(block)) => self.take_own(run, cidr, Some(*block), touched).await?,
                 Ok(Claimed::Foreign) => owned -= 1,
                 Err(error @ (IpamError::Corrupt { .. } | IpamError::Contended { .. })) => {
-                    tracing::warn!(block = %cidr, %error, "own block passed over");
+                    russet_store::refused("own block passed over", cidr, &error);
                     run.passed_over.get_or_insert(error);
                 }
                 Err(error) => return Err(error),

@@ -47,7 +47,11 @@ impl Allocator {
                 Ok(Some(block)) => block.value,
                 Ok(None) => continue,
                 Err(error @ IpamError::Corrupt { .. }) => {
-                    tracing::warn!(%handle, block = %cidr, %error, "block passed over");
+                    russet_store::refused(
+                        "a block of a handle is passed over",
+                        cidr,
+                        format!("{error} ({handle})"),
+                    );
                     continue;
                 }
                 Err(error) => return Err(error),

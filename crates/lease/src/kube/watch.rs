@@ -104,7 +104,7 @@ impl Believed {
             }
             Err(reason) => {
                 if self.refused.get(name) != Some(&reason) {
-                    tracing::warn!(node = name, reason, "a node is passed over");
+                    russet_store::refused("a node is passed over", name, &reason);
                     self.refused.insert(name.clone(), reason);
                 }
                 Vec::new()

@@ -57,7 +57,8 @@ impl StoreWatch {
     /// Takes in a record; what there is to tell of it. The own subnets are nobody else's.
     fn put(&mut self, record: Record) -> Option<Event> {
         let Ok(subnet) = record.key.as_str().parse::<SubnetKey>() else {
-            tracing::warn!(key = %record.key.as_str().escape_debug(), "a record among the leases is passed over: its key names no subnet");
+            let what = "a record among the leases is passed over";
+            russet_store::refused(what, &record.key, "its key names no subnet");
             return None;
         };
         if subnet == self.own {
@@ -75,7 +76,7 @@ impl StoreWatch {
                 Version { in_place: self.paths.lease(&subnet) == key, key, revision: revision.0, attributes },
             ),
             Err(reason) => {
-                tracing::warn!(key = %key.as_str().escape_debug(), reason, "a lease is passed over");
+                russet_store::refused("a lease is passed over", &key, reason);
                 self.believed.forget(&key)
             }
         }

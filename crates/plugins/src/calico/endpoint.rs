@@ -42,13 +42,13 @@ pub async fn find(store: &dyn Store, workload: &Workload) -> Result<Option<Store
     let own = workload.key()?;
     let mut found = Vec::new();
     for record in store.list(&prefix).await.map_err(failed)?.records {
-        let at_own_name = record.key == own;
+        let (at_own_name, key) = (record.key == own, record.key.clone());
         match decode(record) {
             Ok(stored) if workload.owns(&stored.endpoint.spec) => found.push(stored),
             // Not ours: `mypod--x` lies below `mypod-`.
             Ok(_) => {}
             Err(error) if at_own_name => return Err(error),
-            Err(error) => tracing::warn!(%error, "endpoint passed over"),
+            Err(error) => russet_store::refused("an endpoint is passed over", &key, &error),
         }
     }
     if found.len() > 1 {

@@ -1,0 +1,147 @@
+//! What is logged of stored records that are not used. Others write to the store, some of them by mistake or with bad intent, so what they can put into
+//! the log has limits: each record is named once until it is refused for another reason, a few lines a minute for each kind of refusal, and no more of a
+//! key or a reason than can be read. What is left out is counted, and the count is logged.
+//!
+//! Called wherever a listed or watched record is passed over: the allocator, leases, the agent's and flanneld's loops.
+
+use std::collections::BTreeMap;
+use std::collections::hash_map::DefaultHasher;
+use std::fmt::Display;
+use std::hash::{Hash, Hasher};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What was logged of one kind of refusal.
+#[derive(Debug, Default)]
+struct Kind {
+    /// Hashes of the records, each with that of its reason.
+    known: BTreeMap<u64, u64>,
+    /// Since when lines are counted.
+    since: Option<Instant>,
+    lines: u32,
+    /// Refusals that were not logged.
+    left_out: u64,
+}
+
+/// What is to be logged.
+#[derive(Debug, PartialEq, Eq)]
+enum Line {
+    /// A line of its own, after so many that were left out.
+    Refusal { left_out: u64 },
+    /// That the following ones are left out.
+    Last,
+    /// Nothing.
+    None,
+}
+
+/// Lines that one kind of refusal may take in each [`LINES_TIME`]: enough for a mistake to be understood.
+const LINES_MAX: u32 = 10;
+const LINES_TIME: Duration = Duration::from_secs(60);
+/// Records that are remembered for each kind. Where more are refused, those that come again may be logged again, within the limit.
+const KNOWN_MAX: usize = 8192;
+/// Characters of a key and of a reason.
+const TEXT_MAX_CHARS: usize = 256;
+
+static KINDS: Mutex<BTreeMap<&'static str, Kind>> = Mutex::new(BTreeMap::new());
+
+/// Logs that a record is not used: `what` becomes of it, which record it is, and why.
+pub fn refused(what: &'static str, record: impl Display, reason: impl Display) {
+    let (record, reason) = (record.to_string(), reason.to_string());
+    let mut kinds = KINDS.lock().unwrap_or_else(PoisonError::into_inner);
+    let line = kinds.entry(what).or_default().note(&record, &reason, Instant::now());
+    drop(kinds);
+    // Debug: what others stored has its control characters escaped.
+    let (record, reason) = (cut(record), cut(reason));
+    match line {
+        Line::Refusal { left_out: 0 } => tracing::warn!(?record, ?reason, "{what}"),
+        Line::Refusal { left_out } => tracing::warn!(?record, ?reason, left_out, "{what}"),
+        Line::Last => {
+            let seconds = LINES_TIME.as_secs();
+            tracing::warn!(?record, ?reason, seconds, "{what}; others are left out for a while");
+        }
+        Line::None => {}
+    }
+}
+
+fn cut(text: String) -> String {
+    match text.char_indices().nth(TEXT_MAX_CHARS) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
+fn hash(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
+}
+
+// === impl Kind ===
+
+impl Kind {
+    fn note(&mut self, record: &str, reason: &str, now: Instant) -> Line {
+        let (record, reason) = (hash(record), hash(reason));
+        if self.known.get(&record) == Some(&reason) {
+            return Line::None;
+        }
+        if self.known.len() >= KNOWN_MAX {
+            self.known.clear();
+        }
+        self.known.insert(record, reason);
+        if self.since.is_none_or(|since| now.saturating_duration_since(since) >= LINES_TIME) {
+            (self.since, self.lines) = (Some(now), 0);
+        }
+        self.lines = self.lines.saturating_add(1);
+        if self.lines > LINES_MAX {
+            self.left_out += 1;
+            return Line::None;
+        }
+        if self.lines == LINES_MAX {
+            return Line::Last;
+        }
+        Line::Refusal { left_out: std::mem::take(&mut self.left_out) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_logged_once_for_each_reason() {
+        let (mut kind, now) = (Kind::default(), Instant::now());
+        let first = Line::Refusal { left_out: 0 };
+        assert_eq!(kind.note("a", "no JSON", now), first);
+        for _ in 0..1000 {
+            assert_eq!(kind.note("a", "no JSON", now), Line::None);
+        }
+        assert_eq!(kind.note("b", "no JSON", now), first);
+        assert_eq!(kind.note("a", "too long", now), first);
+    }
+
+    #[test]
+    fn a_flood_takes_a_few_lines_a_minute_and_is_counted() {
+        let (mut kind, now) = (Kind::default(), Instant::now());
+        let lines = |kind: &mut Kind, at: Instant, from: u32| {
+            (from..from + 100_000).filter(|n| kind.note(&n.to_string(), "", at) != Line::None).count()
+        };
+        assert_eq!(lines(&mut kind, now, 0), LINES_MAX as usize);
+        assert_eq!(lines(&mut kind, now + LINES_TIME / 2, 200_000), 0);
+        let next = kind.note("x", "", now + LINES_TIME);
+        assert_eq!(next, Line::Refusal { left_out: 200_000 - u64::from(LINES_MAX) });
+        assert!(kind.known.len() <= KNOWN_MAX);
+    }
+
+    #[test]
+    fn the_last_line_says_that_others_are_left_out() {
+        let (mut kind, now) = (Kind::default(), Instant::now());
+        let last = (0..LINES_MAX).map(|n| kind.note(&n.to_string(), "", now)).last();
+        assert_eq!(last, Some(Line::Last));
+    }
+
+    #[test]
+    fn texts_are_cut() {
+        assert_eq!(cut("\u{e9}".repeat(70_000)).chars().count(), TEXT_MAX_CHARS + 3);
+        assert_eq!(cut("short".to_owned()), "short");
+    }
+}
