@@ -61,6 +61,9 @@ pub struct Attribute {
 // === impl Block ===
 
 impl Block {
+    /// The longest affinity that is read: `host:` and a node's name have a quarter of it.
+    pub const AFFINITY_MAX_BYTES: usize = 1024;
+
     /// Reads a block and checks its invariants.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let block = Self::parse(bytes)?;
@@ -81,7 +84,9 @@ impl Block {
         let Some(cidr) = fields.text("cidr")? else { return Err(fields.error("cidr", "it is missing")) };
         Ok(Self {
             cidr,
-            affinity: fields.string("affinity")?.filter(|owner| !owner.is_empty()),
+            affinity: fields
+                .short_string("affinity", Self::AFFINITY_MAX_BYTES)?
+                .filter(|owner| !owner.is_empty()),
             affinity_claim_time: fields.string("affinity_claim_time")?,
             allocations: allocations(&mut fields)?,
             unallocated: unallocated(&mut fields)?,
@@ -196,6 +201,11 @@ fn attributes(fields: &mut Fields) -> Result<Option<Vec<Attribute>>, DecodeError
 // === impl Attribute ===
 
 impl Attribute {
+    /// The longest stored handle that is read: twice the longest handle, for what peers append behind a CR.
+    pub const HANDLE_MAX_BYTES: usize = 1024;
+    /// The longest name or value of a member of an attribute that is read: names of pods and nodes have 253 bytes.
+    pub const MEMBER_MAX_BYTES: usize = 4096;
+
     /// Whether the attribute is a living one of this handle.
     pub fn is_of(&self, handle: &HandleId) -> bool {
         self.released_at.is_none() && self.handle_id.as_deref().is_some_and(|stored| handle.is(stored))
@@ -208,9 +218,11 @@ impl Attribute {
 
     fn from_fields(mut fields: Fields) -> Result<Self, DecodeError> {
         Ok(Self {
-            handle_id: fields.string("handle_id")?,
-            secondary: fields.string_map("secondary")?,
-            alternate_owner: fields.string_map("alternateOwnerAttrs")?.unwrap_or_default(),
+            handle_id: fields.short_string("handle_id", Self::HANDLE_MAX_BYTES)?,
+            secondary: fields.short_string_map("secondary", Self::MEMBER_MAX_BYTES)?,
+            alternate_owner: fields
+                .short_string_map("alternateOwnerAttrs", Self::MEMBER_MAX_BYTES)?
+                .unwrap_or_default(),
             released_at: fields.string("releasedAt")?,
             extra: fields.rest(),
         })

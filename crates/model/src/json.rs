@@ -40,6 +40,8 @@ struct GoFormatter;
 
 /// Most characters of a refused value that an error repeats.
 const SHOWN_MAX_CHARS: usize = 60;
+/// Most characters of an error's place and of its reason: either may repeat what is stored.
+const ERROR_MAX_CHARS: usize = 300;
 
 /// Encodes as Go does, compactly.
 pub(crate) fn encode(value: &Value) -> Vec<u8> {
@@ -52,8 +54,11 @@ pub(crate) fn encode(value: &Value) -> Vec<u8> {
 }
 
 fn shown(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(SHOWN_MAX_CHARS) {
+    cut(value.to_string(), SHOWN_MAX_CHARS)
+}
+
+fn cut(text: String, max_chars: usize) -> String {
+    match text.char_indices().nth(max_chars) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text,
     }
@@ -85,7 +90,8 @@ impl Fields {
 
     /// An error at member `name`.
     pub(crate) fn error(&self, name: &str, problem: impl Into<String>) -> DecodeError {
-        DecodeError { what: self.what, at: self.path(name), problem: problem.into() }
+        let (at, problem) = (cut(self.path(name), ERROR_MAX_CHARS), cut(problem.into(), ERROR_MAX_CHARS));
+        DecodeError { what: self.what, at, problem }
     }
 
     fn path(&self, name: &str) -> String {
@@ -107,6 +113,32 @@ impl Fields {
             Some(Value::String(text)) => Ok(Some(text)),
             Some(other) => Err(self.wanted(name, "a string", &other)),
         }
+    }
+
+    /// A string of at most `max` bytes.
+    pub(crate) fn short_string(&mut self, name: &str, max: usize) -> Result<Option<String>, DecodeError> {
+        match self.string(name)? {
+            Some(text) if text.len() > max => Err(self.too_long(name, text.len(), max)),
+            text => Ok(text),
+        }
+    }
+
+    /// A [`string_map`](Self::string_map) whose keys and values have at most `max` bytes.
+    pub(crate) fn short_string_map(
+        &mut self,
+        name: &str,
+        max: usize,
+    ) -> Result<Option<BTreeMap<String, String>>, DecodeError> {
+        let map = self.string_map(name)?;
+        let longest = map.iter().flatten().map(|(key, value)| key.len().max(value.len())).max();
+        match longest.filter(|longest| *longest > max) {
+            Some(longest) => Err(self.too_long(name, longest, max)),
+            None => Ok(map),
+        }
+    }
+
+    fn too_long(&self, name: &str, found: usize, max: usize) -> DecodeError {
+        self.error(name, format!("a text of {found} bytes; at most {max} are accepted"))
     }
 
     /// A string of a type of its own; an empty one counts as missing.

@@ -8,8 +8,10 @@ use serde::Serialize;
 
 use crate::cli::Format;
 
+mod table;
 mod yaml;
 
+pub use table::{table, visible};
 pub use yaml::of_json as yaml_of_json;
 
 /// Prints `text` to standard output; whoever closed the pipe has seen enough.
@@ -61,12 +63,6 @@ pub fn json(value: &impl Serialize) -> String {
     text
 }
 
-/// `text` with its control characters escaped: what others stored must not move the cursor of whoever looks at it.
-pub fn visible(text: &str) -> String {
-    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
-    text.chars().map(escaped).collect()
-}
-
 /// A resource as `-o name` prints it: `ippool/blue`.
 pub fn short_name(kind: ResourceKind, name: &str) -> String {
     visible(&format!("{}/{name}", kind.kind().to_lowercase()))
@@ -89,36 +85,9 @@ pub fn age(span: Duration) -> String {
     text
 }
 
-/// Rows under a heading, in columns as wide as they need to be.
-pub fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
-    let rows: Vec<Vec<String>> =
-        rows.iter().map(|row| row.iter().map(|cell| visible(cell)).collect()).collect();
-    let mut widths: Vec<usize> = heading.iter().map(|cell| cell.chars().count()).collect();
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut text = String::new();
-    let heading = heading.iter().map(|cell| (*cell).to_owned()).collect();
-    for row in std::iter::once(&heading).chain(&rows) {
-        let cells: Vec<String> =
-            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        text.push_str(cells.join("  ").trim_end());
-        text.push('\n');
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn control_characters_of_others_are_shown_and_not_obeyed() {
-        let text = table(&["POD"], &[vec!["a\u{1b}[2Jb\nc \u{e9}".to_owned()]]);
-        assert_eq!(text, "POD\na\\u{1b}[2Jb\\nc \u{e9}\n");
-    }
 
     #[test]
     fn an_age_has_at_most_two_units() {
@@ -133,14 +102,5 @@ mod tests {
         ] {
             assert_eq!(age(Duration::from_secs(seconds)), text);
         }
-    }
-
-    #[test]
-    fn columns_are_as_wide_as_their_widest_cell() {
-        let rows = vec![
-            vec!["n1".to_owned(), "10.244.0.0/26".to_owned()],
-            vec!["node-2".to_owned(), "-".to_owned()],
-        ];
-        assert_eq!(table(&["NODE", "BLOCK"], &rows), "NODE    BLOCK\nn1      10.244.0.0/26\nnode-2  -\n");
     }
 }

@@ -127,6 +127,14 @@ impl<'a> Lean<'a> {
         if !keeps_invariants(cidr, &allocations, &raw.unallocated.unwrap_or_default(), attributes.len()) {
             return None;
         }
+        let is_long = |owner: &RawAttribute<'_>| {
+            owner.handle_id.as_ref().is_some_and(|handle| handle.0.len() > Attribute::HANDLE_MAX_BYTES)
+        };
+        if raw.affinity.as_ref().is_some_and(|owner| owner.len() > Block::AFFINITY_MAX_BYTES)
+            || attributes.iter().any(is_long)
+        {
+            return None;
+        }
         let living = attributes.iter().map(|owner| owner.handle_id.is_some() && owner.released_at.is_none());
         let living: Vec<bool> = living.collect();
         let names = attributes.into_iter().map(|owner| match owner.handle_id {
@@ -225,8 +233,8 @@ impl<'de> Deserialize<'de> for Text {
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a string")
             }
-            fn visit_str<E: Error>(self, _: &str) -> Result<Text, E> {
-                Ok(Text)
+            fn visit_str<E: Error>(self, text: &str) -> Result<Text, E> {
+                if text.len() > Attribute::MEMBER_MAX_BYTES { Err(E::custom("too long")) } else { Ok(Text) }
             }
         }
         deserializer.deserialize_str(Taker)
@@ -297,6 +305,23 @@ mod tests {
         assert!(Lean::fast(&full).is_some() && Lean::fast(BLOCKS[0].as_bytes()).is_some());
         let lean = Lean::read(BLOCKS[1].as_bytes()).unwrap();
         assert_eq!(lean.used, [(1, None)]);
+    }
+
+    #[test]
+    fn texts_that_are_too_long_are_refused_as_russet_model_refuses_them() {
+        let long = |bytes: usize| "a".repeat(bytes);
+        for (old, new) in [
+            ("net.aaaa", long(Attribute::HANDLE_MAX_BYTES + 1)),
+            ("host:node-a", long(Block::AFFINITY_MAX_BYTES + 1)),
+            ("default", long(Attribute::MEMBER_MAX_BYTES + 1)),
+            ("namespace", long(Attribute::MEMBER_MAX_BYTES + 1)),
+        ] {
+            let block = BLOCKS[0].replace(old, &new);
+            let error = Lean::read(block.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains("are accepted") && error.len() < 500, "{error}");
+            let block = BLOCKS[0].replace(old, &new[1..]);
+            assert!(Lean::read(block.as_bytes()).is_ok(), "{old}");
+        }
     }
 
     #[test]

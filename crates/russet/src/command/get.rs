@@ -166,3 +166,41 @@ fn table<S: Definition>(found: &Found<S>, wide: bool, all_namespaces: bool, seen
     };
     output::table(&heading, &found.shown.iter().map(row).collect::<Vec<_>>())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use russet_testkit::replay;
+
+    use super::*;
+    use crate::resources::Kind;
+
+    /// The same corpus as tests/hostile has, as what `get` prints of it.
+    #[test]
+    fn no_stored_resource_makes_get_panic() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/stored");
+        let replayed = replay(&corpus, |bytes| {
+            let end = bytes.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+            let kinds = [Kind::Pool, Kind::Reservation, Kind::Node, Kind::Profile, Kind::Endpoint];
+            kinds.into_iter().filter(|kind| each_kind!(*kind, printed(&bytes[end..]))).count() > 0
+        });
+        assert!(replayed.inputs_read * 20 > replayed.inputs, "{replayed:?}");
+    }
+
+    fn printed<S: Definition>(value: &[u8]) -> bool {
+        let Ok(resource) = Resource::<S>::decode(value) else { return false };
+        let shown = vec![Shown { resource, revision: Revision(7) }];
+        let found = Found { shown, revision: Revision(7), single: true, unreadable: 0 };
+        for wide in [false, true] {
+            assert!(!table(&found, wide, true).chars().any(|c| c.is_control() && c != '\n'));
+        }
+        for export in [false, true] {
+            let whole = whole(&found, export);
+            let read: Value = serde_json::from_str(&output::json(&whole)).unwrap();
+            assert_eq!(read, whole);
+            yaml(&whole).unwrap();
+        }
+        true
+    }
+}
