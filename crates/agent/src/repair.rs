@@ -18,6 +18,7 @@ mod machine;
 mod report;
 mod rounds;
 mod sweep;
+mod unheld;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -35,6 +36,8 @@ pub use machine::MachineError;
 pub use report::{Finding, Outcome, Report, Seen, Subject};
 pub(crate) use rounds::{Door, RepairJob, Repairs};
 pub use rounds::{REPAIR_PATH, RepairRequest, alone, gone_nodes};
+pub(crate) use unheld::{Question, answer as answer_questions};
+pub use unheld::{Unheld, unheld_here, user_of};
 
 use books::{Books, NodeRecord, Residue, Wanted};
 use judge::{Alive, Endpoint, Evidence, Machine, judge};

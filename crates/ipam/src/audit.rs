@@ -9,10 +9,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use russet_addr::{BlockCidr, Family};
-use russet_model::{Affinity, AffinityState, Block, HandleId, IpPool, Key, KeyKind, Node, WorkloadEndpoint};
+use russet_addr::BlockCidr;
+use russet_model::{Affinity, AffinityState, Block, HandleId, IpPool, Key, KeyKind};
 use russet_store::Record;
 
+mod endpoints;
 mod finding;
 mod lean;
 mod marks;
@@ -22,6 +23,7 @@ mod taken;
 pub use finding::{Finding, Holder};
 pub use store::audit_store;
 
+use endpoints::{Named, Owner};
 use lean::Lean;
 use marks::Marks;
 use taken::{Taken, TakenByHash};
@@ -37,6 +39,10 @@ pub struct Audit {
     pub handles: usize,
     /// How many affinities there are.
     pub affinities: usize,
+    /// How many workload endpoints there are.
+    pub endpoints: usize,
+    /// Addresses in use that no record of this datastore could confirm: those of pods where pods have no endpoints, of services and of virtual machines.
+    pub not_compared: usize,
     /// What is wrong, what is worst first.
     pub findings: Vec<Finding>,
 }
@@ -52,6 +58,9 @@ pub fn audit(records: &[Record]) -> Audit {
     for wanted in 0..=2 {
         records.iter().filter(|record| rank(record) == wanted).for_each(|record| auditor.add(record));
     }
+    if auditor.must_see_names_again() {
+        records.iter().for_each(|record| auditor.named_again(record));
+    }
     let doubts: BTreeSet<Key> = auditor.doubts().into_iter().collect();
     records.iter().filter(|record| doubts.contains(&record.key)).for_each(|record| auditor.again(record));
     auditor.finish()
@@ -62,10 +71,10 @@ pub fn audit(records: &[Record]) -> Audit {
 pub struct Auditor {
     audit: Audit,
     pools: Vec<IpNet>,
+    /// Those that are enabled.
+    enabled: Vec<IpNet>,
     /// Addresses that an endpoint or a node's tunnel has by its own record.
-    named: BTreeSet<IpAddr>,
-    /// A record that names addresses cannot be read, so that nothing is surely unused.
-    blind: bool,
+    named: Named,
     /// Every block, with its owner where it could be read.
     blocks: BTreeMap<BlockCidr, Option<Option<String>>>,
     /// The same in the order of reading, with their text: what `Taken` refers to.
@@ -84,7 +93,9 @@ pub struct Auditor {
     unreached: BTreeMap<BlockCidr, BTreeMap<u16, u64>>,
     /// Who has an address of a shared block.
     owners: BTreeMap<IpAddr, Vec<(BlockCidr, Option<String>)>>,
+    unallocated: Vec<Finding>,
     missing: Vec<Finding>,
+    unnamed: Vec<Finding>,
     handles: Vec<Finding>,
     outside: Vec<Finding>,
 }
@@ -104,22 +115,13 @@ impl Auditor {
                 self.claim(format!("virtual:{owner}"), block, record);
             }
             KeyKind::Pool(_) => {
-                let pool = self.kept(record, IpPool::decode(&record.value));
-                self.pools.extend(pool.map(|pool| pool.spec.cidr));
+                let Some(pool) = self.kept(record, IpPool::decode(&record.value)) else { return };
+                self.enabled.extend(pool.is_enabled().then_some(pool.spec.cidr));
+                self.pools.push(pool.spec.cidr);
             }
-            KeyKind::Node(_) => match self.kept(record, Node::decode(&record.value)) {
-                Some(node) => {
-                    self.named.extend(Family::BOTH.iter().filter_map(|f| node.spec.vxlan_tunnel(*f)));
-                    let ipip = node.spec.bgp.and_then(|bgp| bgp.ipv4_ipip_tunnel_addr);
-                    self.named.extend(ipip.map(IpAddr::V4));
-                }
-                None => self.blind = true,
-            },
-            KeyKind::WorkloadEndpoint { .. } => {
-                match self.kept(record, WorkloadEndpoint::decode(&record.value)) {
-                    Some(endpoint) => self.named.extend(endpoint.spec.ip_networks.iter().map(IpNet::addr)),
-                    None => self.blind = true,
-                }
+            KeyKind::Node(_) | KeyKind::WorkloadEndpoint { .. } | KeyKind::Resource { .. } => {
+                let added = self.named.add(record);
+                self.kept(record, added);
             }
             _ => {}
         }
@@ -165,6 +167,9 @@ impl Auditor {
         let number = u32::try_from(self.numbered.len()).unwrap_or(u32::MAX);
         self.numbered.push((cidr, cidr.to_string().into()));
         for (ordinal, owner) in block.used {
+            if let Some(address) = cidr.address(usize::from(ordinal)) {
+                self.named.allocated(address, number);
+            }
             let Some(handle) = owner.and_then(|owner| block.handles.get(owner)) else { continue };
             let hash = self.hasher.hash_one(handle.as_ref());
             self.taken.push(Taken { hash, block: number, ordinal, reached: false });
@@ -190,8 +195,9 @@ impl Auditor {
         for taken in held {
             *blocks.entry(self.numbered[taken.block as usize].0).or_default() += 1;
         }
-        if let Ok(id) = HandleId::new(name) {
-            self.judge(record, id, &blocks);
+        match HandleId::new(name) {
+            Ok(id) => self.judge(record, id, &blocks),
+            Err(error) => self.unreadable(&record.key, error.to_string()),
         }
     }
 
@@ -226,8 +232,28 @@ impl Auditor {
             let block = self.numbered[taken.block as usize].0;
             self.unreached.entry(block).or_default().insert(taken.ordinal, taken.hash);
         }
-        let blocks: BTreeSet<&BlockCidr> = self.unreached.keys().chain(&self.shared).collect();
+        let unnamed = self.named.doubtful_blocks();
+        let unnamed = unnamed.iter().filter_map(|number| Some(&self.numbered.get(*number as usize)?.0));
+        let blocks: BTreeSet<&BlockCidr> = self.unreached.keys().chain(&self.shared).chain(unnamed).collect();
         blocks.into_iter().map(|block| Key::block(*block)).collect()
+    }
+
+    /// Whether the records that name addresses must be shown a second time, with [`named_again`](Self::named_again). Once all records were added.
+    pub fn must_see_names_again(&self) -> bool {
+        self.named.has_doubts()
+    }
+
+    /// Looks at an endpoint's or a node's record again; before [`doubts`](Self::doubts).
+    pub fn named_again(&mut self, record: &Record) {
+        for address in self.named.again(record) {
+            let unread =
+                |(block, read): (&BlockCidr, &Option<_>)| read.is_none() && block.net().contains(&address);
+            let given_out = self.enabled.iter().any(|pool| pool.contains(&address));
+            if given_out && !self.blocks.iter().any(unread) {
+                let named_by = record.key.to_string();
+                self.unallocated.push(Finding::AllocationMissing { address, named_by });
+            }
+        }
     }
 
     /// Blocks are in the order of their addresses, the larger first: those that hold the present one are on the stack.
@@ -259,6 +285,14 @@ impl Auditor {
             if lean::is_reserved(handle) {
                 continue;
             }
+            if self.named.is_unnamed(&address, Owner::of(owner)) {
+                self.unnamed.push(Finding::EndpointMissing {
+                    address,
+                    block: cidr,
+                    sequence_number: block.sequence_number_of(ordinal),
+                    holder: Holder::of(owner),
+                });
+            }
             if self.shared.contains(&cidr) {
                 self.owners.entry(address).or_default().push((cidr, handle.map(str::to_owned)));
             }
@@ -268,7 +302,7 @@ impl Auditor {
                 continue;
             }
             // Tunnels and services have a `type`; not all of their records are read here, so theirs are never said to be leaked.
-            let known = self.blind || self.named.contains(&address) || owner.get("type").is_some();
+            let known = self.named.blind || self.named.names(&address) || owner.get("type").is_some();
             self.missing.push(Finding::HandleMissing {
                 address,
                 block: cidr,
@@ -287,10 +321,13 @@ impl Auditor {
                 self.audit.findings.push(Finding::DoubleOwner { address, blocks, handles });
             }
         }
+        self.audit.findings.append(&mut self.unallocated);
         self.audit.findings.append(&mut self.missing);
+        self.audit.findings.append(&mut self.unnamed);
         self.audit.findings.append(&mut self.handles);
         self.claims();
         self.audit.findings.append(&mut self.outside);
+        (self.audit.endpoints, self.audit.not_compared) = (self.named.endpoints, self.named.not_compared);
         self.audit
     }
 

@@ -66,6 +66,11 @@ pub enum Outcome {
         /// Where it would come from.
         from: Source,
     },
+    /// None would be asked for, and the pod would start without one of this family.
+    NotAsked {
+        /// Why.
+        reason: String,
+    },
     /// It would get none.
     Refused {
         /// The error that the request would end with.
@@ -88,6 +93,32 @@ pub enum Source {
 // === impl Explanation ===
 
 impl Explanation {
+    /// The same of each family that has pools, or that the request names pools of, as ADD decides: a family whose pools are all disabled is not asked
+    /// for while the other one is.
+    pub async fn of_families(
+        store: Rc<dyn Store>,
+        clock: Rc<dyn Clock>,
+        request: &Request,
+    ) -> Result<Vec<Self>, IpamError> {
+        let families = Allocator::new(store.clone(), clock.clone()).pool_families().await?;
+        let named = Family::BOTH.into_iter().any(|family| request.pools(family).is_some());
+        let mut explanations = Vec::new();
+        for family in Family::BOTH {
+            let is_off = !families.enabled.is_empty() && families.switched_off.contains(&family);
+            let has_pools = families.enabled.contains(&family) || families.switched_off.contains(&family);
+            if !(request.pools(family).is_some() || (!named && has_pools)) {
+                continue;
+            }
+            let mut explanation = Self::of(store.clone(), clock.clone(), request, family).await?;
+            if !named && is_off {
+                let reason = format!("every {family} pool is disabled");
+                explanation.outcome = Outcome::NotAsked { reason };
+            }
+            explanations.push(explanation);
+        }
+        Ok(explanations)
+    }
+
     /// Looks at everything that decides a request of one address of `family`, and tries it. Writes nothing.
     pub async fn of(
         store: Rc<dyn Store>,
@@ -282,6 +313,37 @@ mod tests {
             assert!(matches!(told.outcome, Outcome::Address { from: Source::NewBlock, .. }), "{told:?}");
             let after = store.list(&Prefix::everything()).await.unwrap().records;
             assert_eq!(before.len() + 1, after.len(), "only the pool came");
+        });
+    }
+
+    #[test]
+    fn a_family_whose_pools_are_all_disabled_is_not_asked_for_while_the_other_has_one() {
+        run(async {
+            let store: Rc<dyn Store> = Rc::new(Sim::atomic(1));
+            let outcomes = |request: Request| {
+                let store = store.clone();
+                async move {
+                    let explained = Explanation::of_families(store, Rc::new(SystemClock), &request).await;
+                    explained.unwrap().into_iter().map(|it| (it.family, it.outcome)).collect::<Vec<_>>()
+                }
+            };
+            put_pool(&*store, "four", "10.1.0.0/24", |_| ()).await;
+            put_pool(&*store, "six", "fd00:1::/112", |pool| pool.disabled = true).await;
+            let found = outcomes(request("why.trial")).await;
+            let [(_, Outcome::Address { .. }), (six, Outcome::NotAsked { reason })] = &found[..] else {
+                panic!("{found:?}")
+            };
+            assert_eq!((six.as_str(), reason.as_str()), ("IPv6", "every IPv6 pool is disabled"));
+            // A pool that is asked for by name must serve.
+            let named =
+                Request { pools6: Some(vec!["fd00:1::/112".parse().unwrap()]), ..request("why.trial") };
+            let found = outcomes(named).await;
+            assert!(matches!(&found[..], [(_, Outcome::Refused { .. })]), "{found:?}");
+            // Without any enabled pool ADD fails.
+            put_pool(&*store, "four", "10.1.0.0/24", |pool| pool.disabled = true).await;
+            let found = outcomes(request("why.trial")).await;
+            let refused = |(_, outcome): &(String, Outcome)| matches!(outcome, Outcome::Refused { .. });
+            assert!(found.len() == 2 && found.iter().all(refused), "{found:?}");
         });
     }
 

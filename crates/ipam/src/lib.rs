@@ -14,7 +14,7 @@ mod request;
 pub mod search;
 mod shadow;
 
-pub use allocator::{Allocator, Configured, DefaultPool, Held};
+pub use allocator::{Allocator, Configured, DefaultPool, Held, PoolFamilies};
 pub use block_ops::ReleaseOptions;
 pub use clock::{Backoff, Clock, NoBackoff, SystemClock, delay};
 pub use error::IpamError;

@@ -82,7 +82,7 @@ pub const NAMES: [&str; 10] = [
 pub async fn run(node: &Node, name: &str, request: &Request, log: &RequestLog) -> Result<Done, CniError> {
     let result = match name {
         calico::NAME => return run_calico(&node.for_calico(), request, log).await,
-        "russet" => return run_russet(node, request).await,
+        "russet" => return run_russet(node, request, log).await,
         "loopback" => loopback::run(node, request).await,
         calico_ipam::NAME => calico_ipam::run(&node.calico, request, log).await,
         name if is_local(name) => run_local(&node.local(), name, request, log).await,
@@ -94,8 +94,8 @@ pub async fn run(node: &Node, name: &str, request: &Request, log: &RequestLog) -
     result.map(Done::from).map_err(|error| error.in_version(request.config.cni_version))
 }
 
-async fn run_russet(node: &Node, request: &Request) -> Result<Done, CniError> {
-    russet::run(node, request).await.map_err(|error| error.in_version(request.config.cni_version))
+async fn run_russet(node: &Node, request: &Request, log: &RequestLog) -> Result<Done, CniError> {
+    russet::run(node, request, log).await.map_err(|error| error.in_version(request.config.cni_version))
 }
 
 /// What was left of a DEL ([`Done::release`]), once more, where it failed: nothing else of the DEL is done again.

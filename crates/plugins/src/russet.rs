@@ -8,12 +8,15 @@ use russet_addr::{ContainerId, Family, IfName, IpNet, Mac, host_net};
 use russet_attach::{Attached, Attachment, Detachment, Dialect};
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{Call, CniError, CniResult, Interface, IpConfig, code};
-use russet_ipam::{Assigned, Clock, Held, IpamError, ReleaseOptions, Request as AddressRequest, SystemClock};
+use russet_ipam::{
+    Assigned, Clock, Held, IpamError, PoolFamilies, ReleaseOptions, Request as AddressRequest, SystemClock,
+};
 use russet_model::{Attribute, HandleId, time};
 use tokio::time::Instant;
 
 use crate::node::{Node, NotReady};
 use crate::releases::{self, Release};
+use crate::request_log::RequestLog;
 use crate::requested;
 use crate::settings::Settings;
 use crate::stages::{Stage, during};
@@ -25,11 +28,12 @@ use crate::{Done, failure};
 const MARK: &str = "timestamp";
 
 /// Carries out one request.
-pub async fn run(node: &Node, request: &Request) -> Result<Done, CniError> {
+pub async fn run(node: &Node, request: &Request, log: &RequestLog) -> Result<Done, CniError> {
     let nothing = |()| Done::from(None);
     match &request.env.call {
         Call::Add(target) => {
-            add(node, request, &Target::of(request, target)?).await.map(|result| Done::from(Some(result)))
+            let added = add(node, request, &Target::of(request, target)?, log).await;
+            added.map(|result| Done::from(Some(result)))
         }
         Call::Del(target) => {
             let release = del(node, request, &Target::of(request, target)?).await?;
@@ -41,14 +45,19 @@ pub async fn run(node: &Node, request: &Request) -> Result<Done, CniError> {
     }
 }
 
-async fn add(node: &Node, request: &Request, target: &Target) -> Result<CniResult, CniError> {
+async fn add(
+    node: &Node,
+    request: &Request,
+    target: &Target,
+    log: &RequestLog,
+) -> Result<CniResult, CniError> {
     request.env.args.check_known(&requested::ARGS)?;
     let settings = Settings::read(request)?;
     let netns = target.open_netns()?;
     let handle = handle(target);
     let mark = time::go_timestamp(SystemClock.now());
     let mut attachment = attachment(node, &settings, target);
-    let assigned = during(Stage::Address, allocate(node, &settings, target, &handle, &mark));
+    let assigned = during(Stage::Address, allocate(node, &settings, target, (&handle, &mark), log));
     let (assigned, newborn) = tokio::join!(assigned, node.wiring.bear(&attachment, &netns));
     let assigned = match assigned {
         Ok(assigned) => assigned,
@@ -73,13 +82,13 @@ async fn allocate(
     node: &Node,
     settings: &Settings,
     target: &Target,
-    handle: &HandleId,
-    mark: &str,
+    (handle, mark): (&HandleId, &str),
+    log: &RequestLog,
 ) -> Result<Assigned, CniError> {
     if !settings.requested.is_empty() {
         return assign_requested(node, settings, target, handle, mark).await;
     }
-    let families = families(node, settings).await?;
+    let families = families(node, settings, log).await?;
     let count = |family| u32::from(families.contains(&family));
     let request = AddressRequest {
         v4: count(Family::V4),
@@ -181,17 +190,21 @@ fn is_outside(settings: &Settings, address: IpAddr) -> bool {
 }
 
 /// The families that this network gives its pods: those that were asked for, else those that have a pool.
-async fn families(node: &Node, settings: &Settings) -> Result<Vec<Family>, CniError> {
+async fn families(node: &Node, settings: &Settings, log: &RequestLog) -> Result<Vec<Family>, CniError> {
     let asked = [(Family::V4, &settings.ipv4_pools), (Family::V6, &settings.ipv6_pools)];
     if asked.iter().any(|(_, pools)| pools.is_some()) {
         return Ok(asked.iter().filter(|(_, pools)| pools.is_some()).map(|(family, _)| *family).collect());
     }
-    let families = node.allocator.enabled_families().await;
-    let families = families.map_err(|e| failure::ipam("the pools could not be read", e))?;
+    let families = node.allocator.pool_families().await;
+    let PoolFamilies { enabled: families, switched_off } =
+        families.map_err(|e| failure::ipam("the pools could not be read", e))?;
     if families.is_empty() {
         let details =
             "every pool is disabled, or there is none; an agent creates the default pools in a fresh store";
         return Err(CniError::new(failure::NO_ADDRESS, "there is no pool to take an address from", details));
+    }
+    for family in switched_off {
+        log.warn(format_args!("the pod gets no {family} address: every {family} pool is disabled"));
     }
     Ok(families)
 }

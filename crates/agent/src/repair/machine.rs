@@ -14,6 +14,7 @@ use russet_netlink::{NetlinkError, Route, RouteKind, Socket};
 use russet_runtime::CacheError;
 
 use super::judge::Machine;
+use super::unheld::PodLink;
 
 /// A part of the machine that cannot be seen.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +42,9 @@ pub enum MachineError {
 const INIT: &str = "/proc/1/ns/net";
 /// The machine's first namespace of processes (`PROC_PID_INIT_INO` of linux/proc_ns.h).
 const INIT_PIDS: &str = "pid:[4026531836]";
+
+/// What names of host ends of plugin `russet` begin with.
+const NATIVE_PREFIX: &str = "russ";
 
 /// Looks. Blocks for about a millisecond a namespace.
 pub fn look(caches: &[PathBuf]) -> Result<Machine, MachineError> {
@@ -71,6 +75,32 @@ pub fn look(caches: &[PathBuf]) -> Result<Machine, MachineError> {
         machine.cached.extend(russet_runtime::attached(cache)?);
     }
     Ok(machine)
+}
+
+/// The pods of plugin `russet` on this node: each address that is routed to one of their host ends. The addresses of other plugins' pods may be another
+/// IPAM plugin's affair.
+pub(super) fn pods() -> Result<BTreeMap<IpAddr, PodLink>, MachineError> {
+    let mut socket = Socket::route()?;
+    let mut links = russet_attach::list(&mut socket)?;
+    links.retain(|link| !link.doomed && link.name.starts_with(NATIVE_PREFIX));
+    let mut pods = BTreeMap::new();
+    if links.is_empty() {
+        return Ok(pods);
+    }
+    for family in Family::BOTH {
+        for route in socket.routes(family)? {
+            let link = links.iter().find(|link| route.oif == Some(link.ifindex));
+            if let (Some(link), Some(address)) = (link, host_route(&route)) {
+                pods.insert(address, PodLink { name: link.name.clone(), owner: link.owner.clone() });
+            }
+        }
+    }
+    Ok(pods)
+}
+
+/// The machine's own addresses.
+pub(super) fn own_addresses() -> Result<BTreeSet<IpAddr>, MachineError> {
+    Ok(Socket::route()?.addresses()?.iter().map(|address| address.net.addr()).collect())
 }
 
 /// The address that a route is for alone, if packets for it go anywhere.

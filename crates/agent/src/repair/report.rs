@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::Reach;
 use super::books::{Books, Residue};
 use super::judge::{Endpoint, Machine};
+use super::unheld::Unheld;
 
 /// What a round did; `schema` grows when a member changes its meaning.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -102,6 +103,16 @@ pub enum Subject {
         /// When it was last written.
         revision: u64,
     },
+    /// A live pod's address that is not allocated to it.
+    Unallocated {
+        /// The address.
+        address: IpAddr,
+        /// The host end of the pod's interface, and what it is for.
+        interface: String,
+        /// The handle that it is allocated to instead.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        held_by: Option<String>,
+    },
     /// What a handle counts although the block holds nothing of it.
     HandleCount {
         /// The handle.
@@ -131,6 +142,11 @@ pub enum Outcome {
         /// How.
         reason: String,
     },
+    /// It is nothing that can be given back; the reason says what to do.
+    Left {
+        /// What to do.
+        reason: String,
+    },
     /// The store failed.
     Failed {
         /// Why.
@@ -155,7 +171,7 @@ impl Report {
 impl Outcome {
     /// Whether the leak is still there, as far as is known.
     pub const fn is_left(&self) -> bool {
-        matches!(self, Self::Leaked | Self::Failed { .. })
+        matches!(self, Self::Leaked | Self::Left { .. } | Self::Failed { .. })
     }
 }
 
@@ -166,6 +182,7 @@ impl fmt::Display for Outcome {
             Self::Leaked => f.write_str("leaked"),
             Self::Alive { reason } => write!(f, "alive: {reason}"),
             Self::Kept { reason } => write!(f, "kept: {reason}"),
+            Self::Left { reason } => write!(f, "left: {reason}"),
             Self::Failed { reason } => write!(f, "not released: {reason}"),
         }
     }
@@ -223,6 +240,17 @@ impl Finding {
         Self { subject, evidence: seen.evidence(), outcome }
     }
 
+    pub(super) fn unallocated(unheld: Unheld) -> Self {
+        let Unheld { address, interface, held_by } = unheld;
+        let evidence = vec![match &held_by {
+            Some(handle) => format!("it is routed to the pod, and the store has allocated it to {handle}"),
+            None => "it is routed to the pod, and no block has it allocated".to_owned(),
+        }];
+        let reason = "replace the pod: another one may be given its address".to_owned();
+        let subject = Subject::Unallocated { address, interface, held_by };
+        Self { subject, evidence, outcome: Outcome::Left { reason } }
+    }
+
     pub(super) fn handle(residue: &Residue, seen: &Seen, outcome: Outcome) -> Self {
         let (handle, revision) = (residue.handle.clone(), residue.revision.0);
         let (subject, found) = if residue.orphan {
@@ -244,6 +272,7 @@ impl Subject {
         match self {
             Self::Address { .. } => "address",
             Self::Handle { .. } => "handle",
+            Self::Unallocated { .. } => "unallocated",
             Self::HandleCount { .. } => "handle-count",
         }
     }
@@ -258,6 +287,9 @@ impl fmt::Display for Subject {
                     write!(f, ", interface {interface}")?;
                 }
                 taken.as_ref().map_or(Ok(()), |taken| write!(f, ", taken at {taken}"))
+            }
+            Self::Unallocated { address, interface, .. } => {
+                write!(f, "{address}: it is not allocated to {interface}")
             }
             Self::Handle { handle, .. } => write!(f, "handle {handle}: it holds no address"),
             Self::HandleCount { handle, blocks, .. } => {

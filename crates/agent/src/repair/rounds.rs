@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, mpsc, oneshot};
 
 use super::report::{Finding, Outcome, Report};
+use super::unheld::unheld;
 use super::{Crew, Look, Options, Reach, RepairError, books, sight};
 use crate::config::Paths;
 use crate::history::History;
@@ -184,6 +185,12 @@ impl Repairs {
     }
 
     async fn looks(&self, reach: Reach, options: Options) -> Result<Report, RepairError> {
+        let mut report = self.leaks(reach, options).await?;
+        report.findings.extend(unallocated(&self.crew.allocator).await?);
+        Ok(report)
+    }
+
+    async fn leaks(&self, reach: Reach, options: Options) -> Result<Report, RepairError> {
         let asked = self.operations.remember_asked();
         let first = self.crew.look(reach, options.grace).await?;
         if first.is_clean() {
@@ -220,10 +227,18 @@ impl Repairs {
             outcome @ Outcome::Failed { .. } => {
                 tracing::warn!(kind, %subject, %outcome, "a leak could not be repaired");
             }
+            outcome @ Outcome::Left { .. } => {
+                tracing::warn!(kind, %subject, %outcome, "a pod's address is not its own by the store");
+            }
             Outcome::Leaked => tracing::info!(kind, %subject, "a leak was found"),
             outcome => tracing::info!(kind, %subject, %outcome, "what looked like a leak was left alone"),
         }
     }
+}
+
+/// Live pods' addresses that are not allocated to them, as findings.
+async fn unallocated(allocator: &Allocator) -> Result<Vec<Finding>, RepairError> {
+    Ok(unheld(allocator).await?.into_iter().map(Finding::unallocated).collect())
 }
 
 fn jittered(every: Duration) -> Duration {
@@ -275,8 +290,9 @@ pub async fn alone(
     let opened = stores::open(paths, location).await.map_err(|e| failed("open the store")(&e))?;
     let crew_then = crew(&opened.store);
     let first = crew_then.look(reach, options.grace).await?;
+    let unallocated = unallocated(&crew_then.allocator).await?;
     if first.is_clean() {
-        return Ok(first.report(&crew_then, reach, options, Vec::new()));
+        return Ok(first.report(&crew_then, reach, options, unallocated));
     }
     drop((crew_then, opened, lock));
     tokio::time::sleep(options.grace).await;
@@ -290,6 +306,7 @@ pub async fn alone(
     let residues = crew.residues_again(&first).await?;
     let mut findings = crew.conclude(reach, &first, &asked, options, LOOK_PATIENCE).await?;
     findings.extend(crew.conclude_handles(&first, residues, options).await);
+    findings.extend(unallocated);
     Ok(first.report(&crew, reach, options, findings))
 }
 

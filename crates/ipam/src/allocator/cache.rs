@@ -15,6 +15,7 @@ use russet_model::{AddressUse, Block, Handle, HandleId};
 
 use super::Stored;
 use super::fast::Shared;
+use super::pool::PoolFamilies;
 use crate::Request;
 use crate::block_ops::Reserved;
 use refusal::Refusal;
@@ -28,8 +29,8 @@ pub(super) struct Cache {
     blocks: RefCell<BTreeMap<BlockCidr, Stored<Block>>>,
     handles: RefCell<BTreeMap<HandleId, Stored<Handle>>>,
     plans: RefCell<VecDeque<Plan>>,
-    /// The families that have an enabled pool, and since when that is known.
-    families: RefCell<Option<(SystemTime, Vec<Family>)>>,
+    /// The families that have pools, and since when that is known.
+    families: RefCell<Option<(SystemTime, PoolFamilies)>>,
     /// How often the rules were forgotten: what was read before counts for nothing after.
     generation: Cell<u64>,
     /// How often something was found out the long way.
@@ -177,15 +178,15 @@ impl Cache {
         self.is_fresh(plan.at, now).then(|| plan.clone())
     }
 
-    /// Remembers which families have an enabled pool.
-    pub(super) fn keep_families(&self, families: &[Family], at: SystemTime, generation: u64) {
+    /// Remembers which families have pools.
+    pub(super) fn keep_families(&self, families: &PoolFamilies, at: SystemTime, generation: u64) {
         if self.is_on() && generation == self.generation() {
-            self.families.replace(Some((at, families.to_vec())));
+            self.families.replace(Some((at, families.clone())));
         }
     }
 
-    /// The families that have an enabled pool, if that was read lately.
-    pub(super) fn families(&self, now: SystemTime) -> Option<Vec<Family>> {
+    /// The families that have pools, if that was read lately.
+    pub(super) fn families(&self, now: SystemTime) -> Option<PoolFamilies> {
         let known = self.families.borrow();
         known.as_ref().filter(|(at, _)| self.is_fresh(*at, now)).map(|(_, families)| families.clone())
     }

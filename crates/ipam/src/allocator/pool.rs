@@ -23,6 +23,27 @@ pub struct DefaultPool {
     pub nat_outgoing: bool,
 }
 
+/// The families that pools are of. A pod that names no pool gets an address of each enabled one.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PoolFamilies {
+    /// Those with an enabled pool.
+    pub enabled: Vec<Family>,
+    /// Those whose pools are all disabled: pods get no address of them, and start without.
+    pub switched_off: Vec<Family>,
+}
+
+// === impl PoolFamilies ===
+
+impl PoolFamilies {
+    /// The families of these pools.
+    pub fn of(pools: &[IpPool]) -> Self {
+        let of = |family: Family| pools.iter().filter(move |pool| pool.spec.family() == family);
+        let there = Family::BOTH.into_iter().filter(|family| of(*family).next().is_some());
+        let (enabled, switched_off) = there.partition(|family| of(*family).any(IpPool::is_enabled));
+        Self { enabled, switched_off }
+    }
+}
+
 // === impl Allocator ===
 
 impl Allocator {
@@ -47,18 +68,15 @@ impl Allocator {
         Ok(created)
     }
 
-    /// The families that have an enabled pool. With a memory, as old as that allows.
-    pub async fn enabled_families(&self) -> Result<Vec<Family>, IpamError> {
+    /// The families that have pools. With a memory, as old as that allows.
+    pub async fn pool_families(&self) -> Result<PoolFamilies, IpamError> {
         if let Some(families) = self.cache.families(self.clock.now()) {
             return Ok(families);
         }
         let generation = self.cache.generation();
-        let pools = self.pools().await?;
-        let has =
-            |family: &Family| pools.iter().any(|pool| pool.spec.family() == *family && pool.is_enabled());
-        let families: Vec<Family> = Family::BOTH.into_iter().filter(has).collect();
+        let families = PoolFamilies::of(&self.pools().await?);
         // Whoever waits for the first pool must see it at once.
-        if !families.is_empty() {
+        if !families.enabled.is_empty() {
             self.cache.keep_families(&families, self.clock.now(), generation);
         }
         Ok(families)

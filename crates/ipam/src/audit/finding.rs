@@ -34,6 +34,34 @@ pub enum Finding {
         /// Whose it is in each of them.
         handles: Vec<Option<String>>,
     },
+    /// An endpoint's, a node's or this machine's interface has an address of an enabled pool that no block has allocated: the next ADD may be given it, too.
+    AllocationMissing {
+        /// The address.
+        address: IpAddr,
+        /// The record or the interface that has it.
+        named_by: String,
+    },
+    /// A pod's interface on this machine has an address that is allocated to another handle.
+    AllocationForeign {
+        /// The address.
+        address: IpAddr,
+        /// The interface that has it.
+        named_by: String,
+        /// The handle that it is allocated to.
+        handle: String,
+    },
+    /// An address is allocated that no endpoint's and no node's record names, in a datastore whose pods have endpoints.
+    EndpointMissing {
+        /// The address.
+        address: IpAddr,
+        /// Its block.
+        block: BlockCidr,
+        /// Under which number it was taken.
+        sequence_number: u64,
+        /// Whose it is.
+        #[serde(flatten)]
+        holder: Holder,
+    },
     /// An address's handle has no record: no DEL by handle reaches it.
     HandleMissing {
         /// The address.
@@ -152,6 +180,9 @@ impl Finding {
             Self::Unreadable { .. } => "unreadable",
             Self::Overlap { .. } => "overlap",
             Self::DoubleOwner { .. } => "double-owner",
+            Self::AllocationMissing { .. } => "allocation-missing",
+            Self::AllocationForeign { .. } => "allocation-foreign",
+            Self::EndpointMissing { .. } => "endpoint-missing",
             Self::HandleMissing { .. } => "handle-missing",
             Self::HandleLeaked { .. } => "handle-leaked",
             Self::HandleCount { .. } => "handle-count",
@@ -162,7 +193,12 @@ impl Finding {
         }
     }
 
-    /// Whether `release --from-report` gives it back.
+    /// Whether `release --from-report` can give it back, if the report says that it is leaked.
+    pub const fn can_be_released(&self) -> bool {
+        self.is_leak() || matches!(self, Self::EndpointMissing { .. })
+    }
+
+    /// Whether it is leaked for certain.
     pub const fn is_leak(&self) -> bool {
         matches!(self, Self::HandleMissing { may_be_used: false, .. } | Self::HandleLeaked { .. })
     }
@@ -178,6 +214,15 @@ impl fmt::Display for Finding {
                 write!(f, "{address} has {} owners:", blocks.len())?;
                 let mut owners = blocks.iter().zip(handles);
                 owners.try_for_each(|(block, handle)| write!(f, " {} in {block};", name(handle)))
+            }
+            Self::AllocationMissing { address, named_by } => {
+                write!(f, "{address} is not allocated, but {named_by} has it")
+            }
+            Self::AllocationForeign { address, named_by, handle } => {
+                write!(f, "{address} is allocated to handle {handle}, but {named_by} has it")
+            }
+            Self::EndpointMissing { address, holder, .. } => {
+                write!(f, "{address}: no endpoint's or node's record names it ({holder})")
             }
             Self::HandleMissing { address, may_be_used, holder, .. } => {
                 let leaked = if *may_be_used { "" } else { "; leaked: nobody's record names it" };

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use russet_model::{Key, Prefix};
+use russet_model::{Key, Prefix, ResourceKind};
 use russet_store::{MARKED_RECORDS, Record, Revision, Store, StoreError};
 
 use super::{Audit, Auditor};
@@ -19,7 +19,8 @@ pub async fn audit_store(store: &dyn Store) -> Result<(Audit, Revision), IpamErr
     loop {
         let mut auditor = Auditor::default();
         // Endpoints and nodes come first: one that goes away after that is still named.
-        for prefix in [Prefix::pools(), Prefix::nodes(), Prefix::workload_endpoints()] {
+        let information = Prefix::resources(ResourceKind::ClusterInformation);
+        for prefix in [information, Prefix::pools(), Prefix::nodes(), Prefix::workload_endpoints()] {
             scan(store, &prefix, &mut auditor).await.map_err(|error| failed(&prefix, error))?;
         }
         let prefix = Prefix::from_stored(IPAM);
@@ -29,6 +30,12 @@ pub async fn audit_store(store: &dyn Store) -> Result<(Audit, Revision), IpamErr
             Err(error) if error.retryable() && scans < SCANS_MAX => continue,
             Err(error) => return Err(failed(&prefix, error)),
         };
+        if auditor.must_see_names_again() {
+            for prefix in [Prefix::nodes(), Prefix::workload_endpoints()] {
+                let mut take = |record: Record| auditor.named_again(&record);
+                store.scan(&prefix, &mut take).await.map_err(|error| failed(&prefix, error))?;
+            }
+        }
         for key in auditor.doubts() {
             let record = store.get(&key).await;
             let record = record.map_err(|error| IpamError::store(format!("read {key}"), error))?;

@@ -15,6 +15,22 @@ const CONFIRMED: &str = r#"{"state":"confirmed","deleted":false}"#;
 
 type Store = BTreeMap<String, String>;
 
+const ENDPOINT: &str =
+    "/calico/resources/v3/projectcalico.org/workloadendpoints/default/node--a-k8s-web--0-eth0";
+const NODE: &str = "/calico/resources/v3/projectcalico.org/nodes/node-a";
+/// The record by which every Calico datastore is known.
+const INFORMATION: &str = "/calico/resources/v3/projectcalico.org/clusterinformations/default";
+
+fn endpoint(address: &str) -> String {
+    format!(
+        r#"{{"kind":"WorkloadEndpoint","metadata":{{"name":"node--a-k8s-web--0-eth0","namespace":"default"}},"spec":{{"node":"node-a","ipNetworks":["{address}/32"]}}}}"#
+    )
+}
+
+fn node(tunnel: &str) -> String {
+    format!(r#"{{"kind":"Node","metadata":{{"name":"node-a"}},"spec":{{"ipv4VXLANTunnelAddr":"{tunnel}"}}}}"#)
+}
+
 fn handle(name: &str) -> String {
     format!("/calico/ipam/v2/handle/{name}")
 }
@@ -104,19 +120,69 @@ fn an_address_without_its_handles_record_is_leaked_unless_somebody_names_it() {
     let text = "handle-missing: 10.1.0.16: its handle has no record (handle net.aaaa, pod default/web-0, node node-a)";
     let gone = |store: &mut Store| _ = store.remove(&handle("net.aaaa"));
     assert_eq!(found(gone), [format!("{text}; leaked: nobody's record names it")]);
-    let key = "/calico/resources/v3/projectcalico.org/workloadendpoints/default/node--a-k8s-web--0-eth0";
-    let endpoint = r#"{"kind":"WorkloadEndpoint","metadata":{"name":"node--a-k8s-web--0-eth0","namespace":"default"},"spec":{"node":"node-a","ipNetworks":["10.1.0.16/32"]}}"#;
-    let named = found(|store| {
+    let mut named = found(|store| {
         gone(store);
-        store.insert(key.into(), endpoint.into());
+        store.insert(ENDPOINT.into(), endpoint("10.1.0.16"));
     });
+    named.retain(|finding| finding.starts_with("handle-missing"));
     assert_eq!(named, [text]);
     // What cannot be read might name it.
     let blind = found(|store| {
         gone(store);
-        store.insert(key.into(), "{".into());
+        store.insert(ENDPOINT.into(), "{".into());
     });
     assert!(blind[0].starts_with("unreadable: ") && blind[1] == text, "{blind:?}");
+}
+
+#[test]
+fn allocations_that_no_endpoint_names_are_found_where_pods_have_endpoints() {
+    // calico-ipam.md section 5.2: allocated but unused
+    let missing = |store: &Store| -> Vec<String> {
+        let findings = run(store).findings;
+        assert!(findings.iter().all(|it| !it.is_leak() && it.can_be_released()), "{findings:?}");
+        findings.iter().map(ToString::to_string).collect()
+    };
+    let bbbb =
+        |address: &str| format!("{address}: no endpoint's or node's record names it (handle net.bbbb)");
+    let mut store = good();
+    store.insert(NODE.into(), node("10.1.0.19"));
+    // One endpoint is there, the other one's two addresses are left over.
+    store.insert(ENDPOINT.into(), endpoint("10.1.0.16"));
+    assert_eq!(missing(&store), [bbbb("10.1.0.17"), bbbb("10.1.0.18")]);
+    // The last endpoint of a Calico datastore has gone.
+    store.remove(ENDPOINT);
+    store.insert(INFORMATION.into(), "{}".into());
+    assert_eq!(missing(&store).len(), 3);
+    // Services' addresses are in records that are not read here.
+    store
+        .insert(BLOCK.into(), TV4.replace(r#""net.bbbb\r\neth0""#, r#""net.bbbb","secondary":{"type":"x"}"#));
+    assert_eq!((missing(&store).len(), run(&store).not_compared), (1, 2));
+    // Where no pod has an endpoint nothing can be said, and that is said.
+    store.remove(INFORMATION);
+    assert_eq!((missing(&store).len(), run(&store).endpoints, run(&store).not_compared), (0, 0, 3));
+}
+
+#[test]
+fn an_endpoint_whose_address_is_not_allocated_is_found_in_enabled_pools() {
+    // calico-ipam.md section 5.2: in use but unallocated
+    let unallocated = |findings: Vec<String>| -> Vec<String> {
+        findings.into_iter().filter(|finding| finding.starts_with("allocation-missing")).collect()
+    };
+    let free = |store: &mut Store| {
+        store.insert(ENDPOINT.into(), endpoint("10.1.0.22"));
+        store.insert(NODE.into(), node("10.1.0.23"));
+    };
+    let text =
+        |address: &str, by: &str| format!("allocation-missing: {address} is not allocated, but {by} has it");
+    assert_eq!(unallocated(found(free)), [text("10.1.0.23", NODE), text("10.1.0.22", ENDPOINT)]);
+    // A block that cannot be read may have it.
+    let unread = found(|store| {
+        free(store);
+        store.insert(BLOCK.into(), "{".into());
+    });
+    assert_eq!(unallocated(unread), [""; 0]);
+    let elsewhere = found(|store| _ = store.insert(ENDPOINT.into(), endpoint("192.168.7.7")));
+    assert_eq!(unallocated(elsewhere), [""; 0]);
 }
 
 #[test]

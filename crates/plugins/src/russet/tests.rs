@@ -65,7 +65,8 @@ fn target(request: &Request) -> Target {
 async fn take(node: &Node, extra: &str, mark: &str) -> Vec<IpAddr> {
     let request = request(extra);
     let (settings, target) = (Settings::read(&request).unwrap(), target(&request));
-    let assigned = allocate(node, &settings, &target, &handle(&target), mark).await.unwrap();
+    let assigned =
+        allocate(node, &settings, &target, (&handle(&target), mark), &RequestLog::new("test")).await.unwrap();
     assigned.addresses.iter().map(IpNet::addr).collect()
 }
 
@@ -113,7 +114,8 @@ fn an_add_that_finds_the_pool_full_waits_for_addresses_that_are_on_their_way_bac
         assert_eq!(node.allocator.auto_assign(&everything).await.unwrap().addresses.len(), 256);
         let (settings, target) = (Settings::read(&request(pool)).unwrap(), target(&request(pool)));
         let handle = handle(&target);
-        let add = || allocate(&node, &settings, &target, &handle, "1");
+        let log = RequestLog::new("test");
+        let add = || allocate(&node, &settings, &target, (&handle, "1"), &log);
         assert_eq!(add().await.unwrap_err().code, failure::NO_ADDRESS, "nothing is on its way");
         let del = |work: BoxFuture<'static, Result<(), CniError>>| Release::new(&node.releases, work);
         // One comes back empty-handed; the ADD goes on waiting for the other.
@@ -127,6 +129,26 @@ fn an_add_that_finds_the_pool_full_waits_for_addresses_that_are_on_their_way_bac
         let (added, (broken, released)) = tokio::join!(add(), releases);
         assert!(broken.is_err() && released.is_ok());
         assert_eq!(added.unwrap().addresses.len(), 1);
+    });
+}
+
+#[test]
+fn an_add_that_gets_one_family_of_two_says_so() {
+    run(async {
+        let node = node().await;
+        let store = Rc::clone(&node.store);
+        let key = russet_model::Key::pool("six").unwrap();
+        let record = store.get(&key).await.unwrap().unwrap();
+        let mut pool = russet_model::IpPool::decode(&record.value).unwrap();
+        pool.spec.disabled = true;
+        store.commit(vec![russet_store::Step::put(key, pool.encode())]).await.unwrap();
+        let (settings, target) = (Settings::read(&request("")).unwrap(), target(&request("")));
+        let log = RequestLog::new("russet");
+        let handle = handle(&target);
+        let assigned = allocate(&node, &settings, &target, (&handle, "1"), &log).await.unwrap();
+        assert_eq!(assigned.addresses.len(), 1);
+        let said = log.text();
+        assert!(said.contains("the pod gets no IPv6 address: every IPv6 pool is disabled"), "{said}");
     });
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::SystemTime;
 
-use clap::{ArgAction, Args, Subcommand, ValueEnum};
+use clap::{ArgAction, ArgGroup, Args, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use russet_addr::NodeName;
 
@@ -148,9 +148,9 @@ pub struct WhyArgs {
     /// The node that asks; by default this one.
     #[arg(long = "node-name", alias = "node", value_name = "NAME")]
     pub node: Option<NodeName>,
-    /// A pool that is asked for, by its prefix; may be given several times.
-    #[arg(long, value_name = "CIDR")]
-    pub pool: Vec<IpNet>,
+    /// A pool that is asked for, by its name or its prefix; may be given several times.
+    #[arg(long, value_name = "NAME|CIDR")]
+    pub pool: Vec<PoolName>,
     /// A label of the pod's namespace; may be given several times.
     #[arg(long, value_name = "NAME=VALUE")]
     pub namespace_label: Vec<Label>,
@@ -160,6 +160,29 @@ pub struct WhyArgs {
     /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+/// A pool, as annotations name it: by its name or its prefix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PoolName {
+    /// Its name.
+    Name(String),
+    /// Its prefix.
+    Cidr(IpNet),
+}
+
+impl FromStr for PoolName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.parse() {
+            Ok(net) => Ok(Self::Cidr(net)),
+            Err(_) if text.is_empty() || text.contains('/') => {
+                Err("the name of a pool, or a prefix such as 10.1.0.0/16, is wanted")
+            }
+            Err(_) => Ok(Self::Name(text.to_owned())),
+        }
+    }
 }
 
 /// A label and its value.
@@ -177,14 +200,17 @@ impl FromStr for Label {
 
 /// `russet ipam release`.
 #[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
+#[command(group = ArgGroup::new("what").required(true))]
 pub struct ReleaseArgs {
     /// Release this address.
-    #[arg(long, value_name = "IP")]
+    #[arg(long, value_name = "IP", group = "what")]
     pub ip: Option<IpAddr>,
     /// Release what a report of `check` lists as leaked and what has not changed since; given several times, what all of them list.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", group = "what")]
     pub from_report: Vec<PathBuf>,
+    /// Release the address also if an endpoint or an interface of this machine has it. The next ADD may be given it while the pod still lives.
+    #[arg(long, conflicts_with = "from_report")]
+    pub force: bool,
 }
 
 /// `russet ipam split`.

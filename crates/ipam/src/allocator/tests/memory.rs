@@ -84,7 +84,7 @@ fn a_pool_that_was_disabled_is_believed_enabled_no_longer_than_agreed() {
 #[test]
 fn families_with_a_pool_are_read_once_and_forgotten_with_the_rules() {
     let bench = bench();
-    let families = || run(bench.ipam.enabled_families()).unwrap();
+    let families = || run(bench.ipam.pool_families()).unwrap().enabled;
     assert_eq!(families(), Family::BOTH);
     assert_eq!(cost(&bench, || assert_eq!(families(), Family::BOTH)), 0);
     bench.ipam.forget();

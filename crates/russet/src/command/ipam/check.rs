@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use russet_agent::repair;
 use russet_ipam::audit::{Audit, Finding, audit_store};
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +10,7 @@ use super::super::{Failure, PROBLEMS};
 use super::Place;
 use crate::cli::Format;
 use crate::cli::ipam::{CheckArgs, CheckOutput};
-use crate::output;
+use crate::{output, settings};
 
 /// The report; `schema` grows when a member changes its meaning.
 #[derive(Debug, Serialize, Deserialize)]
@@ -22,6 +23,11 @@ pub struct Report {
     allocations: usize,
     handles: usize,
     affinities: usize,
+    #[serde(default)]
+    endpoints: usize,
+    /// Addresses in use that no endpoint's or node's record could confirm.
+    #[serde(default)]
+    not_compared: usize,
     /// What is wrong.
     pub findings: Vec<Entry>,
 }
@@ -45,7 +51,8 @@ struct WriteError(String, std::io::Error);
 
 /// Looks, and says what it found.
 pub async fn run(place: &Place, args: CheckArgs) -> Result<ExitCode, Failure> {
-    let (audit, revision) = audit_store(&*place.store).await?;
+    let (mut audit, revision) = audit_store(&*place.store).await?;
+    audit.findings.extend(unheld(place).await);
     let found = !audit.findings.is_empty();
     let table = text(&audit);
     let report = Report::new(audit, revision.0);
@@ -61,11 +68,32 @@ pub async fn run(place: &Place, args: CheckArgs) -> Result<ExitCode, Failure> {
     Ok(if found { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS })
 }
 
+/// Addresses of pods that live on this machine, where it is a node of this store, and that are not allocated to them.
+async fn unheld(place: &Place) -> Vec<Finding> {
+    let Ok(node) = settings::node_name(&place.paths) else { return Vec::new() };
+    match repair::unheld_here(place.store.clone(), &node).await {
+        Ok(unheld) => {
+            let finding = |it: repair::Unheld| match it.held_by {
+                None => Finding::AllocationMissing { address: it.address, named_by: it.interface },
+                Some(handle) => {
+                    Finding::AllocationForeign { address: it.address, named_by: it.interface, handle }
+                }
+            };
+            unheld.into_iter().map(finding).collect()
+        }
+        Err(error) => {
+            output::progress(&format!("this machine's pods were not compared: {error}"));
+            Vec::new()
+        }
+    }
+}
+
 fn text(audit: &Audit) -> String {
-    let Audit { blocks, allocations, handles, affinities, findings } = audit;
+    let Audit { blocks, allocations, handles, affinities, endpoints, not_compared, findings } = audit;
     let mut text = format!(
         "checked {blocks} blocks, {allocations} addresses in use, {handles} handles, {affinities} affinities\n"
     );
+    text.push_str(&compared(*endpoints, *not_compared));
     if findings.is_empty() {
         return text + "no problems found\n";
     }
@@ -76,6 +104,20 @@ fn text(audit: &Audit) -> String {
     text
 }
 
+/// What the records that name addresses could not say.
+fn compared(endpoints: usize, not_compared: usize) -> String {
+    match (endpoints, not_compared) {
+        (_, 0) => String::new(),
+        (0, count) => format!(
+            "there are no workload endpoints to compare {count} addresses with; `russet ipam repair --dry-run` compares a node's \
+             with its interfaces\n"
+        ),
+        (_, count) => format!(
+            "{count} addresses of services, of virtual machines or beside unreadable endpoints were not compared with endpoints\n"
+        ),
+    }
+}
+
 // === impl Report ===
 
 impl Report {
@@ -83,10 +125,11 @@ impl Report {
     pub const SCHEMA: u32 = 1;
 
     fn new(audit: Audit, revision: u64) -> Self {
-        let Audit { blocks, allocations, handles, affinities, findings } = audit;
+        let Audit { blocks, allocations, handles, affinities, endpoints, not_compared, findings } = audit;
         let entry =
             |finding: Finding| Entry { leaked: finding.is_leak(), text: finding.to_string(), finding };
         let findings = findings.into_iter().map(entry).collect();
-        Self { schema: Self::SCHEMA, revision, blocks, allocations, handles, affinities, findings }
+        let schema = Self::SCHEMA;
+        Self { schema, revision, blocks, allocations, handles, affinities, endpoints, not_compared, findings }
     }
 }

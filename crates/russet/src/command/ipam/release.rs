@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use russet_agent::repair;
 use russet_ipam::audit::{Finding, Holder};
 use russet_ipam::{Allocator, IpamError, ReleaseOptions};
 use russet_model::HandleId;
@@ -24,6 +25,18 @@ enum ReleaseError {
     /// It was released a moment ago and cools down.
     #[error("{0} was released at {1} and is cooling down")]
     Cooling(IpAddr, String),
+    /// A pod lives with it.
+    #[error(
+        "{address} ({holder}) is in use: {user} has it; delete the pod, or release it with --force: then the next ADD may be given it, too"
+    )]
+    InUse {
+        /// The address.
+        address: IpAddr,
+        /// Whose it is by the store.
+        holder: String,
+        /// The endpoint or interface that has it.
+        user: String,
+    },
     /// No report.
     #[error("read report {0}: {1}")]
     Read(String, std::io::Error),
@@ -36,17 +49,21 @@ enum ReleaseError {
 pub async fn run(place: &Place, args: ReleaseArgs) -> Result<ExitCode, Failure> {
     let ipam = place.allocator();
     match args.ip {
-        Some(address) => one(&ipam, address).await.map(|()| ExitCode::SUCCESS),
+        Some(address) => one(place, &ipam, address, args.force).await.map(|()| ExitCode::SUCCESS),
         None => from_reports(&ipam, &args.from_report).await,
     }
 }
 
-async fn one(ipam: &Allocator, address: IpAddr) -> Result<(), Failure> {
+async fn one(place: &Place, ipam: &Allocator, address: IpAddr, force: bool) -> Result<(), Failure> {
     let held = ipam.holder_of(address).await?.ok_or(ReleaseError::NotAssigned(address))?;
     if let Some(at) = held.attribute.released_at {
         return Err(ReleaseError::Cooling(address, at).into());
     }
     let holder = Holder::of(&held.attribute);
+    if !force && let Some(user) = repair::user_of(&*place.store, address).await? {
+        let (holder, user) = (output::visible(&holder.to_string()), output::visible(&user));
+        return Err(ReleaseError::InUse { address, holder, user }.into());
+    }
     if !release(ipam, address, &holder, held.sequence_number).await? {
         return Err(ReleaseError::NotAssigned(address).into());
     }
@@ -88,7 +105,9 @@ async fn from_reports(ipam: &Allocator, files: &[PathBuf]) -> Result<ExitCode, F
 
 fn subject(leak: &Finding) -> String {
     let text = match leak {
-        Finding::HandleMissing { address, holder, .. } => format!("{address}: {holder}"),
+        Finding::HandleMissing { address, holder, .. } | Finding::EndpointMissing { address, holder, .. } => {
+            format!("{address}: {holder}")
+        }
         Finding::HandleLeaked { handle, .. } => format!("handle {handle}"),
         other => other.to_string(),
     };
@@ -104,6 +123,9 @@ async fn give_back(ipam: &Allocator, leak: &Finding) -> Result<(), String> {
                 Ok(false) => release(ipam, *address, holder, *sequence_number).await,
                 Err(error) => Err(error),
             }
+        }
+        Finding::EndpointMissing { address, sequence_number, holder, .. } => {
+            release(ipam, *address, holder, *sequence_number).await
         }
         Finding::HandleLeaked { handle, revision } => ipam.settle_handle(handle, Revision(*revision)).await,
         other => return Err(format!("{} is nothing that can be released", other.kind())),
@@ -132,6 +154,6 @@ fn read(file: &Path) -> Result<Vec<Finding>, ReleaseError> {
         let reason = format!("its schema is {}, this version reads {}", report.schema, Report::SCHEMA);
         return Err(ReleaseError::NoReport(shown, reason));
     }
-    let leaks = report.findings.into_iter().filter(|entry| entry.leaked && entry.finding.is_leak());
+    let leaks = report.findings.into_iter().filter(|entry| entry.leaked && entry.finding.can_be_released());
     Ok(leaks.map(|entry| entry.finding).collect())
 }

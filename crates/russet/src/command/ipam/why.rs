@@ -3,15 +3,15 @@
 use std::process::ExitCode;
 use std::rc::Rc;
 
-use russet_addr::{Family, NodeName};
+use russet_addr::{Family, IpNet, NodeName};
 use russet_ipam::explain::{BlockPart, Explanation, Outcome, PoolPart, Source};
 use russet_ipam::{Request, SystemClock, Use};
-use russet_model::{HandleId, Key};
+use russet_model::{HandleId, IpPool, Key};
 use serde::Serialize;
 
 use super::super::{Failure, PROBLEMS};
 use super::Place;
-use crate::cli::ipam::WhyArgs;
+use crate::cli::ipam::{PoolName, WhyArgs};
 use crate::{output, settings};
 
 /// What is said; `schema` grows when a member changes its meaning.
@@ -32,6 +32,14 @@ struct NodeUnknown {
     key: Key,
 }
 
+/// A pool's name that no pool has.
+#[derive(Debug, thiserror::Error)]
+#[error("no pool is called {name:?}; there are: {known}")]
+struct NoPool {
+    name: String,
+    known: String,
+}
+
 /// A handle that nobody has: with one that holds an address the answer would be that address.
 const TRIAL: &str = "russet-ipam-why.trial";
 
@@ -45,20 +53,14 @@ pub async fn run(place: &Place, args: WhyArgs) -> Result<ExitCode, Failure> {
     let mut request = Request::pod(node.clone(), HandleId::new(TRIAL)?);
     request.namespace_labels = args.namespace_label.iter().map(|label| label.0.clone()).collect();
     request.use_ = if args.tunnel { Use::Tunnel } else { Use::Workload };
-    let named = |family| {
-        let nets: Vec<_> = args.pool.iter().copied().filter(|net| Family::of_net(net) == family).collect();
+    let named = named(place, &args.pool).await?;
+    let of = |family| {
+        let nets: Vec<_> = named.iter().copied().filter(|net| Family::of_net(net) == family).collect();
         (!nets.is_empty()).then_some(nets)
     };
-    (request.pools4, request.pools6) = (named(Family::V4), named(Family::V6));
-    let mut why = Why { schema: 1, node: node.to_string(), families: Vec::new() };
-    for family in Family::BOTH {
-        let told = Explanation::of(place.store.clone(), Rc::new(SystemClock), &request, family).await?;
-        // A family that nobody made a pool for is not missed.
-        let wanted = args.pool.is_empty() && !told.pools.is_empty() || request.pools(family).is_some();
-        if wanted {
-            why.families.push(told);
-        }
-    }
+    (request.pools4, request.pools6) = (of(Family::V4), of(Family::V6));
+    let families = Explanation::of_families(place.store.clone(), Rc::new(SystemClock), &request).await?;
+    let why = Why { schema: 1, node: node.to_string(), families };
     let refused = |told: &Explanation| matches!(told.outcome, Outcome::Refused { .. });
     let bad = why.families.is_empty() || why.families.iter().any(refused);
     output::print_as(args.output.format, &why, || why.text());
@@ -73,6 +75,32 @@ async fn refuse_unknown(place: &Place, node: &NodeName) -> Result<(), Failure> {
         return Ok(());
     }
     Err(NodeUnknown { node: node.clone(), key }.into())
+}
+
+/// The prefixes of the pools that were named one way or the other.
+async fn named(place: &Place, pools: &[PoolName]) -> Result<Vec<IpNet>, Failure> {
+    let known = if pools.is_empty() { Vec::new() } else { place.allocator().pools().await? };
+    let mut nets = Vec::new();
+    for pool in pools {
+        nets.push(match pool {
+            PoolName::Cidr(net) => *net,
+            PoolName::Name(name) => {
+                let found = known.iter().find(|known| known.metadata.name == *name);
+                found.ok_or_else(|| NoPool::of(name, &known))?.spec.cidr
+            }
+        });
+    }
+    Ok(nets)
+}
+
+// === impl NoPool ===
+
+impl NoPool {
+    fn of(name: &str, known: &[IpPool]) -> Self {
+        let names: Vec<&str> = known.iter().map(|pool| pool.metadata.name.as_str()).collect();
+        let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        Self { name: name.to_owned(), known: output::visible(&known) }
+    }
 }
 
 // === impl Why ===
@@ -94,6 +122,9 @@ impl Why {
                     self.node,
                     source(*from)
                 )
+            }
+            Outcome::NotAsked { reason } => {
+                format!("{}: a pod on {} starts without such an address: {reason}\n", told.family, self.node)
             }
             Outcome::Refused { error } => {
                 format!("{}: {} would get no address: {}\n", told.family, self.node, output::visible(error))
