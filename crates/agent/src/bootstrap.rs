@@ -12,7 +12,7 @@ use russet_model::{
 use russet_store::{Record, Step, Store, StoreError};
 use russet_store_etcd::Settings as EtcdSettings;
 
-use crate::config::{DefaultPools, Encapsulation};
+use crate::config::DefaultPools;
 use crate::underlay::Choice;
 
 /// Why a node could not be set up in the store.
@@ -47,11 +47,7 @@ const TRIES: usize = 10;
 
 /// Creates the default pools of families that have none. A store with pools is left as it is.
 pub async fn ensure_pools(allocator: &Allocator, defaults: &DefaultPools) -> Result<(), BootstrapError> {
-    let vxlan_mode = match defaults.encapsulation {
-        Encapsulation::Vxlan => EncapMode::Always,
-        Encapsulation::CrossSubnet => EncapMode::CrossSubnet,
-        Encapsulation::None => EncapMode::Never,
-    };
+    let vxlan_mode = defaults.encapsulation.vxlan_mode();
     let wanted = DEFAULT_POOLS.into_iter().zip([defaults.ipv4, defaults.ipv6]);
     let pool = |(name, cidr): (&str, Option<IpNet>)| {
         Some(DefaultPool { name: name.to_owned(), cidr: cidr?, vxlan_mode, nat_outgoing: true })
@@ -61,7 +57,44 @@ pub async fn ensure_pools(allocator: &Allocator, defaults: &DefaultPools) -> Res
     if !created.is_empty() {
         tracing::info!(pools = created.join(", "), "default pools created");
     }
+    let there = allocator.pools().await.map_err(BootstrapError::Pools)?;
+    for (setting, reason) in unused(defaults, &there) {
+        russet_store::refused("a setting of pools is not used: the store has pools already", setting, reason);
+    }
     Ok(())
+}
+
+/// The settings of pools that differ from the default and from the pools that are there, and why each has no effect.
+fn unused(settings: &DefaultPools, there: &[IpPool]) -> Vec<(String, String)> {
+    let default = DefaultPools::default();
+    let mut found = Vec::new();
+    let families = [
+        (Family::V4, "--ipv4-pool", settings.ipv4, default.ipv4),
+        (Family::V6, "--ipv6-pool", settings.ipv6, default.ipv6),
+    ];
+    for (family, flag, wanted, usual) in families {
+        let mut pools = there.iter().filter(|pool| pool.spec.family() == family).peekable();
+        if wanted == usual || pools.peek().is_none() {
+            continue;
+        }
+        let names: Vec<String> =
+            pools.clone().map(|pool| format!("{} {}", pool.metadata.name, pool.spec.cidr)).collect();
+        if wanted.is_none_or(|wanted| !pools.any(|pool| pool.spec.cidr == wanted)) {
+            let wanted = wanted.map_or_else(|| "none".to_owned(), |wanted| wanted.to_string());
+            let reason = format!("there is {}; change pools with `russet apply`", names.join(", "));
+            found.push((format!("{flag} {wanted}"), reason));
+        }
+    }
+    let mode = settings.encapsulation.vxlan_mode();
+    let other = there.iter().find(|pool| pool.spec.vxlan_mode != mode);
+    if settings.encapsulation != default.encapsulation
+        && let Some(other) = other
+    {
+        let (name, has) = (&other.metadata.name, other.spec.vxlan_mode.as_str());
+        let reason = format!("pool {name} has vxlanMode {has}; change it with `russet apply`");
+        found.push((format!("--encapsulation with vxlanMode {}", mode.as_str()), reason));
+    }
+    found
 }
 
 /// Creates the cluster's information where there is none, as calico/node does at its first start: Calico's plugin refuses to work without it

@@ -9,6 +9,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use russet_addr::{IfName, NodeName};
 use russet_health::Address as HealthAddress;
+use russet_model::{EncapMode, IpPoolSpec};
 use russet_store_etcd::{LOCATION_SCHEME, Settings as EtcdSettings};
 
 /// Everything that can be set for an agent.
@@ -77,6 +78,19 @@ pub enum Encapsulation {
 /// A value that a setting does not take.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingError {
+    /// The pool is smaller than a block.
+    #[error(
+        "{setting} {pool} has no room for a block of addresses, which is a /{block}: give a prefix of at most /{block}, or create the pool \
+         with a smaller `blockSize` by `russet apply`"
+    )]
+    SmallPool {
+        /// The setting.
+        setting: &'static str,
+        /// What was given.
+        pool: IpNet,
+        /// The prefix length of its blocks.
+        block: u8,
+    },
     /// There is a list of what it takes.
     #[error("invalid {setting} {value:?}: {allowed} is wanted")]
     Value {
@@ -163,7 +177,32 @@ impl fmt::Display for Encapsulation {
     }
 }
 
+// === impl Encapsulation ===
+
+impl Encapsulation {
+    /// The `vxlanMode` of pools that are carried so.
+    pub const fn vxlan_mode(self) -> EncapMode {
+        match self {
+            Self::Vxlan => EncapMode::Always,
+            Self::CrossSubnet => EncapMode::CrossSubnet,
+            Self::None => EncapMode::Never,
+        }
+    }
+}
+
 // === impl DefaultPools ===
+
+impl DefaultPools {
+    /// A pool that has no room for one block, of which addresses are taken.
+    pub(crate) fn fault(&self) -> Option<SettingError> {
+        let settings = [("--ipv4-pool", self.ipv4), ("--ipv6-pool", self.ipv6)];
+        settings.into_iter().find_map(|(setting, pool)| {
+            let pool = pool?;
+            let block = IpPoolSpec::new(pool).block_prefix_len();
+            (pool.prefix_len() > block).then(|| SettingError::SmallPool { setting, pool, block })
+        })
+    }
+}
 
 impl Default for DefaultPools {
     fn default() -> Self {

@@ -17,6 +17,7 @@ mod nat;
 mod overlay;
 mod pods;
 mod sdn;
+mod tunnel;
 mod verdicts;
 mod who;
 
@@ -191,12 +192,22 @@ impl Drift {
         self.0.underlay.swap(false, Ordering::Relaxed)
     }
 
+    /// What keeps packets from or to the other nodes, in words. Blocks.
+    pub fn underlay_faults(&self) -> Result<Vec<String>, String> {
+        let wanted = lock(&self.0.overlay).wanted().cloned();
+        match wanted {
+            Some(inputs) => tunnel::faults(&inputs).map_err(|error| error.to_string()),
+            None => Ok(Vec::new()),
+        }
+    }
+
     /// What differs now, and what was repaired. Blocks.
     pub fn report(&self) -> DriftReport {
         let (verdicts, nat) = (self.0.verdicts.differences(), lock(&self.0.nat).differences());
         let mut compared = vec![verdicts, nat, lock(&self.0.sdn).differences()];
         if !self.0.aside.load(Ordering::Relaxed) {
             compared.push(lock(&self.0.overlay).differences());
+            compared.push(self.underlay_faults());
             compared.push(lock(&self.0.pods).differences());
         }
         lock(&self.0.log).report(compared)

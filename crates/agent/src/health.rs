@@ -17,6 +17,8 @@ pub enum Condition {
     Programmed,
     /// Every interface of a pod has its verdict, and none without one carries anything.
     Verdicts,
+    /// The interface to the other nodes is up and has an address, and others' rules let tunnels' packets through.
+    Underlay,
     /// OpenShift's data path is in force; only where the agent serves OpenShift's plugin.
     Openshift,
     /// Health and metrics are served where the settings say. Pods are attached without it.
@@ -35,8 +37,8 @@ pub struct Readiness {
 // === impl Condition ===
 
 impl Condition {
-    pub(crate) const ALL: [Condition; 4] =
-        [Condition::Store, Condition::Node, Condition::Programmed, Condition::Verdicts];
+    pub(crate) const ALL: [Condition; 5] =
+        [Condition::Store, Condition::Node, Condition::Programmed, Condition::Verdicts, Condition::Underlay];
 
     fn name(self) -> &'static str {
         match self {
@@ -44,6 +46,7 @@ impl Condition {
             Self::Node => "node",
             Self::Programmed => "programmed",
             Self::Verdicts => "verdicts",
+            Self::Underlay => "underlay",
             Self::Openshift => "openshift",
             Self::Health => "health",
         }
@@ -85,6 +88,11 @@ impl Readiness {
     /// Whether a condition is not met.
     pub fn is_unmet(&self, condition: Condition) -> bool {
         self.lock().get(&condition).is_some_and(Option::is_some)
+    }
+
+    /// Why a condition is not met, if it was looked at.
+    pub fn failure(&self, condition: Condition) -> Option<String> {
+        self.lock().get(&condition).cloned().flatten().filter(|reason| reason != PENDING)
     }
 
     /// Something that whoever asks for details is to know, and that keeps nobody from being ready.
@@ -192,7 +200,7 @@ mod tests {
         );
         assert_eq!(
             readiness.verbose(),
-            "[-] store: no answer\n[+] node\n[+] programmed\n[+] verdicts\n[+] health\n"
+            "[-] store: no answer\n[+] node\n[+] programmed\n[+] verdicts\n[+] underlay\n[+] health\n"
         );
         readiness.note("by the way");
         readiness.note("by the way");

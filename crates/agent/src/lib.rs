@@ -61,7 +61,7 @@ use measured::Measured;
 use metrics::{Listeners, Metrics};
 use operations::Operations;
 use reconcile::Loop;
-use repair::{Crew, Door, Repairs};
+use repair::{Crew, Door, Question, Repairs};
 use turn::Patience;
 
 /// What keeps an agent from running.
@@ -81,6 +81,9 @@ pub enum AgentError {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// A setting that cannot be used.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
     /// The kernel's netlink.
     #[error("open a netlink socket: {0}")]
     Netlink(#[from] russet_netlink::NetlinkError),
@@ -116,6 +119,9 @@ pub async fn run(
     node_lock: &NodeLock,
     stop: impl Future<Output = ()>,
 ) -> Result<(), AgentError> {
+    if let Some(fault) = config.pools.fault() {
+        return Err(fault.into());
+    }
     tracing::debug!(lock = %node_lock.0.path().display(), "the node is ours");
     let readiness = Readiness::pending();
     let (metrics, mut registry) = Metrics::with_readiness(&readiness);
@@ -137,6 +143,7 @@ pub async fn run(
         stopped.clone(),
     );
     let ((jobs, requests), (door, repair_jobs)) = (server::queue(), Door::new());
+    let (question, questions) = Question::new();
     let history = History::at(config.paths.history_file());
     let operations = Rc::new(Operations::new(node.clone(), metrics.clone(), history, Rc::clone(&recorder)));
 
@@ -152,6 +159,7 @@ pub async fn run(
             background.spawn_local(isolation::insist(node.clone(), Rc::clone(&operations), readiness.clone()));
             let repairs = Repairs::new(crew(&config, &node), node.clone(), Rc::clone(&operations), metrics.clone());
             seek_leaks(&mut background, repairs, repair_jobs, config.leak_repair, found.fresh);
+            background.spawn_local(repair::answer_questions(Rc::clone(&node.allocator), questions));
             background.spawn_local(recovery::serve(Rc::clone(&operations)));
             background.spawn_local(reaper::run(node.clone(), doomed, metrics.clone()));
             background.spawn_local(fill::run(node.clone(), metrics.pools.clone()));
@@ -167,6 +175,7 @@ pub async fn run(
             recovery::run(&operations, found, &kernel).await;
             background.spawn_local(carry_out(Rc::clone(&operations), requests));
             let openshift = openshift.map(|server| tokio::task::spawn_local(server.run(drift.clone())));
+            let drift = (drift, question, readiness.clone());
             start_health(&config, readiness, registry, &listeners, told(stopped.clone()))?;
             let cni = tokio::spawn(server::serve(listener, listeners.cni, jobs, door, drift, told(stopped)));
             tracing::info!(node = %config.node_name, store = %config.store, socket = %config.paths.cni_socket().display(), "agent started");

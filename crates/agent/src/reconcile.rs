@@ -48,6 +48,9 @@ const BACKOFF_MAX: Duration = Duration::from_secs(10);
 const VXLAN_V4_OVERHEAD_BYTES: u32 = 50;
 const VXLAN_V6_OVERHEAD_BYTES: u32 = 70;
 
+/// Refusals of the kernel that are logged of one pass: what is stored decides how many there are.
+const LOGGED_MAX: usize = 10;
+
 /// VXLAN network identifiers have 24 bits.
 const VNI_END: u32 = 1 << 24;
 
@@ -232,6 +235,7 @@ impl Loop {
         let mut registered = cluster.nodes.contains_key(&self.node.name);
         // What was remembered before may be older than what this pass began with.
         let mut rules = u64::MAX;
+        let mut judged = None;
         loop {
             watches.follow_borrowers(&*self.node.store, cluster).await?;
             watches.drain(cluster).await?;
@@ -259,6 +263,11 @@ impl Loop {
             } else {
                 until = resync.min(tokio::time::Instant::now() + retry);
                 retry = (retry * 2).min(RESYNC);
+            }
+            // Not with each event: others' rules may be many.
+            if judged.is_none_or(|at: Instant| at.elapsed() >= PROBE) {
+                self.judge_underlay(cluster).await?;
+                judged = Some(Instant::now());
             }
             if cluster.pools != *pools || tokio::time::Instant::now() >= resync {
                 return Ok(());
@@ -290,12 +299,47 @@ impl Loop {
                 () = tokio::time::sleep_until(probe) => {}
             }
             self.node.store.get(&Key::node(&self.node.name)).await?;
+            self.judge_underlay(cluster).await?;
             let borrows = watches.follow_borrowers(&*self.node.store, cluster).await?;
             if borrows || self.stands_aside().await? != aside {
                 break;
             }
         }
         Ok(false)
+    }
+
+    /// Whether packets can go to the other nodes and come from them, as far as that can be seen here. A node that is alone needs nothing of this.
+    async fn judge_underlay(&self, cluster: &Cluster) -> Result<(), LoopError> {
+        let mut others = cluster.nodes.keys().filter(|name| **name != self.node.name);
+        let fault = match others.next() {
+            Some(_) => self.underlay_fault(cluster).await?,
+            None => None,
+        };
+        match fault {
+            None => self.met(Condition::Underlay),
+            Some(reason) => {
+                if self.readiness.unmet(Condition::Underlay, &reason) {
+                    tracing::warn!(reason, "not ready: other nodes cannot be reached");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn underlay_fault(&self, cluster: &Cluster) -> Result<Option<String>, LoopError> {
+        let choice = self.choose(cluster).await?;
+        let own = cluster.nodes.get(&self.node.name);
+        let known = Family::BOTH.iter().filter_map(|family| own?.spec.address(*family));
+        let known: Vec<_> = known.map(|net| net.addr()).collect();
+        let drift = self.drift.clone();
+        let look = move || -> Result<Option<String>, UnderlayError> {
+            if let Some(fault) = underlay::fault(&choice, &known)? {
+                return Ok(Some(fault));
+            }
+            // Rules that cannot be read now say nothing; `russet drift` tells of that.
+            Ok(drift.underlay_faults().unwrap_or_default().into_iter().next())
+        };
+        Ok(tokio::task::spawn_blocking(look).await??)
     }
 
     /// A tunnel without an address makes the node unready, but what can be programmed still is.
@@ -408,13 +452,16 @@ impl Loop {
             let kind = Kind { kind: kind.label().to_owned() };
             self.metrics.changes.get_or_create(&kind).inc_by(*count as u64);
         }
-        if self.metrics.refusals.set(report.refusals.len() as i64) != report.refusals.len() as i64 {
-            for refusal in &report.refusals {
-                tracing::warn!(%refusal, "not programmed");
-            }
+        self.metrics.refusals.set(report.refusals.len() as i64);
+        for refusal in &report.refusals {
+            russet_store::refused("not programmed", format_args!("{:?}", refusal.subject), refusal);
         }
-        for error in &report.errors {
+        for error in report.errors.iter().take(LOGGED_MAX) {
             tracing::warn!(%error, "the kernel refused a change");
+        }
+        if report.errors.len() > LOGGED_MAX {
+            let left_out = report.errors.len() - LOGGED_MAX;
+            tracing::warn!(left_out, "the kernel refused further changes");
         }
         if report.failed > 0 {
             self.metrics.reconcile_errors.inc();

@@ -22,7 +22,8 @@ use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::drift::{DRIFT_PATH, Drift};
-use crate::repair::{Door, REPAIR_PATH};
+use crate::health::{Condition, Readiness};
+use crate::repair::{Door, Question, REPAIR_PATH};
 
 /// Requests that may be under way or wait; more are told to try again. A kubelet starts at most a few hundred pods.
 const QUEUE_MAX: usize = 1024;
@@ -75,7 +76,7 @@ pub async fn serve(
     admission: Arc<Admission>,
     jobs: Jobs,
     repairs: Door,
-    drift: Drift,
+    drift: (Drift, Question, Readiness),
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
     let router = Router::new()
@@ -125,8 +126,24 @@ async fn repair(State(door): State<Door>, body: Bytes) -> (StatusCode, Vec<u8>) 
 }
 
 /// What differs and what was repaired, or an object with the reason why that cannot be said.
-async fn differ(State(drift): State<Drift>) -> (StatusCode, Vec<u8>) {
-    let done = tokio::task::spawn_blocking(move || drift.report()).await.map_err(|error| error.to_string());
+async fn differ(
+    State((drift, addresses, readiness)): State<(Drift, Question, Readiness)>,
+) -> (StatusCode, Vec<u8>) {
+    let report = async {
+        let report = tokio::task::spawn_blocking(move || drift.report()).await;
+        report.map_err(|error| error.to_string())
+    };
+    let (report, unheld) = tokio::join!(report, addresses.ask());
+    let done = report.map(|mut report| {
+        match unheld {
+            Ok(unheld) => report.differences.extend(unheld.iter().map(ToString::to_string)),
+            Err(reason) => report.unknown.push(reason),
+        }
+        // A tunnel's closed port is among the differences already.
+        let underlay = readiness.failure(Condition::Underlay);
+        report.differences.extend(underlay.filter(|reason| !report.differences.contains(reason)));
+        report
+    });
     match done.and_then(|report| serde_json::to_vec(&report).map_err(|error| error.to_string())) {
         Ok(report) => (StatusCode::OK, report),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, json!({ "error": error }).to_string().into_bytes()),

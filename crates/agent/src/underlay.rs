@@ -17,6 +17,8 @@ pub struct Choice {
     pub why: &'static str,
     /// The next hops of the default routes.
     pub gateways: Vec<IpAddr>,
+    /// Whether it is up and has a carrier.
+    pub is_running: bool,
 }
 
 /// An underlay that cannot be found.
@@ -55,7 +57,44 @@ pub fn choose(wanted: Option<&IfName>, known: Option<IpAddr>) -> Result<Choice, 
     let Some(link) = link else { return Ok(Choice::nothing(gateways)) };
     let addresses = usable(socket.addresses()?, link.index);
     let underlay = Underlay { ifindex: link.index, mtu: link.mtu_bytes, addresses };
-    Ok(Choice { underlay, name: Some(link.name), why, gateways })
+    let is_running = link.is_up() && link.is_running();
+    Ok(Choice { underlay, name: Some(link.name), why, gateways, is_running })
+}
+
+/// Why other nodes cannot be reached through this choice, if so. `known` are the addresses by which the other nodes know this one.
+pub fn fault(choice: &Choice, known: &[IpAddr]) -> Result<Option<String>, UnderlayError> {
+    if let Some(name) = &choice.name {
+        return Ok(if !choice.is_running {
+            Some(down(name))
+        } else if choice.underlay.addresses.is_empty() {
+            Some(without_address(name))
+        } else {
+            None
+        });
+    }
+    let Some(first) = known.first() else { return Ok(None) };
+    let mut socket = Socket::route()?;
+    let addresses = socket.addresses()?;
+    for address in addresses.iter().filter(|address| known.contains(&address.net.addr())) {
+        let link = socket.link_by_index(address.ifindex)?;
+        if link.is_up() && link.is_running() {
+            return Ok(None);
+        }
+        return Ok(Some(down(&link.name)));
+    }
+    Ok(Some(format!(
+        "there is no default route, and no interface has the address {first} by which other nodes know this one; restore it, or give --interface"
+    )))
+}
+
+/// What is said of an interface that is down.
+pub fn down(name: &str) -> String {
+    format!("interface {name} to the other nodes is down, or has no carrier; see `ip link show {name}`")
+}
+
+/// What is said of an interface without an address.
+pub fn without_address(name: &str) -> String {
+    format!("interface {name} has no address that other nodes can use; see `ip address show {name}`")
 }
 
 /// Default routes, best first.
@@ -87,7 +126,7 @@ fn with_default_route(socket: &mut Socket, defaults: &[Route]) -> Result<Option<
 }
 
 /// The addresses that other nodes can use, IPv4 first.
-fn usable(addresses: Vec<Address>, index: u32) -> Vec<IpNet> {
+pub fn usable(addresses: Vec<Address>, index: u32) -> Vec<IpNet> {
     let on_link =
         addresses.into_iter().filter(|address| address.ifindex == index && address.scope == Scope::Universe);
     let mut nets: Vec<IpNet> = on_link.map(|address| address.net).collect();
@@ -101,11 +140,48 @@ impl Choice {
     /// A node without a network: its pods reach each other, and nobody else.
     fn nothing(gateways: Vec<IpAddr>) -> Self {
         let underlay = Underlay { ifindex: 0, mtu: MTU_WITHOUT_UNDERLAY_BYTES, addresses: Vec::new() };
-        Self { underlay, name: None, why: "there is no default route; give one with --interface", gateways }
+        Self {
+            underlay,
+            name: None,
+            why: "there is no default route; give one with --interface",
+            gateways,
+            is_running: false,
+        }
     }
 
     /// The address that stands for this node on `family`: the first one.
     pub fn address(&self, family: Family) -> Option<IpNet> {
         self.underlay.addresses.iter().copied().find(|net| Family::of_net(net) == family)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choice(name: Option<&str>, is_running: bool, addresses: &[&str]) -> Choice {
+        let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
+        let underlay = Underlay { ifindex: 7, mtu: 1500, addresses };
+        Choice { underlay, name: name.map(str::to_owned), why: "", gateways: Vec::new(), is_running }
+    }
+
+    #[test]
+    fn an_interface_must_be_up_and_have_an_address() {
+        let fault = |choice: &Choice| fault(choice, &[]).unwrap();
+        assert_eq!(fault(&choice(Some("eth0"), true, &["10.0.0.1/24"])), None);
+        assert!(
+            fault(&choice(Some("eth0"), false, &["10.0.0.1/24"]))
+                .unwrap()
+                .contains("eth0 to the other nodes is down")
+        );
+        assert!(fault(&choice(Some("eth0"), true, &[])).unwrap().contains("eth0 has no address"));
+        // A node that other nodes do not know by any address needs no interface.
+        assert_eq!(fault(&choice(None, false, &[])), None);
+    }
+
+    #[test]
+    fn an_address_that_other_nodes_know_must_be_here() {
+        let unknown = fault(&choice(None, false, &[]), &["192.0.2.77".parse().unwrap()]).unwrap();
+        assert!(unknown.unwrap().contains("192.0.2.77"));
     }
 }

@@ -8,6 +8,7 @@
 
 mod chain;
 pub mod conntrack;
+mod evaluate;
 mod expr;
 #[cfg(test)]
 mod hostile;
@@ -25,6 +26,7 @@ mod verdict;
 
 pub use chain::{Base, Chain, ChainInfo, ChainKind, Hook, Policy, priority};
 pub use conntrack::Conntrack;
+pub use evaluate::UdpPacket;
 pub use expr::{
     CmpOp, CtKey, Expr, FibResult, MetaKey, NatKind, PayloadBase, Register, Reject, ct_state, fib,
 };

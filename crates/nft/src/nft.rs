@@ -141,6 +141,17 @@ impl Nft {
         gone_is_empty(self.list("list rules", NFT_MSG_GETRULE, family, &filter, RuleInfo::decode))
     }
 
+    /// The rules of a chain, each as `decode` reads it; none when there is no such chain.
+    pub(crate) fn decoded_rules<T>(
+        &mut self,
+        table: &Table,
+        chain: &str,
+        decode: impl FnMut(&Message<'_>) -> Option<T>,
+    ) -> Result<Vec<T>> {
+        let filter = [(NFTA_RULE_TABLE, table.name.as_str()), (NFTA_RULE_CHAIN, chain)];
+        gone_is_empty(self.list("list rules", NFT_MSG_GETRULE, table.family.number(), &filter, decode))
+    }
+
     pub(crate) fn list<T>(
         &mut self,
         operation: &str,

@@ -45,3 +45,43 @@ async fn an_etcd_that_does_not_say_whether_it_has_data_of_v1_gets_no_information
     assert!(written("404 Not Found", nothing).await, "it has none");
     assert!(written("404 Not Found", "404 page not found").await, "it has no v2 API");
 }
+
+#[test]
+fn settings_of_pools_that_have_no_effect_are_named() {
+    use russet_model::IpPoolSpec;
+
+    use crate::config::Encapsulation;
+
+    let pool = |name: &str, cidr: &str| {
+        let mut spec = IpPoolSpec::new(cidr.parse().unwrap());
+        spec.vxlan_mode = EncapMode::Always;
+        IpPool::new(name, spec)
+    };
+    let there = [pool("default-ipv4", "10.244.0.0/16")];
+    let default = DefaultPools::default();
+    assert_eq!(unused(&default, &there), [], "nothing was asked for");
+    let other = DefaultPools {
+        ipv4: Some("10.77.0.0/24".parse().unwrap()),
+        // No pool of the family is there: this one is created.
+        ipv6: Some("fd00:77::/64".parse().unwrap()),
+        encapsulation: Encapsulation::None,
+    };
+    let found = unused(&other, &there);
+    let settings: Vec<&str> = found.iter().map(|(setting, _)| setting.as_str()).collect();
+    assert_eq!(settings, ["--ipv4-pool 10.77.0.0/24", "--encapsulation with vxlanMode Never"]);
+    assert!(found[0].1.contains("default-ipv4 10.244.0.0/16"), "{found:?}");
+    assert_eq!(unused(&other, &[]), [], "a fresh store");
+    let none = DefaultPools { ipv4: None, ..default };
+    assert_eq!(unused(&none, &there)[0].0, "--ipv4-pool none");
+}
+
+#[test]
+fn a_pool_without_room_for_a_block_is_refused() {
+    let fault = |ipv4: &str| {
+        let pools = DefaultPools { ipv4: Some(ipv4.parse().unwrap()), ..DefaultPools::default() };
+        pools.fault().map(|fault| fault.to_string())
+    };
+    let said = fault("10.0.0.0/30").unwrap();
+    assert!(said.contains("--ipv4-pool 10.0.0.0/30") && said.contains("/26"), "{said}");
+    assert_eq!(fault("10.0.0.0/26"), None);
+}

@@ -48,15 +48,22 @@ impl Overlay {
         (restored, report.failed == 0)
     }
 
-    /// What differs from what is wanted, in words; changes nothing.
+    /// What differs from what is wanted, in words; changes nothing. An error before it is known what is wanted.
     pub fn differences(&mut self) -> Result<Vec<String>, String> {
-        let Some(inputs) = &self.wanted else { return Ok(Vec::new()) };
+        let Some(inputs) = &self.wanted else {
+            return Err("routes and tunnels: the agent has not read its store yet".to_owned());
+        };
         let run = self.reconciler.start(inputs);
         let what = run.pending();
         match run.finish().errors.first() {
             Some(error) => Err(error.to_string()),
             None => Ok(what),
         }
+    }
+
+    /// What was wanted last; none before the store was read, and while others keep the routes.
+    pub fn wanted(&self) -> Option<&Inputs> {
+        self.wanted.as_ref()
     }
 
     pub fn forget(&mut self) {

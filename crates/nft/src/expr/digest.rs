@@ -61,7 +61,7 @@ pub(crate) fn extension_comment(expressions: &Attributes<'_>) -> Option<String> 
 }
 
 /// An extension of iptables: its name, and what only it understands.
-fn extension(element: Attribute<'_>) -> Option<(String, Vec<u8>)> {
+pub(crate) fn extension(element: Attribute<'_>) -> Option<(String, Vec<u8>)> {
     let parts = element.nested();
     let name = parts.find(NFTA_EXPR_NAME)?.text();
     if !matches!(name.as_str(), "match" | "target") {

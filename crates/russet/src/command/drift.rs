@@ -100,7 +100,8 @@ fn with_pods(line: &str, pods: &BTreeMap<String, String>) -> String {
 fn text(report: &DriftReport) -> String {
     let mut lines = Vec::new();
     match report.differences.len() {
-        0 => lines.push("nothing differs from what should be".to_owned()),
+        0 if report.unknown.is_empty() => lines.push("nothing differs from what should be".to_owned()),
+        0 => lines.push("nothing differs of what could be compared".to_owned()),
         count => lines.push(format!("{count} differences from what should be; to do:")),
     }
     lines.extend(report.differences.iter().map(|line| format!("  {}", output::visible(line))));

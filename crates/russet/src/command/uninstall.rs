@@ -58,6 +58,9 @@ enum UninstallError {
         /// How.
         remedy: &'static str,
     },
+    /// A dry run that found reasons.
+    #[error("{0} reasons not to uninstall now, above; nothing was done")]
+    WouldRefuse(usize),
     /// The rest is done.
     #[error("{0} of {1} steps failed; run it again when the reason is gone")]
     Failed(usize, usize),
@@ -65,6 +68,8 @@ enum UninstallError {
 
 /// A plugin that works without an agent takes this long at most for what has begun.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The same for a dry run, which is not worth a long wait.
+const GLANCE: Duration = Duration::from_secs(1);
 /// Pods that are named when they are in the way.
 const PODS_SHOWN: usize = 5;
 
@@ -73,17 +78,23 @@ pub fn run(args: UninstallArgs) -> Result<(), Failure> {
     let paths = Paths::new(&args.root);
     let reach = Reach { pods: args.force, state: args.purge };
     if args.dry_run {
+        let unlocked = keepers(&paths, GLANCE).and_then(|held| Ok((held, alone(&paths, GLANCE)?)));
+        let unlocked = unlocked.map(drop);
         let inventory = owned::look(&args.root, !args.files_only)?;
-        if let Err(error) = without_sandboxes(&inventory).and_then(|()| free(&inventory, args.force)) {
-            output::progress(&format!("it would refuse: {error}"));
-        }
+        let refusals = [unlocked, without_sandboxes(&inventory), free(&inventory, args.force)];
         let steps = uninstall::plan(&inventory, reach);
         print(&args, &steps.iter().collect::<Vec<_>>());
-        return Ok(());
+        let refusals: Vec<UninstallError> = refusals.into_iter().filter_map(Result::err).collect();
+        refusals.iter().for_each(|error| output::progress(&format!("it would refuse: {error}")));
+        return if refusals.is_empty() {
+            Ok(())
+        } else {
+            Err(UninstallError::WouldRefuse(refusals.len()).into())
+        };
     }
     // Whoever starts meanwhile waits for us, and finds nothing. Those who make sandboxes wait for the node's lock with theirs in hand.
-    let mut held = keepers(&paths)?;
-    held.push(alone(&paths)?);
+    let mut held = keepers(&paths, PATIENCE)?;
+    held.push(alone(&paths, PATIENCE)?);
     let inventory = owned::look(&args.root, !args.files_only)?;
     without_sandboxes(&inventory)?;
     free(&inventory, args.force)?;
@@ -106,18 +117,18 @@ pub fn run(args: UninstallArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn alone(paths: &Paths) -> Result<Held, UninstallError> {
+fn alone(paths: &Paths, timeout: Duration) -> Result<Held, UninstallError> {
     let mut held = Held::default();
     if paths.run_dir().is_dir() {
-        held.take(paths.node_lock(), Instant::now() + PATIENCE).map_err(UninstallError::AgentRuns)?;
+        held.take(paths.node_lock(), Instant::now() + timeout).map_err(UninstallError::AgentRuns)?;
     }
     Ok(held)
 }
 
-fn keepers(paths: &Paths) -> Result<Vec<Held>, UninstallError> {
+fn keepers(paths: &Paths, timeout: Duration) -> Result<Vec<Held>, UninstallError> {
     let hold = |keeper: Keeper| {
         // A command comes to its end; a server does not.
-        let patience = if keeper == Keeper::Command { PATIENCE } else { Duration::ZERO };
+        let patience = if keeper == Keeper::Command { timeout } else { Duration::ZERO };
         keeper.lock(paths, Instant::now() + patience).map_err(|error| match error {
             HoldError::Lock(source) => UninstallError::KeeperRuns { remedy: keeper.end(), source },
             other => UninstallError::Hold(other),

@@ -480,3 +480,87 @@ fn a_flood_of_others_changes_is_no_drift_and_is_left_alone() {
         assert!(found.keys().all(|kind| kinds.contains(&kind.as_str())), "{repair:#}");
     }
 }
+
+#[test]
+#[ignore = "kernel: an agent whose etcd is away from the start"]
+fn an_agent_that_has_not_read_its_store_gives_no_all_clear() {
+    let mut fabric = Fabric::new();
+    fabric.kill_etcd();
+    let mut node = fabric.node("node-a", &[]);
+    node.spawn_agent();
+    eventually(PATIENCE, || node.path("run/russet/cni.sock").exists());
+    eventually(PATIENCE, || crate::verbs::get(&node, "/readyz?verbose").contains("[-] store: "));
+    let answer = node.russet(&["drift"]);
+    assert_eq!(answer.status, 1, "{answer:?}");
+    assert!(answer.stdout.contains("the agent has not read its store yet"), "{answer:?}");
+    assert!(!answer.stdout.contains("nothing differs from what should be"), "{answer:?}");
+    fabric.start_etcd();
+    eventually(PATIENCE, || quiet(&node));
+}
+
+#[test]
+#[ignore = "kernel: two nodes on an etcd, a foreign rule and an interface that goes down; tool: nft"]
+fn a_closed_tunnel_and_an_underlay_that_is_down_are_seen_by_drift_and_readyz() {
+    let mut fabric = Fabric::new();
+    let mut nodes = ["node-a", "node-b"].map(|name| fabric.node(name, &[]));
+    nodes.iter_mut().for_each(TestNode::start_agent);
+    let node = &nodes[0];
+    let ready = || crate::verbs::get(node, "/readyz?verbose");
+    let is_ready = || ready().contains("[+] underlay") && quiet(node);
+    eventually(PATIENCE, is_ready);
+    let sees = |what: &str| {
+        eventually(PATIENCE, || {
+            let answer = node.russet(&["drift"]);
+            answer.status == 3 && answer.stdout.contains(what)
+        });
+        // The loop looks every 10 s.
+        eventually(PATIENCE, || ready().contains(&format!("[-] underlay: {what}")));
+    };
+    inside(
+        node,
+        "nft",
+        &["table inet foreign { chain in { type filter hook input priority 0; udp dport 4789 drop; } }"],
+    );
+    sees("chain inet foreign in drops what comes from other nodes at UDP port 4789");
+    inside(node, "nft", &["delete", "table", "inet", "foreign"]);
+    eventually(PATIENCE, is_ready);
+    // With it go the default route and the datastore; drift knows all the same.
+    inside(node, "ip", &["link", "set", "eth0", "down"]);
+    let answer = node.russet(&["drift"]);
+    assert!(
+        answer.status == 3 && answer.stdout.contains("interface eth0 to the other nodes is down"),
+        "{answer:?}"
+    );
+    assert!(!ready().starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+#[ignore = "kernel: a node whose interface goes down and loses its address; tool: ip"]
+fn an_underlay_that_is_down_or_has_no_address_is_seen_by_drift_and_readyz() {
+    let mut fabric = Fabric::new();
+    let mut node = fabric.node_with_own_store("node-a");
+    node.start_agent();
+    let other = "{apiVersion: projectcalico.org/v3, kind: Node, metadata: {name: node-b}, spec: {bgp: {ipv4Address: 10.77.0.12/24}}}";
+    let file = node.path("node-b.yaml");
+    std::fs::write(&file, other).unwrap();
+    assert_eq!(node.russet(&["apply", "-f", file.to_str().unwrap()]).status, 0);
+    let ready = || crate::verbs::get(&node, "/readyz?verbose");
+    let is_ready = || ready().contains("[+] underlay") && quiet(&node);
+    eventually(PATIENCE, is_ready);
+    let ip = |words: &str| inside(&node, "ip", &words.split(' ').collect::<Vec<_>>());
+    let sees = |what: &str| {
+        eventually(PATIENCE, || ready().contains(&format!("[-] underlay: {what}")));
+        let answer = node.russet(&["drift"]);
+        assert!(answer.status == 3 && answer.stdout.contains(what), "{answer:?}");
+    };
+    ip("link set eth0 down");
+    sees("interface eth0 to the other nodes is down");
+    ip("link set eth0 up");
+    ip("route replace default via 10.77.0.1");
+    eventually(PATIENCE, is_ready);
+    ip("address flush dev eth0");
+    sees("");
+    ip("address add 10.77.0.11/24 dev eth0");
+    ip("route replace default via 10.77.0.1");
+    eventually(PATIENCE, is_ready);
+}

@@ -81,8 +81,13 @@ fn the_host_is_after_uninstall_as_it_was_before_install() {
 
     let during = kernel(&node);
     let dry = node.russet_inside(&["uninstall", "--dry-run"]);
-    assert_eq!(dry.status, 0, "{dry:?}");
-    assert!(dry.stderr.contains("2 interfaces of pods are attached"), "{dry:?}");
+    assert_eq!(dry.status, 1, "{dry:?}");
+    assert!(dry.stderr.contains("it would refuse: 2 interfaces of pods are attached"), "{dry:?}");
+    assert!(
+        dry.stderr.contains("it would refuse: an agent runs") && dry.stderr.contains("2 reasons"),
+        "{dry:?}"
+    );
+    assert!(dry.stdout.contains("nothing was done"), "{dry:?}");
     assert_eq!(kernel(&node), during, "a dry run changes nothing");
     let refused = node.russet_inside(&["uninstall"]);
     assert_eq!(refused.status, 1, "{refused:?}");
@@ -98,6 +103,7 @@ fn the_host_is_after_uninstall_as_it_was_before_install() {
     // One pod goes as it should, the other by force.
     assert_eq!(node.del(&pods[0]).status, 0);
     let dry = node.russet_inside(&["uninstall", "--dry-run", "--force", "--purge"]);
+    assert_eq!(dry.status, 0, "{dry:?}");
     let done = node.russet_inside(&["uninstall", "--force", "--purge"]);
     assert_eq!(done.status, 0, "{done:?}");
     let steps = |text: &str| {
@@ -176,7 +182,7 @@ fn an_uninstall_pulls_nothing_from_under_those_who_keep_sandboxes() {
         );
     }
     let dry = uninstall(root.path(), &["--dry-run"]);
-    assert!(dry.status == 0 && dry.stderr.contains("it would refuse: 1 sandboxes"), "{dry:?}");
+    assert!(dry.status == 1 && dry.stderr.contains("it would refuse: 1 sandboxes"), "{dry:?}");
     let mut owned = Command::new(env!("CARGO_BIN_EXE_russet"));
     owned.args(["owned", "--files-only", "-o", "json", "--root"]).arg(root.path());
     let objects = Answer::from(owned.output().unwrap()).result()["objects"].clone();

@@ -1,0 +1,73 @@
+//! Whether packets can go to other nodes and come from them, as far as that can be seen here: the interface is up and has an address, and others' rules let
+//! the tunnels' packets through. None of that is Russet's to change: it is reported, by `russet drift` and by readiness.
+
+use russet_addr::{Family, IfName};
+use russet_netlink::{NetlinkError, Socket};
+use russet_nft::{Nft, Table, UdpPacket};
+use russet_overlay::Inputs;
+
+use crate::underlay;
+
+/// What the names of our own tables of nf_tables are or begin with: `russet`, `russet-policy`, ...
+const OURS: &str = "russet";
+
+/// What keeps packets from or to other nodes, in words. None on a node without others, or without an interface to them.
+pub(super) fn faults(inputs: &Inputs) -> Result<Vec<String>, NetlinkError> {
+    if inputs.underlay.ifindex == 0 || inputs.nodes.len() < 2 {
+        return Ok(Vec::new());
+    }
+    let mut socket = Socket::route()?;
+    let link = match socket.link_by_index(inputs.underlay.ifindex) {
+        Err(error) if error.is_not_found() => {
+            return Ok(vec!["the interface to the other nodes is gone".to_owned()]);
+        }
+        link => link?,
+    };
+    if !(link.is_up() && link.is_running()) {
+        return Ok(vec![underlay::down(&link.name)]);
+    }
+    if underlay::usable(socket.addresses()?, link.index).is_empty() {
+        return Ok(vec![underlay::without_address(&link.name)]);
+    }
+    let Ok(name) = IfName::new(link.name) else { return Ok(Vec::new()) };
+    closed(inputs, &name)
+}
+
+/// The chains of others that drop every packet of a tunnel from or to other nodes.
+fn closed(inputs: &Inputs, name: &IfName) -> Result<Vec<String>, NetlinkError> {
+    let mut nft = Nft::open()?;
+    let mut lines = Vec::new();
+    for family in tunnelled(inputs) {
+        for incoming in [true, false] {
+            let interface = (inputs.underlay.ifindex, name.clone());
+            let packet = UdpPacket { family, port: inputs.tunnel.port, interface, incoming };
+            let found = nft.dropping(&packet, is_ours)?;
+            lines.extend(found.iter().map(|(table, chain)| line(&packet, table, chain)));
+        }
+    }
+    lines.sort();
+    lines.dedup();
+    Ok(lines)
+}
+
+/// The families of the pools whose packets go through a tunnel, which are those of the packets outside, too.
+fn tunnelled(inputs: &Inputs) -> Vec<Family> {
+    let has = |family: &Family| {
+        let mut pools = inputs.pools.iter();
+        pools.any(|pool| Family::of_net(&pool.cidr) == *family && pool.encapsulation.needs_tunnel())
+    };
+    Family::BOTH.into_iter().filter(has).collect()
+}
+
+fn is_ours(table: &Table) -> bool {
+    table.name.strip_prefix(OURS).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+}
+
+fn line(packet: &UdpPacket, table: &Table, chain: &str) -> String {
+    let way = if packet.incoming { "from" } else { "to" };
+    format!(
+        "chain {table} {} drops what comes {way} other nodes at UDP port {}, the tunnel's: accept that port there",
+        chain.escape_debug(),
+        packet.port
+    )
+}

@@ -1,0 +1,537 @@
+//! Whether the node's own rules drop a packet of which only a few properties are known: a tunnel's packet from any peer. Used for "is the tunnel's port
+//! open"; others' firewalls are only read.
+//!
+//! Every match is true, false or unknown. A chain then has a set of possible outcomes, and a packet counts as dropped only where dropping is the
+//! only one. A rule for some peers, or with a limit, is therefore not reported, and neither is a chain that uses what is not understood here.
+
+use std::collections::BTreeMap;
+
+use russet_addr::{Family, IfName};
+use russet_netlink::wire::Attributes;
+
+use crate::chain::{ChainInfo, ChainKind, Hook, Policy};
+use crate::kernel::*;
+use crate::nft::Nft;
+use crate::set::{Element, SetInfo, Value};
+use crate::table::{Table, TableFamily};
+use crate::verdict::Verdict;
+use crate::{NetlinkError, expr};
+
+/// A UDP packet to a port, that connection tracking leaves alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UdpPacket {
+    /// Its family.
+    pub family: Family,
+    /// The port that it goes to.
+    pub port: u16,
+    /// The interface through which it comes or goes.
+    pub interface: (u32, IfName),
+    /// Whether it comes from outside; otherwise this machine sends it.
+    pub incoming: bool,
+}
+
+/// One part of a rule, as far as it matters here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Step {
+    /// Puts a property of the packet into a register; none: an unknown one.
+    Load { register: u32, bytes: Option<Vec<u8>> },
+    /// Compares a register with a range, inverted or not.
+    Compare { register: u32, from: Option<Vec<u8>>, to: Option<Vec<u8>>, inverted: bool },
+    /// Masks a register.
+    Mask { from: u32, to: u32, mask: Vec<u8>, xor: Vec<u8> },
+    /// Looks a register up in a set, or in a map of verdicts.
+    Lookup { set: String, register: u32, inverted: bool, is_map: bool },
+    /// Matches, or does not, as an extension of iptables says of the port or of the connection's state.
+    Port { is_ours: bool },
+    /// Decides.
+    Decide(Verdict),
+    /// Matches some packets.
+    Unknown,
+    /// Matches all packets and decides nothing.
+    Nothing,
+}
+
+/// Whether a rule matches the packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Match {
+    Yes,
+    Perhaps,
+    No,
+}
+
+/// The possible outcomes of a chain, as bits.
+type Outcomes = u8;
+const ACCEPTED: Outcomes = 1;
+const DROPPED: Outcomes = 2;
+const UNDECIDED: Outcomes = 4;
+const ANY: Outcomes = ACCEPTED | DROPPED | UNDECIDED;
+
+/// The rules and sets of one table, read when they are needed.
+struct TableRules<'a> {
+    nft: &'a mut Nft,
+    table: Table,
+    packet: &'a UdpPacket,
+    chains: BTreeMap<String, Vec<Vec<Step>>>,
+    sets: Option<Vec<SetInfo>>,
+    elements: BTreeMap<String, Option<Vec<Element>>>,
+    /// Chains that may still be entered: others' rules may lead from one to the other as often as they like.
+    left: u32,
+}
+
+/// How deep jumps are followed, and how many in all; what lies beyond is unknown. ufw and firewalld nest three deep.
+const DEPTH_MAX: u32 = 8;
+const CHAINS_MAX: u32 = 256;
+/// Larger sets are not searched: a set of ports has a few elements, one of addresses says nothing of a port.
+const ELEMENTS_MAX: u32 = 10_000;
+
+// linux/netfilter/nf_tables.h
+const NFT_META_PROTOCOL: u32 = 1;
+const NFT_META_IIF: u32 = 4;
+const NFT_META_OIF: u32 = 5;
+const NFT_META_IIFNAME: u32 = 6;
+const NFT_META_OIFNAME: u32 = 7;
+const NFT_META_NFPROTO: u32 = 15;
+const NFT_META_L4PROTO: u32 = 16;
+const NFT_PAYLOAD_NETWORK_HEADER: u32 = 1;
+const NFT_PAYLOAD_TRANSPORT_HEADER: u32 = 2;
+const NFT_CT_STATE: u32 = 0;
+const NFT_CMP_EQ: u32 = 0;
+const NFT_CMP_NEQ: u32 = 1;
+const NFT_LOOKUP_F_INV: u32 = 1;
+/// `NF_CT_STATE_UNTRACKED_BIT`
+const CT_UNTRACKED: u32 = 1 << 6;
+const ETHERTYPE: [u16; 2] = [0x0800, 0x86dd];
+const NFPROTO: [u8; 2] = [2, 10];
+/// Where the headers of the two families have the transport protocol.
+const PROTOCOL_OFFSET: [u32; 2] = [9, 6];
+const IPPROTO_UDP: u8 = 17;
+const UDP_DPORT: (u32, u32) = (2, 2);
+const IFNAMSIZ: usize = 16;
+
+// === impl Nft ===
+
+impl Nft {
+    /// The base chains, outside of tables that `is_ours`, that drop every such packet.
+    pub fn dropping(
+        &mut self,
+        packet: &UdpPacket,
+        is_ours: impl Fn(&Table) -> bool,
+    ) -> Result<Vec<(Table, String)>, NetlinkError> {
+        let dormant = self.tables()?.into_iter().filter(|info| info.dormant).map(|info| info.table);
+        let dormant: Vec<Table> = dormant.collect();
+        let mut found = Vec::new();
+        for info in self.all_chains()? {
+            let table = &info.chain.table;
+            if !packet.passes(&info) || is_ours(table) || dormant.contains(table) {
+                continue;
+            }
+            let mut rules = TableRules {
+                nft: self,
+                table: table.clone(),
+                packet,
+                chains: BTreeMap::new(),
+                sets: None,
+                elements: BTreeMap::new(),
+                left: CHAINS_MAX,
+            };
+            let outcomes = rules.chain(&info.chain.name, DEPTH_MAX)?;
+            let policy = info.chain.base.as_ref().map_or(Policy::Accept, |base| base.policy);
+            if with_policy(outcomes, policy) == DROPPED {
+                found.push((table.clone(), info.chain.name));
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// What a base chain does to packets, given what its rules do.
+fn with_policy(outcomes: Outcomes, policy: Policy) -> Outcomes {
+    let end = if policy == Policy::Drop { DROPPED } else { ACCEPTED };
+    if outcomes & UNDECIDED == 0 { outcomes } else { outcomes & !UNDECIDED | end }
+}
+
+// === impl UdpPacket ===
+
+impl UdpPacket {
+    fn index(&self) -> usize {
+        usize::from(self.family == Family::V6)
+    }
+
+    /// Whether the packet passes a chain.
+    fn passes(&self, info: &ChainInfo) -> bool {
+        let Some(base) = &info.chain.base else { return false };
+        let here = match info.chain.table.family {
+            TableFamily::Inet => true,
+            TableFamily::Ip => self.family == Family::V4,
+            TableFamily::Ip6 => self.family == Family::V6,
+            _ => base.devices.contains(&self.interface.1),
+        };
+        let way: &[Hook] = match self.incoming {
+            true => &[Hook::Ingress, Hook::Prerouting, Hook::Input],
+            false => &[Hook::Output, Hook::Postrouting, Hook::Egress],
+        };
+        here && base.kind != ChainKind::Nat && way.contains(&base.hook)
+    }
+
+    fn meta(&self, key: u32) -> Option<Vec<u8>> {
+        let (ifindex, name) = &self.interface;
+        let interface = match key {
+            NFT_META_IIF | NFT_META_IIFNAME => self.incoming,
+            _ => !self.incoming,
+        };
+        match key {
+            NFT_META_PROTOCOL => Some(ETHERTYPE[self.index()].to_be_bytes().to_vec()),
+            NFT_META_NFPROTO => Some(vec![NFPROTO[self.index()]]),
+            NFT_META_L4PROTO => Some(vec![IPPROTO_UDP]),
+            NFT_META_IIF | NFT_META_OIF if interface => Some(ifindex.to_ne_bytes().to_vec()),
+            NFT_META_IIFNAME | NFT_META_OIFNAME if interface => {
+                let mut padded = name.as_str().as_bytes().to_vec();
+                padded.resize(IFNAMSIZ, 0);
+                Some(padded)
+            }
+            _ => None,
+        }
+    }
+
+    fn payload(&self, base: u32, place: (u32, u32)) -> Option<Vec<u8>> {
+        match (base, place) {
+            (NFT_PAYLOAD_NETWORK_HEADER, (offset, 1)) if offset == PROTOCOL_OFFSET[self.index()] => {
+                Some(vec![IPPROTO_UDP])
+            }
+            (NFT_PAYLOAD_TRANSPORT_HEADER, UDP_DPORT) => Some(self.port.to_be_bytes().to_vec()),
+            _ => None,
+        }
+    }
+}
+
+// === impl TableRules ===
+
+impl TableRules<'_> {
+    fn chain(&mut self, name: &str, depth: u32) -> Result<Outcomes, NetlinkError> {
+        if depth == 0 || self.left == 0 {
+            return Ok(ANY);
+        }
+        self.left -= 1;
+        let mut outcomes = 0;
+        for rule in self.rules(name)? {
+            let (matches, verdict) = self.rule(&rule)?;
+            let (here, ends) = match (matches, verdict) {
+                (Match::No, _) | (_, None | Some(Verdict::Continue)) => continue,
+                (_, Some(Verdict::Accept)) => (ACCEPTED, true),
+                (_, Some(Verdict::Drop)) => (DROPPED, true),
+                (_, Some(Verdict::Return)) => (UNDECIDED, true),
+                (_, Some(Verdict::Goto(chain))) => (self.chain(&chain, depth - 1)?, true),
+                (_, Some(Verdict::Jump(chain))) => {
+                    let inside = self.chain(&chain, depth - 1)?;
+                    (inside & !UNDECIDED, inside & UNDECIDED == 0)
+                }
+            };
+            outcomes |= here;
+            if ends && matches == Match::Yes {
+                return Ok(outcomes);
+            }
+        }
+        Ok(outcomes | UNDECIDED)
+    }
+
+    fn rules(&mut self, chain: &str) -> Result<Vec<Vec<Step>>, NetlinkError> {
+        if let Some(known) = self.chains.get(chain) {
+            return Ok(known.clone());
+        }
+        let packet = self.packet;
+        let rules = self.nft.decoded_rules(&self.table, chain, |message| {
+            let attributes = message.attributes(NFGENMSG_BYTES);
+            let list = attributes.find(NFTA_RULE_EXPRESSIONS)?.nested();
+            Some(steps(&list, packet))
+        })?;
+        self.chains.insert(chain.to_owned(), rules.clone());
+        Ok(rules)
+    }
+
+    /// Whether a rule matches the packet, and what it decides then.
+    fn rule(&mut self, rule: &[Step]) -> Result<(Match, Option<Verdict>), NetlinkError> {
+        let mut registers: BTreeMap<u32, Option<Vec<u8>>> = BTreeMap::new();
+        let mut matches = Match::Yes;
+        let mut verdict = None;
+        for step in rule {
+            let known = |register: &u32| registers.get(register).cloned().flatten();
+            let here = match step {
+                Step::Load { register, bytes } => {
+                    registers.insert(*register, bytes.clone());
+                    Match::Yes
+                }
+                Step::Mask { from, to, mask, xor } => {
+                    let masked = known(from).map(|bytes| masked(&bytes, mask, xor));
+                    registers.insert(*to, masked);
+                    Match::Yes
+                }
+                Step::Compare { register, from, to, inverted } => match known(register) {
+                    Some(bytes) => Match::of(within(&bytes, from.as_deref(), to.as_deref()) != *inverted),
+                    None => Match::Perhaps,
+                },
+                Step::Lookup { set, register, inverted, is_map } => {
+                    match known(register) {
+                        Some(bytes) => match self.look_up(set, &bytes)? {
+                            None => Match::Perhaps,
+                            Some(found) if *is_map => {
+                                verdict = found.clone().flatten();
+                                Match::of(found.is_some())
+                            }
+                            Some(found) => Match::of(found.is_some() != *inverted),
+                        },
+                        // Which verdict of a map it is, is not known either.
+                        None if *is_map => return Ok((Match::Perhaps, Some(Verdict::Return))),
+                        None => Match::Perhaps,
+                    }
+                }
+                Step::Port { is_ours } => Match::of(*is_ours),
+                Step::Decide(decided) => {
+                    verdict = Some(decided.clone());
+                    Match::Yes
+                }
+                Step::Unknown => Match::Perhaps,
+                Step::Nothing => Match::Yes,
+            };
+            match here {
+                Match::No => return Ok((Match::No, None)),
+                Match::Perhaps => matches = Match::Perhaps,
+                Match::Yes => {}
+            }
+        }
+        Ok((matches, verdict))
+    }
+
+    /// Whether a set has a key, and the verdict beside it; none where that cannot be known.
+    #[allow(clippy::option_option, reason = "known, found, with a verdict")]
+    fn look_up(&mut self, name: &str, key: &[u8]) -> Result<Option<Option<Option<Verdict>>>, NetlinkError> {
+        if !self.elements.contains_key(name) {
+            if self.sets.is_none() {
+                self.sets = Some(self.nft.sets(&self.table)?);
+            }
+            let info = self.sets.iter().flatten().find(|info| info.set.name == name);
+            let simple = info
+                .map(|info| info.set.clone())
+                .filter(|set| set.key.len() == 1 && set.size.is_none_or(|size| size <= ELEMENTS_MAX));
+            let elements = simple.map(|set| self.nft.elements(&set)).transpose()?;
+            self.elements.insert(name.to_owned(), elements);
+        }
+        let Some(Some(elements)) = self.elements.get(name) else { return Ok(None) };
+        let has = |element: &&Element| match &element.key[..] {
+            // Of all that is not in the set.
+            [] => true,
+            [part] => part.first.as_slice() <= key && key <= part.last.as_slice(),
+            _ => false,
+        };
+        let exact = elements.iter().filter(|element| !element.key.is_empty()).find(has);
+        let found = exact.or_else(|| elements.iter().find(has));
+        Ok(Some(found.map(|element| match &element.value {
+            Some(Value::Verdict(verdict)) => Some(verdict.clone()),
+            _ => None,
+        })))
+    }
+}
+
+// === impl Match ===
+
+impl Match {
+    fn of(matches: bool) -> Self {
+        if matches { Self::Yes } else { Self::No }
+    }
+}
+
+fn masked(bytes: &[u8], mask: &[u8], xor: &[u8]) -> Vec<u8> {
+    let pairs = mask.iter().zip(xor);
+    bytes.iter().zip(pairs).map(|(byte, (mask, xor))| byte & mask ^ xor).collect()
+}
+
+/// Whether a value is within a range, whose ends may be shorter than it: names of interfaces with an asterisk.
+fn within(bytes: &[u8], from: Option<&[u8]>, to: Option<&[u8]>) -> bool {
+    let shortest = [from, to].into_iter().flatten().map(<[u8]>::len).min().unwrap_or(0).min(bytes.len());
+    let part = |bytes: &[u8]| bytes[..shortest.min(bytes.len())].to_vec();
+    let value = part(bytes);
+    from.is_none_or(|from| part(from) <= value) && to.is_none_or(|to| value <= part(to))
+}
+
+/// The parts of a rule (the inside of `NFTA_RULE_EXPRESSIONS`).
+fn steps(list: &Attributes<'_>, packet: &UdpPacket) -> Vec<Step> {
+    let step = |element: russet_netlink::wire::Attribute<'_>| {
+        let parts = element.nested();
+        let name = parts.find(NFTA_EXPR_NAME).map(|name| name.text()).unwrap_or_default();
+        match expr::extension(element) {
+            Some((extension, info)) => extension_step(&name, &extension, &info, packet),
+            None => {
+                let empty = Attributes::new(&[]);
+                let data = parts.find(NFTA_EXPR_DATA).map_or(empty, |data| data.nested());
+                plain_step(&name, &data, packet).unwrap_or(Step::Unknown)
+            }
+        }
+    };
+    list.clone().map(step).collect()
+}
+
+/// An expression of nf_tables; none where an attribute is missing.
+fn plain_step(name: &str, data: &Attributes<'_>, packet: &UdpPacket) -> Option<Step> {
+    let number = |kind: u16| data.find(kind).and_then(|attribute| attribute.be32());
+    let register = |kind: u16| number(kind).map(normal);
+    let value = |kind: u16| Some(data.find(kind)?.nested().find(NFTA_DATA_VALUE)?.payload.to_vec());
+    Some(match name {
+        "meta" => match register(NFTA_META_DREG) {
+            Some(register) => Step::Load { register, bytes: packet.meta(number(NFTA_META_KEY)?) },
+            None => Step::Nothing,
+        },
+        "payload" => match register(NFTA_PAYLOAD_DREG) {
+            Some(register) => {
+                let place = (number(NFTA_PAYLOAD_OFFSET)?, number(NFTA_PAYLOAD_LEN)?);
+                Step::Load { register, bytes: packet.payload(number(NFTA_PAYLOAD_BASE)?, place) }
+            }
+            None => Step::Nothing,
+        },
+        "ct" => match register(NFTA_CT_DREG) {
+            Some(register) => {
+                let is_state = number(NFTA_CT_KEY) == Some(NFT_CT_STATE);
+                Step::Load { register, bytes: is_state.then(|| CT_UNTRACKED.to_ne_bytes().to_vec()) }
+            }
+            None => Step::Nothing,
+        },
+        "cmp" => {
+            let (register, end) = (register(NFTA_CMP_SREG)?, Some(value(NFTA_CMP_DATA)?));
+            match number(NFTA_CMP_OP)? {
+                NFT_CMP_EQ => Step::Compare { register, from: end.clone(), to: end, inverted: false },
+                NFT_CMP_NEQ => Step::Compare { register, from: end.clone(), to: end, inverted: true },
+                2 => Step::Compare { register, from: end, to: None, inverted: true },
+                3 => Step::Compare { register, from: None, to: end, inverted: false },
+                4 => Step::Compare { register, from: None, to: end, inverted: true },
+                5 => Step::Compare { register, from: end, to: None, inverted: false },
+                _ => Step::Unknown,
+            }
+        }
+        "range" => Step::Compare {
+            register: register(NFTA_RANGE_SREG)?,
+            from: Some(value(NFTA_RANGE_FROM_DATA)?),
+            to: Some(value(NFTA_RANGE_TO_DATA)?),
+            inverted: number(NFTA_RANGE_OP)? != NFT_CMP_EQ,
+        },
+        "bitwise" if number(NFTA_BITWISE_OP).unwrap_or(0) == 0 => Step::Mask {
+            from: register(NFTA_BITWISE_SREG)?,
+            to: register(NFTA_BITWISE_DREG)?,
+            mask: value(NFTA_BITWISE_MASK)?,
+            xor: value(NFTA_BITWISE_XOR)?,
+        },
+        "lookup" => {
+            let (set, register) = (data.find(NFTA_LOOKUP_SET)?.text(), register(NFTA_LOOKUP_SREG)?);
+            match number(NFTA_LOOKUP_DREG) {
+                // Into a register of data: the rest of the rule uses it.
+                Some(to) if to != 0 => Step::Load { register: normal(to), bytes: None },
+                to => {
+                    let inverted = number(NFTA_LOOKUP_FLAGS).unwrap_or(0) & NFT_LOOKUP_F_INV != 0;
+                    Step::Lookup { set, register, inverted, is_map: to.is_some() }
+                }
+            }
+        }
+        "immediate" => match Verdict::decode(&data.find(NFTA_IMMEDIATE_DATA)?.nested()) {
+            Some(verdict) => Step::Decide(verdict),
+            None => {
+                Step::Load { register: register(NFTA_IMMEDIATE_DREG)?, bytes: value(NFTA_IMMEDIATE_DATA) }
+            }
+        },
+        "reject" => Step::Decide(Verdict::Drop),
+        "counter" | "log" | "notrack" | "nop" | "objref" | "dup" => Step::Nothing,
+        _ => Step::Unknown,
+    })
+}
+
+/// An extension of iptables, in the tables of iptables-nft.
+fn extension_step(name: &str, extension: &str, info: &[u8], packet: &UdpPacket) -> Step {
+    match (name, extension) {
+        ("match", "comment") => Step::Nothing,
+        ("match", "udp") => udp_ports(info, packet.port).unwrap_or(Step::Unknown),
+        ("match", "conntrack") => untracked(info).unwrap_or(Step::Unknown),
+        ("match", "tcp" | "icmp" | "icmp6") => Step::Port { is_ours: false },
+        ("target", "REJECT" | "DROP") => Step::Decide(Verdict::Drop),
+        ("target", "LOG" | "NFLOG" | "CT" | "MARK" | "CONNMARK" | "CHECKSUM" | "NOTRACK") => Step::Nothing,
+        _ => Step::Unknown,
+    }
+}
+
+/// `struct xt_udp`: two source ports, two destination ports, and which of them are inverted (1: source, 2: destination).
+fn udp_ports(info: &[u8], port: u16) -> Option<Step> {
+    let number = |at: usize| Some(u16::from_ne_bytes([*info.get(at)?, *info.get(at + 1)?]));
+    let (sources, inverted) = ((number(0)?, number(2)?), *info.get(8)?);
+    let is_ours = (number(4)?..=number(6)?).contains(&port) != (inverted & 2 != 0);
+    let any_source = sources == (0, u16::MAX) && inverted & 1 == 0;
+    Some(if is_ours && !any_source { Step::Unknown } else { Step::Port { is_ours } })
+}
+
+/// `struct xt_conntrack_mtinfo3`, where it asks for states alone: the packet is untracked, whichever they are.
+fn untracked(info: &[u8]) -> Option<Step> {
+    const MATCH_FLAGS: usize = 146;
+    const INVERT_FLAGS: usize = 148;
+    const STATE_MASK: usize = 150;
+    const XT_CONNTRACK_STATE: u16 = 1;
+    const XT_CONNTRACK_STATE_UNTRACKED: u16 = 1 << 6;
+    let number = |at: usize| Some(u16::from_ne_bytes([*info.get(at)?, *info.get(at + 1)?]));
+    let (flags, inverted, states) = (number(MATCH_FLAGS)?, number(INVERT_FLAGS)?, number(STATE_MASK)?);
+    let has = states & XT_CONNTRACK_STATE_UNTRACKED != 0;
+    let is_ours = has != (inverted & XT_CONNTRACK_STATE != 0);
+    (flags == XT_CONNTRACK_STATE).then_some(Step::Port { is_ours })
+}
+
+/// The number of a register of 4 bytes, also for those of 16, which are the same memory.
+const fn normal(register: u32) -> u32 {
+    match register {
+        1..=4 => 8 + (register - 1) * 4,
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packet() -> UdpPacket {
+        UdpPacket { family: Family::V4, port: 4789, interface: (7, "eth0".parse().unwrap()), incoming: true }
+    }
+
+    #[test]
+    fn properties_of_the_packet_are_known_and_others_are_not() {
+        let packet = packet();
+        assert_eq!(packet.meta(NFT_META_L4PROTO), Some(vec![17]));
+        assert_eq!(packet.meta(NFT_META_IIFNAME).unwrap()[..5], *b"eth0\0");
+        assert_eq!(packet.meta(NFT_META_OIFNAME), None);
+        assert_eq!(packet.payload(NFT_PAYLOAD_TRANSPORT_HEADER, UDP_DPORT), Some(vec![0x12, 0xb5]));
+        assert_eq!(packet.payload(NFT_PAYLOAD_NETWORK_HEADER, (12, 4)), None);
+    }
+
+    #[test]
+    fn ranges_and_prefixes_of_names_are_compared() {
+        let port = [0x12, 0xb5];
+        assert!(within(&port, Some(&[0x12, 0]), Some(&[0x13, 0])));
+        assert!(!within(&port, Some(&[0x12, 0xb6]), None));
+        assert!(within(b"eth0\0\0", Some(b"eth"), Some(b"eth")));
+        assert!(!within(b"eth0\0\0", Some(b"ens"), Some(b"ens")));
+        assert_eq!(masked(&[0x40], &[0x06], &[0]), [0]);
+    }
+
+    #[test]
+    fn the_ports_of_iptables_extension_are_read() {
+        let info = |ports: [u16; 4], inverted: u8| {
+            let mut bytes: Vec<u8> = ports.iter().flat_map(|port| port.to_ne_bytes()).collect();
+            bytes.extend([inverted, 0]);
+            udp_ports(&bytes, 4789).unwrap()
+        };
+        let all = u16::MAX;
+        assert_eq!(info([0, all, 4789, 4789], 0), Step::Port { is_ours: true });
+        assert_eq!(info([0, all, 53, 53], 0), Step::Port { is_ours: false });
+        assert_eq!(info([0, all, 53, 53], 2), Step::Port { is_ours: true });
+        assert_eq!(info([500, 500, 4000, 5000], 0), Step::Unknown);
+        assert_eq!(udp_ports(&[0; 4], 4789), None);
+    }
+
+    #[test]
+    fn a_chain_drops_only_where_nothing_else_can_happen() {
+        assert_eq!(with_policy(DROPPED, Policy::Accept), DROPPED);
+        assert_eq!(with_policy(UNDECIDED, Policy::Drop), DROPPED);
+        assert_eq!(with_policy(DROPPED | UNDECIDED, Policy::Drop), DROPPED);
+        assert_eq!(with_policy(ACCEPTED | UNDECIDED, Policy::Drop), ACCEPTED | DROPPED);
+    }
+}
