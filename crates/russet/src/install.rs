@@ -21,6 +21,8 @@ pub use service::Service;
 pub struct Wish {
     /// The root of the node.
     pub root: PathBuf,
+    /// The root is used on this machine, by `russet agent --root`; otherwise it is that of an image, whose paths begin there.
+    pub in_place: bool,
     /// Where the command goes.
     pub bin_dir: PathBuf,
     /// Where plugins go.
@@ -206,6 +208,9 @@ impl Wish {
 
     /// A path as the node will see it.
     fn on_node(&self, path: &Path) -> PathBuf {
+        if self.in_place {
+            return path.to_owned();
+        }
         path.strip_prefix(&self.root).map_or_else(|_| path.to_owned(), |path| Path::new("/").join(path))
     }
 
@@ -262,7 +267,11 @@ pub fn plan(wish: &Wish, found: &Found) -> Result<Plan, InstallError> {
     let mut last = Vec::new();
     if let Some(path) = wish.conflist() {
         let command = wish.on_node(&wish.bin_dir.join(COMMAND));
-        let wanted = texts::conflist(&command, has_portmap.then_some(ours_portmap));
+        let wanted = texts::conflist(
+            &command,
+            has_portmap.then_some(ours_portmap),
+            wish.in_place.then_some(&wish.root),
+        );
         last.push(match found.at(&path) {
             There::Nothing => text(&There::Nothing, path, wanted),
             _ => Step::Leave { path, why: "a conflist that is there is kept" },

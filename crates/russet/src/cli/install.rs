@@ -13,6 +13,7 @@ const EXAMPLES: &str = "Examples:
   russet install --no-conflist                  the cluster's own configuration is used
   russet install --with cri,pod --start         also pods' sandboxes over CRI, and pods of /etc/russet/pods without Kubernetes
   russet install --root /mnt/image --no-conflist
+  russet install --root /srv/node-2 --in-place  a second node on this machine, for russet agent --root /srv/node-2
 
 Run it from the executable that is to be installed, with russet-cni beside it. It may be run again at any time: what is there
 already is left alone, and an installation that was cut off is finished. Each file is replaced by a rename in its directory, so that
@@ -27,6 +28,10 @@ pub struct InstallArgs {
     /// Put everything below this directory, as for an image of a node.
     #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
     pub root: PathBuf,
+    /// The root is used on this machine, by `russet agent --root DIR`, and is not an image's: the conflist names its socket and its paths. No units are
+    /// written.
+    #[arg(long)]
+    pub in_place: bool,
     /// Where the command goes.
     #[arg(long, default_value = "/usr/local/bin", value_name = "DIR")]
     pub bin_dir: PathBuf,

@@ -74,11 +74,13 @@ fn wish(args: &InstallArgs, manifest: &Manifest) -> Result<Wish, InstallError> {
     let services = Service::ALL.into_iter().filter(|service| wanted(service) || was_installed(service));
     Ok(Wish {
         root: args.root.clone(),
+        in_place: args.in_place && args.root != Path::new("/"),
         bin_dir: below(&args.bin_dir),
         cni_bin_dir: below(&args.cni_bin_dir),
         cni_conf_dir: (!args.no_conflist).then(|| below(&args.cni_conf_dir)),
         services: services.collect(),
-        unit_dir: (!args.no_unit && has_systemd).then_some(unit_dir),
+        // Units of several roots on one machine would have the same names.
+        unit_dir: (!args.no_unit && !args.in_place && has_systemd).then_some(unit_dir),
         plugins: args.plugins.clone(),
         plugin: command.with_file_name("russet-cni"),
         command,

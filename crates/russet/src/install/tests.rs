@@ -19,6 +19,7 @@ impl Node {
         let at = |path: &str| root.path().join(path);
         let wish = Wish {
             root: at("node"),
+            in_place: false,
             bin_dir: at("node/usr/local/bin"),
             cni_bin_dir: at("node/opt/cni/bin"),
             cni_conf_dir: Some(at("node/etc/cni/net.d")),
@@ -115,6 +116,25 @@ fn an_install_without_the_small_executable_names_the_command_that_builds_it() {
     fs::remove_file(&node.wish.plugin).unwrap();
     let error = look(&node.wish).unwrap_err().to_string();
     assert!(error.contains("russet-cni is not there") && error.contains("`cargo xtask install`"), "{error}");
+}
+
+#[test]
+fn a_root_that_is_used_in_place_has_a_conflist_with_its_own_socket() {
+    let mut node = Node::new();
+    node.wish.in_place = true;
+    node.wish.unit_dir = None;
+    node.install();
+    let list: serde_json::Value =
+        serde_json::from_str(&node.text("etc/cni/net.d/10-russet.conflist")).unwrap();
+    let plugin = &list["plugins"][0];
+    let is_at = |key: &str, path: &str| plugin[key] == node.at(path).to_str().unwrap();
+    assert!(is_at("agent_socket", "run/russet/cni.sock"), "{list}");
+    assert!(is_at("russet_path", "usr/local/bin/russet"), "{list}");
+    assert_eq!(plugin["root"], node.wish.root.to_str().unwrap());
+    // An image's paths begin at its root.
+    let image = Node::new();
+    image.install();
+    assert!(!image.text("etc/cni/net.d/10-russet.conflist").contains("agent_socket"));
 }
 
 #[test]

@@ -6,12 +6,18 @@ use serde_json::json;
 
 /// The conflist; `portmap`: there is such a plugin, and whether it is ours. Others of it do not know CNI 1.1.0, and so a list with one of them does not
 /// offer it: the runtime could call neither GC nor STATUS, but the list would work.
-pub fn conflist(command: &Path, portmap: Option<bool>) -> String {
+/// `root`: the network is used on this machine as it lies below that directory, and not from inside an image that has it as its root.
+pub fn conflist(command: &Path, portmap: Option<bool>, root: Option<&Path>) -> String {
     let mut list = json!({
         "cniVersion": "1.0.0",
         "name": "russet",
         "plugins": [{ "type": "russet", "russet_path": command }],
     });
+    if let Some(root) = root {
+        let plugin = &mut list["plugins"][0];
+        plugin["agent_socket"] = json!(russet_agent::Paths::new(root).cni_socket());
+        plugin["root"] = json!(root);
+    }
     if portmap != Some(false) {
         list["cniVersions"] = json!(["1.0.0", "1.1.0"]);
     }
