@@ -30,8 +30,7 @@ fn the_kernels_own_words_are_in_the_error() {
         let gateway = "10.0.0.7".parse().unwrap();
         let route = Route { oif: Some(w0), ..Route::via(net("10.1.0.0/26"), gateway) };
         let error = run(&mut socket, |batch| batch.add_route(&route)).unwrap_err();
-        let expected =
-            format!("add route 10.1.0.0/26 via 10.0.0.7 dev {w0}: ENETUNREACH: Nexthop has invalid gateway");
+        let expected = "add route 10.1.0.0/26 via 10.0.0.7 dev w0: ENETUNREACH: Nexthop has invalid gateway";
         assert_eq!(error.to_string(), expected);
         assert_eq!(error.errno(), Some(libc::ENETUNREACH));
         assert!(!error.is_exists() && !error.is_not_found() && !error.is_busy());
@@ -67,7 +66,7 @@ fn a_failing_request_in_the_middle_is_named() {
         }
         let error = socket.execute(&batch).unwrap_err();
         assert_eq!((error.index, error.is_exists()), (100, true));
-        assert_eq!(error.to_string(), format!("add route 10.0.0.7/32 dev {w0}: EEXIST: File exists"));
+        assert_eq!(error.to_string(), "add route 10.0.0.7/32 dev w0: EEXIST: File exists");
         assert_eq!(tool("ip -j route show").len(), 127, "its chunk ran to the end, the next was not sent");
 
         let results = socket.execute_all(&batch);

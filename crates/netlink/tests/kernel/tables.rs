@@ -61,10 +61,7 @@ fn addresses_of_pods_are_there_at_once() {
         assert_eq!(tool("ip -j route show 10.1.0.0/24").len(), 0);
 
         let error = run(&mut socket, |batch| batch.add_address(&v4)).unwrap_err();
-        assert!(
-            error.is_exists() && error.operation() == format!("add address 10.1.0.7/24 dev {w0}"),
-            "{error}"
-        );
+        assert!(error.is_exists() && error.operation() == "add address 10.1.0.7/24 dev w0", "{error}");
         run(&mut socket, |batch| batch.replace_address(&v4)).unwrap();
         run(&mut socket, |batch| batch.delete_address(&v4)).unwrap();
         assert!(run(&mut socket, |batch| batch.delete_address(&v4)).unwrap_err().is_not_found());
@@ -200,7 +197,7 @@ fn a_route_is_replaced_in_its_place_and_appended_behind() {
         .unwrap();
         assert_eq!(tool("ip -j route show 10.1.0.5")[0]["dev"], "w1");
         let error = run(&mut socket, |batch| batch.add_route(&Route::dev(dst, w0))).unwrap_err();
-        assert_eq!(error.to_string(), format!("add route 10.1.0.5/32 dev {w0}: EEXIST: File exists"));
+        assert_eq!(error.to_string(), "add route 10.1.0.5/32 dev w0: EEXIST: File exists");
         run(&mut socket, |batch| batch.append_route(&Route::dev(dst, w0))).unwrap();
         let devs: Vec<_> = tool("ip -j route show 10.1.0.5").iter().map(|r| r["dev"].clone()).collect();
         assert_eq!(devs, ["w1", "w0"]);

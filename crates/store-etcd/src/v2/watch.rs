@@ -88,6 +88,8 @@ impl Follower {
         let polled = async {
             let patience = Instant::now() + self.client.patience();
             let opened = self.client.ask(turn, patience, &Question::get(target)).await?;
+            // The head comes at once; the rest of the answer comes with the next change.
+            self.client.reach.answered();
             let (status, index) = (opened.status, opened.index);
             let body = tokio::time::timeout(POLL_MAX, members.finish(turn, opened, POLL_MAX));
             let Ok(body) = body.await else { return Ok(Polled::Quiet(index)) };
