@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use russet_model::flannel::{Attributes, NetworkConfig, SubnetKey};
 use russet_store::sim::Chance;
-use russet_store::{LeaseId, Record, Store, StoreError};
+use russet_store::{LeaseId, Record, Revision, Store, StoreError};
 use tokio::time::Instant;
 
 use crate::decide::Listed;

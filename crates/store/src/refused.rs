@@ -50,14 +50,14 @@ pub fn refused(what: &'static str, record: impl Display, reason: impl Display) {
     let mut kinds = KINDS.lock().unwrap_or_else(PoisonError::into_inner);
     let line = kinds.entry(what).or_default().note(&record, &reason, Instant::now());
     drop(kinds);
-    // Debug: what others stored has its control characters escaped.
-    let (record, reason) = (cut(record), cut(reason));
+    // What others stored must not write lines of its own.
+    let (record, reason) = (cut(record.escape_debug().to_string()), cut(reason.escape_debug().to_string()));
     match line {
-        Line::Refusal { left_out: 0 } => tracing::warn!(?record, ?reason, "{what}"),
-        Line::Refusal { left_out } => tracing::warn!(?record, ?reason, left_out, "{what}"),
+        Line::Refusal { left_out: 0 } => tracing::warn!(%record, %reason, "{what}"),
+        Line::Refusal { left_out } => tracing::warn!(%record, %reason, left_out, "{what}"),
         Line::Last => {
             let seconds = LINES_TIME.as_secs();
-            tracing::warn!(?record, ?reason, seconds, "{what}; others are left out for a while");
+            tracing::warn!(%record, %reason, seconds, "{what}; others are left out for a while");
         }
         Line::None => {}
     }

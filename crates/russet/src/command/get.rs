@@ -193,7 +193,11 @@ mod tests {
         let shown = vec![Shown { resource, revision: Revision(7) }];
         let found = Found { shown, revision: Revision(7), single: true, unreadable: 0 };
         for wide in [false, true] {
-            assert!(!table(&found, wide, true).chars().any(|c| c.is_control() && c != '\n'));
+            assert!(
+                !table(&found, wide, true, &Surroundings::elsewhere())
+                    .chars()
+                    .any(|c| c.is_control() && c != '\n')
+            );
         }
         for export in [false, true] {
             let whole = whole(&found, export);

@@ -486,7 +486,7 @@ fn a_flood_of_others_changes_is_no_drift_and_is_left_alone() {
 fn an_agent_that_has_not_read_its_store_gives_no_all_clear() {
     let mut fabric = Fabric::new();
     fabric.kill_etcd();
-    let mut node = fabric.node("node-a", &[]);
+    let node = fabric.node("node-a", &[]);
     node.spawn_agent();
     eventually(PATIENCE, || node.path("run/russet/cni.sock").exists());
     eventually(PATIENCE, || crate::verbs::get(&node, "/readyz?verbose").contains("[-] store: "));
