@@ -168,7 +168,7 @@ impl Drift {
     /// Others keep the node's routes: nothing of them is drift. Blocks.
     pub fn stand_aside(&self) {
         self.0.aside.store(true, Ordering::Relaxed);
-        lock(&self.0.overlay).forget();
+        lock(&self.0.overlay).leave_tunnels();
         lock(&self.0.judge).forget();
     }
 

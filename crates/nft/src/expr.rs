@@ -9,7 +9,7 @@ use russet_addr::Family;
 
 use crate::verdict::Verdict;
 
-pub(crate) use digest::{digest, extension, extension_comment, names, verdict};
+pub(crate) use digest::{digest, extension, extension_comment, names, packets, verdict};
 pub(crate) use encode::nfproto;
 
 /// A register of 4 bytes, 0 to 15; longer values take the following ones as well.

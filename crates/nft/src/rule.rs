@@ -19,7 +19,7 @@ use russet_addr::Family;
 use russet_netlink::wire::{Attributes, Message, MessageBuilder};
 
 use crate::chain::Chain;
-use crate::expr::{Expr, digest, extension_comment, names, verdict};
+use crate::expr::{Expr, digest, extension_comment, names, packets, verdict};
 use crate::kernel::*;
 use crate::table::{Table, TableFamily};
 use crate::userdata;
@@ -54,6 +54,8 @@ pub struct RuleInfo {
     pub expressions: Vec<String>,
     /// What happens to packets that it matches, where that is one thing and no extension's.
     pub verdict: Option<Verdict>,
+    /// The packets that its counter has seen, where it has one.
+    pub packets: Option<u64>,
     /// Equal to [`Rule::digest`] of a rule that does the same in the same words.
     pub digest: u64,
 }
@@ -153,6 +155,7 @@ impl RuleInfo {
                 .or_else(|| extension_comment(&list)),
             expressions: names(&list),
             verdict: verdict(&list),
+            packets: packets(&list),
             digest: digest(&list),
         })
     }

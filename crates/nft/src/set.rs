@@ -89,6 +89,8 @@ pub struct SetInfo {
 
 /// Bits by which nft shifts the parts of a concatenated type.
 const TYPE_BITS: u32 = 6;
+/// Why marks and interface names are no part of a range.
+pub(crate) const UNORDERED: &str = "ranges of marks and interface names have no order";
 /// The kernel's limit on the parts of a key (`NFT_REG32_COUNT`).
 pub(crate) const KEY_MAX_BYTES: u32 = 64;
 
@@ -194,7 +196,9 @@ impl Set {
         if self.key.is_empty() || self.key_len() > KEY_MAX_BYTES {
             return Some("a key has 1 to 64 bytes");
         }
-        (self.interval && host_order).then_some("ranges of marks and interface names have no order")
+        // In a concatenation each part has a range of its own, which may be a single value.
+        let ordered = !host_order || self.is_concatenation();
+        (self.interval && !ordered).then_some(UNORDERED)
     }
 
     /// Appends what `NFT_MSG_NEWSET` wants; `id` is a number of the transaction's own.
@@ -293,7 +297,7 @@ impl KeyType {
         known.into_iter().find(|key| key.id() == id).unwrap_or(Self::Other { id, len_bytes })
     }
 
-    const fn is_host_order(self) -> bool {
+    pub(crate) const fn is_host_order(self) -> bool {
         matches!(self, Self::Mark | Self::IfName)
     }
 }

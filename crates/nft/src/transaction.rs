@@ -362,6 +362,11 @@ impl CommitError {
         self.error.is_not_found()
     }
 
+    /// Whether the kernel does not have what was asked for: the family of a table, for one.
+    pub fn is_unsupported(&self) -> bool {
+        self.error.is_unsupported()
+    }
+
     /// Whether something was there already.
     pub fn is_exists(&self) -> bool {
         self.error.is_exists()

@@ -28,7 +28,7 @@ pub use inputs::{
     Addresses, Affinity, Borrowed, Dialect, Encapsulation, Inputs, Node, Pool, Tunnel, Underlay,
 };
 pub use mac::tunnel_mac;
-pub use masquerade::{Masquerade, TunnelEnds};
+pub use masquerade::{FOREIGN_TUNNEL_DROP, Masquerade, POD_TUNNEL_DROP, TunnelEnds};
 pub use observe::{DEVICE_ALIAS, FoundDevice, Observed, ROUTE_PROTOCOL, is_ours, observe};
 pub use owner::{Owner, Yielding};
 pub use plan::{BATCH_MAX_OPS, Op, Plan, plan};

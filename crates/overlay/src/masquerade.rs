@@ -1,12 +1,14 @@
-//! Which traffic takes the node's address on its way out, and which is not tracked (calico-cni.md sections 4.4 and 4.8).
-//! Pure; `nat` brings it into nf_tables.
+//! Which traffic takes the node's address on its way out, which is not tracked, and who may send tunnel packets
+//! (calico-cni.md sections 4.4 and 4.8, policy.md section 3.6). Pure; `nat` brings it into nf_tables.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use russet_addr::{Family, IfName, IpNet};
-use russet_nft::{self as nft, Chain, ChainKind, Element, Hook, L4, Rule, Set, Table, priority};
+use russet_nft::{
+    self as nft, Chain, ChainKind, Element, Hook, KeyPart, KeyType, L4, Rule, Set, Table, priority,
+};
 
 use crate::desired::Desired;
 use crate::scene::Scene;
@@ -21,6 +23,8 @@ pub struct Masquerade {
     pub nat: Vec<IpNet>,
     /// The tunnels: their port must stay free, and their outer packets need no tracking.
     pub tunnels: BTreeMap<Family, TunnelEnds>,
+    /// The other nodes' own addresses: only these may send to a tunnel's port.
+    pub peers: BTreeSet<IpAddr>,
 }
 
 /// The two addresses of one of our own devices.
@@ -28,6 +32,8 @@ pub struct Masquerade {
 pub struct TunnelEnds {
     /// The UDP port of outer packets.
     pub port: u16,
+    /// The network identifier in them.
+    pub vni: u32,
     /// The outer source address.
     pub local: IpAddr,
     /// The tunnel address.
@@ -48,6 +54,17 @@ const POSTROUTING: &str = "overlay-postrouting";
 const PREROUTING: &str = "overlay-prerouting";
 /// The chain for packets that leave through it.
 const OUTPUT: &str = "overlay-output";
+/// The chain for what is addressed to this machine: tunnel packets from anything but a peer end here.
+const INPUT: &str = "overlay-input";
+/// The chain for what this machine forwards: tunnel packets from pods end here. On their way out they would be masqueraded, and
+/// look like this node's own to the other nodes.
+const FORWARD: &str = "overlay-forward";
+/// What the names of pods' host ends begin with, ours and those of Calico's plugin.
+const POD_ENDS: [&str; 2] = ["russ", "cali"];
+/// The comment of the rules that drop what pods send to a tunnel's port.
+pub const POD_TUNNEL_DROP: &str = "a pod does not send tunnel packets";
+/// The comment of the rules that drop what other machines send to a tunnel's port.
+pub const FOREIGN_TUNNEL_DROP: &str = "tunnel packet from an address that is no peer's";
 /// How far behind `srcnat` ours is.
 const BEHIND_SRCNAT: i32 = 10;
 /// Fewer ports than this are too few for masqueraded flows; those below it are for servers.
@@ -74,6 +91,20 @@ fn nat_set(family: Family) -> &'static str {
     }
 }
 
+/// The chains and sets of the guard, rules before the sets that they look into.
+pub(crate) fn guard_parts() -> ([&'static str; 2], [Set; 2]) {
+    ([INPUT, FORWARD], Family::BOTH.map(peers_set))
+}
+
+/// The set of the addresses that may send tunnel packets.
+fn peers_set(family: Family) -> Set {
+    let name = match family {
+        Family::V4 => "overlay-peers4",
+        Family::V6 => "overlay-peers6",
+    };
+    Set::new(&table(), name, [KeyType::address(family)])
+}
+
 // === impl Masquerade ===
 
 impl Masquerade {
@@ -82,12 +113,13 @@ impl Masquerade {
         let nat = scene.pools.iter().filter(|(_, pool)| pool.nat_outgoing);
         let ends = desired.devices.iter().filter_map(|(family, device)| {
             let tunnel = device.address?.addr();
-            Some((*family, TunnelEnds { port: device.port, local: device.local, tunnel }))
+            Some((*family, TunnelEnds { port: device.port, vni: device.vni, local: device.local, tunnel }))
         });
         Self {
             pools: disjoint(scene.pools.iter().map(|(net, _)| *net)),
             nat: disjoint(nat.map(|(net, _)| *net)),
             tunnels: ends.collect(),
+            peers: scene.peers().collect(),
         }
     }
 
@@ -121,8 +153,36 @@ impl Masquerade {
                 ruleset.rules.push(outer(&output).saddr(ends.local.into()).notrack());
             }
             ruleset.chains.extend([prerouting, output]);
+            self.guard(&mut ruleset);
         }
         ruleset
+    }
+
+    /// Drops tunnel packets that no peer sent: a sender that can place one chooses the inner source. `input` sees what the kernel's
+    /// tunnel socket would get, behind defragmentation and translation of destinations.
+    fn guard(&self, ruleset: &mut Ruleset) {
+        let table = table();
+        let filter = |name, hook| Chain::base(&table, name, ChainKind::Filter, hook, priority::FILTER);
+        let (input, forward) = (filter(INPUT, Hook::Input), filter(FORWARD, Hook::Forward));
+        let ports: BTreeSet<u16> = self.tunnels.values().map(|ends| ends.port).collect();
+        for chain in [&input, &forward] {
+            for (prefix, port) in
+                POD_ENDS.iter().flat_map(|prefix| ports.iter().map(move |port| (prefix, port)))
+            {
+                let sent = Rule::new(chain).iif_prefix(prefix).protocol(L4::Udp).dport(*port);
+                ruleset.rules.push(sent.counter().drop().comment(POD_TUNNEL_DROP));
+            }
+        }
+        for (family, ends) in &self.tunnels {
+            let set = peers_set(*family);
+            // Other programs may have networks of their own at the port.
+            let outer = Rule::new(&input).protocol(L4::Udp).dport(ends.port).vni(ends.vni);
+            let foreign = outer.saddr_not_in(*family, set.name.clone()).counter().drop();
+            ruleset.rules.push(foreign.comment(FOREIGN_TUNNEL_DROP));
+            let peers = self.peers.iter().filter(|peer| Family::of(**peer) == *family);
+            ruleset.sets.push((set, peers.map(|peer| Element::new(KeyPart::from(*peer))).collect()));
+        }
+        ruleset.chains.extend([input, forward]);
     }
 
     /// Ports that masqueraded UDP may take where there is a tunnel: those above its own, or below where nothing is above (calico-cni.md

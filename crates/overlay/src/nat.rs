@@ -1,14 +1,14 @@
 //! Address translation in nf_tables: compares the overlay's chains, sets and rules with what they should be, and makes
 //! one transaction of the difference. Called by `reconcile`.
 //!
-//! The table is shared with other parts of Russet; what is ours begins with `overlay-`. Any difference replaces all of it,
-//! atomically: it is a handful of rules and one element per pool.
+//! The table is shared with other parts of Russet; what is ours begins with `overlay-`. A difference in chains, rules or sets replaces
+//! all of it, atomically: it is a handful of rules. Where only elements differ, as when a node comes or goes, only these change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use russet_nft::{Chain, ChainInfo, Element, NetlinkError, Nft, Set, SetInfo, Transaction};
+use russet_nft::{Chain, ChainInfo, Element, KeyPart, NetlinkError, Nft, Set, SetInfo, Transaction};
 
-use crate::masquerade::{Masquerade, PREFIX, Ruleset, table};
+use crate::masquerade::{Masquerade, PREFIX, Ruleset, guard_parts, table};
 
 /// What of ours nf_tables holds.
 #[derive(Debug, Default)]
@@ -24,11 +24,48 @@ pub(crate) fn difference(nft: &mut Nft, wanted: &Masquerade) -> Result<Transacti
     let wanted = wanted.ruleset();
     let found = observe(nft)?;
     let mut transaction = Transaction::new();
-    if !in_force(&wanted, &found) {
+    if !is_framed(&wanted, &found) {
         withdraw(&wanted, &found, &mut transaction);
         install(&wanted, &mut transaction);
+    } else {
+        change_elements(&wanted, &found, &mut transaction);
     }
     Ok(transaction)
+}
+
+/// The transaction that takes the guard of the tunnels out, and nothing else; empty when there is none.
+pub(crate) fn without_guard(nft: &mut Nft) -> Result<Transaction, NetlinkError> {
+    let (table, (chains, sets)) = (table(), guard_parts());
+    let mut transaction = Transaction::new();
+    let found = nft.chains(&table)?;
+    for name in chains.iter().filter(|name| found.iter().any(|info| info.chain.name == **name)) {
+        transaction.flush_chain(&table, *name).delete_chain(&table, *name);
+    }
+    let found = nft.sets(&table)?;
+    for set in sets.iter().filter(|set| found.iter().any(|info| info.set.name == set.name)) {
+        transaction.delete_set(&table, &set.name);
+    }
+    Ok(transaction)
+}
+
+/// Only what comes and goes of sets that may be large; a set of prefixes is small, and is filled anew.
+fn change_elements(wanted: &Ruleset, found: &Found, transaction: &mut Transaction) {
+    for (set, elements) in &wanted.sets {
+        let there = found.sets.iter().find(|(f, _)| f.name == set.name).map_or(&[][..], |(_, all)| all);
+        if set.interval {
+            if elements != there {
+                transaction.flush_set(&set.table, &set.name).add_elements(set, elements);
+            }
+            continue;
+        }
+        let keys = |all: &[Element]| all.iter().map(|element| element.key.clone()).collect::<BTreeSet<_>>();
+        let (wanted, there_keys) = (keys(elements), keys(there));
+        let missing = |all: &[Element], known: &BTreeSet<Vec<KeyPart>>| -> Vec<Element> {
+            all.iter().filter(|element| !known.contains(&element.key)).cloned().collect()
+        };
+        transaction.delete_elements(set, &missing(there, &wanted));
+        transaction.add_elements(set, &missing(elements, &there_keys));
+    }
 }
 
 fn observe(nft: &mut Nft) -> Result<Found, NetlinkError> {
@@ -50,11 +87,10 @@ fn observe(nft: &mut Nft) -> Result<Found, NetlinkError> {
     Ok(found)
 }
 
-fn in_force(wanted: &Ruleset, found: &Found) -> bool {
+/// Whether chains, rules and sets are as they should be, whatever is in the sets.
+fn is_framed(wanted: &Ruleset, found: &Found) -> bool {
     let same_chain = |chain: &Chain| found.chains.iter().any(|f| f == chain);
-    let same_set = |(set, elements): &(Set, Vec<Element>)| {
-        found.sets.iter().any(|(f, found)| same_type(f, set) && elements == found)
-    };
+    let same_set = |(set, _): &(Set, Vec<Element>)| found.sets.iter().any(|(f, _)| same_type(f, set));
     let digests = |chain: &Chain| -> Vec<u64> {
         wanted.rules.iter().filter(|rule| rule.chain() == chain.name).map(|rule| rule.digest()).collect()
     };

@@ -15,7 +15,7 @@ use crate::nat;
 use crate::observe::observe;
 use crate::owner::Owner;
 use crate::plan::{Op, plan};
-use crate::report::{Kind, Report};
+use crate::report::{Kind, OverlayError, Report};
 
 /// Holds the sockets. It works in the network namespace of the thread that made it, and must be used on threads in that
 /// namespace (sysctls follow the thread).
@@ -65,6 +65,17 @@ impl Reconciler {
         let mut run = self.begin(Desired { owner: Owner::calico(dialect), ..Desired::default() }, 0);
         while run.step() {}
         run.finish()
+    }
+
+    /// Takes the guard of the tunnels' ports out, and leaves all else: for a node whose tunnels another program keeps from now on, which alone
+    /// knows the peers. True if there was one.
+    pub fn withdraw_guard(&mut self) -> Result<bool, OverlayError> {
+        let transaction = nat::without_guard(&mut self.nft)?;
+        if transaction.is_empty() {
+            return Ok(false);
+        }
+        self.nft.commit(&transaction)?;
+        Ok(true)
     }
 
     /// Reads the kernel and plans; changes nothing yet.

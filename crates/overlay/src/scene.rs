@@ -54,6 +54,12 @@ impl<'a> Scene<'a> {
         self.underlays.get(&(node, family)).copied()
     }
 
+    /// The own addresses of all other nodes, as far as they passed.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = IpAddr> {
+        let others = self.underlays.iter().filter(|((node, _), _)| **node != self.inputs.node);
+        others.map(|(_, net)| net.addr())
+    }
+
     /// Our own address, with the prefix that our node object gives it: what lies in it is "same subnet"
     /// (calico-cni.md section 4.3).
     pub(crate) fn own_underlay(&self, family: Family) -> Result<IpNet, Reason> {

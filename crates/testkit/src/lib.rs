@@ -10,6 +10,7 @@ pub mod containerd;
 pub mod crossfire;
 mod disk;
 pub mod etcd;
+pub mod frame;
 mod kernel;
 mod netns;
 mod random;

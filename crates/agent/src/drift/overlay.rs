@@ -71,6 +71,20 @@ impl Overlay {
         self.settled = false;
     }
 
+    /// Leaves the tunnels to another program: peers that only that one knows must get through.
+    pub fn leave_tunnels(&mut self) {
+        self.forget();
+        match self.reconciler.withdraw_guard() {
+            Ok(true) => {
+                tracing::info!("tunnel packets are no longer guarded here: another program keeps the tunnels")
+            }
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(%error, "the guard of the tunnels stays, and drops packets of peers that come from now on")
+            }
+        }
+    }
+
     /// The indexes of the tunnel devices, as far as they are there.
     pub fn devices(&mut self) -> BTreeSet<u32> {
         let names = Owner::default().names;

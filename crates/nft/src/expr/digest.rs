@@ -53,6 +53,16 @@ pub(crate) fn verdict(expressions: &Attributes<'_>) -> Option<Verdict> {
     expressions.clone().filter(is_immediate).filter_map(verdict).last()
 }
 
+/// The packets that the counters in a list have seen; none where there is no counter.
+pub(crate) fn packets(expressions: &Attributes<'_>) -> Option<u64> {
+    let count = |element: Attribute<'_>| {
+        let parts = element.nested();
+        parts.find(NFTA_EXPR_NAME).filter(|name| name.text() == "counter")?;
+        parts.find(NFTA_EXPR_DATA)?.nested().find(NFTA_COUNTER_PACKETS)?.be64()
+    };
+    expressions.clone().filter_map(count).reduce(u64::wrapping_add)
+}
+
 /// The comment that iptables keeps in a match of its own.
 pub(crate) fn extension_comment(expressions: &Attributes<'_>) -> Option<String> {
     let (_, text) = expressions.clone().filter_map(extension).find(|(name, _)| name == "comment")?;

@@ -237,6 +237,34 @@ impl Rule {
         self.address_type(fib::SADDR, CmpOp::Eq)
     }
 
+    /// `fib saddr . iif oif 0`: no route leads back to the source through the interface that the packet came from.
+    pub fn source_elsewhere(self) -> Self {
+        let register = Register::FIRST;
+        let flags = fib::SADDR | fib::IIF;
+        self.expr(Expr::Fib { result: FibResult::Oif, flags, to: register }).expr(Expr::Cmp {
+            op: CmpOp::Eq,
+            register,
+            value: vec![0; 4],
+        })
+    }
+
+    /// `@th,96,24 4096`: the network identifier of a VXLAN packet; match protocol and port first.
+    pub fn vni(self, vni: u32) -> Self {
+        // Behind the UDP header of 8 bytes and VXLAN's flags of 4 (RFC 7348 section 5).
+        let register = Register::FIRST;
+        let payload = Expr::Payload { base: PayloadBase::Transport, offset: 12, len: 3, to: register };
+        let [_, value @ ..] = vni.to_be_bytes();
+        self.expr(payload).expr(Expr::Cmp { op: CmpOp::Eq, register, value: value.to_vec() })
+    }
+
+    /// `icmpv6 type 134`
+    pub fn icmpv6_type(self, number: u8) -> Self {
+        let register = Register::FIRST;
+        let payload = Expr::Payload { base: PayloadBase::Transport, offset: 0, len: 1, to: register };
+        let typed = self.family(Family::V6).protocol(L4::IcmpV6).expr(payload);
+        typed.expr(Expr::Cmp { op: CmpOp::Eq, register, value: vec![number] })
+    }
+
     fn address_type(self, flags: u32, op: CmpOp) -> Self {
         let register = Register::FIRST;
         self.expr(Expr::Fib { result: FibResult::AddressType, flags, to: register }).expr(Expr::Cmp {

@@ -114,6 +114,11 @@ impl Element {
         if !set.interval && self.key.iter().any(|part| part.first != part.last) {
             return Some("the set has no ranges (flags interval)");
         }
+        let is_unordered =
+            |(part, key): (&KeyPart, &super::KeyType)| key.is_host_order() && part.first != part.last;
+        if self.key.iter().zip(&set.key).any(is_unordered) {
+            return Some(super::UNORDERED);
+        }
         (self.value.is_some() != set.value.is_some())
             .then_some("a value is for maps, and every element there has one")
     }

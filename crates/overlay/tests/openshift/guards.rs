@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use russet_linux::NetNs;
 use russet_overlay::openshift::{Peer, Sdn};
-use russet_testkit::eventually;
+use russet_testkit::{eventually, frame};
 
 use crate::lab::{Node, Pod, node_ip, sh, sound, subnet, succeeds, with_nodes};
 
@@ -238,5 +238,43 @@ fn a_masquerade_of_somebody_else_is_no_way_around_an_isolation() {
         nodes[1].renumber(&[&far], 10).unwrap();
         assert_eq!(first_after(&[(&server, 4)], answer, &client).0, 4, "nothing came across");
         red.assert_apart(&far);
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces need root"]
+fn the_tunnel_takes_no_packets_over_ipv6_for_which_there_are_no_nodes() {
+    // A device for all tenants has a socket of each family.
+    with_nodes(1, |nodes| {
+        let [blue, honest] = [nodes[0].pod(10, 10), nodes[0].pod(11, 10)];
+        let name = machine(9);
+        for (namespace, number) in [("n1", 1), (name.as_str(), 9)] {
+            sh(&format!("ip netns exec {namespace} sysctl -qw net.ipv6.conf.w0.disable_ipv6=0"));
+            sh(&format!("ip -n {namespace} addr add fd77::{number}/64 dev w0 nodad"));
+        }
+        tell(&mut nodes[0], &[9]);
+        let from = Ipv4Addr::new(10, 128, 18, 5);
+        let packet = frame::udp_packet(from.into(), blue.port.address.into(), 7002, &[1]);
+        let forged = frame::vxlan(10, [0x0a, 0x58, 0, 0, 0, 1], &packet);
+        let bind = |address: &'static str| {
+            NetNs::open_named(&name).unwrap().with(move || UdpSocket::bind((address, 0)).unwrap()).unwrap()
+        };
+        let receiver = socket(&blue.name, blue.port.address, 7002);
+        let near = socket(&honest.name, honest.port.address, 7000);
+        let [over_v4, over_v6] = [(bind("192.168.77.9"), "192.168.77.1"), (bind("fd77::9"), "fd77::1")];
+        let first = |(attacker, to): &(UdpSocket, &str)| {
+            let mut byte = [0; 1];
+            eventually(PATIENCE, || {
+                let _ = attacker.send_to(&forged, (*to, 4789));
+                let _ = near.send_to(&[2], (blue.port.address, 7002));
+                receiver.recv_from(&mut byte).is_ok()
+            });
+            while receiver.recv_from(&mut [0]).is_ok() {}
+            byte[0]
+        };
+        assert_eq!(first(&over_v4), 1, "a node's packet is understood");
+        for _ in 0..10 {
+            assert_eq!(first(&over_v6), 2);
+        }
     });
 }

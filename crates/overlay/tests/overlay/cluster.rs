@@ -106,6 +106,12 @@ impl Node {
         .unwrap();
     }
 
+    /// The tunnels' guard out; whether there was one.
+    pub fn withdraw_guard(&mut self) -> bool {
+        let Node { ns, reconciler, .. } = self;
+        ns.with(|| reconciler.withdraw_guard()).unwrap().unwrap()
+    }
+
     /// Everything out.
     pub fn withdraw(&mut self) -> Report {
         let Node { ns, reconciler, inputs } = self;

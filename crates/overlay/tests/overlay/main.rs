@@ -6,6 +6,7 @@ mod cluster;
 mod convergence;
 mod desired;
 mod flannel;
+mod guards;
 mod kernel;
 mod model;
 mod nat;

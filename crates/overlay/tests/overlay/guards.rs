@@ -1,0 +1,214 @@
+//! Packets that only a node may send, sent by others: VXLAN out of a plain UDP socket, with an inner source of the sender's choice
+//! (policy.md section 3.6).
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use russet_addr::Family;
+use russet_linux::NetNs;
+use russet_overlay::{Encapsulation, VNI, tunnel_mac};
+use russet_testkit::{eventually, frame};
+
+use crate::cluster::{assert_reachable, sh, with_nodes};
+use crate::scene::{Build, ip, name};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+/// Where pods receive.
+const PORT: u16 = 7002;
+const TUNNEL_PORT: u16 = 4789;
+
+/// The own address of a node or machine on the nodes' network.
+fn outer(number: usize, family: Family) -> IpAddr {
+    match family {
+        Family::V4 => ip(&format!("192.168.77.{number}")),
+        Family::V6 => ip(&format!("fd77::{number}")),
+    }
+}
+
+/// The address of a node's pod.
+fn inner(number: usize, family: Family) -> IpAddr {
+    match family {
+        Family::V4 => ip(&format!("10.1.{number}.5")),
+        Family::V6 => ip(&format!("fd10::{number}:5")),
+    }
+}
+
+fn socket(namespace: &str, address: IpAddr, port: u16) -> UdpSocket {
+    let bind = || UdpSocket::bind((address, port)).unwrap();
+    let socket = NetNs::open_named(namespace).unwrap().with(bind).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    socket
+}
+
+/// What an attacker sends to a node's tunnel port: a datagram for that node's pod that claims to come from node 3's.
+fn forged(node: usize, family: Family) -> Vec<u8> {
+    let packet = frame::udp_packet(inner(3, family), inner(node, family), PORT, &[1]);
+    let mac = tunnel_mac(&name(&format!("node-{node}")), family).octets();
+    frame::vxlan(VNI, mac, &packet)
+}
+
+/// Sends the forged packets and an honest one in turns until the honest one arrives; what was sent before has arrived then, or never will.
+#[track_caller]
+fn first_is_honest(attack: &dyn Fn(), honest: &UdpSocket, receiver: &UdpSocket) -> bool {
+    let to = receiver.local_addr().unwrap();
+    let mut packet = [0; 1];
+    eventually(DEADLINE, || {
+        attack();
+        let _ = honest.send_to(&[2], to);
+        receiver.recv_from(&mut packet).is_ok()
+    });
+    packet[0] == 2
+}
+
+/// A machine on the nodes' network that is no node.
+fn machine(number: usize) -> String {
+    let name = format!("m{number}");
+    NetNs::create_named(&name).unwrap();
+    sh(&format!("ip link add port{number} type veth peer name w0 netns {name}"));
+    sh(&format!("ip link set port{number} master br0 up"));
+    sh(&format!("ip -n {name} link set w0 up"));
+    sh(&format!("ip -n {name} addr add {}/24 dev w0", outer(number, Family::V4)));
+    sh(&format!("ip -n {name} addr add {}/64 dev w0 nodad", outer(number, Family::V6)));
+    name
+}
+
+/// A pod of node 1 behind a host end of this name, with 10.1.1.6 and fd10::1:6.
+fn pod(host_end: &str) -> String {
+    let name = format!("pod-{host_end}");
+    NetNs::create_named(&name).unwrap();
+    sh(&format!("ip -n n1 link add {host_end} type veth peer name eth0 netns {name}"));
+    let (node, pod) = (
+        |command: &str| sh(&format!("ip -n n1 {command}")),
+        |command: &str| sh(&format!("ip -n {name} {command}")),
+    );
+    node(&format!("addr add 169.254.1.1/32 dev {host_end}"));
+    node(&format!("addr add fe80::1/64 dev {host_end} nodad"));
+    node(&format!("link set {host_end} up"));
+    pod("addr add 10.1.1.6/32 dev eth0");
+    pod("addr add fd10::1:6/128 dev eth0 nodad");
+    pod("link set eth0 up");
+    pod("route add 169.254.1.1 dev eth0");
+    pod("route add default via 169.254.1.1");
+    pod("-6 route add default via fe80::1 dev eth0");
+    node(&format!("route add 10.1.1.6/32 dev {host_end}"));
+    node(&format!("-6 route add fd10::1:6/128 dev {host_end}"));
+    name
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, vxlan, root"]
+fn tunnel_packets_from_a_machine_that_is_no_peer_reach_no_pod() {
+    with_nodes(Encapsulation::Vxlan, |nodes| {
+        let outsider = machine(9);
+        nodes.iter_mut().for_each(|node| drop(node.reconcile()));
+        for family in Family::BOTH {
+            let attacker = socket(&outsider, outer(9, family), 0);
+            let receiver = socket("n1", inner(1, family), PORT);
+            let honest = socket("n2", inner(2, family), 0);
+            let attack = || _ = attacker.send_to(&forged(1, family), (outer(1, family), TUNNEL_PORT));
+            for _ in 0..10 {
+                assert!(first_is_honest(&attack, &honest, &receiver), "{family}");
+            }
+        }
+        assert_reachable();
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, vxlan, root"]
+fn a_pod_sends_no_tunnel_packets_to_its_own_node_and_none_to_others() {
+    for host_end in ["russ1", "cali1"] {
+        with_nodes(Encapsulation::Vxlan, |nodes| {
+            let pod = pod(host_end);
+            nodes.iter_mut().for_each(|node| drop(node.reconcile()));
+            for (family, own) in [(Family::V4, "10.1.1.6"), (Family::V6, "fd10::1:6")] {
+                let attacker = socket(&pod, ip(own), 0);
+                for victim in [1, 2] {
+                    let receiver = socket(&format!("n{victim}"), inner(victim, family), PORT);
+                    let honest = socket(&pod, ip(own), 0);
+                    let to = SocketAddr::new(outer(victim, family), TUNNEL_PORT);
+                    let attack = || _ = attacker.send_to(&forged(victim, family), to);
+                    for _ in 0..10 {
+                        assert!(first_is_honest(&attack, &honest, &receiver), "{host_end} {family} {victim}");
+                    }
+                }
+            }
+            let text = sh("ip netns exec n1 nft list table inet russet");
+            assert!(text.contains("a pod does not send tunnel packets"), "{text}");
+        });
+    }
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, vxlan, root; tool: nft"]
+fn oracle_61_who_may_send_tunnel_packets_follows_the_nodes_and_no_rule_is_rewritten_for_it() {
+    with_nodes(Encapsulation::Vxlan, |nodes| {
+        nodes.iter_mut().for_each(|node| drop(node.reconcile()));
+        let all = nodes[0].inputs.clone();
+        // Handles show that chains and rules stay.
+        let chain = || sh("ip netns exec n1 nft -a list chain inet russet overlay-input").replace("\t", " ");
+        let handles = |text: &str| -> Vec<String> {
+            text.split("# handle ").skip(1).map(|rest| rest.lines().next().unwrap().to_owned()).collect()
+        };
+        let before = handles(&chain());
+        assert!(before.len() >= 4, "{before:?}");
+        for family in Family::BOTH {
+            let receiver = socket("n1", inner(1, family), PORT);
+            let (second, third) = (socket("n2", inner(2, family), 0), socket("n3", inner(3, family), 0));
+            let peers = ["peers4", "peers6"][usize::from(family == Family::V6)];
+            let list = || sh(&format!("ip netns exec n1 nft list set inet russet overlay-{peers}"));
+            nodes[0].inputs.nodes.remove(&name("node-3"));
+            nodes[0].reconcile();
+            assert!(
+                !list().contains(&outer(3, family).to_string())
+                    && list().contains(&outer(2, family).to_string())
+            );
+            let gone = || _ = third.send_to(&[1], receiver.local_addr().unwrap());
+            for _ in 0..5 {
+                assert!(first_is_honest(&gone, &second, &receiver), "node 3 has gone");
+            }
+            nodes[0].inputs = all.clone();
+            nodes[0].reconcile();
+            assert!(!first_is_honest(&gone, &second, &receiver), "node 3 is back");
+            while receiver.recv_from(&mut [0]).is_ok() {}
+        }
+        assert!(nodes[0].reconcile().is_quiet());
+        assert_eq!(handles(&chain()), before);
+        assert_reachable();
+        // What others do to the set is drift.
+        sh("ip netns exec n1 nft flush set inet russet overlay-peers4");
+        assert_eq!(nodes[0].drift(), ["replace the overlay's part of table inet russet"]);
+        nodes[0].reconcile();
+        assert_reachable();
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, vxlan, root"]
+fn a_new_peer_may_send_before_there_is_a_route_to_it() {
+    with_nodes(Encapsulation::Vxlan, |nodes| {
+        nodes[0].inputs.nodes.remove(&name("node-2"));
+        nodes.iter_mut().for_each(|node| drop(node.reconcile()));
+        nodes[0].inputs = nodes[0].inputs.clone().v4("node-2", "192.168.77.2/24", "10.1.2.1");
+        // Two switch forwarding on.
+        nodes[0].break_off_after(3);
+        assert!(sh("ip netns exec n1 nft list set inet russet overlay-peers4").contains("192.168.77.2"));
+        assert!(!sh("ip -n n1 route show 10.1.2.0/26").contains("via"), "the route comes later");
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, vxlan, root"]
+fn where_another_program_keeps_the_tunnels_the_guard_goes_and_all_else_stays() {
+    with_nodes(Encapsulation::Vxlan, |nodes| {
+        nodes.iter_mut().for_each(|node| drop(node.reconcile()));
+        assert!(nodes[0].withdraw_guard());
+        assert!(!nodes[0].withdraw_guard(), "once");
+        let text = sh("ip netns exec n1 nft list table inet russet");
+        assert!(!text.contains("peers") && !text.contains("drop") && text.contains("masquerade"), "{text}");
+        // It comes back with the agent.
+        nodes[0].reconcile();
+        assert!(sh("ip netns exec n1 nft list table inet russet").contains("overlay-peers4"));
+        assert_reachable();
+    });
+}
