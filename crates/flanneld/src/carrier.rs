@@ -109,7 +109,7 @@ impl Carrier {
         }
         let mut data = None;
         let over = match backend {
-            Backend::Udp { port } => Over::Udp(Box::new(Relay::new(*port, external, config)?)),
+            Backend::Udp { port } => Over::Udp(Box::new(Relay::new(*port, external, config, manner.guard)?)),
             Backend::Extension(extension) => {
                 data = extension.before_lease().await?.map(|text| commands::json_string(&text));
                 Over::Commands(Box::new(Commands::new(extension.clone(), external, config)))

@@ -90,6 +90,8 @@ pub struct Options {
     pub allow_extension: bool,
     /// `extension-shell`.
     pub extension_shell: bool,
+    /// `tunnel-guard`.
+    pub tunnel_guard: bool,
     /// `takeover`.
     pub takeover: bool,
     /// `takeover-check`.
@@ -194,6 +196,7 @@ impl Options {
             lease_lost: LeaseLost::Exit,
             allow_extension: false,
             extension_shell: false,
+            tunnel_guard: true,
             takeover: false,
             takeover_check: false,
         }

@@ -158,6 +158,9 @@ fn watch(firewall: &mut Firewall, mut order: Order, orders: &Mutex<Order>, log: 
         let report = firewall.apply(&order.wanted);
         log.note(&report, "a rule is repaired");
         log.note_fight(&report, Instant::now());
+        if !report.repaired.is_empty() {
+            log.status.rules_repaired.notify_one();
+        }
         thread::park_timeout(REPAIR_PAUSE.saturating_sub(began.elapsed()));
     }
 }

@@ -22,6 +22,8 @@ pub struct Status {
     pub changes: AtomicU64,
     /// Times that the kernel was compared with what should be.
     pub resyncs: AtomicU64,
+    /// Something else removed rules of ours, which are back: what else of ours it may have removed is to be compared.
+    pub rules_repaired: tokio::sync::Notify,
     /// Objects that were missing or wrong, and were put right.
     pub repairs: AtomicU64,
     /// Kernel requests that failed.

@@ -289,7 +289,8 @@ impl Daemon {
             self.check_bridge_netfilter(stack)?;
         }
         let former = Networks { v4: before.network, v6: before.ipv6_network };
-        let manner = Manner { swallow: self.options.blackhole_route, former };
+        let manner =
+            Manner { swallow: self.options.blackhole_route, guard: self.options.tunnel_guard, former };
         let mut carrier = Carrier::open(&backend, &external, &config, manner).await?;
         let place = Place { config, backend, external };
         let mut wish = Wish {

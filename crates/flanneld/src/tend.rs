@@ -90,6 +90,7 @@ impl<'a> Tending<'a> {
 
     /// Follows leases and kernel; never ends.
     async fn follow(&mut self) -> Infallible {
+        let daemon = self.daemon;
         let mut watch = self.watch().await;
         if watch.is_none() {
             // Nobody else's lease matters; what another backend left goes.
@@ -109,6 +110,10 @@ impl<'a> Tending<'a> {
                     self.apply(delta).await;
                 }
                 () = self.carrier.stirred() => {
+                    self.look = self.look.min((Instant::now() + SOON).max(self.looked + FIGHT_PAUSE));
+                }
+                // A flush takes the guard of the tunnel with the rules.
+                () = daemon.status.rules_repaired.notified() => {
                     self.look = self.look.min((Instant::now() + SOON).max(self.looked + FIGHT_PAUSE));
                 }
                 () = tokio::time::sleep_until(self.look), if self.listed => self.resync().await,

@@ -10,6 +10,7 @@
 mod book;
 mod drift;
 mod fabric;
+mod guard;
 mod host_gw;
 mod ipip;
 mod rules;

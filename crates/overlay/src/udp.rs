@@ -59,6 +59,8 @@ pub struct Options {
     pub port: u16,
     /// Threads in each direction. One does for a machine with few processors: see [`Options::queues_for`].
     pub queues: usize,
+    /// Whether only peers may send: not where they send from other addresses than their leases name.
+    pub guard: bool,
     /// Whether to use what the kernel offers. Without, every packet is read and sent singly.
     pub offload: bool,
 }
@@ -69,6 +71,8 @@ pub struct Proxy {
     device: Device,
     offloads: Offloads,
     peers: Arc<Peers>,
+    /// Whether only peers may send.
+    guards: bool,
     shared: Arc<Shared>,
     /// Of the namespace in which the proxy was started.
     netlink: Mutex<Socket>,
@@ -157,6 +161,7 @@ impl Proxy {
             },
             device,
             peers: Arc::default(),
+            guards: options.guard,
             shared: Arc::new(shared),
             netlink: Mutex::new(netlink),
             sockets: Vec::new(),
@@ -219,6 +224,7 @@ impl Proxy {
             queue: Arc::clone(&queue),
             socket: Arc::clone(&socket),
             shared: Arc::clone(&self.shared),
+            peers: self.guards.then(|| Reader::new(Arc::clone(&self.peers))),
             joins,
         };
         let peers = Reader::new(Arc::clone(&self.peers));

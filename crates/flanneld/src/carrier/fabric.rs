@@ -52,6 +52,8 @@ enum Data {
 pub struct Manner {
     /// Whether packets to pods of this node that are not there end here.
     pub swallow: bool,
+    /// Whether only addresses of leases may send tunnel packets.
+    pub guard: bool,
     /// The networks of the daemon's former life, whose routes go.
     pub former: Networks,
 }
@@ -74,6 +76,9 @@ impl Woven {
         let made = tokio::task::spawn_blocking(move || {
             let mut fabric = Fabric::open(kind, underlay, networks)?;
             fabric.swallow_unknown(manner.swallow);
+            if !manner.guard {
+                fabric.open_tunnel()?;
+            }
             fabric.inherit(manner.former);
             let prepared = fabric.prepare()?;
             Ok::<_, CarrierError>((fabric, prepared))

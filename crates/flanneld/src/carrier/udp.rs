@@ -34,7 +34,12 @@ const EVENTS_MAX: usize = 10_000;
 
 impl Relay {
     /// Nothing runs before the lease is there: the device gets its address.
-    pub fn new(port: u16, external: &External, config: &NetworkConfig) -> Result<Self, CarrierError> {
+    pub fn new(
+        port: u16,
+        external: &External,
+        config: &NetworkConfig,
+        guard: bool,
+    ) -> Result<Self, CarrierError> {
         let no_v4 = CarrierError::Family { backend: "udp", carries: "IPv4", has: "IPv6" };
         let (Some(network), Some(local)) = (config.v4(), external.v4) else { return Err(no_v4) };
         let mtu = external.mtu.checked_sub(OVERHEAD_BYTES).filter(|mtu| *mtu >= MTU_MIN_BYTES);
@@ -48,6 +53,7 @@ impl Relay {
             port,
             queues: Options::queues_for(processors),
             offload: true,
+            guard,
         };
         let monitor = Monitor::open(&[Topic::Links, Topic::Addresses, Topic::Routes]);
         let monitor = monitor.map_err(|error| CarrierError::Listen(std::io::Error::other(error)))?;

@@ -153,6 +153,8 @@ flags! {
         "send the etcd password or the Kubernetes token over plain http to other machines" |to, value| to.allow_plaintext_credentials = boolean(value)?;
     "allow-extension" Bool "false" Ours
         "run the commands of backend `extension`: every client that can write the network's configuration then runs commands on this node" |to, value| to.allow_extension = boolean(value)?;
+    "tunnel-guard" Bool "true" Ours
+        "drop tunnel packets from addresses that no lease names; false where peers send from others" |to, value| to.tunnel_guard = boolean(value)?;
     "extension-shell" Bool "false" Ours
         "run the commands of backend `extension` by sh -c" |to, value| to.extension_shell = boolean(value)?;
     "takeover" Bool "false" Ours

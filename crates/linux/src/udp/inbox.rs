@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 
 use super::{CONTROL_BYTES, Control, UdpSocket};
@@ -17,6 +18,8 @@ pub struct Inbox {
 /// What arrived in one buffer: one datagram, or several of one sender and one size that the kernel joined.
 #[derive(Debug)]
 pub struct Arrival<'a> {
+    /// Who sent them.
+    pub from: Ipv4Addr,
     /// The bytes of all of them.
     pub bytes: &'a mut [u8],
     /// Bytes of each but the last.
@@ -25,6 +28,7 @@ pub struct Arrival<'a> {
 
 #[derive(Debug, Clone, Copy)]
 struct Filled {
+    from: Ipv4Addr,
     bytes: usize,
     datagram_bytes: u16,
 }
@@ -33,6 +37,12 @@ struct Filled {
 const SLOT_BYTES: usize = 64 << 10;
 /// More at a time is no faster and falls out of the cache.
 const MAX_SLOTS: usize = 8;
+
+/// Bytes of a sender's address.
+const SENDER_BYTES: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+/// No address.
+const NO_SENDER: libc::sockaddr_in =
+    libc::sockaddr_in { sin_family: 0, sin_port: 0, sin_addr: libc::in_addr { s_addr: 0 }, sin_zero: [0; 8] };
 
 // === impl Inbox ===
 
@@ -52,6 +62,7 @@ impl Inbox {
     /// What the last [`UdpSocket::receive`] brought, in order.
     pub fn arrivals(&mut self) -> impl Iterator<Item = Arrival<'_>> {
         self.memory.chunks_exact_mut(SLOT_BYTES).zip(&self.filled).map(|(slot, filled)| Arrival {
+            from: filled.from,
             bytes: &mut slot[..filled.bytes],
             datagram_bytes: filled.datagram_bytes,
         })
@@ -84,16 +95,19 @@ impl UdpSocket {
             return self.receive_one(inbox);
         }
         let mut controls = [Control::EMPTY; MAX_SLOTS];
+        let mut senders = [NO_SENDER; MAX_SLOTS];
         let mut pieces: [MaybeUninit<libc::iovec>; MAX_SLOTS] = [const { MaybeUninit::uninit() }; MAX_SLOTS];
         // SAFETY: every field of struct mmsghdr may be zero.
         let mut messages: [libc::mmsghdr; MAX_SLOTS] = unsafe { std::mem::zeroed() };
         let slots = slots.clamp(1, inbox.slots);
         let buffers = inbox.memory.chunks_exact_mut(SLOT_BYTES).take(slots);
-        for (((slot, piece), control), message) in
-            buffers.zip(&mut pieces).zip(&mut controls).zip(&mut messages)
+        for ((((slot, piece), control), sender), message) in
+            buffers.zip(&mut pieces).zip(&mut controls).zip(&mut senders).zip(&mut messages)
         {
             let iovec = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: SLOT_BYTES };
             let header = &mut message.msg_hdr;
+            header.msg_name = std::ptr::from_mut(sender).cast();
+            header.msg_namelen = SENDER_BYTES;
             header.msg_iov = piece.write(iovec);
             header.msg_iovlen = 1;
             header.msg_control = control.0.as_mut_ptr().cast();
@@ -108,25 +122,27 @@ impl UdpSocket {
             let nothing = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
             return if nothing { Ok(()) } else { Err(error) };
         };
-        let messages = messages.iter().zip(&controls).take(received);
-        inbox.filled.extend(messages.map(|(m, c)| filled(&m.msg_hdr, c, m.msg_len as usize)));
+        let messages = messages.iter().zip(&controls).zip(&senders).take(received);
+        inbox.filled.extend(messages.map(|((m, c), s)| filled(&m.msg_hdr, c, s, m.msg_len as usize)));
         Ok(())
     }
 
     /// Waits for a single arrival, which `recvmsg` brings a little sooner.
     fn receive_one(&self, inbox: &mut Inbox) -> io::Result<()> {
-        let mut control = Control::EMPTY;
+        let (mut control, mut sender) = (Control::EMPTY, NO_SENDER);
         let mut piece = libc::iovec { iov_base: inbox.memory.as_mut_ptr().cast(), iov_len: SLOT_BYTES };
         // SAFETY: every field of struct msghdr may be zero.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_name = std::ptr::from_mut(&mut sender).cast();
+        message.msg_namelen = SENDER_BYTES;
         message.msg_iov = &mut piece;
         message.msg_iovlen = 1;
         message.msg_control = control.0.as_mut_ptr().cast();
         message.msg_controllen = CONTROL_BYTES as _;
-        // SAFETY: message points to a buffer of at least SLOT_BYTES and to control bytes that live until the call returns.
+        // SAFETY: message points to an address, to a buffer of at least SLOT_BYTES and to control bytes that live until the call returns.
         let received = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &mut message, 0) };
         match usize::try_from(received) {
-            Ok(bytes) => inbox.filled.push(filled(&message, &control, bytes)),
+            Ok(bytes) => inbox.filled.push(filled(&message, &control, &sender, bytes)),
             Err(_) => {
                 let error = io::Error::last_os_error();
                 return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) };
@@ -137,10 +153,12 @@ impl UdpSocket {
 }
 
 /// What a message says of itself. One that was cut off counts as empty: a UDP payload always fits.
-fn filled(message: &libc::msghdr, control: &Control, bytes: usize) -> Filled {
+fn filled(message: &libc::msghdr, control: &Control, sender: &libc::sockaddr_in, bytes: usize) -> Filled {
     let cut = message.msg_flags & libc::MSG_TRUNC != 0;
     let bytes = if cut { 0 } else { bytes.min(SLOT_BYTES) };
     let whole = u16::try_from(bytes).unwrap_or(u16::MAX);
     let joined = control.joined().filter(|each| *each != 0);
-    Filled { bytes, datagram_bytes: joined.unwrap_or(whole) }
+    // In network order, as its bytes are.
+    let from = Ipv4Addr::from(sender.sin_addr.s_addr.to_ne_bytes());
+    Filled { from, bytes, datagram_bytes: joined.unwrap_or(whole) }
 }

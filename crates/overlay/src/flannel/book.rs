@@ -87,6 +87,11 @@ impl Book {
         self.publics.range(net.network()..=net.broadcast()).next().is_some()
     }
 
+    /// Where peers are reached.
+    pub(crate) fn publics(&self) -> impl Iterator<Item = IpAddr> {
+        self.publics.keys().copied()
+    }
+
     /// Wants a blackhole in the place of pods of ours that are not there.
     pub(crate) fn swallow(&mut self, own: IpNet) {
         self.desired.routes.insert(own, Hop::Blackhole);

@@ -2,7 +2,7 @@
 
 mod survey;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -11,10 +11,12 @@ use russet_netlink::{Monitor, NetlinkError, RouteKind, Socket, Topic};
 
 use super::book::{Book, Said};
 use super::drift::{Suspects, View};
+use super::guard::{Senders, Tunnel, TunnelGuard};
 use super::rules::{Near, Rules};
 use super::wireguard::Tunnels;
 use super::{
-    Backend, FlannelError, Networks, Peer, PeerKey, Prepared, ROUTE_PROTOCOL, Underlay, Vxlan, ipip, vxlan,
+    Backend, FlannelError, Networks, Peer, PeerKey, Prepared, ROUTE_PROTOCOL, Underlay, VXLAN_PORT, Vxlan,
+    ipip, vxlan,
 };
 use crate::apply::{Executor, ignore_router_advertisements};
 use crate::desired::{Desired, Hop};
@@ -48,6 +50,8 @@ pub struct Fabric {
     swallows: bool,
     /// WireGuard's part.
     tunnels: Option<Tunnels>,
+    /// Who may send to our vxlan devices.
+    guard: Option<TunnelGuard>,
 }
 
 /// Answers of the kernel about addresses, each asked for once.
@@ -64,6 +68,17 @@ impl Fabric {
             _ => networks,
         };
         let owner = owner(&backend, networks)?;
+        let guard = match &backend {
+            Backend::Vxlan(options) => {
+                let port = if options.port == 0 { VXLAN_PORT } else { options.port };
+                let families = networks.families().collect();
+                Some(
+                    TunnelGuard::open(Tunnel { port, vni: options.vni, families })
+                        .map_err(FlannelError::Device)?,
+                )
+            }
+            _ => None,
+        };
         let topics = [Topic::Links, Topic::Addresses, Topic::Routes, Topic::Neighbours];
         Ok(Self {
             rules: Rules { backend, underlay, networks, own: [None, None], mac: [None, None], tunnel: None },
@@ -78,6 +93,7 @@ impl Fabric {
             newest: 0,
             swallows: false,
             tunnels: None,
+            guard,
         })
     }
 
@@ -112,6 +128,14 @@ impl Fabric {
     /// next [`reset`](Self::reset) on.
     pub fn swallow_unknown(&mut self, on: bool) {
         self.swallows = on;
+    }
+
+    /// Lets any machine send to our vxlan devices, for peers that send from other addresses than their leases name.
+    pub fn open_tunnel(&mut self) -> Result<(), FlannelError> {
+        match self.guard.take().map(TunnelGuard::withdraw) {
+            Some(Err(error)) => Err(FlannelError::Device(error)),
+            _ => Ok(()),
+        }
     }
 
     /// Gives the devices the base addresses of our own subnets, and takes those of others' from them.
@@ -154,10 +178,13 @@ impl Fabric {
         // What happened until now is in the dumps that follow.
         self.suspects.forget(&mut self.monitor)?;
         self.write_book();
+        let senders: Vec<IpAddr> = self.book.publics().collect();
+        self.admit(senders, report);
         let observed = observe(&mut self.socket, self.book.desired())?;
         self.book.settle_metrics(&observed);
         let plan = plan(self.book.desired(), &observed);
         self.carry_out(&plan, &observed.devices, report);
+        self.ensure_guard(report);
         let refused = self.tunnels(true, report)?;
         let refusals = plan.refusals.into_iter().chain(self.book.refusals().cloned()).chain(refused);
         let all: BTreeMap<Subject, Refusal> = refusals.map(|r| (r.subject.clone(), r)).collect();
@@ -170,6 +197,13 @@ impl Fabric {
     /// whose peers are computed anew. If it fails, or somebody's route is in the way, [`drifted`](Self::drifted) says so.
     pub fn change(&mut self, gone: &[PeerKey], put: &[Peer]) -> Report {
         let mut report = Report::default();
+        let mut before: Vec<IpAddr> = Vec::new();
+        for key in gone.iter().chain(put.iter().map(Peer::key).collect::<Vec<_>>().iter()) {
+            let known = self.peers.get(key).map(|(_, peer)| Family::BOTH.map(|family| peer.public(family)));
+            before.extend(known.into_iter().flatten().flatten());
+        }
+        let come = put.iter().flat_map(|peer| Family::BOTH.map(|family| peer.public(family))).flatten();
+        self.admit(come.collect(), &mut report);
         for key in gone {
             self.peers.remove(key);
             self.book.remove(key);
@@ -200,6 +234,10 @@ impl Fabric {
         let (desired, was) = self.book.difference(&self.devices);
         let plan = plan(&desired, &was);
         self.carry_out(&plan, &was.devices, &mut report);
+        before.retain(|public| !self.book.has_public_in(&host_net(*public)));
+        if let Some(Err(error)) = self.guard.as_mut().map(|guard| guard.dismiss(&before)) {
+            report.fail(error);
+        }
         if report.failed > 0 || report.changed(Kind::Device) > 0 {
             self.suspects.everything();
         }
@@ -286,6 +324,30 @@ impl Fabric {
         Ok(())
     }
 
+    /// Lets peers send to our vxlan devices, before there is a route to them.
+    fn admit(&mut self, peers: Vec<IpAddr>, report: &mut Report) {
+        if let Some(Err(error)) = self.guard.as_mut().map(|guard| guard.admit(peers)) {
+            report.fail(error);
+        }
+    }
+
+    /// Lets exactly the peers send, and no pod of this node: when everything else is done.
+    fn ensure_guard(&mut self, report: &mut Report) {
+        let Some(guard) = self.guard.as_mut().filter(|guard| guard.is_supported()) else { return };
+        let own: Vec<IpNet> = self.rules.own.into_iter().flatten().collect();
+        let devices: Vec<u32> = self.devices.values().map(|device| device.ifindex).collect();
+        let pods = pod_links(&mut self.socket, &own, &devices);
+        let done = pods.map_err(OverlayError::from).and_then(|pods| {
+            let peers = self.book.publics().collect();
+            guard.ensure(&Senders { peers, pods, own })
+        });
+        match done {
+            Ok(true) => report.count(Kind::Nat),
+            Ok(false) => {}
+            Err(error) => report.fail(error),
+        }
+    }
+
     /// Brings WireGuard's peers to what they should be, whatever the kernel has or as it was left; those who cannot be.
     fn tunnels(&mut self, afresh: bool, report: &mut Report) -> Result<Vec<Refusal>, FlannelError> {
         let Some(tunnels) = &mut self.tunnels else { return Ok(Vec::new()) };
@@ -354,6 +416,24 @@ fn owner(backend: &Backend, networks: Networks) -> Result<Owner, FlannelError> {
         onlink: matches!(backend, Backend::Ipip { .. }),
         evicts: true,
     })
+}
+
+/// The links that have an address of our own subnets, and are not our devices: the bridges of this node's pods.
+fn pod_links(socket: &mut Socket, own: &[IpNet], devices: &[u32]) -> Result<BTreeSet<IfName>, NetlinkError> {
+    let mut found = BTreeSet::new();
+    for address in socket.addresses()? {
+        let inside = own.iter().any(|own| own.contains(&address.net.addr()));
+        if !inside || devices.contains(&address.ifindex) {
+            continue;
+        }
+        match socket.link_by_index(address.ifindex) {
+            Ok(link) => found.extend(IfName::new(link.name).ok().filter(|name| *name != IfName::loopback())),
+            // It has gone since.
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
 }
 
 /// The peers, oldest first.

@@ -10,12 +10,15 @@ use super::luck::Luck;
 use super::merge::{Kinds, Merger, Sink};
 use super::packet::{Ipv4, step_ttl};
 use super::shared::{Count, Shared};
+use super::table::Reader;
 
 /// One socket's packets on their way in.
 pub(super) struct Receiver {
     pub(super) queue: Arc<Queue>,
     pub(super) socket: Arc<UdpSocket>,
     pub(super) shared: Arc<Shared>,
+    /// Who may send; none where any machine may.
+    pub(super) peers: Option<Reader>,
     /// Which kinds of packets this queue still takes joined.
     pub(super) joins: Kinds,
 }
@@ -56,7 +59,13 @@ impl Receiver {
         let mut merger = Merger::new(self.joins);
         for arrival in inbox.arrivals() {
             let each = usize::from(arrival.datagram_bytes).max(1);
-            self.shared.counters.add(Count::Received, arrival.bytes.len().div_ceil(each) as u64);
+            let packets = arrival.bytes.len().div_ceil(each) as u64;
+            // Any other sender would choose the inner source.
+            if self.peers.as_mut().is_some_and(|peers| !peers.has_sender(arrival.from)) {
+                self.shared.counters.add(Count::Foreign, packets);
+                continue;
+            }
+            self.shared.counters.add(Count::Received, packets);
             for datagram in arrival.bytes.chunks_mut(each) {
                 match accept(datagram, self.shared.mtu_bytes) {
                     Ok((packet, ip)) => self.shared.counters.undelivered(merger.push(packet, ip, &mut sink)),

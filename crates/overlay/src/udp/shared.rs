@@ -43,6 +43,8 @@ pub enum Count {
     Malformed,
     /// Packets that are larger than the MTU.
     Oversized,
+    /// Packets from addresses that no peer has.
+    Foreign,
 }
 
 /// How often each happened.
@@ -83,7 +85,7 @@ impl Shared {
 
 impl Count {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Sent,
         Self::Sends,
         Self::Unsent,
@@ -94,6 +96,7 @@ impl Count {
         Self::Expired,
         Self::Malformed,
         Self::Oversized,
+        Self::Foreign,
     ];
 }
 

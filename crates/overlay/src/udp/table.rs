@@ -1,4 +1,4 @@
-//! Which peer has a destination: changed rarely by whoever knows the leases, read for every packet by the threads.
+//! Which peer has a destination, and who is a peer at all: changed rarely, with the leases, read for every packet by the threads.
 //!
 //! A change builds the whole table anew (15,000 leases: some hundred microseconds); readers hold the one that they saw last
 //! and look at a number to learn that there is a newer one, so reading takes no lock.
@@ -24,6 +24,7 @@ pub(super) struct Reader {
     peers: Arc<Peers>,
     seen: u64,
     ranges: Arc<Ranges>,
+    senders: Arc<[Ipv4Addr]>,
 }
 
 #[derive(Debug, Default)]
@@ -31,6 +32,8 @@ struct State {
     /// By base address and length of the prefix.
     subnets: BTreeMap<(u32, u8), Ipv4Addr>,
     ranges: Arc<Ranges>,
+    /// All peers, sorted.
+    senders: Arc<[Ipv4Addr]>,
 }
 
 /// The address space cut where the longest matching prefix changes: each entry says from which address on it is whose.
@@ -64,6 +67,10 @@ impl Peers {
         let mut state = self.lock();
         if apply(&mut state.subnets) {
             state.ranges = Arc::new(Ranges::of(&state.subnets));
+            let mut senders: Vec<Ipv4Addr> = state.subnets.values().copied().collect();
+            senders.sort_unstable();
+            senders.dedup();
+            state.senders = senders.into();
             self.generation.fetch_add(1, Ordering::Release);
         }
     }
@@ -78,19 +85,29 @@ impl Peers {
 
 impl Reader {
     pub(super) fn new(peers: Arc<Peers>) -> Self {
-        let (seen, ranges) = {
+        let (seen, ranges, senders) = {
             let state = peers.lock();
-            (peers.generation.load(Ordering::Acquire), Arc::clone(&state.ranges))
+            (peers.generation.load(Ordering::Acquire), Arc::clone(&state.ranges), Arc::clone(&state.senders))
         };
-        Self { peers, seen, ranges }
+        Self { peers, seen, ranges, senders }
     }
 
     /// The peer that the longest matching prefix names.
     pub(super) fn find(&mut self, destination: Ipv4Addr) -> Option<Ipv4Addr> {
+        self.refresh();
+        self.ranges.find(destination)
+    }
+
+    /// Whether a peer has this address.
+    pub(super) fn has_sender(&mut self, address: Ipv4Addr) -> bool {
+        self.refresh();
+        self.senders.binary_search(&address).is_ok()
+    }
+
+    fn refresh(&mut self) {
         if self.peers.generation.load(Ordering::Acquire) != self.seen {
             *self = Self::new(Arc::clone(&self.peers));
         }
-        self.ranges.find(destination)
     }
 }
 
@@ -183,6 +200,21 @@ mod tests {
         assert_eq!(reader.find(ip("255.255.255.255")), Some(ip("1.0.0.8")));
         peers.reset(&[]);
         assert_eq!(reader.find(ip("10.1.2.3")), None);
+    }
+
+    #[test]
+    fn only_peers_are_senders() {
+        let peers = Arc::new(Peers::default());
+        let mut reader = Reader::new(Arc::clone(&peers));
+        assert!(!reader.has_sender(ip("1.0.0.1")));
+        peers.put(net("10.1.0.0/24"), ip("1.0.0.1"));
+        peers.put(net("10.2.0.0/24"), ip("1.0.0.1"));
+        peers.put(net("10.3.0.0/24"), ip("0.255.0.9"));
+        assert!(reader.has_sender(ip("1.0.0.1")) && reader.has_sender(ip("0.255.0.9")));
+        peers.remove(net("10.1.0.0/24"));
+        assert!(reader.has_sender(ip("1.0.0.1")), "one of its subnets is left");
+        peers.remove(net("10.2.0.0/24"));
+        assert!(!reader.has_sender(ip("1.0.0.1")));
     }
 
     #[test]

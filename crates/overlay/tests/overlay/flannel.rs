@@ -1,6 +1,7 @@
 //! Flannel's backends on the real kernel, with `ip` and `bridge` as the second opinion (flannel.md sections 6 and 10).
 
 mod cluster;
+mod guards;
 mod host_gw;
 mod other;
 mod storm;

@@ -76,6 +76,7 @@ impl Node {
             port: PORT,
             queues: 1,
             offload: true,
+            guard: true,
         }
     }
 
