@@ -1,15 +1,63 @@
-//! The verdicts of interfaces at the agent's start: right before any request is served, for every interface that is there by then.
+//! The verdicts of interfaces at the agent's start: right before any request is served, for every interface that is there by then. And which
+//! host ends of Calico's plugin are guarded, and what their pods may send from, for the agent in Calico's place.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use russet_addr::{IfName, IpNet};
+use russet_model::{Prefix, WorkloadEndpoint};
 use russet_plugins::Node;
+use russet_store::StoreError;
 
 use crate::health::{Condition, Readiness};
 use crate::operations::Operations;
 
 /// Between two tries. Meanwhile no pod can be attached, and those that are there have what an earlier agent left.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// How long the table may take.
+const GUARD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Guards host ends of Calico's plugin, or leaves them to a Felix that runs. What endpoints allow their pods to send from is read once, when the guard
+/// begins: after that the plugin says it with every ADD.
+pub async fn guard_calico_ends(node: &Node, on: bool) -> Result<(), StoreError> {
+    let keeper = node.wiring.verdicts();
+    let begins = on && !keeper.guards().calico.unwrap_or(false);
+    let sources = if begins { Some(allowed_sources(node).await?) } else { None };
+    let changed = keeper.change_guards(|guards| {
+        guards.calico = Some(on);
+        guards.sources = if on { sources.or(guards.sources.take()) } else { Some(BTreeMap::new()) };
+    });
+    if changed {
+        let reconcile = move || keeper.reconcile(Instant::now() + GUARD_TIMEOUT);
+        match tokio::task::spawn_blocking(reconcile).await {
+            Ok(Ok(_)) => tracing::debug!(on, "guard of the host ends of Calico's plugin"),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, on, "the guard of the host ends of Calico's plugin is not in force yet")
+            }
+            Err(error) => {
+                tracing::warn!(%error, on, "the guard of the host ends of Calico's plugin is not in force yet")
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the endpoints of this node say that their pods may send from besides their own addresses, by host end. An endpoint that cannot be
+/// read allows nothing.
+async fn allowed_sources(node: &Node) -> Result<BTreeMap<IfName, Vec<IpNet>>, StoreError> {
+    let mut found = BTreeMap::new();
+    let mut take = |record: russet_store::Record| {
+        let Ok(WorkloadEndpoint { spec, .. }) = WorkloadEndpoint::decode(&record.value) else { return };
+        let ours = spec.node == node.name.as_str() && !spec.allow_spoofed_source_prefixes.is_empty();
+        if let Some(name) = spec.interface_name.filter(|_| ours) {
+            found.insert(name, spec.allow_spoofed_source_prefixes);
+        }
+    };
+    node.store.scan(&Prefix::workload_endpoints(), &mut take).await?;
+    Ok(found)
+}
 
 /// The first try, with nobody else at work.
 pub async fn begin(node: &Node, readiness: &Readiness) {

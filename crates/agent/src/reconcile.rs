@@ -20,6 +20,7 @@ use crate::config::{Config, StoreLocation};
 use crate::drift::Drift;
 use crate::fill;
 use crate::health::{Condition, Readiness};
+use crate::isolation;
 use crate::metrics::{Kind, Metrics};
 use crate::passage::Passage;
 use crate::rivals::{self, Rivals};
@@ -177,6 +178,7 @@ impl Loop {
         tracing::info!(interface, why = choice.why, addresses = addresses.join(", "), "underlay");
         loop {
             let aside = self.stands_aside().await?;
+            isolation::guard_calico_ends(&self.node, self.config.calico && !aside).await?;
             if aside {
                 // Who keeps the routes has registered the node, and its tunnels.
                 self.met(Condition::Node);

@@ -11,7 +11,7 @@ use russet_attach::{
     Removal, Side,
 };
 use russet_linux::NetNs;
-use russet_netlink::Socket;
+use russet_netlink::{NetlinkError, Socket};
 use russet_policy::{Entry, Keeper, KeeperError, PREFIX, Report, Standing};
 
 use crate::stages::{self, Stage};
@@ -90,7 +90,11 @@ impl Isolation {
         newborn: Option<Newborn>,
     ) -> Result<Attached, AttachError> {
         let mut executor = Executor::new(socket).go_on_with(newborn);
-        if plan.dialect != Dialect::Native || plan.bridge().is_some() {
+        let is_port = plan.bridge().is_some();
+        if plan.dialect != Dialect::Native || is_port {
+            if is_port {
+                self.guard_ports();
+            }
             return executor.attach(plan, netns);
         }
         let latest = Instant::now() + GATE_PATIENCE;
@@ -142,7 +146,20 @@ impl Isolation {
 
     /// Makes the table right for all interfaces that there are. Nobody else on the node may be at work on one without us.
     pub fn reconcile(&self) -> Result<Report, KeeperError> {
-        self.keeper.reconcile(Instant::now() + WHOLE_PATIENCE)
+        let report = self.keeper.reconcile(Instant::now() + WHOLE_PATIENCE)?;
+        if links().is_ok_and(|links| links.iter().any(|link| link.bridged && !link.doomed)) {
+            self.guard_ports();
+        }
+        Ok(report)
+    }
+
+    /// Keeps pods behind bridges from what routers and DHCP's servers send. Without nf_tables they are wired as by the reference plugin.
+    fn guard_ports(&self) {
+        let latest = Instant::now() + GATE_PATIENCE;
+        let limit = self.until.map_or(latest, |until| until.min(latest));
+        if let Err(error) = self.keeper.guard_ports(limit) {
+            tracing::warn!(%error, "router advertisements and answers of DHCP servers from ports of bridges are not dropped yet");
+        }
     }
 
     /// Takes a verdict back: in the keeper's turn, or before this returns.
@@ -163,9 +180,13 @@ impl Isolation {
 
 /// The entries of all interfaces that are judged.
 fn running() -> Result<Vec<Entry>, String> {
-    let links = Socket::route().and_then(|mut socket| russet_attach::list(&mut socket));
-    let links = links.map_err(|error| error.to_string())?;
+    let links = links().map_err(|error| error.to_string())?;
     Ok(links.iter().filter_map(judged).map(Entry::allow).collect())
+}
+
+/// The host ends of our own wiring.
+fn links() -> Result<Vec<OwnedLink>, NetlinkError> {
+    russet_attach::list(&mut Socket::route()?)
 }
 
 /// The name of a host end that is judged.

@@ -5,9 +5,9 @@ use std::fmt;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use russet_addr::{IfName, Mac, NetworkName};
+use russet_addr::{Family, IfName, IpNet, Mac, NetworkName};
 use russet_attach::nat::{self, Labelled, NatError};
 use russet_attach::{
     Adopted, AttachError, Attached, Attachment, CheckError, DetachError, Detachment, Dialect, Mismatch,
@@ -18,7 +18,7 @@ use russet_linux::probe::{self, Feature};
 use russet_linux::{NetNs, sysctl};
 use russet_netlink::{Link, NetlinkError, Socket};
 use russet_nft::Nft;
-use russet_policy::{Keeper, Report};
+use russet_policy::{Guards, Keeper, Report};
 use tokio::task::JoinHandle;
 
 use crate::isolation::Isolation;
@@ -32,6 +32,8 @@ use crate::{bandwidth, failure};
 const AT_ONCE_MAX: usize = 5;
 /// Of these, what is left to DELs, so that none waits behind a hundred ADDs that came before it.
 const DELS_MIN: usize = 1;
+/// How long an ADD waits until what its pod may send from is in force; a commit takes a tenth of a millisecond.
+const SOURCES_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Route sockets of the node's namespace, used by one request at a time each.
 #[derive(Clone)]
@@ -320,6 +322,32 @@ impl Wiring {
             sysctl::write_if_different(&name, "1").map(drop).map_err(|error| failed(&error))
         })
         .await
+    }
+
+    /// Lets a pod of Calico's plugin send from these prefixes besides its own addresses, and from no others that an earlier pod of the name might. Where no
+    /// Felix runs `rp_filter` of the host end makes room as well, as Felix has it.
+    pub async fn allow_sources(&self, host_name: IfName, nets: Vec<IpNet>) -> Result<(), CniError> {
+        let keeper = self.verdicts();
+        let known = |guards: &Guards| match &guards.sources {
+            Some(sources) => sources.get(&host_name).map_or(&[][..], Vec::as_slice) == nets,
+            None => nets.is_empty(),
+        };
+        if known(&keeper.guards()) {
+            return Ok(());
+        }
+        let failed = |error: &dyn fmt::Display| {
+            let msg = format!("what the pod behind {host_name} may send from could not be put in force");
+            CniError::try_again_later(msg, error)
+        };
+        if nets.iter().any(|net| Family::of_net(net) == Family::V4) {
+            let knob = format!("net/ipv4/conf/{host_name}/rp_filter");
+            sysctl::write_if_different(&knob, "0").map_err(|error| failed(&error))?;
+        }
+        let name = host_name.clone();
+        let put = move |_: &mut Socket| {
+            Ok::<_, CniError>(keeper.put_sources(name, nets, Instant::now() + SOURCES_TIMEOUT))
+        };
+        self.run(put).await?.map_err(|error| failed(&error))
     }
 
     /// Takes an interface down, from whatever state.

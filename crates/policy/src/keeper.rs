@@ -10,13 +10,13 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TryRecvError
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use russet_addr::IfName;
+use russet_addr::{IfName, IpNet};
 use russet_linux::cpu::busy_time;
 use russet_linux::probe::{self, Feature};
 
-use crate::Entry;
 use crate::error::PolicyError;
 use crate::verdicts::{Report, Standing, Verdicts};
+use crate::{Entry, Guards};
 
 /// Gives the entries of all interfaces that there are; called on the keeper's thread.
 pub type Load = Arc<dyn Fn() -> Result<Vec<Entry>, String> + Send + Sync>;
@@ -100,6 +100,7 @@ struct Desk {
     load: Load,
     kernel: Kernel,
     unsupported: Arc<AtomicBool>,
+    guards: Arc<Mutex<Arc<Guards>>>,
 }
 
 /// The thread.
@@ -124,7 +125,7 @@ impl Keeper {
     }
 
     fn of_kernel(load: Load, kernel: Kernel) -> Self {
-        let desk = Desk { load, kernel, unsupported: Arc::default() };
+        let desk = Desk { load, kernel, unsupported: Arc::default(), guards: Arc::default() };
         Self { shared: Arc::new(Shared { desk, queue: Mutex::default() }) }
     }
 
@@ -137,6 +138,43 @@ impl Keeper {
     /// time is up the entry may still come later: whoever gives up has to [`forget`](Self::forget) it.
     pub fn put(&self, entry: Entry, limit: Instant) -> Result<()> {
         self.ask(limit, true, move |clerk| clerk.put(&entry))
+    }
+
+    /// What of the guards depends on the node, as it was said last.
+    pub fn guards(&self) -> Arc<Guards> {
+        Arc::clone(&self.shared.desk.guards.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Changes what of the guards depends on the node, for everything that is asked for from now on; says whether anything changed. The table is compared by
+    /// [`reconcile`](Self::reconcile).
+    pub fn change_guards(&self, change: impl FnOnce(&mut Guards)) -> bool {
+        let mut guards = self.shared.desk.guards.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = (**guards).clone();
+        change(&mut changed);
+        let differs = changed != **guards;
+        if differs {
+            *guards = Arc::new(changed);
+        }
+        differs
+    }
+
+    /// Lets a host end send from exactly these prefixes besides the addresses that are routed to it.
+    pub fn put_sources(&self, host_name: IfName, nets: Vec<IpNet>, limit: Instant) -> Result<()> {
+        self.change_guards(|guards| {
+            let Some(sources) = &mut guards.sources else { return };
+            match nets.is_empty() {
+                true => _ = sources.remove(&host_name),
+                false => _ = sources.insert(host_name.clone(), nets.clone()),
+            }
+        });
+        self.ask(limit, true, move |clerk| {
+            clerk.with((), |_, verdicts| Ok(verdicts.put_sources(&host_name, &nets)?))
+        })
+    }
+
+    /// Guards the ports of bridges, for the first of them.
+    pub fn guard_ports(&self, limit: Instant) -> Result<()> {
+        self.ask(limit, true, |clerk| clerk.with((), |_, verdicts| Ok(verdicts.guard_ports().map(drop)?)))
     }
 
     /// Takes an entry back; says whether there was one. Done in its turn even when the time is up.
@@ -316,7 +354,9 @@ impl Clerk {
             Some(verdicts) => Ok(verdicts),
             None => (self.desk.kernel.open)(),
         };
+        let guards = Arc::clone(&self.desk.guards.lock().unwrap_or_else(PoisonError::into_inner));
         let done = opened.map_err(KeeperError::from).and_then(|mut verdicts| {
+            verdicts.guard(&guards);
             let done = work(&self.desk.load, &mut verdicts);
             self.verdicts = Some(verdicts);
             done

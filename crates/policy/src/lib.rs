@@ -10,16 +10,18 @@
 
 mod error;
 mod keeper;
+mod ports;
 mod ruleset;
 mod verdicts;
 
+use std::collections::BTreeMap;
 use std::fmt;
 
-use russet_addr::IfName;
+use russet_addr::{IfName, IpNet};
 
 pub use error::PolicyError;
 pub use keeper::{Answer, Bell, Keeper, KeeperError, Load, Pending};
-pub use ruleset::{PREFIX, TABLE};
+pub use ruleset::{CALICO_PREFIX, Guard, PREFIX, TABLE};
 pub use verdicts::{Report, Standing, Verdicts};
 
 /// What an interface may carry.
@@ -36,6 +38,16 @@ pub struct Entry {
 pub enum Verdict {
     /// Everything.
     Allow,
+}
+
+/// What of the guards against forged packets depends on the node. What is not said stays as it is in the kernel: a process without an agent
+/// knows neither.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Guards {
+    /// Whether host ends of Calico's plugin (`cali*`) are guarded, too: not where a Felix does that.
+    pub calico: Option<bool>,
+    /// What pods may send from besides the addresses that are routed to them, by host end.
+    pub sources: Option<BTreeMap<IfName, Vec<IpNet>>>,
 }
 
 // === impl Entry ===

@@ -6,16 +6,35 @@
 //! chain postrouting { type filter hook postrouting priority filter; oifname "russ*" goto to-pod }
 //! chain from-pod    { iifname vmap @from-pods; counter drop }
 //! chain to-pod      { oifname vmap @to-pods; counter drop }
+//!
+//! chain prerouting   { type filter hook prerouting priority raw; iifname "russ*" goto guard; iifname "cali*" goto guard-calico }
+//! chain guard-calico { goto guard }, or nothing where Felix guards these
+//! chain guard {
+//!     meta l4proto ipv6-icmp jump guard-icmpv6
+//!     meta l4proto udp jump guard-udp
+//!     ip daddr 127.0.0.0/8 counter drop
+//!     fib saddr . iif oif 0 goto guard-source
+//! }
+//! chain guard-icmpv6 { icmpv6 type { 134, 137 } counter drop }, one rule each
+//! chain guard-udp    { udp sport 67 udp dport 68 counter drop; udp sport 547 udp dport 546 counter drop }
+//! chain guard-source { ip6 saddr fe80::/10 accept; iifname . ip saddr @sources4 accept; (IPv6 likewise); counter drop }
 //! ```
+//!
+//! A pod may send from the addresses that the node routes to its host end. The routes are the map of interfaces and sources: they come before
+//! the pod's first packet and go with its interface, for every pod, whichever plugin wired it. `rp_filter` asks the same, but for IPv4 only, and
+//! not where `net.ipv4.conf.all.rp_filter` is 2.
 //!
 //! Packets of other interfaces leave each chain after one comparison of four bytes. What goes to pods is judged behind routing and address translation,
 //! not at output: there, a packet of the node's own to a Service still names the interface that it had before its destination was translated. An
 //! `accept` ends the chain of its own hook only: nobody else's rules are passed by. Connection tracking is not asked.
 
-use russet_addr::IfName;
+use std::collections::BTreeSet;
+use std::net::Ipv6Addr;
+
+use russet_addr::{Family, IfName, IpNet, Ipv6Net};
 use russet_nft::{
-    self as nft, Chain, ChainKind, Element, Field, Hook, KeyPart, KeyType, Rule, Set, Table, Transaction,
-    Value, priority,
+    self as nft, Chain, ChainKind, CmpOp, Element, Expr, Field, Hook, KeyPart, KeyType, L4, PayloadBase,
+    Register, Rule, Set, Table, Transaction, Value, priority,
 };
 
 use crate::Verdict;
@@ -24,6 +43,45 @@ use crate::Verdict;
 pub const TABLE: &str = "inet russet-policy";
 /// What the names of the interfaces begin with that the table judges: all host ends of Russet's own wiring.
 pub const PREFIX: &str = "russ";
+/// What the names of the host ends begin with that Calico's plugin wires.
+pub const CALICO_PREFIX: &str = "cali";
+
+/// What a guard keeps pods from sending; the rules that drop it have the guard's text as their comment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Guard {
+    /// Packets from an address that is not the pod's.
+    Source,
+    /// Router advertisements and redirects of IPv6.
+    Router,
+    /// Answers of a DHCP server.
+    Dhcp,
+    /// Packets to the node's own 127.0.0.0/8, which `route_localnet` lets in.
+    Loopback,
+}
+
+/// What of the rules depends on the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Whether the kernel can look sources up in its routes (`CONFIG_NFT_FIB_INET`).
+    pub fib: bool,
+    /// Whether Calico's host ends are guarded; none where that stays as it is.
+    pub calico: Option<bool>,
+}
+
+const PREROUTING: &str = "prerouting";
+const GUARD: &str = "guard";
+const GUARD_CALICO: &str = "guard-calico";
+const GUARD_ICMPV6: &str = "guard-icmpv6";
+const GUARD_UDP: &str = "guard-udp";
+const GUARD_SOURCE: &str = "guard-source";
+
+/// `ND_ROUTER_ADVERT` and `ND_REDIRECT`
+const ROUTER_TYPES: [u8; 2] = [134, 137];
+/// The ports of DHCP's servers and clients, for IPv4 and IPv6.
+const DHCP_PORTS: [(u16, u16); 2] = [(67, 68), (547, 546)];
+
+/// `fe80::/10`
+const LINK_LOCAL: IpNet = IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10));
 
 /// Which way packets go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +137,7 @@ pub(crate) fn table() -> Table {
     Table::inet("russet-policy")
 }
 
-/// The chains where packets enter, with the way of those that they judge.
+/// The chains where verdicts are asked for, with the way of those that they judge.
 pub(crate) fn base_chains() -> [(Chain, Way); 3] {
     let base = |name, hook| Chain::base(&table(), name, ChainKind::Filter, hook, priority::FILTER);
     [
@@ -89,14 +147,48 @@ pub(crate) fn base_chains() -> [(Chain, Way); 3] {
     ]
 }
 
+/// The chain where guarded packets enter: before connection tracking, so that a forged packet leaves nothing behind.
+fn prerouting() -> Chain {
+    Chain::base(&table(), PREROUTING, ChainKind::Filter, Hook::Prerouting, priority::RAW)
+}
+
 /// All chains.
 pub(crate) fn chains() -> Vec<Chain> {
+    let guards =
+        [GUARD_SOURCE, GUARD_UDP, GUARD_ICMPV6, GUARD, GUARD_CALICO].map(|name| Chain::new(&table(), name));
     let base = base_chains().map(|(chain, _)| chain);
-    Way::BOTH.map(Way::chain).into_iter().chain(base).collect()
+    Way::BOTH.map(Way::chain).into_iter().chain(base).chain(guards).chain([prerouting()]).collect()
+}
+
+/// The chains whose rules are to be as [`rules`] says; the others are left to a process that knows more.
+pub(crate) fn ruled_chains(shape: Shape) -> impl Iterator<Item = Chain> {
+    chains().into_iter().filter(move |chain| shape.calico.is_some() || chain.name != GUARD_CALICO)
+}
+
+/// All maps and sets.
+pub(crate) fn sets() -> Vec<Set> {
+    Way::BOTH.map(Way::map).into_iter().chain(Family::BOTH.map(sources)).collect()
+}
+
+/// What pods may send from besides the addresses that are routed to them.
+pub(crate) fn sources(family: Family) -> Set {
+    let name = match family {
+        Family::V4 => "sources4",
+        Family::V6 => "sources6",
+    };
+    Set::new(&table(), name, [KeyType::IfName, KeyType::address(family)]).interval()
+}
+
+/// The elements of a host end that may send from these prefixes, which may lie in each other.
+pub(crate) fn source_elements(family: Family, host_name: &IfName, nets: &[IpNet]) -> Vec<Element> {
+    let of_family = nets.iter().map(IpNet::trunc).filter(|net| Family::of_net(net) == family);
+    let disjoint: BTreeSet<IpNet> = IpNet::aggregate(&of_family.collect()).into_iter().collect();
+    let element = |net| Element::concatenation([KeyPart::if_name(host_name), KeyPart::from(net)]);
+    disjoint.into_iter().map(element).collect()
 }
 
 /// All rules, chain after chain, each in order.
-pub(crate) fn rules() -> Vec<Rule> {
+pub(crate) fn rules(shape: Shape) -> Vec<Rule> {
     let mut rules = Vec::new();
     for way in Way::BOTH {
         let chain = way.chain();
@@ -110,21 +202,116 @@ pub(crate) fn rules() -> Vec<Rule> {
         };
         rules.push(rule.goto(way.chain_name()));
     }
+    rules.extend(guards(shape));
     rules
 }
 
+fn guards(shape: Shape) -> Vec<Rule> {
+    let rule = |chain: &str| Rule::of(&table(), chain);
+    let entry = |prefix: &str| rule(PREROUTING).iif_prefix(prefix);
+    let mut rules = vec![entry(PREFIX).goto(GUARD), entry(CALICO_PREFIX).goto(GUARD_CALICO)];
+    if shape.calico == Some(true) {
+        rules.push(rule(GUARD_CALICO).goto(GUARD));
+    }
+    rules.push(rule(GUARD).protocol(L4::IcmpV6).jump(GUARD_ICMPV6));
+    rules.push(rule(GUARD).protocol(L4::Udp).jump(GUARD_UDP));
+    rules.push(Guard::Loopback.drops(to_loopback(rule(GUARD).family(Family::V4))));
+    if shape.fib {
+        rules.push(rule(GUARD).source_elsewhere().goto(GUARD_SOURCE));
+    }
+    rules.extend(router_rules(|| rule(GUARD_ICMPV6)));
+    rules.extend(dhcp_rules(|| rule(GUARD_UDP)));
+    // Neighbour discovery, and no router sends them on.
+    rules.push(rule(GUARD_SOURCE).saddr(LINK_LOCAL).accept());
+    for family in Family::BOTH {
+        let known = rule(GUARD_SOURCE).is_in(&[Field::IifName, Field::Saddr(family)], sources(family).name);
+        rules.push(known.accept());
+    }
+    rules.push(Guard::Source.drops(rule(GUARD_SOURCE)));
+    rules
+}
+
+/// The rules that drop what only routers send, each made from `rule`.
+pub(crate) fn router_rules(rule: impl Fn() -> Rule) -> [Rule; 2] {
+    ROUTER_TYPES.map(|number| Guard::Router.drops(rule().icmpv6_type(number)))
+}
+
+/// The rules that drop what only DHCP's servers send, each made from `rule`.
+pub(crate) fn dhcp_rules(rule: impl Fn() -> Rule) -> [Rule; 2] {
+    DHCP_PORTS.map(|(server, client)| Guard::Dhcp.drops(with_ports(rule().protocol(L4::Udp), server, client)))
+}
+
+/// `ip daddr 127.0.0.0/8` as nft writes it: the first byte of the destination.
+fn to_loopback(rule: Rule) -> Rule {
+    let register = Register::FIRST;
+    let first_byte = Expr::Payload { base: PayloadBase::Network, offset: 16, len: 1, to: register };
+    rule.expr(first_byte).expr(Expr::Cmp { op: CmpOp::Eq, register, value: vec![127] })
+}
+
+/// `udp sport A udp dport B` as nft writes it: both with one comparison.
+fn with_ports(rule: Rule, source: u16, destination: u16) -> Rule {
+    let register = Register::FIRST;
+    let both = Expr::Payload { base: PayloadBase::Transport, offset: 0, len: 4, to: register };
+    let value = [source.to_be_bytes(), destination.to_be_bytes()].concat();
+    rule.expr(both).expr(Expr::Cmp { op: CmpOp::Eq, register, value })
+}
+
 /// Makes table, maps, chains and rules, whatever of them is there; all that is there must have the right type. Elements are left as they are.
-pub(crate) fn add_structure(transaction: &mut Transaction) {
+pub(crate) fn add_structure(transaction: &mut Transaction, shape: Shape) {
     transaction.add_table(&table());
-    for way in Way::BOTH {
-        transaction.add_set(&way.map());
+    for set in sets() {
+        transaction.add_set(&set);
     }
     for chain in chains() {
-        transaction.add_chain(&chain).flush_chain(&table(), &chain.name);
+        transaction.add_chain(&chain);
     }
-    for rule in rules() {
+    for chain in ruled_chains(shape) {
+        transaction.flush_chain(&table(), &chain.name);
+    }
+    for rule in rules(shape) {
         transaction.add_rule(&rule);
     }
+}
+
+// === impl Guard ===
+
+impl Guard {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Source, Self::Router, Self::Dhcp, Self::Loopback];
+
+    /// The comment of the rules that drop what it is about.
+    pub const fn comment(self) -> &'static str {
+        match self {
+            Self::Source => "not the pod's address",
+            Self::Router => "a pod is no router",
+            Self::Dhcp => "a pod is no DHCP server",
+            Self::Loopback => "the node's loopback addresses",
+        }
+    }
+
+    /// The label of metrics.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Router => "router",
+            Self::Dhcp => "dhcp",
+            Self::Loopback => "loopback",
+        }
+    }
+
+    fn drops(self, rule: Rule) -> Rule {
+        rule.counter().drop().comment(self.comment())
+    }
+}
+
+/// Whether the kernel refuses a rule that looks sources up in its routes: asked with a table that goes in the same transaction.
+pub(crate) fn lacks_fib(nft: &mut nft::Nft) -> bool {
+    let table = Table::inet("russet-policy-probe");
+    let chain = Chain::new(&table, GUARD);
+    let mut transaction = Transaction::new();
+    transaction.add_table(&table).add_chain(&chain);
+    transaction.add_rule(&Rule::new(&chain).source_elsewhere().accept()).delete_table(&table);
+    nft.commit(&transaction).is_err_and(|error| error.is_not_found())
 }
 
 /// The host end that an element is for; none where it is no interface's name.
@@ -163,8 +350,29 @@ mod tests {
     #[test]
     fn every_base_chain_accepts_what_is_not_a_pods() {
         // A hook takes effect before the rules of the same transaction do: a policy of drop would lose packets in between.
-        for (chain, _) in base_chains() {
-            assert_eq!(chain.base.unwrap().policy, nft::Policy::Accept);
+        for base in chains().into_iter().filter_map(|chain| chain.base) {
+            assert_eq!(base.policy, nft::Policy::Accept);
         }
+    }
+
+    #[test]
+    #[ignore = "kernel: nf_tables, root"]
+    fn a_kernel_that_looks_sources_up_is_known() {
+        russet_testkit::in_new_netns(|| {
+            let mut nft = nft::Nft::open().unwrap();
+            assert!(!lacks_fib(&mut nft));
+            assert!(nft.tables().unwrap().is_empty());
+        });
+    }
+
+    #[test]
+    fn prefixes_inside_each_other_are_one_element() {
+        // The kernel refuses elements that overlap.
+        let name: IfName = "cali1".parse().unwrap();
+        let nets: Vec<IpNet> = ["10.1.2.3/8", "10.1.0.0/16", "192.0.2.1/32", "fd00::/8"]
+            .map(|text| text.parse().unwrap())
+            .into();
+        assert_eq!(source_elements(Family::V4, &name, &nets).len(), 2);
+        assert_eq!(source_elements(Family::V6, &name, &nets).len(), 1);
     }
 }

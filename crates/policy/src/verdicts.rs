@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
-use russet_addr::IfName;
+use russet_addr::{Family, IfName, IpNet};
 use russet_nft::{CommitError, Element, Nft, Transaction};
 
 use crate::error::PolicyError;
-use crate::ruleset::{self, TABLE, Way, table};
-use crate::{Entry, Verdict};
+use crate::ruleset::{self, Shape, TABLE, Way, table};
+use crate::{Entry, Guards, Verdict, ports};
 
 /// `inet russet-policy` of one network namespace.
 #[derive(Debug)]
@@ -16,6 +17,14 @@ pub struct Verdicts {
     nft: Nft,
     /// The generation of the ruleset at which the table was whole. While nobody but us commits, the next one is ours, and nothing has to be looked at.
     whole_at: Option<u32>,
+    /// What of the guards depends on the node.
+    guards: Arc<Guards>,
+    /// Whether the kernel looks sources up in its routes; until it refuses a rule that does.
+    fib: bool,
+    /// Whether the kernel has no nf_tables for bridges.
+    no_bridges: bool,
+    /// Whether the ports of bridges are to be guarded from now on.
+    has_ports: bool,
 }
 
 /// What was not as it should be, and has been repaired.
@@ -27,6 +36,8 @@ pub struct Report {
     pub added: Vec<IfName>,
     /// Entries of nobody, by name.
     pub removed: Vec<String>,
+    /// Host ends whose further sources were missing or others.
+    pub sources: Vec<String>,
 }
 
 /// What is in force for one host end.
@@ -51,6 +62,7 @@ struct News {
     structure: Option<String>,
     added: BTreeSet<IfName>,
     removed: BTreeSet<String>,
+    sources: BTreeSet<String>,
 }
 
 /// Tries at a change that somebody else made another one before.
@@ -64,7 +76,26 @@ type Result<T, E = PolicyError> = std::result::Result<T, E>;
 impl Verdicts {
     /// Opens nf_tables in the calling thread's network namespace; changes nothing.
     pub fn open() -> Result<Self> {
-        Ok(Self { nft: Nft::open()?, whole_at: None })
+        Ok(Self {
+            nft: Nft::open()?,
+            whole_at: None,
+            guards: Arc::default(),
+            fib: true,
+            no_bridges: false,
+            has_ports: false,
+        })
+    }
+
+    /// Sets what of the guards depends on the node, for what comes next; changes nothing yet.
+    pub fn guard(&mut self, guards: &Arc<Guards>) {
+        if self.guards != *guards {
+            self.guards = Arc::clone(guards);
+            self.whole_at = None;
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        Shape { fib: self.fib, calico: self.guards.calico }
     }
 
     /// Our name in what a monitor of nf_tables hears.
@@ -118,7 +149,8 @@ impl Verdicts {
 
     /// What is in force for a host end.
     pub fn standing(&mut self, host_name: &IfName) -> Result<Standing> {
-        if let Some(Fault::Partial(fault) | Fault::Wrong(fault)) = fault(&mut self.nft)? {
+        let shape = self.shape();
+        if let Some(Fault::Partial(fault) | Fault::Wrong(fault)) = fault(&mut self.nft, shape)? {
             return Ok(Standing::Unjudged(fault));
         }
         let found = elements_of(&mut self.nft, host_name)?;
@@ -144,6 +176,7 @@ impl Verdicts {
     /// Takes the table away; everything is let through then. Says whether there was one.
     pub fn withdraw(&mut self) -> Result<bool> {
         self.whole_at = None;
+        ports::withdraw(&mut self.nft)?;
         disarm(&mut self.nft)?;
         let operation = || format!("delete table {TABLE}");
         self.change(operation, |nft| {
@@ -155,32 +188,116 @@ impl Verdicts {
         })
     }
 
+    /// Lets a host end send from exactly these prefixes besides the addresses that are routed to it. Where there is no table nothing is guarded, and
+    /// nothing has to be let through.
+    pub fn put_sources(&mut self, host_name: &IfName, nets: &[IpNet]) -> Result<()> {
+        let operation = || format!("put the sources of {host_name}");
+        self.change(operation, |nft| {
+            let mut transaction = Transaction::new();
+            for family in Family::BOTH {
+                let Some(found) = source_elements(nft, family)? else { continue };
+                let of_end = |element: &&Element| ruleset::host_name(element).as_ref() == Some(host_name);
+                let found: Vec<Element> = found.iter().filter(of_end).cloned().collect();
+                let wanted = ruleset::source_elements(family, host_name, nets);
+                change_sources(&mut transaction, family, &found, &wanted);
+            }
+            Ok(transaction)
+        })
+        .map(drop)
+    }
+
+    /// Guards the ports of bridges; true if they were not guarded. A kernel without nf_tables for bridges guards none, which is said once.
+    pub fn guard_ports(&mut self) -> Result<bool> {
+        if self.no_bridges {
+            return Ok(false);
+        }
+        self.has_ports = true;
+        // Ours, and the table of verdicts is as it was.
+        let whole_at = self.whole_at.take();
+        match ports::ensure(&mut self.nft) {
+            Ok(changed) => {
+                self.whole_at = whole_at.filter(|_| !changed);
+                Ok(changed)
+            }
+            Err(PolicyError::Commit { source, .. }) if source.is_unsupported() || source.is_not_found() => {
+                self.no_bridges = true;
+                tracing::warn!(error = %source, "this kernel has no CONFIG_NF_TABLES_BRIDGE: pods behind a bridge can send router advertisements and answers of a DHCP server to the others on it");
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn make_right(&mut self, wanted: &[Entry], alone: bool) -> Result<Report> {
+        let mut report = self.make_table_right(wanted, alone)?;
+        if self.has_ports && self.guard_ports()? {
+            report.structure.get_or_insert_with(|| format!("{} was missing or another one", ports::TABLE));
+        }
+        Ok(report)
+    }
+
+    /// Without the look into the routes where the kernel cannot do that: all else still holds.
+    fn make_table_right(&mut self, wanted: &[Entry], alone: bool) -> Result<Report> {
+        match self.try_make_right(wanted, alone) {
+            Err(PolicyError::Commit { source, .. })
+                if self.fib && source.is_not_found() && ruleset::lacks_fib(&mut self.nft) =>
+            {
+                self.fib = false;
+                let report = self.try_make_right(wanted, alone);
+                match &report {
+                    Ok(_) => tracing::warn!(
+                        "this kernel has no CONFIG_NFT_FIB_INET: no source of a pod's packets is checked but by rp_filter"
+                    ),
+                    Err(_) => self.fib = true,
+                }
+                report
+            }
+            done => done,
+        }
+    }
+
+    fn try_make_right(&mut self, wanted: &[Entry], alone: bool) -> Result<Report> {
         self.whole_at = None;
+        let (shape, guards) = (self.shape(), Arc::clone(&self.guards));
         let wanted: Wanted<'_> = wanted.iter().map(|entry| (&entry.host_name, entry.verdict)).collect();
         let mut news = News::default();
         let operation = || format!("make {TABLE} right");
         self.change(operation, |nft| {
             news = News::default();
             let mut transaction = Transaction::new();
-            let fault = fault(nft)?;
+            let fault = fault(nft, shape)?;
             let anew = matches!(fault, Some(Fault::Wrong(_)));
             if anew {
                 disarm(nft)?;
                 transaction.destroy_table(&table());
             }
             if let Some(Fault::Partial(fault) | Fault::Wrong(fault)) = fault {
-                ruleset::add_structure(&mut transaction);
+                ruleset::add_structure(&mut transaction, shape);
                 news.structure = Some(fault);
             }
             for way in Way::BOTH {
                 let found = if anew { Vec::new() } else { elements(nft, way)? };
                 difference(&mut transaction, way, &found, &wanted, alone, &mut news);
             }
+            for (family, nets) in
+                Family::BOTH.into_iter().flat_map(|f| guards.sources.iter().map(move |all| (f, all)))
+            {
+                let found = if anew { None } else { source_elements(nft, family)? }.unwrap_or_default();
+                let wanted =
+                    nets.iter().flat_map(|(name, nets)| ruleset::source_elements(family, name, nets));
+                let changed = change_sources(&mut transaction, family, &found, &wanted.collect::<Vec<_>>());
+                news.sources.extend(changed);
+            }
             Ok(transaction)
         })?;
-        let News { structure, added, removed } = news;
-        Ok(Report { structure, added: added.into_iter().collect(), removed: removed.into_iter().collect() })
+        let News { structure, added, removed, sources } = news;
+        let sources = sources.into_iter().collect();
+        Ok(Report {
+            structure,
+            added: added.into_iter().collect(),
+            removed: removed.into_iter().collect(),
+            sources,
+        })
     }
 
     fn replace(&mut self, entry: &Entry) -> Result<()> {
@@ -245,7 +362,8 @@ impl Verdicts {
     fn need_whole(&mut self) -> Result<()> {
         self.whole_at = None;
         let generation = self.nft.generation()?;
-        match fault(&mut self.nft)? {
+        let shape = self.shape();
+        match fault(&mut self.nft, shape)? {
             None => {
                 self.whole_at = Some(generation);
                 Ok(())
@@ -269,7 +387,7 @@ fn next_generation(generation: u32) -> u32 {
 }
 
 /// Looks at what does not grow with the number of entries, or with what others have in nf_tables.
-fn fault(nft: &mut Nft) -> Result<Option<Fault>> {
+fn fault(nft: &mut Nft, shape: Shape) -> Result<Option<Fault>> {
     let partial = |what: String| Ok(Some(Fault::Partial(what)));
     let wrong = |what: String| Ok(Some(Fault::Wrong(what)));
     let Some(info) = nft.tables()?.into_iter().find(|info| info.table == table()) else {
@@ -289,7 +407,7 @@ fn fault(nft: &mut Nft) -> Result<Option<Fault>> {
         }
     }
     let sets = nft.sets(&table())?;
-    for map in Way::BOTH.map(Way::map) {
+    for map in ruleset::sets() {
         match sets.iter().find(|info| info.set.name == map.name) {
             None => missing = missing.or(Some(format!("map {} was missing", map.name))),
             Some(found) if found.set != map => return wrong(format!("map {} was another one", map.name)),
@@ -300,9 +418,9 @@ fn fault(nft: &mut Nft) -> Result<Option<Fault>> {
         return partial(what);
     }
     let found = nft.rules(&table())?;
-    for chain in ruleset::chains() {
-        let wanted = ruleset::rules();
-        let wanted = wanted.iter().filter(|rule| rule.chain() == chain.name).map(|rule| rule.digest());
+    let rules = ruleset::rules(shape);
+    for chain in ruleset::ruled_chains(shape) {
+        let wanted = rules.iter().filter(|rule| rule.chain() == chain.name).map(|rule| rule.digest());
         let there = found.iter().filter(|rule| rule.chain == chain.name).map(|rule| rule.digest);
         if !there.eq(wanted) {
             return partial(format!("the rules of chain {} were others", chain.name));
@@ -330,6 +448,38 @@ fn elements(nft: &mut Nft, way: Way) -> Result<Vec<Element>> {
         Err(error) if error.is_not_found() => Ok(Vec::new()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// The further sources of all host ends; none where there is no such set.
+fn source_elements(nft: &mut Nft, family: Family) -> Result<Option<Vec<Element>>> {
+    match nft.elements(&ruleset::sources(family)) {
+        Ok(elements) => Ok(Some(elements)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// From the sources that were found to those that are wanted; the host ends that differ, by name.
+fn change_sources(
+    transaction: &mut Transaction,
+    family: Family,
+    found: &[Element],
+    wanted: &[Element],
+) -> BTreeSet<String> {
+    let without = |all: &[Element], others: &[Element]| -> Vec<Element> {
+        all.iter().filter(|element| others.iter().all(|other| other.key != element.key)).cloned().collect()
+    };
+    let (gone, come) = (without(found, wanted), without(wanted, found));
+    // Only what differs, and first what goes: the kernel refuses elements that overlap.
+    let set = ruleset::sources(family);
+    if !gone.is_empty() {
+        transaction.delete_elements(&set, &gone);
+    }
+    transaction.add_elements(&set, &come);
+    let name = |element: &Element| {
+        ruleset::host_name(element).map_or_else(|| format!("{:?}", element.key), |it| it.to_string())
+    };
+    gone.iter().chain(&come).map(name).collect()
 }
 
 /// The elements of a host end, however many others there are.

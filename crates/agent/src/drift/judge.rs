@@ -10,8 +10,8 @@ use russet_attach::{DOOMED_GROUP, nat};
 use russet_netlink::{
     Address, Change, Conf, ConfOf, Event, FdbEntry, FdbTable, Link, Neighbour, NeighbourState, Route, Scope,
 };
-use russet_nft::Table;
 use russet_nft::monitor::Commit;
+use russet_nft::{Table, TableFamily};
 use russet_overlay::{Desired, Inputs, Underlay, desired, is_ours, openshift};
 
 use super::Part;
@@ -133,7 +133,9 @@ impl Judge {
     /// What a transaction of somebody else's in nf_tables is about.
     pub fn hear_commit(&self, commit: &Commit) -> Concern {
         let overlay = self.overlay.is_some() && commit.touches(&Table::inet(OVERLAY_TABLE));
-        let verdicts = commit.touches(&Table::inet(VERDICTS_TABLE));
+        let verdicts = [TableFamily::Inet, TableFamily::Bridge]
+            .into_iter()
+            .any(|family| commit.touches(&Table::new(family, VERDICTS_TABLE)));
         let nat = commit.touches(&nat::table());
         let sdn = self.sdn.is_some() && commit.touches(&openshift::table());
         Concern { overlay, verdicts, nat, sdn, ..Concern::default() }

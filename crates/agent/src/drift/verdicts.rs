@@ -123,11 +123,12 @@ fn judged(wired: &Wired) -> Option<IfName> {
 
 impl Restored {
     fn of_verdicts(report: &Report) -> Self {
-        let Report { structure, added, removed } = report;
+        let Report { structure, added, removed, sources } = report;
         let table = structure.iter().map(|fault| format!("make table {TABLE} whole: {fault}"));
         let put = added.iter().map(|name| format!("put the verdict of {name}"));
         let gone = removed.iter().map(|name| format!("remove the verdict of {name}"));
-        let what: Vec<String> = table.chain(put).chain(gone).collect();
+        let sources = sources.iter().map(|name| format!("put the sources of {name}"));
+        let what: Vec<String> = table.chain(put).chain(gone).chain(sources).collect();
         let kinds = vec![("verdict", what.len() as u64)];
         Self { what, kinds, errors: Vec::new() }
     }

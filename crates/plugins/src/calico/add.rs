@@ -192,7 +192,13 @@ async fn attach(
     attachment.routes = draft.routes.clone();
     let host_name = &attachment.host_name;
     scene.log.fact(format!("Setting the host side veth name to {host_name}"), scene.target);
-    wire.attach(attachment).await
+    let attached = wire.attach(attachment).await?;
+    // What is not in force now is when the agent compares the table next; until then the pod has its own addresses.
+    let allowed = wire.allow_sources(attached.host_name.clone(), draft.wishes.allowed_sources.clone());
+    if let Err(error) = allowed.await {
+        tracing::warn!(link = %attached.host_name, %error, "the pod sends from its own addresses only");
+    }
+    Ok(attached)
 }
 
 async fn publish(

@@ -270,6 +270,14 @@ impl Wire for Paper {
         })
     }
 
+    fn allow_sources(
+        &self,
+        _host_name: russet_addr::IfName,
+        _nets: Vec<russet_addr::IpNet>,
+    ) -> BoxFuture<'_, Result<(), CniError>> {
+        Box::pin(async { Ok(()) })
+    }
+
     fn detach(&self, what: Detachment) -> BoxFuture<'_, Result<(), CniError>> {
         Box::pin(async move {
             if self.refuse_detach.get() {

@@ -1,6 +1,6 @@
 //! The pod's interface as Calico makes it, and the way to it (calico-cni.md section 3).
 
-use russet_addr::{ContainerId, IfName};
+use russet_addr::{ContainerId, IfName, IpNet};
 use russet_attach::{Attached, Attachment, Detachment, Dialect, Pod, naming};
 use russet_cni_spec::CniError;
 use russet_linux::NetNs;
@@ -16,6 +16,8 @@ use crate::wiring::{Unattached, Wiring};
 pub trait Wire {
     /// Wires the interface.
     fn attach(&self, attachment: Attachment) -> BoxFuture<'_, Result<Attached, Unattached>>;
+    /// Lets a pod that is wired send from these prefixes besides its own addresses.
+    fn allow_sources(&self, host_name: IfName, nets: Vec<IpNet>) -> BoxFuture<'_, Result<(), CniError>>;
     /// Takes it down again.
     fn detach(&self, what: Detachment) -> BoxFuture<'_, Result<(), CniError>>;
 }
@@ -103,6 +105,10 @@ impl Wire for Kernel {
             let netns = netns.map_err(|error| CniError::internal("keep the pod's namespace open", error))?;
             self.wiring.attach(attachment, netns).await
         })
+    }
+
+    fn allow_sources(&self, host_name: IfName, nets: Vec<IpNet>) -> BoxFuture<'_, Result<(), CniError>> {
+        Box::pin(self.wiring.allow_sources(host_name, nets))
     }
 
     fn detach(&self, what: Detachment) -> BoxFuture<'_, Result<(), CniError>> {

@@ -194,6 +194,62 @@ fn an_agent_in_calicos_place_leaves_routes_to_a_running_felix() {
     felix.wait().unwrap();
 }
 
+/// What the endpoint of a node's pod says that it may send from.
+fn put_endpoint(fabric: &Fabric, node: &str, host_end: &str, prefixes: &[&str]) {
+    let endpoint = json!({
+        "kind": "WorkloadEndpoint", "apiVersion": "projectcalico.org/v3",
+        "metadata": {"name": format!("{node}-k8s-vpn-eth0"), "namespace": "shop"},
+        "spec": {"orchestrator": "k8s", "node": node, "pod": "vpn", "endpoint": "eth0", "interfaceName": host_end,
+                 "ipNetworks": ["10.65.1.2/32"], "allowSpoofedSourcePrefixes": prefixes},
+    });
+    let key = format!("/calico/resources/v3/projectcalico.org/workloadendpoints/shop/{node}-k8s-vpn-eth0");
+    fabric.put(&key, &endpoint.to_string());
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; kernel: vxlan, nf_tables; tool: etcd, ip, nft"]
+fn an_agent_in_calicos_place_guards_ends_and_tunnel_and_leaves_both_to_a_felix() {
+    let mut fabric = Fabric::new();
+    put_pool(&fabric, "Always");
+    put_go_node(&fabric, "node1", "10.77.0.99", "node1");
+    put_endpoint(&fabric, "n1", "cali0123456789a", &["192.0.2.0/24"]);
+    put_endpoint(&fabric, "node1", "cali9876543210f", &["198.51.100.0/24"]);
+    let mut node = fabric.node("n1", &["--calico"]);
+    let netns = node.netns_name().to_owned();
+    let list = |what: &str| {
+        let words = ["netns", "exec", &netns, "nft", "list"].into_iter().chain(what.split(' '));
+        Command::new("ip")
+            .args(words)
+            .output()
+            .map(|it| String::from_utf8_lossy(&it.stdout).into_owned())
+            .unwrap()
+    };
+    let ends = || list("chain inet russet-policy guard-calico").contains("goto guard");
+    let allowed = || list("set inet russet-policy sources4");
+    let peers = || list("set inet russet overlay-peers4").contains("10.77.0.99");
+    node.start_agent();
+    eventually(PATIENCE, || ends() && peers());
+    assert!(
+        allowed().contains("\"cali0123456789a\" . 192.0.2.0/24") && !allowed().contains("198.51"),
+        "{}",
+        allowed()
+    );
+    // Whatever others do to it.
+    run("ip", &["netns", "exec", &netns, "nft", "flush", "ruleset"]);
+    eventually(PATIENCE, || ends() && peers() && allowed().contains("cali0123456789a"));
+    let mut felix = disguised(&node, "calico-felix");
+    eventually(PATIENCE, || !ends() && !list("table inet russet").contains("peers"));
+    assert!(!allowed().contains("cali0123456789a"), "Felix allows it now");
+    felix.kill().unwrap();
+    felix.wait().unwrap();
+    // An agent that starts does not wait for a Felix that may only be started again.
+    node.stop_agent();
+    node.start_agent();
+    eventually(PATIENCE, || ends() && peers() && allowed().contains("cali0123456789a"));
+    node.stop_agent();
+    assert!(ends() && peers(), "what guards stays when the agent ends");
+}
+
 fn iptables(node: &TestNode, args: &str) -> String {
     let words: Vec<&str> = args.split(' ').collect();
     run("ip", &[&["netns", "exec", node.netns_name(), "iptables", "-w"], &words[..]].concat())

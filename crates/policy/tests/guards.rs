@@ -1,0 +1,379 @@
+//! What the guards keep pods from sending, with real packets, and what they let through (policy.md sections 3.3 and 3.6).
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use russet_addr::IfName;
+use russet_linux::NetNs;
+use russet_policy::{Entry, Guard, Guards, Verdicts};
+use russet_testkit::{eventually, frame, in_netns_with_loopback, nft_json, run};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+const PORT: u16 = 7000;
+/// Sends a frame out of an interface: `python3 -c THIS eth0 HEX`.
+const SEND_FRAME: &str = "import socket, sys
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+s.bind((sys.argv[1], 0))
+s.send(bytes.fromhex(sys.argv[2]))";
+
+fn name(text: &str) -> IfName {
+    text.parse().unwrap()
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn sh(command: &str) -> String {
+    let words: Vec<&str> = command.split_whitespace().collect();
+    run(words[0], &words[1..])
+}
+
+fn sysctl(knob: &str, value: &str) {
+    std::fs::write(format!("/proc/sys/net/{knob}"), value).unwrap();
+}
+
+/// A pod wired as the plugin wires it: full-length addresses and routes to them, 10.9.`number`.2 and fd09:`number`::2.
+fn pod(host_end: &str, number: u8) -> String {
+    let netns = format!("ns-{host_end}");
+    NetNs::create_named(&netns).unwrap();
+    sh(&format!("ip link add {host_end} type veth peer name eth0 netns {netns}"));
+    let inside = |command: &str| sh(&format!("ip -n {netns} {command}"));
+    sysctl(&format!("ipv6/conf/{host_end}/accept_dad"), "0");
+    sh(&format!("ip link set {host_end} address ee:ee:ee:ee:ee:ee"));
+    sh(&format!("ip addr add 169.254.1.1/32 dev {host_end}"));
+    sh(&format!("ip addr add fe80::1/64 dev {host_end} nodad"));
+    sh(&format!("ip link set {host_end} up"));
+    inside("link set lo up");
+    inside(&format!("addr add 10.9.{number}.2/32 dev eth0"));
+    inside(&format!("addr add fd09:{number}::2/128 dev eth0 nodad"));
+    inside("link set eth0 up");
+    inside("route add 169.254.1.1 dev eth0");
+    inside("route add default via 169.254.1.1");
+    inside("-6 route add default via fe80::1 dev eth0");
+    sh(&format!("ip route add 10.9.{number}.2/32 dev {host_end}"));
+    sh(&format!("ip -6 route add fd09:{number}::2/128 dev {host_end}"));
+    netns
+}
+
+/// A node that forwards, and whose distribution wants loose reverse path checks: then those of interfaces are loose, too.
+fn node(body: impl FnOnce() + Send) {
+    in_netns_with_loopback(|| {
+        sysctl("ipv4/ip_forward", "1");
+        sysctl("ipv6/conf/all/forwarding", "1");
+        sysctl("ipv4/conf/all/rp_filter", "2");
+        sh("ip link add uplink type veth peer name far");
+        sh("ip addr add 192.0.2.1/24 dev uplink");
+        sh("ip addr add fd77::1/64 dev uplink nodad");
+        sh("ip link set far up");
+        sh("ip link set uplink up");
+        sh("ip route add default dev uplink");
+        sh("ip -6 route add default dev uplink");
+        body();
+    });
+}
+
+fn socket(netns: &str, address: &str, port: u16) -> UdpSocket {
+    let bind = || UdpSocket::bind((ip(address), port)).unwrap();
+    let socket = NetNs::open_named(netns).unwrap().with(bind).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    socket
+}
+
+fn listener(address: &str, port: u16) -> UdpSocket {
+    let socket = UdpSocket::bind((ip(address), port)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    socket
+}
+
+/// Sends what should not arrive and then an honest packet, until one arrives: which it was.
+#[track_caller]
+fn first_is_honest(attack: &dyn Fn(), honest: &UdpSocket, receiver: &UdpSocket) -> bool {
+    let to = receiver.local_addr().unwrap();
+    let mut packet = [0; 1];
+    eventually(DEADLINE, || {
+        attack();
+        let _ = honest.send_to(&[2], to);
+        receiver.recv_from(&mut packet).is_ok()
+    });
+    packet[0] == 2
+}
+
+fn send_frame(netns: &str, mac: &str, ether_type: &str, packet: &[u8]) {
+    let hex: String = packet.iter().map(|byte| format!("{byte:02x}")).collect();
+    let frame = format!("{mac}020000000066{ether_type}{hex}");
+    run("ip", &["netns", "exec", netns, "python3", "-c", SEND_FRAME, "eth0", &frame]);
+}
+
+/// How many packets a guard has dropped.
+fn dropped(guard: Guard) -> u64 {
+    let listing = nft_json(&["list", "table", "inet", "russet-policy"]);
+    let rules = listing["nftables"].as_array().unwrap().iter().filter_map(|object| object.get("rule"));
+    let of_guard = rules.filter(|rule| rule["comment"] == guard.comment());
+    let count = |rule: &serde_json::Value| {
+        rule["expr"].as_array().unwrap().iter().find_map(|expr| expr["counter"]["packets"].as_u64())
+    };
+    of_guard.filter_map(count).sum()
+}
+
+fn in_force(wanted: &[&str]) -> Verdicts {
+    let mut verdicts = Verdicts::open().unwrap();
+    let wanted: Vec<Entry> = wanted.iter().map(|text| Entry::allow(name(text))).collect();
+    verdicts.reconcile(&wanted).unwrap();
+    verdicts
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tool: ip"]
+fn a_pod_sends_from_no_address_but_its_own() {
+    node(|| {
+        let (thief, honest, victim) = (pod("russ1", 1), pod("russ2", 2), pod("russ3", 3));
+        let _verdicts = in_force(&["russ1", "russ2", "russ3"]);
+        let families = [
+            ("10.9.3.2", "10.9.2.2", ["10.9.2.2", "192.0.2.1", "198.51.100.7"]),
+            ("fd09:3::2", "fd09:2::2", ["fd09:2::2", "fd77::1", "2001:db8::7"]),
+        ];
+        for (to, own, all_stolen) in families {
+            for stolen in all_stolen {
+                sh(&format!(
+                    "ip -n {thief} addr add {stolen} dev eth0 {}",
+                    if to.contains(':') { "nodad" } else { "" }
+                ));
+                let thief = socket(&thief, stolen, PORT);
+                let honest = socket(&honest, own, PORT + 1);
+                // Another pod, and the node itself.
+                let node = if to.contains(':') { "fd77::1" } else { "192.0.2.1" };
+                for receiver in [socket(&victim, to, PORT + 2), listener(node, PORT + 2)] {
+                    let target = receiver.local_addr().unwrap();
+                    for _ in 0..5 {
+                        let attack = || _ = thief.send_to(&[1], target);
+                        assert!(first_is_honest(&attack, &honest, &receiver), "{stolen} to {target}");
+                    }
+                }
+            }
+        }
+        assert!(dropped(Guard::Source) > 0);
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, ping, python3"]
+fn what_pods_must_send_passes_the_guards() {
+    node(|| {
+        let (first, second) = (pod("russ1", 1), pod("russ2", 2));
+        let _verdicts = in_force(&["russ1", "russ2"]);
+        for (netns, to) in [(&first, ["10.9.2.2", "fd09:2::2"]), (&second, ["10.9.1.2", "fd77::1"])] {
+            for to in to {
+                sh(&format!("ip netns exec {netns} ping -n -c 1 -W 5 {to}"));
+            }
+        }
+        // A client of DHCP has no address yet.
+        let server = listener("0.0.0.0", 67);
+        let discover = frame::udp_packet(ip("0.0.0.0"), ip("255.255.255.255"), 67, &[7]);
+        let mut packet = [0; 1];
+        eventually(DEADLINE, || {
+            send_frame(&first, "ffffffffffff", "0800", &discover);
+            server.recv_from(&mut packet).is_ok()
+        });
+        assert_eq!(packet, [7]);
+        // A further address: its node asks for neighbours, for duplicates (from `::`) and reports its groups.
+        let inside = |command: &str| sh(&format!("ip -n {first} {command}"));
+        inside("neigh flush dev eth0");
+        inside("addr add fd09:1::3/64 dev eth0");
+        eventually(DEADLINE, || !inside("-6 addr show dev eth0").contains("tentative"));
+        sh(&format!("ip netns exec {first} ping -n -c 1 -W 5 fe80::1%eth0"));
+        // A second interface of the same pod, whose answers leave where the questions came (a rule by source).
+        sh(&format!("ip link add russ7 type veth peer name eth1 netns {first}"));
+        sysctl("ipv6/conf/russ7/accept_dad", "0");
+        sh("ip addr add fe80::1/64 dev russ7 nodad");
+        sh("ip link set russ7 up");
+        inside("addr add fd09:7::2/128 dev eth1 nodad");
+        inside("link set eth1 up");
+        inside("-6 route add default via fe80::1 dev eth1 table 77");
+        inside("-6 rule add from fd09:7::2 table 77");
+        sh("ip -6 route add fd09:7::2/128 dev russ7");
+        let _verdicts = in_force(&["russ1", "russ2", "russ7"]);
+        sh("ping -n -c 1 -W 5 fd09:7::2");
+        for guard in Guard::ALL {
+            assert_eq!(dropped(guard), 0, "{guard:?}");
+        }
+    });
+}
+
+/// A router advertisement that offers a default route for half an hour.
+fn router_advertisement(from: &str) -> Vec<u8> {
+    let script = "import socket, struct, sys
+src = socket.inet_pton(socket.AF_INET6, sys.argv[1])
+dst = socket.inet_pton(socket.AF_INET6, 'ff02::1')
+icmp = bytes([134, 0, 0, 0, 64, 0]) + struct.pack('!HII', 1800, 0, 0)
+data = src + dst + struct.pack('!II', len(icmp), 58) + icmp
+total = sum(struct.unpack('!%dH' % (len(data) // 2), data))
+while total >> 16: total = (total & 0xffff) + (total >> 16)
+icmp = icmp[:2] + struct.pack('!H', ~total & 0xffff) + icmp[4:]
+print((struct.pack('!IHBB', 0x60000000, len(icmp), 58, 255) + src + dst + icmp).hex())";
+    let hex = run("python3", &["-c", script, from]);
+    let hex = hex.trim();
+    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, python3"]
+fn a_pod_is_no_router_and_no_dhcp_server() {
+    node(|| {
+        let attacker = pod("russ1", 1);
+        // An operator who switched this on for all interfaces.
+        sysctl("ipv6/conf/russ1/accept_ra", "2");
+        let offered = || sh("ip -6 route show default dev russ1").contains("ra");
+        let advertise = || send_frame(&attacker, "333300000001", "86dd", &router_advertisement("fe80::66"));
+        eventually(DEADLINE, || {
+            advertise();
+            offered()
+        });
+        sh("ip -6 route flush dev russ1 proto ra");
+        let _verdicts = in_force(&["russ1"]);
+        eventually(DEADLINE, || {
+            advertise();
+            dropped(Guard::Router) > 0
+        });
+        assert!(!offered());
+        for (own, node, server, client) in
+            [("10.9.1.2", "192.0.2.1", 67, 68), ("fd09:1::2", "fd77::1", 547, 546)]
+        {
+            let receiver = listener(node, client);
+            let (server, honest) = (socket(&attacker, own, server), socket(&attacker, own, PORT));
+            let attack = || _ = server.send_to(&[1], (ip(node), client));
+            for _ in 0..5 {
+                assert!(first_is_honest(&attack, &honest, &receiver), "{own}");
+            }
+        }
+        assert!(dropped(Guard::Dhcp) > 0);
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tools: ip, python3"]
+fn what_listens_on_the_nodes_loopback_hears_no_pod() {
+    node(|| {
+        let attacker = pod("russ1", 1);
+        sysctl("ipv4/conf/russ1/route_localnet", "1");
+        let receiver = listener("127.0.0.1", PORT);
+        let forged = frame::udp_packet(ip("10.9.1.2"), ip("127.0.0.1"), PORT, &[1]);
+        let attack = || send_frame(&attacker, "eeeeeeeeeeee", "0800", &forged);
+        eventually(DEADLINE, || {
+            attack();
+            receiver.recv_from(&mut [0]).is_ok()
+        });
+        let _verdicts = in_force(&["russ1"]);
+        while receiver.recv_from(&mut [0]).is_ok() {}
+        let local = listener("127.0.0.1", 0);
+        for _ in 0..3 {
+            assert!(first_is_honest(&attack, &local, &receiver));
+        }
+        assert!(dropped(Guard::Loopback) > 0);
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, veth, root; tool: ip"]
+fn oracle_65_ends_of_calicos_plugin_send_from_their_own_addresses_and_what_their_annotation_allows() {
+    node(|| {
+        let (thief, victim) = (pod("cali1", 1), pod("cali2", 2));
+        let mut verdicts = in_force(&[]);
+        for (stolen, own, to) in
+            [("192.0.2.99", "10.9.1.2", "10.9.2.2"), ("fd77::99", "fd09:1::2", "fd09:2::2")]
+        {
+            sh(&format!(
+                "ip -n {thief} addr add {stolen} dev eth0 {}",
+                if to.contains(':') { "nodad" } else { "" }
+            ));
+            let (thief, honest) = (socket(&thief, stolen, PORT), socket(&thief, own, PORT + 1));
+            let receiver = socket(&victim, to, PORT + 2);
+            let target: SocketAddr = receiver.local_addr().unwrap();
+            let steal = || _ = thief.send_to(&[1], target);
+            let mut guarded_by = |guards: Guards, expected: bool| {
+                verdicts.guard(&Arc::new(guards.clone()));
+                verdicts.reconcile(&[]).unwrap();
+                assert!(verdicts.reconcile(&[]).unwrap().is_clean());
+                while receiver.recv_from(&mut [0]).is_ok() {}
+                for _ in 0..3 {
+                    assert_eq!(first_is_honest(&steal, &honest, &receiver), expected, "{guards:?}");
+                    while receiver.recv_from(&mut [0]).is_ok() {}
+                }
+            };
+            let allowed = |end: &str, net: &str| {
+                Some(BTreeMap::from([(
+                    name(end),
+                    vec![net.parse().unwrap(), format!("{stolen}/31").parse().unwrap()],
+                )]))
+            };
+            let wide = if to.contains(':') { "fd77::/64" } else { "192.0.2.96/28" };
+            let other = if to.contains(':') { "fd99::/64" } else { "198.51.100.0/24" };
+            guarded_by(Guards { calico: Some(false), sources: None }, false);
+            guarded_by(Guards { calico: Some(true), sources: None }, true);
+            guarded_by(Guards { calico: Some(true), sources: allowed("cali1", wide) }, false);
+            // Not said: as it is.
+            guarded_by(Guards::default(), false);
+            guarded_by(Guards { calico: Some(true), sources: allowed("cali2", other) }, true);
+            verdicts.put_sources(&name("cali1"), &[wide.parse().unwrap()]).unwrap();
+            assert!(!first_is_honest(&steal, &honest, &receiver), "put singly");
+            verdicts.put_sources(&name("cali1"), &[]).unwrap();
+            while receiver.recv_from(&mut [0]).is_ok() {}
+            assert!(first_is_honest(&steal, &honest, &receiver), "taken back");
+        }
+        assert!(verdicts.withdraw().unwrap());
+        // Nothing is guarded, so nothing has to be let through.
+        verdicts.put_sources(&name("cali1"), &["fd77::/64".parse().unwrap()]).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, bridge, veth, root; tools: ip, python3, nft"]
+fn a_pod_behind_a_bridge_advertises_no_router_and_answers_no_dhcp_to_the_others() {
+    node(|| {
+        sh("ip link add cni0 type bridge mcast_snooping 0");
+        sh("ip link set cni0 up");
+        for (number, end) in ["russ1", "russ2"].into_iter().enumerate() {
+            let netns = format!("ns-{end}");
+            NetNs::create_named(&netns).unwrap();
+            sh(&format!("ip link add {end} type veth peer name eth0 netns {netns}"));
+            sh(&format!("ip link set {end} master cni0 up"));
+            sh(&format!("ip -n {netns} addr add 10.8.0.{}/24 dev eth0", number + 1));
+            sh(&format!("ip -n {netns} link set eth0 up"));
+        }
+        let offered = || sh("ip -n ns-russ2 -6 route show default").contains("ra");
+        let advertise = || send_frame("ns-russ1", "333300000001", "86dd", &router_advertisement("fe80::66"));
+        eventually(DEADLINE, || {
+            advertise();
+            offered()
+        });
+        sh("ip -n ns-russ2 -6 route flush proto ra");
+        let mut verdicts = in_force(&[]);
+        assert!(verdicts.guard_ports().unwrap());
+        assert!(!verdicts.guard_ports().unwrap(), "once");
+        for _ in 0..3 {
+            advertise();
+        }
+        let receiver = socket("ns-russ2", "10.8.0.2", 68);
+        let (server, honest) = (socket("ns-russ1", "10.8.0.1", 67), socket("ns-russ1", "10.8.0.1", PORT));
+        let attack = || _ = server.send_to(&[1], (ip("10.8.0.2"), 68));
+        for _ in 0..5 {
+            assert!(first_is_honest(&attack, &honest, &receiver));
+        }
+        assert!(!offered(), "what was sent before has arrived, or never will");
+        // Others' doing is repaired with the rest.
+        for damage in
+            ["flush ruleset", "delete table bridge russet-policy", "flush table bridge russet-policy"]
+        {
+            run("nft", &[damage]);
+            assert!(verdicts.reconcile(&[]).unwrap().structure.is_some(), "{damage}");
+            assert!(verdicts.reconcile(&[]).unwrap().is_clean(), "{damage}");
+            assert!(run("nft", &["list table bridge russet-policy"]).contains("a pod is no router"));
+        }
+        assert!(verdicts.withdraw().unwrap());
+        assert!(!run("nft", &["list ruleset"]).contains("russet"));
+    });
+}
