@@ -10,6 +10,7 @@ mod direct;
 pub mod drift;
 mod endpoint_status;
 mod fill;
+mod guards;
 mod health;
 mod heap;
 mod history;
@@ -164,6 +165,7 @@ pub async fn run(
             background.spawn_local(reaper::run(node.clone(), doomed, metrics.clone()));
             background.spawn_local(fill::run(node.clone(), metrics.pools.clone()));
             background.spawn_local(heap::run());
+            background.spawn_local(guards::run(metrics.clone()));
             let keep = Loop::new(config.clone(), node, readiness.clone(), metrics, drift.clone());
             if config.calico {
                 background.spawn_local(endpoint_status::Files::of(&keep).run());

@@ -59,6 +59,8 @@ pub struct Metrics {
     pub repaired: Family<Kind, Counter>,
     /// Looks for leaks that counted for nothing, because something could not be read.
     pub void_repairs: Counter,
+    /// Packets that the guards against forged ones dropped, by guard.
+    pub guard_drops: Family<Kind, Counter>,
     /// What others changed of ours in the kernel.
     pub drift: DriftMetrics,
     /// The agent's store.
@@ -126,6 +128,7 @@ impl Metrics {
             nodes: Gauge::default(),
             repaired: Family::default(),
             void_repairs: Counter::default(),
+            guard_drops: Family::default(),
             drift: DriftMetrics::default(),
             store: StoreMetrics::default(),
             pools: PoolMetrics::default(),
@@ -180,6 +183,11 @@ impl Metrics {
             it.void_repairs.clone(),
         );
         registry.register("overlay_nodes", "Nodes known, with this one", it.nodes.clone());
+        registry.register(
+            "guard_drops",
+            "Packets of pods and other machines that the guards dropped, by guard",
+            it.guard_drops.clone(),
+        );
         it.drift.register(registry);
         it.store.register(registry);
         it.pools.register(registry);

@@ -24,6 +24,9 @@ pub struct Node {
 /// The gateway of a routed pod (calico-cni.md section 3).
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 
+/// The name of pods' host ends: one that Russet's tables are about.
+pub const HOST_END: &str = "russ0";
+
 // === impl Node ===
 
 impl Node {
@@ -133,10 +136,10 @@ impl Node {
             mtu_bytes: Some(mtu_bytes),
             ..Peer::new(name("eth0")?)
         };
-        let link = LinkAdd { mtu_bytes: Some(mtu_bytes), ..LinkAdd::veth(name("pod0")?, peer) };
+        let link = LinkAdd { mtu_bytes: Some(mtu_bytes), ..LinkAdd::veth(name(HOST_END)?, peer) };
         self.netlink.execute(Batch::new().add_link(&link))?;
         let mut pod = self.pod.with(Socket::route)??;
-        let host_end = self.netlink.link_by_name(&name("pod0")?)?.index;
+        let host_end = self.netlink.link_by_name(&name(HOST_END)?)?.index;
         let pod_end = pod.link_by_name(&name("eth0")?)?.index;
         Ok((host_end, pod, pod_end))
     }

@@ -7,9 +7,10 @@ use russet_linux::NetNs;
 use russet_netlink::{Batch, Df, FdbEntry, LinkAdd, LinkKind, Neighbour, Route, Vxlan};
 use russet_overlay::firewall::{Firewall, Mode, Wanted};
 use russet_overlay::udp::{OVERHEAD_BYTES, Options, PORT, Proxy};
+use russet_policy::{Entry, Verdicts};
 
 use crate::naive::Naive;
-use crate::node::{Node, mac, name, up};
+use crate::node::{HOST_END, Node, mac, name, up};
 use crate::{Error, Result};
 
 /// How packets get from pod to pod.
@@ -23,6 +24,8 @@ pub enum Way {
     Vxlan,
     /// The same, and the masquerade and forward rules of our flannel daemon, so that connections are tracked.
     VxlanRules,
+    /// The same, and verdicts and guards: sources of pods, peers of the tunnel.
+    VxlanGuarded,
     /// As flannel and the bridge plugin leave it: bridge, VXLAN device, connection tracking, `bridge-nf-call-iptables`.
     VxlanFlannel,
     /// Routed veth, our userspace udp backend.
@@ -64,6 +67,28 @@ table ip flannel {
 }
 ";
 
+/// The tunnel's guard of flannel's daemon (`overlay::flannel`).
+const TUNNEL_GUARD: &str = "
+table inet russet-flannel-1 {
+  set active { type inet_proto; flags timeout; elements = { udp timeout 1h } }
+  set pods { type ifname; elements = { cni0 } }
+  set peers4 { type ipv4_addr; elements = { 192.168.77.1, 192.168.77.2 } }
+  chain tunnel {
+    meta l4proto != @active accept
+    @th,96,24 != 0x000001 accept
+    iifname @pods counter drop
+    ip saddr != @peers4 counter drop
+  }
+  chain tunnel-on {
+    meta l4proto != @active accept
+    iifname @pods counter drop
+    ip saddr 10.244.0.0/16 counter drop
+  }
+  chain input { type filter hook input priority filter; policy accept; udp dport 8472 goto tunnel; }
+  chain forward { type filter hook forward priority filter; policy accept; udp dport 8472 goto tunnel-on; }
+}
+";
+
 // === impl Way ===
 
 impl FromStr for Way {
@@ -75,6 +100,7 @@ impl FromStr for Way {
             "routed" => Self::Routed,
             "vxlan" => Self::Vxlan,
             "vxlan-rules" => Self::VxlanRules,
+            "vxlan-guarded" => Self::VxlanGuarded,
             "vxlan-flannel" => Self::VxlanFlannel,
             "udp" => Self::Udp,
             "udp-naive" => Self::UdpNaive,
@@ -97,7 +123,9 @@ impl Stage {
                 let route = Route::via(other.subnet()?.into(), other.address().into());
                 Ok(node.netlink.execute(Batch::new().add_route(&route))?)
             })?,
-            Way::Vxlan | Way::VxlanRules => vxlan(&mut nodes, |node| node.routed_pod(VXLAN_MTU))?,
+            Way::Vxlan | Way::VxlanRules | Way::VxlanGuarded => {
+                vxlan(&mut nodes, |node| node.routed_pod(VXLAN_MTU))?
+            }
             Way::VxlanFlannel => vxlan(&mut nodes, |node| node.bridged_pod(VXLAN_MTU))?,
             Way::Udp => {
                 each(&mut nodes, |node, _| node.routed_pod(UDP_MTU))?;
@@ -110,6 +138,7 @@ impl Stage {
         }
         match way {
             Way::VxlanRules => nodes.iter().try_for_each(rules)?,
+            Way::VxlanGuarded => nodes.iter().try_for_each(|node| rules(node).and_then(|()| guards(node)))?,
             Way::VxlanFlannel => nodes.iter().try_for_each(|node| {
                 node.run("nft", &["-f", "-"], FLANNEL_RULES)?;
                 node.set("net/bridge/bridge-nf-call-iptables", "1")
@@ -193,6 +222,17 @@ fn rules(node: &Node) -> Result<()> {
     if report.failed.is_empty() { Ok(()) } else { Err(format!("{:?}", report.failed).into()) }
 }
 
+/// Verdicts and guards as the agent makes them, and the tunnel's peers as overlay and flannel's daemon do.
+fn guards(node: &Node) -> Result<()> {
+    let host_end = name(HOST_END)?;
+    let in_force = || {
+        Verdicts::open()?.reconcile(&[Entry::allow(host_end)])?;
+        Ok::<_, Box<dyn Error + Send + Sync>>(())
+    };
+    node.host.run_in_thread(in_force)??;
+    node.run("nft", &["-f", "-"], TUNNEL_GUARD)
+}
+
 fn proxy(node: &Node, other: &Node) -> Result<Proxy> {
     let options = Options {
         tun: "flannel%d".to_owned(),
@@ -203,6 +243,7 @@ fn proxy(node: &Node, other: &Node) -> Result<Proxy> {
         port: PORT,
         queues: 1,
         offload: true,
+        guard: true,
     };
     let proxy = node.host.run_in_thread(|| Proxy::start(options))??;
     proxy.put(other.subnet()?, other.address());

@@ -23,7 +23,7 @@ fn use_all(metrics: &Metrics) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(stages.of(during(Stage::Turn, std::future::ready(()))));
     metrics.request("ADD", 0, &stages.spent());
-    for family in [&metrics.changes, &metrics.repaired, &metrics.recoveries] {
+    for family in [&metrics.changes, &metrics.repaired, &metrics.recoveries, &metrics.guard_drops] {
         family.get_or_create(&Kind { kind: "route".to_owned() }).inc();
     }
     metrics.drift.repaired(&[("route", 1)], Duration::ZERO, SystemTime::UNIX_EPOCH);
