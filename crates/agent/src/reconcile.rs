@@ -300,8 +300,9 @@ impl Loop {
                 underlay = self.drift.disturbed() => return Ok(underlay),
                 () = tokio::time::sleep_until(probe) => {}
             }
-            self.node.store.get(&Key::node(&self.node.name)).await?;
+            // First: a store that is behind an interface that is down is waited for.
             self.judge_underlay(cluster).await?;
+            self.node.store.get(&Key::node(&self.node.name)).await?;
             let borrows = watches.follow_borrowers(&*self.node.store, cluster).await?;
             if borrows || self.stands_aside().await? != aside {
                 break;

@@ -15,12 +15,12 @@ fn dropping(family: Family, incoming: bool) -> Vec<String> {
 }
 
 fn chain(hook: &str, policy: &str, rules: &str) -> String {
-    format!("chain c {{ type filter hook {hook} priority 0; policy {policy}; {rules} }}")
+    format!("chain c {{\n type filter hook {hook} priority 0; policy {policy};\n {rules}\n }}")
 }
 
 /// Whether the only table, with these chains, drops what comes in over IPv4.
 fn drops(family: &str, chains: &str) -> bool {
-    run("nft", &[&format!("table {family} t {{ {chains} }}")]);
+    run("nft", &[&format!("table {family} t {{\n {chains}\n }}")]);
     let found = dropping(Family::V4, true);
     run("nft", &["delete", "table", family, "t"]);
     assert!(found.is_empty() || found == [format!("{family} t c")], "{found:?}");
@@ -65,23 +65,25 @@ fn rules_that_drop_every_packet_of_the_port_are_found() {
         assert!(!drops("inet", &chain("forward", "drop", "")));
         assert!(!drops("inet", &chain("output", "accept", "udp dport 4789 drop")));
         assert!(!drops("ip6", &chain("input", "drop", "")));
-        let jumps = "chain c { type filter hook input priority 0; jump a; } chain a { jump b; accept; } chain b { udp dport 4789 drop; }";
+        let jumps = "chain b {\n udp dport 4789 drop\n }\n chain a {\n jump b\n accept\n }\n chain c {\n type filter hook input priority 0\n jump a\n }";
         assert!(drops("ip", jumps));
-        assert!(!drops("ip", &jumps.replace("jump a;", "ip saddr 10.0.0.9 jump a;")));
-        assert!(!drops("ip", &jumps.replace("chain b { udp", "chain b { return; udp")));
+        assert!(!drops("ip", &jumps.replace("jump a", "ip saddr 10.0.0.9 jump a")));
+        assert!(!drops("ip", &jumps.replace("chain b {\n", "chain b {\n return\n")));
 
         run(
             "nft",
-            &["table inet t { chain c { type filter hook output priority 0; udp dport 4789 drop; } }"],
+            &[
+                "table inet t {\n chain c {\n type filter hook output priority 0\n udp dport 4789 drop\n }\n }",
+            ],
         );
         assert_eq!((dropping(Family::V4, true).len(), dropping(Family::V4, false).len()), (0, 1));
         assert_eq!(dropping(Family::V6, false), ["inet t c"]);
-        run("nft", &["table inet t { flags dormant; }"]);
+        run("nft", &["table inet t {\n flags dormant\n }"]);
         assert_eq!(dropping(Family::V4, false), [""; 0]);
         run(
             "nft",
             &[
-                "delete table inet t; table inet russet { chain c { type filter hook output priority 0; policy drop; } }",
+                "delete table inet t; table inet russet {\n chain c {\n type filter hook output priority 0; policy drop;\n }\n }",
             ],
         );
         assert_eq!(dropping(Family::V4, false), [""; 0], "our own");

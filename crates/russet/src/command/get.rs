@@ -185,7 +185,8 @@ mod tests {
             let kinds = [Kind::Pool, Kind::Reservation, Kind::Node, Kind::Profile, Kind::Endpoint];
             kinds.into_iter().filter(|kind| each_kind!(*kind, printed(&bytes[end..]))).count() > 0
         });
-        assert!(replayed.inputs_read * 20 > replayed.inputs, "{replayed:?}");
+        // A third of the corpus is resources.
+        assert!(replayed.inputs_read * 100 > replayed.inputs, "{replayed:?}");
     }
 
     fn printed<S: Definition>(value: &[u8]) -> bool {

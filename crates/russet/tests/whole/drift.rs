@@ -24,6 +24,16 @@ struct Traffic {
     said: Option<std::thread::JoinHandle<String>>,
 }
 
+/// An agent that ends with the test.
+struct Spawned(Child);
+
+impl Drop for Spawned {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// How long nothing came through at most.
 struct Gap {
     sent: u32,
@@ -487,8 +497,9 @@ fn an_agent_that_has_not_read_its_store_gives_no_all_clear() {
     let mut fabric = Fabric::new();
     fabric.kill_etcd();
     let node = fabric.node("node-a", &[]);
-    node.spawn_agent();
-    eventually(PATIENCE, || node.path("run/russet/cni.sock").exists());
+    let _agent = Spawned(node.spawn_agent());
+    let listens = || std::net::TcpStream::connect("127.0.0.1:9471").is_ok();
+    eventually(PATIENCE, || node.netns().with(listens).unwrap());
     eventually(PATIENCE, || crate::verbs::get(&node, "/readyz?verbose").contains("[-] store: "));
     let answer = node.russet(&["drift"]);
     assert_eq!(answer.status, 1, "{answer:?}");
@@ -519,9 +530,11 @@ fn a_closed_tunnel_and_an_underlay_that_is_down_are_seen_by_drift_and_readyz() {
     inside(
         node,
         "nft",
-        &["table inet foreign { chain in { type filter hook input priority 0; udp dport 4789 drop; } }"],
+        &[
+            "table inet foreign {\n chain guard {\n type filter hook input priority 0\n udp dport 4789 drop\n }\n }",
+        ],
     );
-    sees("chain inet foreign in drops what comes from other nodes at UDP port 4789");
+    sees("chain inet foreign guard drops what comes from other nodes at UDP port 4789");
     inside(node, "nft", &["delete", "table", "inet", "foreign"]);
     eventually(PATIENCE, is_ready);
     // With it go the default route and the datastore; drift knows all the same.
@@ -531,7 +544,7 @@ fn a_closed_tunnel_and_an_underlay_that_is_down_are_seen_by_drift_and_readyz() {
         answer.status == 3 && answer.stdout.contains("interface eth0 to the other nodes is down"),
         "{answer:?}"
     );
-    assert!(!ready().starts_with("HTTP/1.1 200"));
+    eventually(PATIENCE, || ready().contains("[-] underlay: interface eth0 to the other nodes is down"));
 }
 
 #[test]

@@ -465,12 +465,15 @@ fn a_live_pods_address_that_was_released_is_seen_by_check_repair_and_drift() {
     let mut node = TestNode::start(&["--ipv4-pool", "10.77.0.0/24", "--ipv6-pool", "none"]);
     let pods = [node.pod(), node.pod()];
     let addresses = pods.each_ref().map(|pod| node.add(pod).addresses().remove(0));
+    // The verbs have to know which node this is.
+    std::fs::create_dir_all(node.path("etc/russet")).unwrap();
+    std::fs::write(node.path("etc/russet/russet.toml"), "node_name = 'node-a'\n").unwrap();
     eventually(PATIENCE, || node.russet(&["drift"]).status == 0);
     let repair = ["ipam", "repair", "--dry-run", "--grace", "1s"];
-    assert_eq!(node.russet(&repair).status, 0);
+    assert_eq!(node.russet_inside(&repair).status, 0);
     assert_eq!(node.russet(&["ipam", "release", "--ip", &addresses[0], "--force"]).status, 0);
     let sees = |node: &TestNode, verb: &[&str]| {
-        let answer = node.russet(verb);
+        let answer = node.russet_inside(verb);
         let named = answer.stdout.contains(&addresses[0]) && answer.stdout.contains(&pods[0].container);
         assert!(answer.status == 3 && named, "{verb:?}: {answer:?}");
         assert!(!answer.stdout.contains(&addresses[1]), "{verb:?}: {answer:?}");
@@ -483,8 +486,8 @@ fn a_live_pods_address_that_was_released_is_seen_by_check_repair_and_drift() {
         node.stop_agent();
     }
     assert_eq!(node.del(&pods[0]).status, 0);
-    assert_eq!(node.russet(&["ipam", "check"]).status, 0);
-    assert_eq!(node.russet(&repair).status, 0);
+    assert_eq!(node.russet_inside(&["ipam", "check"]).status, 0);
+    assert_eq!(node.russet_inside(&repair).status, 0);
 }
 
 /// Issue 4, item 5: who has it, and who had it when.
