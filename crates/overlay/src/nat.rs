@@ -39,7 +39,7 @@ pub(crate) fn without_guard(nft: &mut Nft) -> Result<Transaction, NetlinkError> 
     let mut transaction = Transaction::new();
     let found = nft.chains(&table)?;
     for name in chains.iter().filter(|name| found.iter().any(|info| info.chain.name == **name)) {
-        transaction.flush_chain(&table, *name).delete_chain(&table, *name);
+        transaction.flush_chain(&table, name).delete_chain(&table, name);
     }
     let found = nft.sets(&table)?;
     for set in sets.iter().filter(|set| found.iter().any(|info| info.set.name == set.name)) {

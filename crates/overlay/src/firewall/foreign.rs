@@ -185,6 +185,7 @@ mod tests {
             comment: None,
             expressions: expressions.iter().map(|name| (*name).to_owned()).collect(),
             verdict,
+            packets: None,
             digest: 0,
         };
         kind(&rule, "ours")
