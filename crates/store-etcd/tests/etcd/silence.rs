@@ -62,24 +62,6 @@ async fn a_name_that_cannot_be_resolved_is_named() {
 }
 
 #[tokio::test]
-async fn a_certificate_file_that_went_away_is_named_soon() {
-    let directory = tempfile::tempdir().unwrap();
-    let ca = directory.path().join("ca.pem");
-    std::fs::write(&ca, "").unwrap();
-    let settings = Settings {
-        ca: Some(ca.clone()),
-        ..Settings::for_endpoints(&format!("https://{}", nobody())).unwrap()
-    };
-    let deadline = settings.deadline;
-    let store = Etcd::connect(settings).unwrap();
-    std::fs::remove_file(&ca).unwrap();
-    let begun = Instant::now();
-    let error = store.get(&key(1)).await.unwrap_err().to_string();
-    assert!(begun.elapsed() < deadline / 2, "{:?}", begun.elapsed());
-    assert!(error.contains("ca.pem"), "{error}");
-}
-
-#[tokio::test]
 async fn a_commit_that_was_sent_and_not_answered_is_unknown_and_is_sent_once() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let second = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
