@@ -4,10 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::client::ResolvesClientCert;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::crypto::ring::sign::any_supported_type;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
 use crate::config::{Config, ConfigError, Material, read_file};
@@ -23,6 +26,11 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
 /// Accepts any certificate, because the operator said so (`insecure-skip-tls-verify`).
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
+
+/// Our certificate, presented as it is to every server that asks for one. rustls itself parses it by the rules for servers' certificates and refuses X.509
+/// version 1, which openssl makes without extensions; whether it is good is the server's decision.
+#[derive(Debug)]
+struct OwnCertificate(Arc<CertifiedKey>);
 
 /// A connector with the certificates as their files are now: they get renewed.
 pub(crate) fn connector(config: &Config) -> Result<TlsConnector, ConfigError> {
@@ -41,7 +49,9 @@ pub(crate) fn connector(config: &Config) -> Result<TlsConnector, ConfigError> {
             let chain =
                 certificates(certificate).map_err(|error| error.into_config(config, "client certificate"))?;
             let key = private_key(key).map_err(|error| error.into_config(config, "client key"))?;
-            builder.with_client_auth_cert(chain, key).map_err(|error| refused(error.to_string()))?
+            let identity = OwnCertificate::new(chain, &key);
+            let identity = identity.map_err(|reason| refused(format!("client certificate: {reason}")))?;
+            builder.with_client_cert_resolver(Arc::new(identity))
         }
     };
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -113,6 +123,31 @@ impl Fault {
                 ConfigError::Tls { server: config.server.to_string(), reason: format!("{what}: {reason}") }
             }
         }
+    }
+}
+
+// === impl OwnCertificate ===
+
+impl OwnCertificate {
+    /// Refuses only a key that belongs to another certificate.
+    fn new(chain: Vec<CertificateDer<'static>>, key: &PrivateKeyDer<'static>) -> Result<Self, String> {
+        let key = any_supported_type(key).map_err(|error| format!("its key cannot be used: {error}"))?;
+        let leaf = chain.first().map(|leaf| leaf.to_vec()).unwrap_or_default();
+        let holds = |public: &[u8]| leaf.windows(public.len()).any(|window| window == public);
+        if key.public_key().is_some_and(|public| !holds(&public)) {
+            return Err("its key belongs to another certificate: their public keys differ".to_owned());
+        }
+        Ok(Self(Arc::new(CertifiedKey::new(chain, key))))
+    }
+}
+
+impl ResolvesClientCert for OwnCertificate {
+    fn resolve(&self, _authorities: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.0))
+    }
+
+    fn has_certs(&self) -> bool {
+        true
     }
 }
 

@@ -112,6 +112,24 @@ async fn a_client_certificate_logs_in() {
 
 #[tokio::test]
 #[ignore = "tool: openssl"]
+async fn a_client_certificate_of_version_1_is_presented_and_left_to_the_server() {
+    let certificates = certificates();
+    let at = certificates.path();
+    let (ca, key) = (path(at, "ca.pem"), path(at, "ca.key"));
+    // Without extensions openssl makes version 1.
+    let sign = ["x509", "-req", "-days", "2", "-CAcreateserial", "-CA", &ca, "-CAkey", &key];
+    let (request, old) = (path(at, "client.csr"), path(at, "old.pem"));
+    run("openssl", &[&sign[..], &["-in", &request, "-out", &old]].concat());
+    let server = server(at, None);
+    let reach = |user: &str| kubeconfig(at, &server, "certificate-authority: ca.pem", user);
+    reach(&format!("client-certificate: old.pem, client-key: client.key, token: {TOKEN:?}"))
+        .node("n1")
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+#[ignore = "tool: openssl"]
 async fn certificates_that_are_none_are_named_before_anything_connects() {
     let certificates = certificates();
     let at = certificates.path();
