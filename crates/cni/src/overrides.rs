@@ -13,7 +13,7 @@ pub struct Overrides(Vec<(String, String)>);
 const PREFIX: &str = "CALICO_";
 
 /// Names that are looked up, with [`PREFIX`] and bare.
-const NAMES: [&str; 20] = [
+const NAMES: [&str; 21] = [
     "DATASTORE_TYPE",
     "ETCD_ENDPOINTS",
     "ETCD_DISCOVERY_SRV",
@@ -21,6 +21,7 @@ const NAMES: [&str; 20] = [
     "ETCD_SCHEME",
     "ETCD_USERNAME",
     "ETCD_PASSWORD",
+    "ETCD_PASSWORD_FILE",
     "ETCD_KEY_FILE",
     "ETCD_CERT_FILE",
     "ETCD_CA_CERT_FILE",

@@ -16,11 +16,11 @@ use crate::reference::{DOCKER_HUB, split_port};
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
     /// The user.
-    pub user: String,
-    /// The password, which is never shown.
-    pub password: String,
+    user: String,
+    /// The password, which is never shown and leaves this module only within a header.
+    password: String,
     /// Where it stands.
-    pub file: PathBuf,
+    file: PathBuf,
 }
 
 /// All credentials that there are, under what they are for.

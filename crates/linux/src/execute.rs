@@ -5,7 +5,7 @@
 //! libcni waits until every process that holds the plugin's stdout is gone, so a forgotten `sleep` in a shell plugin
 //! holds up the node. Here the plugin's own end counts, and at the deadline its whole group is killed.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -24,7 +24,7 @@ use crate::process::die_with_parent;
 pub struct Execution<'a> {
     /// The executable.
     pub binary: &'a Path,
-    /// Variables that it gets besides this process's own.
+    /// Variables that it gets besides those of this process that [`is_inherited`].
     pub env: &'a [(&'static str, OsString)],
     /// What it may read.
     pub stdin: &'a [u8],
@@ -86,6 +86,41 @@ struct Capture<R> {
     cut: bool,
 }
 
+/// What programs of others may know of this process's environment: where things are, how to speak, and how to reach the network. Everything else may be a
+/// secret: a service manager hands credentials to a daemon by its environment, and a plugin's is readable for whoever can read its `/proc/PID/environ`.
+const INHERITED: [&str; 23] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LANGUAGE",
+    "TZ",
+    "TMPDIR",
+    "XDG_RUNTIME_DIR",
+    "LD_LIBRARY_PATH",
+    "RUST_BACKTRACE",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "XTABLES_LOCKFILE",
+    "KUBERNETES_SERVICE_HOST",
+    "KUBERNETES_SERVICE_PORT",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "ALL_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "all_proxy",
+];
+/// The same by prefix. No `RUSSET_*` variable holds a secret itself.
+const INHERITED_PREFIXES: [&str; 2] = ["LC_", "RUSSET_"];
+/// What configures Calico's plugins, among it etcd's password (calico-ipam.md section 4.1). Only they get it.
+const CALICO_PREFIXES: [&str; 6] = ["CALICO_", "DATASTORE_TYPE", "ETCD_", "FELIX_", "K8S_", "KUBECONFIG"];
+const CALICO_PLUGINS: [&str; 2] = ["calico", "calico-ipam"];
+/// Names, separated by commas, of further variables that are inherited.
+const MORE_INHERITED: &str = "RUSSET_PASS_ENVIRONMENT";
+
 /// A result with 100 interfaces and 1,000 routes takes 100 KiB.
 const STDOUT_MAX_BYTES: usize = 1024 * 1024;
 /// What fits into an error that somebody reads.
@@ -96,6 +131,17 @@ const BUSY_LIMIT: Duration = Duration::from_secs(5);
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 /// After SIGKILL only a system call that cannot be interrupted keeps a process.
 const KILL_LIMIT: Duration = Duration::from_secs(2);
+
+/// Whether a program gets a variable of this process. `more` are names that the operator has added.
+fn is_inherited(name: &OsStr, binary: &Path, more: &str) -> bool {
+    let Some(name) = name.to_str() else { return false };
+    let begins = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
+    let is_calicos = || binary.file_name().is_some_and(|file| CALICO_PLUGINS.iter().any(|it| file == *it));
+    INHERITED.contains(&name)
+        || begins(&INHERITED_PREFIXES)
+        || begins(&CALICO_PREFIXES) && is_calicos()
+        || more.split(',').any(|it| it.trim() == name)
+}
 
 // === impl Execution ===
 
@@ -161,8 +207,9 @@ impl Execution<'_> {
 
     fn command(&self) -> Command {
         let mut command = Command::new(self.binary);
-        // What we tell the service manager is ours to tell.
-        command.env_remove("NOTIFY_SOCKET");
+        command.env_clear();
+        let more = std::env::var(MORE_INHERITED).unwrap_or_default();
+        command.envs(std::env::vars_os().filter(|(name, _)| is_inherited(name, self.binary, &more)));
         command.envs(self.env.iter().map(|(key, value)| (key, value))).process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
@@ -313,6 +360,24 @@ impl<R: Read> Capture<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn secrets_of_the_environment_reach_no_program_but_calicos_own() {
+        let [other, calico, ipam] =
+            ["/opt/cni/bin/bandwidth", "/opt/cni/bin/calico", "calico-ipam"].map(Path::new);
+        let inherited = |name: &str, binary: &Path| is_inherited(OsStr::new(name), binary, "MY_PROXY, OTHER");
+        for name in ["PATH", "LC_ALL", "no_proxy", "RUSSET_ROOT", "MY_PROXY", "OTHER"] {
+            assert!(inherited(name, other), "{name}");
+        }
+        for name in ["ETCD_PASSWORD", "CALICO_ETCD_PASSWORD", "K8S_API_TOKEN", "KUBECONFIG"] {
+            assert!(!inherited(name, other) && inherited(name, calico) && inherited(name, ipam), "{name}");
+        }
+        for name in
+            ["NOTIFY_SOCKET", "AWS_SECRET_ACCESS_KEY", "CREDENTIALS_DIRECTORY", "FLANNELD_ETCD_PASSWORD"]
+        {
+            assert!(!inherited(name, calico), "{name}");
+        }
+    }
 
     #[test]
     fn who_is_executed_does_not_learn_where_the_service_manager_listens() {

@@ -14,6 +14,7 @@ use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{CniError, Version};
 use serde_json::{Map, Value};
 
+pub(crate) use datastore::plaintext;
 pub use datastore::{DatastoreKind, DatastoreSettings};
 pub use log_settings::{LogLevel, LogSettings};
 
@@ -109,6 +110,8 @@ pub struct KubernetesSettings {
     pub api_root: Option<String>,
     /// `policy.k8s_auth_token`.
     pub token: Option<Hidden>,
+    /// `allow_plaintext_credentials`: the token may go to another machine over http.
+    pub allow_plaintext: bool,
     /// `policy.k8s_client_certificate`.
     pub client_certificate: Option<PathBuf>,
     /// `policy.k8s_client_key`.
@@ -289,6 +292,7 @@ impl KubernetesSettings {
             kubeconfig: path("KUBECONFIG", kubernetes.path("kubeconfig")?),
             api_root: chosen("K8S_API_ENDPOINT", api_root).map(|text| without_path(&text).to_owned()),
             token: chosen("K8S_API_TOKEN", policy.text("k8s_auth_token")?).map(Hidden),
+            allow_plaintext: root.flag("allow_plaintext_credentials")?,
             client_certificate: path("K8S_CERT_FILE", policy.path("k8s_client_certificate")?),
             client_key: path("K8S_KEY_FILE", policy.path("k8s_client_key")?),
             certificate_authority: path("K8S_CA_FILE", policy.path("k8s_certificate_authority")?),
@@ -308,6 +312,11 @@ fn without_path(api_root: &str) -> &str {
 // === impl Hidden ===
 
 impl Hidden {
+    #[cfg(test)]
+    pub(crate) fn new(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
     /// The text itself, for the request that carries it.
     pub fn reveal(&self) -> &str {
         &self.0

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use russet_cni_spec::CniError;
 use russet_kube::{Client, Kubernetes, Overrides, Secret, Source};
 
-use crate::calico_conf::{Hidden, KubernetesSettings};
+use crate::calico_conf::{Hidden, KubernetesSettings, plaintext};
 
 /// API servers by how configurations say that they are reached. Clones share them.
 #[derive(Clone, Default)]
@@ -40,6 +40,9 @@ impl Clusters {
         let client = Client::new(source(settings)).map_err(|error| {
             CniError::invalid_config("Kubernetes cannot be reached as `kubernetes` and `policy` say", error)
         })?;
+        if client.plaintext_credentials() && !settings.allow_plaintext {
+            return Err(plaintext("the token for Kubernetes", &client.server()));
+        }
         let client: Rc<dyn Kubernetes> = Rc::new(client);
         if open.len() == OPEN_MAX {
             open.remove(0);
@@ -62,5 +65,31 @@ fn source(settings: &KubernetesSettings) -> Source {
         (Some(path), _) => Source::Kubeconfig { path: path.clone(), overrides },
         (None, Some(_)) => Source::Direct { overrides },
         (None, None) => Source::InCluster { overrides },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_does_not_go_to_another_machine_over_http_unless_that_is_allowed() {
+        let settings = |server: &str, allow_plaintext: bool| KubernetesSettings {
+            api_root: Some(server.to_owned()),
+            token: Some(Hidden::new("opensesame")),
+            allow_plaintext,
+            ..KubernetesSettings::default()
+        };
+        let clusters = Clusters::default();
+        let refused = clusters.open(&settings("http://10.96.0.1:8080", false)).err().unwrap();
+        assert!(refused.msg.contains("http://10.96.0.1:8080 in clear text"), "{refused}");
+        assert!(refused.details.contains("allow_plaintext_credentials"), "{refused}");
+        for (server, allowed) in
+            [("http://10.96.0.1:8080", true), ("http://127.0.0.1:8080", false), ("http://[::1]:8080", false)]
+        {
+            assert!(clusters.open(&settings(server, allowed)).is_ok(), "{server}");
+        }
+        let anonymous = KubernetesSettings { token: None, ..settings("http://10.96.0.1:8080", false) };
+        assert!(clusters.open(&anonymous).is_ok(), "nothing secret is sent");
     }
 }

@@ -68,6 +68,11 @@ pub enum SettingsError {
     /// What is set about etcd does not fit together.
     #[error(transparent)]
     Etcd(#[from] EtcdSettingsError),
+    /// A password would be readable on the network.
+    #[error(
+        "etcd's user and password would go to {0} in clear text: use https, or allow it with --allow-plaintext-credentials"
+    )]
+    Plaintext(String),
     /// OpenShift's network cannot be as it is set.
     #[error("{reason}")]
     Openshift {
@@ -140,7 +145,8 @@ pub struct Logging {
 }
 
 /// Every key of the settings file; the names are those of the flags.
-const KEYS: [&str; 28] = [
+const KEYS: [&str; 27] = [
+    "allow_plaintext_credentials",
     "calico",
     "cni_cache_dirs",
     "encapsulation",
@@ -635,6 +641,29 @@ mod tests {
         assert_eq!(settings.ca, Some("/other-ca".into()));
         assert_eq!(settings.username.as_deref(), Some("russet"));
         assert_eq!(settings.password, Some(Secret::new("opensesame")));
+    }
+
+    #[test]
+    fn a_password_does_not_go_to_another_machine_over_http_unless_that_is_allowed() {
+        let dir = tempfile::tempdir().unwrap();
+        let secret = dir.path().join("password");
+        std::fs::write(&secret, "opensesame\n").unwrap();
+        let of = |store: &str, args: LocationArgs, more: &str| {
+            let text = format!(
+                "store = 'etcd:{store}'\netcd_username = 'russet'\netcd_password_file = '{}'\n{more}",
+                secret.display()
+            );
+            let file = file(&text).unwrap();
+            location(&args, Sources { file: Some(&file), ..Sources::default() }).map(drop)
+        };
+        let other = "http://127.0.0.1,http://10.0.0.1";
+        let refused = of(other, LocationArgs::default(), "").unwrap_err().to_string();
+        assert!(refused.contains("http://10.0.0.1:2379 in clear text"), "{refused}");
+        assert!(!refused.contains("opensesame"), "{refused}");
+        let allowed = LocationArgs { allow_plaintext_credentials: true, ..LocationArgs::default() };
+        of(other, allowed, "").unwrap();
+        of(other, LocationArgs::default(), "allow_plaintext_credentials = true").unwrap();
+        of("http://127.0.0.1", LocationArgs::default(), "").unwrap();
     }
 
     #[test]

@@ -51,6 +51,10 @@ pub struct EtcdMembers {
     pub username: Option<String>,
     /// `ETCD_PASSWORD`.
     pub password: Option<Secret>,
+    /// `etcd_password_file`, which Go's plugins do not have: a file with one line. `ETCD_PASSWORD` wins over it.
+    pub password_file: Option<PathBuf>,
+    /// `allow_plaintext_credentials`, which Go's plugins do not have: user and password may go to other machines over http.
+    pub allow_plaintext: bool,
 }
 
 /// Less than the plugin waits for an agent's answer to STATUS, which would only say that the agent is slow.
@@ -135,6 +139,8 @@ impl EtcdMembers {
             ca: path("ETCD_CA_CERT_FILE", "etcd_ca_cert_file")?,
             username: choose(overrides, "ETCD_USERNAME", None),
             password: choose(overrides, "ETCD_PASSWORD", None).map(Secret::new),
+            password_file: path("ETCD_PASSWORD_FILE", "etcd_password_file")?,
+            allow_plaintext: root.flag("allow_plaintext_credentials")?,
         })
     }
 
@@ -161,9 +167,22 @@ impl EtcdMembers {
             (settings.key, settings.cert) = (self.key.clone(), self.cert.clone());
             settings.ca = self.ca.clone().or_else(system_authorities);
         }
-        (settings.username, settings.password) = (self.username.clone(), self.password.clone());
+        (settings.username, settings.password) = (self.username.clone(), self.password()?);
         settings.check().map_err(|error| CniError::invalid_config("etcd cannot be used", error))?;
-        Ok(settings)
+        match settings.plaintext_credentials() {
+            Some(endpoint) if !self.allow_plaintext => Err(plaintext("etcd's user and password", endpoint)),
+            _ => Ok(settings),
+        }
+    }
+
+    /// The password itself, or the first line of its file as it is now.
+    fn password(&self) -> Result<Option<Secret>, CniError> {
+        let (None, Some(path), Some(_)) = (&self.password, &self.password_file, &self.username) else {
+            return Ok(self.password.clone());
+        };
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| CniError::io(format!("read etcd_password_file {}", path.display()), error))?;
+        Ok(Some(Secret::new(text.trim_end_matches(['\r', '\n']))))
     }
 
     /// Whether certificates are named that no endpoint has a use for.
@@ -184,6 +203,12 @@ impl EtcdMembers {
             "name the members in etcd_endpoints: dig +short SRV _etcd-client._tcp.DOMAIN lists them";
         CniError::unsupported_field("etcd_discovery_srv is not supported", details)
     }
+}
+
+/// Refuses to send `what` unencrypted over a network.
+pub(crate) fn plaintext(what: &str, server: &str) -> CniError {
+    let details = "use https, or set allow_plaintext_credentials to true in the network configuration";
+    CniError::invalid_config(format!("{what} would go to {server} in clear text"), details)
 }
 
 fn is_secured(endpoints: &str) -> bool {

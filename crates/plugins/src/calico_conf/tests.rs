@@ -3,7 +3,9 @@ use std::collections::BTreeMap;
 use russet_cni_spec::code;
 use russet_model::Key;
 use russet_store::{Sim, Step, Store};
+use russet_store_etcd::Secret;
 
+use super::datastore::EtcdMembers;
 use super::node_name::NodeChoice;
 use super::*;
 
@@ -272,4 +274,29 @@ fn an_etcd_that_is_silent_is_named_before_the_plugin_stops_waiting_for_its_agent
     assert!(error.msg.contains("etcd") && error.details.contains("http://silent:2379"), "{error}");
     let answered = conf.datastore.answer_in_time(std::future::ready(Ok(7)));
     assert_eq!(runtime.block_on(answered), Ok(7));
+}
+
+#[test]
+fn etcds_password_comes_from_a_file_and_does_not_go_to_another_machine_over_http() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("password");
+    std::fs::write(&file, "opensesame\n").unwrap();
+    let members = |endpoints: &str, allow_plaintext: bool| EtcdMembers {
+        endpoints: Some(endpoints.to_owned()),
+        username: Some("calico".to_owned()),
+        password_file: Some(file.clone()),
+        allow_plaintext,
+        ..EtcdMembers::default()
+    };
+    let settings = members("http://127.0.0.1:2379", false).v1_settings().unwrap();
+    assert_eq!(settings.password, Some(Secret::new("opensesame")));
+    let refused = members("http://10.0.0.1:2379", false).v1_settings().unwrap_err();
+    assert!(refused.msg.contains("http://10.0.0.1:2379 in clear text"), "{refused}");
+    members("http://10.0.0.1:2379", true).v1_settings().unwrap();
+    let missing = EtcdMembers {
+        password_file: Some(dir.path().join("none")),
+        ..members("http://127.0.0.1:2379", false)
+    };
+    let missing = missing.v1_settings().unwrap_err();
+    assert!(missing.msg.contains("etcd_password_file") && missing.msg.contains("none"), "{missing}");
 }

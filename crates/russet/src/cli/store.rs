@@ -52,6 +52,9 @@ pub struct LocationArgs {
     /// The file with the user's password; one line.
     #[arg(long, help_heading = ETCD, global = true, env = "RUSSET_ETCD_PASSWORD_FILE", value_name = "FILE")]
     pub etcd_password_file: Option<PathBuf>,
+    /// Send user and password to etcd on other machines over plain http, too.
+    #[arg(long, help_heading = ETCD, global = true, env = "RUSSET_ALLOW_PLAINTEXT_CREDENTIALS")]
+    pub allow_plaintext_credentials: bool,
 }
 
 /// `russet store`.

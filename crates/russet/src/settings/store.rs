@@ -66,6 +66,13 @@ pub(super) fn location(args: &LocationArgs, mut sources: Sources<'_>) -> Result<
         settings.password = recorded_password(recorded, &sources)?;
     }
     settings.check()?;
+    // The agent that recorded this store was allowed to.
+    let is_allowed = args.allow_plaintext_credentials
+        || sources.recorded.is_some()
+        || sources.file.map_or(Ok(false), |file| file.flag("allow_plaintext_credentials"))?;
+    if let Some(endpoint) = settings.plaintext_credentials().filter(|_| !is_allowed) {
+        return Err(SettingsError::Plaintext(endpoint.to_owned()));
+    }
     Ok(StoreSetting { location: StoreLocation::Etcd(Box::new(settings)), origin, credentials })
 }
 
