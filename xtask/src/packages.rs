@@ -68,6 +68,11 @@ const PACKAGES: &[Package] = &[
         reason: "the other runtime that calls plugins through Go's libcni, and finds our cache",
     },
     Package {
+        name: "systemd",
+        proof: "systemd-analyze",
+        reason: "says how exposed the daemons of packaging/systemd are",
+    },
+    Package {
         name: "containernetworking-plugins",
         proof: "/usr/lib/cni/bridge",
         reason: "the reference plugins: chained by tests, and the other side of `bench cni`",

@@ -28,6 +28,7 @@ mod recovery;
 pub mod repair;
 mod rivals;
 mod server;
+mod service_manager;
 mod stores;
 mod turn;
 mod underlay;
@@ -180,10 +181,12 @@ pub async fn run(
             let drift = (drift, question, readiness.clone());
             start_health(&config, readiness, registry, &listeners, told(stopped.clone()))?;
             let cni = tokio::spawn(server::serve(listener, listeners.cni, jobs, door, drift, told(stopped)));
+            background.spawn_local(service_manager::keep_informed());
             tracing::info!(node = %config.node_name, store = %config.store, socket = %config.paths.cni_socket().display(), "agent started");
             stop.await;
             // Nobody may be listening any more; that is the aim.
             let _ = stopping.send(true);
+            service_manager::stopping();
             finish(cni, &operations).await;
             if let Some(openshift) = openshift
                 && tokio::time::timeout(STOP_PATIENCE, openshift).await.is_err()

@@ -1,23 +1,54 @@
-//! Tells the service manager that a daemon is ready: sd_notify's protocol, one datagram (flannel.md section 1.2). `russet flanneld` and `russet cri` do.
+//! Tells the service manager that a daemon is ready, lives and stops: sd_notify's protocol, one datagram each (flannel.md section 1.2). The daemons do.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+/// Signs of life within the time after which the service manager takes the daemon for dead: two may be late.
+const WATCHDOG_PARTS: u32 = 3;
 
 /// Where the service manager wants to hear it, as in `NOTIFY_SOCKET`; nowhere if it does not, or there is none.
 pub fn socket() -> Option<OsString> {
     std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty())
 }
 
+/// How often the service manager wants a sign of life: three times within what it waits (sd_watchdog_enabled(3)). None where it watches nobody, or another
+/// process.
+pub fn watchdog_interval() -> Option<Duration> {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    interval_of(number("WATCHDOG_USEC"), std::env::var_os("WATCHDOG_PID").map(|_| number("WATCHDOG_PID")))
+}
+
+fn interval_of(limit_us: Option<u64>, pid: Option<Option<u64>>) -> Option<Duration> {
+    let is_ours = pid.is_none_or(|pid| pid == Some(u64::from(std::process::id())));
+    let limit = Duration::from_micros(limit_us.filter(|us| *us > 0 && is_ours)?);
+    Some(limit / WATCHDOG_PARTS)
+}
+
 /// Sends `READY=1` to the socket that `NOTIFY_SOCKET` names; a leading `@` means an abstract one.
 pub fn ready(socket: &OsStr) -> io::Result<()> {
+    send(socket, "READY=1")
+}
+
+/// Says that the daemon still works.
+pub fn alive(socket: &OsStr) -> io::Result<()> {
+    send(socket, "WATCHDOG=1")
+}
+
+/// Says that the daemon has begun to stop.
+pub fn stopping(socket: &OsStr) -> io::Result<()> {
+    send(socket, "STOPPING=1")
+}
+
+fn send(socket: &OsStr, state: &str) -> io::Result<()> {
     let address = match socket.as_bytes().split_first() {
         Some((b'@', name)) => SocketAddr::from_abstract_name(name)?,
         _ => SocketAddr::from_pathname(socket)?,
     };
-    UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address).map(drop)
+    UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address).map(drop)
 }
 
 #[cfg(test)]
@@ -36,10 +67,27 @@ mod tests {
             (UnixDatagram::bind_addr(&address).unwrap(), format!("@{abstract_name}").into()),
         ] {
             ready(&name).unwrap();
-            let mut inbox = [0; 32];
-            let length = socket.recv(&mut inbox).unwrap();
-            assert_eq!(&inbox[..length], b"READY=1");
+            alive(&name).unwrap();
+            stopping(&name).unwrap();
+            for state in ["READY=1", "WATCHDOG=1", "STOPPING=1"] {
+                let mut inbox = [0; 32];
+                let length = socket.recv(&mut inbox).unwrap();
+                assert_eq!(&inbox[..length], state.as_bytes());
+            }
         }
         assert!(ready(OsStr::new("/nowhere/notify")).is_err());
+    }
+
+    #[test]
+    fn signs_of_life_come_three_times_as_often_as_the_service_manager_needs_them() {
+        let me = u64::from(std::process::id());
+        let twenty_seconds = Some(Duration::from_secs(20));
+        assert_eq!(interval_of(Some(60_000_000), None), twenty_seconds);
+        assert_eq!(interval_of(Some(60_000_000), Some(Some(me))), twenty_seconds);
+        for (limit_us, pid) in
+            [(None, None), (Some(0), None), (Some(60_000_000), Some(Some(1))), (Some(60_000_000), Some(None))]
+        {
+            assert_eq!(interval_of(limit_us, pid), None);
+        }
     }
 }

@@ -145,7 +145,7 @@ pub struct Logging {
 }
 
 /// Every key of the settings file; the names are those of the flags.
-const KEYS: [&str; 27] = [
+const KEYS: [&str; 29] = [
     "allow_plaintext_credentials",
     "calico",
     "cni_cache_dirs",

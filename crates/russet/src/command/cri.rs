@@ -42,6 +42,7 @@ pub fn run(args: CriArgs) -> Result<(), Failure> {
     let stop = async {
         let asked = stop_signal();
         tell_service_manager();
+        tokio::spawn(show_life());
         match asked {
             Ok(asked) => asked.await,
             Err(error) => tracing::warn!(%error, "signals cannot be heard; the server stops"),
@@ -59,6 +60,19 @@ pub fn run(args: CriArgs) -> Result<(), Failure> {
 fn tell_service_manager() {
     if let Some(Err(error)) = notify::socket().map(|socket| notify::ready(&socket)) {
         tracing::warn!(%error, "tell the service manager that the server is ready");
+    }
+}
+
+/// Signs of life for as long as the service manager wants them.
+async fn show_life() {
+    let (Some(socket), Some(interval)) = (notify::socket(), notify::watchdog_interval()) else { return };
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = notify::alive(&socket) {
+            tracing::debug!(%error, "no sign of life to the service manager");
+        }
     }
 }
 
