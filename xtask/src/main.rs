@@ -38,7 +38,7 @@ usage: cargo xtask COMMAND
   soak                                   2,000 seeds of each kind of simulated cluster; kill -9 at 200 moments of real ones; chaos
 
 fields: embedded etcd calico power-embedded power-etcd
-layers: format lint unit sim budget kernel program
+layers: format lint unit supply sim budget kernel program
 benches: cni cri ipam calico overlay flanneld
 ";
 

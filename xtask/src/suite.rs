@@ -6,6 +6,7 @@
 mod layer;
 mod report;
 mod skips;
+mod supply;
 
 use std::time::Instant;
 

@@ -9,6 +9,7 @@ use crate::dist;
 use crate::process::{self, Ended};
 use crate::sim;
 use crate::suite::report::Tally;
+use crate::suite::supply;
 
 /// One kind of test and how to run it.
 pub struct Layer {
@@ -28,6 +29,12 @@ pub const LAYERS: &[Layer] = &[
     Layer { name: "format", about: "cargo fmt --check", needs_root: false, run: format },
     Layer { name: "lint", about: "clippy, every warning an error", needs_root: false, run: lint },
     Layer { name: "unit", about: "plain cargo test: no root, no tools", needs_root: false, run: unit },
+    Layer {
+        name: "supply",
+        about: "dependencies: sources, refused crates, licences, advisories",
+        needs_root: false,
+        run: supply_chain,
+    },
     Layer {
         name: "sim",
         about: "simulated clusters, ours and mixed: 200 seeds of each kind",
@@ -81,6 +88,12 @@ fn lint(scope: &Scope, tally: &mut Tally) {
 fn unit(scope: &Scope, tally: &mut Tally) {
     let mut test = scope.cargo("test", None);
     tests(test.arg("--no-fail-fast").args(["--", "--show-output"]), tally);
+}
+
+fn supply_chain(scope: &Scope, tally: &mut Tally) {
+    if scope.packages.is_empty() {
+        supply::run(tally);
+    }
 }
 
 fn simulate(scope: &Scope, tally: &mut Tally) {
@@ -138,7 +151,7 @@ fn has_integration_tests(package: &str) -> bool {
 }
 
 /// Runs a command that is one check: it counts as 1.
-fn step(command: &mut Command, tally: &mut Tally) {
+pub(super) fn step(command: &mut Command, tally: &mut Tally) {
     match process::watch(command, SILENCE_LIMIT, |line| println!("{line}")) {
         Ok(Ended::Exit(status)) if status.success() => tally.passed += 1,
         Ok(Ended::Exit(status)) => tally.failures.push(format!("{}: {status}", process::shown(command))),
