@@ -3,6 +3,9 @@
 //! Every other crate takes these types instead of strings, so that no path, rule or link name is ever built
 //! from bytes that nobody looked at.
 
+// It reads bytes that others wrote: none of them may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
+
 mod block;
 mod mac;
 mod name;

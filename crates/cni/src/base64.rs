@@ -16,7 +16,8 @@ pub fn encode(bytes: &[u8]) -> String {
         for position in 0..4 {
             let sextet = (word >> (18 - 6 * position)) & 0x3f;
             let missing = position as usize > chunk.len();
-            text.push(if missing { '=' } else { char::from(ALPHABET[sextet as usize]) });
+            let letter = ALPHABET.get(sextet as usize).filter(|_| !missing);
+            text.push(letter.map_or('=', |letter| char::from(*letter)));
         }
     }
     text
@@ -35,15 +36,16 @@ pub fn decode(text: &str) -> Result<Vec<u8>, Base64Error> {
             return Err(Base64Error);
         }
         let mut word = 0;
-        for byte in &quad[..4 - padding] {
+        for byte in quad.iter().take(4 - padding) {
             word = word << 6 | sextet(*byte)?;
         }
         word <<= 6 * padding;
         let [_, decoded @ ..] = u32::to_be_bytes(word);
-        if decoded[3 - padding..].iter().any(|byte| *byte != 0) {
+        let (kept, padded) = decoded.split_at(3 - padding);
+        if padded.iter().any(|byte| *byte != 0) {
             return Err(Base64Error);
         }
-        bytes.extend_from_slice(&decoded[..3 - padding]);
+        bytes.extend_from_slice(kept);
     }
     Ok(bytes)
 }

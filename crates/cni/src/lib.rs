@@ -6,6 +6,9 @@
 //!
 //! Whole numbers are kept exactly up to 64 bits; only larger ones, which no peer writes, pass through floating point.
 
+// It reads bytes that others wrote: none of them may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
+
 mod args;
 pub mod base64;
 mod config;

@@ -319,15 +319,17 @@ impl serde_json::ser::Formatter for GoFormatter {
     where
         W: ?Sized + io::Write,
     {
-        let mut start = 0;
-        for (index, c) in fragment.char_indices() {
-            if matches!(c, '<' | '>' | '&' | '\u{2028}' | '\u{2029}') {
-                writer.write_all(&fragment.as_bytes()[start..index])?;
-                write!(writer, "\\u{:04x}", u32::from(c))?;
-                start = index + c.len_utf8();
+        let is_escaped = |c: char| matches!(c, '<' | '>' | '&' | '\u{2028}' | '\u{2029}');
+        for part in fragment.split_inclusive(is_escaped) {
+            match part.chars().next_back().filter(|last| is_escaped(*last)) {
+                Some(last) => {
+                    writer.write_all(part.strip_suffix(last).unwrap_or_default().as_bytes())?;
+                    write!(writer, "\\u{:04x}", u32::from(last))?;
+                }
+                None => writer.write_all(part.as_bytes())?,
             }
         }
-        writer.write_all(&fragment.as_bytes()[start..])
+        Ok(())
     }
 }
 

@@ -4,6 +4,9 @@
 //! Go peers can share a datastore with us. The store, the allocator and the overlay read and write through these types only.
 //! All of it is pure: bytes in, values out.
 
+// It reads bytes that others wrote: none of them may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
+
 mod affinity;
 mod block;
 mod cluster;

@@ -86,7 +86,7 @@ fn read(stream: &mut UnixStream, end: Instant) -> io::Result<RelayResponse> {
         stream.set_read_timeout(Some(left(end)?))?;
         match stream.read(&mut chunk) {
             Ok(0) => return parse(&received, true)?.ok_or_else(|| ErrorKind::UnexpectedEof.into()),
-            Ok(count) => received.extend_from_slice(&chunk[..count]),
+            Ok(count) => received.extend(chunk.iter().take(count)),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(ErrorKind::TimedOut.into()),
             Err(error) => return Err(error),
@@ -104,8 +104,9 @@ fn parse(received: &[u8], ended: bool) -> io::Result<Option<RelayResponse>> {
             Ok(None)
         };
     };
-    let head = std::str::from_utf8(&received[..end]).map_err(|_| bad("the answer's head is no text"))?;
-    let body = &received[end + 4..];
+    let (head, body) = received.split_at_checked(end).unwrap_or_default();
+    let head = std::str::from_utf8(head).map_err(|_| bad("the answer's head is no text"))?;
+    let body = body.get(4..).unwrap_or_default();
     let mut lines = head.split("\r\n");
     let mut words = lines.next().unwrap_or_default().split(' ');
     let http = words.next().is_some_and(|word| word.starts_with("HTTP/1."));
@@ -175,7 +176,8 @@ fn chunks(mut rest: &[u8]) -> Result<Option<Vec<u8>>, &'static str> {
             let wrong = "the answer's chunks are not understood";
             return if rest.len() > CHUNK_HEAD_MAX_BYTES { Err(wrong) } else { Ok(None) };
         };
-        let head = std::str::from_utf8(&rest[..end]).ok().and_then(|head| head.split(';').next());
+        let (head, after) = rest.split_at_checked(end).unwrap_or_default();
+        let head = std::str::from_utf8(head).ok().and_then(|head| head.split(';').next());
         let size = head.and_then(|size| usize::from_str_radix(size.trim(), 16).ok());
         let size = size.ok_or("the answer's chunks are not understood")?;
         if size > BODY_MAX_BYTES || body.len() + size > BODY_MAX_BYTES {
@@ -184,7 +186,7 @@ fn chunks(mut rest: &[u8]) -> Result<Option<Vec<u8>>, &'static str> {
         if size == 0 {
             return Ok(Some(body));
         }
-        rest = &rest[end + 2..];
+        rest = after.get(2..).unwrap_or_default();
         let Some(chunk) = rest.get(..size) else { return Ok(None) };
         body.extend_from_slice(chunk);
         let Some(next) = rest.get(size + 2..) else { return Ok(None) };

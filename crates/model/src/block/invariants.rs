@@ -91,7 +91,8 @@ impl Block {
         let mut is_missing: Vec<bool> = self.allocations.iter().map(Option::is_none).collect();
         self.unallocated.retain(|&ordinal| is_missing.get_mut(ordinal).is_some_and(std::mem::take));
         // Nobody holds what no allocation names: the last to be handed out.
-        self.unallocated.extend((0..is_missing.len()).filter(|&ordinal| is_missing[ordinal]));
+        let missing = is_missing.iter().enumerate().filter(|(_, is_missing)| **is_missing);
+        self.unallocated.extend(missing.map(|(ordinal, _)| ordinal));
         self.validate()?;
         Ok(Some(fault))
     }
@@ -101,7 +102,8 @@ impl Block {
         let Some(attributes) = &mut self.attributes else { return };
         let mut used = vec![false; attributes.len()];
         for index in self.allocations.iter().flatten() {
-            used[*index] = true;
+            // An index without an attribute is a fault that `validate` names.
+            used.get_mut(*index).into_iter().for_each(|used| *used = true);
         }
         let mut next = 0;
         let moved: Vec<usize> = used
@@ -112,13 +114,10 @@ impl Block {
                 index
             })
             .collect();
-        let mut index = 0;
-        attributes.retain(|_| {
-            index += 1;
-            used[index - 1]
-        });
+        let mut used = used.into_iter();
+        attributes.retain(|_| used.next().unwrap_or(true));
         for slot in self.allocations.iter_mut().flatten() {
-            *slot = moved[*slot];
+            *slot = moved.get(*slot).copied().unwrap_or(*slot);
         }
     }
 
@@ -142,13 +141,13 @@ impl Block {
             if *seen {
                 return Err(BlockFault::Duplicate { ordinal });
             }
-            if self.allocations[ordinal].is_some() {
+            if self.allocations.get(ordinal).is_some_and(Option::is_some) {
                 return Err(BlockFault::FreeAndTaken { ordinal });
             }
             *seen = true;
         }
-        let hidden = |ordinal: &usize| !free[*ordinal] && self.allocations[*ordinal].is_none();
-        match (0..size).find(hidden) {
+        let mut slots = free.iter().zip(&self.allocations);
+        match slots.position(|(is_free, owner)| !is_free && owner.is_none()) {
             Some(ordinal) => Err(BlockFault::Hidden { ordinal }),
             None => Ok(()),
         }
