@@ -108,7 +108,8 @@ fn a_prefixed_variable_beats_the_configuration_which_beats_the_bare_variable() {
     let kind = |vars: &[(&str, &str)]| read(r#","datastore_type":"etcdv3""#, vars).datastore.kind;
     assert_eq!(kind(&[("DATASTORE_TYPE", "kubernetes")]), DatastoreKind::EtcdV3);
     assert_eq!(kind(&[("CALICO_DATASTORE_TYPE", "kubernetes")]), DatastoreKind::Kubernetes);
-    let conf = read(given, &[("ETCD_USERNAME", "root"), ("CALICO_ETCD_PASSWORD", "opensesame")]);
+    let here = r#","etcd_endpoints":"http://127.0.0.1:1""#;
+    let conf = read(here, &[("ETCD_USERNAME", "root"), ("CALICO_ETCD_PASSWORD", "opensesame")]);
     let settings = conf.datastore.etcd_v3().unwrap();
     assert_eq!(settings.username.as_deref(), Some("root"));
     assert!(settings.password.is_some() && !format!("{conf:?}").contains("opensesame"));
