@@ -199,7 +199,7 @@ impl DefaultPools {
         settings.into_iter().find_map(|(setting, pool)| {
             let pool = pool?;
             let block = IpPoolSpec::new(pool).block_prefix_len();
-            (pool.prefix_len() > block).then(|| SettingError::SmallPool { setting, pool, block })
+            (pool.prefix_len() > block).then_some(SettingError::SmallPool { setting, pool, block })
         })
     }
 }

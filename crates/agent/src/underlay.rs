@@ -75,15 +75,17 @@ pub fn fault(choice: &Choice, known: &[IpAddr]) -> Result<Option<String>, Underl
     let Some(first) = known.first() else { return Ok(None) };
     let mut socket = Socket::route()?;
     let addresses = socket.addresses()?;
+    let mut carrier_lost = None;
     for address in addresses.iter().filter(|address| known.contains(&address.net.addr())) {
         let link = socket.link_by_index(address.ifindex)?;
         if link.is_up() && link.is_running() {
             return Ok(None);
         }
-        return Ok(Some(down(&link.name)));
+        carrier_lost.get_or_insert(link.name);
     }
-    Ok(Some(format!(
-        "there is no default route, and no interface has the address {first} by which other nodes know this one; restore it, or give --interface"
+    Ok(Some(carrier_lost.map_or_else(
+        || format!("there is no default route, and no interface has the address {first} by which other nodes know this one; restore it, or give --interface"),
+        |name| down(&name),
     )))
 }
 

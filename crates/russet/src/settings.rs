@@ -102,24 +102,8 @@ pub enum SettingsError {
     #[error(transparent)]
     Doubt(#[from] Doubt),
     /// Something is set that the last agent did not work with.
-    #[error(
-        "the last agent of this node worked with {key} {recorded} (from {from}, recorded in {path}), and {place} says {said}: start the agent, or make \
-         {place} say {recorded}"
-    )]
-    Disagree {
-        /// The setting.
-        key: &'static str,
-        /// What is set.
-        said: String,
-        /// Where.
-        place: String,
-        /// What the agent worked with.
-        recorded: String,
-        /// Where it had that from.
-        from: String,
-        /// Its record.
-        path: String,
-    },
+    #[error(transparent)]
+    Disagree(Box<Disagreement>),
     /// Whether something else is set cannot be seen.
     #[error(
         "the last agent's settings are in {path}; whether others were set since cannot be seen: {source}; start the agent, or correct that"
@@ -133,6 +117,27 @@ pub enum SettingsError {
     /// The host has a name that cannot be a node's.
     #[error("this host's name cannot be a node name: {0}; give one with --node-name")]
     HostName(#[from] NameError),
+}
+
+/// A setting that is not what the last agent of this node worked with.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the last agent of this node worked with {key} {recorded} (from {from}, recorded in {path}), and {place} says {said}: start the agent, or make \
+     {place} say {recorded}"
+)]
+pub struct Disagreement {
+    /// The setting.
+    pub key: &'static str,
+    /// What is set.
+    pub said: String,
+    /// Where.
+    pub place: String,
+    /// What the agent worked with.
+    pub recorded: String,
+    /// Where it had that from.
+    pub from: String,
+    /// Its record.
+    pub path: String,
 }
 
 /// How and how much to log.
@@ -237,7 +242,7 @@ pub fn direct(args: NodeArgs, is_add: bool) -> Result<Config, SettingsError> {
         }
         let agreed = File::read(&paths.settings_file()).and_then(|file| known.agrees_with(&args, &file));
         agreed.map_err(|error| match error {
-            SettingsError::Disagree { .. } => error,
+            SettingsError::Disagree(_) => error,
             other => SettingsError::Unseen { path: known.path().to_owned(), source: Box::new(other) },
         })?;
     }

@@ -211,7 +211,8 @@ fn a_gc_gives_addresses_back_also_where_the_verdicts_cannot_be_compared() {
 /// An ADD up to the wiring, of a request that may name addresses.
 async fn ask(node: &Node, request: &Request, mark: &str) -> Result<Vec<IpAddr>, CniError> {
     let (settings, target) = (Settings::read(request)?, target(request));
-    let assigned = allocate(node, &settings, &target, &handle(&target), mark).await?;
+    let log = RequestLog::new("test");
+    let assigned = allocate(node, &settings, &target, (&handle(&target), mark), &log).await?;
     Ok(assigned.addresses.iter().map(IpNet::addr).collect())
 }
 
@@ -314,7 +315,7 @@ fn a_requested_mac_is_the_interfaces_and_unknown_arguments_are_refused() {
         );
         assert_ne!(by_default, "02:11:22:33:44:55");
         let unknown = request_with("", "FOO=1;IP=10.1.0.7");
-        let error = add(&node, &unknown, &target(&unknown)).await.unwrap_err();
+        let error = add(&node, &unknown, &target(&unknown), &RequestLog::new("test")).await.unwrap_err();
         assert!(error.code == code::ENVIRONMENT && error.msg.contains("FOO=1"), "{error}");
     });
 }

@@ -80,7 +80,7 @@ fn root_of(request: &Request) -> Option<PathBuf> {
 /// Which store is this node's is not certain: that passes when an agent starts. Anything else is a mistake in the settings.
 fn refusal(error: SettingsError) -> CniError {
     match error {
-        SettingsError::Doubt(_) | SettingsError::Disagree { .. } | SettingsError::Unseen { .. } => {
+        SettingsError::Doubt(_) | SettingsError::Disagree(_) | SettingsError::Unseen { .. } => {
             CniError::try_again_later("without its agent it is not certain which store is this node's", error)
         }
         other => CniError::invalid_config("the node's settings cannot be used", other),

@@ -137,7 +137,7 @@ fn agent_state(paths: &Paths) -> AgentState {
     let vars = vars.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let config = json!({ "cniVersion": "1.1.0", "name": "russet", "type": "russet",
         "agent_socket": paths.cni_socket() });
-    match prepare(vars.into_iter(), config.to_string().into_bytes(), "russet get") {
+    match prepare(vars, config.to_string().into_bytes(), "russet get") {
         Ok(Prepared::Request(request)) => match relay::ask_agent("russet", &request, false) {
             Ok(Some(outcome)) if outcome.is_success() => AgentState::Ready,
             Ok(Some(_)) => AgentState::NotReady,

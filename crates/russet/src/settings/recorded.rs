@@ -14,7 +14,7 @@ use russet_agent::{Config, DEFAULT_HEALTH, DefaultPools, EtcdSettings, Paths, St
 use russet_linux::file::{FileError, private_dir, write_atomic};
 
 use super::store::{Sources, location};
-use super::{File, Origin, SettingsError, calicoctl};
+use super::{Disagreement, File, Origin, SettingsError, calicoctl};
 use crate::cli::store::LocationArgs;
 use crate::cli::{NodeArgs, PoolArg};
 
@@ -304,7 +304,9 @@ impl Recorded {
         let disagrees = |key: &'static str, said: String, place: Origin| {
             let recorded = self.file.table.get(key).map(shown).unwrap_or_default();
             let (path, from) = (self.file.path.clone(), self.from(key));
-            Err(SettingsError::Disagree { key, said, place: place.to_string(), recorded, from, path })
+            let place = place.to_string();
+            let disagreement = Disagreement { key, said, place, recorded, from, path };
+            Err(SettingsError::Disagree(Box::new(disagreement)))
         };
         let in_file = || Origin::File(file.path.clone());
         let given = args
