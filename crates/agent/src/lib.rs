@@ -162,11 +162,7 @@ pub async fn run(
             let repairs = Repairs::new(crew(&config, &node), node.clone(), Rc::clone(&operations), metrics.clone());
             seek_leaks(&mut background, repairs, repair_jobs, config.leak_repair, found.fresh);
             background.spawn_local(repair::answer_questions(Rc::clone(&node.allocator), questions));
-            background.spawn_local(recovery::serve(Rc::clone(&operations)));
-            background.spawn_local(reaper::run(node.clone(), doomed, metrics.clone()));
-            background.spawn_local(fill::run(node.clone(), metrics.pools.clone()));
-            background.spawn_local(heap::run());
-            background.spawn_local(guards::run(metrics.clone()));
+            maintain(&mut background, &node, &operations, doomed, &metrics);
             let keep = Loop::new(config.clone(), node, readiness.clone(), metrics, drift.clone());
             if config.calico {
                 background.spawn_local(endpoint_status::Files::of(&keep).run());
@@ -184,19 +180,25 @@ pub async fn run(
             background.spawn_local(service_manager::keep_informed());
             tracing::info!(node = %config.node_name, store = %config.store, socket = %config.paths.cni_socket().display(), "agent started");
             stop.await;
-            // Nobody may be listening any more; that is the aim.
-            let _ = stopping.send(true);
-            service_manager::stopping();
-            finish(cni, &operations).await;
-            if let Some(openshift) = openshift
-                && tokio::time::timeout(STOP_PATIENCE, openshift).await.is_err()
-            {
-                tracing::warn!("requests of OpenShift's plugin were cut off");
-            }
-            tracing::info!("agent stopped; the data path stays as it is");
+            wind_down(stopping, cni, openshift, &operations).await;
             Ok(())
         })
         .await
+}
+
+/// Starts what keeps the node tidy beside its requests: recovery of cut-off requests, deletion of links, counts, memory.
+fn maintain(
+    background: &mut JoinSet<()>,
+    node: &Node,
+    operations: &Rc<Operations>,
+    doomed: Rc<Notify>,
+    metrics: &Metrics,
+) {
+    background.spawn_local(recovery::serve(Rc::clone(operations)));
+    background.spawn_local(reaper::run(node.clone(), doomed, metrics.clone()));
+    background.spawn_local(fill::run(node.clone(), metrics.pools.clone()));
+    background.spawn_local(heap::run());
+    background.spawn_local(guards::run(metrics.clone()));
 }
 
 /// Serves health and metrics from now on. An address that is taken is no reason to keep pods from being attached.
@@ -255,6 +257,30 @@ async fn finish(cni: tokio::task::JoinHandle<()>, operations: &Operations) {
     }
     if tokio::time::timeout_at(end, operations.alone()).await.is_err() {
         tracing::warn!("addresses of deleted pods are given back by the next agent");
+    }
+}
+
+/// Stops the servers, and waits for what they have begun.
+async fn wind_down(
+    stopping: watch::Sender<bool>,
+    cni: tokio::task::JoinHandle<()>,
+    openshift: Option<tokio::task::JoinHandle<()>>,
+    operations: &Operations,
+) {
+    // An error means that no server listens any more, which is the aim.
+    let _ = stopping.send(true);
+    service_manager::stopping();
+    finish(cni, operations).await;
+    finish_openshift(openshift).await;
+    tracing::info!("agent stopped; the data path stays as it is");
+}
+
+/// Waits for the end of OpenShift's server, where there is one.
+async fn finish_openshift(server: Option<tokio::task::JoinHandle<()>>) {
+    if let Some(server) = server
+        && tokio::time::timeout(STOP_PATIENCE, server).await.is_err()
+    {
+        tracing::warn!("requests of OpenShift's plugin were cut off");
     }
 }
 
