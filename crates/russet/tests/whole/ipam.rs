@@ -64,6 +64,12 @@ impl Planted {
         assert_eq!(answer.status, 0, "{answer:?}");
     }
 
+    fn register_node_a(&self) {
+        let node =
+            r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-a"},"spec":{}}"#;
+        self.put("/calico/resources/v3/projectcalico.org/nodes/node-a", node);
+    }
+
     fn handle(&self, name: &str, count: u64) {
         let value = json!({ "block": { "10.1.0.16/29": count }, "deleted": false });
         self.put(&format!("/calico/ipam/v2/handle/{name}"), &value.to_string());
@@ -540,9 +546,7 @@ fn why_refuses_the_name_of_a_node_that_is_not_registered() {
 #[test]
 fn why_names_the_pools_and_the_limit_and_writes_nothing() {
     let planted = Planted::tv4();
-    let node =
-        r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-a"},"spec":{}}"#;
-    planted.put("/calico/resources/v3/projectcalico.org/nodes/node-a", node);
+    planted.register_node_a();
     let before = planted.dump("/");
     let told: Value =
         serde_json::from_str(&planted.good(&["why", "--node", "node-a", "-o", "json"])).unwrap();
@@ -563,6 +567,7 @@ fn why_names_the_pools_and_the_limit_and_writes_nothing() {
 #[test]
 fn why_takes_a_pool_by_its_name() {
     let planted = Planted::tv4();
+    planted.register_node_a();
     let by = |pool: &str| planted.good(&["why", "--node", "node-a", "--pool", pool]);
     assert_eq!(by("p"), by("10.1.0.0/24"));
     let unknown = planted.ipam(&["why", "--node", "node-a", "--pool", "q"]);
@@ -574,6 +579,7 @@ fn why_takes_a_pool_by_its_name() {
 #[test]
 fn why_agrees_with_add_on_a_family_whose_pools_are_disabled() {
     let planted = Planted::tv4();
+    planted.register_node_a();
     planted.put(
         &format!("{POOL}6"),
         r#"{"kind":"IPPool","metadata":{"name":"p6"},"spec":{"cidr":"fd00:1::/112","disabled":true}}"#,
