@@ -6,6 +6,7 @@ use std::time::Instant;
 use russet_cni_spec::relay::{TIMING_VARIABLE, Timing};
 use russet_cni_spec::{ConfigList, PluginConfig, Verb, Version};
 use russet_linux::execute::{Execution, Finished};
+use serde_json::Value;
 
 use crate::request::{self, Extras};
 use crate::{Attachment, PluginError, PluginTime, Runtime, in_process};
@@ -26,6 +27,20 @@ impl Runtime {
     /// (cni-runtime.md section 2.1).
     pub fn dirs_of(&self, list: &ConfigList) -> Vec<PathBuf> {
         self.dirs_for(list.plugins.iter().map(|plugin| plugin.kind.as_str()))
+    }
+
+    /// An error if a plugin of the network is nowhere, or an IPAM plugin that one of them names. Then no ADD can succeed and no DEL either, so that an
+    /// attachment should not be begun.
+    pub fn require_plugins(&self, list: &ConfigList) -> Result<(), PluginError> {
+        let dirs = self.dirs_of(list);
+        for plugin in &list.plugins {
+            self.place(&dirs, &plugin.kind)?;
+            let ipam = plugin.object.get("ipam").and_then(|ipam| ipam.get("type")).and_then(Value::as_str);
+            if let Some(kind) = ipam.filter(|kind| !kind.is_empty()) {
+                self.place(&dirs, kind)?;
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn dirs_for<'a>(&self, kinds: impl Iterator<Item = &'a str>) -> Vec<PathBuf> {

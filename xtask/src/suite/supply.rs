@@ -1,7 +1,7 @@
 //! The layer about what others wrote: where dependencies come from, which are refused, their licences, and what is known about their faults.
 //!
 //! Sources and refused crates are read from Cargo.lock here, without any tool. The rest is cargo-deny's: it is not installed by the suite, because building it
-//! takes longer than most layers, and its database of advisories comes from github.com; without either the layer says so and skips, which tests/skips.txt lists.
+//! takes longer than most layers, and its database of advisories has to be fetched; without either the layer says so and skips, which tests/skips.txt lists.
 
 use std::collections::BTreeSet;
 use std::process::Command;

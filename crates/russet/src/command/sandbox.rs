@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use russet_runtime::ConfigDir;
+use russet_runtime::{ConfigDir, PluginError, Runtime};
 use russet_sandbox::{Builtin, Filter, Metrics, Options, Sandbox, SandboxError, Sandboxes, State};
 
 use super::pods::PodPlaces;
@@ -35,6 +35,10 @@ enum CommandError {
         conf_dir.display()
     )]
     NoNetwork { why: SandboxError, conf_dir: PathBuf },
+    #[error(
+        "no pod can be attached to network {network:?}: {source}; install the plugin, or name its directory with --cni-bin-dir"
+    )]
+    NoPlugin { network: String, source: PluginError },
     #[error("execute {program}: {source}")]
     Execute { program: String, source: std::io::Error },
 }
@@ -43,6 +47,7 @@ enum CommandError {
 struct Place {
     run_dir: PathBuf,
     conf_dir: PathBuf,
+    runtime: Runtime,
     sandboxes: Sandboxes,
 }
 
@@ -86,6 +91,9 @@ fn make(args: PodPlaceArgs, run: RunArgs) -> Result<(), Failure> {
         place.sandboxes.remove(&pod.id)?;
     }
     let in_own_network = !config.host_network;
+    if in_own_network {
+        place.require_plugins()?;
+    }
     let id = place.sandboxes.run(config).map_err(|error| place.explained(error))?;
     if let Some(why) = place.no_way_out().filter(|_| in_own_network) {
         output::progress(&format!("warning: {why}"));
@@ -169,8 +177,17 @@ impl Place {
                 ));
             },
         };
+        let runtime = options.runtime.clone();
         let (run_dir, conf_dir) = (places.run_dir, places.conf_dir);
-        Ok(Self { run_dir, conf_dir, sandboxes: Sandboxes::open(options)? })
+        Ok(Self { run_dir, conf_dir, runtime, sandboxes: Sandboxes::open(options)? })
+    }
+
+    /// A plugin that is missing fails the pod's ADD and the DEL that should clean up behind it, so nothing is begun without one. Without a usable network
+    /// the sandbox itself is refused.
+    fn require_plugins(&self) -> Result<(), CommandError> {
+        let Ok((list, _)) = ConfigDir::new(&self.conf_dir).first() else { return Ok(()) };
+        let missing = |source| CommandError::NoPlugin { network: list.name.to_string(), source };
+        self.runtime.require_plugins(&list).map_err(missing)
     }
 
     /// With what to do where there is no network.

@@ -288,6 +288,7 @@ fn plugins_are_looked_for_in_the_directory_of_the_networks_vendor() {
     let web = host.manifest("web.yaml", WEB);
     let missing = host.sandbox(&["run", web.to_str().unwrap()]);
     assert!(missing.status == 1 && missing.stderr.contains("vendors-own"), "{missing:?}");
+    assert_eq!(host.sandbox(&["ls", "-o", "json"]).result()["pods"], json!([]), "no half pod is left");
     let prefix = host.node.path("vendors");
     let prefix = prefix.to_str().unwrap();
     host.run(&web, &["--vendor-prefix", prefix]);
