@@ -5,8 +5,9 @@ use std::path::Path;
 use crate::chaos::site::Site;
 
 /// Files below `/run/russet` and `/var/lib/russet` of a node whose agent is at rest; a name that ends with `*` is a beginning.
-const KNOWN: [&str; 17] = [
+const KNOWN: [&str; 18] = [
     "run/russet/cni.sock",
+    "run/russet/health.sock",
     "run/russet/node.lock",
     "run/russet/gate.lock",
     "run/russet/mtu",
