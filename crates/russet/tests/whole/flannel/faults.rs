@@ -31,7 +31,7 @@ fn state(host: &Host) -> String {
 }
 
 /// All rules but those of the tunnel's guard, whose counters and times change.
-fn rules_of(host: &Host) -> String {
+pub(super) fn rules_of(host: &Host) -> String {
     let mut text = String::new();
     let mut guard = false;
     for line in host.nft(&["list", "ruleset"]).lines() {

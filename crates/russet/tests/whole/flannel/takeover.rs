@@ -14,6 +14,7 @@ use russet_testkit::{eventually, let_pass, run};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
+use super::faults::rules_of;
 use super::lab::{Host, Lab};
 use crate::node::{PATIENCE, TestPod};
 use crate::pinging::Pinging;
@@ -438,15 +439,17 @@ fn rules_that_are_undone_again_and_again_are_warned_of() {
     let mut lab = Lab::vxlan();
     let host = lab.running(&["-ip-masq", "-iface=eth0"]);
     let warned = || host.log().contains("another process changes the rules again and again");
-    let rules = || host.nft(&["list", "ruleset"]);
+    let guarded = || host.nft(&["list", "ruleset"]).contains("russet-flannel-");
+    let rules = || rules_of(&host);
     // The guard of the tunnel comes with the first list of leases, after the other rules.
-    eventually(PATIENCE, || rules().contains("russet-flannel-"));
+    eventually(PATIENCE, guarded);
     let whole = rules();
     for _ in 0..6 {
         host.nft(&["flush", "ruleset"]);
         eventually(PATIENCE, || rules() == whole);
     }
     eventually(PATIENCE, warned);
+    eventually(PATIENCE, guarded);
 }
 
 #[test]
