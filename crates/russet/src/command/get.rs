@@ -189,6 +189,23 @@ mod tests {
         assert!(replayed.inputs_read * 100 > replayed.inputs, "{replayed:?}");
     }
 
+    #[test]
+    fn every_stored_resource_of_the_corpus_is_printed() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/stored");
+        let kinds = [
+            ("pool", Kind::Pool),
+            ("reservation", Kind::Reservation),
+            ("node", Kind::Node),
+            ("profile", Kind::Profile),
+            ("endpoint", Kind::Endpoint),
+        ];
+        for (file, kind) in kinds {
+            let bytes = std::fs::read(corpus.join(file)).unwrap();
+            let end = bytes.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+            assert!(each_kind!(kind, printed(&bytes[end..])), "{file}");
+        }
+    }
+
     fn printed<S: Definition>(value: &[u8]) -> bool {
         let Ok(resource) = Resource::<S>::decode(value) else { return false };
         let shown = vec![Shown { resource, revision: Revision(7) }];
