@@ -33,8 +33,8 @@ pub enum Direct {
     HandedOver(Outcome),
 }
 
-/// Closes the store when an interface is about to be wired: nothing is read or written until that has succeeded or failed.
-struct ClosesStore(Rc<BriefStore>);
+/// Gives up the connection to another process's store when an interface is about to be wired: nothing is read or written until that has succeeded or failed.
+struct PausesStore(Rc<BriefStore>);
 
 /// Carries out `request` of the plugin called `plugin`; `log` is for the runtime's standard error. `config` reads the node's settings. It is called for a
 /// plugin that works on this node's store, and only while the node's lock is held: an agent that started meanwhile may have recorded another store.
@@ -101,7 +101,7 @@ fn leave_to_the_agent(paths: &Paths, target: &Target) -> Result<(), CniError> {
     Err(CniError::try_again_later("an agent that died left something unfinished for this interface", details))
 }
 
-/// A plugin that works on this node's store. The embedded one is open only while the request reads or writes it, not while the kernel works.
+/// A plugin that works on this node's store. The embedded one is shared with the requests that come at once.
 async fn on_own_store(
     config: &Config,
     plugin: &str,
@@ -118,13 +118,19 @@ async fn on_own_store(
     let store = Rc::new(BriefStore::new(&config.paths));
     // A DEL takes the interface down first, whatever is the matter with the store.
     if !matches!(request.env.call, Call::Del(_)) {
-        drop(store.open().await.map_err(unopened)?);
+        store.open().await.map_err(unopened)?;
     }
     let mut node = request_node(config, Rc::clone(&store) as Rc<dyn Store>);
-    node.wiring = node.wiring.with_ledger(Rc::new(ClosesStore(Rc::clone(&store))));
-    let done = on_node(config, &node, plugin, request, log).await;
-    store.close();
-    then_delete_links(&node.wiring, done).await
+    node.wiring = node.wiring.with_ledger(Rc::new(PausesStore(Rc::clone(&store))));
+    let done = store
+        .serve_during(async {
+            let done = on_node(config, &node, plugin, request, log).await;
+            store.pause();
+            then_delete_links(&node.wiring, done).await
+        })
+        .await;
+    store.close().await;
+    done
 }
 
 /// This node for one request.
@@ -218,11 +224,11 @@ async fn prepare(config: &Config, node: &russet_plugins::Node) -> Result<(), Boo
     bootstrap::register(&*node.store, &node.name, &choice, Known::Replace).await
 }
 
-// === impl ClosesStore ===
+// === impl PausesStore ===
 
-impl Ledger for ClosesStore {
+impl Ledger for PausesStore {
     fn wiring(&self, _: &Wired, _: &Path) -> Result<(), CniError> {
-        self.0.close();
+        self.0.pause();
         Ok(())
     }
 

@@ -364,6 +364,11 @@ pub fn parse() -> Result<Cli, clap::Error> {
     Cli::try_parse()
 }
 
+/// What [`parse`] makes of the single word `cni-direct`.
+pub fn cni_direct() -> Result<Cli, clap::Error> {
+    Ok(Cli { verb: Verb::CniDirect(NodeArgs::without_flags()?) })
+}
+
 // === impl NodeArgs ===
 
 impl NodeArgs {

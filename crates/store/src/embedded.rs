@@ -36,8 +36,8 @@ use writer::Job;
 const CACHE_BYTES: usize = 1 << 20;
 /// Commits that the change log remembers: a watch that is further behind compares a full listing instead. 4,096 rows are below 1 MB.
 const LOG_COMMITS: u64 = 4096;
-/// Requests that may wait for the writer: far above one node's ADDs, so more means that the disk has stopped.
-const QUEUE_MAX: usize = 4096;
+/// Requests that may wait for the writer: far above one node's ADDs, so more means that the disk has stopped. Opening the store allocates room for all.
+const QUEUE_MAX: usize = 1024;
 
 /// The embedded store. Cloning is cheap; the file is closed when the last clone and the last watch are gone.
 #[derive(Clone)]

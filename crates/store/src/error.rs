@@ -189,6 +189,18 @@ impl std::error::Error for CommitError {
     }
 }
 
+impl AsRef<StoreError> for StoreError {
+    fn as_ref(&self) -> &StoreError {
+        self
+    }
+}
+
+impl AsRef<StoreError> for CommitError {
+    fn as_ref(&self) -> &StoreError {
+        &self.error
+    }
+}
+
 impl From<StoreError> for CommitError {
     fn from(error: StoreError) -> Self {
         Self { done: 0, failed: 0, error }

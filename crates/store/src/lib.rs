@@ -21,11 +21,11 @@ mod wire;
 pub use embedded::Embedded;
 pub use error::{Cause, CommitError, StoreError};
 pub use follow::Known;
-pub use locked::{Access, LOCK_FILE, Locked, SOCKET_FILE, STORE_FILE, listen, open_or_connect};
+pub use locked::{Access, LOCK_FILE, Locked, SOCKET_FILE, STORE_FILE, join, listen, open_or_connect};
 pub use record::{Claims, Event, LeaseId, Record, Revision, Snapshot, Step, Tenure};
 pub use refused::refused;
 pub use remote::Remote;
-pub use service::{LISTENER, serve, serve_within};
+pub use service::{LISTENER, serve, serve_guests, serve_within};
 pub use sim::Sim;
 pub use traits::{BoxFuture, MARKED_RECORDS, Store, Watch, check_steps};
 

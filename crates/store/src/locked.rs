@@ -30,6 +30,8 @@ pub const SOCKET_FILE: &str = "store.sock";
 
 /// How often a process that waits for the lock looks whether its owner listens now: that one keeps the lock for its life.
 const OWNER_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// Between two tries of [`join`]: about as long as an owner takes to open the file.
+const JOIN_INTERVAL: Duration = Duration::from_millis(2);
 /// What is read of the holder's note.
 const NOTE_MAX_BYTES: u64 = 200;
 
@@ -75,6 +77,32 @@ pub async fn open_or_connect(dir: &Path, deadline: Duration) -> Result<Access, S
         if Instant::now() >= end {
             return Err(held_by_another(dir, deadline));
         }
+    }
+}
+
+/// Reaches the store in `dir` for a process that lives for one request: as a guest of the process that has it open, whatever that one is, or by taking the
+/// lock. The one that takes the lock should serve the others until it leaves ([`serve_guests`](crate::serve_guests)): opening and closing the file
+/// costs several disk syncs, which a burst of requests must not pay one after the other. Waits at most `deadline`.
+pub async fn join(dir: &Path, deadline: Duration) -> Result<Access, StoreError> {
+    let end = Instant::now() + deadline;
+    let lock = open_lock(dir).map_err(|error| lock_error(dir, error))?;
+    loop {
+        // The connection by which the owner is found is the one that is used: an owner that leaves answers those that it has.
+        let socket = dir.join(SOCKET_FILE);
+        match UnixStream::connect(&socket).await {
+            Ok(stream) => return Ok(Access::Remote(Remote::guest(stream, socket))),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => {
+                if try_lock(&lock).map_err(|error| lock_error(dir, error))? {
+                    let options = Options { verify: false, ..Options::default() };
+                    return Locked::open(dir, lock, options).map(Access::Locked);
+                }
+            }
+        }
+        if Instant::now() >= end {
+            return Err(held_by_another(dir, deadline));
+        }
+        tokio::time::sleep(JOIN_INTERVAL).await;
     }
 }
 

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use russet_model::{Key, Prefix};
+use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::wire::{self, Reply, Request};
@@ -111,6 +112,14 @@ impl Remote {
         let path = Arc::new(path.as_ref().to_owned());
         tokio::spawn(Session::new(path.clone(), queue).run());
         Self { commands, ids: Arc::new(AtomicU64::new(1)), path, deadline }
+    }
+
+    /// A client by a connection to an owner that may leave at any time: then calls fail at once, as unavailable unless their outcome is unknown.
+    pub(crate) fn guest(stream: UnixStream, path: PathBuf) -> Self {
+        let (commands, queue) = mpsc::channel(QUEUE_MAX);
+        let path = Arc::new(path);
+        tokio::spawn(Session::of_guest(path.clone(), queue, stream).run());
+        Self { commands, ids: Arc::new(AtomicU64::new(1)), path, deadline: CALL_DEADLINE }
     }
 
     fn next_id(&self) -> u64 {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +33,12 @@ pub const LISTENER: Limits = Limits {
     greeting_timeout: Duration::from_secs(10),
     idle_timeout: None,
 };
+/// The same where the owner is itself a process of one request: a burst of them is larger than what an agent lets work at once.
+const GUESTS: Limits = Limits { connections: 256, ..LISTENER };
+/// How long an owner that leaves waits for guests that have connected: they are about to do one commit.
+const GUESTS_TIMEOUT: Duration = Duration::from_millis(250);
+/// How long it takes at most until a connection that the kernel has made is seen here.
+const LAST_GUESTS_TIMEOUT: Duration = Duration::from_millis(1);
 /// Of a greeting: its length, and one byte each for number, kind and version.
 const GREETING_MIN_BYTES: usize = 7;
 /// Requests of one connection that are worked on at a time; the next one is read when one is answered.
@@ -65,17 +72,63 @@ pub async fn serve_within(
     }
 }
 
+/// Serves `store` at the socket `path` to other short-lived processes until `leaving` ends; then to those that have connected by then, until they are done,
+/// but not for longer than [`GUESTS_TIMEOUT`].
+pub async fn serve_guests(
+    store: Embedded,
+    listener: UnixListener,
+    path: &Path,
+    leaving: impl Future<Output = ()>,
+) {
+    let tasks = LocalSet::new();
+    tasks.run_until(serve_until(store, listener, path, leaving)).await;
+}
+
+async fn serve_until(
+    store: Embedded,
+    listener: UnixListener,
+    path: &Path,
+    leaving: impl Future<Output = ()>,
+) {
+    let acceptor = Acceptor::new(listener, Admission::new(GUESTS));
+    let mut connections = JoinSet::new();
+    let mut leaving = std::pin::pin!(leaving);
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut leaving => break,
+            stream = acceptor.accept() => start_connection(&mut connections, &store, stream),
+        }
+    }
+    if let Err(error) = std::fs::remove_file(path) {
+        tracing::debug!(path = %path.display(), %error, "the store's socket stays");
+    }
+    // Connections that the kernel had made before the socket lost its name.
+    while let Ok(stream) = tokio::time::timeout(LAST_GUESTS_TIMEOUT, acceptor.accept()).await {
+        start_connection(&mut connections, &store, stream);
+    }
+    drop(acceptor);
+    let finished = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(GUESTS_TIMEOUT, finished).await.is_err() {
+        tracing::debug!("a process uses the store for too long; it has to reach it again");
+    }
+}
+
+fn start_connection(connections: &mut JoinSet<()>, store: &Embedded, stream: Connection<UnixStream>) {
+    while connections.try_join_next().is_some() {}
+    let store = store.clone();
+    connections.spawn_local(async move {
+        if let Err(error) = connection(store, stream).await {
+            tracing::debug!(%error, "store client cut off");
+        }
+    });
+}
+
 async fn accept(store: Embedded, acceptor: Acceptor<UnixListener>) {
     let mut connections = JoinSet::new();
     loop {
         let stream = acceptor.accept().await;
-        while connections.try_join_next().is_some() {}
-        let store = store.clone();
-        connections.spawn_local(async move {
-            if let Err(error) = connection(store, stream).await {
-                tracing::debug!(%error, "store client cut off");
-            }
-        });
+        start_connection(&mut connections, &store, stream);
     }
 }
 

@@ -1,30 +1,62 @@
-//! The embedded store of a node without an agent, open only while a request uses it: `direct` closes it before the kernel has work to do, so that requests
-//! that come at once wire and delete their links beside each other instead of one after the other.
+//! The embedded store of a node without an agent, for one request of a plugin. Requests that come at once share it: the first opens the file and serves
+//! the others until it leaves, so that a burst pays for opening, syncing and closing a few times and not once a request.
 
+use std::cell::RefCell;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use russet_model::{Key, Prefix};
 use russet_store::{
-    BoxFuture, Claims, CommitError, Event, LeaseId, Record, Revision, Snapshot, Step, Store, StoreError,
-    Tenure, Watch,
+    Access, BoxFuture, Claims, CommitError, Event, LeaseId, Locked, Record, Revision, Snapshot, Step, Store,
+    StoreError, Tenure, Watch,
 };
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, oneshot};
 
-use super::{Opened, open_local};
+use super::{OWNER_PATIENCE, Service, store_dir};
 use crate::config::Paths;
 
-/// The embedded store, opened by the first operation after [`close`](Self::close).
+/// How often an operation is tried again whose owner left before it was done.
+const REJOIN_MAX: usize = 5;
+
+/// The embedded store, reached by the first operation, and again by the first one after [`pause`](Self::pause).
 pub struct BriefStore {
     paths: Paths,
-    opened: Mutex<Option<Rc<Opened>>>,
+    joined: Mutex<Option<Rc<Joined>>>,
+    hosting: RefCell<Option<Hosting>>,
+}
+
+/// How this process reaches the store.
+enum Joined {
+    /// It has the file open.
+    Owner(Rc<Locked>),
+    /// Another process has.
+    Guest(Box<dyn Store>),
+}
+
+/// The service for other processes, while this one has the file open.
+struct Hosting {
+    service: Service,
+    leave: oneshot::Sender<()>,
 }
 
 /// A watch, and what keeps its store open.
 struct OpenWatch {
     // The order matters: the watch ends before the store is closed.
     watch: Box<dyn Watch>,
-    _opened: Rc<Opened>,
+    _joined: Rc<Joined>,
+}
+
+// === impl Joined ===
+
+impl Joined {
+    fn store(&self) -> &dyn Store {
+        match self {
+            Self::Owner(locked) => locked.store(),
+            Self::Guest(store) => &**store,
+        }
+    }
 }
 
 // === impl BriefStore ===
@@ -32,23 +64,107 @@ struct OpenWatch {
 impl BriefStore {
     /// The store of the node with these paths; nothing is opened yet.
     pub fn new(paths: &Paths) -> Self {
-        Self { paths: paths.clone(), opened: Mutex::new(None) }
+        Self { paths: paths.clone(), joined: Mutex::new(None), hosting: RefCell::new(None) }
     }
 
-    /// Opens the store, or waits until its lock is free.
-    pub async fn open(&self) -> Result<Rc<Opened>, StoreError> {
-        let mut opened = self.opened.lock().await;
-        if let Some(opened) = &*opened {
-            return Ok(Rc::clone(opened));
+    /// Reaches the store, which waits for a process that has it open and serves nobody.
+    pub async fn open(&self) -> Result<(), StoreError> {
+        self.joined().await.map(drop)
+    }
+
+    /// Gives up the connection to another process's store, which is not needed while the kernel works: the other process waits for its guests when it
+    /// leaves. An owner stays: others use what it has open.
+    pub fn pause(&self) {
+        if let Ok(mut joined) = self.joined.try_lock()
+            && joined.as_ref().is_some_and(|joined| matches!(**joined, Joined::Guest(_)))
+        {
+            *joined = None;
         }
-        let fresh = Rc::new(open_local(&self.paths).await?);
-        Ok(Rc::clone(opened.insert(fresh)))
     }
 
-    /// Closes the store as soon as no operation or watch uses it any more.
-    pub fn close(&self) {
-        if let Ok(mut opened) = self.opened.try_lock() {
-            *opened = None;
+    /// Does `work`, and serves other processes meanwhile if this one has the store open.
+    pub async fn serve_during<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        std::future::poll_fn(|context| {
+            if let Poll::Ready(done) = work.as_mut().poll(context) {
+                return Poll::Ready(done);
+            }
+            if let Some(hosting) = &mut *self.hosting.borrow_mut() {
+                let _serves_until_told_to_leave = hosting.service.as_mut().poll(context);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Lets the guests that are there finish, and closes the store.
+    pub async fn close(&self) {
+        let joined = self.joined.lock().await.take();
+        let hosting = self.hosting.borrow_mut().take();
+        if let Some(Hosting { service, leave }) = hosting {
+            let _ = leave.send(());
+            service.await;
+        }
+        drop(joined);
+    }
+
+    async fn joined(&self) -> Result<Rc<Joined>, StoreError> {
+        let mut joined = self.joined.lock().await;
+        if let Some(joined) = &*joined {
+            return Ok(Rc::clone(joined));
+        }
+        let dir = store_dir(&self.paths)?;
+        let fresh = match russet_store::join(&dir, OWNER_PATIENCE).await? {
+            Access::Remote(remote) => Joined::Guest(Box::new(remote)),
+            Access::Locked(locked) => {
+                let locked = Rc::new(locked);
+                self.host(&locked);
+                Joined::Owner(locked)
+            }
+        };
+        Ok(Rc::clone(joined.insert(Rc::new(fresh))))
+    }
+
+    /// Prepares the service for other processes; [`serve_during`](Self::serve_during) runs it. Without it they wait until the store is closed.
+    fn host(&self, locked: &Rc<Locked>) {
+        let listener = store_dir(&self.paths).and_then(|dir| {
+            russet_store::listen(&dir, locked).map_err(|error| super::failed("make the store's socket", error))
+        });
+        let listener = match listener {
+            Ok(listener) => listener,
+            Err(error) => {
+                tracing::debug!(%error, "requests that come at once open the store one after the other");
+                return;
+            }
+        };
+        let (leave, leaving) = oneshot::channel();
+        let (locked, socket) = (Rc::clone(locked), self.paths.store_socket());
+        let service = Box::pin(async move {
+            let left = async { _ = leaving.await };
+            russet_store::serve_guests(locked.store().clone(), listener, &socket, left).await;
+        });
+        *self.hosting.borrow_mut() = Some(Hosting { service, leave });
+    }
+
+    /// Does an operation, and does it again where the process that had the store open left before it had done anything.
+    async fn with_store<T, E: AsRef<StoreError>>(
+        &self,
+        operation: impl AsyncFn(&dyn Store) -> Result<T, E>,
+    ) -> Result<T, E>
+    where
+        StoreError: Into<E>,
+    {
+        let mut tries = 0;
+        loop {
+            let joined = self.joined().await.map_err(Into::into)?;
+            let result = operation(joined.store()).await;
+            let is_left = matches!(&result, Err(error) if matches!(error.as_ref(), StoreError::Unavailable { .. }));
+            tries += 1;
+            if !is_left || matches!(*joined, Joined::Owner(_)) || tries > REJOIN_MAX {
+                return result;
+            }
+            drop(joined);
+            self.pause();
         }
     }
 }
@@ -60,11 +176,11 @@ impl Store for BriefStore {
     }
 
     fn get<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<Record>, StoreError>> {
-        Box::pin(async move { self.open().await?.store.get(key).await })
+        Box::pin(self.with_store(async |store: &dyn Store| store.get(key).await))
     }
 
     fn list<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
-        Box::pin(async move { self.open().await?.store.list(prefix).await })
+        Box::pin(self.with_store(async |store: &dyn Store| store.list(prefix).await))
     }
 
     fn scan<'a>(
@@ -72,7 +188,7 @@ impl Store for BriefStore {
         prefix: &'a Prefix,
         take: &'a mut dyn FnMut(Record),
     ) -> BoxFuture<'a, Result<Revision, StoreError>> {
-        Box::pin(async move { self.open().await?.store.scan(prefix, take).await })
+        Box::pin(async move { self.joined().await?.store().scan(prefix, take).await })
     }
 
     fn scan_marked<'a>(
@@ -81,26 +197,26 @@ impl Store for BriefStore {
         marks: &'a mut dyn FnMut(&Key) -> Vec<Key>,
         take: &'a mut dyn FnMut(Record),
     ) -> BoxFuture<'a, Result<Revision, StoreError>> {
-        Box::pin(async move { self.open().await?.store.scan_marked(prefix, marks, take).await })
+        Box::pin(async move { self.joined().await?.store().scan_marked(prefix, marks, take).await })
     }
 
     fn keys<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Vec<Key>, StoreError>> {
-        Box::pin(async move { self.open().await?.store.keys(prefix).await })
+        Box::pin(self.with_store(async |store: &dyn Store| store.keys(prefix).await))
     }
 
     fn holds<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<bool, StoreError>> {
-        Box::pin(async move { self.open().await?.store.holds(prefix).await })
+        Box::pin(self.with_store(async |store: &dyn Store| store.holds(prefix).await))
     }
 
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
-        Box::pin(async move { self.open().await?.store.commit(steps).await })
+        Box::pin(async move { self.with_store(async |store: &dyn Store| store.commit(steps.clone()).await).await })
     }
 
     fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
         Box::pin(async move {
-            let opened = self.open().await?;
-            let watch = opened.store.watch(prefix).await?;
-            Ok(OpenWatch::boxed(watch, opened))
+            let joined = self.joined().await?;
+            let watch = joined.store().watch(prefix).await?;
+            Ok(OpenWatch::boxed(watch, joined))
         })
     }
 
@@ -110,34 +226,34 @@ impl Store for BriefStore {
         take: &'a mut dyn FnMut(Record),
     ) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {
         Box::pin(async move {
-            let opened = self.open().await?;
-            let watch = opened.store.follow(prefix, take).await?;
-            Ok(OpenWatch::boxed(watch, opened))
+            let joined = self.joined().await?;
+            let watch = joined.store().follow(prefix, take).await?;
+            Ok(OpenWatch::boxed(watch, joined))
         })
     }
 
     fn tenure<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Option<(Record, Tenure)>, StoreError>> {
-        Box::pin(async move { self.open().await?.store.tenure(key).await })
+        Box::pin(self.with_store(async |store: &dyn Store| store.tenure(key).await))
     }
 
     fn grant(&self, ttl: Duration) -> BoxFuture<'_, Result<LeaseId, StoreError>> {
-        Box::pin(async move { self.open().await?.store.grant(ttl).await })
+        Box::pin(async move { self.joined().await?.store().grant(ttl).await })
     }
 
     fn keep_alive(&self, lease: LeaseId) -> BoxFuture<'_, Result<Duration, StoreError>> {
-        Box::pin(async move { self.open().await?.store.keep_alive(lease).await })
+        Box::pin(async move { self.joined().await?.store().keep_alive(lease).await })
     }
 
     fn revoke(&self, lease: LeaseId) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move { self.open().await?.store.revoke(lease).await })
+        Box::pin(async move { self.joined().await?.store().revoke(lease).await })
     }
 }
 
 // === impl OpenWatch ===
 
 impl OpenWatch {
-    fn boxed(watch: Box<dyn Watch>, opened: Rc<Opened>) -> Box<dyn Watch> {
-        Box::new(Self { watch, _opened: opened })
+    fn boxed(watch: Box<dyn Watch>, joined: Rc<Joined>) -> Box<dyn Watch> {
+        Box::new(Self { watch, _joined: joined })
     }
 }
 
@@ -149,8 +265,9 @@ impl Watch for OpenWatch {
 
 #[cfg(test)]
 mod tests {
-    use russet_store::{LOCK_FILE, Step};
+    use russet_store::{LOCK_FILE, SOCKET_FILE};
     use rustix::fs::{FlockOperation, flock};
+    use tokio::task::LocalSet;
 
     use super::*;
 
@@ -159,24 +276,82 @@ mod tests {
         flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
     }
 
+    fn key(name: &str) -> Key {
+        Key::node(&name.parse().unwrap())
+    }
+
+    async fn create(store: &BriefStore, name: &str) {
+        let create = store.commit(vec![Step::create(key(name), "{}")]);
+        store.serve_during(create).await.unwrap();
+    }
+
     #[tokio::test]
-    async fn the_store_is_locked_only_between_an_operation_and_close() {
+    async fn the_store_is_locked_from_the_first_operation_until_it_is_closed() {
         let root = tempfile::tempdir().unwrap();
         let paths = Paths::new(root.path());
         let store = BriefStore::new(&paths);
-        let key = Key::node(&"n1".parse().unwrap());
-        for revision in 0..2 {
-            let step = if revision == 0 {
-                Step::create(key.clone(), "{}")
-            } else {
-                Step::delete(key.clone(), Some(store.get(&key).await.unwrap().unwrap().revision))
-            };
-            store.commit(vec![step]).await.unwrap();
+        for name in ["n1", "n2"] {
+            create(&store, name).await;
             assert!(is_locked(&paths));
-            store.close();
-            assert!(!is_locked(&paths), "a request that wires its interface keeps others from the store");
+            store.pause();
+            assert!(is_locked(&paths), "others use what this process has open");
+            store.close().await;
+            assert!(!is_locked(&paths));
+            assert!(!paths.state_dir().join(SOCKET_FILE).exists());
         }
-        assert!(store.get(&key).await.unwrap().is_none(), "it is opened again by itself");
+        assert!(store.get(&key("n1")).await.unwrap().is_some(), "it is opened again by itself");
+    }
+
+    #[tokio::test]
+    async fn a_request_uses_the_store_that_another_has_open() {
+        let root = tempfile::tempdir().unwrap();
+        let paths = Paths::new(root.path());
+        let (owner, guest) = (BriefStore::new(&paths), BriefStore::new(&paths));
+        create(&owner, "n1").await;
+        let by_guest = async {
+            create(&guest, "n2").await;
+            assert!(guest.get(&key("n1")).await.unwrap().is_some());
+            guest.pause();
+        };
+        owner.serve_during(by_guest).await;
+        assert!(owner.get(&key("n2")).await.unwrap().is_some());
+        owner.close().await;
+        // The owner has left: the guest opens the file.
+        assert!(guest.get(&key("n2")).await.unwrap().is_some());
+        assert!(is_locked(&paths));
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_keeps_its_connection_reaches_the_store_again_after_the_owner_left() {
+        let root = tempfile::tempdir().unwrap();
+        let paths = Paths::new(root.path());
+        let (owner, guest) = (BriefStore::new(&paths), BriefStore::new(&paths));
+        create(&owner, "n1").await;
+        owner.serve_during(create(&guest, "n2")).await;
+        // It keeps its connection, so the owner waits for it in vain.
+        owner.close().await;
+        create(&guest, "n3").await;
+        assert!(is_locked(&paths));
+        assert!(guest.get(&key("n1")).await.unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn requests_that_come_at_once_lose_no_commit() {
+        let root = tempfile::tempdir().unwrap();
+        let paths = Paths::new(root.path());
+        let local = LocalSet::new();
+        for n in 0..40 {
+            let paths = paths.clone();
+            local.spawn_local(async move {
+                let store = BriefStore::new(&paths);
+                create(&store, &format!("n{n}")).await;
+                store.pause();
+                store.close().await;
+            });
+        }
+        local.await;
+        let store = BriefStore::new(&paths);
+        assert_eq!(store.keys(&Prefix::nodes()).await.unwrap().len(), 40);
     }
 
     #[tokio::test]
@@ -185,7 +360,7 @@ mod tests {
         let paths = Paths::new(root.path());
         let store = BriefStore::new(&paths);
         let watch = store.watch(&Prefix::handles()).await.unwrap();
-        store.close();
+        store.close().await;
         assert!(is_locked(&paths));
         drop(watch);
         assert!(!is_locked(&paths));

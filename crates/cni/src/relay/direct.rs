@@ -1,19 +1,17 @@
 //! Without an agent: this process becomes `russet cni-direct`, which waits for its turn and does the work.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Seek, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::fs::MemfdFlags;
+
 use super::{DIRECT_COMMAND, DIRECT_PLUGIN, Executable, path_setting};
 use crate::plugin::Request;
 use crate::{CniError, Verb};
-
-/// Where the configuration waits, without a name, for the program that we become: a pipe holds only 64 KiB, and
-/// nobody would be left to fill it. In memory first.
-const SPOOL_DIRS: [&str; 3] = ["/run", "/dev/shm", "/tmp"];
 
 /// What the command is called.
 const COMMAND: &str = "russet";
@@ -85,24 +83,9 @@ fn is_command(candidate: &Path, own: &Path) -> bool {
     candidate.is_file() && !same_file && candidate.len() != own.len()
 }
 
+/// A file of memory that the program which replaces this process reads as its standard input.
 fn spool(bytes: &[u8]) -> io::Result<File> {
-    let mut failure = io::Error::from(ErrorKind::NotFound);
-    for dir in SPOOL_DIRS {
-        match spool_in(Path::new(dir), bytes) {
-            Ok(file) => return Ok(file),
-            Err(error) => failure = error,
-        }
-    }
-    Err(failure)
-}
-
-/// The file has lost its name before anything secret is in it.
-fn spool_in(dir: &Path, bytes: &[u8]) -> io::Result<File> {
-    let path = dir.join(format!(".russet-cni.{}", std::process::id()));
-    // A predecessor with our process ID may have been killed between the next two lines.
-    let _ = fs::remove_file(&path);
-    let mut file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
-    fs::remove_file(&path)?;
+    let mut file = File::from(rustix::fs::memfd_create("cni-configuration", MemfdFlags::CLOEXEC)?);
     file.write_all(bytes)?;
     file.rewind()?;
     Ok(file)
@@ -114,11 +97,9 @@ mod tests {
     use std::io::Read;
 
     #[test]
-    fn a_spooled_configuration_has_no_name_and_all_its_bytes() {
-        let dir = tempfile::tempdir().unwrap();
+    fn a_spooled_configuration_is_longer_than_a_pipe_and_complete() {
         let bytes = vec![7; 200_000];
-        let mut file = spool_in(dir.path(), &bytes).unwrap();
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        let mut file = spool(&bytes).unwrap();
         let mut read = Vec::new();
         file.read_to_end(&mut read).unwrap();
         assert_eq!(read, bytes);

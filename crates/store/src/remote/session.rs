@@ -37,6 +37,10 @@ pub(super) struct Session {
     listings: HashMap<u64, Vec<Record>>,
     retry: Duration,
     chance: Chance,
+    /// The first connection, where the caller has made it.
+    first: Option<UnixStream>,
+    /// Whether this ends when the owner listens no more.
+    guest: bool,
 }
 
 /// Why a connection ended.
@@ -69,7 +73,14 @@ impl Session {
             listings: HashMap::new(),
             retry: RETRY_MIN,
             chance: Chance::new(seed),
+            first: None,
+            guest: false,
         }
+    }
+
+    /// A session that uses `stream` first, and ends when the owner is gone.
+    pub(super) fn of_guest(path: Arc<PathBuf>, queue: mpsc::Receiver<Command>, stream: UnixStream) -> Self {
+        Self { first: Some(stream), guest: true, ..Self::new(path, queue) }
     }
 
     /// Works until every `Remote` and every watch is gone.
@@ -81,7 +92,12 @@ impl Session {
                     None => return,
                 }
             }
-            let broken = match UnixStream::connect(self.path.as_path()).await {
+            let connected = match self.first.take() {
+                Some(stream) => Ok(stream),
+                None => UnixStream::connect(self.path.as_path()).await,
+            };
+            let broken = match connected {
+                Err(error) if self.guest && is_without_listener(&error) => return,
                 Ok(stream) => match self.exchange(stream).await {
                     Ok(()) => return,
                     Err(broken) => broken,
@@ -258,6 +274,10 @@ impl Session {
         }
         Ok(())
     }
+}
+
+fn is_without_listener(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
 // === impl PendingCall ===
