@@ -3,6 +3,7 @@
 //! A layer that fails does not stop the next one. The last line of the output is `N passed, N failed` and
 //! nothing else, because machines read it.
 
+mod executables;
 mod layer;
 mod report;
 mod skips;
@@ -15,9 +16,12 @@ use lexopt::prelude::{Long, Short, ValueExt};
 use crate::error::{Error, Result};
 use crate::packages;
 use crate::suite::layer::{LAYERS, Layer, Scope};
-use crate::suite::report::Tally;
+use crate::suite::report::{Tally, TestTime};
 use crate::suite::skips::Allowed;
 use crate::text_table::TextTable;
+
+/// Tests whose times the summary shows.
+const SLOWEST: usize = 10;
 
 /// What the command line asks for.
 #[derive(Default)]
@@ -38,7 +42,7 @@ struct Outcome {
 /// Runs the layers; true when nothing failed.
 pub fn run(options: &Options) -> Result<bool> {
     let chosen = options.layers()?;
-    let scope = Scope { packages: options.packages.clone() };
+    let scope = Scope::new(options.packages.clone());
     if chosen.iter().any(|layer| layer.needs_root) {
         if !packages::is_root() {
             return Err(Error::Found(
@@ -71,6 +75,12 @@ fn conclude(outcomes: &[Outcome]) -> bool {
         table.row([(*layer).to_owned(), passed, failed, skipped, format!("{seconds:.1}")]);
     }
     println!("\n{table}");
+    let mut times: Vec<&TestTime> = outcomes.iter().flat_map(|outcome| &outcome.tally.times).collect();
+    times.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    println!("the slowest tests:");
+    for TestTime { test, seconds } in times.iter().take(SLOWEST) {
+        println!("{seconds:7.1} s  {test}");
+    }
     for outcome in outcomes {
         for skip in &outcome.tally.skips {
             println!("skipped {}: {}: {}", outcome.layer, skip.test, skip.feature);

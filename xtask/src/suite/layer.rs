@@ -1,13 +1,15 @@
 //! The layers of `cargo xtask test`, in the order in which they run: cheap and telling ones first.
 
-use std::path::Path;
+use std::cell::OnceCell;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::artifacts;
 use crate::dist;
+use crate::error::Result;
 use crate::process::{self, Ended};
 use crate::sim;
+use crate::suite::executables::{self, Build, Executable, Kind};
 use crate::suite::report::Tally;
 use crate::suite::supply;
 
@@ -22,12 +24,18 @@ pub struct Layer {
 /// Which packages the layers look at.
 pub struct Scope {
     /// None means the workspace.
-    pub packages: Vec<String>,
+    packages: Vec<String>,
+    build: OnceCell<Result<Build>>,
 }
 
 pub const LAYERS: &[Layer] = &[
     Layer { name: "format", about: "cargo fmt --check", needs_root: false, run: format },
-    Layer { name: "lint", about: "clippy, every warning an error", needs_root: false, run: lint },
+    Layer {
+        name: "lint",
+        about: "everything compiled by clippy, every warning an error",
+        needs_root: false,
+        run: lint,
+    },
     Layer { name: "unit", about: "plain cargo test: no root, no tools", needs_root: false, run: unit },
     Layer {
         name: "supply",
@@ -62,8 +70,6 @@ const PROGRAM_PACKAGE: &str = "russet";
 /// No test of a healthy tree is silent for this long, not even the first, before which everything is compiled; a hung test
 /// must not eat the time in which the others could report (the whole of `test` has 90 minutes in CI).
 const SILENCE_LIMIT: Duration = Duration::from_secs(15 * 60);
-/// A test of the program layer that takes longer has its time told beside it.
-const SLOW: Duration = Duration::from_secs(10);
 
 /// Kernel tests mostly wait for RCU, so they outnumber the cores.
 const KERNEL_TEST_THREADS: &str = "4";
@@ -81,13 +87,23 @@ fn format(scope: &Scope, tally: &mut Tally) {
 }
 
 fn lint(scope: &Scope, tally: &mut Tally) {
-    let mut clippy = scope.cargo("clippy", None);
-    step(clippy.args(["--all-targets", "--", "-D", "warnings"]), tally);
+    let Some(build) = scope.build(tally) else { return };
+    tally.failures.extend(build.complaints.iter().cloned());
+    if build.complaints.is_empty() {
+        tally.passed += 1;
+    }
 }
 
 fn unit(scope: &Scope, tally: &mut Tally) {
-    let mut test = scope.cargo("test", None);
-    tests(test.arg("--no-fail-fast").args(["--", "--show-output"]), tally);
+    let Some(build) = scope.build(tally) else { return };
+    for executable in &build.executables {
+        run_tests(executable, &[], None, tally);
+    }
+    let mut documentation = executables::cargo_test(&scope.packages);
+    match documentation.as_mut() {
+        Ok(test) => tests(test.args(["--doc", "--no-fail-fast"]), tally),
+        Err(error) => tally.failures.push(error.to_string()),
+    }
 }
 
 fn supply_chain(scope: &Scope, tally: &mut Tally) {
@@ -111,43 +127,35 @@ fn budget(scope: &Scope, tally: &mut Tally) {
     }
 }
 
-/// Doc tests stay out: to rustdoc, `ignored` means examples that are not meant to run.
 fn kernel(scope: &Scope, tally: &mut Tally) {
-    if let Some(mut test) = scope.cargo_without(PROGRAM_PACKAGE) {
-        test.env("RUST_TEST_THREADS", KERNEL_TEST_THREADS).args(["--tests", "--no-fail-fast"]);
-        tests(test.args(["--", "--ignored", "--show-output"]), tally);
-    }
-    if scope.includes(PROGRAM_PACKAGE) {
-        let mut test = scope.cargo("test", Some(PROGRAM_PACKAGE));
-        test.env("RUST_TEST_THREADS", KERNEL_TEST_THREADS).args(["--bins", "--no-fail-fast"]);
-        tests(test.args(["--", "--ignored", "--show-output"]), tally);
+    let Some(build) = scope.build(tally) else { return };
+    for executable in build.executables.iter().filter(|executable| !is_program(executable)) {
+        run_tests(executable, &["--ignored"], Some(KERNEL_TEST_THREADS), tally);
     }
 }
 
-/// The tests run the executable that cargo built beside them, in the dev profile: a release build of everything
+/// The tests run the executables that cargo built beside them, in the dev profile: a release build of everything
 /// would take longer than all tests together.
 fn program(scope: &Scope, tally: &mut Tally) {
-    if !scope.includes(PROGRAM_PACKAGE) || !has_integration_tests(PROGRAM_PACKAGE) {
-        return;
+    let Some(build) = scope.build(tally) else { return };
+    for executable in build.executables.iter().filter(|executable| is_program(executable)) {
+        run_tests(executable, &["--ignored"], Some(PROGRAM_TEST_THREADS), tally);
     }
-    let mut test = scope.cargo("test", Some(PROGRAM_PACKAGE));
-    test.env("RUST_TEST_THREADS", PROGRAM_TEST_THREADS).args(["--test", "*", "--no-fail-fast"]);
-    let mut last = Instant::now();
-    let timed = |line: &str| {
-        let took = std::mem::replace(&mut last, Instant::now()).elapsed();
-        let slow = took >= SLOW && line.starts_with("test ");
-        if slow { println!("{line} ({} s)", took.as_secs()) } else { println!("{line}") }
-    };
-    tests_shown(test.args(["--", "--ignored", "--show-output"]), tally, timed);
 }
 
-/// Asked for `--test '*'` where there is none, cargo fails.
-fn has_integration_tests(package: &str) -> bool {
-    let tests = artifacts::workspace().join("crates").join(package).join("tests");
-    let entries = std::fs::read_dir(tests).into_iter().flatten().flatten();
-    let is_test =
-        |path: &Path| path.extension().is_some_and(|end| end == "rs") || path.join("main.rs").exists();
-    entries.map(|entry| entry.path()).any(|path| is_test(&path))
+fn is_program(executable: &Executable) -> bool {
+    executable.package == PROGRAM_PACKAGE && executable.kind == Kind::Integration
+}
+
+/// Runs the tests of an executable and counts what it reports.
+fn run_tests(executable: &Executable, options: &[&str], threads: Option<&str>, tally: &mut Tally) {
+    println!("\n     {}", executable.shown());
+    let mut command = executable.command();
+    command.args(["--show-output", "-Z", "unstable-options", "--report-time"]).args(options);
+    // The harness of the stable compiler takes `--report-time` only with this.
+    command.env("RUSTC_BOOTSTRAP", "1");
+    threads.into_iter().for_each(|threads| _ = command.env("RUST_TEST_THREADS", threads));
+    tests(&mut command, tally);
 }
 
 /// Runs a command that is one check: it counts as 1.
@@ -160,17 +168,12 @@ pub(super) fn step(command: &mut Command, tally: &mut Tally) {
     }
 }
 
-/// Runs `cargo test` and counts what its test binaries report.
+/// Runs a program of tests and counts what the harness reports.
 fn tests(command: &mut Command, tally: &mut Tally) {
-    tests_shown(command, tally, |line| println!("{line}"));
-}
-
-/// [`tests`], with its own way of printing a line.
-fn tests_shown(command: &mut Command, tally: &mut Tally, mut show: impl FnMut(&str)) {
     let mut report = tally.reader();
     let ended = process::watch(command, SILENCE_LIMIT, |line| {
         if report.read(line) {
-            show(line);
+            println!("{line}");
         }
     });
     let failed_tests = report.finish();
@@ -198,31 +201,27 @@ fn hung(command: &Command, limit: Duration) -> String {
 // === impl Scope ===
 
 impl Scope {
+    pub fn new(packages: Vec<String>) -> Self {
+        Self { packages, build: OnceCell::new() }
+    }
+
     fn includes(&self, package: &str) -> bool {
         self.packages.is_empty() || self.packages.iter().any(|name| name == package)
     }
 
-    /// `cargo VERB` over `package`, or over the whole scope.
-    fn cargo(&self, verb: &str, package: Option<&str>) -> Command {
-        let mut cargo = artifacts::cargo();
-        cargo.arg(verb);
-        let packages =
-            package.map_or_else(|| self.packages.iter().map(String::as_str).collect(), |one| vec![one]);
-        if packages.is_empty() {
-            cargo.arg("--workspace");
+    /// What was compiled for all layers, by the first that needs it. Its failure is counted once for each layer that needs it.
+    fn build(&self, tally: &mut Tally) -> Option<&Build> {
+        match self.build.get_or_init(|| executables::build(&self.packages, SILENCE_LIMIT)) {
+            Ok(build) if build.succeeded => Some(build),
+            Ok(build) => {
+                tally.failures.push("the tests do not compile".to_owned());
+                tally.failures.extend(build.complaints.iter().cloned());
+                None
+            }
+            Err(error) => {
+                tally.failures.push(error.to_string());
+                None
+            }
         }
-        packages.iter().for_each(|package| _ = cargo.args(["-p", package]));
-        cargo
-    }
-
-    /// `cargo test` over the scope without `excluded`; `None` when nothing remains.
-    fn cargo_without(&self, excluded: &str) -> Option<Command> {
-        if self.packages.is_empty() {
-            let mut cargo = self.cargo("test", None);
-            cargo.args(["--exclude", excluded]);
-            return Some(cargo);
-        }
-        let packages: Vec<String> = self.packages.iter().filter(|name| *name != excluded).cloned().collect();
-        (!packages.is_empty()).then(|| Self { packages }.cargo("test", None))
     }
 }

@@ -14,6 +14,15 @@ pub struct Tally {
     pub skipped: usize,
     /// What was missing; one test may miss several things.
     pub skips: Vec<Skip>,
+    /// How long tests took whose times the harness reports.
+    pub times: Vec<TestTime>,
+}
+
+/// The time of one test.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TestTime {
+    pub test: String,
+    pub seconds: f64,
 }
 
 /// A test that could not do its work here. The harness counts it as passed; we do not.
@@ -76,6 +85,7 @@ impl Reader<'_> {
             self.named += 1;
             self.tally.failures.push(test.to_owned());
         }
+        self.tally.times.extend(TestTime::parse(line));
         match line {
             "successes:" => self.in_successes = true,
             "failures:" => self.in_successes = false,
@@ -105,9 +115,21 @@ fn result(line: &str) -> Option<(usize, usize)> {
     Some((count(" passed")?, count(" failed")?))
 }
 
-/// `test name ... FAILED`
+/// `test name ... FAILED`, or with a time behind it.
 fn failed_test(line: &str) -> Option<&str> {
-    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
+    let (name, time) = line.strip_prefix("test ")?.rsplit_once(" ... FAILED")?;
+    (time.is_empty() || time.starts_with(" <")).then_some(name)
+}
+
+// === impl TestTime ===
+
+impl TestTime {
+    /// `test name ... ok <0.125s>`
+    fn parse(line: &str) -> Option<Self> {
+        let (test, outcome) = line.strip_prefix("test ")?.split_once(" ... ")?;
+        let seconds = outcome.split_once(" <")?.1.strip_suffix("s>")?.parse().ok()?;
+        Some(Self { test: test.to_owned(), seconds })
+    }
 }
 
 // === impl Skip ===
@@ -169,6 +191,15 @@ test result: FAILED. 2 passed; 1 failed; 4 ignored; 0 measured; 0 filtered out; 
         tally.judge_skips(&Allowed::parse("").unwrap());
         assert_eq!((tally.passed, tally.failed(), tally.skips.len()), (1, 3, 0));
         assert!(tally.failures[1].contains("links::ipip_tunnel"), "{:?}", tally.failures);
+    }
+
+    #[test]
+    fn times_are_read_where_the_harness_reports_them() {
+        let (tally, failed, _) =
+            tally_of("test a::b ... ok <1.250s>\ntest c ... FAILED <0.500s>\ntest d ... ok");
+        let time = |test: &str, seconds| TestTime { test: test.to_owned(), seconds };
+        assert_eq!(tally.times, [time("a::b", 1.25), time("c", 0.5)]);
+        assert_eq!((failed, tally.failures), (1, vec!["c".to_owned()]));
     }
 
     #[test]
