@@ -33,7 +33,7 @@ pub use plugin::Calico;
 pub struct Manner {
     /// Each request has a connection of its own, as each process has.
     connects: bool,
-    /// The host lock is taken, as since 3.18 (section 4.4).
+    /// The host lock is taken, as since 3.18 (calico-ipam.md section 4.4).
     locks: bool,
 }
 
@@ -58,7 +58,7 @@ struct Kv<T> {
 /// One request's way to etcd.
 struct Session(Rc<dyn Store>);
 
-/// Section 2.2: for every loop, without a pause.
+/// calico-ipam.md section 2.2: for every loop, without a pause.
 const RETRIES: u32 = 100;
 
 /// Whose blocks it takes from.
@@ -107,7 +107,7 @@ impl Go {
         (0..count).map(|_| process()).collect()
     }
 
-    /// Section 4.2 step 1: the client comes before the lock.
+    /// calico-ipam.md section 4.2 step 1: the client comes before the lock.
     fn session(&self) -> Result<Session> {
         match &self.reach {
             Reach::Kept(store) => Ok(Session(Rc::clone(store))),
@@ -122,7 +122,7 @@ impl Go {
         }
     }
 
-    /// Section 3.4, AutoAssign of one IPv4 address.
+    /// calico-ipam.md section 3.4, AutoAssign of one IPv4 address.
     async fn auto_assign(&self, session: &Session, pod: &Pod) -> Result<IpAddr> {
         // Step 2.
         session.get(&Key::ipam_config(), IpamConfig::decode).await?.ok_or("no IPAM configuration")?;
@@ -141,7 +141,7 @@ impl Go {
                 _ => None,
             });
         let inside = |block: &BlockCidr| pools.iter().any(|pool| pool.spec.cidr.contains(&block.net()));
-        // Step 7, section 3.5: the affinity and the block of each, until one has room.
+        // Step 7, calico-ipam.md section 3.5: the affinity and the block of each, until one has room.
         for cidr in affine.filter(inside) {
             let affinity = session.get(&Key::affinity(&self.node, cidr), Affinity::decode).await?;
             let Some(_confirmed) = affinity else { continue };
@@ -153,7 +153,7 @@ impl Go {
         Err("no block of the node has room: this is no warm ADD".into())
     }
 
-    /// Section 3.4 step 4: the pools that are enabled and select the node.
+    /// calico-ipam.md section 3.4 step 4: the pools that are enabled and select the node.
     async fn pools(&self, session: &Session, node: &Node) -> Result<Vec<IpPool>> {
         let mut pools = session.list(&Prefix::pools(), IpPool::decode).await?;
         pools
@@ -167,7 +167,7 @@ impl Go {
         Ok(chosen)
     }
 
-    /// Section 3.7: the handle is raised, then the block is written; a lost race lowers the handle and reads the block again (3.4 step 7c).
+    /// calico-ipam.md section 3.7: the handle is raised, then the block is written; a lost race lowers the handle and reads the block again (section 3.4 step 7c).
     async fn assign_from(
         &self,
         session: &Session,
@@ -190,7 +190,7 @@ impl Go {
         Err("assign: too many retries".into())
     }
 
-    /// Section 4.2 step 3.
+    /// calico-ipam.md section 4.2 step 3.
     fn owner(&self, pod: &Pod, handle: &HandleId) -> Attribute {
         let secondary = [
             ("node", self.node.to_string()),
@@ -203,7 +203,7 @@ impl Go {
         Attribute { handle_id: Some(handle.to_string()), secondary: Some(secondary), ..Attribute::default() }
     }
 
-    /// Section 3.9, ReleaseByHandle; whether there was such a handle.
+    /// calico-ipam.md section 3.9, ReleaseByHandle; whether there was such a handle.
     async fn release_by_handle(&self, session: &Session, handle: &HandleId) -> Result<bool> {
         let Some(known) = session.get(&Key::handle(handle), Handle::decode).await? else { return Ok(false) };
         for cidr in known.value.blocks() {
@@ -227,7 +227,7 @@ impl Go {
         Err("release: too many retries".into())
     }
 
-    /// Section 3.10: the pool still selects the node, so nothing more is done.
+    /// calico-ipam.md section 3.10: the pool still selects the node, so nothing more is done.
     async fn ensure_consistent_affinity(&self, session: &Session) -> Result<()> {
         let node = session.get(&Key::node(&self.node), Node::decode).await?.ok_or("no Node")?.value;
         match self.pools(session, &node).await?.is_empty() {
@@ -246,7 +246,7 @@ impl Caller for Go {
         })
     }
 
-    /// Section 4.3: by the handle, then by the name that v2 used.
+    /// calico-ipam.md section 4.3: by the handle, then by the name that v2 used.
     fn del<'a>(&'a self, pod: &'a Pod) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             let session = self.session()?;
@@ -289,7 +289,7 @@ impl Session {
         Ok(self.0.list(prefix).await?.records)
     }
 
-    /// One transaction (section 2.1); false when its guard failed.
+    /// One transaction (calico-ipam.md section 2.1); false when its guard failed.
     async fn write(&self, step: Step) -> Result<bool> {
         match self.0.commit(vec![step]).await.map_err(|error| error.error) {
             Ok(_) => Ok(true),
@@ -300,7 +300,7 @@ impl Session {
         }
     }
 
-    /// Section 3.9.
+    /// calico-ipam.md section 3.9.
     async fn increment(&self, id: &HandleId, cidr: BlockCidr) -> Result<()> {
         for _ in 0..RETRIES {
             let known = self.get(&Key::handle(id), Handle::decode).await?;
@@ -318,7 +318,7 @@ impl Session {
         Err("increment: too many retries".into())
     }
 
-    /// Section 3.9; at 0 the handle goes.
+    /// calico-ipam.md section 3.9; at 0 the handle goes.
     async fn decrement(&self, id: &HandleId, cidr: BlockCidr) -> Result<()> {
         for _ in 0..RETRIES {
             let known = self.get(&Key::handle(id), Handle::decode).await?;

@@ -90,7 +90,7 @@ fn covers_blocks(prefix: &Prefix) -> bool {
     prefix.as_str().starts_with(blocks.as_str()) || blocks.as_str().starts_with(prefix.as_str())
 }
 
-// DESIGN.md section 3: "The agent never lists all blocks on an ADD."
+// The agent never lists all blocks on an ADD.
 
 #[test]
 fn an_add_reads_no_list_of_blocks_whether_its_node_has_room_or_claims_a_block() {

@@ -14,7 +14,7 @@ mod invariants;
 
 pub use invariants::BlockFault;
 
-/// A block of addresses and their owners. `decode` gives only blocks that keep the five invariants of section 1.3.
+/// A block of addresses and their owners. `decode` gives only blocks that keep the five invariants of calico-ipam.md section 1.3.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Block {
     /// The prefix.

@@ -13,7 +13,7 @@ pub struct IpamConfig {
     pub max_blocks_per_host: u64,
     /// KubeVirt's setting, kept for peers.
     pub kube_virt_persistence: Option<String>,
-    /// Seconds that a released address rests (3.33). Kept for peers; see section 9, MUST NOT.
+    /// Seconds that a released address rests (3.33). Kept for peers; see calico-ipam.md section 9, MUST NOT.
     pub ip_cooldown_seconds: u64,
     /// Members that we do not know.
     pub extra: Extra,

@@ -19,35 +19,35 @@ pub struct Prefix(String);
 /// What a key names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyKind {
-    /// K1: a block.
+    /// calico-ipam.md K1: a block.
     Block(BlockCidr),
-    /// K2: a node's affinity to a block.
+    /// calico-ipam.md K2: a node's affinity to a block.
     Affinity {
         /// The node that claims the block.
         node: NodeName,
         /// The block.
         block: BlockCidr,
     },
-    /// K3: an affinity of an owner that is no node (`load-balancer`).
+    /// calico-ipam.md K3: an affinity of an owner that is no node (`load-balancer`).
     VirtualAffinity {
         /// Who claims the block.
         owner: String,
         /// The block.
         block: BlockCidr,
     },
-    /// K4: a handle.
+    /// calico-ipam.md K4: a handle.
     Handle(HandleId),
-    /// K5: the allocator's settings.
+    /// calico-ipam.md K5: the allocator's settings.
     IpamConfig,
-    /// K6: a leaf that nobody writes any more.
+    /// calico-ipam.md K6: a leaf that nobody writes any more.
     IpamHost(NodeName),
-    /// K7: a pool.
+    /// calico-ipam.md K7: a pool.
     Pool(String),
-    /// K8: a reservation.
+    /// calico-ipam.md K8: a reservation.
     Reservation(String),
-    /// K9: a node.
+    /// calico-ipam.md K9: a node.
     Node(NodeName),
-    /// K10: a workload endpoint.
+    /// calico-ipam.md K10: a workload endpoint.
     WorkloadEndpoint {
         /// The pod's namespace.
         namespace: String,
@@ -106,47 +106,47 @@ impl Key {
         Self(path.into())
     }
 
-    /// K1: the block `block`.
+    /// calico-ipam.md K1: the block `block`.
     pub fn block(block: BlockCidr) -> Self {
         Self(format!("{BLOCKS}{}/block/{}", block.family().segment(), block.key_text()))
     }
 
-    /// K2: the affinity of `node` to `block`.
+    /// calico-ipam.md K2: the affinity of `node` to `block`.
     pub fn affinity(node: &NodeName, block: BlockCidr) -> Self {
         Self(format!("{HOSTS}{node}/{}/block/{}", block.family().segment(), block.key_text()))
     }
 
-    /// K4: the handle `id`.
+    /// calico-ipam.md K4: the handle `id`.
     pub fn handle(id: &HandleId) -> Self {
         Self(format!("{HANDLES}{id}"))
     }
 
-    /// K5: the allocator's settings.
+    /// calico-ipam.md K5: the allocator's settings.
     pub fn ipam_config() -> Self {
         Self(CONFIG.into())
     }
 
-    /// K6: the leaf of `node`, which peers delete with the node.
+    /// calico-ipam.md K6: the leaf of `node`, which peers delete with the node.
     pub fn ipam_host(node: &NodeName) -> Self {
         Self(format!("{HOSTS}{node}"))
     }
 
-    /// K7: the pool `name`.
+    /// calico-ipam.md K7: the pool `name`.
     pub fn pool(name: &str) -> Result<Self, NameError> {
         Self::resource(ResourceKind::IpPool, None, name)
     }
 
-    /// K8: the reservation `name`.
+    /// calico-ipam.md K8: the reservation `name`.
     pub fn reservation(name: &str) -> Result<Self, NameError> {
         Self::resource(ResourceKind::IpReservation, None, name)
     }
 
-    /// K9: the node `node`.
+    /// calico-ipam.md K9: the node `node`.
     pub fn node(node: &NodeName) -> Self {
         Self(format!("{RESOURCES}{}/{node}", ResourceKind::Node.plural()))
     }
 
-    /// K10: the workload endpoint `name` in `namespace`.
+    /// calico-ipam.md K10: the workload endpoint `name` in `namespace`.
     pub fn workload_endpoint(namespace: &str, name: &str) -> Result<Self, NameError> {
         Self::resource(ResourceKind::WorkloadEndpoint, Some(namespace), name)
     }

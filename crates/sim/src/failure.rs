@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::Options;
 
-/// Which rule was broken (DESIGN.md section 6, items 1 and 2).
+/// Which rule was broken (ARCHITECTURE.md, invariants 1 and 2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ViolationKind {
     /// An address was given to two containers, or to two interfaces.

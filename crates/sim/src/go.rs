@@ -70,7 +70,7 @@ impl Go {
         Self { store, log, host, version }
     }
 
-    /// CNI ADD (section 4.2), and the main plugin's DEL when it fails.
+    /// CNI ADD (calico-ipam.md section 4.2), and the main plugin's DEL when it fails.
     pub(crate) async fn add(&self, handle: &HandleId, pod: &str, v4: u32, v6: u32) -> Result<Vec<IpAddr>> {
         let result = self.assign_both(handle, pod, v4 as usize, v6 as usize).await;
         if result.is_err() {
@@ -101,7 +101,7 @@ impl Go {
         result
     }
 
-    /// CNI DEL (section 4.3): by handle, and by the workload's name for the sake of v2.
+    /// CNI DEL (calico-ipam.md section 4.3): by handle, and by the workload's name for the sake of v2.
     pub(crate) async fn del(&self, handle: &HandleId) -> Result<()> {
         let old = HandleId::new(format!("default.{handle}")).map_err(|_| GoError::Other("bad handle"))?;
         for handle in [handle, &old] {

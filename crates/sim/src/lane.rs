@@ -177,7 +177,7 @@ impl Lane {
         }
     }
 
-    /// With a healthy store, an ADD that failed has given back whatever it took (DESIGN.md section 6, item 2).
+    /// With a healthy store, an ADD that failed has given back whatever it took (ARCHITECTURE.md, invariant 2).
     fn check_given_back(&self, name: &str, handle: &HandleId) {
         for record in
             self.sim.records().values().filter(|record| matches!(record.key.kind(), KeyKind::Block(_)))

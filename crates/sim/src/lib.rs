@@ -1,4 +1,4 @@
-//! Deterministic simulation of a cluster that allocates addresses: many nodes, one store, one seed (DESIGN.md section 9).
+//! Deterministic simulation of a cluster that allocates addresses: many nodes, one store, one seed (docs/testing.md).
 //!
 //! Nodes run our allocator or a model of the Go one (`go`) over the simulated store with its faults; a single-threaded executor decides by the seed whose
 //! turn it is, and kills nodes between any two steps. After every write the stored state is compared with what runtimes were told. A seed that fails is

@@ -43,12 +43,12 @@ fn was_lively(stats: Stats) {
     assert!(stats.crashes > stats.runs && stats.repeats > stats.runs, "{stats}");
 }
 
-/// Requests share commits only where commits are atomic (DESIGN.md section 3).
+/// Requests share commits only where commits are atomic.
 fn shared_commits(stats: Stats) {
     assert!(stats.shared_commits > 0 && stats.hang_ups > 0, "{stats}");
 }
 
-// DESIGN.md section 6, items 1 and 2: one owner, no leak.
+// ARCHITECTURE.md, invariants 1 and 2: one owner, no leak.
 
 #[test]
 fn our_nodes_keep_the_rules_where_commits_are_atomic() {

@@ -1,5 +1,5 @@
 //! One commit as one transaction: its guards as comparisons, its steps as operations, and on failure a read of every guarded key, which
-//! names the step that failed (calico-ipam.md 2.1).
+//! names the step that failed (calico-ipam.md section 2.1).
 
 use russet_model::Key;
 use russet_store::{CommitError, LeaseId, Revision, Step, StoreError};

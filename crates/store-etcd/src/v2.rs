@@ -65,7 +65,7 @@ impl EtcdV2 {
         version.map_err(|failure| failure.told("ask etcd's version".to_owned(), Effect::Read))
     }
 
-    /// Reads one record and how long it still lives: peers tell a lease from a reservation by that (flannel.md 3.1a).
+    /// Reads one record and how long it still lives: peers tell a lease from a reservation by that (flannel.md section 3.1a).
     pub async fn get_with_life(&self, key: &Key) -> Result<Option<(Record, Life)>, StoreError> {
         let operation = || format!("get {key}");
         let target = target(key, operation)?;

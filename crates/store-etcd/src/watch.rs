@@ -153,7 +153,7 @@ impl Follower {
             key,
             range_end,
             // Not the one after, although that is the next to tell: when the log is compacted exactly there, servers without the fix
-            // of etcd issue 18089 go on without the deletion at that revision. One revision earlier such a gap shows as compacted.
+            // of etcd #18089 go on without the deletion at that revision. One revision earlier such a gap shows as compacted.
             start_revision: self.at,
             progress_notify: true,
             fragment: true,

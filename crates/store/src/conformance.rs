@@ -1,4 +1,4 @@
-//! What every engine must do, as cases that run over any of them: *core* for all, *atomic* and *ttl* for those that claim it (DESIGN.md section 3).
+//! What every engine must do, as cases that run over any of them: *core* for all, *atomic* and *ttl* for those that claim it (ARCHITECTURE.md, "The store").
 //! Run by the tests of this crate and of each engine's crate, inside a tokio runtime of one thread.
 
 // A failed case is a failed test: panicking with what was expected is its purpose.

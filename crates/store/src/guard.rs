@@ -1,4 +1,4 @@
-//! What each step demands of the record as it stands (calico-ipam.md 2.1). Used by the engines that hold the records themselves.
+//! What each step demands of the record as it stands (calico-ipam.md section 2.1). Used by the engines that hold the records themselves.
 
 use crate::{Revision, Step, StoreError};
 

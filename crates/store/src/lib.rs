@@ -1,6 +1,6 @@
 //! The store: one trait, its engines, and the suite that every engine passes.
 //!
-//! All state of Russet lives behind [`Store`] (DESIGN.md section 3). The allocator, the leases, the overlay and the policy
+//! All state of Russet lives behind [`Store`] (ARCHITECTURE.md, "The store"). The allocator, the leases, the overlay and the policy
 //! read and write typed records through it and never know which engine answers.
 
 #[cfg(any(test, feature = "conformance"))]

@@ -5,7 +5,7 @@ use std::process::Command;
 #[test]
 #[ignore = "tool: etcd"]
 fn twenty_processes_on_one_etcd_whose_members_are_killed_share_no_address() {
-    // DESIGN.md section 6, items 1 and 2; the seed is printed, and RUSSET_SWARM_SEED repeats it.
+    // ARCHITECTURE.md, invariants 1 and 2; the seed is printed, and RUSSET_SWARM_SEED repeats it.
     let mut swarm = Command::new(env!("CARGO_BIN_EXE_russet-swarm"));
     let output = swarm.args(["--processes", "20", "--operations", "5000"]).output().unwrap();
     let told = String::from_utf8_lossy(&output.stdout);

@@ -41,7 +41,7 @@ impl Calico {
         Ok(all.into_iter().map(|ipam| Rc::new(Self { ipam }) as Rc<dyn Caller>).collect())
     }
 
-    /// Section 2.1 step 9.
+    /// calico-cni.md section 2.1 step 9.
     async fn refuse_locked(session: &Session) -> Result<()> {
         let known = session.get(&Key::cluster_information(), ClusterInformation::decode).await?;
         match known.and_then(|known| known.value.spec.datastore_ready) {
@@ -79,13 +79,13 @@ impl Caller for Calico {
             let container = pod.container()?;
             let session = self.ipam.session()?;
             Self::refuse_locked(&session).await?;
-            // Section 2.1 step 11.
+            // calico-cni.md section 2.1 step 11.
             let start = WorkloadEndpointSpec::name_prefix(&self.ipam.node, ORCHESTRATOR, container.as_str())?;
             let prefix = Prefix::workload_endpoints_named(NAMESPACE, &start)?;
             if !session.records(&prefix).await?.is_empty() {
                 return Err("there is an endpoint: this is no ordinary ADD".into());
             }
-            // Section 2.3 step 3.
+            // calico-cni.md section 2.3 step 3.
             let address = self.ipam.add(pod).await?;
             // Step 9, which the current plugin does before step 8.
             let endpoint = self.endpoint(&container, address)?;
@@ -100,7 +100,7 @@ impl Caller for Calico {
         })
     }
 
-    /// Section 3.6: addresses first, then the endpoint, without a guard.
+    /// calico-cni.md section 3.6: addresses first, then the endpoint, without a guard.
     fn del<'a>(&'a self, pod: &'a Pod) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             let session = self.ipam.session()?;

@@ -1,4 +1,4 @@
-//! What the agent's allocator remembers, so that an ordinary ADD is one commit and no read (DESIGN.md section 7).
+//! What the agent's allocator remembers, so that an ordinary ADD is one commit and no read (ARCHITECTURE.md, "Time budgets").
 //!
 //! A remembered block or handle is used only under the guard of its revision: if it is stale, the commit fails and it is read. What pools, reservations,
 //! settings and labels say is believed for a short time, as any process believes what it read at its start; the agent can end that at once.

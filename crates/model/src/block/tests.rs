@@ -120,7 +120,7 @@ fn cut_bytes_are_an_error_and_no_crash() {
 
 #[test]
 fn damaged_bytes_never_crash_and_what_is_read_is_written_the_same_again() {
-    // DESIGN.md section 6, item 3
+    // ARCHITECTURE.md, invariant 3
     let damage = [b'0', b'9', b'-', b'.', b'"', b'{', b'}', b'[', b']', b',', b':', b'\\', b' ', 0, 0xff];
     for text in [TV2, TV10, TV14, UNKNOWN] {
         for at in 0..text.len() {

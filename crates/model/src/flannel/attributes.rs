@@ -1,4 +1,4 @@
-//! The value of a lease: where its node is and what its backend says, in the one spelling that flannel writes (flannel.md 3.2).
+//! The value of a lease: where its node is and what its backend says, in the one spelling that flannel writes (flannel.md section 3.2).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -34,12 +34,12 @@ pub struct Vtep {
     pub mac: Mac,
 }
 
-/// The backend data of a vxlan node, in the only form that every release reads (flannel.md 5.1).
+/// The backend data of a vxlan node, in the only form that every release reads (flannel.md section 5.1).
 pub fn vtep_data(vni: u32, mac: Mac) -> String {
     format!("{{\"VNI\":{vni},\"VtepMAC\":\"{mac}\"}}")
 }
 
-/// A wireguard node's end of the tunnel (flannel.md 6.5).
+/// A wireguard node's end of the tunnel (flannel.md section 6.5).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct WireguardData {
     /// Its public key, as base64; not looked at here.
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn values_seen_from_a_real_daemon_are_written_back_byte_for_byte() {
-        // flannel.md 3.2, [EXP].
+        // flannel.md section 3.2, [EXP].
         for text in SEEN {
             let attributes = Attributes::from_json(text.as_bytes()).unwrap();
             assert_eq!(String::from_utf8(attributes.to_json()).unwrap(), text);
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn wireguards_data_is_read_back_and_old_nodes_do_without_a_port() {
-        // flannel.md 6.5.
+        // flannel.md section 6.5.
         let text = wireguard_data("q83vEjRWeJA=", 51820);
         assert_eq!(text, r#"{"PublicKey":"q83vEjRWeJA=","Port":51820}"#);
         let read = |text: &str| WireguardData::from_json(text).map(|data| (data.public_key, data.port));
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn the_form_of_v0_10_without_public_ipv6_is_read() {
-        // flannel.md 3.2.
+        // flannel.md section 3.2.
         let text = r#"{"PublicIP":"10.37.7.195","BackendType":"vxlan","BackendData":{"VtepMAC":"82:4b:b6:2f:54:4e"}}"#;
         let attributes = Attributes::from_json(text.as_bytes()).unwrap();
         assert_eq!((attributes.public_ipv6, attributes.backend_type.as_str()), (None, "vxlan"));

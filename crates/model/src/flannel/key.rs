@@ -1,5 +1,5 @@
 //! The last part of a lease's key: `10.5.29.0-24`, with IPv6 `10.5.43.0-24&fd00:10:5:30::-64`, without IPv4 `0.0.0.0-0&fd00:10:5:30::-64`
-//! (flannel.md 3.1). Peers read only the end of a key, so whatever stands before it does not matter (3.1b).
+//! (flannel.md section 3.1). Peers read only the end of a key, so whatever stands before it does not matter (section 3.1b).
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn keys_of_all_three_forms_read_as_they_are_written() {
-        // flannel.md 3.1, 3.2.
+        // flannel.md sections 3.1, 3.2.
         for text in ["10.5.29.0-24", "10.5.43.0-24&fd00:10:5:30::-64", "0.0.0.0-0&fd6a:60:0:9::-64"] {
             assert_eq!(parse(text).as_deref(), Some(text));
         }
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn only_the_end_of_a_key_is_read() {
-        // flannel.md 3.1b: anchored at the end only.
+        // flannel.md section 3.1b: anchored at the end only.
         for text in
             ["/coreos.com/network/subnets/10.5.1.0-24", "x10.5.1.0-24", "9.10.5.1.0-24", "a&10.5.1.0-24"]
         {

@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn keys_are_calicos_and_read_back() {
-        // calico-cni.md 2.2.3, 2.3; calico-ipam.md 1.9
+        // calico-cni.md sections 2.2.3, 2.3; calico-ipam.md section 1.9
         let endpoint = |orchestrator: &str, workload: &str| {
             V1Key::Endpoint(EndpointId::new(node("n1"), orchestrator, workload, "eth0").unwrap())
         };

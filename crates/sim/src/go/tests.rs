@@ -74,7 +74,7 @@ fn the_first_address_of_a_new_block_is_its_first() {
 
 #[test]
 fn a_release_appends_and_leaves_the_block_to_its_node() {
-    // sections 3.2 and 3.9
+    // calico-ipam.md sections 3.2 and 3.9
     let bench = Bench::new(0);
     added(&bench, Version::V331, "aaaa");
     alone(bench.go(Version::V331).del(&handle("aaaa"))).unwrap().unwrap();
@@ -84,7 +84,7 @@ fn a_release_appends_and_leaves_the_block_to_its_node() {
 
 #[test]
 fn an_old_release_drops_what_it_does_not_know_and_spells_none_out() {
-    // section 1.10; TV17: what cools down is lost when a peer up to 3.32 writes the block
+    // calico-ipam.md section 1.10; TV17: what cools down is lost when a peer up to 3.32 writes the block
     let bench = Bench::new(60);
     added(&bench, Version::V333, "aaaa");
     alone(bench.go(Version::V333).del(&handle("aaaa"))).unwrap().unwrap();

@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_key_is_escaped_once_for_the_url() {
-        // calico-cni.md 2.2.3: the stored key itself has `%2f` in it.
+        // calico-cni.md section 2.2.3: the stored key itself has `%2f` in it.
         let path = path("/calico/v1/host/n1/workload/cni/a%2fb/endpoint/eth 0?x").unwrap();
         assert_eq!(path, "/v2/keys/calico/v1/host/n1/workload/cni/a%252fb/endpoint/eth%200%3Fx");
         assert_eq!(form("value", "a+b &=é"), "value=a%2Bb%20%26%3D%C3%A9");

@@ -1,4 +1,4 @@
-//! The suite that every engine passes (DESIGN.md section 3), over one real member behind a relay. An interruption compacts the log and
+//! The suite that every engine passes (ARCHITECTURE.md, "The store"), over one real member behind a relay. An interruption compacts the log and
 //! cuts every connection.
 
 use std::rc::Rc;

@@ -95,7 +95,7 @@ async fn etcd_v2_passes_ttl() {
 #[tokio::test]
 #[ignore = "tool: etcd"]
 async fn a_watch_whose_member_forgot_the_changes_tells_the_differences() {
-    // flannel.md 3.5: error 401 (index cleared) -> new snapshot and diff.
+    // flannel.md section 3.5: error 401 (index cleared) -> new snapshot and diff.
     let cluster = members(1);
     let proxy = Proxy::to(&cluster.members[0].client).await;
     let direct = client(&cluster.members[0].client);
@@ -151,7 +151,7 @@ async fn a_whole_directory_that_somebody_removes_is_told_key_by_key() {
     }
 }
 
-/// As many full blocks as a large cluster has, and what one takes (calico-ipam.md 1.3).
+/// As many full blocks as a large cluster has, and what one takes (calico-ipam.md section 1.3).
 const BLOCKS: usize = 5_000;
 const BLOCK_BYTES: usize = 20_000;
 
@@ -216,7 +216,7 @@ async fn of_two_that_read_the_same_revision_one_wins() {
 #[tokio::test]
 #[ignore = "tool: etcd"]
 async fn a_time_to_live_is_the_servers_and_a_reservation_has_none() {
-    // flannel.md 3.1a: expiry comes from the node; absent = reservation.
+    // flannel.md section 3.1a: expiry comes from the node; absent = reservation.
     let cluster = members(1);
     let address = &cluster.members[0].client;
     let store = client(address);

@@ -1,4 +1,4 @@
-//! The core part: records, guards and lists (calico-ipam.md 2.1).
+//! The core part: records, guards and lists (calico-ipam.md section 2.1).
 
 use std::rc::Rc;
 

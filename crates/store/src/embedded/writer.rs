@@ -14,7 +14,7 @@ use super::tables::{self, Failure};
 use super::{Shared, classify, open_database};
 use crate::{Cause, CommitError, LeaseId, Revision, Step, StoreError};
 
-/// Requests that share one transaction: bounds how long the first one waits for the others' work (DESIGN.md section 3).
+/// Requests that share one transaction: bounds how long the first one waits for the others' work (ARCHITECTURE.md, "The store").
 const GROUP_MAX: usize = 32;
 /// Longest wait between two looks at the leases.
 const IDLE: Duration = Duration::from_secs(3600);

@@ -18,7 +18,7 @@ use super::queue::{Answer, Job, Place};
 use crate::Request;
 use crate::block_ops::{self, Reserved};
 
-/// Requests that share one commit (DESIGN.md section 3): with two blocks of its own for each, still below [`MAX_STEPS`].
+/// Requests that share one commit; etcd allows 128 operations in a transaction: with two blocks of its own for each, still below [`MAX_STEPS`].
 const SHARERS_MAX: usize = 32;
 
 /// A commit in the making, or under way.

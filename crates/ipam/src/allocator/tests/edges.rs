@@ -125,7 +125,7 @@ fn two_hundred_reservations_leave_every_other_address_and_cost_no_block() {
         let blocks = bench.sim.records().keys().filter(|key| matches!(key.kind(), KeyKind::Block(_))).count();
         assert_eq!(blocks, 14, "not one block was claimed for nothing");
         assert!(last_error(&bench, "node-a").exhausted());
-        // Whoever names an address may have it all the same (section 3.7).
+        // Whoever names an address may have it all the same (calico-ipam.md section 3.7).
         let pinned = pod("node-a", "pin", "p", "03:04:06");
         assert!(run(bench.ipam.assign_ip(&pinned, "10.2.0.7".parse().unwrap())).is_ok());
         bench.check_consistent();

@@ -29,7 +29,7 @@ fn published(strict: bool) -> String {
 const OWNERS: &str = r#"{},{"handle_id":"kube-system.kube-dns-1"},{"handle_id":"default.web-0"},{"handle_id":"k8s-pod-network.c1"},{"handle_id":"k8s-pod-network.c2"}"#;
 const NEW: &str = r#"{"handle_id":"k8s-pod-network.c3","secondary":{"namespace":"default","node":"k8s-node-1","pod":"web-9","timestamp":"2026-01-02 03:04:05 +0000 UTC"}}"#;
 
-/// The block as we write it. `strictAffinity` stays where it says something: false is what its absence means to those who read it (section 1.10).
+/// The block as we write it. `strictAffinity` stays where it says something: false is what its absence means to those who read it (calico-ipam.md section 1.10).
 fn rewritten(allocations: &str, queue: &str, owners: &str, numbers: (u64, &str), strict: bool) -> String {
     let strict = if strict { r#","strictAffinity":true"# } else { "" };
     let (sequence, taken) = numbers;

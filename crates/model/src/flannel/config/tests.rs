@@ -101,7 +101,7 @@ fn t04_the_backends_name_is_taken_in_any_case_and_is_udp_when_there_is_none() {
         |backend: &str| config(&format!(r#"{{"Network":"10.5.0.0/16"{backend}}}"#)).unwrap().backend.kind;
     assert_eq!(kind(""), "udp");
     assert_eq!(kind(r#","Backend":{"Type":"VxLan"}"#), "vxlan");
-    // No daemon knows a backend without a name: exit 1 (T03).
+    // No daemon knows a backend without a name: exit 1 (flannel.md T03).
     assert_eq!((kind(r#","Backend":{}"#), kind(r#","Backend":null"#)), (String::new(), String::new()));
 }
 
