@@ -20,7 +20,7 @@ pub trait Kubernetes {
     fn pod<'a>(&'a self, namespace: &'a str, name: &'a str) -> BoxFuture<'a, Result<Pod, KubeError>>;
 
     /// Patches a pod's annotations or conditions through its `status` subresource, which is all that a CNI plugin's account may
-    /// patch (calico-cni.md 1.9 and 2.2.4), and answers with the pod as it is then.
+    /// patch (calico-cni.md sections 1.9 and 2.2.4), and answers with the pod as it is then.
     fn patch_pod_status<'a>(
         &'a self,
         namespace: &'a str,
@@ -28,14 +28,14 @@ pub trait Kubernetes {
         patch: &'a StatusPatch,
     ) -> BoxFuture<'a, Result<Pod, KubeError>>;
 
-    /// The same for a node (flannel.md 5.2, steps 5 and 6).
+    /// The same for a node (flannel.md section 5.2, steps 5 and 6).
     fn patch_node_status<'a>(
         &'a self,
         name: &'a str,
         patch: &'a StatusPatch,
     ) -> BoxFuture<'a, Result<Node, KubeError>>;
 
-    /// Follows all nodes: a snapshot first, then what changes (flannel.md 5.2, step 3).
+    /// Follows all nodes: a snapshot first, then what changes (flannel.md section 5.2, step 3).
     fn watch_nodes(&self) -> BoxFuture<'_, Result<Box<dyn NodeWatch>, KubeError>>;
 }
 

@@ -29,7 +29,7 @@ pub const CALL_DEADLINE: Duration = Duration::from_secs(10);
 const PATIENCE_PARTS: u32 = 3;
 /// Largest single object: etcd holds at most 1.5 MiB of it, and JSON is larger than what is held.
 pub(crate) const MAX_OBJECT_BYTES: usize = 8 << 20;
-/// What a strategic merge patch is called: lists with a merge key, as conditions, are merged (flannel.md 5.2).
+/// What a strategic merge patch is called: lists with a merge key, as conditions, are merged (flannel.md section 5.2).
 const STRATEGIC_MERGE: &str = "application/strategic-merge-patch+json";
 const USER_AGENT: &str = concat!("russet/", env!("CARGO_PKG_VERSION"));
 

@@ -15,7 +15,7 @@ use crate::Secret;
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// Where the configuration comes from. A client reads the file anew when it changes: Calico's installer, for one, writes a new token into
-/// its kubeconfig every few hours (calico-cni.md 1.9).
+/// its kubeconfig every few hours (calico-cni.md section 1.9).
 #[derive(Debug, Clone)]
 pub enum Source {
     /// A kubeconfig file; what the overrides name wins over it.
@@ -154,7 +154,7 @@ impl Source {
         Self::InCluster { overrides: Overrides::default() }
     }
 
-    /// Where Calico's network configuration says that the server is (calico-cni.md 1.2, sections `kubernetes` and `policy`): what is named one
+    /// Where Calico's network configuration says that the server is (calico-cni.md section 1.2, sections `kubernetes` and `policy`): what is named one
     /// by one wins over the kubeconfig; if neither is there, the service account of the pod that we run in serves. Old configurations
     /// append `/api/v1/` to the server's address, which is cut off.
     pub fn of_calico(kubeconfig: Option<PathBuf>, mut overrides: Overrides) -> Self {

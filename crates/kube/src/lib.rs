@@ -1,8 +1,8 @@
 //! What needs the Kubernetes API goes through here: one small interface with the calls that the plugins and daemons need, its objects, and
 //! its client.
 //!
-//! The `calico` plugin reads pods and namespaces and writes a pod's addresses into its annotations (calico-cni.md 2.2.4 and 2.5); flannel's
-//! subnet manager follows nodes and patches its own (flannel.md 5). Callers hold a [`Kubernetes`] and never know who answers.
+//! The `calico` plugin reads pods and namespaces and writes a pod's addresses into its annotations (calico-cni.md sections 2.2.4 and 2.5); flannel's
+//! subnet manager follows nodes and patches its own (flannel.md section 5). Callers hold a [`Kubernetes`] and never know who answers.
 
 mod answer;
 mod api;

@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_pods_addresses_are_patched_as_calico_does_it() {
-        // calico-cni.md 2.2.4
+        // calico-cni.md section 2.2.4
         let patch = StatusPatch::of_annotations([
             ("cni.projectcalico.org/podIP", "10.65.7.13/32"),
             ("cni.projectcalico.org/containerID", "4be1"),
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn flannels_condition_and_an_empty_patch_have_no_metadata() {
-        // flannel.md 5.2, steps 5 and 6
+        // flannel.md section 5.2, steps 5 and 6
         let condition = Condition {
             kind: "NetworkUnavailable".to_owned(),
             status: "False".to_owned(),

@@ -1,5 +1,5 @@
 //! A watch of nodes: list, then follow from the list's revision; again from the last bookmark when a connection ends, and from a new
-//! list when the server has forgotten that revision (flannel.md 5.2, step 3; Kubernetes API concepts, "efficient detection of changes").
+//! list when the server has forgotten that revision (flannel.md section 5.2, step 3; Kubernetes API concepts, "efficient detection of changes").
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Which subnets a node takes, given all leases that are there (flannel.md 3.3, with the changes of 10 and 12). Pure but for the chance that is passed in.
+//! Which subnets a node takes, given all leases that are there (flannel.md section 3.3, with the changes of sections 10 and 12). Pure but for the chance that is passed in.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -75,7 +75,7 @@ pub(crate) fn plan(
 }
 
 /// Whether a lease of these subnets could have been made under this configuration: exactly the families that are on. A key with both in a network
-/// with IPv4 alone would end every v4-only daemon that owns its IPv4 subnet (flannel.md 0.1, T45).
+/// with IPv4 alone would end every v4-only daemon that owns its IPv4 subnet (flannel.md section 0 item 1, T45).
 fn fits(config: &NetworkConfig, key: &SubnetKey) -> bool {
     key.v4.is_some() == config.enable_ipv4
         && key.v6.is_some() == config.enable_ipv6

@@ -79,7 +79,7 @@ pub enum LeaseError {
 // === impl LeaseError ===
 
 impl LeaseError {
-    /// Whether the same may succeed later. flannel waits for a configuration for ever, and ends when there is no subnet (flannel.md 1.5).
+    /// Whether the same may succeed later. flannel waits for a configuration for ever, and ends when there is no subnet (flannel.md section 1.5).
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::NoConfig { .. }

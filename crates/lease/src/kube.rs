@@ -48,7 +48,7 @@ pub struct KubeManager {
     wanted: Cell<Wanted>,
 }
 
-/// The node that this process runs on: `NODE_NAME`, or where the pod `POD_NAMESPACE`/`POD_NAME` runs (flannel.md 5.2, step 1). `variable` reads the
+/// The node that this process runs on: `NODE_NAME`, or where the pod `POD_NAMESPACE`/`POD_NAME` runs (flannel.md section 5.2, step 1). `variable` reads the
 /// environment.
 pub async fn node_name(
     api: &dyn Kubernetes,
@@ -186,7 +186,7 @@ impl KubeManager {
         Ok(Box::new(watch.map_err(failed("list nodes"))?))
     }
 
-    /// Tells the scheduler that pods can come (flannel.md 5.2, step 6).
+    /// Tells the scheduler that pods can come (flannel.md section 5.2, step 6).
     async fn tell(&self) -> Result<(), LeaseError> {
         if !self.settings.set_network_unavailable {
             return Ok(());

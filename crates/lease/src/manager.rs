@@ -86,7 +86,7 @@ pub trait SubnetManager {
     fn publish<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, Result<(), LeaseError>>;
 
     /// To be run once beside [`SubnetManager::keep`] when the backend works: tells whoever waits for that. On a store, writes the lease once more some
-    /// seconds later, for peers that lost the first event (flannel.md 12.4).
+    /// seconds later, for peers that lost the first event (flannel.md section 12 item 4).
     fn ready<'a>(&'a self, lease: &'a Lease) -> BoxFuture<'a, Result<(), LeaseError>>;
 }
 

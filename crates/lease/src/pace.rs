@@ -1,4 +1,4 @@
-//! Space between this node's writes: peers of v0.20 look only at the first event of an answer and miss what comes at once after it (flannel.md 0.2, 12.4).
+//! Space between this node's writes: peers of v0.20 look only at the first event of an answer and miss what comes at once after it (flannel.md section 0 item 2, section 12 item 4).
 
 use std::cell::Cell;
 use std::time::Duration;

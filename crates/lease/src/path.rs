@@ -1,4 +1,4 @@
-//! Where flannel's records lie: below a prefix that is cleaned as Go cleans paths (flannel.md 1.3).
+//! Where flannel's records lie: below a prefix that is cleaned as Go cleans paths (flannel.md section 1.3).
 
 use russet_model::flannel::SubnetKey;
 use russet_model::{Key, Prefix};
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn a_prefix_is_cleaned_as_go_cleans_paths_and_gets_no_slash() {
-        // flannel.md 1.3, etcd-prefix.
+        // flannel.md section 1.3, etcd-prefix.
         let config = |prefix: &str| Paths::new(prefix).config().to_string();
         assert_eq!(config("/coreos.com/network"), "/coreos.com/network/config");
         assert_eq!(config("/coreos.com/network/"), "/coreos.com/network/config");

@@ -162,7 +162,7 @@ async fn t47_kube_a_node_with_a_pod_cidr_patches_four_annotations_and_then_the_c
 
 #[tokio::test]
 async fn the_condition_is_left_alone_when_that_is_asked_for_and_tried_again_when_the_server_is_away() {
-    // flannel.md 5.2, step 6.
+    // flannel.md section 5.2, step 6.
     let bench = Bench::new(VXLAN);
     let silent = bench.manager_with(|settings| settings.set_network_unavailable = false);
     let lease = acquire(&silent, vxlan("10.0.0.1")).await.unwrap();
@@ -205,7 +205,7 @@ async fn t48_kube_a_peers_lease_is_gone_as_soon_as_its_node_is() {
 
 #[tokio::test]
 async fn what_changed_while_the_server_forgot_is_told_after_410() {
-    // flannel.md 5.2, steps 3 and 7.
+    // flannel.md section 5.2, steps 3 and 7.
     let bench = Bench::new(VXLAN);
     for number in 2..=5 {
         bench.server.put(peer(
@@ -259,7 +259,7 @@ async fn a_node_that_says_nonsense_is_passed_over_and_keeps_what_it_had() {
 
 #[tokio::test]
 async fn dual_stack_peers_that_change_one_family_are_told() {
-    // flannel.md 5.2, step 7: real daemons take a node for unchanged if either family is.
+    // flannel.md section 5.2, step 7: real daemons take a node for unchanged if either family is.
     let config = r#"{"EnableIPv6":true,"Network":"10.244.0.0/16","IPv6Network":"fd00:244::/48","Backend":{"Type":"vxlan"}}"#;
     let bench = Bench::new(config);
     bench.server.put(object("n1", &["10.244.1.0/24", "fd00:244:0:1::/64"], &[]));
@@ -331,7 +331,7 @@ async fn t50_kube_no_pod_cidr_one_outside_the_network_and_no_node_name_end_the_d
 
 #[tokio::test]
 async fn the_name_of_the_node_comes_from_the_environment_or_from_the_pod() {
-    // flannel.md 5.2, step 1.
+    // flannel.md section 5.2, step 1.
     let server = Server::start();
     server.put(json!({ "kind": "Pod", "metadata": { "namespace": "kube-flannel", "name": "ds-1" }, "spec": { "nodeName": "n7" } }));
     server.put(
@@ -374,7 +374,7 @@ async fn t51_kube_an_overwritten_public_ip_is_what_peers_are_told() {
 async fn t52_kube_the_mac_survives_a_change_of_daemons_in_both_directions() {
     let bench = Bench::new(VXLAN);
     bench.acquire(vxlan("10.0.0.1")).await.unwrap();
-    // What real daemons split: the MAC is the last member, without blanks (flannel.md 5.1).
+    // What real daemons split: the MAC is the last member, without blanks (flannel.md section 5.1).
     assert_eq!(bench.annotation("backend-data").unwrap(), r#"{"VNI":1,"VtepMAC":"32:fc:b5:dc:f0:38"}"#);
     let stored = bench.manager().stored().await.unwrap();
     assert_eq!(stored.vteps[0].map(|vtep| vtep.mac), Some(MAC));
@@ -387,7 +387,7 @@ async fn t52_kube_the_mac_survives_a_change_of_daemons_in_both_directions() {
 
 #[tokio::test]
 async fn alloc_gets_its_node_once_and_follows_nobody() {
-    // flannel.md 5.2, step 3.
+    // flannel.md section 5.2, step 3.
     let bench = Bench::new(r#"{"Network":"10.244.0.0/16","Backend":{"Type":"alloc"}}"#);
     let manager = bench.manager();
     let attributes = Attributes { backend_type: String::new(), backend_data: None, ..vxlan("10.0.0.1") };
@@ -402,7 +402,7 @@ async fn alloc_gets_its_node_once_and_follows_nobody() {
 
 #[tokio::test]
 async fn an_account_that_may_only_list_nodes_is_enough() {
-    // flannel.md 5.2: manifests of older releases do not allow to get a node.
+    // flannel.md section 5.2: manifests of older releases do not allow to get a node.
     let bench = Bench::new(VXLAN);
     bench.server.forbid("get nodes");
     assert_eq!(bench.acquire(vxlan("10.0.0.1")).await.unwrap().key, key("10.244.1.0-24"));

@@ -181,7 +181,7 @@ fn dispatch(shared: &Arc<Shared>, seen: &Seen) -> Result<Response<Body>, Answer>
         state.failing.0 -= 1;
         return Err(Answer::failure(state.failing.1));
     }
-    // What the accounts of Calico's plugin and of flannel may do (calico-cni.md 1.9, flannel.md 5).
+    // What the accounts of Calico's plugin and of flannel may do (calico-cni.md section 1.9, flannel.md section 5).
     let by_role = verb != "patch" || route.resource.ends_with("/status");
     let this = format!("{verb} {}", route.resource);
     if !by_role || state.forbidden.contains(&this) {

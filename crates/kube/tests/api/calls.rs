@@ -37,7 +37,7 @@ async fn what_is_not_there_is_not_found() {
     assert!(matches!(client.patch_pod_status("shop", "web-0", &patch).await, Err(KubeError::NotFound(_))));
 }
 
-/// calico-cni.md 2.2.4
+/// calico-cni.md section 2.2.4
 #[tokio::test]
 async fn a_pods_addresses_are_written_at_add_and_emptied_at_del() {
     let server = Server::start();
@@ -92,7 +92,7 @@ async fn a_patch_for_another_pod_of_the_name_is_refused_as_replaced() {
     assert_eq!(server.annotation("Pod", "shop", "web-0", POD_IP), None);
 }
 
-/// flannel.md 5.2, steps 5 and 6
+/// flannel.md section 5.2, steps 5 and 6
 #[tokio::test]
 async fn flannels_annotations_arrive_byte_for_byte_and_its_condition_is_merged() {
     let server = Server::start();

@@ -29,7 +29,7 @@ async fn what_the_account_may_not_do_is_forbidden() {
     assert!(words(&error).contains("cannot patch resource \"pods/status\""), "{error}");
 }
 
-/// calico-cni.md 1.9: the installer rewrites the kubeconfig with a new token.
+/// calico-cni.md section 1.9: the installer rewrites the kubeconfig with a new token.
 #[tokio::test]
 async fn a_kubeconfig_that_is_rewritten_comes_into_use_by_itself() {
     let server = Server::start();
@@ -71,7 +71,7 @@ async fn a_token_file_is_read_anew_for_each_request() {
     client.pod("shop", "web-0").await.unwrap();
 }
 
-/// calico-cni.md 1.2: the sections `kubernetes` and `policy`.
+/// calico-cni.md section 1.2: the sections `kubernetes` and `policy`.
 #[tokio::test]
 async fn calicos_settings_reach_the_server_in_their_old_and_their_new_form() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! The watch of nodes (flannel.md 5.2, step 3).
+//! The watch of nodes (flannel.md section 5.2, step 3).
 
 use std::time::Duration;
 

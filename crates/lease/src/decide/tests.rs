@@ -71,7 +71,7 @@ fn t01_one_of_the_first_hundred_free_subnets_is_drawn() {
 
 #[test]
 fn taken_subnets_of_any_length_are_left_out() {
-    // flannel.md 3.3 step 3: overlaps with any listed lease.
+    // flannel.md section 3.3 step 3: overlaps with any listed lease.
     let taken = [
         listed("10.5.1.0-24", "192.0.2.9", None),
         listed("10.5.2.128-25", "192.0.2.8", None),
@@ -188,7 +188,7 @@ fn of_several_leases_the_one_that_the_node_had_is_taken_and_one_elsewhere_never(
 
 #[test]
 fn a_record_that_cannot_be_read_takes_its_subnet_all_the_same() {
-    // flannel.md 11, experiment 19.
+    // flannel.md section 11 experiment 19.
     let config = config(r#"{"Network":"10.6.0.0/16","SubnetMin":"10.6.3.0","SubnetMax":"10.6.3.0"}"#);
     let mut garbage = listed("10.6.3.0-24", "192.0.2.2", None);
     garbage.attributes = None;

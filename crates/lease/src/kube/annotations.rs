@@ -1,4 +1,4 @@
-//! A node's annotations: their names, what a node's own are to say, and what is read in them (flannel.md 5.1). Pure.
+//! A node's annotations: their names, what a node's own are to say, and what is read in them (flannel.md section 5.1). Pure.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn prefixes_are_completed_and_checked_as_flannel_does() {
-        // flannel.md 5.1.
+        // flannel.md section 5.1.
         let name =
             |text: &str| text.parse::<AnnotationPrefix>().map(|prefix| prefix.name("backend-type")).ok();
         for (text, wanted) in [
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_vxlan_node_has_four_annotations_byte_for_byte_and_only_what_differs_is_patched() {
-        // flannel.md 5.1, 5.2 step 5.
+        // flannel.md sections 5.1, 5.2 step 5.
         let prefix = AnnotationPrefix::default();
         let all = prefix.changes(&vxlan(), &Annotations::new());
         let wanted = [
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn an_overwrite_is_published_in_the_place_of_the_address_unless_it_is_none() {
-        // flannel.md 5.1: public-ip-overwrite; garbage would cut the node off.
+        // flannel.md section 5.1: public-ip-overwrite; garbage would cut the node off.
         let prefix = AnnotationPrefix::default();
         let public = |overwrite: &str| {
             let present = named(&prefix, &[("public-ip-overwrite", overwrite)]);
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn what_a_node_stored_is_read_tolerantly() {
-        // flannel.md 5.1, last paragraph: real daemons split text; blanks and other orders would lose the MAC there, not here.
+        // flannel.md section 5.1, last paragraph: real daemons split text; blanks and other orders would lose the MAC there, not here.
         let prefix: AnnotationPrefix = "foo.bar/baz".parse().unwrap();
         let stored = prefix.stored(&named(
             &prefix,

@@ -24,7 +24,7 @@ const RANGES_MAX: usize = 2;
 impl Wanted {
     pub(super) fn of(config: &NetworkConfig) -> Self {
         let kind = config.backend.kind.as_str();
-        // The others know no IPv6, whatever is configured (flannel.md 5.1).
+        // The others know no IPv6, whatever is configured (flannel.md section 5.1).
         let dual = matches!(kind, "vxlan" | "wireguard" | "host-gw" | "extension");
         Self { v4: config.enable_ipv4 || !dual, v6: config.enable_ipv6 && dual, alone: kind == "alloc" }
     }
@@ -51,7 +51,7 @@ pub(super) fn subnets(node: &Node, wanted: Wanted) -> Result<SubnetKey, String> 
     }
 }
 
-/// Whether the subnets lie in the networks, where these are known: the file is not validated (flannel.md 5.2).
+/// Whether the subnets lie in the networks, where these are known: the file is not validated (flannel.md section 5.2).
 pub(super) fn within(key: &SubnetKey, config: &NetworkConfig) -> Result<(), String> {
     let outside =
         |subnet: IpNet, network: IpNet| format!("pod CIDR {subnet} is not within the network {network}");
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn pod_cidrs_of_the_families_that_are_on_are_the_subnets() {
-        // flannel.md 5.2, step 4.
+        // flannel.md section 5.2, step 4.
         let v4 = Wanted { v6: false, ..DUAL };
         assert_eq!(of(&["10.1.2.0/24", "fd00:1::/64"], DUAL).unwrap(), "10.1.2.0-24&fd00:1::-64");
         assert_eq!(of(&["fd00:1::/64", "10.1.2.0/24"], v4).unwrap(), "10.1.2.0-24");

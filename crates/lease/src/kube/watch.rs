@@ -89,7 +89,7 @@ impl Believed {
     /// What a node as it is now means.
     fn learn(&mut self, node: &Node) -> Vec<Event> {
         let name = &node.metadata.name;
-        // A node whose annotation was taken back stays what it was, as with real daemons (flannel.md 5.2, step 7).
+        // A node whose annotation was taken back stays what it was, as with real daemons (flannel.md section 5.2, step 7).
         if *name == self.own_node || !self.prefix.is_managed(&node.metadata.annotations) {
             return Vec::new();
         }

@@ -16,7 +16,7 @@ const RETRY: Duration = Duration::from_secs(60);
 const RENEWAL_MIN: Duration = Duration::from_secs(1);
 /// A machine that slept notices within this that its lease has aged meanwhile.
 const LOOK_AT_CLOCK: Duration = Duration::from_secs(60);
-/// After the backend works: v0.20 peers that were looking elsewhere are listening again (flannel.md 12.4).
+/// After the backend works: v0.20 peers that were looking elsewhere are listening again (flannel.md section 12 item 4).
 const HEARTBEAT: Duration = Duration::from_secs(5);
 /// After a watch that could not be opened.
 const WATCH_RETRY: Duration = Duration::from_secs(1);
@@ -120,7 +120,7 @@ impl StoreManager {
             let expected =
                 self.held.borrow().as_ref().is_none_or(|held| held.attributes.to_json() == record.value);
             if !expected {
-                // Most likely a second node has the same public address: both then share the subnet (flannel.md 0.3).
+                // Most likely a second node has the same public address: both then share the subnet (flannel.md section 0 item 3).
                 tracing::warn!(subnet = %key, "another process writes this node's lease; has another node its public IP?");
             } else if news && !*warned && self.is_foreign(&record).await {
                 *warned = true;

@@ -1,4 +1,4 @@
-//! Taking subnets on the simulated store: flannel.md 3.3 and the rows of section 10 about it.
+//! Taking subnets on the simulated store: flannel.md section 3.3 and the rows of section 10 about it.
 
 use std::time::Duration;
 

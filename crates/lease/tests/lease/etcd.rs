@@ -259,7 +259,7 @@ async fn t26_what_was_compacted_while_the_watch_was_cut_off_is_told_as_differenc
 #[tokio::test]
 #[ignore = "tool: etcd"]
 async fn a_prefix_without_a_slash_is_a_place_of_its_own() {
-    // flannel.md 1.3, etcd-prefix [EXP].
+    // flannel.md section 1.3, etcd-prefix [EXP].
     let (_cluster, store) = network(V4).await;
     let bare = StoreManager::new(Rc::new(store.clone()), Settings::new("coreos.com/network/"));
     let error = bare.network().await.unwrap_err();

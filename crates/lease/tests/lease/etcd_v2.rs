@@ -1,4 +1,4 @@
-//! The same on the v2 API of Debian's etcd, for peers up to v0.17 (flannel.md 3.1a): seen over plain HTTP as they see it.
+//! The same on the v2 API of Debian's etcd, for peers up to v0.17 (flannel.md section 3.1a): seen over plain HTTP as they see it.
 
 use std::time::Duration;
 
@@ -245,7 +245,7 @@ async fn two_nodes_on_the_v2_api_see_each_other() {
 #[tokio::test]
 #[ignore = "tool: etcd"]
 async fn keys_of_both_families_are_v0_17s() {
-    // flannel.md 3.1: the `&` is part of the key, and no separator of a form.
+    // flannel.md section 3.1: the `&` is part of the key, and no separator of a form.
     let (cluster, store) = network(DUAL).await;
     let mut wish = wish(11);
     wish.attributes.public_ipv6 = "fd00:200::11".parse().ok();

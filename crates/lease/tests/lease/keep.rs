@@ -1,4 +1,4 @@
-//! Keeping a lease on the simulated store: flannel.md 3.4, 12.2 and 12.4.
+//! Keeping a lease on the simulated store: flannel.md section 3.4, section 12 items 2 and 4.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ fn t19_a_lease_that_is_deleted_or_has_run_out_is_lost_and_can_be_taken_again() {
 #[test]
 fn a_lease_that_another_node_took_is_lost() {
     run(async {
-        // As v0.10 does with the previous subnet (flannel.md 3.3).
+        // As v0.10 does with the previous subnet (flannel.md section 3.3).
         let sim = network(1, V4).await;
         let manager = manager(&sim, 1);
         let lease = acquire(&manager, &wish(11)).await;
@@ -99,7 +99,7 @@ fn what_somebody_wrote_into_the_own_lease_is_written_over_with_the_next_renewal(
 #[test]
 fn a_key_beside_the_own_one_is_none_of_ours() {
     run(async {
-        // flannel.md 3.5: to a real daemon its deletion looks like the end of the own lease.
+        // flannel.md section 3.5: to a real daemon its deletion looks like the end of the own lease.
         let sim = network(1, V4).await;
         let manager = manager(&sim, 1);
         let lease = acquire(&manager, &wish(11)).await;

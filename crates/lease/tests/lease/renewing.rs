@@ -1,4 +1,4 @@
-//! A store whose renewals change the revision of the records that live by the lease, as etcd's v2 API does (flannel.md 3.1a).
+//! A store whose renewals change the revision of the records that live by the lease, as etcd's v2 API does (flannel.md section 3.1a).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Following other nodes' leases on the simulated store: flannel.md 3.5 and rows T20 to T26.
+//! Following other nodes' leases on the simulated store: flannel.md section 3.5 and rows T20 to T26.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -145,7 +145,7 @@ fn t26_after_compaction_what_changed_meanwhile_is_told_attributes_too() {
 #[test]
 fn of_two_records_about_one_subnet_the_nodes_own_is_told() {
     run(async {
-        // flannel.md 3.1b: what begins with `subnets` is seen, and only the end of a key is read.
+        // flannel.md section 3.1b: what begins with `subnets` is seen, and only the end of a key is read.
         let sim = network(1, V4).await;
         put(&sim, "subnets/10.5.2.0-24", &value(2)).await;
         let (mut watch, mut mirror) = watched(&sim, "").await;
