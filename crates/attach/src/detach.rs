@@ -2,7 +2,7 @@
 //!
 //! Only links whose alias names the container and interface are touched, and what a killed ADD of theirs left without one. Deferred removal answers at once: the
 //! kernel drops routes and neighbours of a link that goes down, both ends get doomed names, so that the next ADD of
-//! the same pod finds its own free, and [`reap`](crate::reap) deletes the group later (DESIGN section 7). A failing
+//! the same pod finds its own free, and [`reap`](crate::reap) deletes the group later. A failing
 //! part never keeps the others from being done.
 
 use std::fmt;

@@ -42,7 +42,7 @@ pub trait Hooks {
     }
 
     /// When all is ready and the host end is still down: returning lets packets flow, so this is where verdicts
-    /// are put in place (DESIGN section 6, number 4). An error undoes the attachment.
+    /// are put in place (ARCHITECTURE.md, invariant 4). An error undoes the attachment.
     fn gate(&mut self, pending: &Pending<'_>) -> Result<(), Refusal> {
         let _ = pending;
         Ok(())

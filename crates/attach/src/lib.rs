@@ -1,4 +1,4 @@
-//! One pod's wiring, as a plan with recorded undo (DESIGN sections 4 and 7): a routed veth with /32 and /128 addresses, or a port of a bridge.
+//! One pod's wiring, as a plan with recorded undo: a routed veth with /32 and /128 addresses, or a port of a bridge.
 //!
 //! The agent and the CNI plugins call it: they describe an [`Attachment`] or a [`Port`], [`plan`] or [`plan_port`] turns that into ordered steps
 //! without looking at the world, and an [`Executor`] carries the steps out, recording the reversal of each one as it
@@ -47,8 +47,8 @@ pub use reap::{OwnedLink, Reaped, list, reap, reap_newborn, reap_unless_gone};
 pub use shape::{Limit, Shape, ShapeError, check_shape, collect_shapes, shape, shaped, unshape};
 pub use wired::Wired;
 
-/// The group that links which wait for their deletion are in (DESIGN section 10).
+/// The group that links which wait for their deletion are in (ARCHITECTURE.md, "Names and places").
 pub const DOOMED_GROUP: u32 = 7273;
 
-/// The route protocol of everything that Russet installs (DESIGN section 10).
+/// The route protocol of everything that Russet installs (ARCHITECTURE.md, "Names and places").
 pub const ROUTE_PROTOCOL: u8 = 114;

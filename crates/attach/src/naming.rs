@@ -18,7 +18,7 @@ pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0xecee, 0xeeff, 
 /// Hexadecimal digits, or characters of a container ID, in the name of a host end: 15 bytes less the prefix.
 const SUFFIX_CHARS: usize = 11;
 
-/// What the names of doomed links begin with (DESIGN section 10).
+/// What the names of doomed links begin with (ARCHITECTURE.md, "Names and places").
 const DOOMED_PREFIX: &str = "rsx";
 
 /// The name of the host end of `ifname`.

@@ -1,4 +1,4 @@
-//! The stand-in for flannel's original proxy: one thread, a `poll`, then one packet in each system call until nothing is left (flannel.md 6.1).
+//! The stand-in for flannel's original proxy: one thread, a `poll`, then one packet in each system call until nothing is left (flannel.md section 6.1).
 //!
 //! It forwards to one peer only and so saves the original its table; everything else costs what it costs there.
 

@@ -164,7 +164,7 @@ fn each(nodes: &mut [Node; 2], mut body: impl FnMut(&mut Node, &Node) -> Result<
     body(two, one)
 }
 
-/// A VXLAN device on each node, and the other in its tables (flannel.md 6.2).
+/// A VXLAN device on each node, and the other in its tables (flannel.md section 6.2).
 fn vxlan(nodes: &mut [Node; 2], mut pod: impl FnMut(&mut Node) -> Result<()>) -> Result<()> {
     let mut device = |node: &mut Node| {
         let vxlan = Vxlan {

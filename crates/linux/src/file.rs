@@ -18,7 +18,7 @@ pub struct FileError {
     pub source: io::Error,
 }
 
-/// Ours alone: state may hold secrets (DESIGN section 6.7).
+/// Ours alone: state may hold secrets (ARCHITECTURE.md, invariant 7).
 pub const PRIVATE: u32 = 0o600;
 /// The same for a directory.
 const PRIVATE_DIR: u32 = 0o700;

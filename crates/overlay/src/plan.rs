@@ -56,7 +56,7 @@ pub enum Op {
     DeleteRoute(Route),
 }
 
-/// Requests per batch: what an urgent request may have to wait for (DESIGN section 5).
+/// Requests per batch: what an urgent request may have to wait for (ARCHITECTURE.md, "The loop").
 pub const BATCH_MAX_OPS: usize = 64;
 
 /// What becomes of a device; it decides what is left of the entries on it.

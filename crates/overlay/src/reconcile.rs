@@ -1,5 +1,5 @@
 //! The loop's body: what should be, what is, and the difference carried out piece by piece. The agent calls it whenever
-//! something is dirty, and lets urgent requests in between the pieces (DESIGN section 5).
+//! something is dirty, and lets urgent requests in between the pieces (ARCHITECTURE.md, "The loop").
 
 use std::collections::VecDeque;
 

@@ -1,6 +1,6 @@
 //! The userspace `udp` backend of flannel: a TUN whose packets go to the peers as they are, one in each UDP datagram.
 //!
-//! The wire format is the original's (flannel.md 6.1), so that its nodes are peers: the bare inner IPv4 packet, from our address and port to the
+//! The wire format is the original's (flannel.md section 6.1), so that its nodes are peers: the bare inner IPv4 packet, from our address and port to the
 //! peer's address and *our* port, its time to live one less on each side. What differs is the price. The kernel hands over and takes up to 64 KiB
 //! at once, on the TUN and on the socket; what it refuses of that is done without (dataplane.md sections 2 and 4).
 //!
@@ -120,7 +120,7 @@ pub const PORT: u16 = 8285;
 /// Bytes that the outer IPv4 and UDP headers take.
 pub const OVERHEAD_BYTES: u32 = 28;
 
-/// More queues than this bring nothing that was measured (dataplane.md 2.5).
+/// More queues than this bring nothing that was measured (dataplane.md section 2.5).
 const MAX_QUEUES: usize = 4;
 
 // === impl Options ===

@@ -1,8 +1,8 @@
 //! What pods' interfaces may carry: verdict maps in nf_tables, table `inet russet-policy`.
 //!
 //! A host end (`russ*`) without an entry carries nothing, in either direction; with one it carries what the entry says. So an interface is isolated
-//! from its birth until somebody who knows what it may do has said so, and again from the moment in which that is taken back (DESIGN section 6,
-//! number 4). [`Verdicts`] is the table; [`Keeper`] is the one thread of a process that works on it, so that whoever waits for it can stop waiting.
+//! from its birth until somebody who knows what it may do has said so, and again from the moment in which that is taken back (ARCHITECTURE.md,
+//! invariant 4). [`Verdicts`] is the table; [`Keeper`] is the one thread of a process that works on it, so that whoever waits for it can stop waiting.
 //! The plugins' gate puts entries in place and DEL takes them back; the agent makes the table right at its start, and again when something
 //! else changed it.
 //!

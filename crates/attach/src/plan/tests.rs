@@ -107,7 +107,7 @@ fn routes_of_a_second_interface_stand_behind_those_of_the_first() {
 
 #[test]
 fn the_gate_is_before_the_link_that_opens_the_path() {
-    // DESIGN section 6, number 4
+    // ARCHITECTURE.md, invariant 4
     for addresses in [&["10.1.0.5"][..], &["fd00::5"], &["10.1.0.5", "fd00::5"], &[]] {
         let plan = plan(&attachment(Dialect::Native, "eth0", addresses)).unwrap();
         let gate = plan.steps.iter().position(|step| *step == Step::Gate).unwrap();

@@ -1,4 +1,4 @@
-//! What something else takes from the node's side of pods, and how it comes back (issue 6, item 6).
+//! What something else takes from the node's side of pods, and how it comes back.
 
 use russet_attach::restore::{Depth, Fix, Tables, differences, restore};
 use russet_attach::{

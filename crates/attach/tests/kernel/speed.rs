@@ -1,4 +1,4 @@
-//! What wiring costs, stage by stage (DESIGN section 7: 0.6 ms for an ADD, 1 ms for a DEL).
+//! What wiring costs, stage by stage (ARCHITECTURE.md, "Time budgets").
 //!
 //! `cargo test --release -p russet-attach --test kernel speed -- --include-ignored --nocapture` prints the medians.
 

@@ -23,7 +23,7 @@ impl Hooks for FailAt {
 #[test]
 #[ignore = "kernel: root"]
 fn a_failure_at_any_step_leaves_nothing_behind() {
-    // DESIGN section 6, number 2
+    // ARCHITECTURE.md, invariant 2
     on_a_node(|node| {
         let pod = namespace("p");
         pod.with(|| sysctl::write_if_different("net/ipv6/conf/all/disable_ipv6", "1")).unwrap().unwrap();

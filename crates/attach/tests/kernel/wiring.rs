@@ -235,7 +235,7 @@ impl Hooks for Gatekeeper {
 #[test]
 #[ignore = "kernel: root"]
 fn the_host_end_is_down_and_unrouted_until_the_gate_opens() {
-    // DESIGN section 6, numbers 4 and 6
+    // ARCHITECTURE.md, invariants 4 and 6
     on_a_node(|node| {
         let pod = namespace("p");
         let plan = plan(&attachment("c1", "web-0", &["10.1.0.1"])).unwrap();

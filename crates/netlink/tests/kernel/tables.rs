@@ -23,7 +23,7 @@ const MAC: Mac = Mac([0x66, 0x93, 0x7f, 0x54, 0xd5, 0x53]);
 #[test]
 #[ignore = "kernel: addresses in a network namespace"]
 fn addresses_of_pods_are_there_at_once() {
-    // STYLE.md: duplicate address detection adds 1 to 1.5 s
+    // Duplicate address detection adds 1 to 1.5 s
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
         let w0 = wire(&mut socket, "w0");

@@ -1,4 +1,4 @@
-//! What the TUN device needs beside its queues: MTU, address, the route of the whole network (flannel.md 6.1 and 14).
+//! What the TUN device needs beside its queues: MTU, address, the route of the whole network (flannel.md sections 6.1 and 14).
 
 use std::net::{IpAddr, Ipv4Addr};
 

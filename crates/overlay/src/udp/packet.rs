@@ -71,7 +71,7 @@ impl Ipv4 {
 }
 
 /// Takes one off the time to live and keeps the header's checksum right (RFC 1624). False when none is left: the packet is to be dropped,
-/// without a word (flannel.md 6.1).
+/// without a word (flannel.md section 6.1).
 #[must_use]
 pub(super) fn step_ttl(packet: &mut [u8]) -> bool {
     let (Some(&ttl), Some(sum)) = (packet.get(TTL_AT), u16_at(packet, CHECKSUM_AT)) else { return false };

@@ -1,4 +1,4 @@
-//! The answer to a packet for a subnet that nobody has: ICMP net unreachable, as flannel's proxy words it (flannel.md 6.1).
+//! The answer to a packet for a subnet that nobody has: ICMP net unreachable, as flannel's proxy words it (flannel.md section 6.1).
 
 use std::net::Ipv4Addr;
 

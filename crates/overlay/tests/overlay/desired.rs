@@ -97,7 +97,7 @@ fn every_endpoint_gets_a_neighbour_and_a_forwarding_entry() {
 
 #[test]
 fn a_tunnel_address_is_connected_only_where_its_block_does_not_cover_it() {
-    // section 4.3, third note: borrowed, or the block is that one address
+    // calico-cni.md section 4.3, third note: borrowed, or the block is that one address
     let inputs = cluster(Vxlan)
         .v4("borrower", "192.168.77.4/24", "10.1.1.9")
         .v4("single", "192.168.77.5/24", "10.1.7.7")
@@ -110,7 +110,7 @@ fn a_tunnel_address_is_connected_only_where_its_block_does_not_cover_it() {
 
 #[test]
 fn a_borrowed_address_goes_to_where_its_pod_is() {
-    // section 4.3, second note
+    // calico-cni.md section 4.3, second note
     let inputs = cluster(VxlanCrossSubnet)
         .borrows("far", "10.1.0.5")
         .borrows("near", "10.1.2.6")
@@ -131,7 +131,7 @@ fn own_pods_may_be_borrowers() {
 
 #[test]
 fn blackholes_are_only_for_blocks_of_more_than_one_address() {
-    // section 4.3, first note
+    // calico-cni.md section 4.3, first note
     let inputs = cluster(Vxlan).claim("me", "10.1.5.5/32");
     assert!(!routes(&inputs).iter().any(|route| route.starts_with("10.1.5.5")));
 }
@@ -150,7 +150,7 @@ fn a_pending_claim_owns_nothing_and_a_confirmed_one_beats_one_being_given_back()
 
 #[test]
 fn a_node_without_tunnel_data_is_omitted() {
-    // sections 4.3 (fourth note) and 4.6
+    // calico-cni.md sections 4.3 (fourth note) and 4.6
     let inputs = cluster(Vxlan).v4("near", "192.168.77.2/24", "");
     assert_eq!(routes(&inputs), ["10.1.0.0/26 blackhole", "10.1.2.0/26 tunnel 10.1.2.1"]);
     assert_eq!(refused(&inputs), [(block("10.1.1.0/26"), Reason::NoTunnelEndpoint)]);
@@ -291,7 +291,7 @@ fn without_our_own_data_there_is_no_device_and_the_reason_is_told() {
 
 #[test]
 fn the_translated_pools_are_disjoint_and_all_pools_are_spared() {
-    // section 4.8
+    // calico-cni.md section 4.8
     let mut inputs =
         cluster(Vxlan).pool("10.1.128.0/17", Plain).pool("10.3.0.0/16", Plain).pool("fd10::/48", Plain);
     inputs.pools[2].nat_outgoing = false;

@@ -213,7 +213,7 @@ fn a_node_that_leaves_takes_everything_with_it() {
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip, ping"]
 fn a_pod_away_from_its_block_is_reached() {
-    // section 4.3, second note: 10.1.1.20 is of node 1's block and lives on node 3
+    // calico-cni.md section 4.3, second note: 10.1.1.20 is of node 1's block and lives on node 3
     with_nodes(Encapsulation::Vxlan, |nodes| {
         sh("ip -n n3 addr add 10.1.1.20/32 dev lo");
         for node in nodes.iter_mut() {
@@ -246,7 +246,7 @@ fn a_link_of_another_kind_under_our_name_is_left_alone() {
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
 fn an_unchanged_device_is_kept_and_a_device_of_felix_is_taken_over() {
-    // section 4.4: nothing differs that would need a new one
+    // calico-cni.md section 4.4: nothing differs that would need a new one
     with_nodes(Encapsulation::Vxlan, |nodes| {
         let mac = russet_overlay::tunnel_mac(&name("node-1"), russet_addr::Family::V4);
         sh(&format!(
@@ -386,7 +386,7 @@ fn oracle_57_and_58_a_direct_route_follows_the_nodes_address_and_a_blackhole_goe
     });
 }
 
-/// Oracle 59 of calico-cni.md section 5.2.
+/// calico-cni.md section 5.2, oracle 59.
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, nf_tables, root; tool: ip, nft"]
 fn oracle_59_another_vni_port_and_mtu_make_a_new_device() {

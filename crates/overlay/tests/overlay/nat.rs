@@ -95,7 +95,7 @@ fn pods_take_the_nodes_address_outwards_and_keep_theirs_among_themselves() {
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, vxlan, root"]
 fn masqueraded_udp_keeps_off_the_tunnels_port() {
-    // section 4.8, last row
+    // calico-cni.md section 4.8, last row
     with_nodes(Encapsulation::Vxlan, |nodes| {
         nodes[0].reconcile();
         let bind = |node: usize, address: &str| {

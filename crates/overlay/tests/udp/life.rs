@@ -17,7 +17,7 @@ fn devices() -> Vec<String> {
     names.filter(|name| name.starts_with("flannel")).collect()
 }
 
-/// flannel.md 6.1 and 14.
+/// flannel.md sections 6.1 and 14.
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
 fn the_device_has_the_lease_base_the_network_and_the_mtu_and_goes_with_the_proxy() {

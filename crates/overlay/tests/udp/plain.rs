@@ -150,7 +150,7 @@ fn sum(bytes: &[u8]) -> u16 {
     sum as u16
 }
 
-/// flannel.md 6.1: a peer that runs the original understands every packet.
+/// flannel.md section 6.1: a peer that runs the original understands every packet.
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
 fn a_peer_with_one_packet_in_each_datagram_understands_all_and_is_understood() {

@@ -16,7 +16,7 @@ fn u16_at(packet: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([packet[at], packet[at + 1]])
 }
 
-/// flannel.md 6.1 and its experiment 22.
+/// flannel.md section 6.1 and section 11 experiment 22.
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
 fn t39_a_reply_to_ttl_64_has_60_and_the_datagram_is_the_inner_packet_between_ports_8285() {
@@ -38,7 +38,7 @@ fn t39_a_reply_to_ttl_64_has_60_and_the_datagram_is_the_inner_packet_between_por
     });
 }
 
-/// flannel.md 6.1: the budget from pod to pod.
+/// flannel.md section 6.1: the budget from pod to pod.
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
 fn t40_ttl_5_is_delivered_4_is_exceeded_at_the_remote_lease_base_and_3_and_2_are_silent() {
@@ -62,7 +62,7 @@ fn t40_ttl_5_is_delivered_4_is_exceeded_at_the_remote_lease_base_and_3_and_2_are
     });
 }
 
-/// flannel.md 6.1.
+/// flannel.md section 6.1.
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
 fn t41_a_datagram_for_a_subnet_of_nobody_is_answered_with_net_unreachable_and_an_echo_is_not() {
@@ -87,7 +87,7 @@ fn t41_a_datagram_for_a_subnet_of_nobody_is_answered_with_net_unreachable_and_an
     });
 }
 
-/// flannel.md 6.1: the peer's port is taken to be our own.
+/// flannel.md section 6.1: the peer's port is taken to be our own.
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
 fn t42_port_7890_on_both_works_and_peers_with_different_ports_do_not_talk() {

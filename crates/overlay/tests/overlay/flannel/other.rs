@@ -61,7 +61,7 @@ fn backends_without_routes_take_out_what_others_left() {
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip, ping"]
 fn an_interface_that_comes_back_with_another_index_has_everything_again() {
-    // flannel.md section 9, issues 869, 877, 1348, 1070 and 1434
+    // flannel.md section 9, flannel #869, #877, #1348, #1070 and #1434
     for backend in [Backend::Vxlan(vxlan()), Backend::HostGw] {
         with_nodes(2, &backend, |nodes| {
             introduce(nodes);
