@@ -228,7 +228,7 @@ impl<'a> Work<'a> {
         ))
     }
 
-    /// A container that is on a network already joins another: it gets that network's profile and nothing else (section 2.3, step 2).
+    /// A container that is on a network already joins another: it gets that network's profile and nothing else (calico-cni.md section 2.3, step 2).
     async fn join_network(&self, stored: &Stored) -> Result<CniResult, CniError> {
         let mut endpoint = stored.endpoint.clone();
         self.add_profile(&mut endpoint);
@@ -369,7 +369,7 @@ impl<'a> Work<'a> {
         attachment
     }
 
-    /// Labels and profiles of an endpoint (sections 2.3 and 2.6).
+    /// Labels and profiles of an endpoint (calico-cni.md sections 2.3 and 2.6).
     fn describe(&self, endpoint: &mut Endpoint) {
         if let Some(pod) = &self.target.pod {
             endpoint.labels = self.facts.map(|facts| facts.labels.clone()).unwrap_or_default();
@@ -403,7 +403,7 @@ impl<'a> Work<'a> {
         self.records.write(&self.id, endpoint, before).await
     }
 
-    /// As plugins of that time answered: addresses alone, without gateways and interfaces (section 1.10).
+    /// As plugins of that time answered: addresses alone, without gateways and interfaces (calico-cni.md section 1.10).
     fn result(&self, addresses: &[IpAddr]) -> CniResult {
         let mut result = CniResult::empty(self.request.config.cni_version);
         result.ips = addresses.iter().map(|address| IpConfig::new(host_net(*address))).collect();
@@ -465,7 +465,7 @@ impl<'a> Work<'a> {
     }
 
     /// The interface, then the endpoint, then the addresses: one is only free again when nothing answers for it, and nothing names it. A
-    /// container that is not the endpoint's newest takes only its own with it (section 3.6).
+    /// container that is not the endpoint's newest takes only its own with it (calico-cni.md section 3.6).
     async fn del(&self) -> Result<(), CniError> {
         self.records.refuse_unready().await?;
         let container = self.is_pod().then_some(self.target.container.as_str());

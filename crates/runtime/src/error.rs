@@ -125,7 +125,7 @@ pub enum RuntimeError {
 // === impl PluginError ===
 
 impl PluginError {
-    /// What a plugin with a bad exit status meant to say (the table of section 2.2).
+    /// What a plugin with a bad exit status meant to say (the table of cni-runtime.md section 2.2).
     pub(crate) fn of(finished: Finished) -> Self {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let Finished { status, stdout, stderr } = finished;

@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_request_survives_a_round_trip() {
-        // DESIGN.md section 4 item 1
+        // ARCHITECTURE.md, "The life of an ADD", step 1
         let text = String::from_utf8(request().encode()).unwrap();
         assert!(text.starts_with(r#"{"v":1,"plugin":"russet","env":{"CNI_COMMAND":"ADD","#), "{text}");
         assert!(text.ends_with(r#""deadline_ms":55000}"#), "{text}");

@@ -55,7 +55,7 @@ pub async fn run(scene: &mut Scene<'_>, wire: &dyn Wire) -> Result<Done, CniErro
     }
 }
 
-/// A container that has its endpoint already joins another network: neither its interface nor its addresses change (section 2.3, step 2).
+/// A container that has its endpoint already joins another network: neither its interface nor its addresses change (calico-cni.md section 2.3, step 2).
 async fn repeat(scene: &Scene<'_>, stored: Stored, mtu: u32) -> Result<CniResult, CniError> {
     let mut endpoint = stored.endpoint.clone();
     let network = scene.conf.network.to_string();
@@ -81,7 +81,7 @@ async fn repeat(scene: &Scene<'_>, stored: Stored, mtu: u32) -> Result<CniResult
     Ok(with_interfaces(scene, result, host, mac, mtu))
 }
 
-/// What Kubernetes says about the pod, as far as anybody wants to know (section 2.5, steps 1 to 4).
+/// What Kubernetes says about the pod, as far as anybody wants to know (calico-cni.md section 2.5, steps 1 to 4).
 async fn pod_draft(scene: &mut Scene<'_>) -> Result<Draft, CniError> {
     let routes = routes(scene).await?;
     let mut draft = if scene.conf.policy.is_k8s() {
@@ -104,7 +104,7 @@ async fn pod_draft(scene: &mut Scene<'_>) -> Result<Draft, CniError> {
     Ok(draft)
 }
 
-/// Where a pod sends packets to: with `host-local`, whose configuration may name the node's pod prefixes, its routes instead of the defaults (section 2.5.1).
+/// Where a pod sends packets to: with `host-local`, whose configuration may name the node's pod prefixes, its routes instead of the defaults (calico-cni.md section 2.5.1).
 pub(super) async fn routes(scene: &mut Scene<'_>) -> Result<PodRoutes, CniError> {
     if scene.workload.pod.is_none() || scene.conf.ipam.kind != "host-local" {
         return Ok(PodRoutes::Default);
@@ -243,7 +243,7 @@ async fn undo(
 }
 
 /// The addresses of the pod's previous container are those that it is to have again: they are freed, but not before nothing answers for them any more
-/// (section 2.5.3). Only what that container really holds is freed.
+/// (calico-cni.md section 2.5.3). Only what that container really holds is freed.
 async fn release_previous(scene: &Scene<'_>, wire: &dyn Wire, stored: &Stored) -> Result<(), CniError> {
     let spec = &stored.endpoint.spec;
     let Ok(container) = spec.container_id.parse() else { return Ok(()) };
@@ -267,7 +267,7 @@ fn previous(scene: &Scene<'_>, spec: &WorkloadEndpointSpec, container: &Containe
     Detachment { ifname, by_name_alone, ..what }
 }
 
-/// The result's interfaces: the node's end by its name only, then the pod's (section 1.10).
+/// The result's interfaces: the node's end by its name only, then the pod's (calico-cni.md section 1.10).
 fn with_interfaces(
     scene: &Scene<'_>,
     mut result: CniResult,

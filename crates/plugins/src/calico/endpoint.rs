@@ -181,7 +181,7 @@ pub async fn remove(
     }
 }
 
-/// Removes an endpoint that is named after another interface of the container, but says what this one was: its addresses are about to be freed (oracle 50).
+/// Removes an endpoint that is named after another interface of the container, but says what this one was: its addresses are about to be freed (calico-cni.md oracle 50).
 pub async fn remove_described(
     store: &dyn Store,
     workload: &Workload,

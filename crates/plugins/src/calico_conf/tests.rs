@@ -226,7 +226,7 @@ fn the_node_is_named_by_nodename_then_file_then_hostname_then_host() {
 
 #[test]
 fn a_newline_in_the_file_is_left_out_only_if_there_is_a_node_of_that_name() {
-    // calico-cni.md section 7.2, calico-ipam.md section 9 item 3
+    // calico-cni.md section 7.2, calico-ipam.md section 9, MUST 3
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
         let store = Sim::atomic(1);

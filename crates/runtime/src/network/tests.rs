@@ -77,7 +77,7 @@ fn whys(networks: &Networks) -> Vec<Why> {
 
 #[test]
 fn what_is_missing_is_told_apart() {
-    // issue 7, item 1; cni-runtime.md section 3.4
+    // cni-runtime.md section 3.4
     let lab = Lab::new();
     let networks = lab.networks(DEAF);
     assert!(matches!(networks.current(), Err(Unready::Empty { .. })));
@@ -121,7 +121,7 @@ fn bad_files_are_skipped_and_the_first_good_one_is_the_network() {
 
 #[test]
 fn a_network_stays_in_use_when_its_file_and_its_directory_go_and_is_replaced_when_they_return() {
-    // issue 7, item 1: last good kept, re-arm
+    // The last good configuration is kept, and the watch is set up again.
     let lab = Lab::new();
     let networks = lab.networks(DEAF);
     lab.list("10-a.conflist", "first", "a");

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::Lab;
 use crate::node::{files, held, ip_inside, links, nat_rules, on_a_node, parse, pod};
 
-/// What cnitool makes of `/run/netns/rt-p`, of which come the names in A.1.
+/// What cnitool makes of `/run/netns/rt-p`, of which come the names in cni-runtime.md appendix A.1.
 const ID: &str = "cnitool-d5dd601c71ce953d5e81";
 const CHAIN: &str = "CNI-DN-d4c47dfc8187c5218adb2";
 const IFB: &str = "bwpd4c47dfc8187";
@@ -51,7 +51,7 @@ fn request(kind: &str, attachment: &Attachment, previous: Option<&Value>) -> Val
     object
 }
 
-/// Row 57: the result, and what is on disk.
+/// cni-runtime.md section 6.2 item 57: the result, and what is on disk.
 fn the_result_is_that_of_a1(result: &CniResult) {
     let names: Vec<&str> = result.interfaces.iter().map(|it| it.name.as_str()).collect();
     assert_eq!((names[0], names[2], names[3], names.len()), ("br-demo", "eth0", IFB, 4));
@@ -116,7 +116,7 @@ fn each_plugin_reads_what_a1_says(lab: &Lab, attachment: &Attachment, result: &C
     }
 }
 
-/// Step 5, and row 58.
+/// cni-runtime.md appendix A.1 step 5, and section 6.2 item 58.
 fn check_ends_at_the_first_complaint(lab: &Lab, runtime: &Runtime, attachment: &Attachment, result: &Value) {
     lab.forget_calls();
     let error = runtime.check(&parse(CONFLIST), attachment).unwrap_err().to_string();
@@ -153,7 +153,7 @@ fn the_worked_chain_reads_writes_and_leaves_what_it_should() {
             for kind in ["bandwidth", "tuning", "portmap", "bridge"] {
                 assert_eq!(lab.stdin(kind, "DEL"), request(kind, &attachment, previous), "{kind}");
             }
-            // Row 60: what is named after the container is gone, what all share stays.
+            // cni-runtime.md section 6.2 item 60: what is named after the container is gone, what all share stays.
             assert_eq!(links(), ["br-demo"]);
             assert_eq!(nat_rules("CNI-DN-"), [""; 0]);
             assert!(!nat_rules("CNI-HOSTPORT-DNAT").is_empty());

@@ -64,7 +64,7 @@ fn left() -> Vec<String> {
     left
 }
 
-/// The chains of section 5.2, and those of their plugins that are in none; each with whether all of its plugins can CHECK a pod. Without masquerading
+/// The chains of cni-runtime.md section 5.2, and those of their plugins that are in none; each with whether all of its plugins can CHECK a pod. Without masquerading
 /// where the namespace goes first: Debian's bridge then forgets its rules.
 fn chains(netns_goes: bool) -> Vec<(&'static str, Value, bool)> {
     let bridge = |subnets: &[&str]| {
@@ -83,7 +83,7 @@ fn chains(netns_goes: bool) -> Vec<(&'static str, Value, bool)> {
             false,
         ),
         ("calico's and flannel's end", network("0.3.1", &[bridge(&v4), portmap(), bandwidth()]), false),
-        // CHECK of portmap 1.1.1 looks for rules of the other family: section 6.2 item 58.
+        // CHECK of portmap 1.1.1 looks for rules of the other family: cni-runtime.md section 6.2 item 58.
         ("one family", network("1.0.0", &[bridge(&v4), tuning.clone(), bandwidth()]), true),
         ("both families", network("1.0.0", &[bridge(&both), portmap(), bandwidth()]), false),
         ("macvlan", network("1.0.0", &[macvlan, tuning]), true),

@@ -30,7 +30,7 @@ fn oracle_25_a_pods_endpoint_names_its_namespaces_and_accounts_profiles() {
             "projectcalico.org/orchestrator": "k8s", "projectcalico.org/serviceaccount": "default"});
         assert_eq!(endpoint.to_value()["metadata"]["labels"], labels);
         let profiles = stage.sim.records().into_keys().filter(|key| key.as_str().contains("/profiles/"));
-        assert_eq!(profiles.count(), 0, "section 2.7: those of namespaces are not the plugin's");
+        assert_eq!(profiles.count(), 0, "calico-cni.md section 2.7: those of namespaces are not the plugin's");
     });
 }
 
@@ -73,7 +73,7 @@ fn oracle_35_a_namespaces_pools_are_used() {
             let result = stage.add(&Ask::pod(container, "mypod")).await.unwrap();
             assert!(ips(&result)[0].starts_with("10.2.0."), "{pools}: {result:?}");
         }
-        // Oracle 36: the pod's own override them.
+        // calico-cni.md oracle 36: the pod's own override them.
         stage.pod("mypod", calico(&[("ipv4pools", r#"["10.1.0.0/24"]"#)]));
         let result = stage.add(&Ask::pod("c3", "mypod")).await.unwrap();
         assert!(ips(&result)[0].starts_with("10.1.0."), "{result:?}");
@@ -112,7 +112,7 @@ fn oracle_39_a_pod_gets_exactly_the_address_that_it_asks_for() {
         let result = stage.add(&Ask::pod("c1", "mypod")).await.unwrap();
         assert_eq!(ips(&result), ["10.1.0.111", "fd00:1::6f"]);
         assert_eq!(stage.endpoint().ip_networks.len(), 2);
-        // Section 2.5.3: the pod's next container has them from the one before.
+        // calico-cni.md section 2.5.3: the pod's next container has them from the one before.
         let result = stage.add(&Ask::pod("c2", "mypod")).await.unwrap();
         assert_eq!(ips(&result), ["10.1.0.111", "fd00:1::6f"]);
         assert!(stage.held("net1", "c1").await.is_empty());
@@ -327,7 +327,7 @@ fn oracle_48_a_new_container_of_a_pod_gets_a_fresh_address_and_mac() {
         let y = stage.add(&Ask::pod("y", "mypod")).await.unwrap();
         assert_ne!(ips(&x), ips(&y));
         assert_ne!(x.interfaces[1].mac, y.interfaces[1].mac);
-        assert_eq!(x.interfaces[0].name, y.interfaces[0].name, "oracle 27");
+        assert_eq!(x.interfaces[0].name, y.interfaces[0].name, "calico-cni.md oracle 27");
         assert!(stage.held("net1", "x").await.len() == 1 && stage.held("net1", "y").await.len() == 1);
         let uid = |endpoints: &BTreeMap<String, WorkloadEndpoint>| {
             endpoints.values().next().unwrap().metadata.uid.clone()
@@ -359,7 +359,7 @@ fn oracle_49_a_second_add_that_fails_leaves_the_first_ones_address() {
         stage.wire.refuse.set(true);
         for container in ["x", "y"] {
             assert!(stage.add(&Ask::pod(container, "mypod")).await.is_err());
-            assert_eq!(stage.held("net1", "x").await.len(), 1, "oracle 21, too");
+            assert_eq!(stage.held("net1", "x").await.len(), 1, "calico-cni.md oracle 21, too");
             assert!(stage.held("net1", "y").await.is_empty());
             assert_eq!(stage.endpoint().ip_networks, [first.ips[0].address]);
         }
