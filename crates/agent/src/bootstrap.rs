@@ -40,7 +40,7 @@ pub enum BootstrapError {
     Tunnel(#[from] IpamError),
 }
 
-/// Names of the pools that a fresh store gets (DESIGN section 10).
+/// Names of the pools that a fresh store gets (ARCHITECTURE.md, "Names and places").
 const DEFAULT_POOLS: [&str; 2] = ["default-ipv4", "default-ipv6"];
 /// How often a lost race for this node's own record is run again; only an operator's edit competes.
 const TRIES: usize = 10;

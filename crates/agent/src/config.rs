@@ -1,4 +1,4 @@
-//! What an agent needs to know, and where it keeps its things (DESIGN section 10).
+//! What an agent needs to know, and where it keeps its things (ARCHITECTURE.md, "Names and places").
 
 use std::fmt;
 use std::net::SocketAddr;

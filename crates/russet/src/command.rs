@@ -30,7 +30,7 @@ use crate::cli::{Cli, Verb};
 
 /// Exit code for "failed".
 const FAILED: u8 = 1;
-/// Exit code for "ran well and found problems" (DESIGN section 10).
+/// Exit code for "ran well and found problems" (ARCHITECTURE.md, "Names and places").
 pub const PROBLEMS: u8 = 3;
 
 /// Runs one verb.

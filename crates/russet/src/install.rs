@@ -173,7 +173,7 @@ pub enum InstallError {
 const USUAL: [&str; 3] = ["russet", "loopback", "portmap"];
 /// What a saved file is called: no plugin's name, and behind a dot no conflist either.
 const SAVED_SUFFIX: &str = ".before-russet";
-/// The conflist's name, of DESIGN section 10.
+/// The conflist's name, (ARCHITECTURE.md, "Names and places").
 pub const CONFLIST: &str = "10-russet.conflist";
 /// The command's name.
 pub const COMMAND: &str = "russet";

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use russet_cni_spec::relay;
 
-/// Exit code for a command line that makes no sense (DESIGN section 10).
+/// Exit code for a command line that makes no sense (ARCHITECTURE.md, "Names and places").
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {

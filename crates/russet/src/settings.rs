@@ -1,4 +1,4 @@
-//! Settings: flag, then `RUSSET_*` variable, then the settings file, then the default (DESIGN section 10). Between variable and file stands what the node's
+//! Settings: flag, then `RUSSET_*` variable, then the settings file, then the default (ARCHITECTURE.md, "Names and places"). Between variable and file stands what the node's
 //! last agent worked with ([`recorded`]), for everything but an agent; for a plugin without one it stands before everything.
 
 mod calicoctl;

@@ -1,5 +1,5 @@
 //! What tests share: a network namespace each, tools as second opinions, the only sanctioned wait, and the rule for
-//! skipping (DESIGN section 9).
+//! skipping (docs/testing.md).
 //!
 //! Only tests depend on this crate. It panics where other crates return errors: a broken test bench fails the test.
 

@@ -112,7 +112,7 @@ fn every_metric_is_documented_and_every_documented_one_exists() {
 
 #[test]
 fn every_metric_has_help_and_a_name_of_the_house() {
-    // DESIGN.md section 10: russet_<subsystem>_<noun>_<unit>; Prometheus: base units, counters end in _total
+    // ARCHITECTURE.md, "Names and places": russet_<subsystem>_<noun>_<unit>; Prometheus: base units, counters end in _total
     let registered = registered();
     assert!(registered.len() > 25, "{registered:?}");
     for (name, (help, kind)) in registered {

@@ -307,7 +307,7 @@ fn gc_takes_what_is_not_valid_and_a_second_one_nothing() {
         assert!(error.msg.contains("failed to find address"), "{error}");
         life.stop().await;
         let error = bench.plugin("STATUS", ("ns1", "b"), &conf()).await.unwrap_err();
-        assert_eq!(error.code, code::NOT_AVAILABLE, "item 62: no listener");
+        assert_eq!(error.code, code::NOT_AVAILABLE, "cni-runtime.md section 6.2 item 62: no listener");
     });
 }
 

@@ -232,7 +232,7 @@ impl<S: Definition> Prepared<S> {
     }
 
     /// The resource, with those members of the stored spec that only a newer release of Calico knows: no file of ours can mention them
-    /// (calico-ipam.md 1.10).
+    /// (calico-ipam.md section 1.10).
     fn with_unknown_members(&self, old: &Resource<S>) -> Result<Resource<S>, Failure> {
         let mut value = self.resource.to_value();
         let stored = old.to_value();
@@ -306,7 +306,7 @@ async fn commit(
     if done { Ok(Some(outcome)) } else { Err(error.into()) }
 }
 
-/// What every stored resource must have (calico-ipam.md 1.8).
+/// What every stored resource must have (calico-ipam.md section 1.8).
 fn stamp<S>(resource: &mut Resource<S>) -> std::io::Result<()> {
     let metadata = &mut resource.metadata;
     if metadata.uid.is_none() {

@@ -1,4 +1,4 @@
-//! What is wrong with a resource, and the rules that all kinds share (calico-cni.md 2.2.2, calico-ipam.md 1.8; libcalico-go's validator).
+//! What is wrong with a resource, and the rules that all kinds share (calico-cni.md section 2.2.2, calico-ipam.md section 1.8; libcalico-go's validator).
 
 use std::collections::BTreeMap;
 use std::fmt;

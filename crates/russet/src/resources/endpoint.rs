@@ -1,4 +1,4 @@
-//! WorkloadEndpoint (calico-cni.md 2.2.1 and 2.2.2).
+//! WorkloadEndpoint (calico-cni.md sections 2.2.1 and 2.2.2).
 
 use std::net::IpAddr;
 
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn the_name_must_be_what_the_spec_amounts_to() {
-        // calico-cni.md 2.2.1
+        // calico-cni.md section 2.2.1
         assert!(problems("web-0", pod(json!({}))).contains(NAME));
         let cni = json!({ "orchestrator": "cni", "node": "n1", "containerID": "f00d", "endpoint": "eth0" });
         assert_eq!(problems("n1-cni-f00d-eth0", cni), "");
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn what_calicos_api_refuses_is_refused() {
-        // calico-cni.md 2.2.2, row "validation"
+        // calico-cni.md section 2.2.2, row "validation"
         for (more, problem) in [
             (json!({ "ipNetworks": ["10.0.0.0/24"] }), "/32 or /128"),
             (

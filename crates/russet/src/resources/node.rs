@@ -1,4 +1,4 @@
-//! Node (calico-ipam.md 1.8, K9; calico-cni.md 4.6).
+//! Node (calico-ipam.md section 1.8, K9; calico-cni.md section 4.6).
 
 use std::time::SystemTime;
 

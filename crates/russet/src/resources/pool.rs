@@ -1,4 +1,4 @@
-//! IPPool (calico-ipam.md 1.8, K7; the rules are libcalico-go's).
+//! IPPool (calico-ipam.md section 1.8, K7; the rules are libcalico-go's).
 
 use russet_addr::{Family, IpNet};
 use russet_model::{AddressUse, AssignmentMode, EncapMode, IpPool, IpPoolSpec};

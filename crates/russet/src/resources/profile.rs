@@ -1,4 +1,4 @@
-//! Profile (calico-cni.md 2.3): labels that endpoints take over, and the rules of times without policies.
+//! Profile (calico-cni.md section 2.3): labels that endpoints take over, and the rules of times without policies.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! IPReservation (calico-ipam.md 1.8, K8).
+//! IPReservation (calico-ipam.md section 1.8, K8).
 
 use std::net::IpAddr;
 

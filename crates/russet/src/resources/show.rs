@@ -10,7 +10,7 @@ use super::Definition;
 pub struct Shown<S> {
     /// The resource.
     pub resource: Resource<S>,
-    /// Its revision, which is its `resourceVersion` (calico-ipam.md 1.8).
+    /// Its revision, which is its `resourceVersion` (calico-ipam.md section 1.8).
     pub revision: Revision,
 }
 

@@ -95,7 +95,7 @@ fn del_succeeds_from_any_state_and_leaves_nothing() {
 #[test]
 #[ignore = "root: makes network namespaces"]
 fn status_tells_whether_there_are_pods_that_suffer() {
-    // Row 62: nobody there, nothing programmed, and the store lost without and with pods.
+    // cni-runtime.md section 6.2 item 62: nobody there, nothing programmed, and the store lost without and with pods.
     let owner = tempfile::tempdir().unwrap();
     let serve = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));

@@ -1,5 +1,5 @@
 //! `calico` as a runtime runs it, on a real etcd and a real kernel: the non-Kubernetes path, Kubernetes' pods against an API server of the
-//! tests, and the chain with Debian's `portmap` (issue 4, item 2; calico-cni.md section 5.1). Without an agent unless a test says so.
+//! tests, and the chain with Debian's `portmap` (calico-cni.md section 5.1). Without an agent unless a test says so.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -165,16 +165,16 @@ fn oracle_01_a_container_with_host_local_gets_calicos_wiring_and_one_endpoint() 
     let spec = json!({"orchestrator": "cni", "node": "n1", "containerID": "abc123", "endpoint": "eth0",
         "ipNetworks": [net], "profiles": ["net1"], "interfaceName": "caliabc123", "mac": mac});
     assert_eq!(scene.endpoint("default/n1-cni-abc123-eth0")["spec"], spec);
-    // Oracle 24.
+    // calico-cni.md oracle 24.
     let sandbox = pod.path().display().to_string();
     assert_eq!(result["interfaces"][0], json!({"name": "caliabc123"}));
     let pod_end = json!({"name": "eth0", "mac": mac, "sandbox": sandbox, "mtu": 1500});
     assert_eq!(result["interfaces"][1], pod_end);
     assert_eq!(result["ips"][0], json!({"address": net, "interface": 1}));
-    // Oracle 2.
+    // calico-cni.md oracle 2.
     let profile = scene.fabric.get(&format!("{RESOURCES}/profiles/net1"));
     assert_eq!(profile["spec"]["ingress"][0]["source"]["selector"], "has(net1)");
-    // Oracle 5.
+    // calico-cni.md oracle 5.
     assert_eq!(scene.check(&ask, &result).status, 0);
     scene.succeed("DEL", &ask);
     assert_eq!(scene.endpoints(), Vec::<String>::new());
@@ -344,10 +344,10 @@ fn oracle_19_the_same_container_again_has_the_same_address_and_endpoint() {
     assert!(address(&first).starts_with("10.65."), "{first}");
     assert_eq!(scene.add(&ask)["ips"], first["ips"]);
     assert_eq!(scene.endpoints().len(), 1);
-    // Oracle 9.
+    // calico-cni.md oracle 9.
     assert_eq!(scene.sysctl(&pod.netns_name, "ipv4/ip_forward"), "1");
     assert!(scene.ip(&pod.netns_name, &["link", "show", "eth0"]).contains("mtu 1400"));
-    // Oracle 20.
+    // calico-cni.md oracle 20.
     let mut other = scene.ask(&pod, "abc123", json!({}));
     other.config["name"] = json!("net2");
     assert_eq!(scene.add(&other)["ips"], first["ips"]);
@@ -449,7 +449,7 @@ fn oracle_25_a_kubernetes_pod_gets_the_endpoint_of_the_example() {
     assert!(scene.ip(&pod.netns_name, &["link", "show", "eth0"]).contains("8e:01:7c:aa:10:f3"));
     assert_eq!(scene.add(&ask)["ips"], result["ips"]);
     assert_eq!(scene.check(&ask, &result).status, 0);
-    // Oracles 47 and 48: a newer container's endpoint survives.
+    // calico-cni.md oracles 47 and 48: a newer container's endpoint survives.
     let second = scene.node.pod();
     let newer = of_pod(&scene, &second, "5cf2", json!({}));
     let fresh = scene.add(&newer);
@@ -505,7 +505,7 @@ fn oracle_30_host_local_takes_the_nodes_pod_prefix_and_its_routes() {
         let ask = of_pod(&scene, &pod, container, config.clone());
         let result = scene.add(&ask);
         assert!(address(&result).starts_with("10.10.0."), "{result}");
-        // Oracle 32.
+        // calico-cni.md oracle 32.
         assert_eq!(
             scene.routes(&pod),
             ["10.20.0.0/16 via 169.254.1.1 dev eth0", "169.254.1.1 dev eth0 scope link"]

@@ -1,4 +1,4 @@
-//! `russet agent --calico`: a node of a Calico cluster whose routes are ours (issue 4, item 4; calico-cni.md sections 4.1 to 4.7).
+//! `russet agent --calico`: a node of a Calico cluster whose routes are ours (calico-cni.md sections 4.1 to 4.7).
 
 use std::process::{Child, Command, Stdio};
 
@@ -178,7 +178,7 @@ fn an_agent_in_calicos_place_leaves_routes_to_a_running_felix() {
         felix.wait().unwrap();
         node.stop_agent();
     }
-    // Nobody is there now: its leftovers are taken over, and on one subnet the route is direct (oracle 57).
+    // Nobody is there now: its leftovers are taken over, and on one subnet the route is direct (calico-cni.md oracle 57).
     node.start_agent();
     let direct = "10.65.9.0/26 via 10.77.0.99 dev eth0 onlink";
     eventually(PATIENCE, || routes(&node, "80").contains(direct));
@@ -263,7 +263,7 @@ fn let_through(node: &TestNode) -> Vec<u64> {
     packets.map(|packets| packets.parse().unwrap()).collect()
 }
 
-/// calico-cni.md section 5; issue 5, item 5: somebody else's FORWARD drops, as Docker's does, in iptables-nft.
+/// calico-cni.md section 5: a foreign FORWARD chain drops, as Docker's does, in iptables-nft.
 #[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan, nf_tables; tool: etcd, ip, iptables, ping"]
 fn oracle_76_pods_reach_each_other_where_the_forward_policy_drops() {

@@ -1,4 +1,4 @@
-//! Calico's conflist under a real containerd, on two nodes whose plugins and agents are ours (issue 4, "Must show"; calico-cni.md section 1.8).
+//! Calico's conflist under a real containerd, on two nodes whose plugins and agents are ours (calico-cni.md section 1.8).
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};

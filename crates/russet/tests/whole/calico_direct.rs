@@ -1,4 +1,4 @@
-//! Plugins that work without an agent, several at once, on a datastore that keeps them waiting (issue 4; crates/agent/src/turn.rs has the locks and their
+//! Plugins that work without an agent, several at once, on a datastore that keeps them waiting (crates/agent/src/turn.rs has the locks and their
 //! order): each request has a way to etcd of its own, which the test opens when it likes.
 
 use std::collections::BTreeSet;

@@ -1,5 +1,5 @@
 //! A configuration of Calico v1.11, unchanged, for our `calico` and, as Debian's Go `bridge` hands it on, for our `calico-ipam`: on its v2 data,
-//! without them, and after `russet migrate calico-v1` (issue 4, item 3).
+//! without them, and after `russet migrate calico-v1`.
 
 use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};

@@ -207,7 +207,7 @@ fn a_sandbox_is_made_found_stopped_and_removed() {
 #[test]
 #[ignore = "root: makes network namespaces"]
 fn plugins_of_ours_need_no_executable() {
-    // issue 7: in-process short cut when the plugin is one of ours
+    // In-process short cut when the plugin is one of ours
     let mut server = Server::without_executables();
     let id = server.cri.run(&Pod::named("web")).unwrap();
     assert_eq!(server.node.allocated(), 2);

@@ -1,4 +1,4 @@
-//! The demo as a user runs it: it works, tells the truth, and leaves nothing behind (issue 2, "Must show").
+//! The demo as a user runs it: it works, tells the truth, and leaves nothing behind.
 
 use std::process::{Command, Stdio};
 

@@ -1,4 +1,4 @@
-//! The demo with its data in etcd, the demo's own or one that is there (issue 3, item 2).
+//! The demo with its data in etcd, the demo's own or one that is there.
 
 use crate::demo::assert_all_reached;
 use crate::host::{HostState, Russet, demo_turn};

@@ -1,4 +1,4 @@
-//! The demo with flannel's daemon and plugin as we have them (issue 5, "must show").
+//! The demo with flannel's daemon and plugin as we have them.
 
 use std::path::PathBuf;
 

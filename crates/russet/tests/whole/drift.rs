@@ -1,4 +1,4 @@
-//! Something else flushes what is ours while traffic runs: it is back within milliseconds, counted, and told with who did it (issue 6, item 6).
+//! Something else flushes what is ours while traffic runs: it is back within milliseconds, counted, and told with who did it.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};

@@ -277,14 +277,14 @@ fn parse(list: &Value) -> ConfigList {
 #[test]
 #[ignore = "kernel: veth, ifb, tbf, nf_tables; root; tool: ip, nft"]
 fn whatever_is_wrong_with_one_of_our_plugins_in_an_add_one_del_leaves_nothing_once_it_is_gone() {
-    // issue 7, faults; cni-runtime.md section 0 item 12, section 2.2 and appendix A.5
+    // cni-runtime.md section 0 item 12, section 2.2 and appendix A.5
     assert_eq!(Machine::start().take_all(Verb::Add), STEPS / 2);
 }
 
 #[test]
 #[ignore = "kernel: veth, ifb, tbf, nf_tables; root; tool: ip, nft"]
 fn whatever_is_wrong_with_one_of_our_plugins_in_a_del_the_next_leaves_nothing_once_it_is_gone() {
-    // issue 7, faults; cni-runtime.md section 0 item 12, section 2.2 and appendix A.5
+    // cni-runtime.md section 0 item 12, section 2.2 and appendix A.5
     assert_eq!(Machine::start().take_all(Verb::Del), STEPS / 2);
 }
 

@@ -1,4 +1,4 @@
-//! `russet flanneld` as a process, in nodes' namespaces with a real etcd: what a node's owner sees (issue 5, "must show"; flannel.md section 10).
+//! `russet flanneld` as a process, in nodes' namespaces with a real etcd: what a node's owner sees (flannel.md section 10).
 
 mod cluster;
 mod faults;

@@ -496,7 +496,7 @@ fn a_live_pods_address_that_was_released_is_seen_by_check_repair_and_drift() {
     assert_eq!(node.russet_inside(&repair).status, 0);
 }
 
-/// Issue 4, item 5: who has it, and who had it when.
+/// Who has an address, and who had it when.
 #[test]
 #[ignore = "root: makes network namespaces"]
 fn who_remembers_pods_that_are_gone_with_and_without_an_agent() {
@@ -542,7 +542,7 @@ fn why_refuses_the_name_of_a_node_that_is_not_registered() {
     assert_eq!(own.status, 0, "the agent of this machine registers its own name: {own:?}");
 }
 
-/// Issue 4, item 5: why a request gets what it gets.
+/// Why a request gets what it gets.
 #[test]
 fn why_names_the_pools_and_the_limit_and_writes_nothing() {
     let planted = Planted::tv4();

@@ -1,4 +1,4 @@
-//! `russet migrate flannel-v2` over a real etcd that serves both APIs (flannel.md 3.1, 3.1a).
+//! `russet migrate flannel-v2` over a real etcd that serves both APIs (flannel.md sections 3.1, 3.1a).
 
 use std::process::Command;
 

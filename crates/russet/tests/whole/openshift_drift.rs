@@ -1,5 +1,5 @@
 //! Something else flushes what OpenShift's tenants have in the kernel while every pod sends to every other: it is back within milliseconds, counted and
-//! told, and nothing crosses from tenant to tenant meanwhile, as their receivers see it (issue 6, must show; item 6).
+//! told, and nothing crosses from tenant to tenant meanwhile, as their receivers see it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -100,7 +100,7 @@ pub fn pairs(pods: u8, open: bool) -> BTreeSet<(u8, u8)> {
 #[test]
 #[ignore = "root: makes network namespaces; tool: ip, nft, etcd"]
 fn two_tenants_on_three_nodes_change_under_traffic_and_nothing_crosses_while_isolated() {
-    // issue 6, must show; cni-runtime.md section 6.2, row 51
+    // cni-runtime.md section 6.2, row 51
     let mut fabric = Fabric::new();
     let args = agent_args();
     let mut nodes: Vec<TestNode> = (1..=NODES).map(|n| fabric.node(&format!("node-{n}"), &args)).collect();

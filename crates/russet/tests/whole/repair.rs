@@ -1,4 +1,4 @@
-//! `russet ipam repair`, and the agent's own: leaks of every kind go, and nothing that lives loses its address (USERS.md pain 1; calico#5044, #12257).
+//! `russet ipam repair`, and the agent's own: leaks of every kind go, and nothing that lives loses its address (projectcalico/calico#5044 and #12257).
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -34,7 +34,7 @@ const DB: &str =
 impl Host {
     pub fn new() -> Self {
         let node = TestNode::start(&[]);
-        // There are no executables of plugins: ours needs none (issue 7).
+        // There are no executables of plugins: ours needs none.
         let conf = node.path("etc/cni/net.d");
         std::fs::create_dir_all(&conf).unwrap();
         let mut plugin = node.config(json!({}));

@@ -1,4 +1,4 @@
-//! Many requests at once, and what is left afterwards (issue 2, "Must show").
+//! Many requests at once, and what is left afterwards.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! `russet owned` lists everything, `russet uninstall` takes everything away: the host is as it was before (issue 6, item 6).
+//! `russet owned` lists everything, `russet uninstall` takes everything away: the host is as it was before.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

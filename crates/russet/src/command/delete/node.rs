@@ -1,4 +1,4 @@
-//! Deleting a node (calico-ipam.md 3.10): with it go its tunnel addresses, its blocks, and, if the operator says that the machine is gone, the
+//! Deleting a node (calico-ipam.md section 3.10): with it go its tunnel addresses, its blocks, and, if the operator says that the machine is gone, the
 //! addresses and endpoints of its pods.
 
 use russet_addr::{Family, NodeName};

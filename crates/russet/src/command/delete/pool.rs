@@ -1,4 +1,4 @@
-//! Deleting a pool (calico-ipam.md 1.8): it is disabled, its blocks are given up, and then it goes. Addresses in use stay.
+//! Deleting a pool (calico-ipam.md section 1.8): it is disabled, its blocks are given up, and then it goes. Addresses in use stay.
 
 use russet_model::{Block, IpPool, KeyKind, Prefix};
 use russet_store::Step;

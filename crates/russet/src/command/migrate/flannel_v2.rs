@@ -19,7 +19,7 @@ use crate::output;
 use plan::{Found, Plan, Planned, State};
 use report::Report;
 
-/// Space between writes while daemons may be watching: v0.20 looks only at the first event of an answer (flannel.md 12.4).
+/// Space between writes while daemons may be watching: v0.20 looks only at the first event of an answer (flannel.md section 12 item 4).
 const SPACE: Duration = Duration::from_millis(200);
 /// Leases between two lines of progress.
 const PROGRESS: usize = 100;

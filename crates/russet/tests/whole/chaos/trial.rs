@@ -1,4 +1,4 @@
-//! `cargo xtask chaos`: operations of runtimes by the thousand, with kill -9 of plugins, agents and etcd by the hundred (issue 6, "Must show").
+//! `cargo xtask chaos`: operations of runtimes by the thousand, with kill -9 of plugins, agents and etcd by the hundred.
 //!
 //! A seed decides what is done and who is killed ([`plan`]). Lanes do it ([`player`]) and remember what must be there ([`ward`]); a watcher compares that
 //! with the store and the pods all the time, and after each round everything there is with everything there should be ([`reckoning`]). Between pods

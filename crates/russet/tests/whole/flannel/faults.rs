@@ -106,7 +106,7 @@ fn t25_an_etcd_that_is_away_for_a_minute_leaves_the_data_path_and_news_come_thro
     pings.finish();
 }
 
-/// flannel.md sections 3.5, 9 (issue 2470) and 10.
+/// flannel.md sections 3.5, 9 (flannel #2470) and 10.
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd"]
 fn t26_what_happened_behind_a_compaction_is_found_by_listing_again() {
@@ -138,7 +138,7 @@ fn t26_what_happened_behind_a_compaction_is_found_by_listing_again() {
     assert!(host.runs());
 }
 
-/// flannel.md sections 6.2, 9 (issue 2272) and 10.
+/// flannel.md sections 6.2, 9 (flannel #2272) and 10.
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ping"]
 fn t27_and_t38_a_deleted_device_and_flushed_rules_and_routes_are_back_at_once() {

@@ -1,4 +1,4 @@
-//! Many nodes come and go at once (issue 5, "must show"): through etcd, the daemon's watch, and into the kernel.
+//! Many nodes come and go at once: through etcd, the daemon's watch, and into the kernel.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};

@@ -161,7 +161,7 @@ fn lease_state(lease: &Lease, there: &[Lease]) -> State {
     }
 }
 
-/// What a node is recognised by (flannel.md 0.3).
+/// What a node is recognised by (flannel.md section 0 item 3).
 fn is_same_node(a: &Attributes, b: &Attributes) -> bool {
     if a.public_ip.is_unspecified() {
         return b.public_ip.is_unspecified() && a.public_ipv6.is_some() && a.public_ipv6 == b.public_ipv6;
