@@ -1,4 +1,4 @@
-//! The arrows of the house (DESIGN section 2) against what the manifests really say.
+//! The layers of the crates (ARCHITECTURE.md, "The rooms") against what the manifests really say.
 //!
 //! Only normal and build dependencies count: a test may look at anything. The manifests are read by
 //! `cargo metadata --no-deps` and the rest of the graph from Cargo.lock, so this needs no network and no download.
@@ -26,7 +26,7 @@ enum Layer {
 
 use Layer::{L0, L1, L2, L3, L4, L5, Support};
 
-/// Every crate of the workspace, and those that DESIGN plans. A new crate gets its line here first.
+/// Every crate of the workspace. A new crate gets its line here first.
 const LAYERS: &[(&str, Layer)] = &[
     ("russet-addr", L0),
     ("russet-cni-spec", L0),
@@ -173,7 +173,7 @@ fn every_crate_has_its_floor() {
     let strangers: Vec<String> = manifests().into_keys().filter(|name| layer_of(name).is_none()).collect();
     assert!(
         strangers.is_empty(),
-        "{strangers:?}: not in LAYERS of xtask/tests/arrows.rs. Decide which floor of DESIGN section 2 it lives on \
+        "{strangers:?}: not in LAYERS of xtask/tests/arrows.rs. Decide which layer of ARCHITECTURE.md it belongs to \
          (what does it need, who needs it?), add the line there and to ARCHITECTURE.md."
     );
 }

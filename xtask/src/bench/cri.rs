@@ -35,7 +35,7 @@ const RUN_ALL: &str = "run200/200";
 const END_ALL: &str = "end200/200";
 const OPS: [&str; 4] = [RUN, END, RUN_ALL, END_ALL];
 
-/// Sandboxes of a round, and how many of them are under way at any time (issue 7).
+/// Sandboxes of a round, and how many of them are under way at any time.
 const SANDBOXES: u32 = 200;
 const AT_ONCE: u32 = 20;
 /// A hundred a second.
@@ -133,7 +133,7 @@ fn measure(options: &Options, directory: &Path) -> Result<Report> {
     Ok(report)
 }
 
-/// The goal of issue 7: a hundred a second, made and taken down.
+/// The goal: a hundred a second, made and taken down.
 fn figures(report: &mut Report) {
     let median = |report: &Report, op| report.quantile_us(Of::median(op, RUSSET));
     let (Some(run), Some(end)) = (median(report, RUN_ALL), median(report, END_ALL)) else { return };

@@ -2,7 +2,7 @@
 //! of one more.
 //!
 //! The real `russet flanneld`, each time in a node of its own, on a real etcd that is reached over a bridge; backend vxlan, `--ip-masq`, nf_tables. What the
-//! kernel has is counted by the kernel. Section 11 of flannel.md has the figures of the original on like hardware; it is not run here.
+//! kernel has is counted by the kernel. flannel.md section 11 has the figures of the original on like hardware; it is not run here.
 
 mod daemon;
 mod findings;
@@ -23,7 +23,7 @@ use crate::bench::{Found, Options, inside};
 use crate::error::{Error, Result};
 use crate::packages;
 
-/// Starts in a round: with 5 rounds the 20 that issue 5 asks for.
+/// Starts in a round: with 5 rounds there are 20.
 const STARTS: usize = 4;
 /// Clusters whose leases are programmed from a snapshot.
 const SNAPSHOTS: [usize; 2] = [5_000, 15_000];

@@ -39,7 +39,7 @@ const NOTES: [&str; 9] = [
     "t1c: one TCP stream, everything on one core; cpu: its processor time, of both ends, the proxies and ksoftirqd, which others' load disturbs less",
     "rr1c: 64 bytes there and back over TCP, one core; crr1c: connect, one byte there and back, reset, one core; medians of about a second",
     "u64: datagrams of 64 bytes that arrive, sender and receiver on different cores",
-    "nodes and pods are network namespaces of one kernel, joined by veths that segment nothing (W1 of dataplane.md): ratios hold, figures are this machine's",
+    "nodes and pods are network namespaces of one kernel, joined by veths that segment nothing (dataplane.md W1): ratios hold, figures are this machine's",
     "bare: node to node; routed: routed veth, host routes; vxlan: routed veth, vxlan device, no netfilter hook at all",
     "vxlan-rules: the same with our flannel daemon's masquerade and forward rules, so that connections are tracked",
     "vxlan-guarded: the same, and verdicts and guards against forged packets: pods' sources, the tunnel's peers (docs/isolation.md)",

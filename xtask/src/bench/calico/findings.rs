@@ -28,7 +28,7 @@ struct Row {
     each: Vec<f64>,
 }
 
-/// Issue 4: an ADD with the agent.
+/// The goal for an ADD with the agent.
 const REQUESTS_AT_MOST: f64 = 3.0;
 
 // === impl Findings ===

@@ -49,7 +49,7 @@ pub struct Running {
     process: Child,
 }
 
-/// The group of links that a DEL has left to the agent (DESIGN section 10).
+/// The group of links that a DEL has left to the agent (ARCHITECTURE.md, "Names and places").
 const DOOMED_GROUP: &str = "7273";
 /// What their names begin with.
 const DOOMED_NAME: &str = "rsx";

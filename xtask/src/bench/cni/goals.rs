@@ -1,4 +1,4 @@
-//! The operations of the report, and what issue 6 wants of them.
+//! The operations of the report, and the goals for them.
 
 use crate::bench::cni::{AGENT, AGENT_BRIDGE, AGENT_ETCD, DIRECT, FLOOR, GO_BRIDGE, GO_PTP};
 use crate::bench::report::{Goal, Of, Report};
@@ -65,7 +65,7 @@ const fn tail(op: &'static str, subject: &'static str) -> Goal {
 
 const GROWN_AT_MOST: f64 = 1.5;
 
-/// Issue 6, "Must show"; those of issue 2 for the agent's own `bridge`; bursts without an agent are not slower than the reference plugins'.
+/// The goals, those for the agent's own `bridge` among them; bursts without an agent are not slower than the reference plugins'.
 pub(super) const GOALS: &[Goal] = &[
     medians(SINGLE[0], AGENT, FLOOR, 1.5),
     medians(SINGLE[0], AGENT, GO_BRIDGE, 0.2),

@@ -1,4 +1,4 @@
-//! What the benchmark found: medians, and whether they meet issue 5's goals.
+//! What the benchmark found: medians, and whether they meet the goals.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ struct Goal {
     original: &'static str,
 }
 
-/// Issue 5.
+/// The goals.
 const GOALS: [Goal; 6] = [
     Goal { test: START, at_most: 15.0, original: "109" },
     Goal { test: RSS[0], at_most: 10.0, original: "35" },

@@ -34,7 +34,7 @@ pub struct Row {
     syncs: f64,
 }
 
-/// A goal of issue 3 and what came of it.
+/// A goal and its result.
 struct Goal {
     text: String,
     found: f64,

@@ -47,7 +47,7 @@ const fn at_most(test: &'static str, way: &'static str, times: f64, against: &'s
     Goal { test, way, against, at_least: None, at_most: Some(times) }
 }
 
-/// Issue 5, and what it leaves open with the rules in place.
+/// The goals, and what they leave open with the rules in place.
 const GOALS: [Goal; 11] = [
     at_least(STREAM, ROUTED, 0.72, BARE),
     at_least(STREAM, VXLAN, 1.2, VXLAN_FLANNEL),
