@@ -1,5 +1,5 @@
 //! Lets pods' packets through where somebody else drops what is forwarded: Docker, ufw and firewalld do, and an accept in a table of ours would not help
-//! (calico-cni.md section 10, row 76). `overlay`'s firewall places marked accepts in their chains; a thread of its own waits for others' changes and puts
+//! (calico-cni.md section 5.2, oracle 76). `overlay`'s firewall places marked accepts in their chains; a thread of its own waits for others' changes and puts
 //! back what they took. It touches nothing else, so it and the loop that keeps routes and tunnels never work on the same thing. Called by that loop.
 
 use std::fmt::Display;

@@ -115,7 +115,7 @@ impl Backend {
         }
     }
 
-    /// Whether flannel's daemon takes the devices with it when it ends, and pods' packets stop (flannel.md section 0.9).
+    /// Whether flannel's daemon takes the devices with it when it ends, and pods' packets stop (flannel.md section 0 item 9).
     pub const fn ends_with_its_daemon(&self) -> bool {
         matches!(self, Self::Udp { .. } | Self::Wireguard(_))
     }

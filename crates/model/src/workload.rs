@@ -1,4 +1,4 @@
-//! Workload endpoints: one interface of one pod, for peers that enforce policy (calico-cni.md section 2.2, K10).
+//! Workload endpoints: one interface of one pod, for peers that enforce policy (calico-cni.md section 2.2; calico-ipam.md K10).
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! The v1 profile, three keys (calico-cni.md sections 2.3 and 4.10), and its one in v3.
+//! The v1 profile, three keys (calico-cni.md sections 2.3 and 4P.1), and its one in v3.
 
 use std::collections::BTreeMap;
 
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn conditions_are_carried_over_and_none_gets_lost() {
-        // calico-cni.md section 4.10: the keys of v1 rules
+        // calico-cni.md section 4P.1: the keys of v1 rules
         let convert = |text: &str| {
             let mut profile = Profile::default();
             let rules = format!(r#"{{"inbound_rules":[{text}]}}"#);

@@ -314,7 +314,7 @@ impl Fabric {
         }
         let plan = plan(&desired, &Observed { devices: found.clone(), ..Observed::default() });
         self.carry_out(&plan, &found, report);
-        // Only now: udev may change the MAC of a device that comes up (flannel.md section 12.7).
+        // Only now: udev may change the MAC of a device that comes up (flannel.md section 12 item 7).
         self.devices = observe_devices(&mut self.socket, &self.owner)?;
         for (family, device) in &mut desired.devices {
             device.mac = self.devices.get(family).and_then(|found| found.mac).unwrap_or(device.mac);

@@ -408,7 +408,7 @@ fn ten_thousand_rules_of_others_are_not_read() {
     });
 }
 
-/// calico-cni.md section 10, row 76: the agent has rules of its own elsewhere, and needs the exceptions alone.
+/// calico-cni.md section 5.2, oracle 76: the agent has rules of its own elsewhere, and needs the exceptions alone.
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables, nft"]
 fn exceptions_alone_stand_beside_flannels_and_leave_its_tables_as_they_are() {

@@ -437,7 +437,7 @@ fn oracle_53_a_readiness_gate_that_nobody_answers_keeps_pods_out() {
 
 #[test]
 fn an_open_readiness_gate_lets_pods_in() {
-    // calico-cni.md section 5.1, 53. The clock is the real one: a server takes its time.
+    // calico-cni.md section 5.1, oracle 53. The clock is the real one: a server takes its time.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

@@ -44,7 +44,7 @@ fn t02_without_a_backend_it_is_udp_whose_device_lives_as_long_as_the_daemon() {
     assert!(!host.ip(&["-o", "link"]).contains("flannel0"));
 }
 
-/// flannel.md sections 3.4, 10 and 12.2: ours renews by keep-alive, so that the lease stays the same one, and only the time is new.
+/// flannel.md sections 3.4 and 10, section 12 item 2: ours renews by keep-alive, so that the lease stays the same one, and only the time is new.
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd; takes 70 s"]
 fn t17_a_margin_of_1439_minutes_renews_every_minute() {
@@ -76,7 +76,7 @@ fn t19_and_t20_a_deleted_lease_ends_its_daemon_with_0_and_peers_forget_it() {
     near.routes_to(&before);
 }
 
-/// flannel.md section 12.8.
+/// flannel.md section 12 item 8.
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd"]
 fn a_lost_lease_is_taken_again_when_the_operator_wants_that() {

@@ -9,7 +9,7 @@ use super::lab::{Host, Lab, PREFIX};
 use super::traffic::ping;
 use crate::node::PATIENCE;
 
-/// flannel.md sections 3.1a and 12.1: two nodes on the keys API reach each other, and their leases live a day there.
+/// flannel.md section 3.1a, section 12 item 1: two nodes on the keys API reach each other, and their leases live a day there.
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd with the v2 API, ping"]
 fn two_nodes_on_the_v2_api_reach_each_other_and_hear_of_a_third() {
