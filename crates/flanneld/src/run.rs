@@ -23,7 +23,7 @@ use crate::interface::{self, Dump, External, InterfaceError, Stack, Wanted};
 use crate::source::{Known, Older, Source, SourceError};
 use crate::subnet_env::SubnetEnv;
 use crate::takeover::{self, Expected, Predecessor, TakeoverError};
-use crate::telling::Telling;
+use crate::telling::{self, Telling};
 use crate::tend::Tending;
 
 /// Why the daemon ends with 1.
@@ -171,10 +171,12 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     tokio::select! {
         biased;
         () = stop => {
+            telling::stopping();
             tracing::info!("stopped by a signal; the network stays as it is");
             Ok(())
         }
         result = life => result,
+        never = telling::show_life() => match never {},
         () = service => Err(RunError::Service),
     }
 }

@@ -1,13 +1,14 @@
 //! Tells pods, probes and the service manager, in this order, that this node has a subnet: `subnet.env`, `/readyz`, `READY=1`. A file that cannot be
 //! written does not end the daemon (flannel.md section 1.5): nobody is told that it is ready, and it is tried again. Called by `run` and `tend`.
 
-use std::ffi::OsString;
+use std::convert::Infallible;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use russet_linux::notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::health::Status;
 use crate::subnet_env::SubnetEnv;
@@ -62,6 +63,32 @@ impl<'a> Telling<'a> {
             Some(again) => tokio::time::sleep_until(again).await,
             None => std::future::pending().await,
         }
+    }
+}
+
+/// Signs of life for as long as the service manager wants them; never ends. A part of the daemon's own task, so that it falls silent when that stands still.
+pub(crate) async fn show_life() -> Infallible {
+    match (notify::socket(), notify::watchdog_interval()) {
+        (Some(socket), Some(interval)) => signs_of_life(&socket, interval).await,
+        _ => std::future::pending().await,
+    }
+}
+
+async fn signs_of_life(socket: &OsStr, interval: Duration) -> Infallible {
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = notify::alive(socket) {
+            tracing::debug!(%error, "no sign of life to the service manager");
+        }
+    }
+}
+
+/// Notifies the service manager that the daemon has begun to stop.
+pub(crate) fn stopping() {
+    if let Some(Err(error)) = notify::socket().map(|socket| notify::stopping(&socket)) {
+        tracing::debug!(%error, "the service manager does not learn that the daemon stops");
     }
 }
 

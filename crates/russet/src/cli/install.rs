@@ -12,6 +12,8 @@ const EXAMPLES: &str = "Examples:
   russet install --plugins russet,calico,calico-ipam
   russet install --no-conflist                  the cluster's own configuration is used
   russet install --with cri,pod --start         also pods' sandboxes over CRI, and pods of /etc/russet/pods without Kubernetes
+  russet install --with flanneld --no-agent --no-conflist --plugins flannel,bridge,host-local,portmap,loopback
+                                                a node of a flannel network, which needs no agent
   russet install --root /mnt/image --no-conflist
   russet install --root /srv/node-2 --in-place  a second node on this machine, for russet agent --root /srv/node-2
 
@@ -57,6 +59,9 @@ pub struct InstallArgs {
     /// Also the units of these services. Those that an earlier installation wrote are kept up to date without being named.
     #[arg(long = "with", value_name = "SERVICE", value_delimiter = ',', conflicts_with = "no_unit")]
     pub services: Vec<MoreService>,
+    /// Not the agent's unit, for a node whose network is that of flannel (`--with flanneld`): its plugins need no agent.
+    #[arg(long, conflicts_with = "no_unit", requires = "services")]
+    pub no_agent: bool,
     /// Start the services, or restart them, by systemd; the conflist is written when pods can start.
     #[arg(long, conflicts_with_all = ["no_unit", "dry_run"])]
     pub start: bool,
@@ -75,4 +80,6 @@ pub enum MoreService {
     Cri,
     /// A pod for each manifest in /etc/russet/pods that is enabled (russet-pod@NAME.service).
     Pod,
+    /// flannel's node daemon, with its flags in /etc/default/russet-flanneld (russet-flanneld.service).
+    Flanneld,
 }

@@ -43,12 +43,14 @@ pub fn run(args: InstallArgs) -> Result<(), Failure> {
         let mut tell = |step: &Step| output::progress(&in_words(step));
         install::carry_out(&plan.steps, &mut tell)?;
         if args.start {
-            start_agent(&wish)?;
+            start_agent(&wish, !args.no_agent)?;
         }
         install::carry_out(&plan.last, &mut tell)?;
         // Pods of kubelet's runtime need none of it.
         if args.start {
-            start_cri(&wish, &args.services)?;
+            for (service, what) in [(Service::Cri, "russet cri"), (Service::Flanneld, "russet flanneld")] {
+                start_service(service, what, &wish, &args.services)?;
+            }
         }
     }
     output::print_as(args.output.format, &Report { schema: 1, dry_run: args.dry_run, plan: &plan }, || {
@@ -70,8 +72,11 @@ fn wish(args: &InstallArgs, manifest: &Manifest) -> Result<Wish, InstallError> {
     let has_systemd = args.start || args.root != Path::new("/") || Path::new(SYSTEMD).is_dir();
     let unit_dir = below(&args.unit_dir);
     let was_installed = |service: &Service| manifest.files.contains(&unit_dir.join(service.unit()));
-    let wanted = |service: &Service| *service == Service::Agent || is_named(*service, &args.services);
-    let services = Service::ALL.into_iter().filter(|service| wanted(service) || was_installed(service));
+    let wanted = |service: &Service| match service {
+        Service::Agent => !args.no_agent,
+        other => is_named(*other, &args.services) || was_installed(other),
+    };
+    let services = Service::ALL.into_iter().filter(wanted);
     Ok(Wish {
         root: args.root.clone(),
         in_place: args.in_place && args.root != Path::new("/"),
@@ -93,34 +98,42 @@ fn is_named(service: Service, named: &[MoreService]) -> bool {
         Service::Agent => false,
         Service::Cri => named.contains(&MoreService::Cri),
         Service::Pod => named.contains(&MoreService::Pod),
+        Service::Flanneld => named.contains(&MoreService::Flanneld),
     }
 }
 
-/// Has systemd start the agent that was installed, and waits until pods can start.
-fn start_agent(wish: &Wish) -> Result<(), InstallError> {
+/// Has systemd read the units, start the agent if it is part of the installation, and waits until pods can start.
+fn start_agent(wish: &Wish, with_agent: bool) -> Result<(), InstallError> {
     let agent = Service::Agent.unit();
     systemctl(&["daemon-reload"])?;
+    if !with_agent {
+        return Ok(());
+    }
     systemctl(&["enable", agent])?;
     systemctl(&["restart", agent])?;
     output::progress("the agent was started; waiting until pods can start");
     until_ready(wish)
 }
 
-/// The same with `russet cri`, if it was installed. A template has nothing to start, and its pods outlive the command that made them.
-fn start_cri(wish: &Wish, named: &[MoreService]) -> Result<(), InstallError> {
-    if !wish.services.contains(&Service::Cri) {
+/// The same with another daemon, if it was installed. It notifies systemd when it serves (Type=notify), so `systemctl` fails if it does not.
+fn start_service(
+    service: Service,
+    what: &str,
+    wish: &Wish,
+    named: &[MoreService],
+) -> Result<(), InstallError> {
+    if !wish.services.contains(&service) {
         return Ok(());
     }
-    let cri = Service::Cri.unit();
-    // It tells systemd when it serves (Type=notify), and these fail if it does not.
-    if is_named(Service::Cri, named) {
-        output::progress("russet cri is started; waiting until it serves");
-        systemctl(&["enable", cri])?;
-        return systemctl(&["restart", cri]);
+    let unit = service.unit();
+    if is_named(service, named) {
+        output::progress(&format!("{what} is started; waiting until it serves (`journalctl -u {unit}`)"));
+        systemctl(&["enable", unit])?;
+        return systemctl(&["restart", unit]);
     }
-    // Whoever has stopped or disabled it since meant that.
-    output::progress("russet cri is started again if it runs; waiting until it serves");
-    systemctl(&["try-restart", cri])
+    // An operator who has stopped or disabled it since meant that.
+    output::progress(&format!("{what} is started again if it runs; waiting until it serves"));
+    systemctl(&["try-restart", unit])
 }
 
 /// Waits until STATUS says that pods can start: asked through the plugin that was installed.
@@ -197,7 +210,11 @@ fn written_units(plan: &Plan) -> Vec<&'static str> {
     let is_written = |unit: &str| {
         plan.steps.iter().any(|step| matches!(step, Step::Write { path, .. } if path.ends_with(unit)))
     };
-    [Service::Agent, Service::Cri].map(Service::unit).into_iter().filter(|unit| is_written(unit)).collect()
+    [Service::Agent, Service::Cri, Service::Flanneld]
+        .map(Service::unit)
+        .into_iter()
+        .filter(|unit| is_written(unit))
+        .collect()
 }
 
 fn in_words(step: &Step) -> String {

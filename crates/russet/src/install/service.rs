@@ -11,6 +11,8 @@ pub enum Service {
     Cri,
     /// `russet sandbox run` for each pod that has a manifest: a template.
     Pod,
+    /// `russet flanneld`.
+    Flanneld,
 }
 
 /// Where the command is in packages' units.
@@ -22,7 +24,7 @@ const MARK: &str = "Documentation=https://github.com/russet-net/russet";
 
 impl Service {
     /// All of them, in the order in which they are started.
-    pub const ALL: [Self; 3] = [Self::Agent, Self::Cri, Self::Pod];
+    pub const ALL: [Self; 4] = [Self::Agent, Self::Cri, Self::Pod, Self::Flanneld];
 
     /// The unit's name; a template's ends in `@.service`.
     pub const fn unit(self) -> &'static str {
@@ -30,6 +32,7 @@ impl Service {
             Self::Agent => "russet-agent.service",
             Self::Cri => "russet-cri.service",
             Self::Pod => "russet-pod@.service",
+            Self::Flanneld => "russet-flanneld.service",
         }
     }
 
@@ -53,6 +56,7 @@ impl Service {
             Self::Agent => include_str!("../../../../packaging/systemd/russet-agent.service"),
             Self::Cri => include_str!("../../../../packaging/systemd/russet-cri.service"),
             Self::Pod => include_str!("../../../../packaging/systemd/russet-pod@.service"),
+            Self::Flanneld => include_str!("../../../../packaging/systemd/russet-flanneld.service"),
         };
         text.replace(COMMAND, &command.display().to_string())
     }

@@ -144,8 +144,10 @@ fn units_that_were_asked_for_are_written_and_found_with_what_enabled_them() {
     node.wish.bin_dir = node.at("opt/russet");
     node.install();
     let dir = |name: &str| node.at("etc/systemd/system").join(name);
-    let units = ["russet-agent.service", "russet-cri.service", "russet-pod@.service"].map(dir);
-    for (unit, verb) in units.iter().zip(["agent", "cri", "sandbox run --replace"]) {
+    let units =
+        ["russet-agent.service", "russet-cri.service", "russet-pod@.service", "russet-flanneld.service"]
+            .map(dir);
+    for (unit, verb) in units.iter().zip(["agent", "cri", "sandbox run --replace", "flanneld"]) {
         let text = fs::read_to_string(unit).unwrap();
         assert!(text.contains(&format!("ExecStart=/opt/russet/russet {verb}")), "{text}");
     }
@@ -159,7 +161,7 @@ fn units_that_were_asked_for_are_written_and_found_with_what_enabled_them() {
     let found = crate::owned::look(&node.wish.root, false).unwrap().files.units;
     let links =
         ["russet-cri.service", "russet-pod@db.service", "russet-pod@web.service"].map(|it| wants.join(it));
-    let wanted = [&units[0], &links[0], &units[1], &links[1], &links[2], &units[2]];
+    let wanted = [&units[0], &links[0], &units[1], &links[1], &links[2], &units[2], &units[3]];
     assert_eq!(found.iter().collect::<Vec<_>>(), wanted);
 }
 

@@ -10,3 +10,5 @@ mod storm;
 mod takeover;
 mod traffic;
 mod variants;
+
+pub use lab::Lab;

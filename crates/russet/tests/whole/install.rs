@@ -95,6 +95,30 @@ fn a_dry_run_says_what_would_be_done_and_writes_nothing() {
 }
 
 #[test]
+#[ignore = "root: runs the command as an operator would"]
+fn the_unit_of_flanneld_is_installed_without_an_agent_and_uninstalled() {
+    let machine = tempfile::tempdir().unwrap();
+    let root = machine.path().join("node");
+    let russet = version(machine.path(), "v1");
+    install(
+        &russet,
+        &root,
+        &["--with", "flanneld", "--no-agent", "--no-conflist", "--plugins", "flannel,bridge"],
+    );
+    let units = root.join("etc/systemd/system");
+    let text = fs::read_to_string(units.join("russet-flanneld.service")).unwrap();
+    assert!(text.contains("ExecStart=/usr/local/bin/russet flanneld"), "{text}");
+    assert!(!units.join("russet-agent.service").exists() && !root.join("etc/cni/net.d").exists());
+    // A repeated installation keeps the unit that it finds in its record.
+    fs::write(units.join("russet-flanneld.service"), "old").unwrap();
+    install(&russet, &root, &["--no-conflist"]);
+    assert_eq!(fs::read_to_string(units.join("russet-flanneld.service")).unwrap(), text);
+    let done: Answer =
+        Command::new(&russet).args(["uninstall", "--dry-run", "--root"]).arg(&root).output().unwrap().into();
+    assert!(done.stdout.contains("etc/systemd/system/russet-flanneld.service"), "{done:?}");
+}
+
+#[test]
 #[ignore = "root, tool: unshare, mount"]
 fn a_russet_cri_that_does_not_start_is_an_error_and_keeps_nobody_elses_pods() {
     let machine = tempfile::tempdir().unwrap();

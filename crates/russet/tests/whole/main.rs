@@ -28,6 +28,7 @@ mod engine_containerd;
 mod fabric;
 mod faults;
 mod flannel;
+mod hardened;
 mod host;
 mod install;
 mod ipam;

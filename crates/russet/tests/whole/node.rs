@@ -114,7 +114,12 @@ impl TestNode {
     }
 
     pub fn start_agent(&mut self) {
-        self.agent = Some(self.spawn_agent());
+        self.start_agent_by(Command::new(env!("CARGO_BIN_EXE_russet")));
+    }
+
+    /// Starts the agent by a command that wants the agent's arguments yet.
+    pub fn start_agent_by(&mut self, command: Command) {
+        self.agent = Some(self.spawn_agent_by(command));
         eventually(PATIENCE, || {
             let exited = self.agent.as_mut().unwrap().try_wait().unwrap();
             assert!(exited.is_none(), "the agent ended:\n{}", self.log());
@@ -124,8 +129,11 @@ impl TestNode {
 
     /// An agent that the caller keeps, and for which nobody waits.
     pub fn spawn_agent(&self) -> Child {
+        self.spawn_agent_by(Command::new(env!("CARGO_BIN_EXE_russet")))
+    }
+
+    fn spawn_agent_by(&self, mut command: Command) -> Child {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.root().join("agent.log"));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
         command.arg("agent").arg("--root").arg(self.root()).args(&self.agent_args);
         if !self.is_named && !self.agent_args.iter().any(|arg| arg == "--node-name") {
             command.args(["--node-name", "node-a"]);

@@ -111,8 +111,12 @@ impl Host {
 
     /// The daemon's command, which a test may still change.
     pub fn command(&self) -> Command {
+        self.command_by(Command::new(env!("CARGO_BIN_EXE_russet")))
+    }
+
+    /// The same by a command that wants the daemon's arguments yet.
+    pub fn command_by(&self, mut command: Command) -> Command {
         let log = File::options().create(true).append(true).open(self.node.path("flanneld.log")).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
         command.args(["flanneld", "-etcd-endpoints=http://10.77.0.1:2379"]).args(&self.flags);
         command.arg("-subnet-file").arg(self.env_path());
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
