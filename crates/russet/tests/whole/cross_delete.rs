@@ -1,9 +1,10 @@
 //! What one runtime has attached and written down, another detaches: ours, containerd's and podman's Go libcni, in both directions, with our plugins in
 //! the chain (cni-runtime.md section 2.4).
 
+use std::net::Ipv4Addr;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 use russet_cni_spec::{CniResult, ConfigList, Version};
 use russet_cri_client::Pod;
@@ -175,25 +176,33 @@ default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 impl Podman {
     /// Our plugins and a recorder, as one network.
     fn new() -> (Self, Recorder) {
+        let podman = Self::with(&[
+            json!({"type": "bridge", "bridge": "br0", "isGateway": true, "ipam": {"type": "host-local",
+                "ranges": [[{"subnet": "10.206.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}),
+            json!({"type": "portmap", "capabilities": {"portMappings": true}}),
+            json!({"type": "tuning"}),
+            json!({"type": "recorder"}),
+        ]);
+        symlink(require_cni_plugin("tuning"), podman.path("bin/tuning")).unwrap();
+        let recorder = Recorder::install(&podman.path("bin"));
+        (podman, recorder)
+    }
+
+    fn with(plugins: &[Value]) -> Self {
         let root = tempfile::tempdir().unwrap();
         let path = |name: &str| root.path().join(name);
         for dir in ["bin", "net.d", "rootfs/bin"] {
             std::fs::create_dir_all(path(dir)).unwrap();
         }
-        for ours in ["bridge", "host-local", "portmap"] {
+        for ours in ["russet", "bridge", "host-local", "portmap"] {
             symlink(env!("CARGO_BIN_EXE_russet"), path("bin").join(ours)).unwrap();
         }
-        symlink(require_cni_plugin("tuning"), path("bin/tuning")).unwrap();
         std::fs::copy(require_tool("busybox"), path("rootfs/bin/busybox")).unwrap();
-        let conflist = json!({"cniVersion": "0.4.0", "name": "testnet", "plugins": [
-            {"type": "bridge", "bridge": "br0", "isGateway": true, "ipam": {"type": "host-local",
-                "ranges": [[{"subnet": "10.206.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
-            {"type": "portmap", "capabilities": {"portMappings": true}}, {"type": "tuning"}, {"type": "recorder"}]});
+        let conflist = json!({"cniVersion": "0.4.0", "name": "testnet", "plugins": plugins});
         std::fs::write(path("net.d/10-testnet.conflist"), conflist.to_string()).unwrap();
         let configuration = CONTAINERS_CONF.replace("ROOT", root.path().to_str().unwrap());
         std::fs::write(path("containers.conf"), configuration).unwrap();
-        let recorder = Recorder::install(&path("bin"));
-        (Self { root }, recorder)
+        Self { root }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -201,19 +210,28 @@ impl Podman {
     }
 
     fn podman(&self, args: &[&str]) {
-        let mut command = Command::new(require_tool("podman"));
-        command.env("CONTAINERS_CONF", self.path("containers.conf")).args(["--storage-driver", "vfs"]);
-        command.arg("--root").arg(self.path("storage")).arg("--runroot").arg(self.path("run"));
-        let output = command.args(args).output().unwrap();
+        let output = self.output(args);
         assert!(output.status.success(), "podman {args:?}: {output:?}");
     }
 
+    fn output(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(require_tool("podman"));
+        command.env("CONTAINERS_CONF", self.path("containers.conf")).args(["--storage-driver", "vfs"]);
+        command.arg("--root").arg(self.path("storage")).arg("--runroot").arg(self.path("run"));
+        command.args(args).output().unwrap()
+    }
+
     fn start(&self, name: &str) {
+        let started = self.run(name, &["-p", "18080:80"]);
+        assert!(started.status.success(), "{started:?}");
+    }
+
+    /// `podman run` of a program that stays.
+    fn run(&self, name: &str, options: &[&str]) -> Output {
         let rootfs = self.path("rootfs");
-        let options = ["run", "-d", "--name", name, "--network", "testnet", "-p", "18080:80", "--rootfs"];
-        self.podman(
-            &[&options[..], &[rootfs.to_str().unwrap(), "/bin/busybox", "sleep", "1000000"]].concat(),
-        );
+        let before = ["run", "-d", "--name", name, "--network", "testnet"];
+        let after = ["--rootfs", rootfs.to_str().unwrap(), "/bin/busybox", "sleep", "1000000"];
+        self.output(&[&before[..], options, &after[..]].concat())
     }
 
     fn remove(&self, name: &str) {
@@ -280,5 +298,53 @@ fn what_podman_attached_we_detach_and_what_we_attached_podman_detaches() {
         let calls = recorder.take();
         assert_eq!(previous(the_only_del(&calls)), result, "from the file that we wrote");
         assert_eq!((held(), runtime.attachments().len()), (Vec::new(), 0));
+    });
+}
+
+/// What podman says of a container's only network: its first address of IPv4, and its MAC.
+fn network_of(podman: &Podman, name: &str) -> (String, String) {
+    let shown = podman.output(&["inspect", name]);
+    let shown: Value = serde_json::from_slice(&shown.stdout).unwrap_or_else(|_| panic!("{shown:?}"));
+    let network = &shown[0]["NetworkSettings"]["Networks"]["testnet"];
+    let text = |key: &str| network[key].as_str().unwrap_or_default().to_owned();
+    (text("IPAddress"), text("MacAddress"))
+}
+
+#[test]
+#[ignore = "kernel: veth, nf_tables; root; tool: podman, runc, conmon, busybox, ip, mount"]
+fn podman_gives_the_address_and_the_mac_that_its_flags_name() {
+    const MAC: &str = "02:11:22:33:44:55";
+    russet_testkit::in_netns_with_loopback(|| {
+        // The host's again, which has the control groups.
+        run("umount", &["/sys"]);
+        let node = tempfile::tempdir().unwrap();
+        let podman = Podman::with(&[json!({"type": "russet", "root": node.path(),
+            "agent_socket": node.path().join("run/russet/cni.sock"), "russet_path": env!("CARGO_BIN_EXE_russet")})]);
+        for dir in ["/run", "/var/lib"] {
+            run("mount", &["-t", "tmpfs", "tmpfs", dir]);
+        }
+        let first = podman.run("first", &[]);
+        assert!(first.status.success(), "{first:?}");
+        let (taken, _) = network_of(&podman, "first");
+        // Another address of the node's block.
+        let free = Ipv4Addr::from(u32::from(taken.parse::<Ipv4Addr>().unwrap()) ^ 32).to_string();
+
+        let asked = podman.run("asked", &["--ip", &free, "--mac-address", MAC]);
+        assert!(asked.status.success(), "{asked:?}");
+        assert_eq!(network_of(&podman, "asked"), (free.clone(), MAC.to_owned()));
+        let inside = podman.output(&["exec", "asked", "/bin/busybox", "ip", "addr", "show", "eth0"]);
+        let inside = String::from_utf8(inside.stdout).unwrap();
+        assert!(inside.contains(&format!("inet {free}/32")) && inside.contains(MAC), "{inside}");
+
+        for (address, why) in [(&*taken, "already assigned"), ("192.0.2.1", "not in a configured pool")] {
+            let refused = podman.run("refused", &["--ip", address]);
+            let text = String::from_utf8(refused.stderr).unwrap();
+            assert!(!refused.status.success() && text.contains(why), "{address}: {text}");
+            podman.remove("refused");
+        }
+        podman.remove("asked");
+        let again = podman.run("again", &["--ip", &free]);
+        assert!(again.status.success(), "an address that was given back can be had again: {again:?}");
+        ["again", "first"].iter().for_each(|name| podman.remove(name));
     });
 }
