@@ -9,6 +9,7 @@
 //! Containers outlive a boot, and `RUN` does not: they carry the sandbox's ID and `RUN` as labels.
 
 mod container;
+mod seccomp;
 mod shim;
 mod spec;
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use russet_containerd::{Any, ContainerRuntime, Process, RuncOptions};
 use serde_json::{Value, json};
 
+use super::seccomp;
 use crate::{Config, SandboxId};
 
 /// Where the parts of a sandbox are that exist before its container does.
@@ -37,7 +38,7 @@ const MASKED: [&str; 7] = [
 ];
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// The container of a sandbox: it has no capability, a file system that it cannot write, and the sandbox's namespaces. `sysctls` are paths below
+/// The container of a sandbox: it has no capability and no way to one, few system calls, a file system that it cannot write, and the sandbox's namespaces. `sysctls` are paths below
 /// `/proc/sys`, of the IPC namespace.
 pub(super) fn spec(
     id: &SandboxId,
@@ -50,7 +51,8 @@ pub(super) fn spec(
         "ociVersion": VERSION,
         "process": {
             "terminal": false, "args": process.args, "env": process.env, "cwd": process.cwd,
-            "user": {"uid": process.uid, "gid": process.gid}, "noNewPrivileges": true, "capabilities": {},
+            "user": {"uid": process.uid, "gid": process.gid}, "noNewPrivileges": true,
+            "capabilities": {"bounding": [], "effective": [], "inheritable": [], "permitted": [], "ambient": []},
         },
         "root": {"path": "rootfs", "readonly": true},
         "mounts": mounts(places),
@@ -62,6 +64,9 @@ pub(super) fn spec(
             "maskedPaths": MASKED, "readonlyPaths": READ_ONLY,
         },
     });
+    if let Some(profile) = seccomp::profile() {
+        spec["linux"]["seccomp"] = profile;
+    }
     if !config.host_network && !config.hostname.is_empty() {
         spec["hostname"] = json!(config.hostname);
     }

@@ -184,6 +184,27 @@ fn a_sandbox_is_a_container_in_the_namespace_that_was_made_for_it() {
 }
 
 #[test]
+#[ignore = "root, kernel: seccomp; tool: containerd, runc, ctr, busybox, tar, gzip"]
+fn the_containers_process_has_no_capability_no_way_to_one_and_a_filter_of_system_calls() {
+    in_new_netns(|| {
+        let fixture = Fixture::new();
+        let (id, made) = fixture.create(&config("web-0")).unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", made.pid.unwrap())).unwrap();
+        let value = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(&format!("{key}:")));
+            line.unwrap_or_else(|| panic!("{key}: {status}")).trim()
+        };
+        for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            assert_eq!(value(set), "0000000000000000", "{set}");
+        }
+        // 2: a filter.
+        assert_eq!((value("NoNewPrivs"), value("Seccomp")), ("1", "2"));
+        fixture.engine.remove(&id).unwrap();
+        fixture.assert_nothing_left("removed");
+    });
+}
+
+#[test]
 #[ignore = "root, tool: containerd, runc, ctr, busybox, tar, gzip"]
 fn what_a_sandbox_shares_with_the_node_its_container_shares() {
     // cni-runtime.md section 3.2: network NODE
