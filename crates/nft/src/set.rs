@@ -50,6 +50,8 @@ pub enum KeyType {
     Ipv4Addr,
     /// `ipv6_addr`
     Ipv6Addr,
+    /// `ether_addr`
+    EtherAddr,
     /// `ifname`
     IfName,
     /// `inet_proto`
@@ -273,6 +275,7 @@ impl KeyType {
             Self::Ipv6Addr | Self::IfName => 16,
             Self::InetProto => 1,
             Self::InetService => 2,
+            Self::EtherAddr => 6,
             Self::Other { len_bytes, .. } => len_bytes,
         }
     }
@@ -282,6 +285,7 @@ impl KeyType {
         match self {
             Self::Ipv4Addr => 7,
             Self::Ipv6Addr => 8,
+            Self::EtherAddr => 9,
             Self::InetProto => 12,
             Self::InetService => 13,
             Self::Mark => 19,
@@ -292,8 +296,15 @@ impl KeyType {
 
     /// The type with one of nft's numbers; `len_bytes` is used where we do not know it.
     pub(crate) fn from_id(id: u32, len_bytes: u32) -> Self {
-        let known =
-            [Self::Ipv4Addr, Self::Ipv6Addr, Self::InetProto, Self::InetService, Self::Mark, Self::IfName];
+        let known = [
+            Self::Ipv4Addr,
+            Self::Ipv6Addr,
+            Self::EtherAddr,
+            Self::InetProto,
+            Self::InetService,
+            Self::Mark,
+            Self::IfName,
+        ];
         known.into_iter().find(|key| key.id() == id).unwrap_or(Self::Other { id, len_bytes })
     }
 

@@ -16,7 +16,7 @@ use russet_linux::probe::{self, Feature};
 
 use crate::error::PolicyError;
 use crate::verdicts::{Report, Standing, Verdicts};
-use crate::{Entry, Guards};
+use crate::{Entry, Guards, PortGuard};
 
 /// Gives the entries of all interfaces that there are; called on the keeper's thread.
 pub type Load = Arc<dyn Fn() -> Result<Vec<Entry>, String> + Send + Sync>;
@@ -175,6 +175,41 @@ impl Keeper {
     /// Guards the ports of bridges, for the first of them.
     pub fn guard_ports(&self, limit: Instant) -> Result<()> {
         self.ask(limit, true, |clerk| clerk.with((), |_, verdicts| Ok(verdicts.guard_ports().map(drop)?)))
+    }
+
+    /// Lets a port of a bridge send this and nothing else. False where the kernel cannot check that.
+    pub fn put_port(&self, host_name: IfName, guard: PortGuard, limit: Instant) -> Result<bool> {
+        self.change_guards(|guards| {
+            guards.ports.iter_mut().for_each(|ports| _ = ports.insert(host_name.clone(), guard.clone()));
+        });
+        self.ask(limit, true, move |clerk| {
+            clerk.with(false, |_, verdicts| Ok(verdicts.put_port(&host_name, &guard)?))
+        })
+    }
+
+    /// Removes what a port of a bridge may send. Done in its turn even when the time is up.
+    pub fn remove_port(&self, host_name: IfName, limit: Instant) -> Result<bool> {
+        self.strike_port(&host_name);
+        self.ask(limit, false, move |clerk| {
+            clerk.with(false, |_, verdicts| Ok(verdicts.remove_port(&host_name)?))
+        })
+    }
+
+    /// [`remove_port`](Self::remove_port) without waiting for it.
+    pub fn forget_port(&self, host_name: IfName) -> Result<()> {
+        self.strike_port(&host_name);
+        self.send(Box::new(move |clerk| {
+            let removed = clerk.with(false, |_, verdicts| Ok(verdicts.remove_port(&host_name)?));
+            if let Err(error) = removed {
+                tracing::warn!(link = %host_name, %error, "what the port of a bridge may send stays until the table is compared");
+            }
+        }))
+    }
+
+    fn strike_port(&self, host_name: &IfName) {
+        self.change_guards(|guards| {
+            guards.ports.iter_mut().for_each(|ports| _ = ports.remove(host_name));
+        });
     }
 
     /// Takes an entry back; says whether there was one. Done in its turn even when the time is up.

@@ -21,6 +21,7 @@ use russet_addr::{IfName, IpNet};
 
 pub use error::PolicyError;
 pub use keeper::{Answer, Bell, Keeper, KeeperError, Load, Pending};
+pub use ports::{PortGuard, PortSources};
 pub use ruleset::{CALICO_PREFIX, Guard, PREFIX, TABLE};
 pub use verdicts::{Report, Standing, Verdicts};
 
@@ -41,13 +42,15 @@ pub enum Verdict {
 }
 
 /// What of the guards against forged packets depends on the node. What is not said stays as it is in the kernel: a process without an agent
-/// knows neither.
+/// knows none of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Guards {
     /// Whether host ends of Calico's plugin (`cali*`) are guarded, too: not where a Felix does that.
     pub calico: Option<bool>,
     /// What pods may send from besides the addresses that are routed to them, by host end.
     pub sources: Option<BTreeMap<IfName, Vec<IpNet>>>,
+    /// What ports of bridges may send, by host end.
+    pub ports: Option<BTreeMap<IfName, PortGuard>>,
 }
 
 // === impl Entry ===

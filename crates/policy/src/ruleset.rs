@@ -51,6 +51,8 @@ pub const CALICO_PREFIX: &str = "cali";
 pub enum Guard {
     /// Packets from an address that is not the pod's.
     Source,
+    /// Frames from a MAC that is not the pod's, where it is behind a bridge.
+    Mac,
     /// Router advertisements and redirects of IPv6.
     Router,
     /// Answers of a DHCP server.
@@ -277,12 +279,13 @@ pub(crate) fn add_structure(transaction: &mut Transaction, shape: Shape) {
 
 impl Guard {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Source, Self::Router, Self::Dhcp, Self::Loopback];
+    pub const ALL: [Self; 5] = [Self::Source, Self::Mac, Self::Router, Self::Dhcp, Self::Loopback];
 
     /// The comment of the rules that drop what it is about.
     pub const fn comment(self) -> &'static str {
         match self {
             Self::Source => "not the pod's address",
+            Self::Mac => "not the pod's MAC",
             Self::Router => "a pod is no router",
             Self::Dhcp => "a pod is no DHCP server",
             Self::Loopback => "the node's loopback addresses",
@@ -293,13 +296,14 @@ impl Guard {
     pub const fn label(self) -> &'static str {
         match self {
             Self::Source => "source",
+            Self::Mac => "mac",
             Self::Router => "router",
             Self::Dhcp => "dhcp",
             Self::Loopback => "loopback",
         }
     }
 
-    fn drops(self, rule: Rule) -> Rule {
+    pub(crate) fn drops(self, rule: Rule) -> Rule {
         rule.counter().drop().comment(self.comment())
     }
 }

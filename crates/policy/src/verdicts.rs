@@ -9,7 +9,7 @@ use russet_nft::{CommitError, Element, Nft, Transaction};
 
 use crate::error::PolicyError;
 use crate::ruleset::{self, Shape, TABLE, Way, table};
-use crate::{Entry, Guards, Verdict, ports};
+use crate::{Entry, Guards, PortGuard, Verdict, ports};
 
 /// `inet russet-policy` of one network namespace.
 #[derive(Debug)]
@@ -206,26 +206,41 @@ impl Verdicts {
         .map(drop)
     }
 
-    /// Guards the ports of bridges; true if they were not guarded. A kernel without nf_tables for bridges guards none, which is said once.
+    /// Guards the ports of bridges; true if they were not guarded. A kernel without nf_tables for bridges guards none, which is logged once.
     pub fn guard_ports(&mut self) -> Result<bool> {
+        self.has_ports = true;
+        let guards = Arc::clone(&self.guards);
+        match self.change_ports(|nft| ports::ensure(nft, guards.ports.as_ref())) {
+            Err(PolicyError::Commit { source, .. }) if source.is_unsupported() || source.is_not_found() => {
+                self.no_bridges = true;
+                tracing::warn!(error = %source, "this kernel has no CONFIG_NF_TABLES_BRIDGE: what pods send to the others on their bridge is not checked");
+                Ok(false)
+            }
+            done => done,
+        }
+    }
+
+    /// Lets a port of a bridge send this and nothing else. False on a kernel without nf_tables for bridges.
+    pub fn put_port(&mut self, host_name: &IfName, guard: &PortGuard) -> Result<bool> {
+        self.guard_ports()?;
+        self.change_ports(|nft| ports::put(nft, host_name, guard))?;
+        Ok(!self.no_bridges)
+    }
+
+    /// Removes what a port may send; says whether there was anything.
+    pub fn remove_port(&mut self, host_name: &IfName) -> Result<bool> {
+        self.change_ports(|nft| ports::remove(nft, host_name))
+    }
+
+    /// Works on the table of ports, which leaves the table of verdicts as it was.
+    fn change_ports(&mut self, work: impl FnOnce(&mut Nft) -> Result<bool>) -> Result<bool> {
         if self.no_bridges {
             return Ok(false);
         }
-        self.has_ports = true;
-        // Ours, and the table of verdicts is as it was.
         let whole_at = self.whole_at.take();
-        match ports::ensure(&mut self.nft) {
-            Ok(changed) => {
-                self.whole_at = whole_at.filter(|_| !changed);
-                Ok(changed)
-            }
-            Err(PolicyError::Commit { source, .. }) if source.is_unsupported() || source.is_not_found() => {
-                self.no_bridges = true;
-                tracing::warn!(error = %source, "this kernel has no CONFIG_NF_TABLES_BRIDGE: pods behind a bridge can send router advertisements and answers of a DHCP server to the others on it");
-                Ok(false)
-            }
-            Err(error) => Err(error),
-        }
+        let changed = work(&mut self.nft)?;
+        self.whole_at = whole_at.filter(|_| !changed);
+        Ok(changed)
     }
 
     fn make_right(&mut self, wanted: &[Entry], alone: bool) -> Result<Report> {

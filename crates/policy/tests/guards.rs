@@ -312,12 +312,18 @@ fn oracle_65_ends_of_calicos_plugin_send_from_their_own_addresses_and_what_their
             };
             let wide = if to.contains(':') { "fd77::/64" } else { "192.0.2.96/28" };
             let other = if to.contains(':') { "fd99::/64" } else { "198.51.100.0/24" };
-            guarded_by(Guards { calico: Some(false), sources: None }, false);
-            guarded_by(Guards { calico: Some(true), sources: None }, true);
-            guarded_by(Guards { calico: Some(true), sources: allowed("cali1", wide) }, false);
+            guarded_by(Guards { calico: Some(false), ..Guards::default() }, false);
+            guarded_by(Guards { calico: Some(true), ..Guards::default() }, true);
+            guarded_by(
+                Guards { calico: Some(true), sources: allowed("cali1", wide), ..Guards::default() },
+                false,
+            );
             // Not said: as it is.
             guarded_by(Guards::default(), false);
-            guarded_by(Guards { calico: Some(true), sources: allowed("cali2", other) }, true);
+            guarded_by(
+                Guards { calico: Some(true), sources: allowed("cali2", other), ..Guards::default() },
+                true,
+            );
             verdicts.put_sources(&name("cali1"), &[wide.parse().unwrap()]).unwrap();
             assert!(!first_is_honest(&steal, &honest, &receiver), "put singly");
             verdicts.put_sources(&name("cali1"), &[]).unwrap();

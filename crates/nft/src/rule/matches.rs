@@ -31,6 +31,14 @@ pub enum Field {
     Mark,
     /// `ct original ip saddr`: who began the connection.
     CtOriginalSaddr,
+    /// `ether saddr`
+    EtherSaddr,
+    /// `arp saddr ether`; match the protocol first.
+    ArpSenderMac,
+    /// `arp saddr ip`; match the protocol first.
+    ArpSender,
+    /// `icmpv6 taddr`: the target of a neighbour solicitation or advertisement; match the type first.
+    NeighbourTarget,
 }
 
 /// Transport protocols.
@@ -61,6 +69,17 @@ const RTN_LOCAL: u32 = 2;
 // === impl Rule ===
 
 impl Rule {
+    /// `meta protocol arp`: the ether type behind the first VLAN tag. For tables of bridges, where it says which header follows.
+    pub fn ether_type(self, number: u16) -> Self {
+        let register = Register::FIRST;
+        let value = number.to_be_bytes().to_vec();
+        self.expr(Expr::Meta { key: MetaKey::Protocol, to: register }).expr(Expr::Cmp {
+            op: CmpOp::Eq,
+            register,
+            value,
+        })
+    }
+
     /// Only packets of one IP family.
     pub fn family(mut self, family: Family) -> Self {
         self.need_network(family);
@@ -362,7 +381,9 @@ impl Field {
             Self::Sport | Self::Dport => KeyType::InetService,
             Self::IifName | Self::OifName => KeyType::IfName,
             Self::Mark => KeyType::Mark,
-            Self::CtOriginalSaddr => KeyType::Ipv4Addr,
+            Self::CtOriginalSaddr | Self::ArpSender => KeyType::Ipv4Addr,
+            Self::EtherSaddr | Self::ArpSenderMac => KeyType::EtherAddr,
+            Self::NeighbourTarget => KeyType::Ipv6Addr,
         }
     }
 
@@ -380,6 +401,10 @@ impl Field {
             Self::OifName => Expr::Meta { key: MetaKey::OifName, to },
             Self::Mark => Expr::Meta { key: MetaKey::Mark, to },
             Self::CtOriginalSaddr => Expr::CtOriginal { key: CtKey::Saddr4, to },
+            Self::EtherSaddr => payload(PayloadBase::Link, 6, 6),
+            Self::ArpSenderMac => payload(PayloadBase::Network, 8, 6),
+            Self::ArpSender => payload(PayloadBase::Network, 14, 4),
+            Self::NeighbourTarget => payload(PayloadBase::Transport, 8, 16),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use russet_addr::IfName;
+use russet_addr::{IfName, Mac};
 use russet_netlink::wire::MessageBuilder;
 
 use super::{Set, millis};
@@ -211,6 +211,11 @@ impl KeyPart {
     /// The name of an interface.
     pub fn if_name(name: &IfName) -> Self {
         Self::single(padded_name(name.as_str()).to_vec())
+    }
+
+    /// A MAC.
+    pub fn mac(mac: Mac) -> Self {
+        Self::single(mac.0.to_vec())
     }
 
     /// A range of addresses of the same family.
