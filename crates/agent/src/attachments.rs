@@ -1,6 +1,8 @@
-//! The book of what is attached on this node now, as recorded when it was attached: what CHECK, the verdicts and the repair of drift compare the kernel with.
+//! The interfaces that are attached on this node, as recorded when they were attached. CHECK, the
+//! verdicts and drift repair compare the kernel with this table.
 //!
-//! Plugins' requests fill it through [`Ledger`]; at its start the agent takes over what the journal says and the kernel shows. In memory only.
+//! Requests of plugins fill it through [`Ledger`]. When the agent starts, it takes over what the
+//! journal records and the kernel shows. The table exists in memory only.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,95 +16,95 @@ use russet_cni_spec::CniError;
 use russet_plugins::Ledger;
 use tokio::sync::watch;
 
-use crate::drift::Mirror;
+use crate::drift::AttachedInterfaces;
 use crate::journal::Interface;
 
-/// The book. Clones share it.
+/// The table of attachments. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Attachments(Rc<Book>);
+pub struct Attachments(Rc<AttachmentTable>);
 
-/// One attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// The interface, as it was wired.
+    /// The interface with the wiring that was recorded.
     pub attachment: Wired,
-    /// The path of the pod's namespace; none where only the kernel's word is known.
+    /// The path of the pod's network namespace. None for an interface that was only found in the
+    /// kernel.
     pub netns: Option<PathBuf>,
-    /// Since when; the agent's start where only the kernel's word is known.
+    /// When it was attached. For an interface that was only found in the kernel: when the agent
+    /// started.
     pub since: SystemTime,
 }
 
 #[derive(Debug)]
-struct Book {
-    /// No container has two interfaces of one name, whatever the networks.
+struct AttachmentTable {
+    /// No container has two interfaces with the same name, whatever their networks.
     records: RefCell<BTreeMap<(ContainerId, IfName), Record>>,
-    /// About to be wired; the paths of their namespaces.
+    /// Interfaces that an ADD is about to wire, with the paths of their namespaces.
     pending: RefCell<BTreeMap<(ContainerId, IfName), PathBuf>>,
     changes: watch::Sender<u64>,
-    /// The same for other threads.
-    mirror: Mirror,
+    /// The same content for other threads.
+    attached: AttachedInterfaces,
 }
 
 // === impl Attachments ===
 
 impl Attachments {
-    /// Everything that is attached, in the order of its containers' IDs.
+    /// All attachments, ordered by container ID.
     pub fn all(&self) -> Vec<Record> {
         self.0.records.borrow().values().cloned().collect()
     }
 
-    /// Whether nothing is attached.
     pub fn is_empty(&self) -> bool {
         self.0.records.borrow().is_empty()
     }
 
-    /// One attachment.
+    /// The attachment with these names, if there is one.
     pub fn of(&self, network: &NetworkName, container: &ContainerId, ifname: &IfName) -> Option<Record> {
         let records = self.0.records.borrow();
         let record = records.get(&(container.clone(), ifname.clone()))?;
         (record.attachment.network() == network).then(|| record.clone())
     }
 
-    /// Resolves with the next change. What changes between two calls is only seen by [`changes`](Self::changes).
+    /// Resolves at the next change. A caller that must not miss a change between two calls uses
+    /// [`changes`](Self::changes).
     pub async fn changed(&self) {
-        // The sender lives as long as we.
+        // The sender lives as long as `self`.
         let _ = self.changes().changed().await;
     }
 
-    /// For somebody who must miss no change.
+    /// A receiver that sees every change from now on.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.0.changes.subscribe()
     }
 
-    /// What is attached, for other threads: whoever works on it keeps everything from leaving.
-    pub fn mirror(&self) -> Mirror {
-        self.0.mirror.clone()
+    /// The attached interfaces for other threads. A thread that works on one holds up its removal.
+    pub fn attached_interfaces(&self) -> AttachedInterfaces {
+        self.0.attached.clone()
     }
 
-    /// Takes an attachment into the book; the one with the same names gives way.
+    /// Adds an attachment, or replaces the one with the same names.
     pub fn put(&self, record: Record) {
         let key = key(record.attachment.container(), record.attachment.ifname());
-        self.0.mirror.put(&record.attachment);
+        self.0.attached.put(&record.attachment);
         self.0.records.borrow_mut().insert(key, record);
-        self.tell();
+        self.notify();
     }
 
-    /// Strikes an attachment out.
     pub fn remove(&self, container: &ContainerId, ifname: &IfName) {
         let key = key(container, ifname);
         self.0.pending.borrow_mut().remove(&key);
-        self.0.mirror.remove(container, ifname);
+        self.0.attached.remove(container, ifname);
         if self.0.records.borrow_mut().remove(&key).is_some() {
-            self.tell();
+            self.notify();
         }
     }
 
-    /// Whether an interface is in the book, whatever its network.
+    /// Whether the table has an interface, on any network.
     pub(crate) fn has(&self, interface: &Interface) -> bool {
         self.0.records.borrow().contains_key(&key(&interface.container, &interface.ifname))
     }
 
-    fn tell(&self) {
+    fn notify(&self) {
         self.0.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 }
@@ -110,8 +112,9 @@ impl Attachments {
 impl Ledger for Attachments {
     fn wiring(&self, wired: &Wired, netns: &Path) -> Result<(), CniError> {
         self.0.pending.borrow_mut().insert(key(wired.container(), wired.ifname()), netns.to_owned());
-        // An ADD repeated: what there is of it may give way to another, which must not be mended before it is complete.
-        self.0.mirror.remove(wired.container(), wired.ifname());
+        // The ADD is a repetition. Parts of the interface may be replaced, so drift repair must not
+        // touch it before it is complete.
+        self.0.attached.remove(wired.container(), wired.ifname());
         Ok(())
     }
 
@@ -125,7 +128,7 @@ impl Ledger for Attachments {
         let key = key(wired.container(), wired.ifname());
         self.0.pending.borrow_mut().remove(&key);
         if let Some(record) = self.0.records.borrow().get(&key) {
-            self.0.mirror.put(&record.attachment);
+            self.0.attached.put(&record.attachment);
         }
     }
 
@@ -138,15 +141,15 @@ fn key(container: &ContainerId, ifname: &IfName) -> (ContainerId, IfName) {
     (container.clone(), ifname.clone())
 }
 
-// === impl Book ===
+// === impl AttachmentTable ===
 
-impl Default for Book {
+impl Default for AttachmentTable {
     fn default() -> Self {
         Self {
             records: RefCell::default(),
             pending: RefCell::default(),
             changes: watch::channel(0).0,
-            mirror: Mirror::default(),
+            attached: AttachedInterfaces::default(),
         }
     }
 }
@@ -176,46 +179,46 @@ mod tests {
     }
 
     #[test]
-    fn an_attachment_is_in_the_book_from_the_end_of_its_wiring_to_the_beginning_of_its_removal() {
-        let book = Attachments::default();
-        let mut changes = book.changes();
+    fn an_attachment_is_listed_from_the_end_of_its_wiring_to_the_start_of_its_removal() {
+        let table = Attachments::default();
+        let mut changes = table.changes();
         let one = wired("net", "abc", "eth0");
         let of = |network: &str| {
-            book.of(&network.parse().unwrap(), &"abc".parse().unwrap(), &"eth0".parse().unwrap())
+            table.of(&network.parse().unwrap(), &"abc".parse().unwrap(), &"eth0".parse().unwrap())
         };
-        book.wiring(&one, Path::new("/run/netns/a")).unwrap();
+        table.wiring(&one, Path::new("/run/netns/a")).unwrap();
         assert!(of("net").is_none() && !changes.has_changed().unwrap(), "it is not wired yet");
-        book.wired(&one, &attached(&one));
+        table.wired(&one, &attached(&one));
         assert_eq!(of("net").unwrap().netns, Some("/run/netns/a".into()));
         assert!(of("other").is_none());
         assert!(changes.has_changed().unwrap());
         changes.mark_unchanged();
-        // An ADD repeated: the interface is there all the while.
-        book.wiring(&one, Path::new("/run/netns/a")).unwrap();
-        assert_eq!(book.all().len(), 1);
-        book.unwired(&one);
-        assert_eq!(book.all().len(), 1);
-        book.leaving(&"abc".parse().unwrap(), &"eth0".parse().unwrap());
-        assert!(book.all().is_empty() && changes.has_changed().unwrap());
+        // The ADD is repeated; the interface exists all the time.
+        table.wiring(&one, Path::new("/run/netns/a")).unwrap();
+        assert_eq!(table.all().len(), 1);
+        table.unwired(&one);
+        assert_eq!(table.all().len(), 1);
+        table.leaving(&"abc".parse().unwrap(), &"eth0".parse().unwrap());
+        assert!(table.all().is_empty() && changes.has_changed().unwrap());
     }
 
     #[test]
-    fn nothing_is_mended_while_it_is_wired_once_more() {
-        let (book, one) = (Attachments::default(), wired("net", "abc", "eth0"));
-        let kept = || book.mirror().has(one.container(), one.ifname());
-        let wiring = || book.wiring(&one, Path::new("/run/netns/a")).unwrap();
+    fn drift_repair_skips_an_interface_that_is_being_wired_again() {
+        let (table, one) = (Attachments::default(), wired("net", "abc", "eth0"));
+        let repairable = || table.attached_interfaces().has(one.container(), one.ifname());
+        let wiring = || table.wiring(&one, Path::new("/run/netns/a")).unwrap();
         wiring();
-        book.unwired(&one);
-        assert!(!kept(), "it never was");
+        table.unwired(&one);
+        assert!(!repairable(), "it never was");
         for again in [false, true] {
             wiring();
-            assert!(!kept(), "{again}");
-            book.wired(&one, &attached(&one));
-            assert!(kept(), "{again}");
+            assert!(!repairable(), "{again}");
+            table.wired(&one, &attached(&one));
+            assert!(repairable(), "{again}");
         }
-        // What there was is as it was.
+        // The earlier attachment is unchanged.
         wiring();
-        book.unwired(&one);
-        assert!(kept());
+        table.unwired(&one);
+        assert!(repairable());
     }
 }

@@ -1,4 +1,5 @@
-//! What a node writes into the store before it can work: the first pools, and itself.
+//! What a node writes into the store before it can attach pods: the first pools, and its own
+//! record.
 
 use std::net::IpAddr;
 
@@ -15,37 +16,36 @@ use russet_store_etcd::Settings as EtcdSettings;
 use crate::config::DefaultPools;
 use crate::underlay::Choice;
 
-/// Why a node could not be set up in the store.
 #[derive(Debug, thiserror::Error)]
 pub enum BootstrapError {
-    /// The store refused.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A record that is there cannot be understood; it was left alone.
+    /// An existing record cannot be decoded. It was left unchanged.
     #[error("{key} cannot be understood and was left alone: {source}")]
     Corrupt {
-        /// Which.
+        /// The record's key.
         key: Key,
-        /// Why.
+        /// The decoding error.
         source: DecodeError,
     },
-    /// The underlay cannot be looked at.
+    /// The underlay interface could not be determined.
     #[error(transparent)]
     Underlay(#[from] crate::underlay::UnderlayError),
-    /// The default pools could not be created.
     #[error("create the default pools: {0}")]
     Pools(#[source] IpamError),
-    /// A tunnel's address could not be allocated. Pods of that family reach nobody on other nodes; everything else works.
+    /// No address could be allocated for a tunnel. Pods of that family cannot reach other nodes;
+    /// everything else works.
     #[error("allocate the tunnel's address: {0}")]
     Tunnel(#[from] IpamError),
 }
 
 /// Names of the pools that a fresh store gets (ARCHITECTURE.md, "Names and places").
 const DEFAULT_POOLS: [&str; 2] = ["default-ipv4", "default-ipv6"];
-/// How often a lost race for this node's own record is run again; only an operator's edit competes.
+/// Attempts to update this node's own record. Only an operator's edit can conflict with it.
 const TRIES: usize = 10;
 
-/// Creates the default pools of families that have none. A store with pools is left as it is.
+/// Creates the default pools for each family that has none. Existing pools are not changed.
 pub async fn ensure_pools(allocator: &Allocator, defaults: &DefaultPools) -> Result<(), BootstrapError> {
     let vxlan_mode = defaults.encapsulation.vxlan_mode();
     let wanted = DEFAULT_POOLS.into_iter().zip([defaults.ipv4, defaults.ipv6]);
@@ -64,7 +64,8 @@ pub async fn ensure_pools(allocator: &Allocator, defaults: &DefaultPools) -> Res
     Ok(())
 }
 
-/// The settings of pools that differ from the default and from the pools that are there, and why each has no effect.
+/// The pool settings that differ from both the defaults and the existing pools, each with the
+/// reason why it has no effect.
 fn unused(settings: &DefaultPools, there: &[IpPool]) -> Vec<(String, String)> {
     let default = DefaultPools::default();
     let mut found = Vec::new();
@@ -97,9 +98,11 @@ fn unused(settings: &DefaultPools, there: &[IpPool]) -> Vec<(String, String)> {
     found
 }
 
-/// Creates the cluster's information where there is none, as calico/node does at its first start: Calico's plugin refuses to work without it
-/// (calico-cni.md section 2.1). One that is there is left alone: it may say that the datastore is locked. Where the same etcd still has data of Calico
-/// v1 it comes with them: `russet migrate calico-v1` writes it last. While an etcd does not say whether it has any, nothing is written: call it again.
+/// Creates the ClusterInformation resource if there is none, as calico/node does at its first
+/// start: Calico's plugin refuses to work without it (calico-cni.md section 2.1). An existing one
+/// is left alone, because it may say that the datastore is locked. If the same etcd still has
+/// Calico v1 data, `russet migrate calico-v1` writes the resource as its last step. While etcd does
+/// not say whether it has such data, nothing is written, and the caller tries again later.
 pub async fn ensure_cluster_information(
     store: &dyn Store,
     etcd: Option<&EtcdSettings>,
@@ -115,7 +118,7 @@ pub async fn ensure_cluster_information(
                 );
                 return Ok(());
             }
-            // Also where there is no v2 API.
+            // This is also the result where etcd has no v2 API.
             Ok(false) => {}
             Err(error) => {
                 tracing::warn!(%error, "no cluster information is written yet: whether there are data of Calico v1 cannot be seen");
@@ -138,7 +141,8 @@ pub async fn ensure_cluster_information(
     }
 }
 
-/// Fills what every v3 resource must have when it is created (calico-ipam.md section 1.8).
+/// Fills the fields that every v3 resource must have when it is created (calico-ipam.md section
+/// 1.8).
 fn stamp<S>(resource: &mut Resource<S>) {
     let metadata = &mut resource.metadata;
     metadata.uid.get_or_insert_with(|| uid(random()));
@@ -147,16 +151,17 @@ fn stamp<S>(resource: &mut Resource<S>) {
         .get_or_insert_with(|| russet_model::time::rfc3339(std::time::SystemTime::now()));
 }
 
-/// What becomes of addresses that the node's record has already.
+/// What to do with addresses that the node's record already has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Known {
-    /// The underlay's take their place.
+    /// The addresses of the underlay replace them.
     Replace,
-    /// They stay, as long as the underlay has them: an operator, or Calico's detection, chose them.
+    /// They stay as long as the underlay has them: an operator, or Calico's address detection,
+    /// chose them.
     Keep,
 }
 
-/// Registers this node with its addresses, keeping whatever else its record says.
+/// Registers this node with its addresses and keeps the rest of its record.
 pub async fn register(
     store: &dyn Store,
     name: &NodeName,
@@ -176,8 +181,9 @@ pub async fn register(
     .await
 }
 
-/// Allocates the addresses of this node's tunnel devices where pools need one, and publishes them. `published` is this node's record:
-/// an address that stands there and cannot be confirmed, because its block cannot be read, stays in use.
+/// Allocates addresses for this node's tunnel devices where pools need them, and publishes them.
+/// `published` is this node's record: a published address whose block cannot be read, and which
+/// therefore cannot be confirmed, stays in use.
 pub async fn ensure_tunnels(
     store: &dyn Store,
     allocator: &Allocator,
@@ -211,7 +217,7 @@ pub async fn ensure_tunnels(
     failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Reads this node's record, changes it, and writes it if that made a difference.
+/// Reads this node's record, changes it, and writes it if it differs.
 async fn update_node(
     store: &dyn Store,
     name: &NodeName,

@@ -1,4 +1,4 @@
-//! The agent's copy of what the store says about nodes, pools and blocks.
+//! The agent's copy of the nodes, pools and blocks in the store.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,43 +11,44 @@ use russet_model::{
 };
 use russet_store::{Event, Record};
 
-/// Addresses of one block that need a look of their own.
+/// Addresses of one block that are routed differently from the block.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Strays {
-    /// Pods' addresses that live on other nodes than the block's, with the node.
+    /// Pods' addresses that are in use on another node than the block's, with that node.
     pub borrowed: Vec<(IpAddr, NodeName)>,
 }
 
-/// Nodes, pools and affinities, as last seen. A record that cannot be read counts as absent, and is told once.
+/// Nodes, pools and affinities as last read. A record that cannot be decoded counts as absent and
+/// is logged once.
 #[derive(Debug, Default)]
 pub struct Cluster {
     /// Nodes by name.
     pub nodes: BTreeMap<NodeName, Node>,
     /// Pools by name.
     pub pools: BTreeMap<String, IpPool>,
-    /// Claims of blocks.
+    /// Block affinities, by node and block.
     pub affinities: BTreeMap<(NodeName, BlockCidr), Affinity>,
-    /// Grows when something changes that decides where addresses come from: pools, nodes' labels, reservations, settings.
+    /// Incremented when something changes that decides where addresses come from: pools, node
+    /// labels, reservations, settings.
     pub rules: u64,
-    /// By block; those without any are left out, and where blocks are not watched there are none.
+    /// By block. Blocks without such addresses are left out. Empty where blocks are not watched.
     pub strays: BTreeMap<BlockCidr, Strays>,
-    /// Calico's settings by name.
+    /// FelixConfiguration resources, by name.
     pub felix: BTreeMap<String, FelixConfigurationSpec>,
-    /// Calico's policies, where they are watched.
+    /// The keys of Calico's policies, where policies are watched.
     pub policies: BTreeSet<Key>,
-    /// Since when something has been told that is not in the kernel yet.
-    told: Cell<Option<Instant>>,
+    /// When the oldest change arrived that is not in the kernel yet.
+    pending_since: Cell<Option<Instant>>,
 }
 
-/// The kinds of resources that are policies.
 pub const POLICIES: [ResourceKind; 2] = [ResourceKind::GlobalNetworkPolicy, ResourceKind::NetworkPolicy];
 
 // === impl Cluster ===
 
 impl Cluster {
-    /// Takes over what a watch tells.
+    /// Applies an event of a watch.
     pub fn apply(&mut self, event: Event) {
-        self.told.set(self.told.get().or_else(|| Some(Instant::now())));
+        self.pending_since.set(self.pending_since.get().or_else(|| Some(Instant::now())));
         match event {
             Event::Snapshot(snapshot) => snapshot.records.iter().for_each(|record| self.put(record)),
             Event::Put(record) => self.put(&record),
@@ -55,12 +56,13 @@ impl Cluster {
         }
     }
 
-    /// Everything is in the kernel now; since when the oldest of it was waiting, if anything was.
+    /// Records that the kernel matches this copy. Returns how long the oldest pending change
+    /// waited, if there was one.
     pub fn reconciled(&self) -> Option<Duration> {
-        self.told.take().map(|since| since.elapsed())
+        self.pending_since.take().map(|since| since.elapsed())
     }
 
-    /// Takes over one record.
+    /// Applies one record.
     pub fn put(&mut self, record: &Record) {
         self.note(&record.key);
         let read = match record.key.kind() {
@@ -82,7 +84,7 @@ impl Cluster {
                 FelixConfiguration::decode(&record.value)
                     .map(|felix| drop(self.felix.insert(name, felix.spec)))
             }
-            // Whatever it says: that it is there is what matters.
+            // Only the existence of a policy matters here, not its content.
             KeyKind::Resource { kind, .. } if POLICIES.contains(&kind) => {
                 self.policies.insert(record.key.clone());
                 Ok(())
@@ -124,7 +126,8 @@ impl Cluster {
 // === impl Strays ===
 
 impl Strays {
-    /// None if every address is where its block is. Tunnels' addresses are not pods': nodes' records name them.
+    /// None if every address is in use on its block's node. Tunnel addresses are left out: they
+    /// belong to nodes, and their records name them.
     fn of(block: &Block) -> Option<Self> {
         let home = block.node();
         let stray = |ordinal| {

@@ -1,4 +1,4 @@
-//! What an agent needs to know, and where it keeps its things (ARCHITECTURE.md, "Names and places").
+//! The agent's settings and the paths of its files (ARCHITECTURE.md, "Names and places").
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,70 +12,65 @@ use russet_health::Address as HealthAddress;
 use russet_model::{EncapMode, IpPoolSpec};
 use russet_store_etcd::{LOCATION_SCHEME, Settings as EtcdSettings};
 
-/// Everything that can be set for an agent.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where files and sockets live.
     pub paths: Paths,
-    /// This node's name, as every peer spells it.
+    /// This node's name, with the same spelling as on every other node.
     pub node_name: NodeName,
-    /// The datastore.
     pub store: StoreLocation,
     /// The interface whose addresses other nodes use; by default the one with the default route.
     pub interface: Option<IfName>,
-    /// The node stands in Calico's place: pools and settings are the cluster's, routes are marked as Felix marks its own, and a running
-    /// Felix or BIRD is left alone.
+    /// The agent replaces Calico's. Pools and settings come from the cluster, routes carry the
+    /// protocol that Felix uses, and a running Felix or BIRD keeps its routes.
     pub calico: bool,
-    /// Pools to create in a store that has none; in Calico's place none is ever created.
+    /// Pools to create in a store without any. With `calico`, none is ever created.
     pub pools: DefaultPools,
     /// MTU of pods; by default the underlay's less the encapsulation's overhead.
     pub mtu_bytes: Option<u32>,
     /// Where `/healthz`, `/readyz` and `/metrics` are served.
     pub health: HealthAddress,
-    /// DEL removes the pod's interface before it answers, instead of leaving that to the reaper.
+    /// DEL removes the pod's interface before it answers, instead of leaving it to the reaper.
     pub sync_delete: bool,
-    /// How often leaks are looked for, and how long a leak waits for the second look; none: never, unless somebody asks.
+    /// Interval of the leak repair, and the time between the two looks of one round. None: only on
+    /// request.
     pub leak_repair: Option<Duration>,
-    /// Where the node's container runtimes keep what they have attached.
+    /// Directories of the container runtimes' CNI caches.
     pub cni_caches: Vec<PathBuf>,
-    /// The node stands in the place of one of openshift-sdn's, too.
+    /// Settings of the OpenShift server, on a node that replaces openshift-sdn.
     pub openshift: Option<crate::openshift::Settings>,
 }
 
-/// Which datastore to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreLocation {
     /// The store file of this machine, owned by the agent.
     Embedded,
     /// A store that another process of this machine owns, by its socket.
     Unix(PathBuf),
-    /// An etcd v3 cluster.
     Etcd(Box<EtcdSettings>),
 }
 
-/// The pools that a fresh store gets.
+/// The pools that a new store gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DefaultPools {
     /// IPv4 pool; none: no IPv4.
     pub ipv4: Option<IpNet>,
     /// IPv6 pool; none: no IPv6.
     pub ipv6: Option<IpNet>,
-    /// How packets between nodes are carried.
     pub encapsulation: Encapsulation,
 }
 
-/// How packets between nodes are carried.
+/// How packets between nodes are encapsulated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Encapsulation {
     /// VXLAN between all nodes.
     Vxlan,
-    /// VXLAN between subnets, plain routes inside one.
+    /// VXLAN between subnets, plain routes inside a subnet.
     CrossSubnet,
-    /// Plain routes; the underlay must let pods' addresses pass.
+    /// Plain routes. The underlay must forward packets with pods' addresses.
     None,
 }
 
-/// A value that a setting does not take.
+/// A setting with an invalid value.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingError {
     /// The pool is smaller than a block.
@@ -86,33 +81,34 @@ pub enum SettingError {
     SmallPool {
         /// The setting.
         setting: &'static str,
-        /// What was given.
+        /// The given value.
         pool: IpNet,
         /// The prefix length of its blocks.
         block: u8,
     },
-    /// There is a list of what it takes.
+    /// The value is not one of the allowed ones.
     #[error("invalid {setting} {value:?}: {allowed} is wanted")]
     Value {
         /// The setting.
         setting: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What it takes.
+        /// The allowed values.
         allowed: &'static str,
     },
-    /// An etcd that cannot be named like this.
+    /// The URLs of etcd are invalid.
     #[error("invalid store: {0}")]
     Etcd(#[from] russet_store_etcd::SettingsError),
 }
 
-/// Places below a root directory; the root is `/` except in tests, demos and several nodes on one machine.
+/// Paths below a root directory. The root is `/` except in tests, demos, and with several nodes on
+/// one machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {
     root: PathBuf,
 }
 
-/// Where health and metrics are served unless told otherwise.
+/// Where health and metrics are served by default.
 pub const DEFAULT_HEALTH: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9471);
 
@@ -180,7 +176,7 @@ impl fmt::Display for Encapsulation {
 // === impl Encapsulation ===
 
 impl Encapsulation {
-    /// The `vxlanMode` of pools that are carried so.
+    /// The `vxlanMode` of pools with this encapsulation.
     pub const fn vxlan_mode(self) -> EncapMode {
         match self {
             Self::Vxlan => EncapMode::Always,
@@ -193,7 +189,7 @@ impl Encapsulation {
 // === impl DefaultPools ===
 
 impl DefaultPools {
-    /// A pool that has no room for one block, of which addresses are taken.
+    /// The error for a pool that has no room for one block.
     pub(crate) fn fault(&self) -> Option<SettingError> {
         let settings = [("--ipv4-pool", self.ipv4), ("--ipv6-pool", self.ipv6)];
         settings.into_iter().find_map(|(setting, pool)| {
@@ -218,107 +214,107 @@ impl Default for DefaultPools {
 // === impl Paths ===
 
 impl Paths {
-    /// Places below `root`.
+    /// The paths below `root`.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// The root itself.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Sockets and locks, gone after a reboot; mode 0700.
+    /// The directory of sockets and locks, gone after a reboot; mode 0700.
     pub fn run_dir(&self) -> PathBuf {
         self.root.join("run/russet")
     }
 
-    /// What survives a reboot.
+    /// The directory of what survives a reboot.
     pub fn state_dir(&self) -> PathBuf {
         self.root.join("var/lib/russet")
     }
 
-    /// The agent's CNI socket.
     pub fn cni_socket(&self) -> PathBuf {
         self.run_dir().join("cni.sock")
     }
 
-    /// Where the agent always serves health and metrics, for root: an address may be taken.
+    /// The socket on which root can always read health and metrics, even if the configured address
+    /// is taken.
     pub fn health_socket(&self) -> PathBuf {
         self.run_dir().join("health.sock")
     }
 
-    /// Held by the agent for its life; plugins that work without one share it.
+    /// A lock that the agent holds while it runs. Plugins that work without an agent share it.
     pub fn node_lock(&self) -> PathBuf {
         self.run_dir().join("node.lock")
     }
 
-    /// Held by an agent that waits for the node, and by nobody else for longer than it takes to pass.
+    /// A lock that an agent holds while it waits for the node lock. Every other process holds it
+    /// only to pass through.
     pub fn gate_lock(&self) -> PathBuf {
         self.run_dir().join("gate.lock")
     }
 
-    /// What the agent has begun and what is attached, of this boot.
+    /// The journal of this boot: operations and attachments.
     pub fn journal_file(&self) -> PathBuf {
         self.run_dir().join("journal")
     }
 
-    /// Where containers and pods have their locks while plugins work on them without an agent.
+    /// The directory of the per-container and per-pod locks of plugins that work without an agent.
     pub fn subject_locks(&self) -> PathBuf {
         self.run_dir().join("locks")
     }
 
-    /// The pod MTU that the agent last computed, for plugins that work without it.
+    /// The pod MTU that the agent computed last, for plugins that work without it.
     pub fn mtu_file(&self) -> PathBuf {
         self.run_dir().join("mtu")
     }
 
-    /// This node's name, where Calico's programs agree upon it.
+    /// The file in which Calico's programs keep this node's name.
     pub fn calico_nodename_file(&self) -> PathBuf {
         self.root.join("var/lib/calico/nodename")
     }
 
-    /// Where Calico's plugin looks whether a pod's endpoint is set up.
+    /// The directory in which Calico's plugin checks whether a pod's endpoint is set up.
     pub fn calico_endpoint_status_dir(&self) -> PathBuf {
         self.root.join("var/run/calico/endpoint-status")
     }
 
-    /// The pod MTU, where Calico's plugin looks for it.
+    /// The file from which Calico's plugin reads the pod MTU.
     pub fn calico_mtu_file(&self) -> PathBuf {
         self.root.join("var/lib/calico/mtu")
     }
 
-    /// Who had which address when.
+    /// The history of addresses and their pods.
     pub fn history_file(&self) -> PathBuf {
         self.state_dir().join("history")
     }
 
-    /// The socket at which the embedded store's owner serves it.
+    /// The socket on which the owner of the embedded store serves it.
     pub fn store_socket(&self) -> PathBuf {
         self.state_dir().join("store.sock")
     }
 
-    /// Where CNI configurations are looked up.
+    /// The directory of CNI configurations.
     pub fn conflist_dir(&self) -> PathBuf {
         self.root.join("etc/cni/net.d")
     }
 
-    /// The settings file.
     pub fn settings_file(&self) -> PathBuf {
         self.root.join("etc/russet/russet.toml")
     }
 
-    /// The settings that the last agent of this boot worked with, for plugins without an agent and for other commands.
+    /// The settings of the last agent of this boot, for plugins without an agent and for other
+    /// commands.
     pub fn settings_record(&self) -> PathBuf {
         self.run_dir().join("settings.toml")
     }
 
-    /// The same, for the time after a boot and before its first agent.
+    /// The same settings, for the time between a boot and its first agent.
     pub fn settings_record_copy(&self) -> PathBuf {
         self.state_dir().join("settings.toml")
     }
 
-    /// Whether this machine has an embedded store. Opening one that is not there would make it.
+    /// Whether this machine has an embedded store. (Opening a missing one would create it.)
     pub fn has_embedded_store(&self) -> bool {
         [russet_store::STORE_FILE, russet_store::SOCKET_FILE]
             .iter()

@@ -1,5 +1,6 @@
-//! The datastores that requests of Calico's plugins name (calico-cni.md section 1.7): the agent's own where it is the same, else connections that are
-//! kept for the next request. A plugin without an agent opens one for its only request.
+//! The datastores that requests of Calico's plugins name (calico-cni.md section 1.7): the agent's
+//! own store if it is the same one, otherwise a connection that is kept for later requests. A
+//! plugin without an agent opens one for its only request.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -11,31 +12,32 @@ use russet_plugins::{Datastore, Datastores, Pause, SystemClock};
 use russet_store::{BoxFuture, Store, StoreError};
 use russet_store_etcd::{Etcd, Settings as EtcdSettings};
 
-/// Opens datastores and keeps them.
 pub struct EtcdDatastores {
     /// The agent's own, if it is an etcd.
     own: Option<(EtcdSettings, Datastore)>,
-    /// Others, the last one used first.
+    /// Other datastores, the last used first.
     others: RefCell<VecDeque<(EtcdSettings, Datastore)>>,
-    /// An agent believes for a moment what it has read; a process of one request has no use for that.
+    /// Whether connections cache what they read. A process that serves one request does not need
+    /// that.
     remembers: bool,
 }
 
-/// Networks of one node that name different datastores; more is a mistake that must not cost ever more connections.
+/// Limit of open datastores. A node whose networks name more than this is misconfigured, and must
+/// not open ever more connections.
 const OTHERS_MAX: usize = 4;
-/// How long pools, reservations and labels of another datastore than the agent's own are believed: nobody watches it, so an edit is seen only when they
-/// are read again.
+/// How long pools, reservations and labels of a datastore that is not the agent's own are cached.
+/// The agent does not watch it, so it sees an edit only when it reads again.
 const UNWATCHED_MAX_AGE: Duration = Duration::from_secs(1);
 
 // === impl EtcdDatastores ===
 
 impl EtcdDatastores {
-    /// An agent's; `own` is its store where that is an etcd.
+    /// The datastores of an agent; `own` is its store if that is an etcd.
     pub fn of_agent(own: Option<(EtcdSettings, Datastore)>) -> Self {
         Self { own, others: RefCell::default(), remembers: true }
     }
 
-    /// For one request without an agent.
+    /// The datastores of one request without an agent.
     pub fn of_request() -> Self {
         Self { own: None, others: RefCell::default(), remembers: false }
     }
@@ -79,7 +81,7 @@ impl Datastores for EtcdDatastores {
     }
 }
 
-/// Whether two settings lead to the same cluster as the same user. How long a call may take does not matter.
+/// Whether two settings name the same cluster and user. Timeouts do not matter.
 fn same(one: &EtcdSettings, other: &EtcdSettings) -> bool {
     let sorted = |settings: &EtcdSettings| {
         let mut endpoints = settings.endpoints.clone();

@@ -1,21 +1,26 @@
-//! Drift: what something else removes or changes of ours in the kernel comes back within milliseconds, is counted, and is told with who did it, as far
-//! as the kernel says that (docs/drift.md).
+//! Drift detection. When another program removes or changes something that Russet manages in the
+//! kernel, this module restores it within milliseconds, counts it, and reports which process
+//! changed it, as far as the kernel says (docs/drift.md).
 //!
-//! A thread of its own listens to rtnetlink and nf_tables. An event decides nothing: it makes a [`Part`] suspect if cheap tests say that it may be about
-//! something of ours and not our own doing; then that part is compared with the kernel, from what the loop last wanted of it, and the difference is carried
-//! out. The same thread looks at everything once a minute, and again at what could not be put back ([`due::Due`]). So it needs no store, and goes on while etcd
-//! is away. The loop ([`crate::reconcile`]) and this thread work on the same [`overlay::Overlay`] in turns.
-//! Called by `lib` (start), the loop, and the socket's door for `russet drift`.
+//! A dedicated thread listens to rtnetlink and nf_tables. An event only marks a [`Part`] as dirty,
+//! if cheap tests say that it may concern a managed object and that Russet did not cause it. The
+//! thread then compares that part with the kernel, using the inputs of the last reconciliation, and
+//! applies the difference. The same thread compares everything once a minute, and retries what
+//! could not be restored ([`schedule::Schedule`]). It needs no store, so it state while etcd is
+//! away. The loop ([`crate::reconcile`]) and this thread take turns on the same
+//! [`overlay::Overlay`].
+//!
+//! Called by `lib` (start), the loop, and the agent's socket for `russet drift`.
 
+mod attached_interfaces;
 mod budget;
-mod due;
-mod ears;
-mod judge;
+mod event_filter;
+mod kernel_events;
 mod log;
-mod mirror;
 mod nat;
 mod overlay;
 mod pods;
+mod schedule;
 mod sdn;
 mod tunnel;
 mod verdicts;
@@ -36,25 +41,25 @@ use russet_policy::Keeper;
 use tokio::sync::{Notify, watch};
 
 use crate::metrics::Metrics;
-use due::Due;
-use ears::Ears;
-use judge::Judge;
+use event_filter::EventFilter;
+use kernel_events::KernelEvents;
 use log::Log;
 use nat::Nat;
 use overlay::Overlay;
 use pods::Pods;
+use schedule::Schedule;
 use sdn::Sdn;
-use verdicts::{Asked, Outcome, Verdicts};
+use verdicts::{PendingComparison, VerdictResult, Verdicts};
 use who::Traces;
 
+pub use attached_interfaces::AttachedInterfaces;
 pub use log::{DriftReport, Repair};
-pub use mirror::Mirror;
 pub use who::Who;
 
-/// Where the agent's socket answers `russet drift`.
+/// Path on the agent's socket for `russet drift`.
 pub const DRIFT_PATH: &str = "/v1/drift";
 
-/// The node's guard against drift; clones are the same one.
+/// The node's drift detection. Clones share it.
 #[derive(Clone)]
 pub struct Drift(Arc<Shared>);
 
@@ -64,135 +69,144 @@ struct Shared {
     nat: Mutex<Nat>,
     sdn: Mutex<Sdn>,
     verdicts: Verdicts,
-    /// An answer about verdicts is there.
-    bell: Arc<Call>,
-    judge: Mutex<Judge>,
-    suspicion: Mutex<Option<Suspicion>>,
+    /// Called when an answer about verdicts has arrived.
+    answer_ready: Arc<Call>,
+    event_filter: Mutex<EventFilter>,
+    dirty: Mutex<Option<DirtyParts>>,
     log: Mutex<Log>,
     metrics: Metrics,
-    /// What is compared next, although nobody said anything.
-    due: Mutex<Due>,
-    /// The loop is to look: something of the overlay could not be restored, or the underlay is another one.
+    /// Comparisons that are due without an event.
+    schedule: Mutex<Schedule>,
+    /// Wakes the loop: a part of the overlay could not be restored, or the underlay has changed.
     disturbed: Notify,
     underlay: AtomicBool,
-    /// Others keep the node's routes, and pods' with them.
+    /// Other programs keep the node's routes, including those to pods.
     aside: AtomicBool,
 }
 
-/// What is ours, in the parts that are compared for themselves, in the order in which that is done: without verdicts everything is let through.
+/// The parts that are compared separately, in the order of comparison. Verdicts come first, because
+/// without them every packet is accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
-    /// What pods' interfaces may carry.
+    /// The verdicts of pods' interfaces.
     Verdicts,
-    /// OpenShift's data path: its table, tunnel and ways, and pods' host ends.
+    /// OpenShift's data path: its table, tunnel and routes, and the host ends of its pods.
     Sdn,
-    /// The node's side of pods' interfaces.
+    /// The host ends of pods' interfaces.
     Pods,
-    /// Tunnels, routes and entries to other nodes, masquerade.
+    /// Tunnels, routes and forwarding entries to other nodes, and masquerade.
     Overlay,
     /// Pods' masquerade and published ports.
     Nat,
 }
 
-/// What has been heard since the last comparison.
+/// Parts that events marked as dirty since the last comparison.
 #[derive(Debug)]
-struct Suspicion {
+struct DirtyParts {
     since: Instant,
     parts: BTreeSet<Part>,
     traces: Traces,
 }
 
-/// A part that was compared, and of which something was wrong.
+/// A part in which the comparison found a difference.
 struct Repaired {
     part: Part,
     restored: Restored,
-    suspicion: Option<Suspicion>,
+    dirty: Option<DirtyParts>,
     began: Instant,
     done: Instant,
 }
 
-/// What came of the restoration of a part.
+/// The result of restoring a part.
 #[derive(Debug, Default)]
 struct Restored {
-    /// What was different, in words.
+    /// The differences as text.
     what: Vec<String>,
     /// Kernel objects that were changed, by kind.
     kinds: Vec<(&'static str, u64)>,
-    /// What could not be done.
+    /// Errors of changes that failed.
     errors: Vec<String>,
 }
 
-/// Netlink and comparisons; nothing deep.
+/// The thread only runs netlink requests and comparisons.
 const STACK_BYTES: usize = 512 * 1024;
 
 // === impl Drift ===
 
 impl Drift {
-    /// Opens the kernel's side and begins to listen: what changes from now on is heard, also before the first comparison.
-    /// `mirror` is what is attached: its host ends are compared at once. `verdicts` is who keeps what that may carry.
-    pub fn watch(metrics: Metrics, mirror: Mirror, verdicts: Keeper) -> Result<Self, NetlinkError> {
-        let ears = Ears::open()?;
-        let shared = Arc::new(Shared::open(metrics, mirror, verdicts)?);
+    /// Opens the netlink sockets and starts to listen. Changes from now on are noticed, even before
+    /// the first comparison. `interfaces` are the attached interfaces, whose host ends are compared
+    /// at once. `verdicts` keeps the verdict table.
+    pub fn watch(
+        metrics: Metrics,
+        interfaces: AttachedInterfaces,
+        verdicts: Keeper,
+    ) -> Result<Self, NetlinkError> {
+        let kernel_events = KernelEvents::open()?;
+        let shared = Arc::new(Shared::open(metrics, interfaces, verdicts)?);
         let listener = Arc::clone(&shared);
         let thread = thread::Builder::new().name("drift".to_owned()).stack_size(STACK_BYTES);
         let operation = || "start the thread that listens to changes".to_owned();
         thread
-            .spawn(move || ears.run(&listener))
+            .spawn(move || kernel_events.run(&listener))
             .map_err(|source| NetlinkError::Io { operation: operation(), source })?;
         Ok(Self(shared))
     }
 
-    /// Brings the overlay to what `inputs` ask for, which is from now on what it is kept at. Blocks.
+    /// Brings the overlay to the state that `inputs` describe. Later comparisons use these inputs.
+    /// Blocks.
     pub fn reconcile(&self, inputs: Inputs) -> Report {
         let shared = &*self.0;
         shared.aside.store(false, Ordering::Relaxed);
         let mut overlay = lock(&shared.overlay);
-        let same = overlay.is_kept_at(&inputs);
+        let same = overlay.is_settled_at(&inputs);
         let mut repaired = Vec::new();
         if !same {
-            // What is wrong already is somebody's doing, and not the new inputs'.
-            if let Some(suspicion) = shared.take(Part::Overlay) {
-                repaired.extend(shared.restore_overlay(&mut overlay, Some(suspicion)));
+            // Differences that exist already were made by another program, not by the new inputs.
+            if let Some(dirty) = shared.take(Part::Overlay) {
+                repaired.extend(shared.restore_overlay(&mut overlay, Some(dirty)));
             }
-            lock(&shared.judge).expect(&inputs);
+            lock(&shared.event_filter).expect(&inputs);
         }
-        let suspicion = if same { shared.take(Part::Overlay) } else { None };
+        let dirty = if same { shared.take(Part::Overlay) } else { None };
         let began = Instant::now();
         let (report, restored) = overlay.reconcile(inputs);
-        repaired.extend(shared.looked(&mut overlay, suspicion, began, restored, report.failed == 0));
+        repaired.extend(shared.finish_overlay(&mut overlay, dirty, began, restored, report.failed == 0));
         drop(overlay);
         repaired.into_iter().for_each(|repaired| shared.record(repaired));
         report
     }
 
-    /// Others keep the node's routes: nothing of them is drift. Blocks.
+    /// Other programs keep the node's routes from now on: changes of routes are no drift. Blocks.
     pub fn stand_aside(&self) {
         self.0.aside.store(true, Ordering::Relaxed);
         lock(&self.0.overlay).leave_tunnels();
-        lock(&self.0.judge).forget();
+        lock(&self.0.event_filter).forget();
     }
 
-    /// OpenShift's data path is kept, too, as long as its server has it. Gives what keeps it from being in force, which is news before the first look. Blocks.
+    /// Also keeps OpenShift's data path, for as long as its server exists. Returns why the path is
+    /// not in force, or None once it is. Blocks.
     pub fn keep_sdn(&self, path: &Arc<Mutex<DataPath>>) -> watch::Receiver<Option<String>> {
-        // Whoever has the path may wait for somebody's commit: nobody who listens is to wait with them.
+        // The holder of the path may wait for another program's commit. The listening thread must
+        // not wait with it, so this lock is taken before that of the filter.
         let cluster = lock(path).settings().cluster.clone();
-        lock(&self.0.judge).expect_sdn(cluster);
+        lock(&self.0.event_filter).expect_sdn(cluster);
         lock(&self.0.sdn).keep(path)
     }
 
-    /// Compares that, and restores it. Blocks.
+    /// Compares OpenShift's data path and restores it. Blocks.
     pub fn look_at_sdn(&self) {
         let repaired = self.0.restored(Part::Sdn, Depth::Everything);
         repaired.into_iter().for_each(|repaired| self.0.record(repaired));
     }
 
-    /// Resolves when the loop has to look; true when the underlay may be another one.
+    /// Resolves when the loop has to reconcile; true when the underlay may have changed.
     pub async fn disturbed(&self) -> bool {
         self.0.disturbed.notified().await;
         self.0.underlay.swap(false, Ordering::Relaxed)
     }
 
-    /// What keeps packets from or to the other nodes, in words. Blocks.
+    /// Reasons why packets cannot pass from or to the other nodes. Blocks.
     pub fn underlay_faults(&self) -> Result<Vec<String>, String> {
         let wanted = lock(&self.0.overlay).wanted().cloned();
         match wanted {
@@ -201,7 +215,7 @@ impl Drift {
         }
     }
 
-    /// What differs now, and what was repaired. Blocks.
+    /// The current differences, and the repairs so far. Blocks.
     pub fn report(&self) -> DriftReport {
         let (verdicts, nat) = (self.0.verdicts.differences(), lock(&self.0.nat).differences());
         let mut compared = vec![verdicts, nat, lock(&self.0.sdn).differences()];
@@ -217,33 +231,43 @@ impl Drift {
 // === impl Shared ===
 
 impl Shared {
-    fn open(metrics: Metrics, mirror: Mirror, verdicts: Keeper) -> Result<Self, NetlinkError> {
+    fn open(
+        metrics: Metrics,
+        interfaces: AttachedInterfaces,
+        verdicts: Keeper,
+    ) -> Result<Self, NetlinkError> {
         let operation = || "make what wakes the thread that listens to changes".to_owned();
-        let bell = Call::new().map_err(|source| NetlinkError::Io { operation: operation(), source })?;
-        let bell = Arc::new(bell);
+        let answer_ready =
+            Call::new().map_err(|source| NetlinkError::Io { operation: operation(), source })?;
+        let answer_ready = Arc::new(answer_ready);
         Ok(Self {
             overlay: Mutex::new(Overlay::open()?),
-            pods: Mutex::new(Pods::open(mirror.clone())?),
+            pods: Mutex::new(Pods::open(interfaces.clone())?),
             nat: Mutex::new(Nat::open()),
             sdn: Mutex::default(),
-            verdicts: Verdicts::new(verdicts, mirror.clone(), Arc::clone(&bell)),
-            bell,
-            judge: Mutex::new(Judge::new(mirror)),
-            suspicion: Mutex::default(),
+            verdicts: Verdicts::new(verdicts, interfaces.clone(), Arc::clone(&answer_ready)),
+            answer_ready,
+            event_filter: Mutex::new(EventFilter::new(interfaces)),
+            dirty: Mutex::default(),
             log: Mutex::default(),
             metrics,
-            due: Mutex::new(Due::new(Instant::now())),
+            schedule: Mutex::new(Schedule::new(Instant::now())),
             disturbed: Notify::new(),
             underlay: AtomicBool::new(false),
             aside: AtomicBool::new(false),
         })
     }
 
-    /// Compares parts with the kernel, and restores the differences. Of verdicts that is only begun; what has come of it is `asked`.
-    fn restore(&self, parts: &BTreeMap<Part, Depth>, asked: &mut Option<Asked>) -> Vec<Repaired> {
-        if asked.is_none() && parts.contains_key(&Part::Verdicts) {
-            lock(&self.due).begun(Part::Verdicts, Instant::now());
-            *asked = Some(self.verdicts.ask(self.take(Part::Verdicts)));
+    /// Compares parts with the kernel and restores the differences. For verdicts this only starts
+    /// the comparison; `pending` receives it.
+    fn restore(
+        &self,
+        parts: &BTreeMap<Part, Depth>,
+        pending: &mut Option<PendingComparison>,
+    ) -> Vec<Repaired> {
+        if pending.is_none() && parts.contains_key(&Part::Verdicts) {
+            lock(&self.schedule).started(Part::Verdicts, Instant::now());
+            *pending = Some(self.verdicts.start(self.take(Part::Verdicts)));
         }
         let others = parts.iter().filter(|(part, _)| **part != Part::Verdicts);
         let repaired: Vec<_> = others.filter_map(|(part, depth)| self.restored(*part, *depth)).collect();
@@ -253,73 +277,67 @@ impl Shared {
         repaired
     }
 
-    /// What has come of the comparison of verdicts is known.
-    fn answered(&self, (asked, outcome): (Asked, Outcome)) -> Option<Repaired> {
-        let Outcome { restored, succeeded, done, .. } = outcome;
-        let Asked { suspicion, began, .. } = asked;
-        lock(&self.due).looked(Part::Verdicts, succeeded, done);
-        (!restored.is_nothing()).then_some(Repaired {
-            part: Part::Verdicts,
-            restored,
-            suspicion,
-            began,
-            done,
-        })
+    /// Handles the result of the comparison of verdicts.
+    fn finish_verdicts(&self, (pending, outcome): (PendingComparison, VerdictResult)) -> Option<Repaired> {
+        let VerdictResult { restored, succeeded, done, .. } = outcome;
+        let PendingComparison { dirty, began, .. } = pending;
+        lock(&self.schedule).finished(Part::Verdicts, succeeded, done);
+        (!restored.is_nothing()).then_some(Repaired { part: Part::Verdicts, restored, dirty, began, done })
     }
 
-    /// Compares a part and restores it; none where nothing was wrong.
+    /// Compares and restores one part. None if it had no difference.
     fn restored(&self, part: Part, depth: Depth) -> Option<Repaired> {
-        let suspicion = self.take(part);
+        let dirty = self.take(part);
         let began = Instant::now();
         let (restored, succeeded) = match part {
-            // Asked for.
+            // `restore` has started this comparison.
             Part::Verdicts => return None,
             Part::Nat => match lock(&self.nat).restore() {
                 Some(done) => done,
                 None => {
-                    lock(&self.due).soon(part, Instant::now());
-                    suspicion.into_iter().for_each(|suspicion| self.keep(suspicion));
+                    lock(&self.schedule).soon(part, Instant::now());
+                    dirty.into_iter().for_each(|dirty| self.keep(dirty));
                     return None;
                 }
             },
             Part::Sdn => lock(&self.sdn).restore(),
-            Part::Overlay => return self.restore_overlay(&mut lock(&self.overlay), suspicion),
+            Part::Overlay => return self.restore_overlay(&mut lock(&self.overlay), dirty),
             Part::Pods if self.aside.load(Ordering::Relaxed) => (Restored::default(), true),
             Part::Pods => lock(&self.pods).restore(depth),
         };
         let done = Instant::now();
-        // What is left out of a quick look may still be wrong.
+        // A quick comparison leaves out some properties, which may still differ.
         if !(succeeded && part == Part::Pods && depth == Depth::Tables) {
-            lock(&self.due).looked(part, succeeded, done);
+            lock(&self.schedule).finished(part, succeeded, done);
         }
-        (!restored.is_nothing()).then_some(Repaired { part, restored, suspicion, began, done })
+        (!restored.is_nothing()).then_some(Repaired { part, restored, dirty, began, done })
     }
 
-    fn restore_overlay(&self, overlay: &mut Overlay, suspicion: Option<Suspicion>) -> Option<Repaired> {
+    fn restore_overlay(&self, overlay: &mut Overlay, dirty: Option<DirtyParts>) -> Option<Repaired> {
         let began = Instant::now();
         let (restored, succeeded) = overlay.restore();
-        self.looked(overlay, suspicion, began, restored, succeeded)
+        self.finish_overlay(overlay, dirty, began, restored, succeeded)
     }
 
-    /// The overlay was compared.
-    fn looked(
+    /// Handles the result of comparing the overlay.
+    fn finish_overlay(
         &self,
         overlay: &mut Overlay,
-        suspicion: Option<Suspicion>,
+        dirty: Option<DirtyParts>,
         began: Instant,
         restored: Option<Restored>,
         succeeded: bool,
     ) -> Option<Repaired> {
         let done = Instant::now();
         let devices = overlay.devices();
-        lock(&self.judge).devices(devices);
-        lock(&self.due).looked(Part::Overlay, succeeded, done);
-        restored.map(|restored| Repaired { part: Part::Overlay, restored, suspicion, began, done })
+        lock(&self.event_filter).devices(devices);
+        lock(&self.schedule).finished(Part::Overlay, succeeded, done);
+        restored.map(|restored| Repaired { part: Part::Overlay, restored, dirty, began, done })
     }
 
-    /// Keeps a suspicion until its parts are compared.
-    fn keep(&self, new: Suspicion) {
-        match &mut *lock(&self.suspicion) {
+    /// Keeps dirty parts until they are compared.
+    fn keep(&self, new: DirtyParts) {
+        match &mut *lock(&self.dirty) {
             Some(kept) => {
                 kept.since = kept.since.min(new.since);
                 kept.parts.extend(new.parts);
@@ -329,30 +347,27 @@ impl Shared {
         }
     }
 
-    /// The suspicion about a part; what is heard from now on is another one.
-    fn take(&self, part: Part) -> Option<Suspicion> {
-        let mut kept = lock(&self.suspicion);
-        let suspicion = kept.as_mut()?;
-        if !suspicion.parts.remove(&part) {
+    /// Takes what is known about one dirty part. Later events mark it again.
+    fn take(&self, part: Part) -> Option<DirtyParts> {
+        let mut kept = lock(&self.dirty);
+        let dirty = kept.as_mut()?;
+        if !dirty.parts.remove(&part) {
             return None;
         }
-        let taken = Suspicion {
-            since: suspicion.since,
-            parts: BTreeSet::from([part]),
-            traces: suspicion.traces.clone(),
-        };
-        if suspicion.parts.is_empty() {
+        let taken =
+            DirtyParts { since: dirty.since, parts: BTreeSet::from([part]), traces: dirty.traces.clone() };
+        if dirty.parts.is_empty() {
             *kept = None;
         }
         Some(taken)
     }
 
-    /// Counts and tells a repair. Searches `/proc`: nobody may wait for a lock meanwhile.
+    /// Counts and logs a repair. This searches `/proc`, so the caller must not hold a lock.
     fn record(&self, repaired: Repaired) {
-        let Repaired { restored, suspicion, began, done, .. } = repaired;
-        let heard = suspicion.as_ref().map(|suspicion| done.saturating_duration_since(suspicion.since));
+        let Repaired { restored, dirty, began, done, .. } = repaired;
+        let heard = dirty.as_ref().map(|dirty| done.saturating_duration_since(dirty.since));
         let took = heard.unwrap_or_else(|| done.saturating_duration_since(began));
-        let who = suspicion.map(|suspicion| suspicion.traces.resolve()).unwrap_or_default();
+        let who = dirty.map(|dirty| dirty.traces.resolve()).unwrap_or_default();
         if !restored.kinds.is_empty() {
             self.metrics.drift.repaired(&restored.kinds, took, SystemTime::now());
         }
@@ -369,7 +384,7 @@ impl Part {
 // === impl Restored ===
 
 impl Restored {
-    /// Nothing could be done about it.
+    /// A part that could not be restored at all.
     fn failed(what: &str, error: String) -> Self {
         Self { what: vec![what.to_owned()], errors: vec![error], ..Self::default() }
     }

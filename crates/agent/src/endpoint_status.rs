@@ -16,14 +16,14 @@ use russet_plugins::endpoint_status_file;
 use russet_store::{Event, Record, Store, StoreError};
 
 use crate::reconcile::Loop;
-use crate::rivals::Rivals;
+use crate::route_daemons::RouteDaemonDetector;
 
 /// The keeper of the files.
 pub struct Files {
     dir: PathBuf,
     node: NodeName,
     store: Rc<dyn Store>,
-    rivals: Rc<Rivals>,
+    route_daemons: Rc<RouteDaemonDetector>,
 }
 
 /// An endpoint of a pod of this node.
@@ -67,7 +67,7 @@ impl Files {
             dir: keep.config.paths.calico_endpoint_status_dir(),
             node: keep.node.name.clone(),
             store: Rc::clone(&keep.node.store),
-            rivals: Rc::clone(&keep.rivals),
+            route_daemons: Rc::clone(&keep.route_daemons),
         }
     }
 
@@ -118,7 +118,7 @@ impl Files {
 
     /// Writes and removes files. True when there is nothing to look at again soon.
     async fn sync(&self, endpoints: &BTreeMap<Key, Endpoint>, logged: &mut Option<String>) -> bool {
-        if !self.rivals.is_without_felix() {
+        if !self.route_daemons.is_without_felix() {
             return false;
         }
         let (dir, endpoints) = (self.dir.clone(), endpoints.values().cloned().collect::<Vec<_>>());

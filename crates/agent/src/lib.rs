@@ -1,6 +1,8 @@
 //! The node daemon. It serves CNI on a socket, keeps routes and tunnels as the datastore wants them, removes what
 //! deleted pods left, and says how it is. Stopping it leaves the data path as it is.
 
+#![expect(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
+
 pub mod attachments;
 pub mod bootstrap;
 mod cluster;
@@ -21,12 +23,12 @@ mod metrics;
 pub mod openshift;
 pub mod openshift_tenants;
 mod operations;
-mod passage;
+mod forward_accepts;
 mod reaper;
 mod reconcile;
 mod recovery;
 pub mod repair;
-mod rivals;
+mod route_daemons;
 mod server;
 mod service_manager;
 mod stores;
@@ -154,8 +156,8 @@ pub async fn run(
         .run_until(async {
             reaper::newborn(&node).await;
             let kernel = recovery::Kernel::look(&node, &recorder).await;
-            // Now the mirror says what is attached.
-            let drift = Drift::watch(metrics.clone(), recorder.attachments().mirror(), node.wiring.verdicts())?;
+            // The table of attachments is complete now.
+            let drift = Drift::watch(metrics.clone(), recorder.attachments().attached_interfaces(), node.wiring.verdicts())?;
             isolation::begin(&node, &readiness).await;
             let mut background = JoinSet::new();
             background.spawn_local(isolation::insist(node.clone(), Rc::clone(&operations), readiness.clone()));

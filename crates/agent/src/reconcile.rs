@@ -22,8 +22,8 @@ use crate::fill;
 use crate::health::{Condition, Readiness};
 use crate::isolation;
 use crate::metrics::{Kind, Metrics};
-use crate::passage::Passage;
-use crate::rivals::{self, Rivals};
+use crate::forward_accepts::ForwardAccepts;
+use crate::route_daemons::{self, RouteDaemonDetector};
 use crate::underlay::{self, Choice, UnderlayError};
 use crate::unsupported;
 
@@ -33,8 +33,8 @@ const RESYNC: Duration = Duration::from_secs(60);
 const PROBE: Duration = Duration::from_secs(10);
 /// How often a cluster without pods of Calico's plugin is asked whether it has some now: so long the first of them may wait for a way to a borrowed address.
 const BORROWER_LOOK: Duration = Duration::from_secs(10);
-/// How often rivals are looked for; so long two programs may keep the same routes.
-const RIVAL_LOOK: Duration = Duration::from_secs(5);
+/// How often route_daemons are looked for; so long two programs may keep the same routes.
+const ROUTE_DAEMON_INTERVAL: Duration = Duration::from_secs(5);
 /// After the first event of a burst this long is waited for the next one.
 const QUIET: Duration = Duration::from_millis(5);
 /// A burst is cut off after this long: an endless one must not keep the kernel waiting.
@@ -68,9 +68,9 @@ pub struct Loop {
     /// The kernel's side, which is kept as the loop last wanted it.
     pub drift: Drift,
     /// Whom the agent stands aside for, in Calico's place.
-    pub rivals: Rc<Rivals>,
+    pub route_daemons: Rc<RouteDaemonDetector>,
     /// Where others drop what is forwarded.
-    pub passage: Passage,
+    pub forward_accepts: ForwardAccepts,
 }
 
 /// What ends one pass of the loop; the next one begins from the start.
@@ -124,8 +124,8 @@ impl LoopError {
 impl Loop {
     /// The loop of this node, which keeps nothing yet.
     pub fn new(config: Config, node: Node, readiness: Readiness, metrics: Metrics, drift: Drift) -> Self {
-        let (rivals, passage) = (Rc::default(), Passage::default());
-        Self { config, node, readiness, metrics, drift, rivals, passage }
+        let (route_daemons, forward_accepts) = (Rc::default(), ForwardAccepts::default());
+        Self { config, node, readiness, metrics, drift, route_daemons, forward_accepts }
     }
 
     /// Runs for ever; what fails is logged, told by readiness, and tried again.
@@ -212,8 +212,8 @@ impl Loop {
         if !self.config.calico {
             return Ok(false);
         }
-        let found = tokio::task::spawn_blocking(rivals::find).await?;
-        let aside = self.rivals.seen(found, Instant::now());
+        let found = tokio::task::spawn_blocking(route_daemons::find).await?;
+        let aside = self.route_daemons.seen(found, Instant::now());
         if aside {
             // At once: what they change from here on is theirs to change.
             let drift = self.drift.clone();
@@ -223,7 +223,7 @@ impl Loop {
     }
 
     /// Compares and corrects whenever something changes. Ends when the node itself has to be looked at again: after [`RESYNC`], when
-    /// pools are others than `pools`, for which there are tunnels, when somebody deleted this node's record, and when a rival comes or goes.
+    /// pools are others than `pools`, for which there are tunnels, when somebody deleted this node's record, and when a route_daemon comes or goes.
     async fn keep(
         &self,
         cluster: &mut Cluster,
@@ -257,7 +257,7 @@ impl Loop {
             let mut until = resync;
             if aside {
                 self.publish_mtu(&self.inputs(cluster, choice));
-                self.passage.give([]);
+                self.forward_accepts.give([]);
                 self.met(Condition::Programmed);
             } else if self.reconcile(cluster, choice).await? {
                 self.programmed(cluster);
@@ -290,7 +290,7 @@ impl Loop {
         aside: bool,
     ) -> Result<bool, LoopError> {
         while tokio::time::Instant::now() < until {
-            let every = if self.config.calico { RIVAL_LOOK } else { PROBE };
+            let every = if self.config.calico { ROUTE_DAEMON_INTERVAL } else { PROBE };
             let probe = until.min(tokio::time::Instant::now() + every);
             tokio::select! {
                 event = watches.next() => {
@@ -381,7 +381,7 @@ impl Loop {
 
     /// A policy that is not enforced is the worst of surprises: the log says so when that changes, and readiness always.
     fn tell_policies(&self, cluster: &Cluster) {
-        let unenforced = unsupported::policies(&cluster.policies).filter(|_| !self.rivals.has_felix());
+        let unenforced = unsupported::policies(&cluster.policies).filter(|_| !self.route_daemons.has_felix());
         let text = unenforced.clone();
         if !self.readiness.remark("policy", unenforced) {
             return;
@@ -405,7 +405,7 @@ impl Loop {
         let started = Instant::now();
         let inputs = self.inputs(cluster, choice);
         self.publish_mtu(&inputs);
-        self.passage.give(inputs.pools.iter().map(|pool| pool.cidr));
+        self.forward_accepts.give(inputs.pools.iter().map(|pool| pool.cidr));
         let drift = self.drift.clone();
         let report = tokio::task::spawn_blocking(move || drift.reconcile(inputs)).await?;
         self.metrics.nodes.set(cluster.nodes.len() as i64);

@@ -1,4 +1,5 @@
-//! When the cluster's information is written: a member of etcd that answers every question of the v2 API the same way stands for the cluster.
+//! When ClusterInformation is written. An etcd member that gives the same answer to every v2
+//! request stands for the cluster.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 
-/// Whether information is written when every question is answered like this.
+/// Whether ClusterInformation is written when etcd answers every request like this.
 async fn written(status: &str, body: &str) -> bool {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut settings = EtcdSettings::for_endpoints(&listener.local_addr().unwrap().to_string()).unwrap();
@@ -34,7 +35,7 @@ async fn written(status: &str, body: &str) -> bool {
 }
 
 #[tokio::test]
-async fn an_etcd_that_does_not_say_whether_it_has_data_of_v1_gets_no_information() {
+async fn cluster_information_is_not_written_while_etcd_does_not_say_whether_it_has_v1_data() {
     assert!(!written("500 Internal Server Error", "").await, "it may have some");
     assert!(
         !written("503 Service Unavailable", r#"{"errorCode":300,"message":"Raft Internal Error"}"#).await
@@ -47,7 +48,7 @@ async fn an_etcd_that_does_not_say_whether_it_has_data_of_v1_gets_no_information
 }
 
 #[test]
-fn settings_of_pools_that_have_no_effect_are_named() {
+fn pool_settings_without_effect_are_reported() {
     use russet_model::IpPoolSpec;
 
     use crate::config::Encapsulation;
@@ -62,7 +63,7 @@ fn settings_of_pools_that_have_no_effect_are_named() {
     assert_eq!(unused(&default, &there), [], "nothing was asked for");
     let other = DefaultPools {
         ipv4: Some("10.77.0.0/24".parse().unwrap()),
-        // No pool of the family is there: this one is created.
+        // The store has no pool of this family, so this one is created.
         ipv6: Some("fd00:77::/64".parse().unwrap()),
         encapsulation: Encapsulation::None,
     };

@@ -1,8 +1,9 @@
-//! How much time comparisons may take: whoever changes our things in a loop must not keep a processor busy. Pure; `now` is an argument. Used by `ears`.
+//! Limit of the time that comparisons take: a program that changes managed objects in a loop must
+//! not keep a processor busy. Pure; `now` is an argument. Used by `kernel_events`.
 
 use std::time::{Duration, Instant};
 
-/// Time that comparisons may take, saved up to a limit.
+/// Processor time for comparisons, saved up to a limit.
 #[derive(Debug)]
 pub(super) struct Budget {
     saved: Duration,
@@ -10,11 +11,13 @@ pub(super) struct Budget {
     at: Instant,
 }
 
-/// What can be saved: a burst of that much is carried out without a pause, however large the node.
+/// The most that can be saved. A burst that costs no more than this is handled without a pause,
+/// however large the node is.
 const SAVED_MAX: Duration = Duration::from_secs(1);
-/// What one comparison is charged at most, so that the next never waits longer than ten times that.
+/// The most that one comparison is charged, so that the next one never waits longer than ten times
+/// this.
 const CHARGE_MAX: Duration = Duration::from_millis(500);
-/// One part in so many of the time goes to comparisons when it never ends: a tenth of a processor.
+/// The divisor of elapsed time: under endless load, a tenth of one processor goes to comparisons.
 const SHARE: u32 = 10;
 
 // === impl Budget ===
@@ -24,7 +27,7 @@ impl Budget {
         Self { saved: SAVED_MAX, overdrawn: Duration::ZERO, at: now }
     }
 
-    /// How long to wait before the next comparison; zero: it may begin.
+    /// How long to wait before the next comparison; zero if it may start now.
     pub fn wait(&mut self, now: Instant) -> Duration {
         let earned = now.saturating_duration_since(self.at) / SHARE;
         self.at = now;
@@ -34,7 +37,7 @@ impl Budget {
         self.overdrawn * SHARE
     }
 
-    /// A comparison took so long.
+    /// Charges a comparison.
     pub fn spend(&mut self, took: Duration) {
         let took = took.min(CHARGE_MAX);
         let paid = took.min(self.saved);
@@ -48,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_comparison_however_long_lets_the_next_wait_for_so_long_at_most() {
+    fn the_pause_after_one_long_comparison_is_bounded() {
         let start = Instant::now();
         let mut budget = Budget::full(start);
         (0..3).for_each(|_| budget.spend(Duration::from_secs(3600)));
@@ -56,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_carried_out_at_once_and_an_endless_one_takes_a_tenth() {
+    fn a_burst_is_handled_at_once_and_an_endless_one_takes_a_tenth() {
         let start = Instant::now();
         let mut budget = Budget::full(start);
         let took = Duration::from_millis(50);

@@ -1,4 +1,5 @@
-//! The last repairs, for `russet drift`: what was different, who did it, how long it took to come back. In memory only; the counters are in the metrics.
+//! The last repairs, for `russet drift`: what differed, which process changed it, how long the
+//! repair took. In memory only; the counters are metrics.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
@@ -9,39 +10,40 @@ use serde::{Deserialize, Serialize};
 use super::Restored;
 use super::who::Who;
 
-/// What `russet drift` shows.
+/// The output of `russet drift`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DriftReport {
     /// [`Self::SCHEMA`].
     pub schema: u32,
-    /// What differs from what should be now, in words.
+    /// The current differences from the desired state, as text.
     pub differences: Vec<String>,
     /// What could not be compared, and why.
     pub unknown: Vec<String>,
-    /// Repairs since the agent's start.
+    /// Number of repairs since the agent's start.
     pub repairs_total: u64,
-    /// The last of them, the newest first.
+    /// The last repairs, newest first.
     pub repairs: Vec<Repair>,
 }
 
-/// Something that was brought back.
+/// One repair.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Repair {
     /// When, in RFC 3339.
     pub at: String,
-    /// What was done about it, in words; the first [`WHAT_MAX`].
+    /// What was done, as text; the first [`WHAT_MAX`].
     pub what: Vec<String>,
-    /// How much more of it there was.
+    /// The number of further actions.
     pub more: u64,
     /// Kernel objects that were changed, by kind.
     pub kinds: BTreeMap<String, u64>,
-    /// Who did it, as far as known.
+    /// The processes that made the change, as far as known.
     pub who: Vec<Who>,
-    /// Whether the kernel told of it; otherwise the regular look found it.
+    /// Whether a kernel event announced the change. Otherwise a regular comparison found it.
     pub heard: bool,
-    /// Milliseconds from the kernel's first word of it, or else from the beginning of the look, until it was back.
+    /// Milliseconds from the first event, or from the beginning of the comparison, until it was
+    /// restored.
     pub ms: f64,
-    /// What could not be brought back.
+    /// What could not be restored.
     pub errors: Vec<String>,
 }
 
@@ -50,31 +52,31 @@ pub struct Repair {
 pub(super) struct Log {
     repairs: VecDeque<Repair>,
     total: u64,
-    told: Option<Told>,
+    lines_written: Option<LogLines>,
 }
 
-/// Lines that were written lately.
+/// Log lines of the current interval.
 #[derive(Debug)]
-struct Told {
+struct LogLines {
     since: Instant,
     lines: u32,
-    untold: u64,
+    suppressed: u64,
 }
 
-/// Repairs that are remembered: a day of a flap every few minutes, 100 KiB at most.
+/// Repairs that are kept: a day of a change every few minutes, at most 100 KiB.
 const REPAIRS_MAX: usize = 200;
-/// Differences of one repair that are told in words.
+/// Actions of one repair that are listed as text.
 const WHAT_MAX: usize = 12;
-/// Differences that are told of at once.
+/// Differences that are listed at once.
 const DIFFERENCES_MAX: usize = 1000;
-/// Somebody who changes the same thing in a loop is logged this often in each [`LINES_TIME`].
+/// Log lines in each [`LINES_TIME`], for a program that changes the same object in a loop.
 const LINES_MAX: u32 = 10;
 const LINES_TIME: Duration = Duration::from_secs(60);
 
 // === impl DriftReport ===
 
 impl DriftReport {
-    /// The version of its form.
+    /// Version of the JSON format.
     pub const SCHEMA: u32 = 1;
 }
 
@@ -90,22 +92,22 @@ impl Repair {
         Self { at: rfc3339(SystemTime::now()), what, more, kinds, who, heard, ms, errors }
     }
 
-    /// Whether the same could not be brought back for the same reason.
+    /// Whether `later` is the same repair with the same errors.
     fn failed_as(&self, later: &Self) -> bool {
         let failed = self.kinds.is_empty() && later.kinds.is_empty() && !self.errors.is_empty();
         failed && self.what == later.what && self.errors == later.errors
     }
 
-    fn tell(&self, untold: u64) {
+    fn log(&self, suppressed: u64) {
         let list = |words: Vec<String>| words.join("; ");
         let what = list(self.what.clone());
         let who = list(self.who.iter().map(ToString::to_string).collect());
         let errors = list(self.errors.clone());
         let Self { more, heard, ms, .. } = self;
         if self.kinds.is_empty() && !self.errors.is_empty() {
-            tracing::warn!(what, more, who, heard, ms, errors, untold, "drift could not be repaired");
+            tracing::warn!(what, more, who, heard, ms, errors, suppressed, "drift could not be repaired");
         } else {
-            tracing::warn!(what, more, who, heard, ms, errors, untold, "drift was repaired");
+            tracing::warn!(what, more, who, heard, ms, errors, suppressed, "drift was repaired");
         }
     }
 }
@@ -114,15 +116,15 @@ impl Repair {
 
 impl Log {
     pub fn add(&mut self, repair: Repair) {
-        // Parts fail side by side: what came last of this one counts.
+        // Several parts may fail in turn, so only the last repair of the same part is compared.
         let last = self.repairs.iter().position(|it| it.what == repair.what);
         if let Some(last) = last.filter(|last| self.repairs[*last].failed_as(&repair)) {
             self.repairs.remove(last);
             self.repairs.push_front(repair);
             return;
         }
-        if let Some(untold) = self.may_tell(Instant::now()) {
-            repair.tell(untold);
+        if let Some(suppressed) = self.may_log(Instant::now()) {
+            repair.log(suppressed);
         }
         self.total += 1;
         self.repairs.push_front(repair);
@@ -146,21 +148,23 @@ impl Log {
         DriftReport { schema: DriftReport::SCHEMA, differences, unknown, repairs_total: self.total, repairs }
     }
 
-    /// Whether a line may be written, and how many were not since the last one.
-    fn may_tell(&mut self, now: Instant) -> Option<u64> {
-        let told = match &mut self.told {
-            Some(told) if now.saturating_duration_since(told.since) < LINES_TIME => told,
+    /// Whether a line may be written, and how many lines were suppressed since the last one.
+    fn may_log(&mut self, now: Instant) -> Option<u64> {
+        let lines_written = match &mut self.lines_written {
+            Some(lines_written) if now.saturating_duration_since(lines_written.since) < LINES_TIME => {
+                lines_written
+            }
             other => {
-                let untold = other.as_ref().map_or(0, |told| told.untold);
-                other.insert(Told { since: now, lines: 0, untold })
+                let suppressed = other.as_ref().map_or(0, |lines_written| lines_written.suppressed);
+                other.insert(LogLines { since: now, lines: 0, suppressed })
             }
         };
-        if told.lines >= LINES_MAX {
-            told.untold += 1;
+        if lines_written.lines >= LINES_MAX {
+            lines_written.suppressed += 1;
             return None;
         }
-        told.lines += 1;
-        Some(std::mem::take(&mut told.untold))
+        lines_written.lines += 1;
+        Some(std::mem::take(&mut lines_written.suppressed))
     }
 }
 
@@ -190,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_again_in_the_same_way_is_remembered_once() {
+    fn a_failure_that_repeats_unchanged_is_kept_once() {
         let failure = |what: &str, error: &str| {
             let restored = Restored::failed(what, error.to_owned());
             Repair::new(restored, Vec::new(), false, Duration::ZERO)
@@ -206,14 +210,17 @@ mod tests {
         let report = log.report(Vec::new());
         let errors = report.repairs.iter().map(|it| it.errors.concat());
         assert_eq!(errors.collect::<Vec<_>>(), ["EPERM", "", "", "EIO", "EBUSY"]);
-        assert_eq!((report.repairs_total, log.told.map(|told| told.lines)), (5, Some(5)));
+        assert_eq!(
+            (report.repairs_total, log.lines_written.map(|lines_written| lines_written.lines)),
+            (5, Some(5))
+        );
     }
 
     #[test]
     fn a_loop_of_repairs_does_not_fill_the_log() {
         let (mut log, start) = (Log::default(), Instant::now());
-        let lines = (0..1000).filter(|_| log.may_tell(start).is_some()).count();
+        let lines = (0..1000).filter(|_| log.may_log(start).is_some()).count();
         assert_eq!(lines, LINES_MAX as usize);
-        assert_eq!(log.may_tell(start + LINES_TIME), Some(1000 - u64::from(LINES_MAX)));
+        assert_eq!(log.may_log(start + LINES_TIME), Some(1000 - u64::from(LINES_MAX)));
     }
 }

@@ -1,9 +1,10 @@
-//! What pods need of nf_tables besides verdicts, table `inet russet-cni`: masquerade and published ports. Nobody knows its contents but the requests that wrote
-//! them, which are over, perhaps in another life of the agent; so a picture of the table is kept, taken anew after each change of our own, and the table is
-//! brought back to it. Used by `drift`.
+//! What pods need in nf_tables besides verdicts: masquerade and published ports in table `inet
+//! russet-cni`. Only the requests that wrote these rules know their content, and they are over,
+//! perhaps in an earlier run of the agent. So this module keeps a snapshot of the table, takes a
+//! new one after each change of our own, and restores the table to it. Used by `drift`.
 //!
-//! Whether a change was our own is not a matter of what was heard, of which some may be lost: [`nat::changes`] counts them, and a picture is good as long as
-//! that says the same as when it was taken.
+//! Whether a change was our own does not depend on events, which may be lost: [`nat::changes`]
+//! counts our changes, and a snapshot is valid as long as the count is that of when it was taken.
 
 use std::time::Duration;
 
@@ -13,15 +14,15 @@ use russet_nft::{NetlinkError, Nft, Photo, Transaction};
 
 use super::Restored;
 
-/// The table, and how it should be.
+/// The table and its desired content.
 pub(super) struct Nat {
     nft: Option<Nft>,
-    /// None where it has no nf_tables.
+    /// None on a kernel without nf_tables.
     kernel: Option<Kernel>,
-    kept: Option<Kept>,
+    baseline: Option<Baseline>,
 }
 
-/// The kernel and our own commits, or a test's.
+/// Access to the kernel and the count of our own commits, or replacements in a test.
 #[derive(Clone, Copy)]
 struct Kernel {
     open: fn() -> Result<Nft, NetlinkError>,
@@ -29,137 +30,143 @@ struct Kernel {
     changes: fn() -> Option<u64>,
 }
 
-/// A picture of the table, or that it is not there.
-struct Kept {
-    photo: Option<Photo>,
+/// A snapshot of the table, or the fact that it does not exist.
+struct Baseline {
+    snapshot: Option<Photo>,
     /// [`nat::changes`] when it was taken.
     changes: u64,
 }
 
-/// The table at the moment of a look, different from the picture.
-struct Look {
+/// A comparison that found a difference.
+struct Difference {
     now: Option<Photo>,
     generation: u32,
     differences: usize,
 }
 
-/// What a look came to.
-enum Seen {
-    /// It is as it should be, as far as anybody can know.
-    Right,
-    Wrong(Look),
-    /// A request of ours is at work on it: look again.
-    Blurred,
+/// The result of a comparison.
+enum Comparison {
+    /// As desired, as far as can be determined.
+    AsDesired,
+    Differs(Difference),
+    /// One of our own requests is changing the table; compare again.
+    InProgress,
 }
 
-/// Tries at the table: each failure means that somebody committed meanwhile.
+/// Attempts. Each failure means that another program committed meanwhile.
 const TRIES: usize = 8;
-/// What one of our own commits takes, for somebody who waits for an answer.
-const BLURRED_PAUSE: Duration = Duration::from_millis(5);
+/// Roughly the duration of one of our own commits, for a caller that waits for an answer.
+const IN_PROGRESS_PAUSE: Duration = Duration::from_millis(5);
 
 // === impl Nat ===
 
 impl Nat {
-    /// What is there now is how it should be.
+    /// Takes the current content as the desired one.
     pub fn open() -> Self {
         let unsupported = matches!(probe::supports(Feature::NfTables), Ok(false));
         Self::of_kernel((!unsupported).then_some(Kernel { open: Nft::open, changes: nat::changes }))
     }
 
     fn of_kernel(kernel: Option<Kernel>) -> Self {
-        let mut new = Self { nft: None, kernel, kept: None };
-        // Without a picture the next look takes one.
-        let _ = new.follow();
+        let mut new = Self { nft: None, kernel, baseline: None };
+        // If this fails, the next comparison takes a snapshot.
+        let _ = new.update_baseline();
         new
     }
 
-    /// Takes a new picture if requests of ours have changed the table since the last one. False while one is at work: then there will be another.
-    pub fn follow(&mut self) -> Result<bool, NetlinkError> {
-        // What cannot be opened now, for want of descriptors, may be later.
+    /// Takes a new snapshot if our own requests have changed the table since the last one. False
+    /// while a request is changing it; a later call then takes one.
+    pub fn update_baseline(&mut self) -> Result<bool, NetlinkError> {
+        // Opening may fail now for lack of descriptors, and succeed later.
         let Some(Kernel { open, changes: count }) = self.kernel else { return Ok(true) };
         let nft = match &mut self.nft {
             Some(nft) => nft,
             none => none.insert(open()?),
         };
         let Some(changes) = count() else { return Ok(false) };
-        if self.kept.as_ref().is_some_and(|kept| kept.changes == changes) {
+        if self.baseline.as_ref().is_some_and(|baseline| baseline.changes == changes) {
             return Ok(true);
         }
-        // An older one is worse than none: what was added since would go.
-        self.kept = None;
-        let photo = nft.photograph(&nat::table())?;
+        // An outdated snapshot is worse than none: restoring it would remove later changes.
+        self.baseline = None;
+        let snapshot = nft.photograph(&nat::table())?;
         let still = count() == Some(changes);
-        self.kept = still.then_some(Kept { photo, changes });
+        self.baseline = still.then_some(Baseline { snapshot, changes });
         Ok(still)
     }
 
-    /// Brings the table back to its picture. The second is false where that failed; none where a request of ours is at work on it, which is soon over.
+    /// Restores the table to the snapshot. The second value is false if that failed. None while one
+    /// of our own requests is changing the table, which is soon over.
     pub fn restore(&mut self) -> Option<(Restored, bool)> {
         let failed = |what: &str, error: String| Some((Restored::failed(what, error), false));
         let mut stale = None;
         for _ in 0..TRIES {
-            let look = match self.look() {
-                Ok(Seen::Right) => return Some((Restored::default(), true)),
-                Ok(Seen::Blurred) => continue,
-                Ok(Seen::Wrong(look)) => look,
+            let difference = match self.compare() {
+                Ok(Comparison::AsDesired) => return Some((Restored::default(), true)),
+                Ok(Comparison::InProgress) => continue,
+                Ok(Comparison::Differs(difference)) => difference,
                 Err(error) => return failed("compare table inet russet-cni", error.to_string()),
             };
-            let (Some(nft), Some(Kept { photo: Some(photo), .. })) = (&mut self.nft, &self.kept) else {
+            let (Some(nft), Some(Baseline { snapshot: Some(snapshot), .. })) =
+                (&mut self.nft, &self.baseline)
+            else {
                 break;
             };
             let mut transaction = Transaction::new();
-            transaction.only_at(look.generation).restore(photo);
+            transaction.only_at(difference.generation).restore(snapshot);
             match nft.commit(&transaction) {
                 Ok(()) => {
-                    let (what, kinds) = (vec![look.to_string()], vec![("pod_nat", 1)]);
+                    let (what, kinds) = (vec![difference.to_string()], vec![("pod_nat", 1)]);
                     return Some((Restored { what, kinds, errors: Vec::new() }, true));
                 }
-                Err(error) if error.is_stale() => stale = Some((look, error)),
-                Err(error) => return failed(&look.to_string(), error.to_string()),
+                Err(error) if error.is_stale() => stale = Some((difference, error)),
+                Err(error) => return failed(&difference.to_string(), error.to_string()),
             }
         }
-        // Others commit without end.
-        stale.and_then(|(look, error)| failed(&look.to_string(), error.to_string()))
+        // Other programs commit without end.
+        stale.and_then(|(difference, error)| failed(&difference.to_string(), error.to_string()))
     }
 
-    /// What differs, in words; changes nothing.
+    /// The differences as text. Changes nothing.
     pub fn differences(&mut self) -> Result<Vec<String>, String> {
         let unknown = |error: String| format!("table {}: {error}", nat::table().name);
         for _ in 0..TRIES {
-            match self.look().map_err(|error| unknown(error.to_string()))? {
-                Seen::Wrong(look) => return Ok(vec![look.to_string()]),
-                Seen::Right => return Ok(Vec::new()),
-                Seen::Blurred => std::thread::park_timeout(BLURRED_PAUSE),
+            match self.compare().map_err(|error| unknown(error.to_string()))? {
+                Comparison::Differs(difference) => return Ok(vec![difference.to_string()]),
+                Comparison::AsDesired => return Ok(Vec::new()),
+                Comparison::InProgress => std::thread::park_timeout(IN_PROGRESS_PAUSE),
             }
         }
-        Err(unknown("requests of ours change it all the while".to_owned()))
+        Err(unknown("requests of ours are changing it; try again".to_owned()))
     }
 
-    fn look(&mut self) -> Result<Seen, NetlinkError> {
-        if !self.follow()? {
-            return Ok(Seen::Blurred);
+    fn compare(&mut self) -> Result<Comparison, NetlinkError> {
+        if !self.update_baseline()? {
+            return Ok(Comparison::InProgress);
         }
-        // A table that should not be there is somebody else's.
-        let (Some(nft), Some(kernel), Some(Kept { photo: Some(photo), changes })) =
-            (&mut self.nft, self.kernel, &self.kept)
+        // A table that should not exist is foreign.
+        let (Some(nft), Some(kernel), Some(Baseline { snapshot: Some(snapshot), changes })) =
+            (&mut self.nft, self.kernel, &self.baseline)
         else {
-            return Ok(Seen::Right);
+            return Ok(Comparison::AsDesired);
         };
         let generation = nft.generation()?;
         let now = nft.photograph(&nat::table())?;
-        let differences = photo.differs_from(now.as_ref());
+        let differences = snapshot.differs_from(now.as_ref());
         Ok(match differences {
-            0 => Seen::Right,
-            // Later changes make for another generation.
-            _ if (kernel.changes)() == Some(*changes) => Seen::Wrong(Look { now, generation, differences }),
-            _ => Seen::Blurred,
+            0 => Comparison::AsDesired,
+            // A later change results in another generation.
+            _ if (kernel.changes)() == Some(*changes) => {
+                Comparison::Differs(Difference { now, generation, differences })
+            }
+            _ => Comparison::InProgress,
         })
     }
 }
 
-// === impl Look ===
+// === impl Difference ===
 
-impl std::fmt::Display for Look {
+impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let state = if self.now.is_some() { "changed" } else { "gone" };
         let Self { differences, .. } = self;

@@ -1,4 +1,5 @@
-//! The overlay with what is wanted of it: the loop changes that, the listening thread keeps it. Used by `drift`.
+//! The overlay with its desired state: the loop changes it, the listening thread restores it. Used
+//! by `drift`.
 
 use std::collections::BTreeSet;
 
@@ -7,12 +8,13 @@ use russet_overlay::{Inputs, Owner, Reconciler, Report};
 
 use super::Restored;
 
-/// The kernel's side of the overlay; in one pair of hands at a time.
+/// The kernel's side of the overlay. One thread at a time works on it.
 pub(super) struct Overlay {
     reconciler: Reconciler,
     socket: Socket,
     wanted: Option<Inputs>,
-    /// The kernel was brought to all of it once: what differs later is somebody's doing, also where it cannot be put back.
+    /// The kernel matched the whole desired state once. A later difference was made by another
+    /// program, even if it cannot be restored.
     settled: bool,
 }
 
@@ -23,14 +25,15 @@ impl Overlay {
         Ok(Self { reconciler: Reconciler::new()?, socket: Socket::route()?, wanted: None, settled: false })
     }
 
-    /// Whether the kernel was brought to exactly this before.
-    pub fn is_kept_at(&self, inputs: &Inputs) -> bool {
+    /// Whether the kernel was brought to exactly these inputs before.
+    pub fn is_settled_at(&self, inputs: &Inputs) -> bool {
         self.settled && self.wanted.as_ref() == Some(inputs)
     }
 
-    /// Brings the kernel to `inputs`; besides the report, what was restored if it had been there before.
+    /// Brings the kernel to `inputs`. Returns the report, and what was restored if it had existed
+    /// before.
     pub fn reconcile(&mut self, inputs: Inputs) -> (Report, Option<Restored>) {
-        let was_kept = self.is_kept_at(&inputs);
+        let was_kept = self.is_settled_at(&inputs);
         let mut run = self.reconciler.start(&inputs);
         let what = if was_kept { run.pending() } else { Vec::new() };
         while run.step() {}
@@ -41,14 +44,15 @@ impl Overlay {
         (report, restored)
     }
 
-    /// Brings the kernel back to what it was brought to before; none where nothing was wrong. The second is false where something of it failed.
+    /// Restores the kernel to the last inputs. None if nothing differed. The second value is false
+    /// if some of it failed.
     pub fn restore(&mut self) -> (Option<Restored>, bool) {
         let Some(inputs) = self.wanted.clone() else { return (None, true) };
         let (report, restored) = self.reconcile(inputs);
         (restored, report.failed == 0)
     }
 
-    /// What differs from what is wanted, in words; changes nothing. An error before it is known what is wanted.
+    /// The differences as text. Changes nothing. An error before the first inputs are known.
     pub fn differences(&mut self) -> Result<Vec<String>, String> {
         let Some(inputs) = &self.wanted else {
             return Err("routes and tunnels: the agent has not read its store yet".to_owned());
@@ -61,7 +65,7 @@ impl Overlay {
         }
     }
 
-    /// What was wanted last; none before the store was read, and while others keep the routes.
+    /// The last inputs. None before the store was read, and while other programs keep the routes.
     pub fn wanted(&self) -> Option<&Inputs> {
         self.wanted.as_ref()
     }
@@ -71,7 +75,8 @@ impl Overlay {
         self.settled = false;
     }
 
-    /// Leaves the tunnels to another program: peers that only that one knows must get through.
+    /// Leaves the tunnels to another program: packets of peers that only that program knows must be
+    /// accepted.
     pub fn leave_tunnels(&mut self) {
         self.forget();
         match self.reconciler.withdraw_guard() {
@@ -85,7 +90,7 @@ impl Overlay {
         }
     }
 
-    /// The indexes of the tunnel devices, as far as they are there.
+    /// The indexes of the tunnel devices that exist.
     pub fn devices(&mut self) -> BTreeSet<u32> {
         let names = Owner::default().names;
         let found = names.iter().flatten().filter_map(|name| self.socket.link_by_name(name).ok());
@@ -100,7 +105,7 @@ impl Restored {
         let kinds: Vec<_> =
             report.changed.iter().map(|(kind, count)| (kind.label(), *count as u64)).collect();
         if what.is_empty() {
-            // Sysctls are compared as they are written.
+            // Sysctls are compared when they are written.
             what = kinds.iter().map(|(kind, count)| format!("write {count} {kind}s")).collect();
         }
         Self { what, kinds, errors: report.errors.iter().map(ToString::to_string).collect() }

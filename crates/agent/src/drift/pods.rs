@@ -1,4 +1,5 @@
-//! The node's side of pods' interfaces: host ends, their routes, neighbours, sysctls and bridges. Used by `drift`.
+//! The host ends of pods' interfaces, with their routes, neighbours, sysctls and bridges. Used by
+//! `drift`.
 
 use std::collections::BTreeMap;
 use std::slice;
@@ -7,29 +8,29 @@ use russet_attach::restore::{self, Depth, Fix, Tables};
 use russet_netlink::{NetlinkError, Socket};
 
 use super::Restored;
-use super::mirror::{Kept, Mirror};
+use super::attached_interfaces::{AttachedInterfaces, Entry};
 
-/// Compares and restores; in one pair of hands at a time.
+/// Compares and restores. One thread at a time works on it.
 pub(super) struct Pods {
     socket: Socket,
-    mirror: Mirror,
+    interfaces: AttachedInterfaces,
 }
 
-/// An attachment, and what is not as it should be of it.
-type Wrong = (Kept, Vec<Fix>);
+/// An interface and the fixes that it needs.
+type Wrong = (Entry, Vec<Fix>);
 
 // === impl Pods ===
 
 impl Pods {
-    pub fn open(mirror: Mirror) -> Result<Self, NetlinkError> {
-        Ok(Self { socket: Socket::route()?, mirror })
+    pub fn open(interfaces: AttachedInterfaces) -> Result<Self, NetlinkError> {
+        Ok(Self { socket: Socket::route()?, interfaces })
     }
 
-    /// Puts back what is missing. The second is false where something of that failed.
+    /// Restores what is missing. The second value is false if some of that failed.
     pub fn restore(&mut self, depth: Depth) -> (Restored, bool) {
-        match self.twice(depth) {
+        match self.confirmed(depth) {
             Ok(wrong) => {
-                let restored = self.put_back(wrong);
+                let restored = self.restore_all(wrong);
                 let succeeded = restored.errors.is_empty();
                 (restored, succeeded)
             }
@@ -37,38 +38,41 @@ impl Pods {
         }
     }
 
-    /// What differs, in words; changes nothing.
+    /// The differences as text. Changes nothing.
     pub fn differences(&mut self) -> Result<Vec<String>, String> {
-        let wrong = self.wrong(self.mirror.kept(), Depth::Everything).map_err(|error| error.to_string())?;
+        let wrong =
+            self.wrong(self.interfaces.entries(), Depth::Everything).map_err(|error| error.to_string())?;
         Ok(wrong.iter().flat_map(|(_, fixes)| fixes).map(Fix::to_string).collect())
     }
 
-    /// Looks once more at what is wrong: the tables are read one after the other, and what was missing from one may have vanished from all.
-    fn twice(&mut self, depth: Depth) -> Result<Vec<Wrong>, NetlinkError> {
-        let wrong = self.wrong(self.mirror.kept(), depth)?;
-        self.wrong(wrong.into_iter().map(|(kept, _)| kept).collect(), depth)
+    /// Compares again what differed: the tables are read one after the other, so an interface that
+    /// is removed in between looks incomplete.
+    fn confirmed(&mut self, depth: Depth) -> Result<Vec<Wrong>, NetlinkError> {
+        let wrong = self.wrong(self.interfaces.entries(), depth)?;
+        self.wrong(wrong.into_iter().map(|(entry, _)| entry).collect(), depth)
     }
 
-    fn wrong(&mut self, kept: Vec<Kept>, depth: Depth) -> Result<Vec<Wrong>, NetlinkError> {
-        if kept.is_empty() {
+    fn wrong(&mut self, entries: Vec<Entry>, depth: Depth) -> Result<Vec<Wrong>, NetlinkError> {
+        if entries.is_empty() {
             return Ok(Vec::new());
         }
         let tables = Tables::read(&mut self.socket)?;
-        let wrong = |kept: Kept| {
-            // One that cannot be is nobody's.
-            let plan = kept.wired.plan().ok()?;
+        let wrong = |entry: Entry| {
+            // An interface without a valid plan cannot be one of ours.
+            let plan = entry.wired.plan().ok()?;
             let fixes = restore::differences(slice::from_ref(&plan), &tables, depth);
-            (!fixes.is_empty()).then_some((kept, fixes))
+            (!fixes.is_empty()).then_some((entry, fixes))
         };
-        Ok(kept.into_iter().filter_map(wrong).collect())
+        Ok(entries.into_iter().filter_map(wrong).collect())
     }
 
-    /// One attachment at a time: requests wait for the mirror, on the thread that serves all of them. Whatever left since it was looked at is left alone.
-    fn put_back(&mut self, wrong: Vec<Wrong>) -> Restored {
-        let Self { socket, mirror } = self;
+    /// Restores one interface at a time, because requests wait for this lock on the thread that
+    /// serves all of them. An interface that has left since the comparison is skipped.
+    fn restore_all(&mut self, wrong: Vec<Wrong>) -> Restored {
+        let Self { socket, interfaces } = self;
         let (mut kinds, mut what, mut errors) = (BTreeMap::new(), Vec::new(), Vec::new());
-        for (kept, fixes) in wrong {
-            let Some(results) = mirror.while_kept(&kept, || restore::restore(socket, &fixes)) else {
+        for (entry, fixes) in wrong {
+            let Some(results) = interfaces.while_attached(&entry, || restore::restore(socket, &fixes)) else {
                 continue;
             };
             for (fix, result) in fixes.iter().zip(results) {

@@ -1,4 +1,5 @@
-//! OpenShift's data path, while its server has one: the table of verdicts, the tunnel device, ways, pods' host ends. Used by `drift`.
+//! OpenShift's data path while its server runs: the table of verdicts, the tunnel device, routes,
+//! and pods' host ends. Used by `drift`.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -10,32 +11,33 @@ use super::{Restored, lock};
 
 /// The server's data path, if there is one.
 #[derive(Default)]
-pub(super) struct Sdn(Option<Kept>);
+pub(super) struct Sdn(Option<KeptPath>);
 
-struct Kept {
-    /// The server's: nothing is restored that it has given up.
+struct KeptPath {
+    /// Owned by the server: a path that the server has dropped is not restored.
     path: Weak<Mutex<DataPath>>,
-    /// What keeps it from being in force.
+    /// Why the path is not in force; None once it is.
     problem: watch::Sender<Option<String>>,
-    /// What was told that nothing can be done about.
+    /// Refusals that were logged.
     refused: Vec<Refusal>,
-    /// It was in force once: what differs later is somebody's doing.
+    /// The path was in force once. A later difference was made by another program.
     settled: bool,
 }
 
 // === impl Sdn ===
 
 impl Sdn {
-    /// This one is kept from now on.
+    /// Keeps this path from now on.
     pub fn keep(&mut self, path: &Arc<Mutex<DataPath>>) -> watch::Receiver<Option<String>> {
-        let (problem, told) = watch::channel(Some("not yet".to_owned()));
-        self.0 = Some(Kept { path: Arc::downgrade(path), problem, refused: Vec::new(), settled: false });
-        told
+        let (problem, problems) = watch::channel(Some("not yet".to_owned()));
+        self.0 = Some(KeptPath { path: Arc::downgrade(path), problem, refused: Vec::new(), settled: false });
+        problems
     }
 
-    /// Brings it to what the server wants. The second is false where something of that failed.
+    /// Brings the path to the state that the server wants. The second value is false if some of
+    /// that failed.
     pub fn restore(&mut self) -> (Restored, bool) {
-        let Some((kept, path)) = self.0.as_mut().and_then(Kept::upgraded) else {
+        let Some((kept, path)) = self.0.as_mut().and_then(KeptPath::upgraded) else {
             return (Restored::default(), true);
         };
         let Outcome { report, what } = lock(&path).restore();
@@ -45,28 +47,28 @@ impl Sdn {
             false => Restored::default(),
         };
         kept.settled |= succeeded;
-        kept.tell(&report);
+        kept.log(&report);
         kept.warn(report.refusals);
         (restored, succeeded)
     }
 
-    /// What differs, in words; changes nothing.
+    /// The differences as text. Changes nothing.
     pub fn differences(&mut self) -> Result<Vec<String>, String> {
-        let Some((_, path)) = self.0.as_mut().and_then(Kept::upgraded) else { return Ok(Vec::new()) };
+        let Some((_, path)) = self.0.as_mut().and_then(KeptPath::upgraded) else { return Ok(Vec::new()) };
         let Outcome { report, what } = lock(&path).differences();
         report.errors.first().map_or(Ok(what), |error| Err(format!("OpenShift's data path: {error}")))
     }
 }
 
-// === impl Kept ===
+// === impl KeptPath ===
 
-impl Kept {
+impl KeptPath {
     fn upgraded(&mut self) -> Option<(&mut Self, Arc<Mutex<DataPath>>)> {
         let path = self.path.upgrade()?;
         Some((self, path))
     }
 
-    /// What was refused before is not told again.
+    /// Logs each refusal once.
     fn warn(&mut self, refused: Vec<Refusal>) {
         for refusal in refused.iter().filter(|refusal| !self.refused.contains(refusal)) {
             tracing::warn!("OpenShift's data path: {refusal}");
@@ -74,8 +76,8 @@ impl Kept {
         self.refused = refused;
     }
 
-    /// What is the same as before wakes nobody.
-    fn tell(&self, report: &Report) {
+    /// Publishes the problem if it changed; an unchanged one wakes no receiver.
+    fn log(&self, report: &Report) {
         let error = || report.errors.first().map_or_else(|| "it broke off".to_owned(), ToString::to_string);
         let now = (report.failed > 0).then(error);
         self.problem.send_if_modified(|problem| {

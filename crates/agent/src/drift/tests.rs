@@ -21,23 +21,25 @@ fn settings() -> Settings {
     }
 }
 
-/// Whether a thread waits, for a lock as for anything else.
+/// Whether a thread sleeps, on a lock as on anything else.
 fn sleeps(thread: &Path) -> bool {
     let stat = std::fs::read_to_string(thread.join("stat")).unwrap();
     stat.rsplit(") ").next().unwrap().starts_with('S')
 }
 
-/// Found by a reader: the thread that listens, and the loop, waited for whoever had the data path, which waits for others' commits.
+/// Regression: the listening thread and the loop waited for the holder of the data path, which
+/// waits for other programs' commits.
 #[test]
 #[ignore = "kernel: network namespaces need root"]
-fn who_listens_does_not_wait_for_who_has_openshifts_data_path() {
+fn the_listening_thread_does_not_wait_for_the_holder_of_openshifts_data_path() {
     in_new_netns(|| {
         let load: Load = Arc::new(|| Ok(Vec::new()));
-        let shared = Shared::open(Metrics::new().0, Mirror::default(), Keeper::new(load)).unwrap();
+        let shared =
+            Shared::open(Metrics::new().0, AttachedInterfaces::default(), Keeper::new(load)).unwrap();
         let drift = Drift(Arc::new(shared));
         let path = Arc::new(Mutex::new(DataPath::open(settings()).unwrap()));
         let held = lock(&path);
-        let (begin, begun) = mpsc::channel();
+        let (begin, started) = mpsc::channel();
         let keeper = {
             let (drift, path) = (drift.clone(), Arc::clone(&path));
             thread::spawn(move || {
@@ -45,9 +47,9 @@ fn who_listens_does_not_wait_for_who_has_openshifts_data_path() {
                 drift.keep_sdn(&path)
             })
         };
-        let thread = Path::new("/proc").join(begun.recv().unwrap());
+        let thread = Path::new("/proc").join(started.recv().unwrap());
         eventually(Duration::from_secs(20), || sleeps(&thread));
-        assert!(drift.0.judge.try_lock().is_ok(), "its lock is held meanwhile");
+        assert!(drift.0.event_filter.try_lock().is_ok(), "the filter's lock is held meanwhile");
         drop(held);
         let told = keeper.join().unwrap();
         assert_eq!(told.borrow().as_deref(), Some("not yet"));

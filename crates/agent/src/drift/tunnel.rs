@@ -1,5 +1,6 @@
-//! Whether packets can go to other nodes and come from them, as far as that can be seen here: the interface is up and has an address, and others' rules let
-//! the tunnels' packets through. None of that is Russet's to change: it is reported, by `russet drift` and by readiness.
+//! Whether packets can pass to and from other nodes, as far as this node can log: the interface is
+//! up and has an address, and foreign rules accept the tunnels' packets. Russet changes none of
+//! that. `russet drift` and readiness report it.
 
 use russet_addr::{Family, IfName};
 use russet_netlink::{NetlinkError, Socket};
@@ -8,10 +9,11 @@ use russet_overlay::Inputs;
 
 use crate::underlay;
 
-/// What the names of our own tables of nf_tables are or begin with: `russet`, `russet-policy`, ...
+/// Prefix of the names of our own nf_tables tables: `russet`, `russet-policy`, ...
 const OURS: &str = "russet";
 
-/// What keeps packets from or to other nodes, in words. None on a node without others, or without an interface to them.
+/// Reasons why packets cannot pass to or from other nodes. Empty on a node without peers or without
+/// an interface to them.
 pub(super) fn faults(inputs: &Inputs) -> Result<Vec<String>, NetlinkError> {
     if inputs.underlay.ifindex == 0 || inputs.nodes.len() < 2 {
         return Ok(Vec::new());
@@ -33,7 +35,7 @@ pub(super) fn faults(inputs: &Inputs) -> Result<Vec<String>, NetlinkError> {
     closed(inputs, &name)
 }
 
-/// The chains of others that drop every packet of a tunnel from or to other nodes.
+/// Foreign chains that drop every tunnel packet to or from other nodes.
 fn closed(inputs: &Inputs, name: &IfName) -> Result<Vec<String>, NetlinkError> {
     let mut nft = Nft::open()?;
     let mut lines = Vec::new();
@@ -50,7 +52,7 @@ fn closed(inputs: &Inputs, name: &IfName) -> Result<Vec<String>, NetlinkError> {
     Ok(lines)
 }
 
-/// The families of the pools whose packets go through a tunnel, which are those of the packets outside, too.
+/// The families of the pools whose packets use a tunnel. The outer packets have the same families.
 fn tunnelled(inputs: &Inputs) -> Vec<Family> {
     let has = |family: &Family| {
         let mut pools = inputs.pools.iter();

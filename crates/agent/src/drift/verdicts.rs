@@ -1,4 +1,5 @@
-//! The verdicts of pods' interfaces (`inet russet-policy`): without them nothing is kept apart, so they are put back before anything else. Used by `drift`.
+//! The verdicts of pods' interfaces (table `inet russet-policy`). Without them every packet is
+//! accepted, so they are restored before everything else. Used by `drift`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,69 +9,72 @@ use russet_attach::{Dialect, Wired};
 use russet_linux::watch::Call;
 use russet_policy::{Answer, Keeper, KeeperError, Pending, Report, Standing, TABLE, Verdict};
 
-use super::mirror::Mirror;
-use super::{Restored, Suspicion};
+use super::attached_interfaces::AttachedInterfaces;
+use super::{DirtyParts, Restored};
 
-/// The table's keeper, and the interfaces that it is about.
+/// The keeper of the table, and the interfaces that it covers.
 pub(super) struct Verdicts {
     keeper: Keeper,
-    mirror: Mirror,
-    bell: Arc<Call>,
+    interfaces: AttachedInterfaces,
+    answer_ready: Arc<Call>,
 }
 
-/// A comparison that was asked for: a commit waits for everybody else's, and links and routes do not wait with it.
-pub(super) struct Asked {
+/// A comparison in progress. Its commit may wait for other programs' commits; links and routes do
+/// not wait for it.
+pub(super) struct PendingComparison {
     /// None on a kernel without nf_tables.
     answer: Option<Result<Pending<Report>, KeeperError>>,
-    pub suspicion: Option<Suspicion>,
+    pub dirty: Option<DirtyParts>,
     pub began: Instant,
-    /// It is answered by then, whatever happens; mostly the bell rings before.
+    /// The answer arrives by this time in any case; mostly `answer_ready` is called before.
     pub limit: Instant,
 }
 
-/// What came of a comparison.
-pub(super) struct Outcome {
+/// The result of a comparison.
+pub(super) struct VerdictResult {
     pub restored: Restored,
-    /// All is right now.
+    /// No difference is left.
     pub succeeded: bool,
-    /// Since when.
+    /// When that was so.
     pub done: Instant,
-    /// What it cost of a processor, by the keeper's thread.
+    /// Processor time of the keeper's thread.
     pub busy: Duration,
 }
 
-/// A commit waits for everybody else's; longer means that the kernel is in trouble, and the next look tries again.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Limit for a commit, which waits for those of all other programs. A longer wait means that the
+/// kernel is in trouble; the next comparison tries again.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 // === impl Verdicts ===
 
 impl Verdicts {
-    /// `bell` is called when an answer is there.
-    pub fn new(keeper: Keeper, mirror: Mirror, bell: Arc<Call>) -> Self {
-        Self { keeper, mirror, bell }
+    /// `answer_ready` is called when an answer has arrived.
+    pub fn new(keeper: Keeper, interfaces: AttachedInterfaces, answer_ready: Arc<Call>) -> Self {
+        Self { keeper, interfaces, answer_ready }
     }
 
-    /// Has put back what is missing: nothing where the kernel has no nf_tables.
-    pub fn ask(&self, suspicion: Option<Suspicion>) -> Asked {
+    /// Starts to restore what is missing. Does nothing on a kernel without nf_tables.
+    pub fn start(&self, dirty: Option<DirtyParts>) -> PendingComparison {
         let began = Instant::now();
-        let limit = began + PATIENCE;
+        let limit = began + COMMIT_TIMEOUT;
         let supported = !self.keeper.is_unsupported();
-        let bell = Arc::clone(&self.bell);
-        let answer = supported.then(|| self.keeper.begin_reconcile(limit, Arc::new(move || bell.call())));
-        Asked { answer, suspicion, began, limit }
+        let answer_ready = Arc::clone(&self.answer_ready);
+        let answer =
+            supported.then(|| self.keeper.begin_reconcile(limit, Arc::new(move || answer_ready.call())));
+        PendingComparison { answer, dirty, began, limit }
     }
 
-    /// What differs, in words; changes nothing.
+    /// The differences as text. Changes nothing.
     pub fn differences(&self) -> Result<Vec<String>, String> {
         let mut lines = Vec::new();
         if self.keeper.is_unsupported() {
             return Ok(lines);
         }
-        for name in self.mirror.kept().iter().filter_map(|kept| judged(&kept.wired)) {
-            let standing = self.keeper.standing(name.clone(), Instant::now() + PATIENCE);
+        for name in self.interfaces.entries().iter().filter_map(|entry| verdict_name(&entry.wired)) {
+            let standing = self.keeper.standing(name.clone(), Instant::now() + COMMIT_TIMEOUT);
             match standing.map_err(|error| error.to_string())? {
                 None | Some(Standing::InForce(Verdict::Allow)) => {}
-                // The same for all.
+                // The same fault applies to all interfaces.
                 Some(Standing::Unjudged(fault)) => {
                     return Ok(vec![format!("make table {TABLE} whole: {fault}")]);
                 }
@@ -81,16 +85,16 @@ impl Verdicts {
     }
 }
 
-// === impl Asked ===
+// === impl PendingComparison ===
 
-impl Asked {
-    /// What came of it; none while that is not known.
-    pub fn poll(&mut self) -> Option<Outcome> {
+impl PendingComparison {
+    /// The result, once it is known.
+    pub fn poll(&mut self) -> Option<VerdictResult> {
         let (restored, busy) = (Restored::default(), Duration::ZERO);
-        let Some(asked) = self.answer.take() else {
-            return Some(Outcome { restored, succeeded: true, done: Instant::now(), busy });
+        let Some(pending) = self.answer.take() else {
+            return Some(VerdictResult { restored, succeeded: true, done: Instant::now(), busy });
         };
-        let Answer { result, at: done, busy } = match asked {
+        let Answer { result, at: done, busy } = match pending {
             Err(error) => Answer { result: Err(error), at: Instant::now(), busy },
             Ok(pending) => match pending.poll() {
                 Some(answer) => answer,
@@ -105,12 +109,13 @@ impl Asked {
             Ok(report) => (Restored::of_verdicts(&report), true),
             Err(error) => (Restored::failed(&format!("make table {TABLE} right"), error.to_string()), false),
         };
-        Some(Outcome { restored, succeeded, done, busy })
+        Some(VerdictResult { restored, succeeded, done, busy })
     }
 }
 
-/// Ports of bridges, and what Calico's plugin wires, are judged elsewhere.
-fn judged(wired: &Wired) -> Option<IfName> {
+/// The interface's name if it has a verdict here. Other tables cover ports of bridges and what
+/// Calico's plugin wires.
+fn verdict_name(wired: &Wired) -> Option<IfName> {
     match wired {
         Wired::Routed(attachment) if attachment.dialect == Dialect::Native => {
             Some(attachment.host_name.clone())

@@ -1,6 +1,8 @@
-//! Who made a change, as far as it can be known. Of nf_tables the kernel says it. Of most of rtnetlink it says the port of the socket that asked, which is
-//! mostly the number of its process, in whichever PID namespace that is: such a process is looked at at once, for it may be about to end, and then
-//! whether the socket is really its own. Of forwarding entries and sysctls nobody knows. Used by `ears` and `log`.
+//! Which process made a change, as far as that can be determined. For nf_tables the kernel says it.
+//! For most of rtnetlink it gives the port of the requesting socket, which is usually the process
+//! ID in some PID namespace: the process is read at once, because it may be about to exit, and
+//! later it is checked whether the socket really belongs to it. For forwarding entries and sysctls
+//! there is no information. Used by `kernel_events` and `log`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,43 +13,44 @@ use serde::{Deserialize, Serialize};
 /// A process that made a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Who {
-    /// Its number.
+    /// The process ID.
     pub pid: u32,
-    /// Its name; none where it had ended before it could be looked at.
+    /// Its name; none if it had exited before it could be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
     /// Its command line, as far as it could be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// Whether it is certain: the kernel says so, or the socket that asked is the process's. Otherwise only the number is known to be right, in a PID
-    /// namespace that may be another one.
+    /// Whether this is certain: the kernel says so, or the requesting socket belongs to the
+    /// process. Otherwise only the number is certain, in a PID namespace that may be another one.
     pub certain: bool,
 }
 
-/// What was seen of those who asked for changes, each once.
+/// The processes that requested changes, each once.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Traces(BTreeMap<Source, Who>);
 
-/// What the kernel said of somebody.
+/// What the kernel said about the source of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
     Port(u32),
     Process(u32),
 }
 
-/// Culprits of one repair that are told; more means that everybody is at it.
+/// Processes that are listed for one repair.
 const TRACES_MAX: usize = 8;
-/// The kernel's limit of process numbers (`PID_MAX_LIMIT`): ports beyond are chosen at random.
+/// The kernel's limit of process IDs (`PID_MAX_LIMIT`). The kernel chooses higher ports at random.
 const PID_MAX: u32 = 4 << 20;
-/// A command line is cut off here.
+/// Command lines are cut off here.
 const COMMAND_MAX_CHARS: usize = 160;
-/// Processes that are asked whether a socket is theirs: looking at more would take longer than knowing is worth.
+/// Processes that are checked for a socket. Checking more would take longer than the answer is
+/// worth.
 const PROCESSES_MAX: usize = 4096;
 
 // === impl Traces ===
 
 impl Traces {
-    /// A socket asked; 0 is the kernel.
+    /// Notes the port of the requesting socket; 0 is the kernel.
     pub fn port(&mut self, port: u32) {
         if port == 0 || self.0.len() >= TRACES_MAX || self.0.contains_key(&Source::Port(port)) {
             return;
@@ -56,19 +59,19 @@ impl Traces {
         self.0.insert(Source::Port(port), Who { pid: port, process, command, certain: false });
     }
 
-    /// A process committed, as the kernel says.
+    /// Notes the process that committed, as the kernel reports it.
     pub fn process(&mut self, pid: u32, process: &str) {
         if self.0.len() >= TRACES_MAX || self.0.contains_key(&Source::Process(pid)) {
             return;
         }
-        // The kernel counts in the first PID namespace, we perhaps in another.
+        // The kernel uses the first PID namespace; ours may be another one.
         let here = name(pid).is_some_and(|name| name == process);
         let command = if here { command(pid) } else { None };
         let who = Who { pid, process: Some(process.to_owned()), command, certain: true };
         self.0.insert(Source::Process(pid), who);
     }
 
-    /// What was seen later.
+    /// Adds what was noted later.
     pub fn join(&mut self, later: Self) {
         for (source, who) in later.0 {
             if self.0.len() < TRACES_MAX {
@@ -77,7 +80,8 @@ impl Traces {
         }
     }
 
-    /// Looks for sockets whose processes are not known for certain. Takes a while: after the repair.
+    /// Checks which sockets belong to which processes. This takes a while, so it comes after the
+    /// repair.
     pub fn resolve(self) -> Vec<Who> {
         let sockets = if self.0.keys().any(|source| matches!(source, Source::Port(_))) {
             sockets()
@@ -92,7 +96,8 @@ impl Traces {
     }
 }
 
-/// With the socket's inode, if it is still there. Without, a process of the port's number is the likely one.
+/// The process that owns the socket with this inode. If the socket is gone, the process whose ID is
+/// the port is the likely one.
 fn resolved(who: Who, inode: Option<u64>, port: u32) -> Option<Who> {
     let Some(inode) = inode else { return (port < PID_MAX).then_some(who) };
     if who.process.is_some() && holds(port, inode) {
@@ -138,7 +143,7 @@ fn name(pid: u32) -> Option<String> {
     std::fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end().to_owned())
 }
 
-/// The words of the command line; a kernel thread, and a process that has ended, have none.
+/// The words of the command line. Empty for kernel threads and exited processes.
 fn command(pid: u32) -> Option<String> {
     let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let words = bytes.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect::<Vec<_>>().join(" ");
@@ -188,14 +193,14 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_no_process_has_is_nobody() {
+    fn a_port_without_a_process_is_not_attributed() {
         let mut traces = Traces::default();
         traces.port(u32::MAX - 1);
         assert_eq!(traces.resolve(), Vec::new());
     }
 
     #[test]
-    fn only_the_first_few_are_remembered() {
+    fn the_number_of_noted_processes_is_bounded() {
         let mut traces = Traces::default();
         (0..100).for_each(|pid| traces.process(pid, "nft"));
         let who = traces.resolve();

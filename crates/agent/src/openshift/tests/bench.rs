@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, LocalSet};
 
 use crate::config::{Config, DEFAULT_HEALTH, DefaultPools, Encapsulation, Paths, StoreLocation};
-use crate::drift::{Drift, Mirror};
+use crate::drift::{Drift, AttachedInterfaces};
 use crate::health::Readiness;
 use crate::metrics::Metrics;
 use crate::openshift::{LISTENER, NetworkDefault, Server, Settings};
@@ -88,7 +88,7 @@ impl Bench {
         let readiness = Readiness::pending();
         let (metrics, _) = Metrics::with_readiness(&readiness);
         let keeper = Keeper::new(Arc::new(|| Ok(Vec::new())));
-        let drift = Drift::watch(metrics, Mirror::default(), keeper).unwrap();
+        let drift = Drift::watch(metrics, AttachedInterfaces::default(), keeper).unwrap();
         Self {
             root: tempfile::tempdir().unwrap(),
             store: Rc::new(Sim::atomic(7)),

@@ -1,4 +1,5 @@
-//! Which events may be about OpenShift's data path. Its links are known by their aliases, its routes by their protocol or by where they lead.
+//! Which events may concern OpenShift's data path. Its links are recognised by their aliases, its
+//! routes by their protocol or destination.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +12,19 @@ use super::{Look, is_switched_off};
 /// What is known of the data path.
 #[derive(Debug)]
 pub(super) struct Sdn {
-    /// Where pods have their addresses.
+    /// The networks of pods' addresses.
     pub cluster: Vec<Ipv4Net>,
 }
 
-/// What the aliases of its links begin with: `russet-sdn:...` of host ends, `russet-sdn tunnel`.
+/// Prefix of its links' aliases: `russet-sdn:...` of host ends, `russet-sdn tunnel`.
 const ALIAS_PREFIX: &str = "russet-sdn";
 
 // === impl Sdn ===
 
 impl Sdn {
-    /// Whether a change of a link is about it. An ADD makes a link one of it, and a DEL puts it into a group of its own with its first touch: neither is anybody else's doing,
-    /// nor is what the kernel takes from a link of that group.
+    /// Whether a change of a link concerns the data path. An ADD makes the link part of it, and the
+    /// first change of a DEL moves the link into a group of its own. Neither is drift, nor is what
+    /// the kernel removes from a link of that group.
     pub fn link(&self, link: &Link, was: Option<&Look>) -> bool {
         link.name == DEVICE || (link.group != LEAVING_GROUP && was.is_some_and(Look::is_of_sdn))
     }
@@ -31,24 +33,26 @@ impl Sdn {
         let ours = |ifindex: u32| links.get(&ifindex).is_some_and(|look| look.is_of_sdn() && !look.leaving);
         match change {
             Change::Route(route) => self.route(route),
-            // There is no IPv6: an address that comes says that somebody has switched it on, and an ADD takes those away that a new link has.
+            // The links have no IPv6. A new IPv6 address means that another program has enabled it;
+            // addresses that an ADD removes from a new link do not count.
             Change::Address(address) => (there || address.net.addr().is_ipv4()) && ours(address.ifindex),
             Change::Neighbour(found) => {
-                // What the kernel has learned is its own affair; it forgets with a failure.
+                // The kernel manages entries that it has learned itself; it forgets them after a
+                // failure.
                 let settled = matches!(found.state, NeighbourState::Permanent | NeighbourState::Failed);
                 found.address.is_ipv4() && !found.proxy && (!there || settled) && ours(found.ifindex)
             }
             Change::Conf(conf @ Conf { of: ConfOf::Link(ifindex), .. }) => {
                 there && is_switched_off(conf) && ours(*ifindex)
             }
-            // Switched off, nothing is forwarded from one pod's link to another.
+            // Without forwarding, no packet passes from one pod's link to another.
             Change::Conf(Conf { of: ConfOf::All, family: Family::V4, forwarding: Some(false), .. }) => there,
-            // The programs say where packets go: there are no forwarding entries.
+            // The BPF programs choose the destination; there are no forwarding entries.
             Change::Conf(_) | Change::Fdb(_) | Change::Link(_) | Change::Rule(_) => false,
         }
     }
 
-    /// One that somebody puts in the place of ours has another protocol.
+    /// A foreign route in the place of ours has another protocol.
     fn route(&self, route: &Route) -> bool {
         let IpNet::V4(dst) = route.dst else { return false };
         let inside = || self.cluster.iter().any(|network| network.contains(&dst));

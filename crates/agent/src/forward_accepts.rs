@@ -12,7 +12,7 @@ use russet_overlay::firewall::{Firewall, FirewallError, Report, Wanted};
 
 /// The pools whose packets go through; the thread is there for as long as the process.
 #[derive(Debug, Default)]
-pub struct Passage {
+pub struct ForwardAccepts {
     /// None while nobody needed it.
     wanted: Mutex<Option<Arc<Mutex<Wanted>>>>,
 }
@@ -26,9 +26,9 @@ const LOOK: Duration = Duration::from_secs(10);
 /// Netlink and rules; nothing deep.
 const STACK_BYTES: usize = 256 * 1024;
 
-// === impl Passage ===
+// === impl ForwardAccepts ===
 
-impl Passage {
+impl ForwardAccepts {
     /// From now on these, and no others; none withdraws all.
     pub fn give(&self, networks: impl IntoIterator<Item = IpNet>) {
         let mut networks: Vec<IpNet> = networks.into_iter().collect();
@@ -49,7 +49,7 @@ fn start(wanted: Wanted) -> Option<Arc<Mutex<Wanted>>> {
     let shared = Arc::new(Mutex::new(wanted));
     let orders = Arc::clone(&shared);
     let run = move || keep(&mut opened(Firewall::exceptions, LOOK), &orders);
-    let spawned = thread::Builder::new().name("passage".to_owned()).stack_size(STACK_BYTES).spawn(run);
+    let spawned = thread::Builder::new().name("forward_accepts".to_owned()).stack_size(STACK_BYTES).spawn(run);
     match spawned {
         Ok(_runs_for_ever) => Some(shared),
         Err(error) => {

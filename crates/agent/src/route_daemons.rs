@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 
 /// A process that programs routes in our network namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rival {
+pub struct RouteDaemon {
     /// Its process ID.
     pub pid: u32,
     /// The program, as its role is called.
     pub name: &'static str,
 }
 
-/// What was seen of rivals; the loop asks it before each change to the kernel.
+/// What was seen of route_daemons; the loop asks it before each change to the kernel.
 #[derive(Debug, Default)]
-pub struct Rivals {
-    current: RefCell<Option<Rival>>,
+pub struct RouteDaemonDetector {
+    current: RefCell<Option<RouteDaemon>>,
     last_seen: Cell<Option<Instant>>,
     /// The machine was looked at.
     looked: Cell<bool>,
@@ -30,12 +30,12 @@ const FELIX: &str = "Felix";
 /// A Felix that is being upgraded is away for this long; taking its place for a moment would help nobody.
 const GRACE: Duration = Duration::from_secs(30);
 
-// === impl Rivals ===
+// === impl RouteDaemonDetector ===
 
-impl Rivals {
+impl RouteDaemonDetector {
     /// Whether Felix runs, which enforces policy.
     pub fn has_felix(&self) -> bool {
-        self.current.borrow().as_ref().is_some_and(|rival| rival.name == FELIX)
+        self.current.borrow().as_ref().is_some_and(|route_daemon| route_daemon.name == FELIX)
     }
 
     /// Whether it is known that Felix does not run.
@@ -44,26 +44,26 @@ impl Rivals {
     }
 
     /// Takes over a look at the machine; true if we have to stand aside.
-    pub fn seen(&self, found: Option<Rival>, now: Instant) -> bool {
+    pub fn seen(&self, found: Option<RouteDaemon>, now: Instant) -> bool {
         self.looked.set(true);
         let mut current = self.current.borrow_mut();
-        if let Some(rival) = found {
+        if let Some(route_daemon) = found {
             self.last_seen.set(Some(now));
-            if current.as_ref() != Some(&rival) {
+            if current.as_ref() != Some(&route_daemon) {
                 tracing::warn!(
-                    program = rival.name,
-                    pid = rival.pid,
+                    program = route_daemon.name,
+                    pid = route_daemon.pid,
                     "another program keeps this node's routes; the agent leaves them to it"
                 );
-                *current = Some(rival);
+                *current = Some(route_daemon);
             }
             return true;
         }
         let grace = self.last_seen.get().is_some_and(|seen| now < seen + GRACE);
-        if !grace && let Some(rival) = current.take() {
+        if !grace && let Some(route_daemon) = current.take() {
             tracing::info!(
-                program = rival.name,
-                pid = rival.pid,
+                program = route_daemon.name,
+                pid = route_daemon.pid,
                 "it is gone; the agent keeps this node's routes"
             );
         }
@@ -72,13 +72,13 @@ impl Rivals {
 }
 
 /// Looks through the processes that this one can see. In a container, that takes the host's process namespace.
-pub fn find() -> Option<Rival> {
+pub fn find() -> Option<RouteDaemon> {
     let ours = namespace(Path::new("/proc/thread-self"))?;
     let processes = fs::read_dir("/proc").ok()?;
     processes.flatten().find_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
         let name = role(&entry.path())?;
-        (namespace(&entry.path()) == Some(ours)).then_some(Rival { pid, name })
+        (namespace(&entry.path()) == Some(ours)).then_some(RouteDaemon { pid, name })
     })
 }
 
@@ -109,16 +109,16 @@ mod tests {
 
     #[test]
     fn the_agent_stands_aside_while_a_rival_runs_and_a_while_longer() {
-        let rivals = Rivals::default();
+        let route_daemons = RouteDaemonDetector::default();
         let start = Instant::now();
-        let felix = || Some(Rival { pid: 7, name: "Felix" });
-        assert!(!rivals.seen(None, start));
-        assert!(rivals.seen(felix(), start));
-        assert!(rivals.seen(None, start + GRACE - Duration::from_secs(1)));
-        assert_eq!(*rivals.current.borrow(), felix());
-        assert!(!rivals.seen(None, start + GRACE));
-        assert_eq!(*rivals.current.borrow(), None);
-        assert!(rivals.seen(felix(), start + GRACE));
+        let felix = || Some(RouteDaemon { pid: 7, name: "Felix" });
+        assert!(!route_daemons.seen(None, start));
+        assert!(route_daemons.seen(felix(), start));
+        assert!(route_daemons.seen(None, start + GRACE - Duration::from_secs(1)));
+        assert_eq!(*route_daemons.current.borrow(), felix());
+        assert!(!route_daemons.seen(None, start + GRACE));
+        assert_eq!(*route_daemons.current.borrow(), None);
+        assert!(route_daemons.seen(felix(), start + GRACE));
     }
 
     #[test]

@@ -1,5 +1,7 @@
-//! Which of the kernel's events may mean that something of ours is not as it should be. Cheap tests only, and wrong in one direction only: a suspicion
-//! costs a comparison, a change that is not suspected is found by the loop's next look. Pure but for what it remembers; used by `ears`.
+//! Decides which kernel events may mean that a managed object has changed. Only cheap tests, which
+//! may be wrong in one direction: a false alarm costs one comparison, and a change that is missed
+//! is found by the loop's next comparison. Pure except for the links and inputs that it remembers.
+//! Used by `kernel_events`.
 
 mod sdn;
 
@@ -15,19 +17,19 @@ use russet_nft::{Table, TableFamily};
 use russet_overlay::{Desired, Inputs, Underlay, desired, is_ours, openshift};
 
 use super::Part;
-use super::mirror::Mirror;
+use super::attached_interfaces::AttachedInterfaces;
 use sdn::Sdn;
 
-/// What should be, and what the links were like when they were last heard of.
+/// The desired state, and the links as the last events described them.
 #[derive(Debug)]
-pub(super) struct Judge {
+pub(super) struct EventFilter {
     overlay: Option<Wanted>,
     sdn: Option<Sdn>,
-    pods: Mirror,
+    pods: AttachedInterfaces,
     links: BTreeMap<u32, Look>,
 }
 
-/// What is wanted of the overlay.
+/// The desired overlay.
 #[derive(Debug)]
 struct Wanted {
     desired: Desired,
@@ -35,7 +37,7 @@ struct Wanted {
     devices: BTreeSet<u32>,
 }
 
-/// What matters of a link.
+/// The properties of a link that matter here.
 #[derive(Debug, PartialEq, Eq)]
 struct Look {
     name: String,
@@ -44,70 +46,70 @@ struct Look {
     mac: Option<Mac>,
     alias: Option<String>,
     master: Option<u32>,
-    /// A DEL of OpenShift's has it in its hands.
+    /// OpenShift's DEL is removing it.
     leaving: bool,
 }
 
-/// What an event is about.
+/// The parts that an event may concern.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Concern {
-    /// The overlay is suspect.
+    /// The overlay may have changed.
     pub overlay: bool,
-    /// Pods' interfaces are.
+    /// Host ends of pods' interfaces may have changed.
     pub pods: bool,
-    /// What these may carry is.
+    /// Their verdicts may have changed.
     pub verdicts: bool,
-    /// Their masquerade and published ports are.
+    /// Their masquerade or published ports may have changed.
     pub nat: bool,
-    /// OpenShift's data path is.
+    /// OpenShift's data path may have changed.
     pub sdn: bool,
-    /// The underlay may be another one.
+    /// The underlay may have changed.
     pub underlay: bool,
 }
 
 /// The overlay's table.
 const OVERLAY_TABLE: &str = "russet";
-/// The verdicts' ([`russet_policy::TABLE`]).
+/// The verdicts' table ([`russet_policy::TABLE`]).
 const VERDICTS_TABLE: &str = "russet-policy";
 
-// === impl Judge ===
+// === impl EventFilter ===
 
-impl Judge {
-    /// Nothing is wanted of the overlay yet.
-    pub fn new(pods: Mirror) -> Self {
+impl EventFilter {
+    /// A filter without a desired overlay.
+    pub fn new(pods: AttachedInterfaces) -> Self {
         Self { overlay: None, sdn: None, pods, links: BTreeMap::new() }
     }
 
-    /// From now on this is wanted.
+    /// Sets the desired overlay.
     pub fn expect(&mut self, inputs: &Inputs) {
         let devices = self.overlay.take().map(|wanted| wanted.devices).unwrap_or_default();
         self.overlay = Some(Wanted { desired: desired(inputs), underlay: inputs.underlay.clone(), devices });
     }
 
-    /// Nothing is wanted of the overlay any more.
+    /// There is no desired overlay any more.
     pub fn forget(&mut self) {
         self.overlay = None;
     }
 
-    /// From now on there is OpenShift's data path, with pods' addresses in these networks.
+    /// OpenShift's data path exists from now on, with pods' addresses in these networks.
     pub fn expect_sdn(&mut self, cluster: Vec<Ipv4Net>) {
         self.sdn = Some(Sdn { cluster });
     }
 
-    /// The tunnel devices that are there.
+    /// Sets the existing tunnel devices.
     pub fn devices(&mut self, devices: BTreeSet<u32>) {
         if let Some(wanted) = &mut self.overlay {
             wanted.devices = devices;
         }
     }
 
-    /// These links are there: from now on what is heard is compared with them.
+    /// Sets the existing links. Later events are compared with them.
     pub fn learn(&mut self, links: impl IntoIterator<Item = Link>) {
         self.links = links.into_iter().map(|link| (link.index, Look::of(link))).collect();
     }
 
-    /// What an event of rtnetlink is about; `own` when we asked for it ourselves.
-    pub fn hear(&mut self, event: &Event, own: bool) -> Concern {
+    /// What an event of rtnetlink may concern. `own`: the agent's own request caused it.
+    pub fn classify(&mut self, event: &Event, own: bool) -> Concern {
         let (change, there) = match event {
             Event::Set(change) => (change, true),
             Event::Gone(change) => (change, false),
@@ -130,8 +132,8 @@ impl Judge {
         concern
     }
 
-    /// What a transaction of somebody else's in nf_tables is about.
-    pub fn hear_commit(&self, commit: &Commit) -> Concern {
+    /// What another program's transaction in nf_tables may concern.
+    pub fn classify_commit(&self, commit: &Commit) -> Concern {
         let overlay = self.overlay.is_some() && commit.touches(&Table::inet(OVERLAY_TABLE));
         let verdicts = [TableFamily::Inet, TableFamily::Bridge]
             .into_iter()
@@ -141,7 +143,8 @@ impl Judge {
         Concern { overlay, verdicts, nat, sdn, ..Concern::default() }
     }
 
-    /// What the link was like when it was last heard of. Much is told of that does not matter.
+    /// Stores the new properties of a link and returns the old ones. Many events change none of
+    /// them.
     fn remember(&mut self, link: &Link, there: bool) -> Option<Look> {
         if there {
             self.links.insert(link.index, Look::of(link.clone()))
@@ -150,8 +153,9 @@ impl Judge {
         }
     }
 
-    /// The kernel does not say of all changes of links who asked for them, so our own requests' are known by what they are about: an ADD raises the host end
-    /// when all else of it is done, and a DEL strikes it out of the mirror before it touches it.
+    /// The kernel does not always say who changed a link, so changes by our own requests are
+    /// recognised by their content: an ADD sets the host end up as its last step, and a DEL removes
+    /// it from the attached interfaces before it changes it.
     fn of_link(&self, link: &Link, there: bool, was: Option<&Look>) -> Concern {
         let finished = was.filter(|was| was.up);
         let kept = [finished.and_then(|was| was.alias.as_deref()), link.alias.as_deref()]
@@ -159,9 +163,10 @@ impl Judge {
             .flatten()
             .filter_map(|alias| alias.parse().ok())
             .any(|owner| self.pods.with(|all| all.has(&owner)));
-        // A host end that is gone was a pod's that is gone; a bridge is its network's.
+        // A host end that is gone belonged to a pod that is gone; a bridge belongs to its network.
         let pods = (there && finished.is_some() && kept) || self.pods.with(|all| all.has_bridge(&link.name));
-        // Its namespace is gone and took it along. Where no DEL ever comes, nobody else takes its verdict away.
+        // The pod's namespace is gone, and the link with it. If no DEL ever comes, nothing else
+        // removes the verdict.
         let verdicts = !there && was.is_some_and(Look::is_host_end) && link.group != DOOMED_GROUP;
         let overlay = self.overlay.as_ref().is_some_and(|wanted| wanted.link(link, there));
         let sdn = self.sdn.as_ref().is_some_and(|sdn| sdn.link(link, was));
@@ -191,7 +196,8 @@ impl Judge {
     }
 }
 
-/// Whether one sysctl was set to what no host end has; all of them at once is how a new link is told of.
+/// Whether one sysctl was set to a value that no host end has. All sysctls at once is how the
+/// kernel announces a new link.
 fn is_switched_off(conf: &Conf) -> bool {
     match (conf.forwarding, conf.rp_filter, conf.proxy) {
         (Some(on), None, None) | (None, None, Some(on)) => !on,
@@ -225,12 +231,12 @@ impl Concern {
     pub const EVERYTHING: Self =
         Self { overlay: true, pods: true, verdicts: true, nat: true, sdn: true, underlay: false };
 
-    /// Whether it is about anything of ours.
+    /// Whether it concerns any part.
     pub fn is_any(self) -> bool {
         self != Self::default()
     }
 
-    /// The parts that are suspect.
+    /// The dirty parts.
     pub fn parts(self) -> impl Iterator<Item = Part> {
         let parts = [
             (self.verdicts, Part::Verdicts),
@@ -239,7 +245,7 @@ impl Concern {
             (self.overlay, Part::Overlay),
             (self.nat, Part::Nat),
         ];
-        parts.into_iter().filter_map(|(suspect, part)| suspect.then_some(part))
+        parts.into_iter().filter_map(|(mark_dirty, part)| mark_dirty.then_some(part))
     }
 }
 
@@ -257,7 +263,7 @@ impl Wanted {
         }
     }
 
-    /// IPv4 routes through a link that goes down vanish without a word.
+    /// IPv4 routes through a link that goes down vanish without an event.
     fn link(&self, link: &Link, there: bool) -> bool {
         if link.index == self.underlay.ifindex {
             return there && link.is_up();
@@ -266,7 +272,8 @@ impl Wanted {
         named || self.devices.contains(&link.index)
     }
 
-    /// Whether the underlay has an address that it had not. One that goes may be back in a moment: the loop's next look is soon enough.
+    /// Whether the underlay has an address that it did not have. A removed address may come back in
+    /// a moment, so the loop's next comparison is soon enough for that.
     fn is_new(&self, address: &Address) -> bool {
         address.ifindex == self.underlay.ifindex
             && address.scope == Scope::Universe
@@ -298,7 +305,8 @@ impl Wanted {
         }
     }
 
-    /// The kernel does not say who changed an entry: our own changes are known by what they bring about.
+    /// The kernel does not say who changed a forwarding entry, so our own changes are recognised by
+    /// their content.
     fn fdb(&self, found: &FdbEntry, there: bool) -> bool {
         if !self.devices.contains(&found.ifindex) || found.table != FdbTable::Device {
             return false;
