@@ -1,7 +1,9 @@
-//! The word that a pod's endpoint is set up, in Felix's place: a file for each pod's endpoint of this node (calico-cni.md section 4.9). Calico's plugin waits
-//! for it where its configuration has `policy_setup_timeout_seconds`. While Felix runs, the files are its own.
+//! Reports in Felix's place that pods' endpoints are set up: one file for each endpoint of a pod on
+//! this node (calico-cni.md section 4.9). Calico's plugin waits for it if its configuration has
+//! `policy_setup_timeout_seconds`. While Felix runs, it writes the files.
 //!
-//! An endpoint is set up when its interface is up and the node routes its addresses there: of policy there is nothing to wait for yet.
+//! An endpoint is set up when its interface is up and the node routes its addresses there. There is
+//! no policy to wait for yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
@@ -18,7 +20,7 @@ use russet_store::{Event, Record, Store, StoreError};
 use crate::reconcile::Loop;
 use crate::route_daemons::RouteDaemonDetector;
 
-/// The keeper of the files.
+/// Writes the files.
 pub struct Files {
     dir: PathBuf,
     node: NodeName,
@@ -26,7 +28,7 @@ pub struct Files {
     route_daemons: Rc<RouteDaemonDetector>,
 }
 
-/// An endpoint of a pod of this node.
+/// An endpoint of a pod on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Endpoint {
     /// The name of its file.
@@ -36,18 +38,19 @@ struct Endpoint {
     nets: Vec<IpNet>,
 }
 
-/// Host routes of the main table, each with the name of the interface that it leads to, as far as that is up.
+/// Host routes of the main table, each with its outgoing interface if that is up.
 type Reached = BTreeSet<(String, IpNet)>;
 
-/// The first pause before an endpoint that is not set up is looked at again; doubled up to [`RESYNC_INTERVAL`]. The plugin writes an endpoint when its
-/// interface is ready, so that most are set up at the first look.
+/// The first pause before an endpoint that is not set up is checked again, doubled up to
+/// [`RESYNC_INTERVAL`]. The plugin writes an endpoint when its interface is ready, so most are set
+/// up at the first check.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
-/// So long an interface that went down, or a file that was removed, is not noticed.
+/// Interval in which interfaces that went down, and files that were removed, are noticed.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(5);
-/// After a store that failed.
+/// Pause after an error of the store.
 const RECONNECT_DELAY: Duration = Duration::from_secs(2);
 
-/// What keeps the files from being as they should be.
+/// Why the files could not be updated.
 #[derive(Debug, thiserror::Error)]
 enum FilesError {
     #[error("{0}")]
@@ -61,7 +64,7 @@ enum FilesError {
 // === impl Files ===
 
 impl Files {
-    /// The keeper for the node of `keep`, which knows whether Felix runs.
+    /// Writes files for the node of `keep`, which knows whether Felix runs.
     pub fn of(keep: &Loop) -> Self {
         Self {
             dir: keep.config.paths.calico_endpoint_status_dir(),
@@ -71,7 +74,7 @@ impl Files {
         }
     }
 
-    /// Runs for ever.
+    /// Never returns.
     pub async fn run(self) {
         loop {
             let Err(error) = self.follow().await;
@@ -116,7 +119,8 @@ impl Files {
         }
     }
 
-    /// Writes and removes files. True when there is nothing to look at again soon.
+    /// Writes and removes files. True when every endpoint is set up, so that the next check can
+    /// wait.
     async fn sync(&self, endpoints: &BTreeMap<Key, Endpoint>, logged: &mut Option<String>) -> bool {
         if !self.route_daemons.is_without_felix() {
             return false;
@@ -146,7 +150,8 @@ impl Files {
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// A pod's endpoint of this node; none for any other, and for what cannot be read.
+    /// The endpoint of a pod on this node. None for all others, and for a record that cannot be
+    /// decoded.
     fn of(record: &Record, node: &NodeName) -> Option<Self> {
         let endpoint = WorkloadEndpoint::decode(&record.value).ok()?;
         let spec = endpoint.spec;
@@ -186,7 +191,7 @@ fn sync(dir: &Path, endpoints: &[Endpoint]) -> Result<bool, FilesError> {
     Ok(endpoints.iter().all(|endpoint| set_up.contains(endpoint.file.as_str())))
 }
 
-/// The files of endpoints; whatever else lies there has another form of name.
+/// The files of endpoints. Other files in this directory have names of another form.
 fn files(dir: &Path) -> io::Result<BTreeSet<String>> {
     let listed = match std::fs::read_dir(dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
@@ -231,7 +236,7 @@ mod tests {
     const NETS: &str = r#","ipNetworks":["10.65.0.3/32","fd00::3/128"]"#;
 
     #[test]
-    fn only_pods_of_this_node_have_a_file_and_it_is_named_as_felix_does() {
+    fn only_pods_of_this_node_have_a_file_with_the_name_that_felix_uses() {
         let node = "n1".parse().unwrap();
         let endpoint = Endpoint::of(&record("n1", NETS), &node).unwrap();
         assert_eq!(endpoint.file, "k8s shop%2Fweb-0 eth0");
@@ -252,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn stale_files_go_and_what_is_no_endpoints_file_stays() {
+    fn stale_files_are_removed_and_foreign_files_stay() {
         let dir = tempfile::tempdir().unwrap();
         assert!(sync(&dir.path().join("none"), &[]).unwrap(), "no directory is as good as an empty one");
         for name in ["k8s shop%2Fgone eth0", "README"] {

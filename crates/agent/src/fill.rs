@@ -1,5 +1,6 @@
-//! How full pools are, for metrics: blocks over the whole cluster from what the loop watches anyway, and addresses in this node's own few blocks, which
-//! are read once a minute. No scrape reads anything.
+//! How full pools are, for metrics: the blocks of the whole cluster from the loop's watches, and
+//! the addresses in this node's own blocks, which are read once a minute. A scrape reads nothing
+//! from the store.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,12 +13,13 @@ use russet_store::StoreError;
 use crate::cluster::Cluster;
 use crate::metrics::{Claims, Fill, PoolMetrics};
 
-/// How old numbers about this node's blocks get.
+/// Interval of reading this node's blocks.
 const EVERY: Duration = Duration::from_secs(60);
-/// What stands for the pool of a block that is in none any more.
+/// The label for blocks that belong to no existing pool.
 const NO_POOL: &str = "";
 
-/// Looks once a minute, for ever. While the store is away the last numbers stay.
+/// Updates the metrics once a minute and never returns. While the store is away, the last values
+/// stay.
 pub async fn run(node: Node, metrics: PoolMetrics) {
     loop {
         match node.allocator.pools().await {
@@ -38,7 +40,7 @@ async fn look(node: &Node, pools: &[IpPool]) -> Result<BTreeMap<String, Fill>, S
             let KeyKind::Affinity { block: cidr, .. } = key.kind() else { continue };
             let Some(record) = node.store.get(&Key::block(cidr)).await? else { continue };
             let Ok(block) = Block::decode(&record.value) else { continue };
-            // The affinity may be older than the block's.
+            // The affinity may be older than that of the block.
             if block.serves(&node.name) {
                 add(&mut fills, pools, &block);
             }
@@ -55,7 +57,7 @@ fn add(fills: &mut BTreeMap<String, Fill>, pools: &[IpPool], block: &Block) {
     fill.used += block.allocations.iter().flatten().count() as u64;
 }
 
-/// Claims of blocks by pool, from what the loop has watched.
+/// Block affinities by pool, from the loop's watches.
 pub fn claims(cluster: &Cluster) -> BTreeMap<String, Claims> {
     let blocks = |pool: &IpPool| BlockCidr::count_in(pool.spec.cidr, pool.spec.block_prefix_len());
     let none = |(name, pool): (&String, &IpPool)| (name.clone(), Claims { blocks: blocks(pool), claimed: 0 });
@@ -89,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_of_all_nodes_count_in_the_pool_that_holds_the_block() {
+    fn affinities_of_all_nodes_count_in_the_pool_that_contains_the_block() {
         let mut cluster = Cluster::default();
         cluster.pools.insert("v4".into(), pool("v4", "10.1.0.0/24"));
         cluster.pools.insert("v6".into(), pool("v6", "fd00::/48"));
@@ -104,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_are_taken_count_in_their_blocks_pool() {
+    fn allocated_addresses_count_in_the_pool_of_their_block() {
         let allocations: Vec<_> = (0..64).map(|ordinal| [0, 7].contains(&ordinal).then_some(0)).collect();
         let free: Vec<_> = (0..64).filter(|ordinal| ![0, 7].contains(ordinal)).collect();
         let block = serde_json::json!({
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_waits_until_it_is_in_the_kernel_and_only_once() {
+    fn the_age_of_the_oldest_pending_change_is_reported_once() {
         let mut cluster = Cluster::default();
         assert_eq!(cluster.reconciled(), None);
         put(&mut cluster, "/calico/ipam/v2/host/a/ipv4/block/10.1.0.0-26", "{}");

@@ -1,6 +1,8 @@
-//! Lets pods' packets through where somebody else drops what is forwarded: Docker, ufw and firewalld do, and an accept in a table of ours would not help
-//! (calico-cni.md section 5.2, oracle 76). `overlay`'s firewall places marked accepts in their chains; a thread of its own waits for others' changes and puts
-//! back what they took. It touches nothing else, so it and the loop that keeps routes and tunnels never work on the same thing. Called by that loop.
+//! Accepts forwarded packets of pods where another program drops them: Docker, ufw and firewalld
+//! do, and an accept in a table of ours would not help (calico-cni.md section 5.2, oracle 76).
+//! `overlay`'s firewall adds marked accepts to their chains. A dedicated thread waits for changes
+//! of other programs and restores accepts that they removed. It touches nothing else, so it never
+//! works on the same objects as the loop that keeps routes and tunnels, which calls this module.
 
 use std::fmt::Display;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,26 +12,26 @@ use std::time::{Duration, Instant};
 use russet_addr::IpNet;
 use russet_overlay::firewall::{Firewall, FirewallError, Report, Wanted};
 
-/// The pools whose packets go through; the thread is there for as long as the process.
+/// The pools whose packets are accepted. Once started, the thread runs as long as the process.
 #[derive(Debug, Default)]
 pub struct ForwardAccepts {
-    /// None while nobody needed it.
+    /// None before the first pool is set.
     wanted: Mutex<Option<Arc<Mutex<Wanted>>>>,
 }
 
-/// Somebody who removes the accepts again and again is answered this often at most.
+/// Shortest interval between two repairs, for a program that removes the accepts again and again.
 const REPAIR_PAUSE: Duration = Duration::from_millis(200);
-/// Pools that change are seen after this long at the latest.
+/// Longest time until changed pools take effect.
 const POOLS_SEEN: Duration = Duration::from_secs(1);
-/// Legacy iptables tells nobody about its changes: looked at this often, where it has rules.
+/// Interval of checking legacy iptables, which sends no events, where it has rules.
 const LOOK: Duration = Duration::from_secs(10);
-/// Netlink and rules; nothing deep.
+/// The thread only runs netlink requests.
 const STACK_BYTES: usize = 256 * 1024;
 
 // === impl ForwardAccepts ===
 
 impl ForwardAccepts {
-    /// From now on these, and no others; none withdraws all.
+    /// Sets the pools. An empty list withdraws all accepts.
     pub fn give(&self, networks: impl IntoIterator<Item = IpNet>) {
         let mut networks: Vec<IpNet> = networks.into_iter().collect();
         networks.sort();
@@ -38,13 +40,14 @@ impl ForwardAccepts {
         let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
         match &*wanted {
             Some(wanted) => *wanted.lock().unwrap_or_else(PoisonError::into_inner) = now,
-            // Also without pools: an agent before this one may have left accepts for some.
+            // Even without pools, because an earlier agent may have left accepts.
             None => *wanted = start(now),
         }
     }
 }
 
-/// Starts the thread, in the process's own namespace; none when that fails, which the next call tries again.
+/// Starts the thread in the process's own network namespace. None if that fails; the next call
+/// tries again.
 fn start(wanted: Wanted) -> Option<Arc<Mutex<Wanted>>> {
     let shared = Arc::new(Mutex::new(wanted));
     let orders = Arc::clone(&shared);
@@ -59,7 +62,8 @@ fn start(wanted: Wanted) -> Option<Arc<Mutex<Wanted>>> {
     }
 }
 
-/// Opens the firewall, however often it takes: what the kernel or a module lacks now may be there later. Told of once.
+/// Opens the firewall, with any number of attempts: what the kernel or a module lacks now may exist
+/// later. Logs the first failure only.
 fn opened<T, E: Display>(open: impl Fn() -> Result<T, E>, pause: Duration) -> T {
     let mut told = false;
     loop {
@@ -105,7 +109,7 @@ fn pause(heard: Result<(), FirewallError>, applied: Instant) {
     thread::park_timeout(rest);
 }
 
-/// Failures that last are told of once.
+/// Logs repairs, and each lasting failure once.
 fn tell(report: &Report, told: &mut Vec<String>) {
     for repair in &report.repaired {
         let by = report.culprit.as_ref().map(ToString::to_string);
@@ -125,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_firewall_that_cannot_be_opened_is_tried_again() {
+    fn opening_the_firewall_is_retried() {
         let tries = Cell::new(0);
         let open = || {
             tries.set(tries.get() + 1);

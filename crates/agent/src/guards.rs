@@ -1,4 +1,5 @@
-//! What the guards against forged packets have dropped, for metrics: read from the kernel's counters now and then. No scrape reads anything.
+//! Packets that the guards against forged packets dropped, for metrics, read from the kernel's
+//! counters at an interval. A scrape reads nothing from the kernel.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,13 +10,14 @@ use russet_policy::Guard;
 
 use crate::metrics::{Kind, Metrics};
 
-/// How old the numbers get.
+/// Interval of reading the counters.
 const EVERY: Duration = Duration::from_secs(15);
 
 /// Packets by guard, as the kernel counts them.
 type Counts = BTreeMap<&'static str, u64>;
 
-/// Looks now and then, for ever. What cannot be read is no news: drift tells what is wrong with the tables.
+/// Updates the metrics and never returns. Errors are not logged, because drift detection reports
+/// problems of the tables.
 pub async fn run(metrics: Metrics) {
     let mut before = Counts::new();
     loop {
@@ -44,7 +46,7 @@ fn look() -> Result<Counts, NetlinkError> {
     Ok(counts)
 }
 
-/// Which guard a rule belongs to: its comment says it.
+/// Which guard a rule belongs to, by the rule's comment.
 fn kind(rule: &RuleInfo) -> Option<&'static str> {
     let comment = rule.comment.as_deref()?;
     match comment {
@@ -54,7 +56,7 @@ fn kind(rule: &RuleInfo) -> Option<&'static str> {
     }
 }
 
-/// Adds what came since. A table that was made anew counts from 0.
+/// Adds the difference. A table that was created again counts from 0.
 fn count(metrics: &Metrics, before: &Counts, now: &Counts) {
     for (kind, packets) in now {
         let known = before.get(kind).copied().unwrap_or(0);
@@ -71,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_that_was_made_anew_counts_from_zero() {
+    fn a_table_that_was_created_again_counts_from_zero() {
         let metrics = Metrics::new().0;
         let of = |packets| Counts::from([("source", packets)]);
         let total = || metrics.guard_drops.get_or_create(&Kind { kind: "source".to_owned() }).get();
@@ -85,7 +87,7 @@ mod tests {
 
     #[test]
     #[ignore = "kernel: nf_tables, root; tools: ip, ping"]
-    fn what_a_guard_dropped_is_counted_under_its_name() {
+    fn dropped_packets_are_counted_by_guard() {
         in_netns_with_loopback(|| {
             Verdicts::open().unwrap().reconcile(&[]).unwrap();
             let sh = |command: &str| run("ip", &command.split(' ').collect::<Vec<_>>());
@@ -98,7 +100,7 @@ mod tests {
             sh("-n pod neigh add 10.9.1.1 lladdr ee:ee:ee:ee:ee:ee dev eth0");
             sh("link set russ1 address ee:ee:ee:ee:ee:ee");
             assert_eq!(look().unwrap()["source"], 0);
-            // No route leads back to it. One packet, and no answer.
+            // No route leads back to it. One packet without an answer.
             let _ = std::process::Command::new("ip")
                 .args("netns exec pod ping -c 1 -W 1 10.9.1.1".split(' '))
                 .output()

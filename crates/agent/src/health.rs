@@ -1,4 +1,4 @@
-//! What has to be true before pods can be attached; `/readyz` tells it.
+//! The conditions for attaching pods, as reported by `/readyz`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use russet_health::Ready;
 use russet_plugins::NotReady;
 
-/// What has to be true before pods can be attached.
+/// A condition for attaching pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Condition {
     /// The datastore answered.
@@ -15,22 +15,23 @@ pub enum Condition {
     Node,
     /// Routes and tunnels were programmed completely at least once.
     Programmed,
-    /// Every interface of a pod has its verdict, and none without one carries anything.
+    /// Every pod's interface has a verdict, and interfaces without one carry no packets.
     Verdicts,
-    /// The interface to the other nodes is up and has an address, and others' rules let tunnels' packets through.
+    /// The interface to the other nodes is up and has an address, and foreign rules accept the
+    /// tunnels' packets.
     Underlay,
-    /// OpenShift's data path is in force; only where the agent serves OpenShift's plugin.
+    /// OpenShift's data path is in force. Only where the agent serves OpenShift's plugin.
     Openshift,
-    /// Health and metrics are served where the settings say. Pods are attached without it.
+    /// Health and metrics are served as configured. Pods can be attached without this.
     Health,
 }
 
-/// The state of every condition; clones share it.
+/// The state of every condition. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Readiness {
     reasons: Arc<Mutex<BTreeMap<Condition, Option<String>>>>,
     notes: Arc<Mutex<Vec<String>>>,
-    /// By what they are about.
+    /// Remarks that change, by subject.
     remarks: Arc<Mutex<BTreeMap<&'static str, String>>>,
 }
 
@@ -52,7 +53,8 @@ impl Condition {
         }
     }
 
-    /// Whether plugin `russet` cannot attach pods without it. OpenShift's server answers STATUS of its own plugin.
+    /// Whether plugin `russet` cannot attach pods without it. The OpenShift server answers STATUS
+    /// of its own plugin.
     fn is_needed_by_pods(self) -> bool {
         !matches!(self, Self::Openshift | Self::Health)
     }
@@ -61,7 +63,7 @@ impl Condition {
 // === impl Readiness ===
 
 impl Readiness {
-    /// Nothing is ready yet. Whether health can be served is known at once, and is no reason to wait.
+    /// The state at start. No condition is met except `Health`, whose problems are known at once.
     pub fn pending() -> Self {
         let pending = |condition| (condition, Some(PENDING.to_owned()));
         let mut reasons = BTreeMap::from(Condition::ALL.map(pending));
@@ -74,28 +76,27 @@ impl Readiness {
         self.lock().iter().map(|(condition, reason)| (condition.name(), reason.is_none())).collect()
     }
 
-    /// Marks a condition as met. True if it was not before.
+    /// Marks a condition as met. True if it was not met before.
     pub fn met(&self, condition: Condition) -> bool {
         self.lock().insert(condition, None).flatten().is_some()
     }
 
-    /// Marks a condition as not met. True if that, or the reason, is news.
+    /// Marks a condition as not met. True if the condition or its reason changed.
     pub fn unmet(&self, condition: Condition, reason: impl ToString) -> bool {
         let reason = Some(reason.to_string());
         self.lock().insert(condition, reason.clone()).flatten() != reason
     }
 
-    /// Whether a condition is not met.
     pub fn is_unmet(&self, condition: Condition) -> bool {
         self.lock().get(&condition).is_some_and(Option::is_some)
     }
 
-    /// Why a condition is not met, if it was looked at.
+    /// Why a condition is not met. None also before it was checked.
     pub fn failure(&self, condition: Condition) -> Option<String> {
         self.lock().get(&condition).cloned().flatten().filter(|reason| reason != PENDING)
     }
 
-    /// Something that whoever asks for details is to know, and that keeps nobody from being ready.
+    /// Adds a remark for `/readyz?verbose` that does not affect readiness.
     pub fn note(&self, text: impl Into<String>) {
         let (text, mut notes) = (text.into(), self.notes.lock().unwrap_or_else(PoisonError::into_inner));
         if !notes.contains(&text) {
@@ -103,7 +104,7 @@ impl Readiness {
         }
     }
 
-    /// The same for what changes: `text` replaces what was said about `subject` before, and none takes it back. True if that is news.
+    /// Sets the remark about `subject`, or removes it. True if that is a change.
     pub fn remark(&self, subject: &'static str, text: Option<String>) -> bool {
         let mut remarks = self.remarks.lock().unwrap_or_else(PoisonError::into_inner);
         match text {
@@ -112,7 +113,7 @@ impl Readiness {
         }
     }
 
-    /// The first condition that is not met, and why; none: all are.
+    /// The first condition that is not met, with its reason. None if all are met.
     pub fn reason(&self) -> Option<String> {
         self.first_unmet(|_| true)
     }
@@ -124,8 +125,8 @@ impl Readiness {
         self.lock().iter().filter(|(condition, _)| counts(**condition)).find_map(unmet)
     }
 
-    /// The same, as plugins tell it. Where there are pods, they suffer from what has failed; not from what has only not been done yet: what an earlier
-    /// agent left carries their packets.
+    /// The same for STATUS of plugins. Existing pods are affected by a condition that failed, but
+    /// not by one that is merely pending: the data path that an earlier agent left still works.
     pub fn not_ready(&self, pods: bool) -> Option<NotReady> {
         let reason = self.first_unmet(Condition::is_needed_by_pods)?;
         let needed = |(condition, reason): (&Condition, &Option<String>)| {
@@ -175,7 +176,7 @@ impl Ready for Readiness {
     }
 }
 
-/// The reason of a condition that nothing has been heard of.
+/// The reason of a condition that was not checked yet.
 const PENDING: &str = "not yet";
 
 #[cfg(test)]
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_health_address_is_shown_and_keeps_no_pod_from_being_attached() {
+    fn a_taken_health_address_is_reported_and_pods_can_still_be_attached() {
         let readiness = Readiness::pending();
         Condition::ALL.into_iter().for_each(|condition| _ = readiness.met(condition));
         readiness.unmet(Condition::Health, "127.0.0.1:9471 is taken");

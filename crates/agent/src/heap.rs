@@ -1,18 +1,20 @@
-//! What a burst of requests, the start, or the regular look at everything needed of memory goes back to the kernel: a node's agent has nothing to do most of the
-//! time.
+//! Returns memory that a burst of requests, the start, or a full comparison needed to the kernel:
+//! the agent of a node is idle most of the time.
 
 use std::time::Duration;
 
 use russet_linux::memory;
 
-/// Nobody notices how much is mapped for so long, and to look takes microseconds.
+/// Checking takes microseconds, and extra mapped memory does no harm for this long.
 const LOOK: Duration = Duration::from_secs(2);
-/// What an idle agent uses of its code, with the pages around it, and half as much again. Less is not worth mapping it again.
+/// The code pages that an idle agent uses, with the pages around them, and half as much again.
+/// Unmapping more would cause page faults.
 const MAPPED_MAX_BYTES: usize = 6 << 20;
-/// Looks until the heap is tidied, which takes up to a millisecond. A burst of pods is over by then.
+/// Number of checks between two trims of the heap. A trim takes up to a millisecond; a burst of
+/// pods is over by then.
 const TIDY_EVERY: u32 = 5;
 
-/// Gives back what is free, and code that is not in use, for ever.
+/// Returns free heap memory and unused code pages, and never returns itself.
 pub async fn run() {
     loop {
         for _ in 0..TIDY_EVERY {

@@ -1,6 +1,8 @@
-//! Who had which address when: a line for each attachment that came and went on this node. Written by the agent, and by plugins that work
-//! without it; read by `russet ipam who`. It is a memory, not a truth: nothing is given or taken because of it (a repair of leaks without
-//! an agent only refrains from what a line speaks for), and a line that cannot be written or read costs nobody a pod.
+//! Which pod had which address when: one line for each ADD and DEL on this node. Written by the
+//! agent, and by plugins without an agent; read by `russet ipam who`. The history is for
+//! information: no address is assigned or released because of it (a leak repair without an agent
+//! only skips addresses that it mentions), and a line that cannot be written or read does not fail
+//! a request.
 
 use std::cell::RefCell;
 use std::fs::{self, File, OpenOptions};
@@ -16,7 +18,7 @@ use russet_linux::file::private_dir;
 use russet_model::time;
 use serde::{Deserialize, Serialize};
 
-/// The history of one node. Two files take turns: the older one goes when the newer one is full.
+/// The history of one node, in two files: when the newer one is full, it replaces the older one.
 #[derive(Debug)]
 pub struct History {
     path: PathBuf,
@@ -29,19 +31,18 @@ struct Writer {
     size_bytes: u64,
 }
 
-/// One line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Line {
     /// When, in RFC 3339.
     at: String,
     verb: Verb,
-    /// Of an ADD.
+    /// For an ADD.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     ips: Vec<IpAddr>,
     container: String,
     ifname: String,
     network: String,
-    /// `namespace/name`, where there is one.
+    /// `namespace/name`, if there is a pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pod: Option<String>,
 }
@@ -53,41 +54,39 @@ enum Verb {
     Del,
 }
 
-/// A time during which somebody had an address.
+/// A time during which a container had an address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Tenure {
-    /// From the ADD on, in RFC 3339.
+    /// The ADD, in RFC 3339.
     pub from: String,
-    /// Until the DEL, or the next ADD that got the address; none: it has not ended, as far as is known.
+    /// The DEL, or the next ADD that got the address. None if it has not ended, as far as is known.
     pub until: Option<String>,
-    /// `namespace/name`, where there is one.
+    /// `namespace/name`, if there is a pod.
     pub pod: Option<String>,
-    /// The container's ID.
     pub container: String,
-    /// The interface in it.
+    /// The name of the interface in the container.
     pub ifname: String,
-    /// The network.
     pub network: String,
 }
 
-/// How large one of the two files grows: about 15,000 attachments come and go before the first is forgotten.
+/// Limit of each of the two files: about 15,000 ADDs and DELs are kept at least.
 const FILE_MAX_BYTES: u64 = 4 * 1024 * 1024;
-/// How long a plugin waits for another one that renames a file.
+/// How long a plugin waits for another one that rotates the files.
 const TURN_PATIENCE: Duration = Duration::from_secs(1);
-/// The interface whose addresses are everybody's.
+/// The interface whose addresses every container has.
 const LOOPBACK: &str = "lo";
-/// More than a line that was written here can have; a file with longer ones is somebody else's.
+/// No line that Russet writes is longer; a file with longer lines is foreign.
 const LINE_MAX_BYTES: usize = 4096;
 
 // === impl History ===
 
 impl History {
-    /// The history at `path`. Nothing is opened before it is needed.
+    /// The history at `path`. The file is opened at the first use.
     pub fn at(path: PathBuf) -> Self {
         Self { path, writer: RefCell::default() }
     }
 
-    /// Remembers a request that was carried out.
+    /// Records a request that succeeded.
     pub fn record(&self, request: &Request, result: Option<&CniResult>) {
         let (verb, target) = match &request.env.call {
             Call::Add(target) => (Verb::Add, target),
@@ -112,7 +111,7 @@ impl History {
             pod: request.env.args.pod().map(|pod| format!("{}/{}", pod.namespace, pod.name)),
         };
         if let Err(error) = self.append(&line) {
-            // Opened anew by the next one: the disk may have room again.
+            // The next request opens the file again: the disk may have space by then.
             self.writer.take();
             tracing::warn!(path = %self.path.display(), %error, "the history of addresses cannot be written");
         }
@@ -126,18 +125,20 @@ impl History {
             Some(writer) => writer,
             None => Writer::open(&self.path)?,
         };
-        // Looked at after opening, too: a plugin that works without an agent writes one line and ends.
+        // Also checked right after opening: a plugin without an agent writes one line and exits.
         if current.size_bytes >= FILE_MAX_BYTES {
             current = self.turn_over()?;
         }
         let writer = writer.insert(current);
-        // One call: a line is there whole or, after a power cut, not at all; a torn one is passed over.
+        // One call, so that after a power cut the line is complete or missing. Readers skip a torn
+        // line.
         writer.file.write_all(&text)?;
         writer.size_bytes += text.len() as u64;
         Ok(())
     }
 
-    /// The next file, where the one that was looked at is full. Whoever comes second, of several plugins at once, finds that the first has made it.
+    /// Rotates the files if the current one is full. If several plugins try at once, the later ones
+    /// find the new file.
     fn turn_over(&self) -> io::Result<Writer> {
         let turn = FileLock::exclusive(self.path.with_extension("lock"), Instant::now() + TURN_PATIENCE);
         let _turn = turn.map_err(io::Error::other)?;
@@ -149,7 +150,7 @@ impl History {
         Writer::open(&self.path)
     }
 
-    /// Who had an address, oldest first, as far as this node remembers.
+    /// The containers that had an address, oldest first, as far as this node remembers.
     pub fn of(path: &Path, address: IpAddr) -> io::Result<Vec<Tenure>> {
         let mut found: Vec<Tenure> = Vec::new();
         let wanted = format!("\"{address}\"");
@@ -160,7 +161,7 @@ impl History {
             };
             let text = String::from_utf8_lossy(&bytes);
             for line in text.lines().filter(|line| line.len() <= LINE_MAX_BYTES) {
-                // Parsing is what takes time; most lines are about somebody else.
+                // Parsing takes time, and most lines are about other addresses.
                 let open = found.last().filter(|tenure| tenure.until.is_none());
                 if !line.contains(&wanted) && !open.is_some_and(|open| line.contains(&open.container)) {
                     continue;
@@ -204,7 +205,7 @@ fn older(path: &Path) -> PathBuf {
 
 impl Writer {
     fn open(path: &Path) -> io::Result<Self> {
-        // Nobody else makes it where the store is elsewhere.
+        // If the store is elsewhere, no other code creates this directory.
         path.parent().map_or(Ok(()), private_dir)?;
         let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
         let size_bytes = file.metadata()?.len();
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_followed_from_hand_to_hand() {
+    fn the_holders_of_an_address_are_listed_in_order() {
         let (_dir, history) = history();
         assert_eq!(told(&history, "10.1.0.7"), []);
         for line in [
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_and_torn_lines_are_passed_over() {
+    fn invalid_and_torn_lines_are_skipped() {
         let (_dir, history) = history();
         history.append(&line("1", Verb::Add, &["10.1.0.7"], "a")).unwrap();
         let mut text = fs::read(&history.path).unwrap();
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_file_is_turned_over_by_somebody_who_writes_a_single_line_too() {
+    fn a_full_file_is_rotated_also_by_a_process_that_writes_one_line() {
         let (_dir, history) = history();
         history.append(&line("first", Verb::Add, &["10.1.0.1"], "a")).unwrap();
         let full = "\n".repeat(usize::try_from(FILE_MAX_BYTES).unwrap());
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_is_forgotten_when_both_files_are_full() {
+    fn the_oldest_lines_are_dropped_when_both_files_are_full() {
         let (_dir, history) = history();
         history.append(&line("first", Verb::Add, &["10.1.0.1"], "a")).unwrap();
         let filler = line("then", Verb::Add, &["10.1.0.2"], &"x".repeat(2000));

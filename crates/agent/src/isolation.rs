@@ -1,5 +1,6 @@
-//! The verdicts of interfaces at the agent's start: right before any request is served, for every interface that is there by then. And which
-//! host ends of Calico's plugin are guarded, and what their pods may send from, for the agent in Calico's place.
+//! The verdicts of interfaces when the agent starts: set before the first request is served, for
+//! every interface that exists by then. In Calico's place also: which host ends of Calico's plugin
+//! are guarded, and which source addresses their pods may use.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -13,14 +14,16 @@ use russet_store::StoreError;
 use crate::health::{Condition, Readiness};
 use crate::operations::Operations;
 
-/// Between two tries. Meanwhile no pod can be attached, and those that are there have what an earlier agent left.
+/// Pause between two attempts. Meanwhile no pod can be attached, and existing pods have what an
+/// earlier agent left.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// How long the table may take.
+/// Limit for a commit of the table.
 const GUARD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Guards host ends of Calico's plugin, or leaves them to a Felix that runs. What endpoints allow their pods to send from is read once, when the guard
-/// begins: after that the plugin says it with every ADD.
+/// Guards the host ends of Calico's plugin, or leaves them to a running Felix. The source addresses
+/// that endpoints allow are read once, when the guard starts; later the plugin passes them with
+/// every ADD.
 pub async fn guard_calico_ends(node: &Node, on: bool) -> Result<(), StoreError> {
     let keeper = node.wiring.verdicts();
     let begins = on && !keeper.guards().calico.unwrap_or(false);
@@ -44,8 +47,8 @@ pub async fn guard_calico_ends(node: &Node, on: bool) -> Result<(), StoreError> 
     Ok(())
 }
 
-/// What the endpoints of this node say that their pods may send from besides their own addresses, by host end. An endpoint that cannot be
-/// read allows nothing.
+/// The source addresses that endpoints of this node allow besides their own addresses, by host end.
+/// An endpoint that cannot be decoded allows none.
 async fn allowed_sources(node: &Node) -> Result<BTreeMap<IfName, Vec<IpNet>>, StoreError> {
     let mut found = BTreeMap::new();
     let mut take = |record: russet_store::Record| {
@@ -59,7 +62,7 @@ async fn allowed_sources(node: &Node) -> Result<BTreeMap<IfName, Vec<IpNet>>, St
     Ok(found)
 }
 
-/// The first try, with nobody else at work.
+/// The first attempt, before any request is served.
 pub async fn begin(node: &Node, readiness: &Readiness) {
     match node.wiring.reconcile_verdicts().await {
         Ok(report) => {
@@ -81,7 +84,7 @@ pub async fn begin(node: &Node, readiness: &Readiness) {
     }
 }
 
-/// Further tries, until one succeeds.
+/// Further attempts, until one succeeds.
 pub async fn insist(node: Node, operations: Rc<Operations>, readiness: Readiness) {
     while readiness.is_unmet(Condition::Verdicts) {
         tokio::time::sleep(RETRY).await;

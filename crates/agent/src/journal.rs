@@ -1,12 +1,16 @@
-//! The journal of this boot: what each ADD, DEL and GC intends, what it changed, and how it ended. An agent that starts finds in it what the one before
-//! had begun, and `recovery` rolls that forward or back.
+//! The journal of this boot: what each ADD, DEL and GC is to do, what it changed, and how it ended.
+//! An agent that starts reads what its predecessor had begun, and `recovery` rolls it forward or
+//! back.
 //!
-//! Written by `operations` and, through [`Recorder`], by the wiring; read at start and by `russet journal`. It lies under `/run` and dies with the boot, like
-//! all that it tells of; the boot's ID in it says so where `/run` does not. IPAM plugins that somebody else's plugin calls, and `loopback`, are not in it:
-//! their callers' DEL, or the repair of leaks, takes back what they leave.
+//! Written by `operations` and, through [`Recorder`], by the wiring; read at start and by `russet
+//! journal`. It is kept below `/run` and is lost at reboot together with everything that it
+//! describes. Where `/run` survives a reboot, the boot ID in the file shows that it is outdated.
+//! IPAM plugins that another program's plugin calls, and `loopback`, are not recorded: the DEL of
+//! their callers, or the leak repair, releases what they leave.
 //!
-//! When it cannot be written (counted, and told once), an ADD is refused before it changes anything; a DEL and a GC are carried out all the same. Room for
-//! the outcome of what has begun is taken beforehand.
+//! If the journal cannot be written (this is counted, and logged once), an ADD is refused before it
+//! changes anything; a DEL and a GC are carried out anyway. Space for the outcome of an operation
+//! is reserved when it begins.
 
 mod entry;
 mod frame;
@@ -34,7 +38,7 @@ use entry::{Entry, State};
 use frame::Tail;
 use log::Log;
 
-/// The journal. One writer at a time: the agent has the node's lock.
+/// The journal. It has one writer, because the agent holds the node lock.
 pub struct Journal {
     path: PathBuf,
     boot: String,
@@ -44,30 +48,30 @@ pub struct Journal {
 
 struct Inner {
     state: State,
-    /// None while the file has to be written anew.
+    /// None while the file has to be written again.
     log: Option<Log>,
-    /// Used bytes when the file was new, or could not be made smaller.
+    /// Used bytes when the file was new, or could not be compacted.
     first_bytes: u64,
-    /// The journal that was found was damaged, and not everything that it had open has been decided on.
+    /// The journal that was found was damaged, and its open operations are not all decided.
     damaged: bool,
-    /// Whether it was told that the file cannot be written.
+    /// Whether the failure to write was logged.
     told: bool,
-    /// Operations that were open when an ADD of the same interface began. Only in memory: whatever an agent finds open is done from the beginning.
+    /// Operations that were open when an ADD of the same interface began. In memory only: an agent
+    /// that finds an open operation starts it from the beginning.
     overtaken: BTreeSet<u64>,
 }
 
-/// What was there when the journal was opened.
+/// The content of the journal when it was opened.
 #[derive(Debug)]
 pub struct Found {
-    /// What is not over.
+    /// Operations that have not ended.
     pub open: Vec<Open>,
-    /// Nothing of this boot was there.
+    /// There was no journal of this boot.
     pub fresh: bool,
-    /// Something is missing: what seems to be under way may be over.
+    /// Records are missing, so operations that seem open may have ended.
     pub damaged: bool,
 }
 
-/// A journal that cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("write the journal {}: {source}", path.display())]
 pub struct JournalError {
@@ -75,31 +79,34 @@ pub struct JournalError {
     source: io::Error,
 }
 
-/// An operation that has begun.
+/// An operation that was started.
 struct Begun {
-    /// Its number; none where the journal cannot hold it at all.
+    /// Its number; none if it is too large for the journal.
     op: Option<u64>,
-    /// Whether that is written.
+    /// Whether its start was written.
     written: Result<(), JournalError>,
 }
 
-/// Writes what becomes of interfaces into the journal and the book.
+/// Writes changes of interfaces into the journal and the table of attachments.
 pub struct Recorder {
     journal: Journal,
     attachments: Attachments,
 }
 
-/// A file is written anew when it has grown to twice what it began with, and to this at least.
+/// The file is compacted when it has twice its initial size, and at least this size.
 const COMPACT_MIN_BYTES: u64 = 256 * 1024;
-/// What an ADD or a GC may still write once it has begun: how its interface is wired, with a few dozen routes, or what it takes down, and how it ended.
+/// Space that an ADD or a GC may still need once it has begun: the wiring with a few dozen routes,
+/// or the removed interfaces, and the outcome.
 const OPERATION_ROOM_BYTES: u64 = 8 * 1024;
-/// What a DEL may: its interface, which has short names, and how it ended. A thousand may wait for a store that is away, and leave room for ADDs.
+/// The same for a DEL: its interface and the outcome. A thousand DELs may wait for a store that is
+/// away, and still leave space for ADDs.
 const DEL_ROOM_BYTES: u64 = 512;
 
 // === impl Journal ===
 
 impl Journal {
-    /// Opens the journal at `path`; what is of another boot, or no journal, is replaced. One that cannot be written is tried again with each request.
+    /// Opens the journal at `path`. A journal of another boot, or a foreign file, is replaced. If
+    /// the file cannot be written, each request tries again.
     pub fn open(path: PathBuf, boot: String, metrics: Metrics) -> (Self, Found) {
         let contents = log::read(&path).unwrap_or_else(|error| {
             tracing::warn!(path = %path.display(), %error, "the journal cannot be read; it begins anew");
@@ -117,24 +124,26 @@ impl Journal {
         let inner =
             Inner { state, log: None, first_bytes: 0, damaged, told: false, overtaken: BTreeSet::new() };
         let journal = Self { path, boot, metrics, inner: RefCell::new(inner) };
-        // Also without anything to write: the file is clean from now on, and its room is there.
+        // Even if there is nothing to write: this makes the file valid and reserves its space.
         let written = journal.inner.borrow_mut().anew(&journal.path, &journal.boot);
         let _ = journal.noted(written);
         (journal, Found { open, fresh, damaged })
     }
 
-    /// Everything that was found has been decided on. Until then the file says that it was damaged, whoever opens it.
+    /// Notes that all open operations that were found are decided. Until then the file stays marked
+    /// as damaged.
     pub fn decided(&self) {
         let mut inner = self.inner.borrow_mut();
         if std::mem::take(&mut inner.damaged) {
             let written = inner.anew(&self.path, &self.boot);
             drop(inner);
-            // It is counted, and tried again with the next entry.
+            // The failure is counted, and the next entry tries again.
             let _ = self.noted(written);
         }
     }
 
-    /// Writes that an operation begins; nothing for what is not recorded. `repeated`: an ADD of what was complete before, whatever the journal knows of that.
+    /// Writes that an operation starts; nothing for operations that are not recorded. `repeated`:
+    /// an ADD of an attachment that was complete before, whatever the journal knows of it.
     fn begin(
         &self,
         plugin: &str,
@@ -174,7 +183,7 @@ impl Journal {
         }
         let written = inner.write(&self.path, &self.boot, Entry::Begin(begin)).and_then(|()| inner.room());
         if written.is_err() && verb == Verb::Add {
-            // It may be in the file, without room for its end.
+            // It may be in the file, but without space for its end.
             inner.state.open.remove(&op);
             inner.log = None;
         }
@@ -194,7 +203,8 @@ impl Journal {
         self.noted(written)
     }
 
-    /// Writes that an operation is over: with code 0, what it intended is so. An ADD that is done and cannot be written is not over: it is to be undone.
+    /// Writes that an operation ended; code 0 is success. An ADD that succeeded and cannot be
+    /// written stays open: it has to be undone.
     pub fn end(&self, op: u64, code: u32) -> Result<(), JournalError> {
         let mut inner = self.inner.borrow_mut();
         let written = inner.write(&self.path, &self.boot, Entry::End { op, at_ms: now_ms(), code });
@@ -204,59 +214,61 @@ impl Journal {
         };
         drop(inner);
         if let Err(error) = compacted {
-            // What was to be written is there all the same.
+            // The entry itself was written.
             self.metrics.journal_write_failures.inc();
             tracing::warn!(path = %self.path.display(), %error, "the journal cannot be made smaller; it grows on");
         }
         self.noted(written)
     }
 
-    /// Whether an operation is not over, and no later one has settled its matter.
+    /// Whether an operation is open, and no later one has replaced it.
     pub fn is_open(&self, op: u64) -> bool {
         self.inner.borrow().state.open.contains_key(&op)
     }
 
-    /// Whether an operation that is not over would be known after a crash: a DEL and a GC are carried out also where they cannot be written.
+    /// Whether a crash now would leave the open operation in the file. A DEL and a GC are carried
+    /// out even if they cannot be written.
     pub fn is_recorded(&self, op: u64) -> bool {
-        // A file that is written on has everything; there is none where something is missing.
+        // The current file has every entry. There is none while entries are missing.
         self.inner.borrow().log.is_some() && self.is_open(op)
     }
 
-    /// How many operations are not over: under way, or tried again until they can be done.
+    /// Number of open operations: in progress, or to be retried.
     pub fn open_count(&self) -> usize {
         self.inner.borrow().state.open.len()
     }
 
-    /// Whether an ADD of the same plugin, network and interface has begun since: what it wired may be there, also where it failed. Another network's has
-    /// addresses of its own, and what it wired is none of this operation's.
+    /// Whether an ADD of the same plugin, network and interface has begun since. Its wiring may
+    /// exist even if it failed. An ADD of another network has addresses of its own, and its wiring
+    /// does not belong to this operation.
     pub fn is_overtaken(&self, op: u64) -> bool {
         self.inner.borrow().overtaken.contains(&op)
     }
 
-    /// An operation that is not over.
+    /// An open operation.
     pub fn open_one(&self, op: u64) -> Option<Open> {
         self.inner.borrow().state.open.get(&op).cloned()
     }
 
-    /// The attachments that were made by later operations than `op`.
+    /// The attachments that operations later than `op` made.
     pub fn made_after(&self, op: u64) -> Vec<Interface> {
         let inner = self.inner.borrow();
         let later = inner.state.live.values().filter(|live| live.op > op);
         later.map(|live| live.subject.interface.clone()).collect()
     }
 
-    /// Whether the journal knows an interface as attached.
+    /// Whether the journal lists an interface as attached.
     pub fn has(&self, interface: &Interface) -> bool {
         let inner = self.inner.borrow();
         inner.state.live.values().any(|live| live.wired.is_some() && live.subject.interface == *interface)
     }
 
-    /// What is attached, as the journal knows it.
+    /// The attachments, as the journal knows them.
     pub fn live(&self) -> Vec<Live> {
         self.inner.borrow().state.live.values().cloned().collect()
     }
 
-    /// Takes attachments over that were made without it: later than everything that is in it.
+    /// Adds attachments that were made without the journal, as later than everything in it.
     pub fn take_over(&self, lives: impl Iterator<Item = Live>) {
         let mut inner = self.inner.borrow_mut();
         let op = inner.state.next;
@@ -267,7 +279,7 @@ impl Journal {
         let _ = self.noted(written);
     }
 
-    /// Strikes attachments out that went without it.
+    /// Removes attachments that no longer exist.
     fn keep(&self, is_there: impl Fn(&Live) -> bool) {
         let mut inner = self.inner.borrow_mut();
         let before = inner.state.live.len();
@@ -280,7 +292,7 @@ impl Journal {
         let _ = self.noted(written);
     }
 
-    /// Counts a failure, tells the first of a row, and keeps the gauges.
+    /// Counts a failure, logs the first one of a series, and updates the gauges.
     fn noted(&self, written: io::Result<()>) -> Result<(), JournalError> {
         let mut inner = self.inner.borrow_mut();
         if let Some(log) = &inner.log {
@@ -338,8 +350,9 @@ impl Inner {
         self.overtaken.extend(open.values().filter(of).map(|open| open.begin.op));
     }
 
-    /// Applies an entry and writes it. It counts from then on also where it could not be written: the next one that can is preceded by a new file. But an ADD
-    /// begins, and is done, only where that is written.
+    /// Applies an entry and writes it. An entry that could not be written still counts, and is part
+    /// of the next file that can be written. Exceptions: an ADD begins, and ends with success, only
+    /// if that is written.
     fn write(&mut self, path: &Path, boot: &str, entry: Entry) -> io::Result<()> {
         let document = log::document(&entry)?;
         let appended = self.log.as_mut().map(|log| log.append(&document));
@@ -357,20 +370,22 @@ impl Inner {
         written
     }
 
-    /// Writes the file anew, with what counts alone. Where that fails, the one that is there lacks something: the next entry is preceded by a new file.
+    /// Writes a new file with the current content. If that fails, the existing file lacks entries,
+    /// so the next entry needs a new file.
     fn anew(&mut self, path: &Path, boot: &str) -> io::Result<()> {
         let replaced = self.replace(path, boot, 0);
         if replaced.is_err() {
             self.log = None;
         }
         replaced?;
-        // What has begun may not come to its end in the file then; without the file it certainly would not.
+        // Space for open operations may be missing then. Without this file it would certainly be
+        // missing.
         let _ = self.room();
         Ok(())
     }
 
-    /// The same for a file that is good, but large: the new one has to have the room that the old one has. One that could not be made smaller is let grow to
-    /// twice its size before that is tried again.
+    /// The same for a valid but large file: the new one needs the same reserved space. If
+    /// compaction fails, the file may grow to twice its size before the next attempt.
     fn compact(&mut self, path: &Path, boot: &str) -> io::Result<()> {
         let done = self.replace(path, boot, self.room_bytes());
         if done.is_err() {
@@ -387,7 +402,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Room for what all that has begun may still write.
+    /// Reserves space for everything that the open operations may still write.
     fn room(&mut self) -> io::Result<()> {
         let bytes = self.room_bytes();
         self.log.as_mut().map_or(Ok(()), |log| log.room(bytes))
@@ -415,18 +430,18 @@ impl Recorder {
         Self { journal, attachments }
     }
 
-    /// The journal.
     pub fn journal(&self) -> &Journal {
         &self.journal
     }
 
-    /// The book.
     pub fn attachments(&self) -> &Attachments {
         &self.attachments
     }
 
-    /// At start: fills the book with what the journal knows and the kernel still has, and both with what the kernel has besides; what went without the agent
-    /// goes from the journal. `has_link` tells whether an interface still has its link, `wired` are those whose link is completely wired.
+    /// At start: fills the table with the attachments of the journal that the kernel still has, and
+    /// both with those that only the kernel has. Attachments that no longer exist are removed from
+    /// the journal. `has_link` says whether an interface still has its link; `wired` are the
+    /// attachments whose link is wired completely.
     pub fn fill(&self, has_link: impl Fn(&Wired) -> bool, wired: Vec<russet_attach::Attachment>) {
         let mut gone = BTreeSet::new();
         for live in self.journal.live() {
@@ -434,7 +449,7 @@ impl Recorder {
                 gone.insert(live.subject.interface);
             }
         }
-        // With what other plugins of its chain had made of it.
+        // Including what other plugins of its chain have set up.
         self.journal.keep(|live| match live.wired.as_deref() {
             Some(wired) => has_link(wired),
             None => !gone.contains(&live.subject.interface),
@@ -462,7 +477,8 @@ impl Recorder {
         }
     }
 
-    /// An operation begins; none for what is not recorded. An ADD that cannot be recorded is not begun.
+    /// Starts an operation; none for operations that are not recorded. An ADD that cannot be
+    /// recorded is not started.
     pub fn begin(
         &self,
         plugin: &str,
@@ -477,17 +493,17 @@ impl Recorder {
             Some(Begun { written: Err(error), .. }) if matches!(request.env.call, Call::Add(_)) => {
                 Err(unrecorded(&error))
             }
-            // A DEL and a GC are carried out whether that is written or not, and end.
+            // A DEL and a GC are carried out even if that cannot be written, and then have to end.
             Some(begun) => Ok(begun.op),
         }
     }
 
-    /// It is over.
+    /// Ends an operation.
     pub fn end(&self, op: Option<u64>, code: u32) -> Result<(), CniError> {
         op.map_or(Ok(()), |op| self.journal.end(op, code)).map_err(|error| unrecorded(&error))
     }
 
-    /// Whether an ADD is a repeated one.
+    /// Whether an ADD is a repetition.
     pub fn is_repeated(&self, op: Option<u64>) -> bool {
         let inner = self.journal.inner.borrow();
         op.and_then(|op| inner.state.open.get(&op)).is_some_and(Open::was_attached)
@@ -523,7 +539,8 @@ impl Ledger for Recorder {
 
     fn wired(&self, wired: &Wired, attached: &Attached) {
         let interface = Interface::of_wired(wired);
-        // It is counted. The outcome, which is what counts, is written with it, or not at all.
+        // The failure is counted. The outcome, which matters more, is written together with this
+        // entry, or not at all.
         let Attached { reused, bridge_mac, .. } = *attached;
         let _ = self.journal.effect(&interface, Effect::Wired { reused, bridge_mac });
         self.attachments.wired(wired, attached);
@@ -543,12 +560,12 @@ impl Ledger for Recorder {
 // === impl Interface ===
 
 impl Interface {
-    /// The one that a request is about.
+    /// The interface of a request.
     pub fn of(target: &russet_cni_spec::Target) -> Self {
         Self { container: target.container_id.clone(), ifname: target.ifname.clone() }
     }
 
-    /// The one that is wired.
+    /// The interface of a wiring.
     pub fn of_wired(wired: &Wired) -> Self {
         Self { container: wired.container().clone(), ifname: wired.ifname().clone() }
     }

@@ -1,5 +1,6 @@
-//! The node daemon. It serves CNI on a socket, keeps routes and tunnels as the datastore wants them, removes what
-//! deleted pods left, and says how it is. Stopping it leaves the data path as it is.
+//! The node daemon. It serves CNI on a socket, keeps routes and tunnels as the datastore describes
+//! them, removes what deleted pods left, and reports its state. When it stops, the data path keeps
+//! working.
 
 #![expect(missing_docs, reason = "internal to Russet; comments are for what the names do not say")]
 
@@ -68,45 +69,46 @@ use reconcile::Loop;
 use repair::{Crew, Door, Question, Repairs};
 use turn::Patience;
 
-/// What keeps an agent from running.
+/// Why an agent cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// Another agent of this node runs, or a plugin never lets go.
+    /// Another agent of this node runs, or a plugin does not release the node lock.
     #[error(transparent)]
     Taken(#[from] turn::Taken),
-    /// The store cannot be opened.
     #[error("open the store: {0}")]
     Store(#[from] russet_store::StoreError),
-    /// A socket or file.
+    /// An operation on a socket or file failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// Why it failed.
         source: std::io::Error,
     },
-    /// A setting that cannot be used.
+    /// An invalid setting.
     #[error(transparent)]
     Setting(#[from] SettingError),
-    /// The kernel's netlink.
+    /// The netlink socket could not be opened.
     #[error("open a netlink socket: {0}")]
     Netlink(#[from] russet_netlink::NetlinkError),
 }
 
-/// How long requests under way may take when the agent is told to stop. Then they are cut off, and DEL cleans up.
+/// How long requests in progress may take when the agent is asked to stop. Later ones are cut off,
+/// and DEL cleans up.
 const STOP_PATIENCE: Duration = Duration::from_secs(15);
-/// How long an edit of a pool may take to be seen by the next ADD where the watch is late; the loop makes the allocator forget when it sees one. Blocks
-/// are not trusted that way: each commit is guarded by the block's revision.
+/// How long an edit of a pool may stay unseen by ADDs if the watch is late; the loop clears the
+/// allocator's cache when it sees one. Blocks do not depend on this cache: each commit is guarded
+/// by the block's revision.
 const CACHE_MAX_AGE: Duration = Duration::from_secs(30);
-/// The MTU until the underlay is known.
+/// The MTU of pods before the underlay is known.
 const MTU_UNTIL_KNOWN_BYTES: u32 = 1450;
 
-/// The node, for one agent. To be kept until nothing of [`run`] is at work any more, which may be after that has returned: what blocks goes on. The next
-/// agent, which gets the node then, undoes what this one has begun.
+/// The node lock of an agent. To be held until no work of [`run`] is in progress, which may be
+/// later than its return, because blocking work continues. The next agent then gets the lock and
+/// undoes what this one has begun.
 #[derive(Debug)]
 pub struct NodeLock(FileLock);
 
-/// Takes the node. Plugins that work without an agent are waited for.
+/// Takes the node lock. Waits for plugins that work without an agent.
 pub fn take_node(config: &Config) -> Result<NodeLock, AgentError> {
     russet_linux::file::private_dir(config.paths.run_dir()).map_err(io("make the run directory"))?;
     Ok(NodeLock(turn::of_agent(&config.paths, Patience::default())?))
@@ -188,7 +190,8 @@ pub async fn run(
         .await
 }
 
-/// Starts what keeps the node tidy beside its requests: recovery of cut-off requests, deletion of links, counts, memory.
+/// Starts the background work of the node: recovery of interrupted requests, deletion of links,
+/// metrics, memory.
 fn maintain(
     background: &mut JoinSet<()>,
     node: &Node,
@@ -203,7 +206,7 @@ fn maintain(
     background.spawn_local(guards::run(metrics.clone()));
 }
 
-/// Serves health and metrics from now on. An address that is taken is no reason to keep pods from being attached.
+/// Starts to serve health and metrics. If the address is taken, pods can still be attached.
 fn start_health(
     config: &Config,
     readiness: Readiness,
@@ -218,7 +221,7 @@ fn start_health(
         .map_err(io("start the thread of health and metrics"))
 }
 
-/// Looks for leaks when somebody asks, every so often, and soon after a boot.
+/// Repairs leaks on request, at an interval, and soon after a boot.
 fn seek_leaks(
     background: &mut JoinSet<()>,
     repairs: Repairs,
@@ -236,20 +239,21 @@ fn seek_leaks(
     }
 }
 
-/// Carries out plugins' requests, each as a task of its own.
+/// Carries out plugins' requests, each as its own task.
 async fn carry_out(operations: Rc<Operations>, mut requests: mpsc::Receiver<server::Job>) {
     while let Some(server::Job { request, mut answer, place }) = requests.recv().await {
         let operations = Rc::clone(&operations);
         tokio::task::spawn_local(async move {
             let _place = place;
             let outcome = operations.execute(request, answer.closed()).await;
-            // The caller may be gone; the runtime will ask for DEL.
+            // If the caller is gone, the runtime will request DEL.
             let _ = answer.send(outcome);
         });
     }
 }
 
-/// Waits for the requests under way, and for what DELs have left to do after their answers, but not for ever: the next agent finishes it.
+/// Waits for requests in progress, and for what DELs do after their answers. The wait is bounded:
+/// the next agent completes the rest.
 async fn finish(cni: tokio::task::JoinHandle<()>, operations: &Operations) {
     let end = tokio::time::Instant::now() + STOP_PATIENCE;
     match tokio::time::timeout_at(end, cni).await {
@@ -262,14 +266,14 @@ async fn finish(cni: tokio::task::JoinHandle<()>, operations: &Operations) {
     }
 }
 
-/// Stops the servers, and waits for what they have begun.
+/// Stops the servers and waits for requests in progress.
 async fn wind_down(
     stopping: watch::Sender<bool>,
     cni: tokio::task::JoinHandle<()>,
     openshift: Option<tokio::task::JoinHandle<()>>,
     operations: &Operations,
 ) {
-    // An error means that no server listens any more, which is the aim.
+    // An error means that no server listens any more, which is the goal.
     let _ = stopping.send(true);
     service_manager::stopping();
     finish(cni, operations).await;
@@ -277,7 +281,7 @@ async fn wind_down(
     tracing::info!("agent stopped; the data path stays as it is");
 }
 
-/// Waits for the end of OpenShift's server, where there is one.
+/// Waits for the end of the OpenShift server, if there is one.
 async fn finish_openshift(server: Option<tokio::task::JoinHandle<()>>) {
     if let Some(server) = server
         && tokio::time::timeout(STOP_PATIENCE, server).await.is_err()
@@ -286,9 +290,9 @@ async fn finish_openshift(server: Option<tokio::task::JoinHandle<()>>) {
     }
 }
 
-/// Resolves when the agent is told to stop.
+/// Resolves when the agent is asked to stop.
 async fn told(mut stopped: watch::Receiver<bool>) {
-    // An error means that the agent is gone already.
+    // An error means that the agent has ended.
     let _ = stopped.wait_for(|stop| *stop).await;
 }
 
@@ -296,14 +300,14 @@ fn teardown(config: &Config, doomed: &Rc<Notify>) -> Teardown {
     if config.sync_delete { Teardown::Synchronous } else { Teardown::Deferred(Rc::clone(doomed)) }
 }
 
-/// The journal and the book of this boot, and what an agent before this one left in them.
+/// The journal and the table of attachments of this boot, and what an earlier agent left in them.
 fn recorder(config: &Config, metrics: &Metrics) -> std::io::Result<(Rc<Recorder>, Found)> {
     let boot = russet_linux::host::boot_id()?;
     let (journal, found) = Journal::open(config.paths.journal_file(), boot, metrics.clone());
     Ok((Rc::new(Recorder::new(journal, Attachments::default())), found))
 }
 
-/// Who looks for leaks on this node.
+/// Finds and repairs leaks on this node.
 fn crew(config: &Config, node: &Node) -> Crew {
     Crew {
         node: config.node_name.clone(),
@@ -314,19 +318,20 @@ fn crew(config: &Config, node: &Node) -> Crew {
     }
 }
 
-/// The node with who is told of its interfaces, and with what an agent knows of it.
+/// The node with its observers, and with what the agent knows of it.
 fn outfitted(mut node: Node, config: &Config, readiness: &Readiness, recorder: &Rc<Recorder>) -> Node {
     node.wiring = node.wiring.told(Rc::clone(recorder) as Rc<dyn Ledger>);
     let (ready, book) = (readiness.clone(), recorder.attachments().clone());
     node.not_ready = Rc::new(move || ready.not_ready(!book.is_empty()));
     if let Some(mtu) = direct::published_mtu(config) {
-        // Pods that are attached before the first look at the underlay get what the agent before this one computed.
+        // Pods that are attached before the underlay is first read get the MTU that the previous
+        // agent computed.
         node.mtu_bytes.set(mtu);
     }
     node
 }
 
-/// This node, as plugins see it.
+/// This node, as the plugins see it.
 fn node(config: &Config, store: Rc<dyn Store>, teardown: Teardown, readiness: &Readiness) -> Node {
     let readiness = readiness.clone();
     let allocator = Allocator::new(Rc::clone(&store), Rc::new(SystemClock));

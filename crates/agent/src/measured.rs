@@ -1,4 +1,5 @@
-//! The agent's store with a clock on every request. `lib` puts it between the engine and everybody who uses the store.
+//! The agent's store with a measurement of every request. `lib` puts it between the engine and all
+//! users of the store.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -11,7 +12,8 @@ use russet_store::{
 
 use crate::metrics::StoreMetrics;
 
-/// A store whose requests are measured. Each is handed on as it came: an engine's own way of doing one is used.
+/// A store whose requests are measured. Each method is passed on as it is, so that an engine's own
+/// implementation is used.
 pub struct Measured {
     store: Rc<dyn Store>,
     metrics: StoreMetrics,
@@ -23,13 +25,13 @@ struct MeasuredWatch {
     metrics: StoreMetrics,
 }
 
-/// An error with a class for a label.
+/// An error with a class for the metric's label.
 trait Class {
     /// The store's error.
     fn error(&self) -> &StoreError;
 }
 
-/// The label, and whether it is the store that says so.
+/// The label, and whether the store itself returned the error.
 fn class(error: &StoreError) -> (&'static str, bool) {
     match error {
         StoreError::Conflict { .. } => ("conflict", true),
@@ -81,7 +83,7 @@ impl Measured {
         })
     }
 
-    /// The same for what opens a watch.
+    /// The same for requests that open a watch.
     fn opened<'a>(
         &'a self,
         op: &'static str,
@@ -210,8 +212,9 @@ mod tests {
     }
 
     #[test]
-    fn every_operation_is_handed_on_as_it_came_and_measured_once() {
-        // One that is not handed on takes the trait's own way, which is a request of another operation.
+    fn every_operation_is_passed_on_and_measured_once() {
+        // A method that is not passed on would use the trait's default implementation, which is a
+        // request of another operation.
         let metrics = StoreMetrics::default();
         let store = measured(&metrics);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -240,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_fails_or_is_given_up_is_counted_as_that() {
+    fn failed_and_abandoned_requests_are_counted() {
         let metrics = StoreMetrics::default();
         let store = measured(&metrics);
         let key = Key::from_stored("/calico/a");

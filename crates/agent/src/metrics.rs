@@ -1,4 +1,4 @@
-//! What the agent counts; names are `russet_<subsystem>_<noun>_<unit>`.
+//! The agent's metrics. Names are `russet_<subsystem>_<noun>_<unit>`.
 
 mod drift;
 mod listeners;
@@ -24,30 +24,30 @@ pub use listeners::Listeners;
 pub use pools::{Claims, Fill, PoolMetrics};
 pub use store::StoreMetrics;
 
-/// Upper bounds of the buckets for what takes milliseconds, in seconds.
+/// Upper bounds of the buckets for durations of milliseconds, in seconds.
 const LATENCY_BUCKETS_S: [f64; 12] =
     [0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
-/// The same for what may be done in microseconds.
+/// The same for durations that may be microseconds.
 const STAGE_BUCKETS_S: [f64; 14] =
     [0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0];
 
-/// What our metrics' names begin with; those of the process have the names that every program gives them.
+/// Prefix of our metrics. Those of the process have the names that all Prometheus clients use.
 const PREFIX: &str = "russet";
 
-/// Every metric; clones share the same numbers.
+/// All metrics. Clones share the numbers.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     /// CNI requests by verb and outcome.
     pub requests: Family<Request, Counter>,
     /// How long CNI requests took.
     pub request_seconds: Family<Verb, Histogram>,
-    /// Where the time of CNI requests went.
+    /// The time that CNI requests spent in each stage.
     pub stage_seconds: Family<StageOf, Histogram>,
     /// Kernel objects that a reconciliation had to change, by kind.
     pub changes: Family<Kind, Counter>,
-    /// What other nodes publish and this one refuses to program.
+    /// Published facts of other nodes that this node refuses to program.
     pub refusals: Gauge,
-    /// Reconciliations that met an error.
+    /// Reconciliations with an error.
     pub reconcile_errors: Counter,
     /// How long reconciliations took.
     pub reconcile_seconds: Histogram,
@@ -57,25 +57,22 @@ pub struct Metrics {
     pub nodes: Gauge,
     /// Leaks that were repaired, by kind.
     pub repaired: Family<Kind, Counter>,
-    /// Looks for leaks that counted for nothing, because something could not be read.
+    /// Leak repair rounds without a result, because something could not be read.
     pub void_repairs: Counter,
-    /// Packets that the guards against forged ones dropped, by guard.
+    /// Packets that the guards against forged packets dropped, by guard.
     pub guard_drops: Family<Kind, Counter>,
-    /// What others changed of ours in the kernel.
     pub drift: DriftMetrics,
-    /// The agent's store.
     pub store: StoreMetrics,
-    /// How full pools are.
     pub pools: PoolMetrics,
-    /// Seats of the agent's sockets.
+    /// Connection slots of the agent's sockets.
     pub listeners: Listeners,
-    /// Bytes of the journal that are used.
+    /// Used bytes of the journal.
     pub journal_bytes: Gauge,
     /// Records in the journal.
     pub journal_records: Gauge,
     /// Attempts to write the journal that failed.
     pub journal_write_failures: Counter,
-    /// What an agent's earlier life had begun, by what became of it.
+    /// Operations of an earlier agent, by how they ended.
     pub recoveries: Family<Kind, Counter>,
 }
 
@@ -89,7 +86,6 @@ pub struct Verb {
 /// A CNI verb and one stage of its work.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct StageOf {
-    /// `ADD`, `DEL`, ...
     pub verb: &'static str,
     /// `turn`, `address`, ...
     pub stage: &'static str,
@@ -98,7 +94,6 @@ pub struct StageOf {
 /// A CNI verb and how it ended.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Request {
-    /// `ADD`, `DEL`, ...
     pub verb: &'static str,
     /// `0`, or the CNI error code.
     pub code: u32,
@@ -114,7 +109,7 @@ pub struct Kind {
 // === impl Metrics ===
 
 impl Metrics {
-    /// Metrics, and the registry that prints them.
+    /// The metrics, and the registry that encodes them.
     pub fn new() -> (Self, Registry) {
         let metrics = Self {
             requests: Family::default(),
@@ -144,7 +139,7 @@ impl Metrics {
         (metrics, all)
     }
 
-    /// The same, with a registry that also prints whether pods can be attached: all that an agent tells.
+    /// The same, with a registry that also encodes readiness: all that an agent exports.
     pub fn with_readiness(readiness: &Readiness) -> (Self, Registry) {
         let (metrics, mut all) = Self::new();
         let conditions = readiness::Conditions(readiness.clone());
@@ -204,7 +199,7 @@ impl Metrics {
         registry.register("journal_recoveries", help, self.recoveries.clone());
     }
 
-    /// Counts what became of an operation of an earlier life, or of one that this life could not end at once.
+    /// Counts how an operation ended that an earlier agent, or this one, could not end at once.
     pub fn recovered(&self, kind: &str) {
         self.recoveries.get_or_create(&Kind { kind: kind.to_owned() }).inc();
     }
@@ -216,7 +211,7 @@ impl Metrics {
         self.stages(verb, spent);
     }
 
-    /// Counts where time went; alone for what is done after the answer.
+    /// Counts the stages only; for work that is done after the answer.
     pub fn stages(&self, verb: &'static str, spent: &Spent) {
         for (stage, time) in spent.stages() {
             let stage = StageOf { verb, stage: stage.as_str() };

@@ -1,8 +1,9 @@
-//! The node's half of OpenShift's network (cni-runtime.md section 4, docs/openshift.md): a server that thin plugins ask for pods' addresses and ways,
-//! stock ones and ours.
+//! The node's half of OpenShift's network (cni-runtime.md section 4, docs/openshift.md): a server
+//! from which thin plugins, the stock one and ours, request pods' addresses and data path.
 //!
-//! It learns from the store what the network is and which part of it is this node's, brings the data path to what is attached, and only then listens and
-//! says that pods can come. Pods that run while it is away notice nothing: what it needs of them is in the kernel and in files.
+//! It reads the network and this node's part of it from the store, brings the data path to what is
+//! attached, and only then listens and reports that pods can be attached. Running pods are not
+//! affected while it is down: their state is in the kernel and in files.
 
 mod door;
 mod files;
@@ -51,22 +52,23 @@ use turns::Turns;
 
 pub use network::NetworkDefault;
 
-/// What can be set.
+/// Settings of the server.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// The network that a store gets that has none.
+    /// The network to create in a store without one.
     pub network: Option<NetworkDefault>,
-    /// How the Kubernetes API is reached, which says which pods get a macvlan0.
+    /// Access to the Kubernetes API, which says which pods get a macvlan0.
     pub kubeconfig: Option<PathBuf>,
-    /// Without the API: annotations that the runtime hands on are believed, and pods that have them to be privileged.
+    /// Without the API: annotations that the runtime passes on are believed, and pods that have
+    /// them count as privileged.
     pub trust_annotations: bool,
     /// MTU of pods' routes, in bytes; by default that of their interfaces.
     pub routable_mtu: Option<u32>,
-    /// The cloud, as OpenShift calls it.
+    /// The cloud platform, with OpenShift's name for it.
     pub platform: String,
 }
 
-/// The server, before it has begun.
+/// The server before its start.
 pub struct Server {
     config: Config,
     settings: Settings,
@@ -77,16 +79,16 @@ pub struct Server {
     stopped: watch::Receiver<bool>,
 }
 
-/// The first pause after a start that failed, and the longest.
+/// The first and the longest pause after a failed start.
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
-/// Before what failed is tried again.
+/// Pause before a failed step is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
 // === impl Server ===
 
 impl Server {
-    /// A server for the agent's node, if it is to have one.
+    /// A server for the agent's node, if it is configured.
     pub fn of(
         config: &Config,
         store: &Rc<dyn Store>,
@@ -108,8 +110,8 @@ impl Server {
         })
     }
 
-    /// Runs until it is told to stop, and requests under way are done; what keeps it from beginning is tried again. `drift` keeps its
-    /// data path.
+    /// Runs until it is asked to stop and requests in progress are done. A failed start is tried
+    /// again. `drift` keeps its data path.
     pub async fn run(self, drift: Drift) {
         let mut stopped = self.stopped.clone();
         let mut backoff = BACKOFF_FIRST;
@@ -124,13 +126,14 @@ impl Server {
                     }
                 },
             }
-            // Nobody is to wait for the end of a pause.
+            // A stop ends the pause.
             let _ = tokio::time::timeout(backoff, self.stop()).await;
             backoff = (backoff * 2).min(BACKOFF_MAX);
         }
     }
 
-    /// The node's part. There is no socket until somebody serves it: a plugin that finds none puts a DEL off, and one that is not answered must wait.
+    /// Prepares the node's part. There is no socket before the server can answer: a plugin that
+    /// finds none defers a DEL, and one that gets no answer has to wait.
     async fn begin(&self) -> Result<NodesPart, StartError> {
         let part = start::find(&self.config, &self.settings, &*self.store).await?;
         let prepared = Files::below(self.config.paths.root()).prepare();
@@ -183,7 +186,7 @@ impl Server {
         carry_out(pods, waiting).await;
     }
 
-    /// Until the agent stops, or is gone.
+    /// Resolves when the agent stops or has ended.
     fn stop(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut stopped = self.stopped.clone();
         async move { _ = stopped.wait_for(|stop| *stop).await }
@@ -208,7 +211,7 @@ impl Server {
     }
 }
 
-/// Until it succeeds: a file system may be full or read-only for a while.
+/// Tries until it succeeds: a file system may be full or read-only for a while.
 async fn again_and_again<T, E: std::fmt::Display>(
     what: &'static str,
     mut work: impl FnMut() -> Result<T, E>,
@@ -222,7 +225,8 @@ async fn again_and_again<T, E: std::fmt::Display>(
     }
 }
 
-/// Carries requests out, each as a task of its own, until nobody can ask any more and all are done.
+/// Carries requests out, each as its own task, until no request can arrive any more and all are
+/// done.
 async fn carry_out(pods: Rc<Pods>, mut waiting: mpsc::Receiver<Job>) {
     let mut under_way = JoinSet::new();
     while let Some(job) = waiting.recv().await {
@@ -232,7 +236,8 @@ async fn carry_out(pods: Rc<Pods>, mut waiting: mpsc::Receiver<Job>) {
     while under_way.join_next().await.is_some() {}
 }
 
-/// Brings the data path to what it should be. From then on it is kept so by the thread that listens to the kernel, and what that says of it is taken down.
+/// Brings the data path to its desired state. From then on the listening thread keeps it so, and
+/// this task records its problems.
 async fn tend(pods: Rc<Pods>, drift: Drift, state: Rc<State>, tended: Rc<Notify>) {
     let mut problem = keep(&pods.sdn, &drift).await;
     loop {
@@ -249,7 +254,7 @@ async fn tend(pods: Rc<Pods>, drift: Drift, state: Rc<State>, tended: Rc<Notify>
         }
         tokio::time::sleep(RETRY).await;
     }
-    // It ends with the agent.
+    // The channel ends with the agent.
     while problem.changed().await.is_ok() {
         let now = problem.borrow_and_update().clone();
         follow_up(&state, Part::DataPath, now);
@@ -257,7 +262,9 @@ async fn tend(pods: Rc<Pods>, drift: Drift, state: Rc<State>, tended: Rc<Notify>
     }
 }
 
-/// Has the data path kept from now on. Somebody may be at work on it: a commit of nf_tables waits for everybody else's, and requests do not wait with it.
+/// Hands the data path over to drift detection. Runs on its own thread, because the path's lock may
+/// be held: a commit of nf_tables waits for those of other programs, and requests must not wait
+/// with it.
 async fn keep(path: &Arc<Mutex<DataPath>>, drift: &Drift) -> watch::Receiver<Option<String>> {
     loop {
         let (path, drift) = (Arc::clone(path), drift.clone());
@@ -274,7 +281,7 @@ fn problem_of(report: &Report) -> Option<String> {
     (report.failed > 0).then(first)
 }
 
-/// Takes down what keeps a part from being in force, if anything does.
+/// Records why a part is not in force, if so.
 fn follow_up(state: &State, part: Part, problem: Option<String>) {
     match problem {
         None if state.good(part) => tracing::info!(?part, "OpenShift's data path is in force"),
@@ -286,7 +293,7 @@ fn follow_up(state: &State, part: Part, problem: Option<String>) {
     }
 }
 
-/// Waits until everything is in force: before that a pod would be attached to nothing.
+/// Waits until everything is in force: a pod that is attached earlier would have no connection.
 async fn in_force(state: &State, changed: &Notify, tended: &Notify) {
     loop {
         let (changed, tended) = (changed.notified(), tended.notified());

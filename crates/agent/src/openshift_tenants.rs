@@ -1,9 +1,10 @@
-//! OpenShift's tenants (cni-runtime.md section 4.4): which network ID a namespace has, changed in the store by `russet netnamespace`, and
-//! followed by every node's agent.
+//! OpenShift's tenants (cni-runtime.md section 4.4): the network ID of each namespace, changed in
+//! the store by `russet netnamespace`, and followed by every node's agent.
 //!
-//! Two nodes never give one ID to two namespaces: every ID in use has a record of its own, which names its namespaces and which every change of them
-//! is guarded by. A change writes the new ID's record first and the old one's last, so that on a store that takes steps one by one an ID's
-//! record never names too few.
+//! Two nodes never assign one ID to two tenants: every ID in use has its own record, which names
+//! its namespaces and guards every change of them. A change writes the new ID's record first and
+//! the old one's last, so that even on a store that applies steps one by one an ID's record never
+//! names too few namespaces.
 
 mod change;
 mod follow;
@@ -30,74 +31,66 @@ pub struct Tenants {
     store: Rc<dyn Store>,
 }
 
-/// What can be done to a tenant.
+/// A change of a tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// A namespace that has none gets one, with an ID of its own; `default` gets the global one.
+    /// Assigns an ID of its own to a namespace without one; `default` gets the global ID.
     Create,
-    /// The namespace is gone.
+    /// Removes the namespace.
     Delete,
-    /// It may talk to all, and all to it.
+    /// The namespace can reach all others, and they can reach it.
     Global,
-    /// It gets the ID that another namespace has.
+    /// Assigns the ID of another namespace.
     Join(Namespace),
-    /// It gets an ID of its own, unless it has one.
+    /// Assigns an ID of its own, unless the namespace has one.
     Isolate,
 }
 
-/// Why a tenant stays as it is.
+/// Why a tenant was not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum TenantError {
-    /// The store.
     #[error("{operation}: {source}")]
     Store {
-        /// What was being done.
+        /// The operation.
         operation: String,
-        /// Why not.
         source: StoreError,
     },
-    /// What the store holds is not what its key says.
+    /// A record does not match its key, or cannot be decoded.
     #[error("read {key}: {source}")]
     Malformed {
-        /// Where.
         key: Key,
-        /// What is wrong with it.
         source: DecodeError,
     },
-    /// There is no such tenant.
     #[error("there is no NetNamespace {0}")]
     Missing(Namespace),
-    /// There is one already.
     #[error("NetNamespace {0} is there already, with network ID {1}")]
     Exists(Namespace, NetId),
-    /// `default` is global, always.
+    /// The global ID of `default` cannot be changed.
     #[error("NetNamespace default stays global: it cannot be isolated, joined to a tenant or deleted")]
     Default,
-    /// Policies need an ID for every namespace.
+    /// Network policies require an ID for every namespace.
     #[error(
         "the cluster isolates by network policies, for which every namespace keeps a network ID of its own"
     )]
     Policies,
-    /// All IDs are in use.
     #[error("no network ID is left: all from {first} to {last} are in use", first = NetId::FIRST, last = NetId::MAX)]
     Full,
-    /// Somebody else changed the same tenants, again and again.
+    /// Other writers changed the same tenants each time.
     #[error("change NetNamespace {0}: others change the same tenants; try again")]
     Busy(Namespace),
 }
 
-/// Times that a change is planned anew because somebody else was faster. Each time somebody got on.
+/// Attempts of one change. Each failure means that another writer succeeded.
 const TRIES_MAX: u32 = 64;
 
 // === impl Tenants ===
 
 impl Tenants {
-    /// The tenants of a store.
     pub fn new(store: Rc<dyn Store>) -> Self {
         Self { store }
     }
 
-    /// All tenants, in the order of their names.
+    /// All tenants, ordered by name.
     pub async fn list(&self) -> Result<Vec<NetNamespace>, TenantError> {
         let listed = self.store.list(&netnamespaces()).await;
         let records = listed.map_err(|source| failed("list NetNamespaces", source))?.records;
@@ -111,10 +104,10 @@ impl Tenants {
         Ok(tenant)
     }
 
-    /// Carries out an action, and answers with the tenant as it is then; after a deletion, as it was.
+    /// Applies a change and returns the resulting tenant; after a deletion, the removed one.
     pub async fn act(&self, namespace: &Namespace, action: &Action) -> Result<NetNamespace, TenantError> {
         self.permitted(namespace, action).await?;
-        // What we wrote ourselves while the answer was lost.
+        // What an earlier attempt wrote whose answer was lost.
         let mut tried: Option<NetNamespace> = None;
         for attempt in 0..TRIES_MAX {
             let plan = match self.plan(namespace, action, attempt).await {
@@ -142,7 +135,7 @@ impl Tenants {
         Err(TenantError::Busy(namespace.clone()))
     }
 
-    /// What needs no look at tenants to be refused.
+    /// Checks what can be refused without reading tenants.
     async fn permitted(&self, namespace: &Namespace, action: &Action) -> Result<(), TenantError> {
         if namespace.is_default() && matches!(action, Action::Isolate | Action::Join(_) | Action::Delete) {
             return Err(TenantError::Default);
@@ -184,8 +177,8 @@ impl Tenants {
         Ok(change::plan(namespace, current, old, wish))
     }
 
-    /// An ID that nobody has. Which one follows from the name, so that an ID that was somebody's is hardly ever soon somebody else's: a
-    /// node that has not heard yet of the end of the first would let both talk.
+    /// An unused ID. It is derived from the name, so that a released ID is rarely assigned again
+    /// soon: a node that has not received the release yet would let both namespaces communicate.
     async fn fresh(&self, namespace: &Namespace, attempt: u32) -> Result<Wish, TenantError> {
         let keys = self.store.keys(&netids()).await.map_err(|source| failed("list network IDs", source))?;
         let recorded = keys.iter().filter_map(|key| match parse_key(key)? {
@@ -196,11 +189,11 @@ impl Tenants {
         change::free_id(namespace, attempt, &used).map(|id| Wish::Id(id, None)).ok_or(TenantError::Full)
     }
 
-    /// The ID of another namespace, and who has it.
+    /// The ID of another namespace, and its users.
     async fn of(&self, other: &Namespace) -> Result<Wish, TenantError> {
         let (tenant, _) = self.read(other).await?.ok_or_else(|| TenantError::Missing(other.clone()))?;
         let held = self.users(tenant.netid).await?;
-        // A tenant that somebody wrote by hand has no record of its ID.
+        // A tenant that was written by hand has no record of its ID.
         let held = held.unwrap_or_else(|| Held { users: [other.clone()].into(), revision: None });
         Ok(Wish::Id(tenant.netid, (!tenant.netid.is_global()).then_some(held)))
     }
@@ -209,7 +202,7 @@ impl Tenants {
         if tenant.netid.is_global() {
             return Ok(false);
         }
-        // Not by the ID's record: it may name one too many.
+        // The ID's record may name one namespace too many, so it is not used here.
         let all = self.list().await?;
         Ok(all.iter().filter(|other| other.netid == tenant.netid).count() == 1)
     }
@@ -234,7 +227,7 @@ impl Tenants {
     }
 }
 
-/// Reads a tenant, whose key says the same name.
+/// Decodes a tenant, whose key must have the same name.
 fn tenant(record: &Record) -> Result<NetNamespace, TenantError> {
     let malformed = |source| TenantError::Malformed { key: record.key.clone(), source };
     let tenant = NetNamespace::decode(&record.value).map_err(malformed)?;

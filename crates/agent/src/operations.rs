@@ -1,5 +1,6 @@
-//! Requests of plugins: one at a time for each container and each pod, GC alone, everything else in parallel; each with an end by which its caller has an
-//! answer. What is begun is written into the journal first.
+//! Requests of plugins: one at a time for each container and each pod, GC without any other,
+//! everything else in parallel; each with a deadline by which its caller has an answer. The start
+//! of an operation is written into the journal first.
 
 mod done;
 mod lane;
@@ -22,68 +23,71 @@ use crate::metrics::Metrics;
 pub(crate) use lane::Alone;
 use lane::{Lane, Turn};
 
-/// What introduces the plugin to somebody who runs it by hand; the small executable says it, too.
+/// The text for a user who runs the plugin by hand; the small executable prints the same.
 const ABOUT: &str = "CNI russet plugin";
 
-/// How long a request may take when its caller does not say how long it waits for the answer.
+/// The deadline of a request whose caller gives none.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(55);
 
-/// With more that is not over, a DEL is answered when it is done: a store that hangs, or is away, is to fill neither the memory nor the journal.
+/// With more open operations than this, a DEL is answered only when it is done: while a store hangs
+/// or is away, open operations must not fill the memory or the journal.
 const OPEN_MAX: usize = 1024;
 
-/// How long a DEL's addresses wait before they are given back: its answer goes first, without the store's thread beside it, and DELs that come together share a
-/// commit.
+/// How long a DEL waits before it releases its addresses: its answer is sent first, without
+/// competition from the store's thread, and DELs that arrive together share a commit.
 const ANSWER_FIRST: Duration = Duration::from_millis(1);
 
-/// Between two looks of somebody who wants to be alone.
+/// Interval in which a request for exclusive access tries again.
 const ALONE_PAUSE: Duration = Duration::from_millis(20);
 
-/// The agent's side of requests.
+/// The agent's handling of requests.
 pub struct Operations {
     node: Node,
     metrics: Metrics,
     history: History,
     recorder: Rc<Recorder>,
-    /// Main plugins.
+    /// Locks of main plugins.
     main: Lane,
-    /// IPAM plugins: a main plugin calls them in the middle of its own request, so they must not wait for main plugins.
+    /// Locks of IPAM plugins. A main plugin calls them during its own request, so they must not
+    /// wait for main plugins.
     ipam: Lane,
-    /// Whoever wants to know for which containers requests come.
+    /// Records the containers of requests, if a leak repair is interested.
     asked: RefCell<RcWeak<Asked>>,
-    /// Who finishes what could not be undone.
+    /// Finishes or undoes operations that could not be ended at once.
     leftovers: RefCell<Option<Leftovers>>,
 }
 
-/// Takes the number of an operation that is to be finished or undone later, and what of it.
+/// Takes the number of an operation that has to be finished or undone later, and what remains of
+/// it.
 pub(crate) type Leftovers = Box<dyn Fn(u64, Left)>;
 
-/// What of an operation is still to be done.
+/// What remains of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Left {
-    /// As much as its DEL or GC finds.
+    /// Everything that its DEL or GC finds.
     Anything,
-    /// A DEL's release: the rest is done, and its caller knows.
+    /// The release of a DEL's addresses. The rest is done, and its caller has the answer.
     Release,
 }
 
-/// Containers for which a request came or ended while this was kept.
+/// The containers of the requests that arrived or ended while this value existed.
 #[derive(Debug, Default)]
 pub struct Asked(RefCell<BTreeSet<String>>);
 
-/// A request that has its turn.
+/// A request that holds its locks.
 struct Task {
     plugin: String,
     request: Request,
-    /// As it came, for the journal.
+    /// The request's environment as it arrived, for the journal.
     env: Vec<(String, String)>,
     log: Rc<RequestLog>,
     end: Instant,
-    /// Its caller has been told that it took too long.
+    /// Its caller has got the answer that it took too long.
     late: Rc<Cell<bool>>,
     turn: Turn,
 }
 
-/// A DEL that is answered and not done.
+/// A DEL that is answered and not finished.
 struct Finishing {
     op: u64,
     request: Request,
@@ -94,28 +98,28 @@ struct Finishing {
 // === impl Operations ===
 
 impl Operations {
-    /// Serves requests for `node`, whose wiring tells the recorder.
+    /// Serves requests for `node`, whose wiring reports to the recorder.
     pub fn new(node: Node, metrics: Metrics, history: History, recorder: Rc<Recorder>) -> Self {
         let (main, ipam, asked) = (Lane::default(), Lane::default(), RefCell::default());
         Self { node, metrics, history, recorder, main, ipam, asked, leftovers: RefCell::default() }
     }
 
-    /// What is written and known of operations.
+    /// The journal and the table of attachments.
     pub(crate) fn recorder(&self) -> &Recorder {
         &self.recorder
     }
 
-    /// What is counted.
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// From now on `leftovers` takes care of what cannot be undone at once.
+    /// Sets the function that finishes what cannot be undone at once.
     pub(crate) fn leave_to(&self, leftovers: Leftovers) {
         *self.leftovers.borrow_mut() = Some(leftovers);
     }
 
-    /// Waits until no request for any container is under way, and then keeps those that come from beginning; holds up nobody while it waits.
+    /// Waits until no request for any container is in progress, and then blocks new ones. While it
+    /// waits, requests are not delayed.
     pub async fn alone(&self) -> Alone {
         loop {
             let main = self.main.alone().await;
@@ -127,7 +131,8 @@ impl Operations {
         }
     }
 
-    /// Keeps the containers for which requests come from now on, or are under way, for as long as the answer is kept. For one caller at a time.
+    /// Records the containers of requests that arrive from now on or are in progress, as long as
+    /// the returned value exists. For one caller at a time.
     pub fn remember_asked(&self) -> Rc<Asked> {
         let asked = Rc::new(Asked::default());
         *self.asked.borrow_mut() = Rc::downgrade(&asked);
@@ -140,8 +145,9 @@ impl Operations {
         }
     }
 
-    /// Carries out one request. One that does not get its turn before its time is over, or before its caller is `gone`, is not begun. One that has begun is
-    /// carried out to its end, whoever still waits; an ADD whose time is over by then is undone.
+    /// Carries out one request. A request that does not get its locks before its deadline, or
+    /// before its caller is `gone`, is not started. A started request is carried out completely,
+    /// whoever waits; an ADD that ends after its deadline is undone.
     pub async fn execute(self: &Rc<Self>, message: RelayRequest, gone: impl Future<Output = ()>) -> Outcome {
         let started = Instant::now();
         let RelayRequest { plugin, env, config, deadline, timing } = message;
@@ -170,7 +176,8 @@ impl Operations {
         let request = waiting.request.clone();
         let (subject, started) = (done::Subject::of(&request, &self.recorder), Instant::now());
         let done = self.work(waiting, &log, gone).await;
-        // Again: it may have changed something after somebody began to remember.
+        // Recorded again at the end, because it may have changed something after the recording
+        // started.
         self.asks_for(target.as_ref());
         let container = target.as_ref().map_or("", |target| target.container_id.as_str());
         let ifname = target.as_ref().map_or("", |target| target.ifname.as_str());
@@ -180,7 +187,7 @@ impl Operations {
                 self.history.record(&request, result.as_ref());
                 subject.done(result.as_ref(), started.elapsed());
             }
-            // Asked every few seconds by every runtime; readiness logs its changes itself.
+            // Every runtime calls STATUS every few seconds, and readiness logs its own changes.
             Err(error) if matches!(request.env.call, Call::Status) => {
                 tracing::debug!(verb, %error, "not ready")
             }
@@ -225,7 +232,7 @@ impl Operations {
         }
     }
 
-    /// A request that has its turn, to its end.
+    /// Carries out a request that holds its locks.
     async fn begun(self: Rc<Self>, task: Task) -> Result<Done, CniError> {
         let Task { plugin, request, env, log, end, late, turn } = task;
         let adds = matches!(request.env.call, Call::Add(_));
@@ -261,7 +268,8 @@ impl Operations {
         }
     }
 
-    /// The end of what is no ADD. A DEL is answered before its addresses are given back, where the journal has it.
+    /// Ends a request that is not an ADD. If the journal has a DEL, it is answered before its
+    /// addresses are released.
     async fn ended(
         self: Rc<Self>,
         done: Result<Done, CniError>,
@@ -281,12 +289,14 @@ impl Operations {
             (Err(error), _) => Err(error),
         };
         let code = done.as_ref().map_or_else(|error| error.code, |_| 0);
-        // It is done, whether that can be written or not; what cannot be written is done again after a crash.
+        // It is done, whether that can be written or not; what is not written is done again after a
+        // crash.
         let _ = self.recorder.end(op, code);
         done
     }
 
-    /// What a DEL has left to do after its answer, in its turn. If it cannot be done, or we die, it is done again from the journal.
+    /// The rest of a DEL after its answer, with its locks held. If this fails, or the agent dies,
+    /// recovery does it again from the journal.
     async fn release(self: Rc<Self>, finishing: Finishing) {
         let Finishing { op, request, release, _turn } = finishing;
         tokio::time::sleep(ANSWER_FIRST).await;
@@ -307,7 +317,7 @@ impl Operations {
         }
     }
 
-    /// Takes back an ADD that came too late. Its caller, who was told so, may not ask for DEL.
+    /// Undoes an ADD that ended too late. Its caller has got an error and may never send DEL.
     async fn undo(&self, plugin: &str, request: &Request, target: &Target, log: &RequestLog) -> bool {
         let mut del = request.clone();
         del.env.call = Call::Del(target.clone());
@@ -330,8 +340,8 @@ impl Operations {
         }
     }
 
-    /// Finishes what was begun and could not be done then, once, in its turn. Nothing is done if something later has settled the matter; `request` is a
-    /// DEL or a GC.
+    /// Finishes an operation that could not be ended earlier, once, with its locks. Does nothing if
+    /// a later operation has replaced it; `request` is a DEL or a GC.
     pub(crate) async fn finish(
         &self,
         op: u64,
@@ -347,7 +357,8 @@ impl Operations {
             return Ok(false);
         }
         self.asks_for(request.env.target());
-        // What an ADD since then has wired may still answer for the addresses, though it failed: then it goes first.
+        // The wiring of a later ADD that failed may still exist and use the addresses: it is
+        // removed first.
         if left == Left::Release && !self.recorder.journal().is_overtaken(op) {
             return russet_plugins::release(&self.node, request)?.run().await.map(|()| true);
         }
@@ -364,7 +375,7 @@ impl Operations {
     }
 }
 
-/// A request that waits for its turn.
+/// A request that waits for its locks.
 struct Waiting {
     plugin: String,
     request: Request,
@@ -377,7 +388,7 @@ struct Waiting {
 // === impl Waiting ===
 
 impl Waiting {
-    /// Its turn, if that comes in time and somebody is still there who wants it.
+    /// Waits for locks until the deadline, or until the caller is gone.
     async fn until(
         &self,
         turn: impl Future<Output = Turn>,
@@ -400,13 +411,14 @@ impl Waiting {
 // === impl Asked ===
 
 impl Asked {
-    /// The containers up to now.
+    /// The containers recorded so far.
     pub fn containers(&self) -> BTreeSet<String> {
         self.0.borrow().clone()
     }
 }
 
-/// The verb for logs and metrics; anything that is none is `-`, so that nobody can make up labels.
+/// The verb for logs and metrics. Anything else is `-`, so that a caller cannot create metric
+/// labels.
 fn verb_of(vars: &[(String, String)]) -> &'static str {
     let given = vars.iter().rev().find(|(key, _)| key == "CNI_COMMAND").map(|(_, value)| value.as_str());
     let known = ["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"];
@@ -429,7 +441,7 @@ mod tests {
     use russet_store::sim::Faults;
     use std::rc::Rc;
 
-    /// The directory is its journal's.
+    /// The directory is that of its journal.
     fn operations() -> (Rc<Operations>, tempfile::TempDir) {
         operations_on(Sim::atomic(1))
     }
@@ -463,7 +475,7 @@ mod tests {
         tokio::task::LocalSet::new().block_on(&runtime, body)
     }
 
-    /// A caller who waits for ever.
+    /// Runs a request whose caller waits without limit.
     async fn execute(operations: &Rc<Operations>, message: RelayRequest) -> Outcome {
         operations.execute(message, std::future::pending()).await
     }
@@ -489,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_does_not_get_its_turn_is_told_to_try_again() {
+    fn a_request_that_does_not_get_its_locks_fails_with_try_again_later() {
         let (operations, _dir) = operations();
         let short = Duration::from_millis(10);
         for subject in ["abc", "default/web-0"] {
@@ -506,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_is_told_where_the_time_of_a_request_went() {
+    fn the_stages_of_a_request_are_reported_on_demand() {
         let (operations, _dir) = operations();
         let message = message("DEL", Duration::from_secs(5));
         let silent = run(execute(&operations, message.clone()));
@@ -530,7 +542,8 @@ mod tests {
         assert_eq!(counted, 2, "both requests are counted");
     }
 
-    /// A DEL that the plugin has carried out but for its release, in its turn; with a record where it is written.
+    /// A DEL that the plugin has carried out except for its release, with its locks; with a journal
+    /// entry if `written`.
     async fn carried_out(operations: &Rc<Operations>, written: bool) -> (Option<u64>, Request, Turn) {
         let message = message("DEL", Duration::ZERO);
         let prepared = prepare(message.env.clone(), message.config, ABOUT).unwrap();
@@ -542,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn a_del_is_answered_before_its_release_which_keeps_its_turn_and_its_record() {
+    fn a_del_is_answered_before_its_release_which_keeps_its_locks_and_its_record() {
         let (operations, _dir) = operations();
         let (left, leavings) = std::sync::mpsc::channel();
         operations.leave_to(Box::new(move |op, what| left.send((op, what)).unwrap()));
@@ -555,7 +568,7 @@ mod tests {
                 let done = Done { result: None, policy: None, release: Some(release) };
                 let done = Rc::clone(&operations).ended(Ok(done), Some(op), request, turn).await.unwrap();
                 assert!(done.release.is_none() && operations.recorder.journal().is_open(op));
-                assert!(operations.main.lock_of("abc").try_lock_owned().is_err(), "the turn is kept");
+                assert!(operations.main.lock_of("abc").try_lock_owned().is_err(), "the locks are held");
                 let mut alone = Box::pin(operations.alone());
                 let early = tokio::time::timeout(ALONE_PAUSE * 2, &mut alone).await;
                 assert!(early.is_err(), "a GC waits for what is left");
@@ -573,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_that_failed_is_tried_again_without_the_rest_of_its_del() {
+    fn a_failed_release_is_retried_without_the_rest_of_its_del() {
         let store = Sim::atomic(1);
         let (operations, _dir) = operations_on(store.clone());
         run(async {
@@ -593,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_behind_which_an_add_has_failed_takes_down_what_that_left_first() {
+    fn a_release_first_removes_what_a_later_failed_add_left() {
         let (operations, _dir) = operations_on(Sim::atomic(1));
         run(async {
             let (op, request, turn) = carried_out(&operations, true).await;
@@ -602,10 +615,10 @@ mod tests {
             let prepared = prepare(message.env.clone(), message.config, ABOUT).unwrap();
             let Prepared::Request(add) = prepared else { panic!("{prepared:?}") };
             let begun = operations.recorder.begin("russet", &add, (&message.env, &add.stdin)).unwrap();
-            // Half of it may be there.
+            // Half of its wiring may exist.
             operations.recorder.end(begun, 11).unwrap();
             let op = op.unwrap();
-            // Whether there is a kernel to work on or not, an interface was looked for.
+            // Whether there is a kernel to work on or not, an interface was searched.
             let _ = operations.finish(op, "russet", &request, Left::Release).await;
             let effects = operations.recorder.journal().open_one(op).unwrap().effects;
             assert!(matches!(effects[..], [(_, Effect::Leaving(_))]), "{effects:?}");
@@ -613,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn with_too_much_that_is_not_over_a_del_is_answered_when_it_is_done() {
+    fn with_too_many_open_operations_a_del_is_answered_when_it_is_done() {
         let (operations, _dir) = operations();
         run(async {
             for index in 0..OPEN_MAX {
@@ -636,7 +649,7 @@ mod tests {
     }
 
     #[test]
-    fn a_del_that_is_not_written_down_is_done_when_it_is_answered() {
+    fn a_del_without_a_journal_entry_is_done_when_it_is_answered() {
         let (operations, _dir) = operations();
         run(async {
             for outcome in [Ok(()), Err(CniError::internal("no", ""))] {
@@ -655,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_not_held_up_by_somebody_who_waits_to_be_alone() {
+    fn a_waiter_for_exclusive_access_does_not_delay_requests() {
         let (operations, _dir) = operations();
         run(async {
             // A slow ADD of another container.
@@ -672,7 +685,7 @@ mod tests {
                 tokio::pin!(alone);
                 tokio::select! {
                     del = del => assert!(del.is_success(), "{}", code_of(&del)),
-                    _ = &mut alone => panic!("nobody is alone while others work"),
+                    _ = &mut alone => panic!("exclusive access while a request is in progress"),
                 }
                 drop(slow);
                 assert!(alone.await.0.is_success());
@@ -690,13 +703,14 @@ mod tests {
             let request =
                 RelayRequest { plugin: "calico-ipam".to_owned(), ..message(verb, Duration::from_secs(5)) };
             let outcome = run(execute(&operations, request));
-            // It says nothing of where etcd is, which means Kubernetes: refused, but not for want of a turn.
+            // Its configuration does not name an etcd, which means Kubernetes: it is refused, but
+            // not for lack of a lock.
             assert_eq!(code_of(&outcome), 2, "{verb}");
         }
     }
 
     #[test]
-    fn a_request_whose_caller_goes_away_before_its_turn_is_not_begun() {
+    fn a_request_whose_caller_disconnects_before_it_gets_its_locks_is_not_started() {
         let (operations, _dir) = operations();
         run(async {
             let busy = operations.main.lock_of("abc").try_lock_owned().unwrap();
@@ -706,11 +720,11 @@ mod tests {
             let outcome = tokio::join!(waiting, async { drop(here) }).0;
             assert_eq!(code_of(&outcome), 11);
             drop(busy);
-            // One that has its turn is carried out, whoever waits.
+            // A request that holds its locks is carried out, whether its caller waits or not.
             let done =
                 operations.execute(message("DEL", Duration::from_secs(5)), std::future::pending()).await;
             assert!(done.is_success());
-            assert!(operations.main.lock_of("abc").try_lock_owned().is_ok(), "the turn is given back");
+            assert!(operations.main.lock_of("abc").try_lock_owned().is_ok(), "the locks are released");
         });
     }
 }

@@ -1,4 +1,5 @@
-//! Deletes the interfaces of deleted pods: many at once cost the kernel as much as one (dataplane.md section 3.1).
+//! Deletes the interfaces of deleted pods in groups: deleting many at once costs the kernel as much
+//! as deleting one (dataplane.md section 3.1).
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -8,10 +9,11 @@ use tokio::sync::Notify;
 
 use crate::metrics::Metrics;
 
-/// How long doomed interfaces wait for company. Pods go in bursts, and a doomed interface hurts nobody.
+/// How long doomed interfaces are collected. Pods are deleted in bursts, and a doomed interface
+/// does no harm.
 const GATHER: Duration = Duration::from_millis(250);
 
-/// Reaps at start, for what an earlier agent left, and whenever DEL doomed something.
+/// Deletes at start what an earlier agent left, and later whenever DEL doomed an interface.
 pub async fn run(node: Node, doomed: Rc<Notify>, metrics: Metrics) {
     loop {
         match node.wiring.reap().await {
@@ -35,8 +37,8 @@ pub async fn run(node: Node, doomed: Rc<Notify>, metrics: Metrics) {
     }
 }
 
-/// At start, before any request: what an agent or a plugin left that was killed at the birth of an interface. We have the node's lock, so that nobody
-/// else is at it now.
+/// Called at start before the first request: deletes precreated interfaces that a killed agent or
+/// plugin left. The caller holds the node lock, so no other process is precreating one now.
 pub async fn newborn(node: &Node) {
     match node.wiring.reap_newborn().await {
         Ok(0) => {}

@@ -1,6 +1,7 @@
-//! The loop that keeps routes and tunnels as the datastore wants them.
+//! The loop that keeps routes and tunnels as the datastore describes them.
 //!
-//! An event only changes the copy of the inputs; then everything is compared with the kernel. Start, resync and change are one path.
+//! An event only changes the copy of the inputs; then everything is compared with the kernel.
+//! Start, resync and change use the same code path.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,21 +28,23 @@ use crate::route_daemons::{self, RouteDaemonDetector};
 use crate::underlay::{self, Choice, UnderlayError};
 use crate::unsupported;
 
-/// Everything is compared anew this often, even if nobody said that something changed.
+/// Interval of full comparisons without an event.
 const RESYNC: Duration = Duration::from_secs(60);
-/// How often a store that tells nothing new is asked whether it is there.
+/// Interval of probing a store that sends no events.
 const PROBE: Duration = Duration::from_secs(10);
-/// How often a cluster without pods of Calico's plugin is asked whether it has some now: so long the first of them may wait for a way to a borrowed address.
+/// Interval of checking whether a cluster without pods of Calico's plugin has got some. The first
+/// of them may wait this long for a route to a borrowed address.
 const BORROWER_LOOK: Duration = Duration::from_secs(10);
-/// How often route_daemons are looked for; so long two programs may keep the same routes.
+/// Interval of looking for other route daemons. For this long, two programs may keep the same
+/// routes.
 const ROUTE_DAEMON_INTERVAL: Duration = Duration::from_secs(5);
-/// After the first event of a burst this long is waited for the next one.
+/// A burst ends when no event arrives for this long.
 const QUIET: Duration = Duration::from_millis(5);
-/// A burst is cut off after this long: an endless one must not keep the kernel waiting.
+/// Limit of a burst: an endless one must not delay the kernel's update.
 const BURST_MAX: Duration = Duration::from_millis(200);
-/// How long an agent that starts waits for its store before it says that nothing comes.
+/// How long a starting agent waits for its store before it logs that there is no answer.
 const FIRST_ANSWER: Duration = Duration::from_millis(2500);
-/// The first pause after a failure; doubled up to the limit.
+/// The first pause after a failure, doubled up to the limit.
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
 
@@ -49,31 +52,27 @@ const BACKOFF_MAX: Duration = Duration::from_secs(10);
 const VXLAN_V4_OVERHEAD_BYTES: u32 = 50;
 const VXLAN_V6_OVERHEAD_BYTES: u32 = 70;
 
-/// Refusals of the kernel that are logged of one pass: what is stored decides how many there are.
+/// Limit of logged refusals of the kernel in one pass. Their number depends on what is stored.
 const LOGGED_MAX: usize = 10;
 
 /// VXLAN network identifiers have 24 bits.
 const VNI_END: u32 = 1 << 24;
 
-/// The loop's parts.
 pub struct Loop {
-    /// The agent's settings.
     pub config: Config,
-    /// This node.
     pub node: Node,
-    /// What is told about readiness.
+    /// Where readiness is published.
     pub readiness: Readiness,
-    /// What is counted.
     pub metrics: Metrics,
-    /// The kernel's side, which is kept as the loop last wanted it.
+    /// The kernel's side, which keeps the desired state that the loop set last.
     pub drift: Drift,
-    /// Whom the agent stands aside for, in Calico's place.
+    /// Programs for which the agent stands aside in Calico's place.
     pub route_daemons: Rc<RouteDaemonDetector>,
-    /// Where others drop what is forwarded.
+    /// Accepts where other programs drop forwarded packets.
     pub forward_accepts: ForwardAccepts,
 }
 
-/// What ends one pass of the loop; the next one begins from the start.
+/// What ends a pass of the loop; the next one starts from the beginning.
 #[derive(Debug, thiserror::Error)]
 enum LoopError {
     #[error(transparent)]
@@ -86,19 +85,19 @@ enum LoopError {
     Task(#[from] tokio::task::JoinError),
 }
 
-/// What is watched.
 struct Watches {
     all: Vec<Box<dyn Watch>>,
     blocks: Blocks,
 }
 
-/// Whether blocks are watched, which change with every pod. Our own plugin borrows no address, so that the claims of blocks say where its pods are; those of
-/// Calico's plugin may live away from their blocks, whoever served their ADD (calico-cni.md section 4.3).
+/// Whether blocks are watched. They change with every pod. Our own plugin borrows no addresses, so
+/// block affinities say where its pods are; pods of Calico's plugin may have addresses of other
+/// nodes' blocks, whichever program served their ADD (calico-cni.md section 4.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Blocks {
-    /// Nobody can borrow: the store is one that Calico's plugin cannot use.
+    /// No pod can borrow, because Calico's plugin cannot use this store.
     Never,
-    /// The cluster had no pods of Calico's plugin when it was last asked.
+    /// The cluster had no pods of Calico's plugin at the time of the last check.
     Unless(Instant),
     Watched,
 }
@@ -106,7 +105,7 @@ enum Blocks {
 // === impl LoopError ===
 
 impl LoopError {
-    /// What is not as it should be.
+    /// The condition that the error makes unmet.
     fn condition(&self) -> Condition {
         match self {
             Self::Underlay(_)
@@ -122,13 +121,13 @@ impl LoopError {
 // === impl Loop ===
 
 impl Loop {
-    /// The loop of this node, which keeps nothing yet.
+    /// The loop of this node, without any desired state yet.
     pub fn new(config: Config, node: Node, readiness: Readiness, metrics: Metrics, drift: Drift) -> Self {
         let (route_daemons, forward_accepts) = (Rc::default(), ForwardAccepts::default());
         Self { config, node, readiness, metrics, drift, route_daemons, forward_accepts }
     }
 
-    /// Runs for ever; what fails is logged, told by readiness, and tried again.
+    /// Never returns. Errors are logged, published by readiness, and retried.
     pub async fn run(self) {
         let mut backoff = BACKOFF_FIRST;
         let mut first = true;
@@ -147,7 +146,8 @@ impl Loop {
         }
     }
 
-    /// The first pass. A store that is silent says so long before its requests run out: an operator who has just started the agent waits for that line.
+    /// The first pass. If the store does not answer, this is logged long before its requests time
+    /// out: an operator who has just started the agent waits for that line.
     async fn follow_watched(&self) -> Result<std::convert::Infallible, LoopError> {
         let pass = self.follow();
         tokio::pin!(pass);
@@ -180,7 +180,7 @@ impl Loop {
             let aside = self.stands_aside().await?;
             isolation::guard_calico_ends(&self.node, self.config.calico && !aside).await?;
             if aside {
-                // Who keeps the routes has registered the node, and its tunnels.
+                // The program that keeps the routes has registered the node and its tunnels.
                 self.met(Condition::Node);
             } else {
                 self.register(&choice).await?;
@@ -207,7 +207,7 @@ impl Loop {
         Ok(())
     }
 
-    /// Whether somebody else keeps this node's routes.
+    /// Whether another program keeps this node's routes.
     async fn stands_aside(&self) -> Result<bool, LoopError> {
         if !self.config.calico {
             return Ok(false);
@@ -215,15 +215,17 @@ impl Loop {
         let found = tokio::task::spawn_blocking(route_daemons::find).await?;
         let aside = self.route_daemons.seen(found, Instant::now());
         if aside {
-            // At once: what they change from here on is theirs to change.
+            // Before the next change, because changes of the other program are no drift from here
+            // on.
             let drift = self.drift.clone();
             tokio::task::spawn_blocking(move || drift.stand_aside()).await?;
         }
         Ok(aside)
     }
 
-    /// Compares and corrects whenever something changes. Ends when the node itself has to be looked at again: after [`RESYNC`], when
-    /// pools are others than `pools`, for which there are tunnels, when somebody deleted this node's record, and when a route_daemon comes or goes.
+    /// Compares and corrects whenever something changes. Returns when the node itself has to be
+    /// checked again: after [`RESYNC`], when the pools differ from `pools`, for which there are
+    /// tunnels, when this node's record was deleted, and when another route daemon starts or ends.
     async fn keep(
         &self,
         cluster: &mut Cluster,
@@ -235,7 +237,7 @@ impl Loop {
         let resync = tokio::time::Instant::now() + RESYNC;
         let mut retry = BACKOFF_FIRST;
         let mut registered = cluster.nodes.contains_key(&self.node.name);
-        // What was remembered before may be older than what this pass began with.
+        // The allocator's cache may be older than the start of this pass.
         let mut rules = u64::MAX;
         let mut judged = None;
         loop {
@@ -266,7 +268,7 @@ impl Loop {
                 until = resync.min(tokio::time::Instant::now() + retry);
                 retry = (retry * 2).min(RESYNC);
             }
-            // Not with each event: others' rules may be many.
+            // Not for each event, because there may be many foreign rules.
             if judged.is_none_or(|at: Instant| at.elapsed() >= PROBE) {
                 self.judge_underlay(cluster).await?;
                 judged = Some(Instant::now());
@@ -280,8 +282,9 @@ impl Loop {
         }
     }
 
-    /// Waits for an event, which it takes over, for drift that could not be corrected, or until `until`. A watch waits for a store that is away; a
-    /// question does not. True when the underlay may be another one.
+    /// Waits for an event, which it applies, for drift that could not be corrected, or until
+    /// `until`. A watch keeps waiting while the store is away; a read fails. True when the underlay
+    /// may have changed.
     async fn wait(
         &self,
         cluster: &mut Cluster,
@@ -300,7 +303,7 @@ impl Loop {
                 underlay = self.drift.disturbed() => return Ok(underlay),
                 () = tokio::time::sleep_until(probe) => {}
             }
-            // First: a store that is behind an interface that is down is waited for.
+            // Checked first, because a store behind an interface that is down does not answer.
             self.judge_underlay(cluster).await?;
             self.node.store.get(&Key::node(&self.node.name)).await?;
             let borrows = watches.follow_borrowers(&*self.node.store, cluster).await?;
@@ -311,7 +314,8 @@ impl Loop {
         Ok(false)
     }
 
-    /// Whether packets can go to the other nodes and come from them, as far as that can be seen here. A node that is alone needs nothing of this.
+    /// Checks whether packets can pass to and from the other nodes, as far as this node can tell. A
+    /// node without peers needs none of this.
     async fn judge_underlay(&self, cluster: &Cluster) -> Result<(), LoopError> {
         let mut others = cluster.nodes.keys().filter(|name| **name != self.node.name);
         let fault = match others.next() {
@@ -339,13 +343,13 @@ impl Loop {
             if let Some(fault) = underlay::fault(&choice, &known)? {
                 return Ok(Some(fault));
             }
-            // Rules that cannot be read now say nothing; `russet drift` tells of that.
+            // If the rules cannot be read now, there is no result; `russet drift` reports that.
             Ok(drift.underlay_faults().unwrap_or_default().into_iter().next())
         };
         Ok(tokio::task::spawn_blocking(look).await??)
     }
 
-    /// A tunnel without an address makes the node unready, but what can be programmed still is.
+    /// A tunnel without an address makes the node unready, but everything else is still programmed.
     async fn ensure_tunnels(&self, cluster: &Cluster) -> Result<(), LoopError> {
         let Node { store, allocator, name, .. } = &self.node;
         let pools: Vec<IpPool> = cluster.pools.values().cloned().collect();
@@ -367,7 +371,7 @@ impl Loop {
         }
     }
 
-    /// What could be programmed is; pools that cannot be carried make the node unready.
+    /// Everything that can be programmed is; pools that cannot be carried make the node unready.
     fn programmed(&self, cluster: &Cluster) {
         match unsupported::pools(cluster.pools.values()) {
             None => self.met(Condition::Programmed),
@@ -379,7 +383,8 @@ impl Loop {
         }
     }
 
-    /// A policy that is not enforced is the worst of surprises: the log says so when that changes, and readiness always.
+    /// An unenforced policy is a dangerous surprise: the log reports each change of this, and
+    /// readiness always.
     fn tell_policies(&self, cluster: &Cluster) {
         let unenforced = unsupported::policies(&cluster.policies).filter(|_| !self.route_daemons.has_felix());
         let text = unenforced.clone();
@@ -417,7 +422,7 @@ impl Loop {
         {
             self.metrics.store.reconciled(waited);
         }
-        // The watch may be behind what this node has just written about itself.
+        // The watch may not have sent yet what this node has just written about itself.
         let unseen = !cluster.nodes.contains_key(&self.node.name)
             || report.refusals.iter().any(|refusal| refusal.reason == Reason::OwnTunnelAddressMissing);
         Ok(report.failed == 0 && !unseen)
@@ -437,14 +442,14 @@ impl Loop {
         if std::fs::read(file).is_ok_and(|found| found == text.as_bytes()) {
             return;
         }
-        // A directory that cannot be made is told by the write.
+        // If the directory cannot be created, the write reports it.
         let _ = file.parent().map(std::fs::create_dir_all);
         if let Err(error) = russet_linux::file::write_atomic(file, text.as_bytes()) {
             tracing::warn!(%error, "a file for plugins that work without the agent cannot be written");
         }
     }
 
-    /// Everything that the overlay is computed from.
+    /// The inputs of the overlay.
     fn inputs(&self, cluster: &Cluster, choice: &Choice) -> Inputs {
         let dialect = if self.config.calico { Dialect::Calico } else { Dialect::Native };
         Inputs { dialect, tunnel: tunnel(&self.node.name, cluster), ..inputs(&self.node, cluster, choice) }
@@ -476,7 +481,7 @@ impl Loop {
     }
 }
 
-/// What the cluster's settings say about tunnels; values that no device can have count as not set.
+/// The cluster's tunnel settings; values that no device can have count as not set.
 fn tunnel(node: &NodeName, cluster: &Cluster) -> Tunnel {
     let of = |name: &str| cluster.felix.get(name).cloned().unwrap_or_default();
     let felix = of(&FelixConfigurationSpec::name_for(node)).or(&of(FelixConfigurationSpec::CLUSTER));
@@ -511,13 +516,13 @@ fn inputs(node: &Node, cluster: &Cluster, choice: &Choice) -> Inputs {
     }
 }
 
-/// Pods' addresses that are away from their blocks.
+/// Pods' addresses that are routed differently from their blocks.
 fn borrowed(cluster: &Cluster) -> Vec<Borrowed> {
     let strays = cluster.strays.values().flat_map(|strays| &strays.borrowed);
     strays.map(|(address, node)| Borrowed { address: *address, node: node.clone() }).collect()
 }
 
-/// The MTU that fits through every pool's way to other nodes.
+/// The MTU that fits the path of every pool to other nodes.
 fn pod_mtu(inputs: &Inputs) -> u32 {
     let tunnelled = |family| {
         inputs
@@ -541,7 +546,8 @@ async fn borrowers(store: &dyn Store) -> Result<bool, StoreError> {
 // === impl Watches ===
 
 impl Watches {
-    /// Opens all, and takes their snapshots over. `shared` where peers may work on the same store.
+    /// Opens all watches and applies their snapshots. `shared`: other programs may use the same
+    /// store.
     async fn open(
         store: &dyn Store,
         calico: bool,
@@ -576,7 +582,8 @@ impl Watches {
         prefix: &Prefix,
         cluster: &mut Cluster,
     ) -> Result<(), StoreError> {
-        // Record by record: all blocks of a large cluster at once would be more than the agent needs for anything else.
+        // Record by record, because all blocks of a large cluster at once would need more memory
+        // than the rest of the agent.
         self.all.push(store.follow(prefix, &mut |record| cluster.put(&record)).await?);
         Ok(())
     }
@@ -587,7 +594,8 @@ impl Watches {
         Ok(())
     }
 
-    /// Watches blocks, too, from the moment that the cluster has pods that may borrow. Says whether that is now.
+    /// Watches blocks, too, once the cluster has pods that may borrow addresses. Returns whether
+    /// that is now.
     async fn follow_borrowers(
         &mut self,
         store: &dyn Store,
@@ -607,7 +615,7 @@ impl Watches {
     }
 
     async fn next(&mut self) -> Result<Event, StoreError> {
-        // In turns: a busy one must not keep the others from being heard.
+        // The order rotates, so that a busy watch does not starve the others.
         self.all.rotate_left(1);
         let mut waiting: Vec<_> = self.all.iter_mut().map(|watch| watch.next()).collect();
         std::future::poll_fn(|context| {
@@ -617,7 +625,7 @@ impl Watches {
         .await
     }
 
-    /// Takes over what follows at once.
+    /// Applies the events that have arrived.
     async fn drain(&mut self, cluster: &mut Cluster) -> Result<(), StoreError> {
         let end = Instant::now() + BURST_MAX;
         while Instant::now() < end {

@@ -1,7 +1,8 @@
-//! What an agent's earlier life had begun and not ended: a DEL and a GC are rolled forward, an ADD is rolled back by the DEL of the same request, unless its
-//! attachment was complete before. Called at start, before requests are served; what cannot be done then (the store is away) is tried again in the
-//! background, in its turn among the requests for its container, until something later has settled the matter. ADDs that could not be undone when their time
-//! was over end up here, too.
+//! Recovery of operations that an earlier agent had begun and not ended: a DEL and a GC are rolled
+//! forward, an ADD is rolled back by the DEL of the same request, unless its attachment was
+//! complete before. Called at start, before requests are served. What cannot be done then (the
+//! store is away) is retried in the background, with the locks of its container, until a later
+//! operation replaces it. ADDs that could not be undone after their deadline are handled here, too.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,48 +20,48 @@ use tokio::task::{JoinSet, spawn_local};
 use crate::journal::{Found, Interface, Open, Recorder, Verb};
 use crate::operations::{Left, Operations};
 
-/// How long requests wait for recovery; what takes longer goes on beside them.
+/// How long requests wait for recovery at start; what takes longer continues beside them.
 const START_PATIENCE: Duration = Duration::from_secs(5);
-/// Before the second attempt at what failed; doubled each time.
+/// The first pause after a failed attempt, doubled each time.
 const PAUSE_MIN: Duration = Duration::from_millis(500);
-/// The longest pause: a store that is back is used soon.
+/// The longest pause, short enough to use a store soon after it is back.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Where a GC's request names what is valid (cni-runtime.md section 1.5).
+/// The keys of a GC's request for valid attachments (cni-runtime.md section 1.5).
 const VALID_KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
-/// What the kernel has of ours.
+/// The interfaces that Russet has in the kernel.
 #[derive(Debug, Default)]
 pub struct Kernel {
-    /// Interfaces that are completely wired; none where that cannot be said.
+    /// Interfaces that are wired completely; none if that cannot be determined.
     wired: Option<BTreeSet<Interface>>,
 }
 
-/// An operation that is finished or undone, as often as that takes.
+/// An operation to finish or undo, with as many attempts as it takes.
 struct Work {
     op: u64,
     plugin: String,
-    /// What does it.
+    /// The request that does it.
     request: Request,
     left: Left,
-    /// For the metric.
+    /// The label of the metric.
     kind: &'static str,
 }
 
-/// What becomes of an operation.
+/// What to do with an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Decision {
-    /// Rolled back.
+    /// Roll it back.
     Undo,
-    /// Rolled forward.
+    /// Roll it forward.
     Finish,
-    /// What it was about stays as it is; with what its end is written.
+    /// Keep its result, and end it with this code.
     Keep(u32),
 }
 
 // === impl Kernel ===
 
 impl Kernel {
-    /// Looks, and fills the book with what is attached.
+    /// Reads the kernel, and fills the table of attachments.
     pub async fn look(node: &Node, recorder: &Recorder) -> Self {
         let (linked, wired) = match (node.wiring.list().await, node.wiring.adopt().await) {
             (Ok(linked), Ok(wired)) => (linked, wired),
@@ -73,7 +74,7 @@ impl Kernel {
             Some(Interface { container: owner.container()?.clone(), ifname: owner.ifname()?.clone() })
         };
         let complete = wired.iter().filter_map(|it| named(&it.owner)).collect();
-        // As their aliases say it, which may have no room for the names themselves.
+        // Compared as text, because an alias may have no space for the names themselves.
         let owners: BTreeSet<String> =
             linked.iter().filter(|link| !link.doomed).map(|link| link.owner.to_string()).collect();
         let has_link = |wired: &Wired| owners.contains(&wired.owner().to_string());
@@ -81,21 +82,22 @@ impl Kernel {
         Self { wired: Some(complete) }
     }
 
-    /// Whether an interface is completely wired, for all that is known.
+    /// Whether an interface is wired completely, or may be.
     fn may_run(&self, interface: &Interface) -> bool {
         self.wired.as_ref().is_none_or(|wired| wired.contains(interface))
     }
 }
 
 fn decide(open: &Open, damaged: bool, kernel: &Kernel) -> Decision {
-    // What is missing from a damaged journal may be the end of this very operation: a pod that runs is not touched on its word.
+    // The end of this operation may be among the records that a damaged journal has lost: running
+    // pods are not changed because of it.
     let runs = open.begin.interface.as_ref().is_some_and(|it| kernel.may_run(it));
     match open.begin.verb {
         Verb::Add if open.was_attached() => Decision::Keep(code::TRY_AGAIN_LATER),
         Verb::Add if damaged && runs => Decision::Keep(0),
         Verb::Add => Decision::Undo,
         Verb::Del if damaged && runs => Decision::Keep(code::TRY_AGAIN_LATER),
-        // What came since it began, without the agent, is known from the kernel alone.
+        // Only the kernel knows what was attached since then without the agent.
         Verb::Gc if damaged || kernel.wired.is_none() => Decision::Keep(code::TRY_AGAIN_LATER),
         Verb::Del | Verb::Gc => Decision::Finish,
     }
@@ -125,7 +127,7 @@ pub async fn run(operations: &Rc<Operations>, found: Found, kernel: &Kernel) {
             }
         }
     }
-    // Not before: whoever has to decide once more has to know how much the journal is worth.
+    // Not earlier: an agent that has to decide again must know that the journal is damaged.
     operations.recorder().journal().decided();
     let all = async { while under_way.join_next().await.is_some() {} };
     if tokio::time::timeout(START_PATIENCE, all).await.is_err() {
@@ -136,7 +138,8 @@ pub async fn run(operations: &Rc<Operations>, found: Found, kernel: &Kernel) {
     under_way.detach_all();
 }
 
-/// Operations that could not be undone at once: each once, so that there are no more than the journal has open.
+/// Operations that could not be undone at once. Each is listed once, so that there are no more than
+/// the journal has open.
 #[derive(Default)]
 struct Leaving {
     ops: RefCell<BTreeMap<u64, Left>>,
@@ -162,7 +165,7 @@ impl Leaving {
     }
 }
 
-/// Takes what could not be undone from now on.
+/// Handles operations that cannot be undone at once, from now on.
 pub async fn serve(operations: Rc<Operations>) {
     let leftovers = Rc::new(Leaving::default());
     let left_by = Rc::clone(&leftovers);
@@ -192,7 +195,7 @@ fn container(open: &Open) -> &str {
     open.begin.interface.as_ref().map_or("", |it| it.container.as_str())
 }
 
-/// One operation, as often as it takes.
+/// Retries one operation until it is done.
 async fn persist(operations: Rc<Operations>, work: Work) {
     let Work { op, plugin, request, left, kind } = work;
     let mut pause = PAUSE_MIN;
@@ -210,18 +213,18 @@ async fn persist(operations: Rc<Operations>, work: Work) {
     }
 }
 
-/// An ADD that was undone did not do what it intended.
+/// An ADD that was undone has failed.
 fn ended(kind: &str) -> u32 {
     if kind == "add_undone" { code::TRY_AGAIN_LATER } else { 0 }
 }
 
 fn close(operations: &Operations, op: u64, code: u32, kind: &str) {
     operations.metrics().recovered(kind);
-    // It is counted; the next start finds it once more.
+    // The failure is counted; the next start finds the operation again.
     let _ = operations.recorder().journal().end(op, code);
 }
 
-/// What was attached after a GC began: its runtime's list of what is valid knows nothing of it.
+/// Attachments that are newer than a GC: they are not in its runtime's list of valid ones.
 fn newer(gc: &Open, recorder: &Recorder, kernel: &Kernel) -> Vec<Interface> {
     let journal = recorder.journal();
     let mut newer = journal.made_after(gc.begin.op);
@@ -230,7 +233,8 @@ fn newer(gc: &Open, recorder: &Recorder, kernel: &Kernel) -> Vec<Interface> {
     newer
 }
 
-/// The request that does it; a GC also leaves alone what is `valid` besides.
+/// The request that finishes or undoes an operation. For a GC, `valid` is kept besides the
+/// attachments of its own list.
 fn request(open: &Open, valid: &[Interface]) -> Result<Request, CniError> {
     let mut config = open.begin.config.clone();
     if open.begin.verb == Verb::Gc {
@@ -249,7 +253,7 @@ fn request(open: &Open, valid: &[Interface]) -> Result<Request, CniError> {
     }
 }
 
-/// A GC's configuration with more that is valid.
+/// A GC's configuration with more valid attachments.
 fn widened(config: &str, more: &[Interface]) -> Result<String, CniError> {
     let unreadable = |error| CniError::decoding("the journal's configuration is none", error);
     let mut config: Map<String, Value> = serde_json::from_str(config).map_err(unreadable)?;

@@ -1,16 +1,18 @@
-//! Repair of leaks: addresses that nobody has, and handles that count what nobody holds. Run by the agent every ten minutes and by `russet ipam repair`.
+//! Repair of leaks: allocated addresses without a pod, and handles with counts of addresses that
+//! are not allocated. Run by the agent every ten minutes and by `russet ipam repair`.
 //!
-//! It must never hurt a pod that lives, so:
-//! * an address is judged by the agent of the node that took it and nobody else, against everything that may speak for it ([`judge`]); what is
-//!   unknown is alive, and evidence that cannot be read makes the look void;
-//! * two looks with a grace between must agree on the same entry: handle, sequence number and every attribute;
-//! * the second look and the release happen while no request for any container is under way, and no container for which one came since the first
-//!   look is touched: an ADD that is repeated has its old address again without writing anything;
-//! * the release is guarded by what was seen, so an address that changed hands is kept;
-//! * the node's record has to name this machine's addresses and to stay as it is in between: two machines under one name write it in turns, and
-//!   either would take the other's pods for leaks.
-//!
-//! [`judge`]: judge::judge
+//! It must never affect a running pod, so:
+//! * an address is checked only by the agent of the node that allocated it, against everything that
+//!   may prove that it is in use ([`liveness`]); what is unknown counts as in use, and if evidence
+//!   cannot be read, the round has no result;
+//! * two checks with a grace period between them must agree on the same entry: handle, sequence
+//!   number and every attribute;
+//! * the second check and the release happen while no request for any container is in progress, and
+//!   addresses of containers with a request since the first check are skipped: a repeated ADD uses
+//!   its old address again without writing anything;
+//! * the release is guarded by what was read, so an address that was reassigned is kept;
+//! * the node's record has to name this machine's addresses and stay unchanged in between: two
+//!   machines with one name write it alternately, and either would take the other's pods for leaks.
 
 mod books;
 mod judge;
@@ -42,33 +44,34 @@ pub use unheld::{Unheld, unheld_here, user_of};
 use books::{Books, NodeRecord, Residue, Wanted};
 use judge::{Alive, Endpoint, Evidence, Machine, judge};
 
-/// How long the agent waits between its two looks, and between rounds: longer than any runtime takes over one pod, and what is leaked hurts nobody
-/// meanwhile.
+/// The time between the two checks of the agent, and between rounds: longer than any runtime needs
+/// for one pod. A leaked address does no harm meanwhile.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(600);
-/// Where libcni keeps results unless it is told otherwise (cni-runtime.md section 2.4); containerd and CRI-O leave it there.
+/// The default of libcni's cache directory (cni-runtime.md section 2.4); containerd and CRI-O use
+/// it.
 pub const DEFAULT_CACHE: &str = "var/lib/cni";
-/// Leaks that one round looks at; the rest is for the next. A node has a few hundred pods, and a round holds up their requests while it releases.
+/// Limit of leaks in one round; the rest is for the next. A node has a few hundred pods, and a
+/// round delays their requests while it releases.
 const LEAKS_MAX: usize = 500;
-/// How long a round may go on to the next release. One that has begun is waited for: it could take effect after an ADD has found its old address.
+/// How long a round may start further releases. A started release is always awaited: it could take
+/// effect after an ADD has reused its old address.
 const RELEASES_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why a look counts for nothing.
+/// Why a round has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum RepairError {
-    /// The store, or a record.
+    /// The store failed, or a record cannot be read.
     #[error(transparent)]
     Books(#[from] BooksError),
-    /// The kernel, or a runtime's cache.
+    /// The kernel or a runtime's cache cannot be read.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// The record is another machine's, or this is not the node's network namespace.
+    /// The record belongs to another machine, or this is not the node's network namespace.
     #[error(
         "the record of node {node} names {address}, which this machine does not have; is it another machine's?"
     )]
     Elsewhere {
-        /// The node.
         node: NodeName,
-        /// The address.
         address: std::net::IpAddr,
     },
     /// Another machine may have the same name.
@@ -76,67 +79,62 @@ pub enum RepairError {
         "the record of node {0} was written between the two looks; if that happens again, two machines have this name"
     )]
     Rewritten(NodeName),
-    /// Requests that do not come to an end.
+    /// Requests in progress did not end.
     #[error("requests for pods are under way and did not end within {0:?}")]
     Busy(Duration),
-    /// The second look took too long, while requests for pods were waiting.
+    /// The second check took too long, while requests for pods were waiting.
     #[error("the second look did not end within {0:?}")]
     Slow(Duration),
-    /// What plugins have in the kernel.
+    /// The kernel state of plugins cannot be read.
     #[error("look for what is attached for nobody: {0}")]
     Kernel(#[from] russet_cni_spec::CniError),
-    /// A task of the agent.
     #[error("a look at the machine stopped half-way: {0}")]
     Task(#[from] tokio::task::JoinError),
-    /// Without an agent: the lock, the store, the socket.
+    /// An error of a repair without an agent: the lock, the store, the socket.
     #[error("{what}: {reason}")]
     Alone {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// Why it failed.
         reason: String,
     },
 }
 
-/// What a round is asked for.
+/// The options of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// The time between the two looks, and the age below which an entry is left alone.
+    /// The time between the two checks, and the age below which an entry is skipped.
     pub grace: Duration,
     /// Release nothing.
     pub dry_run: bool,
 }
 
-/// What a round looks at.
+/// What a round covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
     /// The entries in the node's own blocks.
     OwnBlocks,
     /// The node's entries in all blocks, and all handles.
     Everything,
-    /// The entries of nodes that have no record any more, by what endpoints say.
+    /// The entries of nodes without a record, checked against endpoints only.
     GoneNodes,
 }
 
-/// Looks at the machine.
+/// Reads the state of the machine.
 pub type Sight = Rc<dyn Fn() -> BoxFuture<'static, Result<Machine, RepairError>>>;
 
-/// Who looks and releases.
+/// Finds and releases leaks.
 #[derive(Clone)]
 pub struct Crew {
-    /// This node.
     pub node: NodeName,
-    /// The datastore.
     pub store: Rc<dyn Store>,
-    /// The allocator of everybody on this node who allocates, so that what it remembers stays true.
+    /// The node's allocator, which every other user shares, so that its cache stays correct.
     pub allocator: Rc<Allocator>,
-    /// The clock by which entries were dated.
+    /// The clock that dated the entries.
     pub clock: Rc<dyn Clock>,
-    /// The machine.
     pub sight: Sight,
 }
 
-/// One look.
+/// One check.
 #[derive(Debug)]
 pub struct Look {
     /// When it began.
@@ -148,7 +146,7 @@ pub struct Look {
     seen: Seen,
 }
 
-/// The real machine, with the caches of its runtimes.
+/// Reads the real machine, with the caches of its runtimes.
 pub fn sight(caches: Vec<PathBuf>) -> Sight {
     Rc::new(move || {
         let caches = caches.clone();
@@ -159,7 +157,7 @@ pub fn sight(caches: Vec<PathBuf>) -> Sight {
 // === impl Crew ===
 
 impl Crew {
-    /// The first look.
+    /// The first check.
     pub async fn look(&self, reach: Reach, grace: Duration) -> Result<Look, RepairError> {
         let began = self.clock.now();
         let known = self.known(reach).await?;
@@ -172,7 +170,8 @@ impl Crew {
         self.judged(reach, known, books, &BTreeSet::new(), began, grace).await
     }
 
-    /// The second look, at what the first one accused. `asked` are the containers for which a request came since.
+    /// The second check, of the entries that the first one found. `asked` are the containers with a
+    /// request since then.
     async fn look_again(
         &self,
         reach: Reach,
@@ -208,7 +207,8 @@ impl Crew {
         began: SystemTime,
         grace: Duration,
     ) -> Result<Look, RepairError> {
-        // After the books: who came meanwhile is seen, and is not in them.
+        // After the allocations: a container that is added meanwhile is seen here, and is not among
+        // the entries.
         let machine = match reach {
             Reach::GoneNodes => Machine::default(),
             Reach::OwnBlocks | Reach::Everything => self.machine(&known).await?,
@@ -242,7 +242,8 @@ impl Crew {
         }
     }
 
-    /// What handles still count in vain, of what the first look found. Needs no peace: each is settled by its revision, and its block is written with it.
+    /// The residues of the first check that still exist. No lock is needed, because each is guarded
+    /// by its revision, and its block is written with it.
     async fn residues_again(&self, first: &Look) -> Result<Vec<Residue>, RepairError> {
         if first.residues.is_empty() {
             return Ok(Vec::new());
@@ -253,7 +254,7 @@ impl Crew {
         Ok(agreed.take(LEAKS_MAX).cloned().collect())
     }
 
-    /// Gives an address back, if it is still exactly the entry that was seen.
+    /// Releases an address, if its entry is unchanged.
     async fn release(&self, leak: &Held) -> Outcome {
         let handle = leak.attribute.handle_id.as_deref().map(HandleId::sanitized);
         let Some(Ok(handle)) = handle.map(HandleId::new) else {
@@ -279,8 +280,9 @@ impl Crew {
         }
     }
 
-    /// The second look, and what follows from both. Nobody may work on a container of this node meanwhile. Errors come before the first release. What cannot
-    /// be released soon is left to another round.
+    /// The second check, and the releases that follow from both. No request for a container of this
+    /// node may be in progress meanwhile. Errors come before the first release. What cannot be
+    /// released in time is left to another round.
     pub async fn conclude(
         &self,
         reach: Reach,
@@ -301,7 +303,8 @@ impl Crew {
         for leak in &first.leaks {
             let outcome = match second.verdict(leak) {
                 Err(outcome) => outcome,
-                // A store that fails once lets everybody wait for each of the others, too.
+                // After one failure of the store, waiting for the other releases would delay
+                // requests.
                 Ok(()) if options.dry_run || store_failed || Instant::now() >= end => Outcome::Leaked,
                 Ok(()) => self.release(leak).await,
             };
@@ -311,7 +314,7 @@ impl Crew {
         Ok(findings)
     }
 
-    /// The same for what handles count in vain.
+    /// The same for residues of handles.
     async fn conclude_handles(&self, first: &Look, residues: Vec<Residue>, options: Options) -> Vec<Finding> {
         let mut findings = Vec::new();
         for residue in residues {
@@ -322,10 +325,10 @@ impl Crew {
     }
 }
 
-/// What records say of nodes.
+/// What the records say about nodes.
 struct Known {
     record: Option<NodeRecord>,
-    /// All nodes that have a record; none where only one node is of interest.
+    /// All nodes that have a record; none if only this node matters.
     names: Option<BTreeSet<String>>,
     tunnels: BTreeSet<std::net::IpAddr>,
 }
@@ -341,12 +344,12 @@ impl Known {
 // === impl Look ===
 
 impl Look {
-    /// Whether there is nothing to look at again.
+    /// Whether the check found nothing.
     pub fn is_clean(&self) -> bool {
         self.leaks.is_empty() && self.residues.is_empty()
     }
 
-    /// Whether this look, too, says that an entry of the first one is leaked; otherwise what became of it.
+    /// Whether this check, too, finds that an entry of the first one is leaked; otherwise why not.
     fn verdict(&self, leak: &Held) -> Result<(), Outcome> {
         if self.leaks.contains(leak) {
             return Ok(());

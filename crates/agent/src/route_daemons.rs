@@ -1,5 +1,7 @@
-//! Who else programs this node's routes: a running Felix or BIRD (calico-cni.md section 4.1). Felix deletes every route of its protocol that it
-//! does not know; two programs that each think so never rest. So the agent in Calico's place steps aside for as long as one of them runs.
+//! Detects other programs that keep this node's routes: a running Felix or BIRD (calico-cni.md
+//! section 4.1). Felix deletes every route of its protocol that it does not know; two such programs
+//! would undo each other's changes forever. So the agent in Calico's place stands aside as long as
+//! one of them runs.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
@@ -7,27 +9,27 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A process that programs routes in our network namespace.
+/// A process that keeps routes in our network namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteDaemon {
-    /// Its process ID.
     pub pid: u32,
-    /// The program, as its role is called.
+    /// The program's name.
     pub name: &'static str,
 }
 
-/// What was seen of route_daemons; the loop asks it before each change to the kernel.
+/// The route daemons that were found. The loop checks this before each change to the kernel.
 #[derive(Debug, Default)]
 pub struct RouteDaemonDetector {
     current: RefCell<Option<RouteDaemon>>,
     last_seen: Cell<Option<Instant>>,
-    /// The machine was looked at.
+    /// The processes were read at least once.
     looked: Cell<bool>,
 }
 
-/// What Felix is called here.
+/// The name for Felix in logs.
 const FELIX: &str = "Felix";
-/// A Felix that is being upgraded is away for this long; taking its place for a moment would help nobody.
+/// A Felix that is being upgraded is away for this long; taking over for a moment would help no
+/// pod.
 const GRACE: Duration = Duration::from_secs(30);
 
 // === impl RouteDaemonDetector ===
@@ -43,7 +45,7 @@ impl RouteDaemonDetector {
         self.looked.get() && !self.has_felix()
     }
 
-    /// Takes over a look at the machine; true if we have to stand aside.
+    /// Takes the result of [`find`]; true if the agent has to stand aside.
     pub fn seen(&self, found: Option<RouteDaemon>, now: Instant) -> bool {
         self.looked.set(true);
         let mut current = self.current.borrow_mut();
@@ -71,7 +73,8 @@ impl RouteDaemonDetector {
     }
 }
 
-/// Looks through the processes that this one can see. In a container, that takes the host's process namespace.
+/// Reads the processes that are visible to this one. In a container, that requires the host's PID
+/// namespace.
 pub fn find() -> Option<RouteDaemon> {
     let ours = namespace(Path::new("/proc/thread-self"))?;
     let processes = fs::read_dir("/proc").ok()?;
@@ -82,7 +85,8 @@ pub fn find() -> Option<RouteDaemon> {
     })
 }
 
-/// What a process is to us, by its program's name and arguments; the kernel keeps 15 bytes of the name.
+/// The role of a process, by its program's name and arguments; the kernel keeps 15 bytes of the
+/// name.
 fn role(process: &Path) -> Option<&'static str> {
     let name = fs::read_to_string(process.join("comm")).ok()?;
     match name.trim_end() {
@@ -108,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_agent_stands_aside_while_a_rival_runs_and_a_while_longer() {
+    fn the_agent_stands_aside_while_a_route_daemon_runs_and_for_the_grace_period() {
         let route_daemons = RouteDaemonDetector::default();
         let start = Instant::now();
         let felix = || Some(RouteDaemon { pid: 7, name: "Felix" });
@@ -122,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_nobodys_rival() {
+    fn this_process_is_no_route_daemon() {
         assert_eq!(role(Path::new("/proc/self")), None);
     }
 }

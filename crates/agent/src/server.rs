@@ -25,10 +25,12 @@ use crate::drift::{DRIFT_PATH, Drift};
 use crate::health::{Condition, Readiness};
 use crate::repair::{Door, Question, REPAIR_PATH};
 
-/// Requests that may be under way or wait; more are told to try again. A kubelet starts at most a few hundred pods.
+/// Limit of requests in progress or waiting; further ones get "try again later". A kubelet starts
+/// at most a few hundred pods.
 const QUEUE_MAX: usize = 1024;
-/// The CNI socket: for root only. Requests above [`QUEUE_MAX`] are answered, too, with "try again"; a plugin is a process for each request, and half of
-/// the seats are more than any other program needs.
+/// The CNI socket is for root only. Requests above [`QUEUE_MAX`] are answered, too, with "try again
+/// later". A plugin is one process for each request, so half of the connection slots are more than
+/// any other program needs.
 pub const LISTENER: Limits = Limits {
     name: "cni",
     connections: QUEUE_MAX + 64,
@@ -38,28 +40,27 @@ pub const LISTENER: Limits = Limits {
     greeting_timeout: Duration::from_secs(10),
     idle_timeout: None,
 };
-/// Plugins send all of a request at once.
+/// Plugins send a whole request at once.
 const REQUESTS: Requests =
     Requests { body_max_bytes: RelayRequest::MAX_BYTES, body_timeout: Duration::from_secs(10) };
 
-/// A request on its way to the loop, with the way back.
+/// A request in the queue, with the channel for its answer.
 pub struct Job {
-    /// What is asked.
     pub request: RelayRequest,
-    /// Where the answer goes.
+    /// The channel for its answer.
     pub answer: oneshot::Sender<Outcome>,
-    /// One of those that may be under way; given back when it is answered.
+    /// Permit that limits requests in progress; released when the request is answered.
     pub place: OwnedSemaphorePermit,
 }
 
-/// The way from connections to the loop.
+/// The connections' end of the queue.
 #[derive(Clone)]
 pub struct Jobs {
     sender: mpsc::Sender<Job>,
     places: Arc<Semaphore>,
 }
 
-/// Makes the socket, replacing what a dead agent left. The caller holds the node lock.
+/// Creates the socket and replaces that of a dead agent. The caller holds the node lock.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
     russet_listener::unix::replace_at(path, russet_listener::unix::PRIVATE)
 }
@@ -70,7 +71,7 @@ pub fn queue() -> (Jobs, mpsc::Receiver<Job>) {
     (Jobs { sender, places: Arc::new(Semaphore::new(QUEUE_MAX)) }, receiver)
 }
 
-/// Serves until `stop` resolves and the requests under way are answered.
+/// Serves until `stop` resolves and the requests in progress are answered.
 pub async fn serve(
     listener: UnixListener,
     admission: Arc<Admission>,
@@ -99,7 +100,7 @@ async fn answer(State(jobs): State<Jobs>, body: Bytes) -> (StatusCode, HeaderMap
     (status, headers, response.body)
 }
 
-/// What belongs on the plugin's standard error.
+/// The header with the text for the plugin's standard error.
 fn said(stderr: &str) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let end = stderr.len().min(STDERR_MAX_BYTES);
@@ -111,7 +112,7 @@ fn said(stderr: &str) -> HeaderMap {
     headers
 }
 
-/// A report, or an object with the reason why there is none.
+/// The report, or an object with the error.
 async fn repair(State(door): State<Door>, body: Bytes) -> (StatusCode, Vec<u8>) {
     let done = match serde_json::from_slice(&body) {
         Ok(request) => door.ask(request).await.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error)),
@@ -125,7 +126,7 @@ async fn repair(State(door): State<Door>, body: Bytes) -> (StatusCode, Vec<u8>) 
     }
 }
 
-/// What differs and what was repaired, or an object with the reason why that cannot be said.
+/// The differences and repairs, or an object with the error.
 async fn differ(
     State((drift, addresses, readiness)): State<(Drift, Question, Readiness)>,
 ) -> (StatusCode, Vec<u8>) {
@@ -139,7 +140,7 @@ async fn differ(
             Ok(unheld) => report.differences.extend(unheld.iter().map(ToString::to_string)),
             Err(reason) => report.unknown.push(reason),
         }
-        // A tunnel's closed port is among the differences already.
+        // A closed tunnel port is among the differences already.
         let underlay = readiness.failure(Condition::Underlay);
         report.differences.extend(underlay.filter(|reason| !report.differences.contains(reason)));
         report
@@ -150,7 +151,8 @@ async fn differ(
     }
 }
 
-/// Dropped with the connection: then nobody waits for the answer any more, and a request that has not begun is forgotten.
+/// Dropped with the connection: then no caller waits for the answer, and a request that has not
+/// begun is dropped.
 async fn outcome(jobs: &Jobs, body: &[u8]) -> Result<Outcome, CniError> {
     let request = RelayRequest::decode(body)?;
     let (answer, answered) = oneshot::channel();
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_goes_away_is_noticed_while_its_request_waits() {
+    async fn a_client_that_disconnects_is_noticed_while_its_request_waits() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cni.sock");
         let (jobs, mut requests) = queue();
@@ -199,7 +201,7 @@ mod tests {
         assert!(!job.answer.is_closed());
         drop(client);
         tokio::time::timeout(Duration::from_secs(20), job.answer.closed()).await.unwrap();
-        assert_eq!(places.available_permits(), QUEUE_MAX - 1, "it has its place until it is dealt with");
+        assert_eq!(places.available_permits(), QUEUE_MAX - 1, "it has its permit until it is taken from the queue");
         drop(job);
         assert_eq!(places.available_permits(), QUEUE_MAX);
         stop.send(()).unwrap();
@@ -207,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_requests_than_can_wait_are_told_to_try_again() {
+    async fn requests_above_the_limit_fail_with_try_again_later() {
         let (jobs, mut requests) = queue();
         let body = body();
         let mut waiting = tokio::task::JoinSet::new();

@@ -1,4 +1,5 @@
-//! What the service manager hears from an agent: that it serves plugins, that the loop which serves them goes round, and that it stops.
+//! Notifications to the service manager: that the agent serves plugins, that its main loop runs,
+//! and that it stops.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -6,7 +7,8 @@ use std::time::Duration;
 use russet_linux::notify;
 use tokio::time::MissedTickBehavior;
 
-/// Reports readiness, then signs of life for as long as the service manager wants them. As a task of the loop that serves plugins it falls silent with it.
+/// Reports readiness, then sends watchdog notifications for as long as the service manager wants
+/// them. As a task of the loop that serves plugins, it stops when that loop hangs.
 pub async fn keep_informed() {
     if let Some(socket) = notify::socket() {
         inform(&socket, notify::watchdog_interval()).await;
@@ -42,7 +44,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_service_manager_hears_that_the_agent_is_ready_and_then_that_it_lives() {
+    async fn the_service_manager_gets_readiness_and_then_watchdog_notifications() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
         let manager = UnixDatagram::bind(&path).unwrap();

@@ -1,4 +1,5 @@
-//! Opens the store that the settings name, and serves it to other processes of this machine when it is ours.
+//! Opens the store that the settings name, and serves it to other processes of this machine if this
+//! process owns it.
 
 mod brief;
 
@@ -18,20 +19,20 @@ use crate::config::{Config, Paths, StoreLocation};
 
 pub use brief::BriefStore;
 
-/// A store, and what has to run so that others can use it.
+/// A store, with what has to run so that other processes can use it.
 pub struct Opened {
-    /// The store.
     pub store: Rc<dyn Store>,
-    /// Serves it at its socket; none when it is not ours.
+    /// Serves the store on its socket; none if another process owns it.
     pub service: Option<Service>,
-    /// Gives the file up when it is dropped.
+    /// Closes the store's file when it is dropped.
     _owner: Option<Rc<Locked>>,
 }
 
 /// Runs until it is dropped.
 pub type Service = Pin<Box<dyn Future<Output = ()>>>;
 
-/// How long to wait for a process that has the store's file open; plugins have it for one request.
+/// How long to wait for a process that has the store's file open; plugins have it open for one
+/// request.
 const OWNER_PATIENCE: Duration = Duration::from_secs(30);
 
 // === impl Opened ===
@@ -41,7 +42,8 @@ impl Opened {
         Self { store: Rc::new(remote), service: None, _owner: None }
     }
 
-    /// Connects when it is first used: an etcd that is away is an error of the first request, not of the start.
+    /// Connects at first use, so an etcd that is away is an error of the first request, not of the
+    /// start.
     fn etcd(settings: &EtcdSettings) -> Result<Self, StoreError> {
         let etcd = Etcd::connect(settings.clone()).map_err(|error| {
             let operation = format!("use etcd at {}", settings.endpoints.join(","));
@@ -55,7 +57,8 @@ impl Opened {
     }
 }
 
-/// The store of a plugin without an agent, or of somebody who wants to look: whoever owns it.
+/// The store for a plugin without an agent, or for a command that reads it, whichever process owns
+/// it.
 pub async fn open(paths: &Paths, location: &StoreLocation) -> Result<Opened, StoreError> {
     match location {
         StoreLocation::Unix(path) => Ok(Opened::remote(Remote::connect(path))),
@@ -73,16 +76,16 @@ pub async fn open_and_serve(config: &Config, admission: &Arc<Admission>) -> Resu
     }
 }
 
-/// The embedded store of this machine, whoever owns it.
+/// The embedded store of this machine, whichever process owns it.
 async fn open_local(paths: &Paths) -> Result<Opened, StoreError> {
     match open_or_connect(&store_dir(paths)?, OWNER_PATIENCE).await? {
-        // Not the client that comes with it, which would wait for each answer as long as for the lock.
+        // Not the client in `Access`, which would wait for each answer as long as for the lock.
         Access::Remote(_) => Ok(Opened::remote(Remote::connect(paths.store_socket()))),
         Access::Locked(locked) => Ok(Opened::owned(locked)),
     }
 }
 
-/// Owns the embedded store of this machine; the service has to be run.
+/// Owns the embedded store of this machine; the caller has to run the service.
 pub async fn own(paths: &Paths) -> Result<Opened, StoreError> {
     own_with(paths, Admission::new(russet_store::LISTENER)).await
 }

@@ -1,4 +1,4 @@
-//! Which interface leads to the other nodes, and why that one.
+//! Chooses the interface that leads to the other nodes.
 
 use std::net::IpAddr;
 
@@ -6,12 +6,12 @@ use russet_addr::{Family, IfName, IpNet};
 use russet_netlink::{Address, Link, NetlinkError, Route, RouteFilter, RouteKind, Scope, Socket};
 use russet_overlay::Underlay;
 
-/// The interface, and how it was chosen.
+/// The interface, and why it was chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
-    /// What the overlay needs of it.
+    /// The properties that the overlay needs.
     pub underlay: Underlay,
-    /// Its name; none on a node that has no network.
+    /// Its name; none on a node without a network.
     pub name: Option<String>,
     /// Why this one, for the log.
     pub why: &'static str,
@@ -21,22 +21,20 @@ pub struct Choice {
     pub is_running: bool,
 }
 
-/// An underlay that cannot be found.
 #[derive(Debug, thiserror::Error)]
 pub enum UnderlayError {
-    /// The kernel did not answer.
     #[error("look for the underlay: {0}")]
     Netlink(#[from] NetlinkError),
-    /// The interface that was asked for is not there.
+    /// The configured interface does not exist.
     #[error("interface {0} does not exist; see `ip link`, and --interface")]
     Missing(IfName),
 }
 
-/// MTU assumed where there is no interface to ask.
+/// The MTU without an interface.
 const MTU_WITHOUT_UNDERLAY_BYTES: u32 = 1500;
 
-/// Finds the interface: the one that was named, else the one that has the address by which the node is `known`, else the one with the default
-/// route, IPv4 before IPv6.
+/// Finds the interface: the `wanted` one, else the one with the address by which other nodes know
+/// this one, else the one with the default route, IPv4 before IPv6.
 pub fn choose(wanted: Option<&IfName>, known: Option<IpAddr>) -> Result<Choice, UnderlayError> {
     let mut socket = Socket::route()?;
     let defaults = default_routes(&mut socket)?;
@@ -61,7 +59,8 @@ pub fn choose(wanted: Option<&IfName>, known: Option<IpAddr>) -> Result<Choice, 
     Ok(Choice { underlay, name: Some(link.name), why, gateways, is_running })
 }
 
-/// Why other nodes cannot be reached through this choice, if so. `known` are the addresses by which the other nodes know this one.
+/// Why other nodes cannot be reached through this interface, if so. `known` are the addresses by
+/// which the other nodes know this one.
 pub fn fault(choice: &Choice, known: &[IpAddr]) -> Result<Option<String>, UnderlayError> {
     if let Some(name) = &choice.name {
         return Ok(if !choice.is_running {
@@ -89,12 +88,12 @@ pub fn fault(choice: &Choice, known: &[IpAddr]) -> Result<Option<String>, Underl
     )))
 }
 
-/// What is said of an interface that is down.
+/// The message for an interface that is down.
 pub fn down(name: &str) -> String {
     format!("interface {name} to the other nodes is down, or has no carrier; see `ip link show {name}`")
 }
 
-/// What is said of an interface without an address.
+/// The message for an interface without an address.
 pub fn without_address(name: &str) -> String {
     format!("interface {name} has no address that other nodes can use; see `ip address show {name}`")
 }
@@ -139,7 +138,7 @@ pub fn usable(addresses: Vec<Address>, index: u32) -> Vec<IpNet> {
 // === impl Choice ===
 
 impl Choice {
-    /// A node without a network: its pods reach each other, and nobody else.
+    /// A node without a network: its pods reach only each other.
     fn nothing(gateways: Vec<IpAddr>) -> Self {
         let underlay = Underlay { ifindex: 0, mtu: MTU_WITHOUT_UNDERLAY_BYTES, addresses: Vec::new() };
         Self {
@@ -151,7 +150,7 @@ impl Choice {
         }
     }
 
-    /// The address that stands for this node on `family`: the first one.
+    /// The address of this node in `family`: the first one.
     pub fn address(&self, family: Family) -> Option<IpNet> {
         self.underlay.addresses.iter().copied().find(|net| Family::of_net(net) == family)
     }
@@ -177,12 +176,12 @@ mod tests {
                 .contains("eth0 to the other nodes is down")
         );
         assert!(fault(&choice(Some("eth0"), true, &[])).unwrap().contains("eth0 has no address"));
-        // A node that other nodes do not know by any address needs no interface.
+        // A node without a known address needs no interface.
         assert_eq!(fault(&choice(None, false, &[])), None);
     }
 
     #[test]
-    fn an_address_that_other_nodes_know_must_be_here() {
+    fn an_address_that_other_nodes_know_must_exist_here() {
         let unknown = fault(&choice(None, false, &[]), &["192.0.2.77".parse().unwrap()]).unwrap();
         assert!(unknown.unwrap().contains("192.0.2.77"));
     }

@@ -1,11 +1,12 @@
-//! What the datastore asks for and Russet does not do: policies that it does not enforce, and pools that it does not carry. An operator is to read it in the
-//! log, at `/readyz?verbose` and on the standard error of an ADD, and not to find it out.
+//! What the datastore requests and Russet does not do: policies that it does not enforce, and pools
+//! that it does not carry. An operator has to see this in the log, at `/readyz?verbose` and on the
+//! standard error of an ADD.
 
 use std::collections::BTreeSet;
 
 use russet_model::{AddressUse, EncapMode, IpPool, Key, KeyKind, ResourceKind};
 
-/// What to say about policies that are not enforced; none where there are none.
+/// The message about policies that are not enforced; none if there are none.
 pub fn policies(keys: &BTreeSet<Key>) -> Option<String> {
     let count = |kind: ResourceKind| {
         let of_kind =
@@ -26,7 +27,7 @@ pub fn policies(keys: &BTreeSet<Key>) -> Option<String> {
     })
 }
 
-/// Why pods of some pool reach no other node; none where all pools are carried.
+/// Why pods of some pools reach no other node; none if all pools are carried.
 pub fn pools<'a>(pools: impl IntoIterator<Item = &'a IpPool>) -> Option<String> {
     let uncarried = |pool: &&IpPool| {
         let spec = &pool.spec;

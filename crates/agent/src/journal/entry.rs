@@ -1,4 +1,5 @@
-//! What stands in the journal, and what it comes to: each entry is applied to the [`State`] in memory as it is written, and again when it is read.
+//! The entries of the journal, and the state that they describe: each entry is applied to the
+//! [`State`] in memory when it is written, and again when it is read.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,34 +9,33 @@ use russet_attach::Wired;
 use russet_cni_spec::NetworkConfig;
 use serde::{Deserialize, Serialize};
 
-/// One entry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Entry {
-    /// The first one.
+    /// The first entry.
     Header {
-        /// The boot that the journal tells of.
+        /// The boot of this journal.
         boot: String,
         /// Number of the next operation.
         next: u64,
-        /// The journal before this file was damaged, and what it had open has not been decided on.
+        /// The previous file was damaged, and its open operations are not all decided.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         damaged: bool,
     },
     /// An operation begins.
     Begin(Begin),
-    /// It changes something.
+    /// It makes a change.
     Effect {
-        /// The operation.
+        /// The operation's number.
         op: u64,
         /// When, in milliseconds since 1970.
         at_ms: u64,
-        /// What.
+        /// The change.
         effect: Effect,
     },
-    /// It is over.
+    /// It ends.
     End {
-        /// The operation.
+        /// The operation's number.
         op: u64,
         /// When, in milliseconds since 1970.
         at_ms: u64,
@@ -46,91 +46,84 @@ pub enum Entry {
     Live(Live),
 }
 
-/// What is intended.
+/// The start of an operation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Begin {
-    /// Its number; later ones have greater ones.
+    /// Its number. Later operations have greater ones.
     pub op: u64,
     /// When, in milliseconds since 1970.
     pub at_ms: u64,
-    /// What it does.
+    /// The CNI verb.
     pub verb: Verb,
-    /// The plugin that does it.
+    /// The plugin's name.
     pub plugin: String,
-    /// The network.
     pub network: NetworkName,
-    /// The interface; a GC's has none.
+    /// The interface; none for GC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<Interface>,
-    /// `namespace/name`, where there is one.
+    /// `namespace/name`, if there is a pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
-    /// The request's variables.
+    /// The request's environment variables.
     pub env: Vec<(String, String)>,
-    /// Its configuration.
+    /// The plugin's configuration.
     pub config: String,
-    /// An ADD's: the attachment was complete before.
+    /// For an ADD: the attachment was complete before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub repeated: bool,
 }
 
-/// An interface of a container.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Interface {
-    /// The container.
     pub container: ContainerId,
-    /// The interface's name in it.
+    /// The interface's name in the container.
     pub ifname: IfName,
 }
 
-/// What an operation does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Verb {
-    /// Attach.
     Add,
-    /// Detach.
     Del,
-    /// Collect.
     Gc,
 }
 
-/// What an operation changed.
+/// A change by an operation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Effect {
-    /// The interface is about to be wired; its addresses are held.
+    /// The interface is about to be wired; its addresses are allocated.
     Wiring {
-        /// How.
+        /// The planned wiring.
         wired: Box<Wired>,
         /// The path of the pod's namespace.
         netns: PathBuf,
     },
     /// The interface is wired.
     Wired {
-        /// It was there before.
+        /// It existed before.
         reused: bool,
-        /// The MAC of its bridge, where it is a port of one.
+        /// The MAC of its bridge, if it is a port of one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bridge_mac: Option<Mac>,
     },
-    /// This interface is about to be taken down.
+    /// This interface is about to be removed.
     Leaving(Interface),
 }
 
 /// A complete attachment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Live {
-    /// Whose part it is.
+    /// The network, interface and plugin.
     pub subject: Subject,
     /// The operation that made it.
     pub op: u64,
-    /// Since when, in milliseconds since 1970.
+    /// When it was made, in milliseconds since 1970.
     pub since_ms: u64,
-    /// `namespace/name`, where there is one.
+    /// `namespace/name`, if there is a pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
-    /// The interface, where the plugin makes one.
+    /// The interface, if the plugin makes one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wired: Option<Box<Wired>>,
     /// The path of the pod's namespace.
@@ -138,41 +131,37 @@ pub struct Live {
     pub netns: Option<PathBuf>,
 }
 
-/// A plugin's part of an attachment. Its requests come one at a time.
+/// A plugin's part of an attachment. Its requests are carried out one at a time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Subject {
-    /// The network.
     pub network: NetworkName,
-    /// The interface.
     pub interface: Interface,
-    /// The plugin.
     pub plugin: String,
 }
 
-/// An operation that is not over.
+/// An operation that has not ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Open {
-    /// What is intended.
+    /// How it began.
     pub begin: Begin,
-    /// What it changed so far, and when.
+    /// Its changes so far, and when.
     pub effects: Vec<(u64, Effect)>,
 }
 
-/// What the entries come to.
+/// The state that the entries describe.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct State {
     /// Number of the next operation.
     pub next: u64,
-    /// What is attached.
     pub live: BTreeMap<Subject, Live>,
-    /// What is under way, or was when its agent died.
+    /// Operations in progress, or open when their agent died.
     pub open: BTreeMap<u64, Open>,
 }
 
 // === impl Begin ===
 
 impl Begin {
-    /// Whose part it is about; a GC is about a network.
+    /// The part that the operation works on. None for GC, which works on a network.
     pub fn subject(&self) -> Option<Subject> {
         let interface = self.interface.clone()?;
         Some(Subject { network: self.network.clone(), interface, plugin: self.plugin.clone() })
@@ -182,13 +171,13 @@ impl Begin {
 // === impl Open ===
 
 impl Open {
-    /// Whether the interface was there before, as the journal knew or the kernel told.
+    /// Whether the interface was attached before, according to the journal or the kernel.
     pub fn was_attached(&self) -> bool {
         let reused = |effect: &Effect| matches!(effect, Effect::Wired { reused: true, .. });
         self.begin.repeated || self.effects.iter().any(|(_, effect)| reused(effect))
     }
 
-    /// Whether it had begun to take an interface down.
+    /// Whether the operation had begun to remove an interface.
     pub fn takes_down(&self, interface: &Interface) -> bool {
         self.effects.iter().any(|(_, effect)| matches!(effect, Effect::Leaving(it) if it == interface))
     }
@@ -211,7 +200,7 @@ impl Open {
 // === impl State ===
 
 impl State {
-    /// Applies an entry. One about an operation that is not under way changes nothing.
+    /// Applies an entry. An entry about an operation that is not open changes nothing.
     pub fn apply(&mut self, entry: Entry) {
         match entry {
             Entry::Header { next, .. } => self.next = self.next.max(next),
@@ -226,7 +215,8 @@ impl State {
         }
     }
 
-    /// Whether an entry is for nothing where it cannot be written: an ADD that nobody knows of after a crash is not begun, and one that is done is undone.
+    /// Whether an entry is void if it cannot be written: an ADD that would be unknown after a crash
+    /// is not started, and a completed one is undone.
     pub fn must_be_written(&self, entry: &Entry) -> bool {
         match entry {
             Entry::Begin(begin) => begin.verb == Verb::Add,
@@ -237,7 +227,7 @@ impl State {
         }
     }
 
-    /// What a new file begins with, so that it comes to the same.
+    /// The entries of a new file with the same state.
     pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
         let effects = |open: &Open| {
             let op = open.begin.op;
@@ -255,7 +245,8 @@ impl State {
         self.live.values().cloned().map(Entry::Live).chain(open)
     }
 
-    /// The operation that works on an interface, by a plugin that wires: the newest, where an older one was left behind.
+    /// The operation that works on an interface, of a plugin that wires. The newest, if an older
+    /// one was left open.
     pub fn at_work(&self, interface: &Interface) -> Option<u64> {
         let of = |open: &&Open| open.begin.interface.as_ref() == Some(interface);
         let alone = |open: &&Open| open.begin.verb == Verb::Gc;
@@ -266,13 +257,14 @@ impl State {
     fn begin(&mut self, begin: Begin) {
         self.next = self.next.max(begin.op.saturating_add(1));
         if let (Verb::Del, Some(subject)) = (begin.verb, begin.subject()) {
-            // From here on it goes, however often that is tried.
+            // From here on the attachment counts as removed, however often the DEL is retried.
             self.live.remove(&subject);
         }
         self.open.insert(begin.op, Open { begin, effects: Vec::new() });
     }
 
-    /// Whether an effect is anything new: what cannot be done is tried again, for as long as a store is away.
+    /// Whether an effect is new. An operation that cannot be done is retried, for as long as the
+    /// store is away.
     pub fn changes(&self, op: u64, effect: &Effect) -> bool {
         let Effect::Leaving(interface) = effect else { return true };
         let goes = |live: &Live| live.subject.interface == *interface && live.wired.is_some();
@@ -312,7 +304,8 @@ impl State {
         }
     }
 
-    /// Older operations on the same part that were left behind: what they had begun is done, or undone, by this one.
+    /// Closes older operations on the same part that were left open: this one has completed or
+    /// undone them.
     fn settle(&mut self, subject: &Subject, op: u64) {
         self.open.retain(|number, open| *number > op || open.begin.subject().as_ref() != Some(subject));
     }

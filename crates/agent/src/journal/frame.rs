@@ -1,40 +1,39 @@
-//! The bytes of a journal: a magic, and then frames of a length, its complement, a checksum and a JSON document each; zeros up to the file's end, which is a multiple of
-//! [`CHUNK_BYTES`]. So it is seen whether the last frame was torn by a killed writer, which loses nothing that anybody relied upon, or whether the file is
-//! damaged: cut off, or changed in the middle.
+//! The bytes of a journal: a magic, then frames, each with a length, its complement, a checksum and
+//! a JSON document, then zeros up to the file's end, which is a multiple of [`CHUNK_BYTES`]. This
+//! shows whether the last frame was torn because its writer was killed, which loses nothing that
+//! anything depends on, or whether the file is damaged: cut off, or changed in the middle.
 
-/// What every journal begins with; the digit is the frames' format.
+/// The start of every journal; the digit is the version of the frame format.
 pub const MAGIC: [u8; 8] = *b"russetJ1";
-/// The file grows by this much at once: room for a dozen operations that is there when the file system is full.
+/// The file grows in steps of this size: space for a dozen operations that exists even when the
+/// file system is full.
 pub const CHUNK_BYTES: u64 = 64 * 1024;
-/// The largest document: the largest configuration that a plugin reads, and what JSON adds to it when that is text in it.
+/// The largest document: the largest configuration that a plugin reads, plus JSON's escaping of it.
 pub const DOCUMENT_MAX_BYTES: usize = 2 * 1024 * 1024;
 /// Length, its complement, and the checksum.
 pub const HEAD_BYTES: usize = 12;
 
-/// What was found in a file.
+/// The content of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Scan<'a> {
-    /// The documents, in order.
     pub documents: Vec<&'a [u8]>,
     /// Where the next frame goes.
     pub end: usize,
-    /// What comes then.
     pub tail: Tail,
 }
 
-/// What follows the last good frame.
+/// What follows the last valid frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
-    /// Nothing.
     Clean,
-    /// A frame whose writer was killed in the middle of it.
+    /// A frame whose writer was killed while writing.
     Torn,
-    /// Something else: frames may be missing, or the file was cut off.
+    /// Other bytes: frames may be missing, or the file was cut off.
     Damaged,
 }
 
-/// CRC-32 as in IEEE 802.3: each byte's remainder.
+/// CRC-32 as in IEEE 802.3: the remainder for each byte.
 const TABLE: [u32; 256] = table();
 
 const fn table() -> [u32; 256] {
@@ -53,13 +52,13 @@ const fn table() -> [u32; 256] {
     table
 }
 
-/// CRC-32 over the pieces, one after the other.
+/// CRC-32 of the concatenated pieces.
 fn crc32(pieces: [&[u8]; 2]) -> u32 {
     let step = |crc: u32, byte: &u8| crc >> 8 ^ TABLE[usize::from(crc as u8 ^ byte)];
     !pieces.into_iter().flatten().fold(!0, step)
 }
 
-/// Appends a frame. A document ends with a byte that is not zero; JSON does.
+/// Appends a frame. A document must not end with a zero byte; JSON never does.
 pub fn push(out: &mut Vec<u8>, document: &[u8]) {
     let length = u32::try_from(document.len()).unwrap_or(u32::MAX);
     out.extend_from_slice(&length.to_le_bytes());
@@ -68,7 +67,7 @@ pub fn push(out: &mut Vec<u8>, document: &[u8]) {
     out.extend_from_slice(document);
 }
 
-/// Reads a file; none if it is no journal, or one of a format that we do not know.
+/// Reads a file. None if it is not a journal, or one of an unknown format.
 pub fn scan(bytes: &[u8]) -> Option<Scan<'_>> {
     let mut rest = bytes.strip_prefix(&MAGIC)?;
     let mut documents = Vec::new();
@@ -91,7 +90,7 @@ fn frame(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     (head[8..] == crc32([&head[..4], document]).to_le_bytes()).then_some((document, after))
 }
 
-/// The length that a head says, if it can be one.
+/// The length in a frame's head, if it is valid.
 fn length(head: &[u8]) -> Option<usize> {
     let (length, rest) = head.split_first_chunk::<4>()?;
     let length = u32::from_le_bytes(*length);
@@ -104,8 +103,8 @@ fn tail(bytes: &[u8], rest: &[u8]) -> Tail {
         return Tail::Damaged;
     }
     let Some(last) = rest.iter().rposition(|byte| *byte != 0) else { return Tail::Clean };
-    // A killed writer leaves a piece of one frame from its beginning on, in a file that has room for all of it; a whole one with a wrong checksum was
-    // changed later, and one for which there is no room was cut off.
+    // A killed writer leaves the beginning of one frame in a file that has space for all of it. A
+    // complete frame with a wrong checksum was changed later, and one without space was cut off.
     let torn = match length(rest) {
         Some(length) => last + 1 < HEAD_BYTES + length && HEAD_BYTES + length <= rest.len(),
         None => last < 8 && HEAD_BYTES <= rest.len(),
@@ -136,7 +135,7 @@ mod tests {
 
     #[test]
     fn the_checksum_is_that_of_ieee_802_3() {
-        // The check value of the CRC catalogue, and RFC 3720 style vectors of zeros.
+        // The check value of the CRC catalogue, and test vectors of zeros in the style of RFC 3720.
         assert_eq!(crc32([b"123456789", b""]), 0xcbf4_3926);
         assert_eq!(crc32([b"1234", b"56789"]), 0xcbf4_3926);
         assert_eq!(crc32([&[0; 32], b""]), 0x190a_55ad);
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_torn_at_any_byte_costs_itself_alone() {
+    fn a_frame_torn_at_any_byte_is_the_only_one_lost() {
         let (bytes, starts) = journal();
         for torn in starts[2] + 1..bytes.len() {
             let file = padded(bytes[..torn].to_vec());
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_cut_off_anywhere_is_damaged_and_what_is_whole_is_read() {
+    fn a_file_cut_off_anywhere_is_damaged_and_its_complete_frames_are_read() {
         let (bytes, starts) = journal();
         let file = padded(bytes.clone());
         for cut in MAGIC.len()..file.len() {
@@ -182,9 +181,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_cut_off_inside_a_frame_is_damaged_also_where_its_size_is_one_that_files_have() {
+    fn a_file_cut_off_inside_a_frame_at_a_chunk_boundary_is_damaged() {
         let chunk = CHUNK_BYTES as usize;
-        // A frame over the end of the first chunk, in every part of its head and in its document.
+        // A frame across the end of the first chunk, split at every part of its head and in its
+        // document.
         for over in 1..HEAD_BYTES + 2 {
             let mut bytes = MAGIC.to_vec();
             push(&mut bytes, &vec![b'x'; chunk - MAGIC.len() - HEAD_BYTES - over]);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_is_never_read_as_something_else() {
+    fn a_flipped_bit_is_detected() {
         let (bytes, starts) = journal();
         for bit in MAGIC.len() * 8..bytes.len() * 8 {
             let mut file = padded(bytes.clone());

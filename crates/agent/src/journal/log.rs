@@ -1,5 +1,6 @@
-//! The journal's file: grows by chunks, so that a full file system does not stop what has begun; never above a limit; replaced by rename. Nothing is synced:
-//! what it tells of dies with the boot, and a killed process's writes do not.
+//! The journal's file. It grows in chunks, so that a full file system does not stop operations that
+//! have begun; never above a limit; replaced by rename. It is never synced: what it describes is
+//! lost at reboot, and the writes of a killed process are not lost.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -13,38 +14,38 @@ use rustix::io::Errno;
 use super::entry::Entry;
 use super::frame::{self, CHUNK_BYTES, MAGIC, Tail};
 
-/// A file that is written.
+/// A file that is open for writing.
 #[derive(Debug)]
 pub struct Log {
     file: File,
     /// Where the next frame goes.
     end: u64,
-    /// A multiple of [`CHUNK_BYTES`].
+    /// The file's size, a multiple of [`CHUNK_BYTES`].
     size: u64,
-    /// Frames so far.
+    /// Number of frames.
     pub records: u64,
 }
 
-/// What was read.
+/// The content of a file.
 #[derive(Debug)]
 pub struct Contents {
-    /// The boot that it tells of.
+    /// The boot ID.
     pub boot: String,
     /// The entries after the header.
     pub entries: Vec<Entry>,
-    /// What followed them; damaged also where the file before this one was, and not all of it has been decided on.
+    /// What followed the entries. Also `Damaged` if the previous file was, and its open operations
+    /// are not all decided.
     pub tail: Tail,
-    /// The file's size.
     pub size_bytes: u64,
 }
 
-/// The largest a journal gets, and the most that is read of one: 2,000 attachments, and requests under way besides.
+/// Limit of the size of a journal: 2,000 attachments, and operations in progress besides.
 pub const FILE_MAX_BYTES: u64 = 8 * 1024 * 1024;
 
 // === impl Log ===
 
 impl Log {
-    /// A new file in the place of whatever is there, with room for so much more.
+    /// Replaces the file, with space for `room_bytes` more.
     pub fn replace(path: &Path, entries: impl Iterator<Item = Entry>, room_bytes: u64) -> io::Result<Self> {
         path.parent().map_or(Ok(()), private_dir)?;
         let new = path.with_extension("new");
@@ -53,7 +54,7 @@ impl Log {
             Ok(log)
         });
         if done.is_err() {
-            // Half a file would keep what others could use of a full file system.
+            // A partial file would waste space on a file system that may be full.
             let _ = fs::remove_file(&new);
         }
         done
@@ -74,7 +75,7 @@ impl Log {
         Ok(log)
     }
 
-    /// Appends an entry. After an error the file is to be replaced before anything else is written.
+    /// Appends an entry. After an error the file has to be replaced before the next entry.
     pub fn append(&mut self, document: &[u8]) -> io::Result<()> {
         let mut bytes = Vec::with_capacity(frame::HEAD_BYTES + document.len());
         frame::push(&mut bytes, document);
@@ -85,7 +86,7 @@ impl Log {
         Ok(())
     }
 
-    /// Makes sure that so many bytes can be appended, whatever happens to the file system.
+    /// Makes sure that so many bytes can be appended, even on a full file system.
     pub fn room(&mut self, bytes: u64) -> io::Result<()> {
         let wanted = (self.end + bytes).next_multiple_of(CHUNK_BYTES);
         if wanted <= self.size {
@@ -96,7 +97,7 @@ impl Log {
         }
         match fallocate(&self.file, FallocateFlags::empty(), self.size, wanted - self.size) {
             Ok(()) => {}
-            // Not every file system can promise room.
+            // Not every file system can reserve space.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.file.set_len(wanted)?,
             Err(errno) => return Err(errno.into()),
         }
@@ -104,13 +105,12 @@ impl Log {
         Ok(())
     }
 
-    /// How much of the file is used.
     pub fn used_bytes(&self) -> u64 {
         self.end
     }
 }
 
-/// An entry as it is written; an error for one that would not be read again.
+/// The bytes of an entry. An error if it would be too large to be read again.
 pub fn document(entry: &Entry) -> io::Result<Vec<u8>> {
     let document = serde_json::to_vec(entry)?;
     if document.len() > frame::DOCUMENT_MAX_BYTES {
@@ -119,7 +119,7 @@ pub fn document(entry: &Entry) -> io::Result<Vec<u8>> {
     Ok(document)
 }
 
-/// Reads a journal; none where there is none, or somebody else's file.
+/// Reads a journal. None if there is no file, or a foreign one.
 pub fn read(path: &Path) -> io::Result<Option<Contents>> {
     let mut bytes = Vec::new();
     let file = match OpenOptions::new().read(true).open(path) {
@@ -134,7 +134,8 @@ pub fn read(path: &Path) -> io::Result<Option<Contents>> {
     for document in scan.documents {
         match serde_json::from_slice::<Entry>(document) {
             Ok(entry) => entries.push(entry),
-            // Whole, and not understood: another version's, or somebody's who can make checksums. The rest may depend on it.
+            // A complete frame that cannot be decoded: from another version, or forged with a valid
+            // checksum. Later entries may depend on it.
             Err(_) => {
                 tail = Tail::Damaged;
                 break;

@@ -6,7 +6,7 @@ use super::*;
 
 const BOOT: &str = "8c0b7c9e-0000-4000-8000-000000000001";
 
-/// A journal in a directory of its own.
+/// A journal in its own directory.
 struct Desk {
     dir: tempfile::TempDir,
     metrics: Metrics,
@@ -84,7 +84,7 @@ impl Desk {
         Journal::open(self.path(), BOOT.to_owned(), self.metrics.clone())
     }
 
-    /// The same in another boot.
+    /// The content that is found after a reboot.
     fn reboot(&self) -> Found {
         Journal::open(self.path(), "another".to_owned(), self.metrics.clone()).1
     }
@@ -108,7 +108,7 @@ fn begin(journal: &Journal, verb: &str, container: &str) -> u64 {
     try_begin(journal, verb, container).unwrap()
 }
 
-/// An ADD from its beginning to its end.
+/// A complete ADD.
 fn add(journal: &Journal, container: &str) -> u64 {
     let op = begin(journal, "ADD", container);
     journal.effect(&interface(container), wiring(container)).unwrap();
@@ -122,7 +122,7 @@ fn live(journal: &Journal) -> Vec<String> {
 }
 
 #[test]
-fn what_was_attached_and_what_was_begun_is_known_after_a_crash() {
+fn attachments_and_open_operations_are_known_after_a_crash() {
     let desk = desk();
     let (journal, found) = desk.open();
     assert!(found.fresh && !found.damaged && found.open.is_empty());
@@ -148,7 +148,7 @@ fn what_was_attached_and_what_was_begun_is_known_after_a_crash() {
 }
 
 #[test]
-fn a_journal_of_another_boot_or_of_somebody_else_is_replaced() {
+fn a_journal_of_another_boot_and_a_foreign_file_are_replaced() {
     let desk = desk();
     add(&desk.open().0, "a");
     let found = desk.reboot();
@@ -164,7 +164,7 @@ fn a_journal_of_another_boot_or_of_somebody_else_is_replaced() {
 }
 
 #[test]
-fn a_torn_record_is_cut_and_a_damaged_file_says_so_wherever_that_happens() {
+fn a_torn_record_is_dropped_and_damage_is_reported_at_any_byte() {
     let desk = desk();
     let (journal, _) = desk.open();
     add(&journal, "a");
@@ -179,7 +179,7 @@ fn a_torn_record_is_cut_and_a_damaged_file_says_so_wherever_that_happens() {
         fs::write(desk.path(), &torn).unwrap();
         let (journal, found) = desk.open();
         assert!(!found.damaged && found.open.is_empty(), "torn at {byte}");
-        // And it can be written on.
+        // New entries can be appended.
         add(&journal, "c");
         assert_eq!(live(&desk.open().0), ["a", "c"], "torn at {byte}");
         fs::write(desk.path(), &whole[..byte]).unwrap();
@@ -196,7 +196,7 @@ fn a_torn_record_is_cut_and_a_damaged_file_says_so_wherever_that_happens() {
 }
 
 #[test]
-fn the_end_of_a_later_operation_settles_what_earlier_ones_left() {
+fn the_end_of_an_operation_closes_earlier_ones_of_the_same_part() {
     let desk = desk();
     let (journal, _) = desk.open();
     begin(&journal, "ADD", "a");
@@ -219,8 +219,9 @@ fn the_end_of_a_later_operation_settles_what_earlier_ones_left() {
 }
 
 #[test]
-fn an_add_overtakes_what_is_not_over_of_its_own_network_only() {
-    // Another network's ADD may have succeeded, and what it wired is not to be taken down by a release that is tried again.
+fn an_add_overtakes_open_operations_of_its_own_network_only() {
+    // The ADD of another network may have succeeded, and retrying a release must not remove its
+    // wiring.
     let desk = desk();
     let (journal, _) = desk.open();
     let del = begin(&journal, "DEL", "a");
@@ -236,7 +237,7 @@ fn an_add_overtakes_what_is_not_over_of_its_own_network_only() {
 }
 
 #[test]
-fn a_gc_strikes_out_what_is_not_valid_and_was_there_before_it() {
+fn a_gc_removes_attachments_that_are_not_valid_and_older_than_itself() {
     let desk = desk();
     let (journal, _) = desk.open();
     let _ = ["keep", "old"].map(|container| add(&journal, container));
@@ -251,7 +252,7 @@ fn a_gc_strikes_out_what_is_not_valid_and_was_there_before_it() {
 }
 
 #[test]
-fn the_file_stays_small_however_much_comes_and_goes() {
+fn the_file_stays_small_after_many_operations() {
     let desk = desk();
     let (journal, _) = desk.open();
     (0..50).for_each(|index| _ = add(&journal, &format!("stay{index:02}")));
@@ -272,16 +273,16 @@ fn the_file_stays_small_however_much_comes_and_goes() {
 }
 
 #[test]
-fn a_file_that_cannot_be_made_smaller_holds_what_was_written_into_it() {
+fn a_file_that_cannot_be_compacted_keeps_its_entries() {
     let desk = desk();
     let (journal, _) = desk.open();
-    // Nobody can make a file of that name, not even root.
+    // Nothing can create a file with that name, not even root.
     fs::create_dir(desk.path().with_extension("new")).unwrap();
     let used = |journal: &Journal| journal.inner.borrow().log.as_ref().unwrap().used_bytes();
     let mut containers = Vec::new();
     while desk.failures() == 0 {
         containers.push(format!("c{:04}", containers.len()));
-        // Panics where it is an error.
+        // Panics on an error.
         add(&journal, containers.last().unwrap());
     }
     let large = used(&journal);
@@ -298,7 +299,7 @@ fn a_file_that_cannot_be_made_smaller_holds_what_was_written_into_it() {
 }
 
 #[test]
-fn a_file_that_is_made_smaller_keeps_room_for_what_has_begun() {
+fn a_compacted_file_keeps_space_for_open_operations() {
     let desk = desk();
     let (journal, _) = desk.open();
     (0..40).for_each(|index| _ = begin(&journal, "ADD", &format!("open{index}")));
@@ -311,7 +312,7 @@ fn a_file_that_is_made_smaller_keeps_room_for_what_has_begun() {
 }
 
 #[test]
-fn what_could_not_be_written_anew_is_with_the_next_entry() {
+fn changes_that_could_not_be_written_are_written_with_the_next_entry() {
     let desk = desk();
     let (journal, _) = desk.open();
     add(&journal, "gone");
@@ -325,7 +326,7 @@ fn what_could_not_be_written_anew_is_with_the_next_entry() {
     fs::write(desk.path(), &whole[..whole.len() - 1]).unwrap();
     let (journal, found) = desk.open();
     assert!(found.damaged);
-    // Nobody can make a file of that name, not even root.
+    // Nothing can create a file with that name, not even root.
     let hindrance = desk.path().with_extension("new");
     let hindered = |what: &dyn Fn()| {
         fs::create_dir(&hindrance).unwrap();
@@ -347,7 +348,7 @@ fn what_could_not_be_written_anew_is_with_the_next_entry() {
 }
 
 #[test]
-fn a_thousand_dels_that_wait_for_the_store_keep_the_journal_small_and_room_for_adds() {
+fn a_thousand_waiting_dels_leave_space_for_adds() {
     let desk = desk();
     let (journal, _) = desk.open();
     let container = |index| format!("{index:064}");
@@ -370,9 +371,9 @@ fn a_thousand_dels_that_wait_for_the_store_keep_the_journal_small_and_room_for_a
         "each retry is told once"
     );
     assert_eq!(journal.open_count(), 1024);
-    // Panics where it is refused.
+    // Panics if it is refused.
     add(&journal, "new");
-    // An older agent wrote each.
+    // An older agent wrote the effect each time.
     let again = Entry::Effect { op: 0, at_ms: 1, effect: Effect::Leaving(interface(&container(0))) };
     let document = log::document(&again).unwrap();
     journal.inner.borrow_mut().log.as_mut().unwrap().append(&document).unwrap();
@@ -382,7 +383,7 @@ fn a_thousand_dels_that_wait_for_the_store_keep_the_journal_small_and_room_for_a
 }
 
 #[test]
-fn what_is_taken_down_once_more_after_it_came_back_is_told_again() {
+fn a_second_removal_after_a_new_wiring_is_recorded() {
     let desk = desk();
     let (journal, _) = desk.open();
     let gc = begin(&journal, "GC", "");
@@ -396,13 +397,13 @@ fn what_is_taken_down_once_more_after_it_came_back_is_told_again() {
 }
 
 #[test]
-fn what_cannot_be_written_refuses_an_add_and_not_a_del_and_counts_once_it_can() {
+fn without_a_writable_file_adds_are_refused_and_dels_carried_out() {
     let desk = desk();
     let (journal, _) = desk.open();
     add(&journal, "a");
     add(&journal, "b");
     let under_way = begin(&journal, "ADD", "c");
-    // Nobody can write there, not even root; what was open stays so.
+    // Nothing can write there, not even root; open operations stay open.
     journal.inner.borrow_mut().log = None;
     fs::rename(desk.dir.path().join("run"), desk.dir.path().join("away")).unwrap();
     fs::write(desk.dir.path().join("run"), "").unwrap();
@@ -413,7 +414,7 @@ fn what_cannot_be_written_refuses_an_add_and_not_a_del_and_counts_once_it_can() 
     assert!(journal.end(under_way, 0).is_err());
     assert_eq!(desk.failures(), 4);
     assert_eq!(live(&journal), ["b"], "an ADD is not done before that is written");
-    assert!(journal.open_one(under_way).is_some(), "and whoever cannot undo it now finds it later");
+    assert!(journal.open_one(under_way).is_some(), "so that recovery finds it later if it cannot be undone now");
     assert!(!journal.is_recorded(dels[0].op.unwrap()));
     assert!(journal.end(dels[1].op.unwrap(), 0).is_err());
     assert!(!journal.is_open(dels[1].op.unwrap()), "a DEL is over");
@@ -428,7 +429,7 @@ fn what_cannot_be_written_refuses_an_add_and_not_a_del_and_counts_once_it_can() 
 }
 
 #[test]
-fn a_request_larger_than_an_entry_is_refused_and_the_next_one_is_not() {
+fn a_request_larger_than_an_entry_is_refused_and_the_next_one_works() {
     let desk = desk();
     let (journal, _) = desk.open();
     let large = format!("{{\"name\":\"net\",\"x\":\"{}\"}}", "x".repeat(frame::DOCUMENT_MAX_BYTES));
@@ -441,7 +442,7 @@ fn a_request_larger_than_an_entry_is_refused_and_the_next_one_is_not() {
 }
 
 #[test]
-fn what_leaves_nothing_is_not_recorded() {
+fn requests_without_lasting_effects_are_not_recorded() {
     let (journal, _) = desk().open();
     let (add, check, env) = (request("ADD", "a"), request("CHECK", "a"), env("ADD", "a"));
     let recorded = |plugin: &str, request| journal.begin(plugin, request, (&env, b"{}"), false).is_some();
@@ -450,7 +451,7 @@ fn what_leaves_nothing_is_not_recorded() {
 }
 
 #[test]
-fn the_view_tells_what_is_attached_and_what_is_not_over_while_somebody_writes() {
+fn the_view_lists_attachments_and_open_operations_while_the_file_is_written() {
     let desk = desk();
     assert_eq!(view(&desk.path()).unwrap(), None);
     let (journal, _) = desk.open();
@@ -469,7 +470,7 @@ fn the_view_tells_what_is_attached_and_what_is_not_over_while_somebody_writes() 
 }
 
 #[test]
-fn the_mac_of_a_ports_bridge_is_known_after_a_crash_and_a_journal_of_before_has_none() {
+fn the_mac_of_a_ports_bridge_is_known_after_a_crash_and_older_journals_have_none() {
     let desk = desk();
     let mac = "02:00:00:00:00:07".parse().unwrap();
     let known = || {
@@ -496,11 +497,11 @@ fn the_mac_of_a_ports_bridge_is_known_after_a_crash_and_a_journal_of_before_has_
 }
 
 #[test]
-fn what_went_without_the_agent_goes_from_the_journal_and_not_into_the_book() {
+fn attachments_that_no_longer_exist_are_removed_from_the_journal_and_not_listed() {
     let desk = desk();
     let (journal, _) = desk.open();
     let _ = ["a", "b"].map(|container| add(&journal, container));
-    // Parts of a chain; the main plugin of "c" is somebody else's.
+    // Parts of a chain; the main plugin of "c" is foreign.
     for container in ["a", "b", "c"] {
         let (request, env) = (request("ADD", container), env("ADD", container));
         let op = journal.begin("portmap", &request, (&env, b"{}"), false).unwrap().op;
@@ -519,7 +520,7 @@ fn what_went_without_the_agent_goes_from_the_journal_and_not_into_the_book() {
 
 #[test]
 #[ignore = "kernel: root, for a small tmpfs in a mount namespace"]
-fn a_full_file_system_stops_adds_and_what_has_begun_comes_to_its_end() {
+fn a_full_file_system_stops_adds_and_open_operations_can_end() {
     russet_testkit::in_new_netns(|| {
         let desk = desk();
         rustix::mount::mount(
@@ -534,7 +535,7 @@ fn a_full_file_system_stops_adds_and_what_has_begun_comes_to_its_end() {
         add(&journal, "a");
         let under_way: Vec<u64> = (0..4).map(|index| begin(&journal, "ADD", &format!("u{index}"))).collect();
         fill(desk.dir.path());
-        // Their room was taken before they began.
+        // Their space was reserved when they began.
         for (index, op) in under_way.into_iter().enumerate() {
             let container = format!("u{index}");
             journal.effect(&interface(&container), wiring(&container)).unwrap();
@@ -544,7 +545,7 @@ fn a_full_file_system_stops_adds_and_what_has_begun_comes_to_its_end() {
             .find_map(|index| Some((index, try_begin(&journal, "ADD", &format!("x{index}")).err()?)))
             .unwrap();
         assert!(error.to_string().contains("No space left on device"), "{error}");
-        // DELs go on, whether they can be written or not.
+        // DELs are carried out even if they cannot be written.
         (0..20).for_each(|index| _ = try_begin(&journal, "DEL", &format!("x{index}")));
         assert!(desk.failures() > 1);
         let attached = live(&journal);
@@ -569,7 +570,7 @@ fn fill(dir: &Path) {
 }
 
 #[test]
-fn whoever_works_without_an_agent_sees_what_a_dead_one_left_open_and_only_of_this_boot() {
+fn plugins_without_an_agent_see_open_operations_of_this_boot_only() {
     let desk = desk();
     let left = |path: &Path, container: &str| {
         unfinished(path, &container.parse().unwrap(), &"eth0".parse().unwrap()).unwrap()

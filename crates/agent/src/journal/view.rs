@@ -1,4 +1,4 @@
-//! The journal for people: `russet journal` reads the file itself, whether an agent runs or not.
+//! The journal as `russet journal` shows it. It is read from the file, so no agent has to run.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,80 +12,70 @@ use super::entry::{Effect, Interface, Live, Open, State};
 use super::frame::Tail;
 use super::{Verb, log, time_of};
 
-/// What a journal says.
+/// The content of a journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct View {
-    /// Grows when a member changes its meaning.
+    /// Incremented when a field changes its meaning.
     pub schema: u32,
-    /// The boot that it tells of.
     pub boot_id: String,
-    /// The file's size.
     pub size_bytes: u64,
-    /// How many records it has.
+    /// Number of records.
     pub records: usize,
     /// What follows them: `clean`, `torn` or `damaged`.
     pub tail: Tail,
-    /// What is attached.
     pub attachments: Vec<Attachment>,
-    /// What is under way, or was when its agent died.
+    /// Operations in progress, or open when their agent died.
     pub unfinished: Vec<Operation>,
 }
 
 /// A plugin's part of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Attachment {
-    /// The network.
     pub network: String,
-    /// The container.
     pub container: String,
-    /// The interface in it.
+    /// The interface's name in the container.
     pub ifname: String,
-    /// `namespace/name`, where there is one.
+    /// `namespace/name`, if there is a pod.
     pub pod: Option<String>,
-    /// The plugin.
     pub plugin: String,
-    /// Since when, in RFC 3339.
+    /// When it was made, in RFC 3339.
     pub since: String,
-    /// The node's end, where the plugin makes one.
+    /// The host end, if the plugin makes one.
     pub host_name: Option<String>,
-    /// The pod's addresses.
     pub addresses: Vec<IpAddr>,
     /// The path of the pod's namespace.
     pub netns: Option<String>,
 }
 
-/// An operation that is not over.
+/// An operation that has not ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Operation {
     /// Its number.
     pub op: u64,
-    /// What it does.
     pub verb: Verb,
-    /// The plugin.
     pub plugin: String,
-    /// The network.
     pub network: String,
-    /// The container; a GC's has none.
+    /// The container; none for GC.
     pub container: Option<String>,
-    /// The interface in it.
+    /// The interface's name in the container.
     pub ifname: Option<String>,
-    /// `namespace/name`, where there is one.
+    /// `namespace/name`, if there is a pod.
     pub pod: Option<String>,
     /// When it began, in RFC 3339.
     pub began: String,
-    /// An ADD of what was complete before.
+    /// An ADD of an attachment that was complete before.
     pub repeated: bool,
-    /// What it changed, and when.
+    /// Its changes, and when.
     pub effects: Vec<String>,
 }
 
-/// How often a file is read that its writer is just writing.
+/// How often a torn file is read again, because its writer may be writing.
 const READS_MAX: usize = 3;
 
 /// Reads the journal at `path`; none if there is none.
 pub fn read(path: &Path) -> io::Result<Option<View>> {
     let mut contents = log::read(path)?;
-    // Torn, because it was read while it was written?
+    // It may look torn because it was read while it was written.
     for _ in 1..READS_MAX {
         if contents.as_ref().is_none_or(|it| it.tail == Tail::Clean) {
             break;
@@ -107,7 +97,8 @@ pub fn read(path: &Path) -> io::Result<Option<View>> {
     }))
 }
 
-/// Whether an agent of this boot left an ADD or DEL of this interface unfinished. While an agent runs, what is under way counts, too.
+/// Whether an agent of this boot left an ADD or DEL of this interface unfinished. While an agent
+/// runs, operations in progress count, too.
 pub fn unfinished(path: &Path, container: &ContainerId, ifname: &IfName) -> io::Result<bool> {
     let Some(view) = read(path)? else { return Ok(false) };
     if view.boot_id != russet_linux::host::boot_id()? {
@@ -123,7 +114,7 @@ pub fn unfinished(path: &Path, container: &ContainerId, ifname: &IfName) -> io::
 // === impl View ===
 
 impl View {
-    /// The shape's version.
+    /// Version of the JSON format.
     pub const SCHEMA: u32 = 1;
 }
 

@@ -1,4 +1,4 @@
-//! What is counted of drift.
+//! Metrics of drift.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,7 +10,7 @@ use prometheus_client::registry::Registry;
 
 use super::{Kind, latency};
 
-/// What others changed of ours in the kernel, and how fast it was back.
+/// What other programs changed in the kernel, and how fast it was restored.
 #[derive(Debug, Clone)]
 pub struct DriftMetrics {
     repairs: Family<Kind, Counter>,
@@ -21,7 +21,7 @@ pub struct DriftMetrics {
 // === impl DriftMetrics ===
 
 impl DriftMetrics {
-    /// So many kernel objects of each kind were brought back.
+    /// Counts a repair.
     pub fn repaired(&self, kinds: &[(&'static str, u64)], took: Duration, now: SystemTime) {
         for (kind, count) in kinds {
             self.repairs.get_or_create(&Kind { kind: (*kind).to_owned() }).inc_by(*count);

@@ -1,4 +1,4 @@
-//! The seats of the agent's listeners.
+//! The connection slots of the agent's listeners.
 
 use std::sync::Arc;
 

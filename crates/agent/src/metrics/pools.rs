@@ -8,7 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// A number that may be larger than an integer holds: an IPv6 pool has more blocks than that.
+/// A pool's size may exceed an integer: an IPv6 pool can have more blocks.
 type Number = Gauge<f64, AtomicU64>;
 
 /// How full pools are. Clones share the numbers.
@@ -21,7 +21,6 @@ pub struct PoolMetrics {
     node_used: Family<Pool, Number>,
 }
 
-/// A pool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Pool {
     pool: String,
@@ -30,33 +29,33 @@ struct Pool {
 /// Blocks of one pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Claims {
-    /// That it can be cut into.
+    /// Number of blocks that the pool can be divided into.
     pub blocks: u64,
-    /// That nodes have claimed.
+    /// Number that nodes have claimed.
     pub claimed: u64,
 }
 
 /// This node's blocks of one pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fill {
-    /// How many.
+    /// Number of blocks.
     pub blocks: u64,
     /// Addresses in them.
     pub addresses: u64,
-    /// Of these, how many are taken.
+    /// Number of these that are allocated.
     pub used: u64,
 }
 
 // === impl PoolMetrics ===
 
 impl PoolMetrics {
-    /// All pools are now so.
+    /// Sets the values of all pools.
     pub fn set_claims(&self, pools: &BTreeMap<String, Claims>) {
         set(&self.blocks, pools, |claims| claims.blocks);
         set(&self.claimed, pools, |claims| claims.claimed);
     }
 
-    /// This node's blocks are now so.
+    /// Sets the values of this node's blocks.
     pub fn set_fill(&self, pools: &BTreeMap<String, Fill>) {
         set(&self.node_blocks, pools, |fill| fill.blocks);
         set(&self.node_addresses, pools, |fill| fill.addresses);
@@ -89,7 +88,7 @@ impl PoolMetrics {
     }
 }
 
-/// Pools that are gone lose their numbers.
+/// Removes the values of pools that no longer exist.
 fn set<T>(family: &Family<Pool, Number>, pools: &BTreeMap<String, T>, number: impl Fn(&T) -> u64) {
     family.clear();
     for (pool, it) in pools {

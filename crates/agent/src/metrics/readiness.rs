@@ -1,4 +1,4 @@
-//! Whether pods can be attached, as numbers.
+//! Readiness as metrics.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 
 use crate::health::Readiness;
 
-/// The agent's conditions, read when somebody asks.
+/// The agent's conditions, read at each scrape.
 #[derive(Debug)]
 pub(super) struct Conditions(pub(super) Readiness);
 

@@ -1,4 +1,5 @@
-//! What is counted of the store: how long its answers take, how long changes take to arrive in the kernel, and since when nothing was heard.
+//! Metrics of the store: the duration of its answers, the time until changes are in the kernel, and
+//! the time since it last answered.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ const BUCKETS_S: [f64; 15] = [
     0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0,
 ];
 
-/// The store, as the agent meets it. Clones share the numbers.
+/// The store as the agent sees it. Clones share the numbers.
 #[derive(Debug, Clone)]
 pub struct StoreMetrics {
     requests: Family<Request, Histogram>,
@@ -29,26 +30,26 @@ pub struct StoreMetrics {
     heard: Arc<Heard>,
 }
 
-/// An operation of the store, and how it ended.
+/// An operation of the store, and its outcome.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Request {
     op: &'static str,
     outcome: &'static str,
 }
 
-/// When something was heard of the store last.
+/// When the store last answered or sent an event.
 #[derive(Debug)]
 struct Heard {
     began: Instant,
-    /// After the beginning.
+    /// Milliseconds since `began`.
     last_ms: AtomicU64,
 }
 
-/// The time since, read when somebody asks.
+/// The time since then, computed at each scrape.
 #[derive(Debug)]
 struct Silence(Arc<Heard>);
 
-/// One request under way. One that is dropped before it was answered counts as abandoned.
+/// One request in progress. A request that is dropped before its answer counts as abandoned.
 pub struct Clock<'m> {
     metrics: &'m StoreMetrics,
     op: &'static str,
@@ -70,18 +71,18 @@ impl Default for StoreMetrics {
 }
 
 impl StoreMetrics {
-    /// A request begins.
+    /// Starts to measure a request.
     pub fn clock(&self, op: &'static str) -> Clock<'_> {
         Clock { metrics: self, op, began: Instant::now(), outcome: "abandoned" }
     }
 
-    /// A watch told something.
+    /// Counts an event of a watch.
     pub fn told(&self) {
         self.events.inc();
         self.heard.now();
     }
 
-    /// What a watch told so long ago is in the kernel now.
+    /// Records the time from an event until it was in the kernel.
     pub fn reconciled(&self, after: Duration) {
         self.lag.observe(after.as_secs_f64());
     }
@@ -105,7 +106,7 @@ impl StoreMetrics {
         registry.register_collector(Box::new(Silence(Arc::clone(&self.heard))));
     }
 
-    /// How many requests ended so.
+    /// Number of requests with this outcome.
     #[cfg(test)]
     pub fn count(&self, op: &'static str, outcome: &'static str) -> u64 {
         super::count_of(&self.requests.get_or_create(&Request { op, outcome }).clone())
@@ -139,7 +140,7 @@ impl Collector for Silence {
 // === impl Clock ===
 
 impl Clock<'_> {
-    /// It ended, with an answer of the store if `heard`.
+    /// Ends the request. `heard`: the store sent an answer.
     pub fn ended(mut self, outcome: &'static str, heard: bool) {
         self.outcome = outcome;
         if heard {

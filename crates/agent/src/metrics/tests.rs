@@ -1,4 +1,5 @@
-//! What is promised about metrics outside of the code: docs/metrics.md, the dashboard and the alert rules.
+//! Checks what is promised about metrics outside of the code: docs/metrics.md, the dashboard and
+//! the alert rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,7 +10,7 @@ use russet_plugins::stages::during;
 
 use super::*;
 
-/// Endings that Prometheus' text format puts behind a metric's name.
+/// Suffixes that Prometheus' text format adds to a metric's name.
 const SAMPLE_ENDINGS: [&str; 4] = ["_total", "_bucket", "_sum", "_count"];
 
 fn file(path: &str) -> String {
@@ -17,7 +18,7 @@ fn file(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Gives every metric with labels a value: without one it is not printed.
+/// Gives every metric with labels a value, because it is not encoded without one.
 fn use_all(metrics: &Metrics) {
     let stages = Stages::begin();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -32,13 +33,13 @@ fn use_all(metrics: &Metrics) {
     metrics.pools.set_fill(&BTreeMap::from([("pool".to_owned(), Fill::default())]));
 }
 
-/// What an agent prints of each metric: its help and its type, by the name that a query uses.
+/// Each exported metric's help and type, by the name that a query uses.
 fn registered() -> BTreeMap<String, (String, String)> {
     let (metrics, registry) = Metrics::with_readiness(&Readiness::pending());
     use_all(&metrics);
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-    // A new one that `use_all` does not know of.
+    // A new metric that `use_all` does not know.
     for name in format!("{registry:?}").split("Descriptor { name: \"").skip(1) {
         let name = name.split('"').next().unwrap();
         assert!(text.contains(&format!("# HELP russet_{name} ")), "{name} has no value: use it in `use_all`");
@@ -69,7 +70,7 @@ fn documented() -> BTreeMap<String, String> {
     text.lines().filter(|line| line.starts_with("| `")).filter_map(row).collect()
 }
 
-/// `russet cri` prints the others, and its tests look after them.
+/// `russet cri` exports the others, and its own tests cover them.
 fn is_agents(name: &str) -> bool {
     !name.starts_with("russet_sandbox_") && !name.starts_with("russet_cri_")
 }
@@ -81,7 +82,7 @@ fn names_in(expression: &str) -> BTreeSet<String> {
     words.filter(ours).map(str::to_owned).collect()
 }
 
-/// Whether a query for `name` finds anything that an agent prints.
+/// Whether an agent exports what a query for `name` selects.
 fn is_printed(name: &str, registered: &BTreeMap<String, (String, String)>) -> bool {
     if let Some((_, kind)) = registered.get(name) {
         return kind != "histogram";
@@ -111,8 +112,9 @@ fn every_metric_is_documented_and_every_documented_one_exists() {
 }
 
 #[test]
-fn every_metric_has_help_and_a_name_of_the_house() {
-    // ARCHITECTURE.md, "Names and places": russet_<subsystem>_<noun>_<unit>; Prometheus: base units, counters end in _total
+fn every_metric_has_help_and_a_name_that_follows_the_convention() {
+    // ARCHITECTURE.md, "Names and places": russet_<subsystem>_<noun>_<unit>; Prometheus: base
+    // units, counters end in _total
     let registered = registered();
     assert!(registered.len() > 25, "{registered:?}");
     for (name, (help, kind)) in registered {
@@ -124,7 +126,7 @@ fn every_metric_has_help_and_a_name_of_the_house() {
 }
 
 #[test]
-fn the_dashboard_asks_for_nothing_that_no_agent_prints() {
+fn the_dashboard_queries_only_exported_metrics() {
     let dashboard: serde_json::Value =
         serde_json::from_str(&file("packaging/grafana/russet-node.json")).unwrap();
     let mut expressions = Vec::new();
@@ -133,7 +135,7 @@ fn the_dashboard_asks_for_nothing_that_no_agent_prints() {
     let names: BTreeSet<String> = expressions.iter().flat_map(|it| names_in(it)).collect();
     let unknown: Vec<_> = names.iter().filter(|name| !is_printed(name, &registered)).collect();
     assert!(expressions.len() >= 15 && unknown.is_empty(), "{unknown:?}");
-    // Imported into any Grafana: its data source is a variable, and panels do not share a number.
+    // It can be imported into any Grafana: its data source is a variable, and panel IDs are unique.
     let mut sources = Vec::new();
     values_of(&dashboard["panels"], "uid", &mut sources);
     assert!(!sources.is_empty() && sources.iter().all(|uid| *uid == "${datasource}"), "{sources:?}");
@@ -144,7 +146,7 @@ fn the_dashboard_asks_for_nothing_that_no_agent_prints() {
 }
 
 #[test]
-fn each_alert_asks_for_what_agents_print_and_says_what_to_do() {
+fn each_alert_queries_exported_metrics_and_says_what_to_do() {
     let rules: serde_json::Value =
         yaml_serde::from_str(&file("packaging/prometheus/russet.rules.yaml")).unwrap();
     let registered = registered();

@@ -1,5 +1,6 @@
-//! The socket (cni-runtime.md section 4.1): `POST /` with the stock request, answered with 200 and a result, or 400 and a text; and beside it the form
-//! in which our plugin asks what the stock protocol has no word for. For root only.
+//! The socket (cni-runtime.md section 4.1): `POST /` with the stock request, answered with 200 and
+//! a result, or 400 and a text; and another path for our plugin's requests that the stock protocol
+//! does not have. For root only.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,9 +23,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::request::Request;
 
-/// Requests that wait or are carried out. The stock server keeps 20 and lets more wait without end; a kubelet starts at most a few hundred pods.
+/// Limit of requests that wait or are in progress. The stock server has 20 connections and an
+/// unbounded queue; a kubelet starts at most a few hundred pods.
 const WAITING_MAX: usize = 512;
-/// The socket: for root only. A stock plugin is a process for each request.
+/// The socket is for root only. A stock plugin is one process for each request.
 pub const LISTENER: Limits = Limits {
     name: "openshift",
     connections: WAITING_MAX + 64,
@@ -34,32 +36,33 @@ pub const LISTENER: Limits = Limits {
     greeting_timeout: Duration::from_secs(10),
     idle_timeout: None,
 };
-/// Plugins send all of a request at once.
+/// Plugins send a whole request at once.
 const REQUESTS: Requests =
     Requests { body_max_bytes: RelayRequest::MAX_BYTES, body_timeout: Duration::from_secs(10) };
 
-/// A request on its way to whoever carries it out.
+/// A request in the queue.
 pub struct Job {
-    /// What is asked, with the way back.
+    /// The request, with the channel for its answer.
     pub ask: Ask,
-    /// One of the places for requests.
+    /// Permit that limits concurrent requests.
     pub place: OwnedSemaphorePermit,
 }
 
-/// What is asked, and where the answer goes. Nobody may be left to hear it.
+/// A request, and the channel for its answer. The receiver may be gone.
 pub enum Ask {
-    /// The stock form.
+    /// The stock format.
     Pod(Request, oneshot::Sender<Result<Vec<u8>, Refusal>>),
-    /// Ours: CHECK, GC, STATUS.
+    /// Our format, for CHECK, GC and STATUS.
     Other(RelayRequest, oneshot::Sender<Outcome>),
 }
 
 /// Why a stock request was not carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// For people.
+    /// The message.
     pub text: String,
-    /// The same request may do better later: status 503, which our plugin takes for that, and a stock one for a failure like others.
+    /// The same request may succeed later: status 503. Our plugin retries then; a stock plugin
+    /// treats it like any failure.
     pub later: bool,
 }
 
@@ -69,12 +72,12 @@ struct Door {
     places: Arc<Semaphore>,
 }
 
-/// The way from the door to whoever carries out requests.
+/// The queue between the socket and the task that carries out requests.
 pub fn queue() -> (mpsc::Sender<Job>, mpsc::Receiver<Job>) {
     mpsc::channel(WAITING_MAX)
 }
 
-/// Serves until `stop` resolves and the requests under way are answered.
+/// Serves until `stop` resolves and the requests in progress are answered.
 pub async fn serve(
     listener: UnixListener,
     admission: Arc<Admission>,
@@ -92,7 +95,8 @@ pub async fn serve(
     http::serve(listener, admission, REQUESTS, router, stop).await;
 }
 
-/// When the plugin goes away this is dropped, and with it the way back: a request that has not begun is then not begun any more.
+/// When the plugin disconnects, this future and its channel are dropped. A request that has not
+/// begun is then not started.
 async fn stock(State(door): State<Door>, body: Bytes) -> Response {
     let answer = async {
         let request = Request::parse(&body).map_err(Refusal::now)?;
@@ -120,13 +124,13 @@ async fn other(State(door): State<Door>, body: Bytes) -> Response {
     (status, [(CONTENT_TYPE, "application/json")], response.body).into_response()
 }
 
-/// The stock server keeps no connection either.
+/// The stock server closes every connection, too.
 async fn close(mut response: Response) -> Response {
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
-/// As Go's `http.Error` writes it.
+/// The format of Go's `http.Error`.
 fn text(status: StatusCode, what: &str) -> Response {
     let headers = [(CONTENT_TYPE, "text/plain; charset=utf-8"), (X_CONTENT_TYPE_OPTIONS, "nosniff")];
     (status, headers, format!("{what}\n")).into_response()
@@ -145,12 +149,12 @@ impl Door {
 // === impl Refusal ===
 
 impl Refusal {
-    /// For good, as far as can be known.
+    /// The request cannot succeed, as far as is known.
     pub fn now(text: impl Into<String>) -> Self {
         Self { text: text.into(), later: false }
     }
 
-    /// For the moment.
+    /// The request may succeed later.
     pub fn later(text: impl Into<String>) -> Self {
         Self { text: text.into(), later: true }
     }

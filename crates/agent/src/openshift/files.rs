@@ -1,4 +1,5 @@
-//! The files by which plugin and runtime find the server (cni-runtime.md section 4.1), with the stock modes.
+//! The files by which plugin and runtime find the server (cni-runtime.md section 4.1), with the
+//! stock modes.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
@@ -9,31 +10,31 @@ use russet_addr::Ipv4Net;
 use russet_linux::file::{FileError, write_atomic_with_mode};
 use serde_json::{Map, Value};
 
-/// The files of one machine.
+/// The files below one root directory.
 #[derive(Debug, Clone)]
 pub struct Files {
     root: PathBuf,
 }
 
-/// What `config.json` says: to plugins of both eras.
+/// The content of `config.json`, for plugins of OpenShift 3 and 4.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PluginConfig {
     /// MTU of pods, in bytes.
     pub mtu: u32,
     /// MTU of their routes, in bytes.
     pub routable_mtu: Option<u32>,
-    /// The cloud, as OpenShift calls it.
+    /// The cloud platform, with OpenShift's name for it.
     pub platform: String,
-    /// Where services are.
+    /// The network of services.
     pub service: Option<Ipv4Net>,
 }
 
 const RUN_DIR: &str = "var/run/openshift-sdn/cniserver";
 const CONFIG: &str = "config.json";
 const SOCKET: &str = "socket";
-/// What runtimes read; that it is there is the sign that pods can be attached.
+/// The configuration that runtimes read. Its existence is the sign that pods can be attached.
 const CNI_CONFIG: &str = "etc/cni/net.d/80-openshift-network.conf";
-/// 0.3.1 is what the last stock servers wrote, and the newest that stock plugins speak.
+/// The stock servers' last version, and the newest that stock plugins support.
 const CNI_CONFIG_TEXT: &str =
     "{\n  \"cniVersion\": \"0.3.1\",\n  \"name\": \"openshift-sdn\",\n  \"type\": \"openshift-sdn\"\n}\n";
 const DIR_MODE: u32 = 0o700;
@@ -43,22 +44,21 @@ const CNI_CONFIG_MODE: u32 = 0o600;
 // === impl Files ===
 
 impl Files {
-    /// Those below `root`.
+    /// The files below `root`.
     pub fn below(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }
 
-    /// Where the server listens.
     pub fn socket(&self) -> PathBuf {
         self.run_dir().join(SOCKET)
     }
 
-    /// The directory of the socket.
     pub fn run_dir(&self) -> PathBuf {
         self.root.join(RUN_DIR)
     }
 
-    /// Makes the directory, for root only. One that is as it should be loses what an earlier server left; anything else in its place goes.
+    /// Creates the directory, for root only. In a directory with the right owner and mode only the
+    /// files of an earlier server are removed; anything else in its place is removed completely.
     pub fn prepare(&self) -> io::Result<()> {
         let dir = self.run_dir();
         match fs::symlink_metadata(&dir) {
@@ -77,22 +77,23 @@ impl Files {
             DirBuilder::new().recursive(true).mode(DIR_MODE).create(parent)?;
         }
         DirBuilder::new().mode(DIR_MODE).create(&dir)?;
-        // Whatever the umask.
+        // Independent of the umask.
         fs::set_permissions(&dir, Permissions::from_mode(DIR_MODE))
     }
 
-    /// Tells plugins what every interface shall have.
+    /// Writes the settings that plugins use for every interface.
     pub fn tell_plugins(&self, config: &PluginConfig) -> Result<(), FileError> {
         write_atomic_with_mode(self.run_dir().join(CONFIG), &config.encode(), CONFIG_MODE)
     }
 
-    /// Where runtimes are told, if they are told what we say.
+    /// The configuration for runtimes, if its content is ours.
     pub fn told_runtimes(&self) -> Option<PathBuf> {
         let path = self.root.join(CNI_CONFIG);
         fs::read(&path).is_ok_and(|text| text == CNI_CONFIG_TEXT.as_bytes()).then_some(path)
     }
 
-    /// Tells runtimes that pods can be attached, by a rename within the directory; one that says so already is left alone.
+    /// Writes the configuration for runtimes by a rename within the directory. An existing one with
+    /// the same content is left alone.
     pub fn tell_runtimes(&self) -> Result<(), FilesError> {
         let path = self.root.join(CNI_CONFIG);
         let there = fs::metadata(&path).is_ok_and(|it| it.permissions().mode() & 0o7777 == CNI_CONFIG_MODE);
@@ -107,18 +108,14 @@ impl Files {
     }
 }
 
-/// Why runtimes cannot be told.
+/// Why the configuration for runtimes could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
-    /// The directory cannot be made.
     #[error("make {}: {source}", path.display())]
     Make {
-        /// Which.
         path: PathBuf,
-        /// Why not.
         source: io::Error,
     },
-    /// The file cannot be written.
     #[error(transparent)]
     File(#[from] FileError),
 }
@@ -156,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_is_roots_alone_whatever_was_there() {
+    fn the_directory_is_for_root_only_whatever_existed_before() {
         // cni-runtime.md section 4.1: run dir
         let root = tempfile::tempdir().unwrap();
         let files = Files::below(root.path());
@@ -179,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn config_json_serves_plugins_of_both_eras() {
+    fn config_json_suits_plugins_of_openshift_3_and_4() {
         // cni-runtime.md section 4.1: config
         let root = tempfile::tempdir().unwrap();
         let files = Files::below(root.path());
@@ -199,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sign_of_readiness_is_for_root_and_written_once() {
+    fn the_configuration_for_runtimes_is_for_root_and_written_once() {
         // cni-runtime.md section 4.1: CNI conf
         use std::os::unix::fs::MetadataExt as _;
         let root = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
-//! Addresses, in the files of `host-local` where the stock server has them, so that either finds what the other gave (cni-runtime.md section 4.3). Our
-//! own engine does it, in this process.
+//! Addresses, in the files of `host-local` and the stock server's directory, so that either server
+//! finds the other's allocations (cni-runtime.md section 4.3). Our own engine allocates them, in
+//! this process.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -16,21 +17,21 @@ pub struct Ipam {
     node: LocalNode,
     dir: PathBuf,
     settings: Value,
-    /// Requests would only queue at the directory's lock, each with a thread.
+    /// Requests would only wait for the directory's lock, each on its own thread.
     turn: tokio::sync::Mutex<()>,
 }
 
-/// The network's name, which is a directory's, too.
+/// The network's name, and that of its directory.
 const NAME: &str = "openshift-sdn";
 const DATA_DIR: &str = "var/lib/cni/networks";
-/// The engine's name.
+/// The name of the IPAM engine.
 const ENGINE: &str = "host-local";
-/// Under which all are kept, whatever the interface is called.
+/// All allocations use this name, whatever the interface is called.
 const IFNAME: &str = "eth0";
-/// Where groups are.
+/// The network of multicast groups.
 const MULTICAST: &str = "224.0.0.0/4";
 
-/// Where addresses are.
+/// The directory of allocations.
 pub fn dir(root: &Path) -> PathBuf {
     root.join(DATA_DIR).join(NAME)
 }
@@ -38,7 +39,7 @@ pub fn dir(root: &Path) -> PathBuf {
 // === impl Ipam ===
 
 impl Ipam {
-    /// The addresses of this node's subnet. Files lie below `root`.
+    /// The addresses of this node's subnet. Files are below `root`.
     pub fn new(root: &Path, network: &ClusterNetwork, subnet: &HostSubnet) -> Self {
         let dir = dir(root);
         let settings = json!({"type": ENGINE, "dataDir": root.join(DATA_DIR), "subnet": subnet.subnet.to_string(),
@@ -47,32 +48,32 @@ impl Ipam {
         Self { node, dir, settings, turn: Default::default() }
     }
 
-    /// An address for a sandbox, with the routes that go with it.
+    /// Allocates an address for a sandbox and returns it with its routes.
     pub async fn add(&self, sandbox: &ContainerId, netns: &str) -> Result<CniResult, CniError> {
         let result = self.ask(Verb::Add, Some(sandbox), netns, json!({})).await?;
         result.ok_or_else(|| CniError::internal("failed to obtain IP address from CNI IPAM", ""))
     }
 
-    /// Gives back what a sandbox has; nothing is fine.
+    /// Releases the addresses of a sandbox; it need not have any.
     pub async fn del(&self, sandbox: &ContainerId) -> Result<(), CniError> {
         self.ask(Verb::Del, Some(sandbox), "", json!({})).await.map(drop)
     }
 
-    /// Whether a sandbox has the addresses of `previous` still.
+    /// Whether a sandbox still has the addresses of `previous`.
     pub async fn check(&self, sandbox: &ContainerId, previous: &CniResult) -> Result<(), CniError> {
         let more = json!({"prevResult": previous.to_value()});
-        // Not looked at; but CHECK has to name one.
+        // CHECK requires a path, which is not used.
         self.ask(Verb::Check, Some(sandbox), "/", more).await.map(drop)
     }
 
-    /// Frees what none of these sandboxes has.
+    /// Releases all addresses except those of these sandboxes.
     pub async fn keep_only(&self, sandboxes: &[ContainerId]) -> Result<(), CniError> {
         let valid: Vec<Value> =
             sandboxes.iter().map(|id| json!({"containerID": id.as_str(), "ifname": IFNAME})).collect();
         self.ask(Verb::Gc, None, "", json!({"cni.dev/valid-attachments": valid})).await.map(drop)
     }
 
-    /// How many addresses are taken.
+    /// Number of allocated addresses.
     pub fn count(&self) -> usize {
         let Ok(entries) = std::fs::read_dir(&self.dir) else { return 0 };
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -86,7 +87,7 @@ impl Ipam {
         netns: &str,
         more: Value,
     ) -> Result<Option<CniResult>, CniError> {
-        // The newest knows every verb; a result's shape is set afterwards.
+        // The latest version has every verb; the result is converted afterwards.
         let mut config = json!({"cniVersion": Version::LATEST.as_str(), "name": NAME, "type": NAME, "ipam": self.settings});
         if let (Value::Object(config), Value::Object(more)) = (&mut config, more) {
             config.extend(more);
@@ -107,7 +108,8 @@ impl Ipam {
     }
 }
 
-/// The stock server's: everything and services through the gateway, pods and groups on the link.
+/// The routes of the stock server: default and services through the gateway, pods and multicast
+/// groups on the link.
 fn routes(network: &ClusterNetwork, gateway: Ipv4Addr) -> Vec<Value> {
     let gateway = gateway.to_string();
     let via = |dst: String| json!({"dst": dst, "gw": gateway});
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn addresses_stand_in_host_locals_files_and_go_again() {
+    async fn addresses_are_written_to_host_locals_files_and_removed() {
         // cni-runtime.md sections 4.3 and 5.1
         let root = tempfile::tempdir().unwrap();
         let ipam = ipam(root.path());

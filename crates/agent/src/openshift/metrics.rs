@@ -1,5 +1,6 @@
-//! What the stock server counts, under its names (cni-runtime.md section 4.3), as far as there is such a thing here: no Open vSwitch, no egress
-//! addresses. Latencies are in microseconds, as there.
+//! The stock server's metrics under its names (cni-runtime.md section 4.3), as far as they apply
+//! here: there is no Open vSwitch and there are no egress addresses. Latencies are in microseconds,
+//! as in the original.
 
 use std::time::Duration;
 
@@ -9,25 +10,26 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-/// The numbers; clones share them.
+/// The metrics. Clones share the numbers.
 #[derive(Debug, Clone)]
 pub struct SdnMetrics {
-    /// Addresses that are taken.
+    /// Allocated addresses.
     pub pod_ips: Gauge,
-    /// Namespaces without a network ID that were asked for in vain. A gauge, since the stock names of counters do not end in `_total`.
+    /// Failed lookups of a namespace's network ID. A gauge, because the stock names of counters do
+    /// not end in `_total`.
     pub vnid_not_found: Gauge,
     errors: Family<OperationLabel, Gauge>,
     latency: Family<OperationLabel, Histogram>,
 }
 
-/// What is done for a pod.
+/// An operation on a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// ADD.
     Setup,
     /// DEL.
     Teardown,
-    /// Another network ID.
+    /// A change of the network ID.
     Update,
 }
 
@@ -42,7 +44,7 @@ const LATENCY_BUCKETS_US: [f64; 10] = [1e3, 2e3, 5e3, 10e3, 20e3, 50e3, 100e3, 5
 // === impl SdnMetrics ===
 
 impl SdnMetrics {
-    /// Enters them into a registry that puts nothing before their names.
+    /// Registers the metrics in a registry without a prefix.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
             pod_ips: Gauge::default(),
@@ -67,7 +69,8 @@ impl SdnMetrics {
         metrics
     }
 
-    /// An operation is done: `work` without the wait for its turn, `all` with it.
+    /// Counts an operation that succeeded: `work` is its duration, `all` includes the wait for its
+    /// lock.
     pub fn took(&self, operation: Operation, work: Duration, all: Duration) {
         let (name, whole) = operation.names();
         for (name, time) in [(name, work), (whole, all)] {
@@ -76,7 +79,7 @@ impl SdnMetrics {
         }
     }
 
-    /// An operation failed; none: it did not get its turn.
+    /// Counts an operation that failed; none if it did not get its lock.
     pub fn failed(&self, operation: Option<Operation>) {
         let Some(operation) = operation else { return };
         self.errors.get_or_create(&OperationLabel { operation_type: operation.names().0 }).inc();
@@ -100,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_names_are_the_stock_servers() {
+    fn the_names_are_those_of_the_stock_server() {
         // cni-runtime.md section 4.3: metrics
         let mut registry = Registry::default();
         let metrics = SdnMetrics::register(&mut registry);

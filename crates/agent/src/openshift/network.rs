@@ -1,6 +1,8 @@
-//! What the store says of the cluster's network and of this node's part of it, and what the node writes where it says nothing yet.
+//! The cluster's network and this node's part of it, as the store describes them, and what the node
+//! writes if the store has no record yet.
 //!
-//! Two nodes never claim one subnet: a claim is a record with the subnet in its key, which is created in one commit with the node's HostSubnet.
+//! Two nodes never claim the same subnet: a claim is a record with the subnet in its key, created
+//! in one commit with the node's HostSubnet.
 
 use std::net::Ipv4Addr;
 
@@ -12,49 +14,44 @@ use russet_model::openshift::{
 use russet_model::{DecodeError, Extra, Key};
 use russet_store::{Record, Step, Store, StoreError};
 
-/// The network of a store that has none.
+/// The network to create in a store without one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkDefault {
-    /// Where pods are.
     pub pods: PodNetwork,
-    /// Where services are.
     pub service: Option<Ipv4Net>,
 }
 
 /// Why the node has no part of the network.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
-    /// The store.
     #[error("{operation}: {source}")]
     Store {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
-        /// Why not.
         source: StoreError,
     },
-    /// A record that is there says nothing; it was left alone.
+    /// An existing record cannot be decoded. It was left unchanged.
     #[error("read {key}: {source}")]
     Malformed {
-        /// Which.
         key: Key,
-        /// Why.
         source: DecodeError,
     },
-    /// Nobody has said what the network is.
+    /// The network is neither stored nor configured.
     #[error("the store has no ClusterNetwork; give --openshift-cluster-network, or store one")]
     None,
-    /// All are claimed.
+    /// Every subnet is claimed.
     #[error("every subnet of the cluster's networks is claimed")]
     Full,
-    /// Others were faster, again and again.
+    /// Commits of other nodes were faster each time.
     #[error("other nodes claim subnets at the same time")]
     Busy,
 }
 
-/// Nodes that start at once claim different subnets in turn: as many tries as a large cluster has nodes.
+/// Nodes that start at the same time claim different subnets in turn, so there are as many attempts
+/// as a large cluster has nodes.
 const TRIES_MAX: usize = 1024;
 
-/// The cluster's network, which is created from the node's settings where there is none.
+/// The cluster's network. Creates it from the node's settings if there is none.
 pub async fn cluster(
     store: &dyn Store,
     own: Option<&NetworkDefault>,
@@ -76,7 +73,7 @@ pub async fn cluster(
         };
         let create = Step::create(key.clone(), network.encode());
         match store.commit(vec![create]).await.map_err(|failed| failed.error) {
-            // Another node may have other settings: what is stored counts.
+            // Another node may have other settings; the stored record counts.
             Ok(_) | Err(StoreError::AlreadyExists { .. }) => {}
             Err(source) => return Err(reading("create the cluster's network")(source)),
         }
@@ -84,7 +81,8 @@ pub async fn cluster(
     Err(NetworkError::Busy)
 }
 
-/// This node's subnet, which is claimed if it has none, with the address by which others know it.
+/// This node's subnet, with the address that other nodes know. Claims a subnet if the node has
+/// none.
 pub async fn subnet(
     store: &dyn Store,
     node: &NodeName,
@@ -105,7 +103,7 @@ pub async fn subnet(
     Err(NetworkError::Busy)
 }
 
-/// Ours as it is, with the address brought up to date; none when somebody else changed it meanwhile.
+/// Updates the address of this node's subnet. None if another writer changed the record meanwhile.
 async fn keep(
     store: &dyn Store,
     record: &Record,
@@ -124,7 +122,7 @@ async fn keep(
     }
 }
 
-/// The first one that nobody has; none when somebody else was faster.
+/// Claims the first free subnet. None if another node was faster.
 async fn claim(
     store: &dyn Store,
     node: &NodeName,
@@ -132,7 +130,7 @@ async fn claim(
     network: &ClusterNetwork,
     listed: &[Record],
 ) -> Result<Option<HostSubnet>, NetworkError> {
-    // One that cannot be read may be any; its node keeps it by its claim.
+    // A record that cannot be decoded may be of any subnet; the claim keeps its node's one.
     let mut taken: Vec<Ipv4Net> = listed
         .iter()
         .filter_map(|record| HostSubnet::decode(&record.value).ok())
@@ -160,13 +158,13 @@ async fn claim(
     }
 }
 
-/// What a claim is worth.
+/// Whether a claim is in use.
 enum Hold {
-    /// Its node has the subnet now; it may have got it since the list was read.
+    /// Its node has the subnet, perhaps since the list was read.
     Held,
-    /// Its node has something that cannot be read, so it may have this.
+    /// The record of its node cannot be decoded, so it may have this subnet.
     Unreadable,
-    /// Its node's HostSubnet is gone, or another: nobody has it.
+    /// Its node has no HostSubnet, or another one, so the subnet is free.
     Void,
 }
 
@@ -181,7 +179,8 @@ async fn hold(store: &dyn Store, claim: &Record, subnet: Ipv4Net) -> Result<Hold
     })
 }
 
-/// Whether it was done; not if somebody else wrote the same records, or may have been us.
+/// Whether the commit was applied. False if another writer, or possibly this node in a commit whose
+/// answer was lost, changed the same records.
 async fn commit(store: &dyn Store, steps: Vec<Step>, operation: &'static str) -> Result<bool, NetworkError> {
     match store.commit(steps).await.map_err(|failed| failed.error) {
         Ok(_) => Ok(true),
@@ -193,7 +192,8 @@ async fn commit(store: &dyn Store, steps: Vec<Step>, operation: &'static str) ->
     }
 }
 
-/// The first subnet of the cluster's networks that overlaps none of these, nor the services'. Pure.
+/// The first subnet of the cluster's networks that overlaps neither these subnets nor the
+/// services'. Pure.
 fn free(network: &ClusterNetwork, taken: &[Ipv4Net]) -> Option<Ipv4Net> {
     let overlaps = |a: &Ipv4Net, b: &Ipv4Net| a.contains(b) || b.contains(a);
     let is_free = |net: &Ipv4Net| {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nodes_that_start_at_once_claim_different_subnets() {
+    async fn nodes_that_start_at_the_same_time_claim_different_subnets() {
         let store: Rc<Sim> = Rc::new(Sim::atomic(7));
         assert!(matches!(cluster(&*store, None).await, Err(NetworkError::None)));
         let network = cluster(&*store, Some(&settings())).await.unwrap();
@@ -265,35 +265,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn subnets_of_others_are_left_alone_and_those_of_the_gone_are_found_again() {
+    async fn subnets_of_other_nodes_are_kept_and_those_of_removed_nodes_are_reused() {
         let store = Sim::atomic(7);
         let network = cluster(&store, Some(&settings())).await.unwrap();
-        // An operator's, as it came from OpenShift: it has no claim, and another length.
+        // An operator's subnet, as OpenShift stored it: without a claim, and with another length.
         let theirs = HostSubnet::new(node(9), address(9), "10.128.0.0/22".parse().unwrap());
         store.commit(vec![Step::create(hostsubnet_key(&node(9)), theirs.encode())]).await.unwrap();
         let first = subnet(&store, &node(1), address(1), &network).await.unwrap();
         assert_eq!(first.subnet.to_string(), "10.128.4.0/23");
         store.commit(vec![Step::delete(hostsubnet_key(&node(1)), None)]).await.unwrap();
         let second = subnet(&store, &node(2), address(2), &network).await.unwrap();
-        assert_eq!(second.subnet, first.subnet, "its claim alone keeps nobody out");
+        assert_eq!(second.subnet, first.subnet, "a claim without a HostSubnet reserves nothing");
         store.commit(vec![Step::put(hostsubnet_key(&node(3)), "{}")]).await.unwrap();
         let error = subnet(&store, &node(3), address(3), &network).await.unwrap_err();
         assert!(matches!(error, NetworkError::Malformed { .. }), "{error}");
     }
 
     #[tokio::test]
-    async fn a_subnet_whose_nodes_record_cannot_be_read_is_not_given_to_another() {
+    async fn a_subnet_whose_node_has_an_unreadable_record_is_not_reused() {
         let store = Sim::atomic(8);
         let network = cluster(&store, Some(&settings())).await.unwrap();
         let first = subnet(&store, &node(1), address(1), &network).await.unwrap();
-        // An operator's slip, while the node's pods run.
+        // An operator's mistake while the node's pods run.
         store.commit(vec![Step::put(hostsubnet_key(&node(1)), "{\"hostIP\": \"192.0.2\"}")]).await.unwrap();
         let second = subnet(&store, &node(2), address(2), &network).await.unwrap();
         assert_ne!(first.subnet, second.subnet);
     }
 
     #[test]
-    fn a_full_network_has_none_and_services_are_kept_out() {
+    fn a_full_network_has_no_free_subnet_and_services_are_excluded() {
         let small = |cidr: &str, service: Option<&str>| ClusterNetwork {
             networks: vec![PodNetwork { cidr: cidr.parse().unwrap(), host_subnet_length: 2 }],
             service_network: service.and_then(|net| net.parse().ok()),

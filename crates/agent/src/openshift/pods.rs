@@ -1,5 +1,6 @@
-//! What becomes of a request (cni-runtime.md section 4.3): address, macvlan0, network ID, data path, in this order; what had been done is taken back
-//! when a step fails. Requests for one sandbox are carried out in the order in which they came, those for others at the same time.
+//! Carries out requests (cni-runtime.md section 4.3): address, macvlan0, network ID, data path, in
+//! this order. If a step fails, the earlier ones are undone. Requests for one sandbox are carried
+//! out in the order of arrival, those for different sandboxes concurrently.
 
 mod macvlan;
 mod verbs;
@@ -31,42 +32,39 @@ pub use macvlan::Macvlan;
 
 /// A node's pods, for requests.
 pub struct Pods {
-    /// Their addresses.
     pub ipam: Ipam,
-    /// Which there are.
+    /// The sandboxes that exist.
     pub records: Records,
-    /// The data path; one at a time, on a thread that may block.
+    /// The data path. One request at a time uses it, on a thread that may block.
     pub sdn: Arc<Mutex<Sdn>>,
-    /// What the store says of tenants.
+    /// The tenants in the store.
     pub view: Rc<RefCell<View>>,
-    /// Told whenever the view is another one.
+    /// Notified when the view changes.
     pub changed: Rc<Notify>,
-    /// Who decides on macvlan0.
+    /// Decides which pods get a macvlan0.
     pub macvlan: Macvlan,
-    /// What is counted.
     pub metrics: SdnMetrics,
-    /// How the node is.
     pub state: Rc<State>,
-    /// Whose turn it is.
     pub turns: Turns,
 }
 
-/// How long a request may take before it is given up; our plugin waits 50 seconds, CRI-O one minute.
+/// Limit for a request; our plugin waits 50 seconds, CRI-O one minute.
 const DEADLINE: Duration = Duration::from_secs(45);
-/// The stock server's pauses while it waits for a namespace's ID: 400 ms, six times, each half as long again.
+/// The sum of the stock server's pauses while it waits for a namespace's ID: 400 ms, six times,
+/// each half as long again.
 const NETID_PATIENCE: Duration = Duration::from_millis(400 + 600 + 900 + 1350 + 2025 + 3038);
 
 // === impl Pods ===
 
 impl Pods {
-    /// Carries out one request to its end, unless nobody waits for it any more when its turn comes.
+    /// Carries out one request completely, unless its plugin has disconnected before it starts.
     pub async fn carry_out(self: Rc<Self>, job: Job) {
         let Job { ask, place: _place } = job;
         let arrived = Instant::now();
         match ask {
             Ask::Pod(request, answer) => self.stock(request, answer, arrived).await,
             Ask::Other(request, answer) => {
-                // Nobody may be left to hear it.
+                // The receiver may be gone.
                 let _ = answer.send(self.other(request).await);
             }
         }
@@ -82,7 +80,7 @@ impl Pods {
         let late = || Refusal::later("the requests before this one are not done yet; nothing was begun");
         let turn = tokio::select! {
             turn = tokio::time::timeout_at(end.into(), self.turns.of(&request.pod.sandbox)) => turn,
-            // The plugin is gone, and nothing was begun for it.
+            // The plugin has disconnected, and nothing was begun.
             () = answer.closed() => return,
         };
         let began = Instant::now();
@@ -160,8 +158,8 @@ impl Pods {
         }
     }
 
-    /// A sandbox that is attached keeps what it has. What is left of an ADD that could not be taken back goes, so that this one can be; where there is no
-    /// record, nothing was begun.
+    /// Prepares an ADD. An attached sandbox is left as it is. What remains of an ADD that could not
+    /// be undone is removed first; where there is no record, nothing was begun.
     async fn clear(&self, pod: &Pod) -> Result<(), Refusal> {
         if !self.records.has(&pod.sandbox) {
             return Ok(());
@@ -173,7 +171,7 @@ impl Pods {
         self.take_away(pod).await
     }
 
-    /// Every step is tried, whatever became of the others; that there is nothing is success.
+    /// Tries every step, whether others fail or not. A step with nothing to remove succeeds.
     pub async fn tear_down(&self, pod: &Pod) -> Result<(), Refusal> {
         self.take_away(pod).await?;
         self.records
@@ -181,11 +179,11 @@ impl Pods {
             .map_err(|error| Refusal::now(format!("forget the record of the sandbox: {error}")))
     }
 
-    /// The address last: as long as there is a way to it, nobody else may have it.
+    /// The address is released last: as long as a route to it exists, no other pod may have it.
     async fn take_away(&self, pod: &Pod) -> Result<(), Refusal> {
         let sandbox = pod.sandbox.clone();
         let detached = match self.with_sdn(move |sdn| sdn.detach(&sandbox)).await {
-            // With nobody's turn: it takes long.
+            // Without a lock, because it takes long.
             Ok(links) => blocking(move || delete_links(links)).await,
             Err(refusal) => Err(refusal),
         };
@@ -204,8 +202,9 @@ impl Pods {
         Err(Refusal { text: texts.join("; "), later })
     }
 
-    /// The follower renumbers those that are attached: what it was told before this one was, it does not do for it. What we write may be old by then,
-    /// and come after what the follower writes, so it is looked at again until nothing has changed meanwhile.
+    /// Gives the port the current network ID. The follower renumbers attached ports only, so it may
+    /// have missed a change before this port was attached. The value written here may be old, and
+    /// may overwrite the follower's, so it is checked again until nothing has changed meanwhile.
     async fn catch_up(
         &self,
         sandbox: &ContainerId,
@@ -228,7 +227,7 @@ impl Pods {
         }
     }
 
-    /// The namespace's ID, which may be given to it only now.
+    /// The namespace's network ID; waits for it, because it may be assigned only now.
     async fn netid(&self, namespace: &Namespace, end: Instant) -> Result<NetId, Refusal> {
         let end = end.min(Instant::now() + NETID_PATIENCE);
         loop {
@@ -249,7 +248,7 @@ impl Pods {
         Refusal::now(format!("failed to find netid for namespace: {namespace} in vnid map"))
     }
 
-    /// Work on the data path, on a thread of its own.
+    /// Runs work on the data path on its own thread.
     pub async fn with_sdn<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Sdn) -> Result<T, SdnError> + Send + 'static,
@@ -269,7 +268,7 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-/// The pod's namespace, which is another than the node's.
+/// Opens the pod's namespace, which must not be the node's.
 fn namespace_of(pod: &Pod) -> Result<NetNs, Refusal> {
     if pod.netns.is_empty() {
         return Err(Refusal::now("netns required for CNI_ADD"));

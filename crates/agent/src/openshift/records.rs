@@ -1,6 +1,7 @@
-//! Which sandboxes the server works on or has attached, for its next life: an address is reserved only after its sandbox has a record, so that whatever
-//! a killed agent left can be taken back. They are kept below `/run`, since no sandbox outlives the boot; of addresses it is the other way round, which
-//! is why the boot is written beside them.
+//! The sandboxes that the server works on or has attached, for its next start: an address is
+//! allocated only after its sandbox has a record, so that everything that a killed agent left can
+//! be undone. The records are kept below `/run`, because no sandbox outlives the boot. Addresses
+//! do, which is why the boot ID is written beside them.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -20,10 +21,10 @@ pub struct Records {
     boot: PathBuf,
 }
 
-/// What is known of the addresses that are taken.
+/// When the allocated addresses were allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Boot {
-    /// A server of ours gave them, in a boot before this one: nobody has them any more.
+    /// A server of ours allocated them in an earlier boot, so none is in use.
     Earlier,
     /// They may be in use.
     This,
@@ -37,17 +38,17 @@ const RECORD_MAX_BYTES: u64 = 64 * 1024;
 // === impl Records ===
 
 impl Records {
-    /// The records of a node with these places.
+    /// The records of a node with these paths.
     pub fn of(paths: &Paths) -> Self {
         Self { dir: paths.run_dir().join(DIR), boot: paths.state_dir().join(BOOT) }
     }
 
-    /// Whether a server of ours ever gave addresses on this node.
+    /// Whether a server of ours ever allocated addresses on this node.
     pub fn were_ever_kept(&self) -> bool {
         self.boot.exists()
     }
 
-    /// Looks in which boot addresses were given last, and writes this one down.
+    /// Returns in which boot addresses were allocated last, and records the current boot.
     pub fn boot(&self) -> io::Result<Boot> {
         let now = boot_id()?;
         let seen = match fs::read_to_string(&self.boot) {
@@ -58,14 +59,14 @@ impl Records {
         match seen {
             Some(seen) if seen == now.trim() => return Ok(Boot::This),
             Some(seen) if !seen.is_empty() => return Ok(Boot::Earlier),
-            // Nobody knows: a stock server may have given them, to pods that run.
+            // Unknown: a stock server may have allocated them to pods that run.
             _ => {}
         }
         self.settle_boot()?;
         Ok(Boot::This)
     }
 
-    /// To be called when what an earlier boot left is gone.
+    /// To be called when everything of the earlier boot is removed.
     pub fn settle_boot(&self) -> io::Result<()> {
         if let Some(dir) = self.boot.parent() {
             fs::create_dir_all(dir)?;
@@ -73,7 +74,8 @@ impl Records {
         write_atomic(&self.boot, boot_id()?.trim().as_bytes()).map_err(io::Error::other)
     }
 
-    /// Writes down that a sandbox is worked on. Not flushed: it goes with the boot.
+    /// Records that a sandbox is worked on. Not synced, because the record is lost at reboot
+    /// anyway.
     pub fn put(&self, pod: &Pod) -> io::Result<()> {
         russet_linux::file::private_dir(&self.dir)?;
         let (path, unfinished) = (self.path(&pod.sandbox), self.dir.join(format!(".{}", pod.sandbox)));
@@ -81,12 +83,12 @@ impl Records {
         russet_linux::file::replace_unsynced(&path, &unfinished, text.as_bytes())
     }
 
-    /// Whether anything was begun for a sandbox. What cannot be known may have been.
+    /// Whether anything was begun for a sandbox. True if that cannot be determined.
     pub fn has(&self, sandbox: &ContainerId) -> bool {
         self.path(sandbox).try_exists().unwrap_or(true)
     }
 
-    /// Forgets a sandbox.
+    /// Removes the record of a sandbox.
     pub fn remove(&self, sandbox: &ContainerId) -> io::Result<()> {
         match fs::remove_file(self.path(sandbox)) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
@@ -94,7 +96,7 @@ impl Records {
         }
     }
 
-    /// All of them. One that cannot be read is its sandbox's ID alone.
+    /// All records. One that cannot be read has only its sandbox's ID.
     pub fn all(&self) -> io::Result<Vec<Pod>> {
         let entries = match fs::read_dir(&self.dir) {
             Ok(entries) => entries,
@@ -131,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_found_again_by_the_next_life() {
+    fn records_are_read_by_the_next_start() {
         let root = tempfile::tempdir().unwrap();
         let records = Records::of(&Paths::new(root.path()));
         assert_eq!(records.all().unwrap(), []);
@@ -153,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_of_an_earlier_boot_only_if_we_know_it() {
+    fn addresses_count_as_of_an_earlier_boot_only_if_that_is_known() {
         // cni-runtime.md appendix A.5: node reboot
         let root = tempfile::tempdir().unwrap();
         let records = Records::of(&Paths::new(root.path()));

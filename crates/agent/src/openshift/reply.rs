@@ -1,5 +1,5 @@
-//! The answer to an ADD. The stock server always answers in version 0.3.1, and the stock plugin reads nothing else, whatever version its own
-//! configuration has. Our plugin converts.
+//! The answer to an ADD. The stock server always answers in version 0.3.1, and the stock plugin
+//! reads nothing else, whatever version its configuration has. Our plugin converts.
 
 use russet_cni_spec::{CniResult, Version};
 
@@ -8,10 +8,11 @@ const REPLY_VERSION: Version = Version::V0_3_1;
 /// The key under which a result of 0.1.0 and 0.2.0 has its IPv4 address.
 const IP4: &str = "ip4";
 
-/// The body of the answer to a plugin whose configuration has the version `asked`.
+/// The body of the answer to a plugin whose configuration has version `asked`.
 ///
-/// Plugins of OpenShift 3 have a 0.2.0 configuration and read the answer as a 0.2.0 result, whatever its label (cni-runtime.md section 4.1). For them
-/// the address is repeated where such a result has it; readers of 0.3.1 do not know the key and pass over it.
+/// Plugins of OpenShift 3 have a 0.2.0 configuration and read the answer as a 0.2.0 result,
+/// whatever its version field (cni-runtime.md section 4.1). For them the address is repeated in the
+/// place of the old format; readers of 0.3.1 ignore that key.
 pub fn encode(result: &CniResult, asked: Version) -> Vec<u8> {
     let shaped = |version| CniResult { cni_version: version, ..result.clone() };
     let reply = shaped(REPLY_VERSION);
@@ -40,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_is_the_recorded_one_in_0_3_1_whatever_newer_version_asked() {
+    fn the_answer_is_the_recorded_one_in_0_3_1_for_every_newer_version() {
         // cni-runtime.md section 4.1
         for asked in [Version::V0_3_0, Version::V0_3_1, Version::V0_4_0, Version::V1_0_0, Version::V1_1_0] {
             assert_eq!(String::from_utf8(encode(&result(), asked)).unwrap(), RECORDED, "{asked}");
@@ -48,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn plugins_with_an_old_configuration_get_0_3_1_that_a_reader_of_0_2_0_understands_too() {
+    fn plugins_with_an_old_configuration_get_0_3_1_that_is_also_valid_0_2_0() {
         for asked in [Version::V0_1_0, Version::V0_2_0] {
             let body = encode(&result(), asked);
             let read = CniResult::decode(&body, asked).unwrap();

@@ -1,5 +1,6 @@
-//! What the thin plugin asks (cni-runtime.md section 4.1): the stock request, checked in the stock order with the stock texts, and then so far that
-//! nothing later can be led astray by it. Anybody who is root may have sent it.
+//! The thin plugin's request (cni-runtime.md section 4.1): the stock format, checked in the stock
+//! order with the stock error texts, and then further, so that its values are safe to use. Any
+//! process of root may have sent it.
 
 use std::path::Path;
 
@@ -8,52 +9,50 @@ use russet_cni_spec::{NetworkConfig, Version, base64};
 use russet_model::openshift::Namespace;
 use serde_json::{Map, Value};
 
-/// A request that can be carried out.
+/// A valid request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// What is to be done.
     pub command: Command,
-    /// The pod.
     pub pod: Pod,
     /// The version of the plugin's configuration.
     pub version: Version,
-    /// The pod's annotations, where the runtime sends them with the configuration.
+    /// The pod's annotations, if the runtime sends them with the configuration.
     pub annotations: Vec<(String, String)>,
 }
 
 /// The verb, with what only it needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// Attach the end of a veth that the plugin has made.
+    /// Attach the host end of a veth that the plugin has created.
     Add {
-        /// Its name.
         host_veth: IfName,
-        /// Whose network ID it gets.
+        /// The namespace whose network ID the port gets.
         namespace: Namespace,
     },
-    /// Take the pod's attachment back.
+    /// Detach the pod.
     Del,
-    /// Look anew which network ID the pod's namespace has; nobody but the stock server itself ever asks that.
+    /// Read again which network ID the pod's namespace has; only the stock server itself ever sends
+    /// this.
     Update {
         /// The namespace.
         namespace: Namespace,
     },
 }
 
-/// Whom it is about.
+/// The pod of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
     /// The runtime's ID of the sandbox.
     pub sandbox: ContainerId,
-    /// The path of its network namespace; empty where there is none any more.
+    /// The path of its network namespace; empty if it no longer exists.
     pub netns: String,
-    /// The pod's namespace as it came, for people and for the Kubernetes API.
+    /// The pod's namespace as it was sent, for messages and for the Kubernetes API.
     pub namespace: String,
-    /// The pod's name as it came.
+    /// The pod's name as it was sent.
     pub name: String,
 }
 
-/// Of the configurations of old plugins.
+/// The version of configurations of old plugins.
 const DEFAULT_VERSION: Version = Version::V0_3_1;
 /// Kubernetes' limit of names.
 const NAME_MAX_BYTES: usize = 253;
@@ -61,7 +60,7 @@ const NAME_MAX_BYTES: usize = 253;
 // === impl Request ===
 
 impl Request {
-    /// Reads a body; the error is what the plugin is told.
+    /// Decodes a body. The error is the message for the plugin.
     pub fn parse(body: &[u8]) -> Result<Self, String> {
         let unreadable = |error: &dyn std::fmt::Display| format!("JSON unmarshal error: {error}");
         let object: Map<String, Value> = serde_json::from_slice(body).map_err(|error| unreadable(&error))?;
@@ -94,7 +93,7 @@ impl Request {
             "UPDATE" => Command::Update { namespace: namespace()? },
             other => return Err(format!("unhandled CNI request {}", shown(other))),
         };
-        // The stock server never looks into it; what a DEL's says must keep nobody from being deleted.
+        // The stock server never reads it, and an invalid configuration must not prevent a DEL.
         let config = NetworkConfig::parse(config).ok();
         let version = config.as_ref().map_or(DEFAULT_VERSION, |config| config.cni_version);
         let annotations = config.and_then(|config| config.runtime_config.pod_annotations().ok());
@@ -147,7 +146,7 @@ fn text<'o>(object: &'o Map<String, Value>, key: &str) -> Result<Option<&'o str>
     }
 }
 
-/// Pairs with exactly one `=` each, blanks around them taken off, as the stock server does.
+/// Pairs with exactly one `=` each, without surrounding blanks, as the stock server reads them.
 fn args(text: &str) -> Result<Vec<(&str, &str)>, String> {
     let pair = |pair: &str| {
         let invalid = format!("invalid CNI_ARG '{}'", shown(pair));
@@ -157,7 +156,7 @@ fn args(text: &str) -> Result<Vec<(&str, &str)>, String> {
     text.split(';').map(|it| pair(it).map(|at| (it[..at].trim(), it[at + 1..].trim()))).collect()
 }
 
-/// A short form without control bytes.
+/// A short form without control characters.
 fn shown(text: &str) -> String {
     const MAX_CHARS: usize = 80;
     text.chars().take(MAX_CHARS).flat_map(char::escape_debug).collect()
@@ -183,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_captured_request_is_understood() {
+    fn the_captured_request_is_decoded() {
         let request = parse(&stock()).unwrap();
         let Command::Add { host_veth, namespace } = request.command else { panic!() };
         assert_eq!((host_veth.as_str(), namespace.as_str()), ("veth93c4e628", "ns1"));
@@ -192,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_in_the_stock_order_and_words() {
+    fn missing_keys_are_reported_in_the_stock_order_and_words() {
         // cni-runtime.md section 6.2 item 49; section 4.1: JSON, COMMAND, CONTAINERID, NETNS, hostVeth, ARGS, namespace, name
         let mut request = stock();
         let order = [
@@ -203,7 +202,7 @@ mod tests {
             ("CNI_COMMAND", "unexpected or missing CNI_COMMAND"),
         ];
         for (key, told) in order {
-            // Each lacks all that were taken before, too: what comes first is told.
+            // Each request also lacks all earlier keys: the first missing one is reported.
             request.as_object_mut().unwrap().remove(key);
             request["env"].as_object_mut().unwrap().remove(key);
             assert_eq!(parse(&request).unwrap_err(), told);
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_namespace_path_is_present() {
+    fn an_empty_namespace_path_counts_as_present() {
         // cni-runtime.md section 4.1: the key has to be there, and may be ""
         let mut request = stock();
         request["env"]["CNI_NETNS"] = "".into();
@@ -234,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_values_name_nothing() {
+    fn hostile_values_are_refused() {
         for (pointer, value) in [
             ("/env/CNI_CONTAINERID", "../../etc"),
             ("/env/CNI_CONTAINERID", ""),

@@ -1,4 +1,5 @@
-//! What a server of ours has left in files outside of Russet's own directories, for `russet owned` and `russet uninstall`.
+//! The files of our OpenShift server outside of Russet's own directories, for `russet owned` and
+//! `russet uninstall`.
 
 use std::path::PathBuf;
 
@@ -7,21 +8,21 @@ use super::ipam;
 use super::records::Records;
 use crate::config::Paths;
 
-/// Files in places that are OpenShift's.
+/// Files in OpenShift's directories.
 #[derive(Debug)]
 pub struct Served {
-    /// What tells runtimes that pods can be attached, while it says what we write.
+    /// The configuration for runtimes, if its content is ours.
     pub conflist: Option<PathBuf>,
-    /// The socket and what plugins are told.
+    /// The directory with the socket and the plugins' settings.
     pub run_dir: PathBuf,
-    /// The addresses of pods, in host-local's form.
+    /// The directory of pods' addresses, in host-local's format.
     pub addresses: PathBuf,
 }
 
 // === impl Served ===
 
 impl Served {
-    /// None where no server of ours ever ran: the places are the stock server's, too.
+    /// None if no server of ours ever ran here: the stock server uses the same paths.
     pub fn on(paths: &Paths) -> Option<Self> {
         let files = Files::below(paths.root());
         Records::of(paths).were_ever_kept().then(|| Self {
@@ -37,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_where_we_served_are_openshifts_places_ours() {
+    fn openshifts_paths_are_ours_only_where_our_server_ran() {
         let root = tempfile::tempdir().unwrap();
         let paths = Paths::new(root.path());
         Files::below(root.path()).tell_runtimes().unwrap();
@@ -47,6 +48,6 @@ mod tests {
         let conflist = root.path().join("etc/cni/net.d/80-openshift-network.conf");
         assert_eq!(Served::on(&paths).unwrap().conflist.as_deref(), Some(&*conflist));
         std::fs::write(&conflist, "{}").unwrap();
-        assert_eq!(Served::on(&paths).unwrap().conflist, None, "somebody else's by now");
+        assert_eq!(Served::on(&paths).unwrap().conflist, None, "it is foreign by now");
     }
 }

@@ -1,4 +1,4 @@
-//! How the server begins: its part of the network, and what an earlier life of it left.
+//! The start of the server: its part of the network, and what an earlier run left.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -20,58 +20,49 @@ use crate::underlay::{self, Choice, UnderlayError};
 
 /// This node's part of the network.
 pub struct Part {
-    /// The whole.
+    /// The cluster's network.
     pub network: ClusterNetwork,
-    /// Where this node's pods are.
+    /// This node's subnet.
     pub subnet: HostSubnet,
     /// The data path, as it was found.
     pub sdn: Sdn,
-    /// Who decides on macvlan0.
+    /// Decides which pods get a macvlan0.
     pub macvlan: Macvlan,
 }
 
-/// What keeps the server from beginning.
+/// Why the server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The network, or this node's part of it.
     #[error(transparent)]
     Network(#[from] NetworkError),
-    /// The interface towards the other nodes.
     #[error(transparent)]
     Underlay(#[from] UnderlayError),
-    /// It has no address.
     #[error("the interface towards the other nodes has no IPv4 address")]
     NoAddress,
-    /// Its MTU leaves no room.
     #[error(
         "pods' packets of {mtu} bytes and {OVERHEAD_BYTES} more do not fit the {underlay} bytes of the interface towards the other nodes"
     )]
     Mtu {
-        /// Of pods.
+        /// MTU of pods.
         mtu: u32,
-        /// Of the interface.
+        /// MTU of the interface.
         underlay: u32,
     },
-    /// The data path.
     #[error(transparent)]
     Sdn(#[from] SdnError),
-    /// The Kubernetes API cannot be asked as it is set.
     #[error("openshift_kubeconfig: {0}")]
     Kubernetes(#[from] russet_kube::ConfigError),
-    /// Something was cut off.
     #[error("a task stopped half-way: {0}")]
     Task(#[from] tokio::task::JoinError),
-    /// A directory or socket.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// Why it failed.
         source: std::io::Error,
     },
 }
 
-/// The least that IPv4 wants of a link (RFC 791).
+/// The minimum MTU of an IPv4 link (RFC 791).
 const MTU_MIN_BYTES: u32 = 576;
 
 /// Finds this node's part, and claims one if it has none.
@@ -117,8 +108,8 @@ fn sdn_settings(
     })
 }
 
-/// Takes back what no pod has: addresses of an earlier boot, and what an agent was killed over. Pods that are attached stay as they are. Nobody is
-/// served yet. (cni-runtime.md appendix A.5)
+/// Removes what no pod has: addresses of an earlier boot, and unfinished requests of a killed
+/// agent. Attached pods stay as they are. No request is served yet. (cni-runtime.md appendix A.5)
 pub async fn recover(pods: &Pods) {
     if let Err(error) = try_recover(pods).await {
         tracing::error!(error, "what an earlier life of the server left is not taken back");

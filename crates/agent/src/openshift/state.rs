@@ -1,4 +1,5 @@
-//! How the node is, for STATUS and for the log: what keeps pods from being attached, if anything does.
+//! The state of the node's OpenShift network, for STATUS and for the log: why pods cannot be
+//! attached, if so.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -7,30 +8,30 @@ use russet_cni_spec::CniError;
 
 use crate::health::{Condition, Readiness};
 
-/// What can be out of force.
+/// A part of the node's network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// Device, table and ways.
+    /// Device, table and routes.
     DataPath,
-    /// What the store says of tenants and peers.
+    /// The tenants and peers in the store.
     Followed,
 }
 
-/// What is known.
+/// The state of all parts.
 #[derive(Debug)]
 pub struct State {
     /// Everything was in force once.
     was_ready: Cell<bool>,
-    /// What is not in force now, and why.
+    /// The parts that are not in force, and why.
     problems: RefCell<BTreeMap<Part, String>>,
-    /// Where `/readyz` reads it.
+    /// Published at `/readyz`.
     readiness: Readiness,
 }
 
 // === impl State ===
 
 impl State {
-    /// Nothing is in force yet.
+    /// No part is in force yet.
     pub fn pending(readiness: Readiness) -> Self {
         let pending = [Part::DataPath, Part::Followed].map(|part| (part, "not yet".to_owned()));
         let state = Self { was_ready: Cell::new(false), problems: RefCell::new(pending.into()), readiness };
@@ -38,7 +39,7 @@ impl State {
         state
     }
 
-    /// A part is in force; true if it was not before.
+    /// Records that a part is in force; true if it was not before.
     pub fn good(&self, part: Part) -> bool {
         let news = self.problems.borrow_mut().remove(&part).is_some();
         if self.is_good() {
@@ -48,7 +49,7 @@ impl State {
         news
     }
 
-    /// A part is not in force; true if that, or the reason, is news.
+    /// Records that a part is not in force; true if that, or the reason, is new.
     pub fn bad(&self, part: Part, problem: String) -> bool {
         let before = self.problems.borrow_mut().insert(part, problem.clone());
         self.publish();
@@ -62,12 +63,11 @@ impl State {
         };
     }
 
-    /// Whether everything is in force.
     pub fn is_good(&self) -> bool {
         self.problems.borrow().is_empty()
     }
 
-    /// 50 where pods cannot be attached; 51 where besides those that are suffer.
+    /// Error 50 if pods cannot be attached; 51 if attached pods are affected, too.
     pub fn status(&self, attached: usize) -> Result<(), CniError> {
         let Some(problem) = self.problems.borrow().values().next().cloned() else { return Ok(()) };
         let msg = "OpenShift's data path is not in force";
@@ -84,7 +84,7 @@ mod tests {
     use russet_cni_spec::code;
 
     #[test]
-    fn pods_that_suffer_make_50_to_51() {
+    fn affected_pods_change_error_50_to_51() {
         // cni-runtime.md section 6.2 item 62
         let readiness = Readiness::pending();
         let state = State::pending(readiness.clone());

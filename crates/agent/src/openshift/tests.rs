@@ -1,4 +1,5 @@
-//! The server with its data path, our plugin and a stock plugin's words, on a real kernel: cni-runtime.md sections 4 and 6.2, items 49 to 53, 62 to 64.
+//! The server with its data path, our plugin and a stock plugin's requests, on a real kernel:
+//! cni-runtime.md sections 4 and 6.2, items 49 to 53, 62 to 64.
 
 mod bench;
 
@@ -22,7 +23,7 @@ use bench::{Bench, conf, inside, links, on_a_node, pings, post};
 mod futures_like {
     use tokio::task::JoinSet;
 
-    /// All answers, in any order.
+    /// Waits for all futures, in any order.
     pub async fn join_all<T: 'static>(
         work: impl IntoIterator<Item = impl Future<Output = T> + 'static>,
     ) -> Vec<T> {
@@ -34,11 +35,11 @@ mod futures_like {
     }
 }
 
-/// The capture of cni-runtime.md section 4.1, with its IDs made whole and one more of its 41 variables.
+/// The capture of cni-runtime.md section 4.1, with complete IDs and one more of its 41 variables.
 const RECORDED: &str = r#"{"env":{"CNI_ARGS":"IgnoreUnknown=1;K8S_POD_NAMESPACE=ns1;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=ce3d8b63","CNI_COMMAND":"ADD","CNI_CONTAINERID":"ce3d8b63","CNI_IFNAME":"eth0","CNI_NETNS":"/var/run/netns/cni-7621","CNI_PATH":"/opt/cni/bin","HOME":"/root","PATH":"/usr/bin"},"config":"eyJjbmlWZXJzaW9uIjoiMC4zLjEiLCJuYW1lIjoib3BlbnNoaWZ0LXNkbiIsInR5cGUiOiJvcGVuc2hpZnQtc2RuIn0=","hostVeth":"veth93c4e628"}"#;
 const RECORDED_REPLY: &str = r#"{"cniVersion":"0.3.1","ips":[{"version":"4","address":"10.128.0.11/23","gateway":"10.128.0.1"}],"routes":[{"dst":"0.0.0.0/0","gw":"10.128.0.1"},{"dst":"172.30.0.0/16","gw":"10.128.0.1"},{"dst":"10.128.0.0/14"},{"dst":"224.0.0.0/4"}],"dns":{}}"#;
 
-/// Nine addresses are taken, so that the recorded one is next.
+/// Allocates nine addresses, so that the recorded one is next.
 fn take_nine(bench: &Bench) {
     let dir = bench.path("var/lib/cni/networks/openshift-sdn");
     std::fs::create_dir_all(&dir).unwrap();
@@ -47,7 +48,7 @@ fn take_nine(bench: &Bench) {
     }
 }
 
-/// What a stock plugin makes before it asks.
+/// Creates the veth that a stock plugin creates before its request.
 fn stock_veth() {
     NetNs::create_named("cni-7621").unwrap();
     for command in
@@ -59,8 +60,8 @@ fn stock_veth() {
 
 #[test]
 #[ignore = "kernel: veth, vxlan, nf_tables, bpf; root"]
-fn a_recorded_stock_request_replays_byte_for_byte() {
-    // cni-runtime.md section 4.1; the issue's Must show
+fn a_recorded_stock_request_is_answered_byte_for_byte() {
+    // cni-runtime.md section 4.1
     on_a_node(async |bench| {
         take_nine(&bench);
         let life = bench.serve().await;
@@ -93,7 +94,7 @@ fn a_recorded_stock_request_replays_byte_for_byte() {
 
 #[test]
 #[ignore = "kernel: veth, vxlan, nf_tables, bpf; root"]
-fn what_is_wrong_with_a_request_is_told_with_400_and_a_text() {
+fn an_invalid_request_is_answered_with_400_and_a_text() {
     // cni-runtime.md section 6.2 item 49; section 4.1: transport
     on_a_node(async |bench| {
         let life = bench.serve().await;
@@ -129,7 +130,7 @@ fn what_is_wrong_with_a_request_is_told_with_400_and_a_text() {
         assert!(bench.exchange(other("POST /x")).await.0.starts_with("HTTP/1.1 404 "));
         let (head, _) = bench.post(&" ".repeat(4 << 20)).await;
         assert!(head.starts_with("HTTP/1.1 413 "), "{head}");
-        // A veth that is not there: nothing is left, the address neither.
+        // The veth does not exist: nothing is left, the address neither.
         NetNs::create_named("cni-7621").unwrap();
         let (head, body) = bench.post(RECORDED).await;
         assert!(head.starts_with("HTTP/1.1 400 ") && body.contains("veth93c4e628"), "{head}\n{body}");
@@ -178,7 +179,7 @@ fn pods_of_a_tenant_reach_each_other_and_the_node_and_no_other_tenant() {
 
 #[test]
 #[ignore = "kernel: veth, vxlan, nf_tables, bpf; root"]
-fn thirty_adds_at_once_have_thirty_addresses_and_are_counted() {
+fn thirty_concurrent_adds_get_thirty_addresses_and_are_counted() {
     // cni-runtime.md section 6.2 item 50
     on_a_node(async |bench| {
         let life = bench.serve().await;
@@ -201,8 +202,9 @@ fn thirty_adds_at_once_have_thirty_addresses_and_are_counted() {
 
 #[test]
 #[ignore = "kernel: veth, vxlan, nf_tables, bpf; root"]
-fn a_restart_is_not_seen_by_pods_and_what_is_gone_is_given_back() {
-    // cni-runtime.md section 6.2 item 52, and appendix A.5; who tells the runtime to stop a sandbox is not the agent
+fn a_restart_does_not_affect_pods_and_releases_addresses_of_removed_ones() {
+    // cni-runtime.md section 6.2 item 52, and appendix A.5; another program than the agent asks the
+    // runtime to stop a sandbox.
     on_a_node(async |bench| {
         let life = bench.serve().await;
         let a = bench.add("ns1", "a").await;
@@ -217,13 +219,13 @@ fn a_restart_is_not_seen_by_pods_and_what_is_gone_is_given_back() {
         assert!(pings("a", &b).await && pings("b", &a).await);
         let result = bench.plugin("ADD", ("ns1", "a"), &conf()).await.unwrap_err();
         assert!(result.msg.contains("already exists"), "{result}");
-        // The runtime comes to delete what is gone, and what runs.
+        // The runtime deletes what is gone, and what runs.
         for pod in ["c", "a", "a"] {
             bench.plugin("DEL", ("ns1", pod), &conf()).await.unwrap();
         }
         assert_eq!(bench.addresses(), [b]);
         life.stop().await;
-        // The machine was started anew: nobody has an address any more, whatever its file says.
+        // The machine was restarted: no pod has an address any more, whatever the files say.
         std::fs::write(bench.path("var/lib/russet/openshift-boot"), "another").unwrap();
         testkit::run("ip", &["netns", "del", "b"]);
         testkit::eventually(Duration::from_secs(10), || links().is_empty());
@@ -236,7 +238,7 @@ fn a_restart_is_not_seen_by_pods_and_what_is_gone_is_given_back() {
 
 #[test]
 #[ignore = "kernel: veth, vxlan, nf_tables, bpf; root"]
-fn a_hundred_adds_of_which_a_kill_cuts_some_off_converge_when_they_are_tried_again() {
+fn a_hundred_adds_converge_after_a_kill_when_they_are_retried() {
     // cni-runtime.md section 6.2 item 64
     on_a_node(async |bench| {
         let life = bench.serve().await;
@@ -283,7 +285,7 @@ fn a_hundred_adds_of_which_a_kill_cuts_some_off_converge_when_they_are_tried_aga
 
 #[test]
 #[ignore = "kernel: veth, vxlan, nf_tables, bpf; root"]
-fn gc_takes_what_is_not_valid_and_a_second_one_nothing() {
+fn gc_removes_what_is_not_valid_and_a_second_gc_nothing() {
     // cni-runtime.md section 6.2 item 63; CHECK beside it
     on_a_node(async |bench| {
         let life = bench.serve().await;
@@ -314,7 +316,7 @@ fn gc_takes_what_is_not_valid_and_a_second_one_nothing() {
 #[test]
 #[ignore = "kernel: macvlan, veth, vxlan, nf_tables, bpf; root"]
 fn a_privileged_pod_gets_a_macvlan0_and_reaches_its_node_beside_it() {
-    // the issue's Must show; cni-runtime.md section 4.3: assign-macvlan
+    // cni-runtime.md section 4.3: assign-macvlan
     on_a_node(async |bench| {
         let api = russet_kube::testing::Server::start();
         let kubeconfig = bench.path("kubeconfig");
@@ -363,10 +365,10 @@ fn a_privileged_pod_gets_a_macvlan0_and_reaches_its_node_beside_it() {
     });
 }
 
-/// Found by a reader: the agent's one thread waited for whoever was at work on the data path.
+/// Regression: the agent's only thread waited for the holder of the data path.
 #[test]
 #[ignore = "kernel: veth, vxlan, nf_tables, bpf; root"]
-fn nobody_waits_while_the_data_path_that_is_to_be_kept_is_at_work() {
+fn the_agents_thread_does_not_wait_for_a_locked_data_path() {
     on_a_node(async |bench| {
         let settings = russet_overlay::openshift::Settings {
             cluster: vec!["10.128.0.0/14".parse().unwrap()],
@@ -401,7 +403,7 @@ fn nobody_waits_while_the_data_path_that_is_to_be_kept_is_at_work() {
 
 #[test]
 #[ignore = "kernel: veth, vxlan, nf_tables, bpf; root"]
-fn forwarding_is_switched_on_where_it_was_off_and_kept_on() {
+fn forwarding_is_enabled_and_kept_enabled() {
     on_a_node(async |bench| {
         let read = || std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap();
         let condition = || bench.readiness.conditions().into_iter().find(|(name, _)| *name == "openshift");
@@ -422,13 +424,14 @@ fn forwarding_is_switched_on_where_it_was_off_and_kept_on() {
 
 #[test]
 #[ignore = "kernel: veth, vxlan, nf_tables, bpf; root"]
-fn a_plugin_that_goes_away_while_it_waits_gets_nothing_begun() {
+fn the_request_of_a_plugin_that_disconnects_while_it_waits_is_not_started() {
     // cni-runtime.md appendix A.6: a client that disconnects cancels a waiting request
     on_a_node(async |bench| {
         use std::io::{Read as _, Write as _};
         use std::net::Shutdown;
         let life = bench.serve().await;
-        // The first waits 8 s for its namespace's ID; the second, for the same sandbox, behind it.
+        // The first request waits 8 s for its namespace's ID; the second one, for the same sandbox,
+        // waits behind it.
         NetNs::create_named("cni-7621").unwrap();
         let first = RECORDED.replace("=ns1;", "=late;");
         let waiting = bench.post(&first);
@@ -438,10 +441,12 @@ fn a_plugin_that_goes_away_while_it_waits_gets_nothing_begun() {
             }
             let mut stream = std::os::unix::net::UnixStream::connect(bench.socket()).unwrap();
             stream.write_all(&post(RECORDED)).unwrap();
-            // What came first is read first: when this one is answered, that one waits for its turn.
+            // Requests are read in order: when this one is answered, the second one waits for its
+            // lock.
             let (head, _) = bench.exchange(b"GET / HTTP/1.1\r\nHost: dummy\r\n\r\n".to_vec()).await;
             assert!(head.starts_with("HTTP/1.1 405 "), "{head}");
-            // It says that it goes away, and the server hangs up, too: then it has noticed.
+            // The client closes its side, and the server closes the connection: then it has
+            // noticed.
             stream.shutdown(Shutdown::Write).unwrap();
             stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             let read = move || stream.read_to_end(&mut Vec::new());

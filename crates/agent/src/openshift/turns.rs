@@ -1,4 +1,5 @@
-//! Whose turn it is: requests for one sandbox one after the other as they came, those for others at the same time, a GC alone.
+//! Locks of requests: those for one sandbox in the order of arrival, those for different sandboxes
+//! concurrently, a GC without any other.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use russet_addr::ContainerId;
 use tokio::sync::{Mutex, MutexGuard, OwnedMutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The queues.
+/// The locks.
 #[derive(Debug, Default)]
 pub struct Turns {
     everyone: RwLock<()>,
@@ -27,26 +28,26 @@ pub struct Turn<'t> {
 // === impl Turns ===
 
 impl Turns {
-    /// Waits behind everybody who came before for the same sandbox.
+    /// Waits for all earlier requests for the same sandbox.
     pub async fn of(&self, sandbox: &ContainerId) -> Turn<'_> {
-        // First the sandbox: its order is that in which requests came.
+        // The sandbox's lock comes first, because its queue has the order of arrival.
         let sandbox = self.lock_of(sandbox.as_str());
         let _everyone = self.everyone.read().await;
         let _sandbox = sandbox.lock_owned().await;
         Turn { _everyone, _sandbox }
     }
 
-    /// Waits until nobody works on any sandbox.
+    /// Waits until no request works on any sandbox.
     pub async fn alone(&self) -> RwLockWriteGuard<'_, ()> {
         self.everyone.write().await
     }
 
-    /// The data path is one: whoever waits for it waits here, and not on a thread.
+    /// There is one data path. Requests wait for it here, not on a blocked thread.
     pub async fn at_the_kernel(&self) -> MutexGuard<'_, ()> {
         self.kernel.lock().await
     }
 
-    /// Locks that nobody holds are forgotten on the way.
+    /// Also removes locks that no request holds.
     fn lock_of(&self, sandbox: &str) -> Arc<Mutex<()>> {
         let mut locks = self.sandboxes.borrow_mut();
         if let Some(lock) = locks.get(sandbox).and_then(std::sync::Weak::upgrade) {
@@ -70,7 +71,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_sandbox_is_served_in_order_and_others_at_the_same_time() {
+    async fn requests_for_one_sandbox_are_ordered_and_others_concurrent() {
         // cni-runtime.md section 6.2 item 53
         let turns = Rc::new(Turns::default());
         let log: Rc<RefCell<Vec<String>>> = Rc::default();
@@ -102,6 +103,6 @@ mod tests {
             .await;
         assert_eq!(*log.borrow(), ["+a1", "+b", "-b", "-a1", "+a2", "-a2", "gc"]);
         drop(turns.of(&id("c")).await);
-        assert_eq!(turns.sandboxes.borrow().len(), 1, "what nobody holds is forgotten");
+        assert_eq!(turns.sandboxes.borrow().len(), 1, "locks without a holder are removed");
     }
 }

@@ -1,4 +1,4 @@
-//! What a change of a tenant writes: pure, from what was read to guarded steps.
+//! The writes of a tenant change: pure, from the records that were read to guarded steps.
 
 use std::collections::BTreeSet;
 
@@ -6,32 +6,33 @@ use russet_model::DecodeError;
 use russet_model::openshift::{Namespace, NetId, NetIdUsers, NetNamespace, netid_key, netnamespace_key};
 use russet_store::{Record, Revision, Step};
 
-/// Who has an ID, as it was read; without a revision there is no record of it.
+/// The users of an ID, as they were read. Without a revision there is no record of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) users: BTreeSet<Namespace>,
     pub(super) revision: Option<Revision>,
 }
 
-/// What is to become of a tenant.
+/// The desired state of a tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Wish {
-    /// It is to have this ID, which these have.
+    /// It has this ID, which these namespaces use.
     Id(NetId, Option<Held>),
-    /// It is to be gone.
+    /// It does not exist.
     Gone,
 }
 
-/// How it becomes so.
+/// How to reach the desired state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// It is so.
+    /// It is reached already.
     Done(NetNamespace),
-    /// By these steps, after which it is this.
+    /// These steps result in this tenant.
     Steps(Vec<Step>, NetNamespace),
 }
 
-/// The steps from what is to what is wished: the new ID's record, the tenant, the old ID's record.
+/// The steps from the current to the desired state: the new ID's record, the tenant, the old ID's
+/// record.
 pub(super) fn plan(
     namespace: &Namespace,
     current: Option<(NetNamespace, Revision)>,
@@ -74,7 +75,8 @@ fn joining(namespace: &Namespace, netid: NetId, held: Option<Held>) -> Option<St
     let mut users = held.users;
     users.insert(namespace.clone());
     let value = NetIdUsers { netid, users }.encode();
-    // Also where it names us already: the guard is what keeps the ID from going to somebody else.
+    // Even if the record names this namespace already, because the guard prevents the ID from being
+    // assigned to another tenant.
     Some(match held.revision {
         Some(revision) => Step::update(netid_key(netid), value, revision),
         None => Step::create(netid_key(netid), value),
@@ -92,10 +94,10 @@ fn leaving(namespace: &Namespace, netid: NetId, held: Option<Held>) -> Option<St
     })
 }
 
-/// The first ID that is not in use, from one that follows from the name; each attempt begins elsewhere.
+/// The first free ID, starting from one that is derived from the name and the attempt.
 pub(super) fn free_id(namespace: &Namespace, attempt: u32, used: &BTreeSet<NetId>) -> Option<NetId> {
     let (first, count) = (NetId::FIRST.number(), NetId::MAX.number() - NetId::FIRST.number() + 1);
-    // FNV-1a, which spreads names and guards nothing.
+    // FNV-1a is enough to spread names; it is not used for security.
     let bytes = namespace.as_str().bytes().chain(attempt.to_be_bytes());
     let start = bytes.fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     let candidates = (0..count).map(|step| first + (start % count + step) % count);

@@ -1,4 +1,4 @@
-//! The follower: what the store says of tenants and peers, brought to the data path of this node.
+//! The follower: applies the tenants and peers in the store to this node's data path.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -15,16 +15,16 @@ use tokio::time::{sleep, timeout};
 
 use super::View;
 
-/// What a follower tells of a round: to log, to count, to decide whether the node is ready.
+/// The result of one round, for logs, metrics and readiness.
 #[derive(Debug)]
 pub struct Told {
-    /// What became of the data path.
+    /// The changes of the data path.
     pub report: Report,
-    /// Ports that have another network ID now.
+    /// Number of ports whose network ID changed.
     pub renumbered: usize,
 }
 
-/// What is still to be done.
+/// Changes that are not applied yet.
 #[derive(Debug, Default)]
 struct Due {
     namespaces: BTreeSet<Namespace>,
@@ -32,15 +32,16 @@ struct Due {
     peers: bool,
 }
 
-/// Before the store is asked again, or the kernel.
+/// Pause before the store or the kernel is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long more events are waited for, so that a burst becomes one transaction; an event alone waits no longer than this.
+/// How long further events are collected, so that a burst becomes one transaction. A single event
+/// waits no longer than this.
 const GATHER: Duration = Duration::from_millis(2);
-/// Events in one round; what a node of thousands of peers is told at once.
+/// Limit of events in one round; a node with thousands of peers gets that many at once.
 const GATHER_MAX: usize = 4096;
 
-/// Follows the store for ever. `view` is current whenever `told` is called, and the data path has what it says unless the report names a failure,
-/// which is tried again.
+/// Follows the store and never returns. When `told` is called, `view` is current, and the data path
+/// matches it unless the report has a failure, which is retried.
 pub async fn follow(
     store: Rc<dyn Store>,
     own: NodeName,
@@ -86,7 +87,7 @@ async fn watched(
     }
 }
 
-/// Waits for events, for ever or until something is to be tried again, and takes in those that come together.
+/// Waits for events, up to `patience` if there is one, and takes all that arrive together.
 async fn gather(
     watch: &mut dyn Watch,
     view: &Rc<RefCell<View>>,
@@ -133,7 +134,7 @@ async fn carry_out(sdn: &Arc<Mutex<Sdn>>, own: &NodeName, view: &Rc<RefCell<View
     }
 }
 
-/// Every namespace's ID; a namespace that is not in it has none.
+/// Every namespace's ID. A namespace that is missing has none.
 fn snapshot(view: &Rc<RefCell<View>>) -> std::collections::BTreeMap<Namespace, NetId> {
     let view = view.borrow();
     let known = view.namespaces().filter_map(|namespace| Some((namespace.clone(), view.netid(namespace)?)));
@@ -157,7 +158,7 @@ fn round(
         Some(Port { netid, ..port.clone() })
     };
     let ports: Vec<Port> = sdn.attached().filter_map(changed).collect();
-    // First who may not talk any more, then who may be talked to.
+    // First revoke access, then grant it.
     let renumbered = if ports.is_empty() { Ok(()) } else { sdn.renumber(&ports) };
     let mut report = peers.map_or_else(Report::default, |peers| sdn.peers(peers));
     if let Err(error) = renumbered {

@@ -1,4 +1,4 @@
-//! Changes of tenants over the simulated store, one alone and many at once.
+//! Changes of tenants in the simulated store, one at a time and concurrently.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
@@ -26,7 +26,7 @@ fn tenants(sim: &Sim) -> Tenants {
     Tenants::new(Rc::new(sim.clone()))
 }
 
-/// Every namespace's ID. Whoever has an ID is named by the ID's record.
+/// Every namespace's ID. The ID's record must name every user.
 fn checked(sim: &Sim) -> BTreeMap<Namespace, NetId> {
     let (mut ids, mut users) = (BTreeMap::new(), BTreeMap::new());
     for (key, record) in sim.records() {
@@ -50,7 +50,7 @@ fn checked(sim: &Sim) -> BTreeMap<Namespace, NetId> {
 }
 
 #[test]
-fn a_tenant_lives_as_openshift_says() {
+fn tenants_change_as_openshift_defines() {
     // cni-runtime.md section 4.4
     let sim = Sim::atomic(1);
     let tenants = tenants(&sim);
@@ -59,15 +59,15 @@ fn a_tenant_lives_as_openshift_says() {
     assert!(a != b && a >= NetId::FIRST && b >= NetId::FIRST);
     assert!(act("default", Action::Create).unwrap().netid.is_global());
     assert!(matches!(act("a", Action::Create), Err(TenantError::Exists(_, id)) if id == a));
-    // A tenant alone with its ID is isolated.
+    // A tenant that is the only user of its ID is isolated already.
     assert_eq!(act("a", Action::Isolate).unwrap().netid, a);
     assert_eq!(act("b", Action::Join(name("a"))).unwrap().netid, a);
     assert_eq!(act("b", Action::Join(name("a"))).unwrap().netid, a);
-    // The ID stays as long as one has it.
+    // The ID exists as long as it has a user.
     let fresh = act("a", Action::Isolate).unwrap().netid;
     assert!(fresh != a && act("b", Action::Isolate).unwrap().netid == a);
     assert!(act("b", Action::Global).unwrap().netid.is_global());
-    assert!(!sim.records().contains_key(&netid_key(a)), "nobody has it any more");
+    assert!(!sim.records().contains_key(&netid_key(a)), "it has no user any more");
     assert!(act("a", Action::Join(name("default"))).unwrap().netid.is_global());
     assert!(!act("a", Action::Isolate).unwrap().netid.is_global());
     act("a", Action::Delete).unwrap();
@@ -83,7 +83,7 @@ fn a_tenant_lives_as_openshift_says() {
 }
 
 #[test]
-fn policies_keep_every_namespace_its_own_id() {
+fn with_policies_every_namespace_keeps_its_own_id() {
     // cni-runtime.md section 4.4
     let sim = Sim::atomic(1);
     let network = br#"{"network":"10.128.0.0/14","hostsubnetlength":9,"pluginName":"redhat/openshift-ovs-networkpolicy"}"#;
@@ -96,14 +96,14 @@ fn policies_keep_every_namespace_its_own_id() {
 }
 
 #[test]
-fn two_names_that_begin_at_the_same_id_get_two() {
+fn two_names_that_start_at_the_same_id_get_different_ones() {
     let used = BTreeSet::from([change::free_id(&name("a"), 0, &BTreeSet::new()).unwrap()]);
     let next = change::free_id(&name("a"), 0, &used).unwrap();
     assert!(!used.contains(&next) && next >= NetId::FIRST);
 }
 
 #[test]
-fn an_answer_that_was_lost_is_found_in_the_store() {
+fn a_change_whose_answer_was_lost_is_recognised_in_the_store() {
     for fault in [russet_store::sim::Fault::LostReply, russet_store::sim::Fault::LostRequest] {
         let sim = Sim::atomic(1);
         let tenants = tenants(&sim);
@@ -116,10 +116,10 @@ fn an_answer_that_was_lost_is_found_in_the_store() {
     }
 }
 
-/// One node's operation under way.
+/// One node's operation in progress.
 type Lane<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// Runs lanes in an order that chance decides; a lane may crash at any of its points.
+/// Polls operations in random order; an operation may crash at any await.
 fn interleave(mut lanes: Vec<Lane<'_>>, chance: &mut Chance, crashes_per_thousand: u32) {
     while !lanes.is_empty() {
         let index = chance.below(lanes.len() as u64) as usize;
@@ -130,7 +130,7 @@ fn interleave(mut lanes: Vec<Lane<'_>>, chance: &mut Chance, crashes_per_thousan
     }
 }
 
-/// Pairs of namespaces that would both take the same ID if the other were not there.
+/// Pairs of namespaces that start at the same ID.
 fn rivals() -> Vec<Namespace> {
     let mut first: BTreeMap<NetId, Namespace> = BTreeMap::new();
     let mut rivals = Vec::new();
@@ -147,7 +147,7 @@ fn rivals() -> Vec<Namespace> {
 }
 
 #[test]
-fn nodes_that_create_at_once_never_give_one_id_to_two() {
+fn concurrent_creations_never_assign_one_id_twice() {
     let names = rivals();
     for seed in 0..200 {
         for sim in [Sim::atomic(seed), Sim::non_atomic(seed)] {
@@ -167,7 +167,7 @@ fn nodes_that_create_at_once_never_give_one_id_to_two() {
 }
 
 #[test]
-fn whatever_nodes_do_at_once_only_joined_namespaces_share_an_id() {
+fn after_concurrent_changes_only_joined_namespaces_share_an_id() {
     for seed in 0..300 {
         for sim in [Sim::atomic(seed), Sim::non_atomic(seed)] {
             let setup = tenants(&sim);
@@ -176,7 +176,7 @@ fn whatever_nodes_do_at_once_only_joined_namespaces_share_an_id() {
             }
             sim.set_faults(Faults { conflict: 20, lost_reply: 50, lost_request: 50, ..Faults::default() });
             let mut chance = Chance::new(seed);
-            // Joins only within {a, b} and within {c, d}: no ID may ever be on both sides.
+            // Joins only within {a, b} and within {c, d}: no ID may ever be used on both sides.
             let stores: Vec<Tenants> = (0..8).map(|_| tenants(&sim)).collect();
             let pick = |chance: &mut Chance| {
                 let pair = [["a", "b"], ["c", "d"]][chance.below(2) as usize];

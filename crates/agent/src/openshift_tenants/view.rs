@@ -1,4 +1,4 @@
-//! What a node knows of tenants and peers: the watch's events, taken in one by one.
+//! A node's copy of tenants and peers, updated by the events of the watch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use russet_model::{DecodeError, Key};
 use russet_overlay::openshift::Peer;
 use russet_store::Event;
 
-/// The tenants, subnets and network of a store, as they were told last.
+/// The tenants, subnets and network of a store.
 #[derive(Debug, Default)]
 pub struct View {
     tenants: BTreeMap<Namespace, NetId>,
@@ -21,20 +21,20 @@ pub struct View {
 /// What an event changed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Changed {
-    /// Namespaces whose network ID is another one than before, or none any more.
+    /// Namespaces whose network ID changed or was removed.
     pub namespaces: BTreeSet<Namespace>,
-    /// Some node's subnet or address.
+    /// The subnet or address of some node changed.
     pub subnets: bool,
-    /// The cluster's network.
+    /// The cluster's network changed.
     pub network: bool,
-    /// Records that say nothing, and why.
+    /// Records that cannot be decoded, and why.
     pub malformed: Vec<(Key, DecodeError)>,
 }
 
 // === impl View ===
 
 impl View {
-    /// The network ID that pods of a namespace have. Where a cluster does not isolate, everybody is global.
+    /// The network ID of a namespace's pods. In a cluster without isolation all are global.
     pub fn netid(&self, namespace: &Namespace) -> Option<NetId> {
         match self.mode() {
             IsolationMode::Subnet => Some(NetId::GLOBAL),
@@ -42,23 +42,23 @@ impl View {
         }
     }
 
-    /// How the cluster isolates; by tenants, unless it says something else.
+    /// How the cluster isolates; by tenants, unless the network's record says otherwise.
     pub fn mode(&self) -> IsolationMode {
         self.network.as_ref().map_or(IsolationMode::Multitenant, |network| network.mode)
     }
 
-    /// All nodes but one.
+    /// All nodes except one.
     pub fn peers(&self, own: &NodeName) -> Vec<Peer> {
         let others = self.subnets.values().filter(|subnet| subnet.host != *own);
         others.map(|subnet| Peer { host_ip: subnet.host_ip, subnet: subnet.subnet }).collect()
     }
 
-    /// All namespaces that have an ID.
     pub fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
         self.tenants.keys()
     }
 
-    /// Takes an event in. A record that cannot be read counts as none: a tenant whose ID is not known is nobody's.
+    /// Applies an event. A record that cannot be decoded counts as absent: a namespace without a
+    /// known ID has no network.
     pub fn take(&mut self, event: Event) -> Changed {
         let mut changed = Changed::default();
         match event {

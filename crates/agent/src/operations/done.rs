@@ -1,4 +1,5 @@
-//! The one line at level info that an ADD or DEL leaves in the agent's log: which pod, which addresses, how long it took.
+//! The one log line at level info for each ADD or DEL: which pod, which addresses, how long it
+//! took.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,7 +11,8 @@ use crate::journal::Recorder;
 /// The interface that every container has; runtimes attach it before each pod's network.
 const LOOPBACK: &str = "lo";
 
-/// What a request is about, read before it is carried out: a DEL's addresses are unknown afterwards.
+/// The subject of a request, read before it is carried out: a DEL's addresses are unknown
+/// afterwards.
 pub(super) struct Subject {
     verb: &'static str,
     target: Option<Target>,
@@ -41,7 +43,7 @@ impl Subject {
         }
     }
 
-    /// Logs that it is done.
+    /// Logs that the request is done.
     pub(super) fn done(&self, result: Option<&CniResult>, took: Duration) {
         let Some(target) = &self.target else { return };
         let (container, ifname) = (target.container_id.as_str(), target.ifname.as_str());

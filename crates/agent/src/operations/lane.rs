@@ -1,4 +1,5 @@
-//! Whose turn it is among requests that wait for each other. Fair: whoever came first for a container is served first.
+//! Locks of requests that exclude each other. They are fair: the first request for a container is
+//! served first.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -9,16 +10,17 @@ use tokio::sync::{Mutex, OwnedMutexGuard, OwnedRwLockReadGuard, OwnedRwLockWrite
 
 use super::ALONE_PAUSE;
 
-/// Plugins that wait for each other.
+/// The locks of plugins that exclude each other.
 #[derive(Default)]
 pub struct Lane {
-    /// Held for reading by work on one container, for writing by GC, which looks at all of them.
+    /// Held for reading by requests for one container, for writing by GC, which covers all
+    /// containers.
     pub(super) everyone: Arc<RwLock<()>>,
-    /// By container ID, and by `namespace/name` for pods, which no container ID can be.
+    /// By container ID, and by `namespace/name` for pods, which cannot be a container ID.
     locks: RefCell<HashMap<String, Weak<Mutex<()>>>>,
 }
 
-/// The right to work, for as long as it is kept.
+/// The locks of one request, held as long as this value exists.
 pub struct Turn {
     _pod: Option<OwnedMutexGuard<()>>,
     _container: Option<OwnedMutexGuard<()>>,
@@ -26,7 +28,7 @@ pub struct Turn {
     _alone: Option<OwnedRwLockWriteGuard<()>>,
 }
 
-/// No request for any container is under way as long as this is kept.
+/// No request for any container is in progress as long as this value exists.
 pub struct Alone {
     _turns: [Turn; 2],
 }
@@ -42,8 +44,9 @@ impl Alone {
 // === impl Lane ===
 
 impl Lane {
-    /// Waits for a moment in which nobody works. Without a place in the lock's queue: it is a fair one, and whoever waits there holds up every request
-    /// that comes after him, behind the slowest of those before him.
+    /// Waits until no request holds a lock. It polls instead of waiting in the queue of the lock,
+    /// which is fair: a waiting writer would block every later request behind the slowest of the
+    /// current ones.
     pub async fn alone(&self) -> Turn {
         loop {
             match self.try_alone() {
@@ -53,13 +56,14 @@ impl Lane {
         }
     }
 
-    /// The same if the moment is now.
+    /// Exclusive access, if no request holds a lock now.
     pub fn try_alone(&self) -> Option<Turn> {
         let alone = Arc::clone(&self.everyone).try_write_owned().ok()?;
         Some(Turn { _pod: None, _container: None, _shared: None, _alone: Some(alone) })
     }
 
-    /// Waits for whatever else works on the container, then on the pod: an old sandbox and a new one of the same pod want the same host end.
+    /// Waits for earlier requests for the container, then for the pod: an old and a new sandbox of
+    /// one pod use the same host end.
     pub async fn turn(&self, request: &Request, target: &Target) -> Turn {
         let shared = Arc::clone(&self.everyone).read_owned().await;
         let container = self.lock_of(target.container_id.as_str()).lock_owned().await;
@@ -70,7 +74,7 @@ impl Lane {
         Turn { _pod: pod, _container: Some(container), _shared: Some(shared), _alone: None }
     }
 
-    /// The lock of one container or pod. Locks that nobody holds are forgotten on the way.
+    /// The lock of one container or pod. Also removes locks that no request holds.
     pub(super) fn lock_of(&self, subject: &str) -> Arc<Mutex<()>> {
         let mut locks = self.locks.borrow_mut();
         if let Some(lock) = locks.get(subject).and_then(Weak::upgrade) {

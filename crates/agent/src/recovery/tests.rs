@@ -40,7 +40,7 @@ fn kernel(wired: &[&str]) -> Kernel {
 }
 
 #[test]
-fn an_add_is_rolled_back_unless_its_pod_was_attached_before() {
+fn an_add_is_rolled_back_unless_its_attachment_was_complete_before() {
     let (nothing, pod) = (kernel(&[]), kernel(&["abc"]));
     let reused = || vec![Effect::Wired { reused: true, bridge_mac: None }];
     let new = || vec![Effect::Wired { reused: false, bridge_mac: None }];
@@ -55,7 +55,7 @@ fn an_add_is_rolled_back_unless_its_pod_was_attached_before() {
 }
 
 #[test]
-fn on_the_word_of_a_damaged_journal_no_pod_that_runs_is_touched() {
+fn a_damaged_journal_does_not_affect_running_pods() {
     let (nothing, pod) = (kernel(&[]), kernel(&["abc"]));
     let decided = |verb, kernel| decide(&open(verb, false, vec![]), true, kernel);
     assert_eq!(decided(Verb::Add, &pod), Decision::Keep(0));
@@ -67,7 +67,7 @@ fn on_the_word_of_a_damaged_journal_no_pod_that_runs_is_touched() {
 }
 
 #[test]
-fn what_runs_cannot_be_said_and_so_everything_may() {
+fn without_kernel_state_every_pod_counts_as_running() {
     let unknown = Kernel::default();
     let decided = |verb, damaged| decide(&open(verb, false, vec![]), damaged, &unknown);
     assert_eq!(decided(Verb::Add, true), Decision::Keep(0));
@@ -75,7 +75,7 @@ fn what_runs_cannot_be_said_and_so_everything_may() {
     for damaged in [true, false] {
         assert_eq!(decided(Verb::Gc, damaged), Decision::Keep(11), "pods without an agent may have come");
     }
-    // A journal that is whole says what it is about: nobody had an answer.
+    // A complete journal is reliable: no caller had an answer.
     assert_eq!(decided(Verb::Add, false), Decision::Undo);
     assert_eq!(decided(Verb::Del, false), Decision::Finish);
 }
@@ -91,7 +91,7 @@ fn an_add_is_undone_by_the_del_of_the_same_request() {
 }
 
 #[test]
-fn a_gc_that_is_rolled_forward_leaves_alone_what_came_after_it() {
+fn a_gc_that_is_rolled_forward_keeps_newer_attachments() {
     let request = request(&open(Verb::Gc, false, vec![]), &[interface("late")]).unwrap();
     assert_eq!(request.env.call, Call::Gc);
     let valid = request.config.valid_attachments().unwrap().unwrap();
@@ -100,7 +100,7 @@ fn a_gc_that_is_rolled_forward_leaves_alone_what_came_after_it() {
 }
 
 #[test]
-fn what_the_journal_cannot_mean_is_an_error() {
+fn an_impossible_journal_entry_is_an_error() {
     let broken = |change: fn(&mut Begin)| {
         let mut open = open(Verb::Gc, false, vec![]);
         change(&mut open.begin);

@@ -1,7 +1,9 @@
-//! What the store says, for one look: the entries to be judged, what handles count although nobody holds it, and the records that speak for somebody.
+//! The store's content for one check: the entries to check, handle counts without allocated
+//! addresses, and the records that prove that addresses are in use.
 //!
-//! An agent looks every ten minutes and is one of thousands, so it reads its own blocks only. Endpoints are read when there is somebody to accuse, and
-//! the handles of the whole cluster by one node an hour, in turn.
+//! An agent checks every ten minutes and is one of thousands, so it reads only its own blocks.
+//! Endpoints are read only if there is an entry without other evidence, and one node per hour, in
+//! turn, reads the handles of the whole cluster.
 
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
@@ -14,68 +16,61 @@ use russet_store::{Record, Revision, Store, StoreError};
 
 use super::judge::Endpoint;
 
-/// A record that has to be known before anything is judged.
+/// A record that must be known before anything is checked.
 #[derive(Debug, thiserror::Error)]
 pub enum BooksError {
-    /// The store did not answer.
     #[error("read {what}: {source}")]
     Store {
-        /// What was read.
         what: String,
-        /// Why not.
         source: StoreError,
     },
-    /// It might name somebody.
+    /// It might belong to a running pod.
     #[error("record {key} cannot be read, and may speak for somebody: {source}")]
     Unreadable {
-        /// The record.
         key: Key,
-        /// Where and why.
         source: DecodeError,
     },
-    /// Without its record nobody knows whose addresses are meant.
+    /// Without the record it is unknown which machine's addresses are meant.
     #[error("node {0} has no record in the store")]
     NoNode(NodeName),
 }
 
-/// The node's record, as far as it matters here.
+/// The relevant content of the node's record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeRecord {
-    /// When it was last written. Two machines under one name write it in turns.
+    /// When it was last written. Two machines with one name write it alternately.
     pub revision: Revision,
-    /// The machine's own addresses, by its record.
+    /// The machine's own addresses, according to its record.
     pub addresses: Vec<IpAddr>,
-    /// Its tunnels'.
+    /// The addresses of its tunnels.
     pub tunnels: BTreeSet<IpAddr>,
 }
 
-/// A handle that counts addresses which nobody holds.
+/// A handle with counts of addresses that are not allocated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Residue {
-    /// The handle.
     pub handle: HandleId,
     /// When it was last written.
     pub revision: Revision,
-    /// The blocks that hold nothing of it, as they stand there.
+    /// The blocks in which it has no address, as the handle names them.
     pub blocks: Vec<String>,
-    /// It holds nothing anywhere.
+    /// It has no address in any block.
     pub orphan: bool,
 }
 
 /// Entries and residues.
 #[derive(Debug, Default)]
 pub struct Books {
-    /// What there is to judge.
     pub entries: Vec<Held>,
-    /// How many blocks were read.
+    /// Number of blocks that were read.
     pub blocks: usize,
-    /// How many handles were read.
+    /// Number of handles that were read.
     pub handles: usize,
-    /// What handles count too much.
+    /// Handles with too high counts.
     pub residues: Vec<Residue>,
 }
 
-/// Whose entries are wanted.
+/// Whose entries are read.
 #[derive(Debug, Clone, Copy)]
 pub enum Wanted<'a> {
     /// Those of this node.
@@ -88,16 +83,16 @@ pub enum Wanted<'a> {
 struct Pass<'a> {
     wanted: Wanted<'a>,
     books: Books,
-    /// Handle (its hash) and block, for each pair that holds something. Two of a million hashes meet once in 10^7 passes, and then a residue stays.
+    /// Handle (its hash) and block, for each pair with an address. With a million hashes, two are
+    /// equal once in 10^7 passes; then a residue is missed.
     held: HashSet<(u64, BlockCidr)>,
-    /// Handles (their hashes) that hold something anywhere.
+    /// Handles (their hashes) with an address in any block.
     holders: HashSet<u64>,
-    /// Blocks that cannot be read may hold anything.
+    /// Blocks that cannot be read may contain any address.
     unread: HashSet<BlockCidr>,
     hasher: RandomState,
 }
 
-/// This node's record.
 pub async fn node(store: &dyn Store, name: &NodeName) -> Result<NodeRecord, BooksError> {
     let record = get(store, &Key::node(name)).await?.ok_or_else(|| BooksError::NoNode(name.clone()))?;
     let node = Node::decode(&record.value).map_err(unreadable(&record))?;
@@ -106,7 +101,7 @@ pub async fn node(store: &dyn Store, name: &NodeName) -> Result<NodeRecord, Book
     Ok(NodeRecord { revision: record.revision, addresses, tunnels: tunnels(&node) })
 }
 
-/// The names of all nodes that have a record, and all their tunnels.
+/// The names of all nodes that have a record, and the addresses of all their tunnels.
 pub async fn nodes(store: &dyn Store) -> Result<(BTreeSet<String>, BTreeSet<IpAddr>), BooksError> {
     let (mut names, mut addresses, mut failed) = (BTreeSet::new(), BTreeSet::new(), None);
     scan(store, &Prefix::nodes(), &mut |record| match Node::decode(&record.value) {
@@ -122,7 +117,7 @@ pub async fn nodes(store: &dyn Store) -> Result<(BTreeSet<String>, BTreeSet<IpAd
     failed.map_or(Ok((names, addresses)), Err)
 }
 
-/// The names of all nodes that have a record, by the keys alone.
+/// The names of all nodes that have a record, from the keys alone.
 pub async fn node_names(store: &dyn Store) -> Result<Vec<NodeName>, BooksError> {
     let prefix = Prefix::nodes();
     let keys = store.keys(&prefix).await;
@@ -134,7 +129,8 @@ pub async fn node_names(store: &dyn Store) -> Result<Vec<NodeName>, BooksError> 
     Ok(keys.into_iter().filter_map(name).collect())
 }
 
-/// The entries in the node's own blocks: one listing of keys a family, and one read a block.
+/// The entries in the node's own blocks: one list of keys for each family, and one read for each
+/// block.
 pub async fn own(store: &dyn Store, name: &NodeName) -> Result<Books, BooksError> {
     let mut books = Books::default();
     for family in Family::BOTH {
@@ -148,7 +144,7 @@ pub async fn own(store: &dyn Store, name: &NodeName) -> Result<Books, BooksError
     Ok(books)
 }
 
-/// The entries in some blocks, one read each.
+/// The entries in some blocks, with one read each.
 pub async fn some(
     store: &dyn Store,
     blocks: &BTreeSet<BlockCidr>,
@@ -161,7 +157,8 @@ pub async fn some(
     Ok(books)
 }
 
-/// The entries and residues of the whole cluster, at one moment: a handle and its block are written together.
+/// The entries and residues of the whole cluster at one moment: a handle and its block are written
+/// together.
 pub async fn all(store: &dyn Store, wanted: Wanted<'_>) -> Result<Books, BooksError> {
     let mut pass = Pass {
         wanted,
@@ -175,7 +172,7 @@ pub async fn all(store: &dyn Store, wanted: Wanted<'_>) -> Result<Books, BooksEr
     Ok(pass.books)
 }
 
-/// All endpoints. One that cannot be read might be anybody's.
+/// All endpoints. One that cannot be decoded might have any address.
 pub async fn endpoints(store: &dyn Store) -> Result<Vec<Endpoint>, BooksError> {
     let (mut found, mut failed) = (Vec::new(), None);
     scan(store, &Prefix::workload_endpoints(), &mut |record| match WorkloadEndpoint::decode(&record.value) {
@@ -192,8 +189,9 @@ pub async fn endpoints(store: &dyn Store) -> Result<Vec<Endpoint>, BooksError> {
     failed.map_or(Ok(found), Err)
 }
 
-/// Whether it is this node's turn to look at the handles of the whole cluster: in each hour it is another node's, and all come to the same answer
-/// (agents of different builds may not; then two look, or none for an hour).
+/// Whether this node checks the handles of the whole cluster now: another node does so in each
+/// hour, and all nodes compute the same result (agents of different versions may not; then two
+/// check, or none, for an hour).
 pub fn has_turn(own: &NodeName, nodes: &[NodeName], hour: u64) -> bool {
     let rank = |name: &NodeName| {
         let mut hasher = DefaultHasher::new();
@@ -228,7 +226,8 @@ fn entries<'a>(block: &'a Block, wanted: Wanted<'a>) -> impl Iterator<Item = Hel
     (0..block.cidr.size()).filter_map(entry)
 }
 
-/// A block that cannot be read is left alone, with all that it holds: `russet ipam check` names it.
+/// A block that cannot be decoded is skipped with all its addresses: `russet ipam check` reports
+/// it.
 fn readable(record: &Record, cidr: BlockCidr) -> Option<Block> {
     Block::decode(&record.value).ok().filter(|block| block.cidr == cidr)
 }
@@ -293,8 +292,9 @@ impl Pass<'_> {
         self.books.entries.extend(entries(&block, self.wanted));
     }
 
-    /// What a handle counts in blocks that hold nothing of it. Too high a count of a block that does hold something stays: it does no harm and ends with
-    /// the pod, and a peer that is about to write would subtract from it.
+    /// A handle's counts for blocks in which it has no address. Too high a count for a block in
+    /// which it has one is left: it does no harm and ends with the pod, and a peer that is about to
+    /// write would subtract from it.
     fn handle(&mut self, record: &Record, handle: HandleId) {
         self.books.handles += 1;
         let Ok(stored) = Handle::decode(&record.value) else { return };

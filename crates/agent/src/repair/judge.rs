@@ -1,7 +1,10 @@
-//! Whether an address is leaked: what the books say of it and what one look found, in; a verdict, out. Pure.
+//! Whether an address is leaked: the allocator's entry and the evidence of one check in, a decision
+//! out. Pure.
 //!
-//! Whatever is unknown is alive. Only an entry that has the form of a pod's, is older than the grace, and is known to nothing on the machine and to
-//! nobody's record is leaked; and only when two looks say so does anybody act upon it (`calico#5044`, `#12257`: one look at one source freed the
+//! Whatever is unknown counts as in use. An entry is leaked only if it has the form of a pod's, is
+//! older than the grace period, and neither the machine nor any record has a trace of it; and it is
+//! released only if two checks agree (`calico#5044`, `#12257`: one check of one source released the
+//! addresses of running pods).
 //! addresses of running pods).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,80 +22,78 @@ use russet_runtime::Attached;
 /// What the machine itself knows of attachments.
 #[derive(Debug, Clone, Default)]
 pub struct Machine {
-    /// Whom links of ours are for, doomed ones included.
+    /// Owners of Russet's links, including doomed ones.
     pub links: Vec<Owner>,
     /// The node's own addresses.
     pub own: BTreeSet<IpAddr>,
-    /// Addresses that have a route of their own, whoever made it.
+    /// Addresses with a host route, whichever program added it.
     pub routes: BTreeSet<IpAddr>,
-    /// Addresses that an interface has, and the namespace in which it is.
+    /// Addresses of interfaces, with their namespaces.
     pub interfaces: BTreeMap<IpAddr, PathBuf>,
-    /// How many namespaces were looked into.
+    /// Number of namespaces that were read.
     pub namespaces: usize,
-    /// How many processes could not be asked for theirs.
+    /// Number of processes whose namespace could not be read.
     pub unseen: usize,
-    /// What runtimes have attached.
+    /// The attachments in runtimes' caches.
     pub cached: Vec<Attached>,
-    /// The links themselves.
+    /// Russet's links.
     pub owned: Vec<OwnedLink>,
-    /// Indices of links whose other end is in a namespace with a process, with that end's, and perhaps some more.
+    /// Indexes of links whose peer is in a namespace with a process, with the peer's index; it may
+    /// contain others.
     pub inhabited: BTreeSet<(u32, u32)>,
-    /// All processes of the machine that may be a pod's could be asked for their namespace.
+    /// The namespaces of all processes that may be a pod's could be read.
     pub sees_processes: bool,
 }
 
-/// What a workload endpoint's record names.
+/// The content of a workload endpoint's record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
-    /// The record.
     pub key: String,
-    /// Its container; none in records that name none.
+    /// Its container; none if the record names none.
     pub container: Option<String>,
-    /// Its addresses.
     pub nets: Vec<IpNet>,
 }
 
-/// Everything that speaks for somebody's life. Missing parts speak for nobody, so whoever could not read one must not ask for a verdict.
+/// The evidence that an address is in use. A missing part counts as no evidence, so a caller that
+/// could not read a part must not decide.
 #[derive(Debug, Clone, Copy)]
 pub struct Evidence<'a> {
-    /// The machine.
     pub machine: &'a Machine,
-    /// The endpoints.
     pub endpoints: &'a [Endpoint],
-    /// The tunnel addresses that nodes' records name.
+    /// The tunnel addresses in the nodes' records.
     pub tunnels: &'a BTreeSet<IpAddr>,
-    /// Containers for which somebody asked something since the first look, by ID.
+    /// IDs of containers with a request since the first check.
     pub asked: &'a BTreeSet<String>,
-    /// What the clock said before the look.
+    /// The time before the check.
     pub now: SystemTime,
-    /// Entries younger than this are left alone.
+    /// Entries younger than this are skipped.
     pub grace: Duration,
 }
 
-/// Why an entry is left alone.
+/// Why an entry counts as in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Alive {
-    /// It is none that a CNI plugin made for a pod.
+    /// It was not allocated for a pod by a CNI plugin.
     NotAPods(&'static str),
-    /// A node's record names it.
+    /// A node's record has it as a tunnel address.
     Tunnel,
-    /// It is younger than the grace, or says a time that is not understood.
+    /// It is younger than the grace period, or its time cannot be parsed.
     Young(String),
-    /// A request for its container came since the first look.
+    /// There was a request for its container since the first check.
     Asked,
-    /// A link of ours is for its container.
+    /// A link of Russet's belongs to its container.
     Link(String),
-    /// It has a route of its own.
+    /// It has a host route.
     Route,
     /// An interface has it.
     Interface(PathBuf),
-    /// A runtime has it attached.
+    /// A runtime's cache has it.
     Cached(PathBuf),
-    /// An endpoint names it, or its container.
+    /// An endpoint has it, or its container.
     Endpoint(String),
 }
 
-/// The verdict. What is leaked is judged from the cheap evidence to the dear.
+/// Ok if the entry is leaked. Cheap evidence is checked first.
 pub fn judge(entry: &Held, evidence: &Evidence<'_>) -> Result<(), Alive> {
     let handle = pods_handle(&entry.attribute).map_err(Alive::NotAPods)?;
     let subject = Subject { address: entry.address, handle, interface: entry.attribute.get("interface") };
@@ -115,7 +116,7 @@ pub fn judge(entry: &Held, evidence: &Evidence<'_>) -> Result<(), Alive> {
     }
 }
 
-/// The handle, if a CNI plugin took the address for a container; otherwise why that is not so.
+/// The handle, if a CNI plugin allocated the address for a container; otherwise why not.
 fn pods_handle(attribute: &Attribute) -> Result<&str, &'static str> {
     let handle = attribute.handle_id.as_deref().map(HandleId::sanitized).ok_or("it has no handle")?;
     let names = |name: &str| attribute.get(name).is_some();
@@ -134,7 +135,8 @@ fn pods_handle(attribute: &Attribute) -> Result<&str, &'static str> {
     if virtual_machine {
         return Err("it is a virtual machine's, which keeps it while it is off");
     }
-    // Peers before 3.18 write no time; the others name at least that, and all name pods where there are any (calico-ipam.md section 1.4).
+    // Peers before 3.18 write no time; the others write at least that, and all write the pod if
+    // there is one (calico-ipam.md section 1.4).
     let pods = (names("pod") && names("namespace")) || names("interface") || names("timestamp");
     if !(pods && handle.contains('.')) {
         return Err("it is of unknown source");
@@ -142,19 +144,19 @@ fn pods_handle(attribute: &Attribute) -> Result<&str, &'static str> {
     Ok(handle)
 }
 
-/// Reads `2026-01-02 03:04:05.678901234 +0000 UTC`.
+/// Parses `2026-01-02 03:04:05.678901234 +0000 UTC`.
 fn go_time(text: &str) -> Option<SystemTime> {
     let mut words = text.split_whitespace();
     let (date, clock, zone) = (words.next()?, words.next()?, words.next()?);
     (zone == "+0000").then(|| time::parse_rfc3339(&format!("{date}T{clock}Z")))?
 }
 
-/// What evidence is compared with.
+/// The entry that is compared with the evidence.
 #[derive(Debug, Clone, Copy)]
 struct Subject<'a> {
     address: IpAddr,
     handle: &'a str,
-    /// None in entries of Go peers: they stand for every interface of the container.
+    /// None in entries of Go peers, which then cover every interface of the container.
     interface: Option<&'a str>,
 }
 
@@ -177,7 +179,8 @@ impl Subject<'_> {
         }
     }
 
-    /// Whether the handle is of this container, on whatever network. A dot may stand in both names: then both are meant.
+    /// Whether the handle belongs to this container, on any network. Both names may contain a dot:
+    /// then both readings count.
     fn is_of_container(&self, container: &str) -> bool {
         self.handle.strip_suffix(container).is_some_and(|network| network.ends_with('.'))
     }
@@ -195,7 +198,8 @@ impl Subject<'_> {
         }
     }
 
-    /// A link whose alias had no room for the names: it is asked whether it is this one; where it cannot be asked, it may be.
+    /// A link whose alias had no space for the names: compared by its hash if possible, otherwise
+    /// it may be the one.
     fn perhaps_hashed(&self, link: &Owner) -> bool {
         let Some(container) = on_network(self.handle, link.network()) else { return false };
         let interface = self.interface.and_then(|name| IfName::new(name).ok());

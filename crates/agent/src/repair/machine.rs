@@ -1,5 +1,6 @@
-//! One look at the machine: the kernel's links, routes and addresses in every namespace, and the runtimes' caches. Reads only. Whatever cannot be read
-//! makes the look void; what went away while it was looked at does not.
+//! The state of the machine for one check: the kernel's links, routes and addresses in every
+//! namespace, and the runtimes' caches. Only reads. If a part cannot be read, the check has no
+//! result; a part that disappears meanwhile does not matter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -16,37 +17,32 @@ use russet_runtime::CacheError;
 use super::judge::Machine;
 use super::unheld::PodLink;
 
-/// A part of the machine that cannot be seen.
+/// A part of the machine that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// The kernel's links, routes or addresses.
     #[error("read the node's network: {0}")]
     Netlink(#[from] NetlinkError),
-    /// A namespace in which a pod may live.
+    /// A namespace that may belong to a pod.
     #[error(transparent)]
     Namespace(#[from] NetNsError),
-    /// Where namespaces are listed.
     #[error("look for network namespaces in {}: {source}", path.display())]
     Namespaces {
-        /// The file or directory.
         path: PathBuf,
-        /// Why not.
         source: std::io::Error,
     },
-    /// What a runtime remembers.
     #[error(transparent)]
     Cache(#[from] CacheError),
 }
 
-/// The namespace of the first process.
+/// The network namespace of the first process.
 const INIT: &str = "/proc/1/ns/net";
-/// The machine's first namespace of processes (`PROC_PID_INIT_INO` of linux/proc_ns.h).
+/// The machine's first PID namespace (`PROC_PID_INIT_INO` of linux/proc_ns.h).
 const INIT_PIDS: &str = "pid:[4026531836]";
 
-/// What names of host ends of plugin `russet` begin with.
+/// Prefix of the host ends of plugin `russet`.
 const NATIVE_PREFIX: &str = "russ";
 
-/// Looks. Blocks for about a millisecond a namespace.
+/// Reads the machine. Blocks for about a millisecond for each namespace.
 pub fn look(caches: &[PathBuf]) -> Result<Machine, MachineError> {
     let mut machine = Machine::default();
     let mut socket = Socket::route()?;
@@ -67,7 +63,8 @@ pub fn look(caches: &[PathBuf]) -> Result<Machine, MachineError> {
         let path = namespace.path();
         machine.interfaces.extend(addresses.iter().map(|address| (address.net.addr(), path.to_owned())));
         if *id != own && inhabited.contains(id) {
-            // Whether that is an index of the node's or of another namespace is not asked: one too many is alive, and none too few.
+            // It does not matter whether the index belongs to the node or to another namespace: an
+            // extra entry only keeps an attachment.
             machine.inhabited.extend(links.iter().filter_map(|link| Some((link.link?, link.index))));
         }
     }
@@ -77,8 +74,8 @@ pub fn look(caches: &[PathBuf]) -> Result<Machine, MachineError> {
     Ok(machine)
 }
 
-/// The pods of plugin `russet` on this node: each address that is routed to one of their host ends. The addresses of other plugins' pods may be another
-/// IPAM plugin's affair.
+/// The pods of plugin `russet` on this node: each address with a route to one of their host ends.
+/// The addresses of other plugins' pods may belong to another IPAM plugin.
 pub(super) fn pods() -> Result<BTreeMap<IpAddr, PodLink>, MachineError> {
     let mut socket = Socket::route()?;
     let mut links = russet_attach::list(&mut socket)?;
@@ -98,12 +95,11 @@ pub(super) fn pods() -> Result<BTreeMap<IpAddr, PodLink>, MachineError> {
     Ok(pods)
 }
 
-/// The machine's own addresses.
 pub(super) fn own_addresses() -> Result<BTreeSet<IpAddr>, MachineError> {
     Ok(Socket::route()?.addresses()?.iter().map(|address| address.net.addr()).collect())
 }
 
-/// The address that a route is for alone, if packets for it go anywhere.
+/// The address of a host route, if packets for it are forwarded.
 fn host_route(route: &Route) -> Option<IpAddr> {
     let nowhere = matches!(
         route.kind,
@@ -112,21 +108,22 @@ fn host_route(route: &Route) -> Option<IpAddr> {
     (route.dst.prefix_len() == route.dst.max_prefix_len() && !nowhere).then(|| route.dst.addr())
 }
 
-/// Network namespaces.
 #[derive(Default)]
 struct Namespaces {
     found: BTreeMap<NetNsId, NetNs>,
-    /// Those in which a process is.
+    /// Those with a process.
     inhabited: BTreeSet<NetNsId>,
-    /// How many processes could not be looked at.
+    /// Number of processes that could not be read.
     unseen: usize,
-    /// Those of them that may be a pod's: not the machine's first one.
+    /// Those of them that may be a pod's, which excludes processes in the machine's first
+    /// namespace.
     hidden: usize,
 }
 
-/// Every network namespace that this process can see: those of processes, and those that are only mounted somewhere; and how many processes could not
-/// be looked at. Those are more privileged than we, or we are less than root: a pod's namespace is mounted where the runtime told us to open it, so it
-/// is among the others.
+/// Every network namespace that is visible to this process: those of processes, and those that are
+/// only mounted; and the number of processes that could not be read. Those have more privileges
+/// than this process, or this process is not root. A pod's namespace is mounted where the runtime
+/// asked us to open it, so it is among the others.
 fn namespaces() -> Result<Namespaces, MachineError> {
     let Namespaces { mut found, mut inhabited, mut unseen, mut hidden } = Namespaces::default();
     for path in processes()? {
@@ -153,7 +150,8 @@ fn namespaces() -> Result<Namespaces, MachineError> {
     Ok(Namespaces { found, inhabited, unseen, hidden })
 }
 
-/// Whether `/proc` shows the processes of the whole machine, and not those of a container in which we are.
+/// Whether `/proc` shows the processes of the whole machine, and not only those of a container
+/// around this process.
 fn sees_all_processes() -> Result<bool, MachineError> {
     let path = Path::new("/proc/self/ns/pid");
     let namespace =
@@ -177,7 +175,7 @@ fn error_is(error: &NetNsError, kind: ErrorKind) -> bool {
     matches!(error, NetNsError::Io { source, .. } if source.kind() == kind)
 }
 
-/// A process that ends while it is looked at: the file was there, and then its process was not.
+/// A process that exits while it is read: its file exists and then has no process.
 fn has_exited(error: &NetNsError) -> bool {
     const ESRCH: i32 = 3;
     matches!(error, NetNsError::Io { source, .. } if source.raw_os_error() == Some(ESRCH))
@@ -190,14 +188,15 @@ fn mounts() -> Result<Vec<PathBuf>, MachineError> {
     Ok(read.split(|byte| *byte == b'\n').filter_map(mounted_namespace).collect())
 }
 
-/// The mount point of a line of mountinfo, if a network namespace is mounted there (proc_pid_mountinfo(5)).
+/// The mount point in a line of mountinfo, if a network namespace is mounted there
+/// (proc_pid_mountinfo(5)).
 fn mounted_namespace(line: &[u8]) -> Option<PathBuf> {
     let mut fields = line.split(|byte| *byte == b' ');
     let (root, point) = (fields.nth(3)?, fields.next()?);
     root.starts_with(b"net:[").then(|| OsString::from_vec(unescaped(point)).into())
 }
 
-/// Mount points have blanks and backslashes as three octal digits.
+/// Blanks and backslashes in mount points are written as three octal digits.
 fn unescaped(point: &[u8]) -> Vec<u8> {
     let mut parts = point.split(|byte| *byte == b'\\');
     let mut text = parts.next().unwrap_or_default().to_vec();
@@ -222,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mounted_namespaces_are_found_whatever_their_path() {
+    fn mounted_namespaces_are_found_at_any_path() {
         let line = "612 25 0:4 net:[4026532288] /run/net\\040ns/a\\134b rw shared:300 - nsfs nsfs rw";
         assert_eq!(mounted_namespace(line.as_bytes()), Some("/run/net ns/a\\b".into()));
         for other in [
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_to_one_address_that_lead_somewhere_speak_for_it() {
+    fn host_routes_that_forward_packets_are_evidence() {
         let route = |dst: &str, kind| host_route(&Route { kind, ..Route::new(dst.parse().unwrap()) });
         assert!(route("10.1.0.7/32", RouteKind::Unicast).is_some());
         assert!(route("fd00::7/128", RouteKind::Local).is_some());

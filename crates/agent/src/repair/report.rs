@@ -1,4 +1,5 @@
-//! What a round looked at, what it found, and what it did about it: for logs, for people and for programs.
+//! The report of a round: what it read, what it found, and what it did. For logs, people and
+//! programs.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,62 +15,57 @@ use super::books::{Books, Residue};
 use super::judge::{Endpoint, Machine};
 use super::unheld::Unheld;
 
-/// What a round did; `schema` grows when a member changes its meaning.
+/// The report of a round. `schema` is incremented when a field changes its meaning.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// [`Report::SCHEMA`].
     pub schema: u32,
-    /// Whose addresses were judged; none: those of nodes without a record.
+    /// The node whose addresses were checked; none: nodes without a record.
     pub node: Option<String>,
-    /// The time between the looks, in milliseconds.
+    /// The time between the checks, in milliseconds.
     pub grace_ms: u64,
     /// Nothing was released.
     pub dry_run: bool,
-    /// What the first look saw.
+    /// What the first check read.
     pub seen: Seen,
-    /// What is or was leaked by the first look.
+    /// What the first check found.
     pub findings: Vec<Finding>,
 }
 
-/// What one look saw.
+/// What one check read.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Seen {
-    /// Entries of the allocator that were judged.
+    /// Entries of the allocator that were checked.
     pub entries: usize,
-    /// Blocks.
     pub blocks: usize,
-    /// Handles; none when they were not looked at.
+    /// Handles; none if they were not checked.
     pub handles: Option<usize>,
-    /// What the machine knows; none when no machine was looked at.
+    /// None if no machine was read.
     pub machine: Option<SeenMachine>,
-    /// Endpoints; none when there was nobody to accuse.
+    /// Endpoints; none if they were not needed.
     pub endpoints: Option<usize>,
 }
 
-/// What one look saw of the machine.
+/// What one check read of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SeenMachine {
-    /// Links of ours.
+    /// Links of Russet.
     pub links: usize,
-    /// Addresses with a route of their own.
+    /// Addresses with a host route.
     pub routes: usize,
-    /// Network namespaces.
     pub namespaces: usize,
-    /// Processes that could not be asked for theirs.
+    /// Processes whose namespace could not be read.
     pub unseen_processes: usize,
     /// Attachments in runtimes' caches.
     pub cached: usize,
 }
 
-/// One leak, or what looked like one.
+/// A leak, or an entry that looked like one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
-    /// What it is.
     #[serde(flatten)]
     pub subject: Subject,
-    /// What was looked at without finding it.
+    /// Evidence that was checked without a match.
     pub evidence: Vec<String>,
-    /// What became of it.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
@@ -78,78 +74,68 @@ pub struct Finding {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Subject {
-    /// An address.
     Address {
-        /// It.
         address: IpAddr,
-        /// Its block.
         block: BlockCidr,
-        /// Under which number it was taken.
+        /// The sequence number of its allocation.
         sequence_number: u64,
-        /// Whose it was.
+        /// The container or pod in the entry.
         #[serde(flatten)]
         holder: Holder,
-        /// The interface of the container; peers name none.
+        /// The interface of the container; peers write none.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         interface: Option<String>,
-        /// When it was taken, as it stands there.
+        /// When it was allocated, as the entry says.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         taken: Option<String>,
     },
-    /// A handle that holds no address.
+    /// A handle without any address.
     Handle {
-        /// It.
         handle: HandleId,
-        /// When it was last written.
+        /// The revision of its last write.
         revision: u64,
     },
-    /// A live pod's address that is not allocated to it.
+    /// A running pod's address that is not allocated to it.
     Unallocated {
-        /// The address.
         address: IpAddr,
-        /// The host end of the pod's interface, and what it is for.
+        /// The host end of the pod's interface, and its owner.
         interface: String,
-        /// The handle that it is allocated to instead.
+        /// The handle to which it is allocated instead.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         held_by: Option<String>,
     },
-    /// What a handle counts although the block holds nothing of it.
+    /// A handle's count for blocks in which it has no address.
     HandleCount {
-        /// The handle.
         handle: HandleId,
-        /// When it was last written.
+        /// The revision of its last write.
         revision: u64,
-        /// The blocks.
         blocks: Vec<String>,
     },
 }
 
-/// What became of a finding.
+/// What was done about a finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Outcome {
-    /// It was given back.
+    /// It was released.
     Released,
-    /// Both looks say that it is leaked; nothing was to be released, or the round had to end before it came to this.
+    /// Both checks agree that it is leaked; this was a dry run, or the round ended before its
+    /// release.
     Leaked,
-    /// The second look found that it is none.
+    /// The second check found that it is in use.
     Alive {
-        /// Why.
         reason: String,
     },
-    /// It changed between the second look and the release.
+    /// It changed between the second check and the release.
     Kept {
-        /// How.
         reason: String,
     },
-    /// It is nothing that can be given back; the reason says what to do.
+    /// It cannot be released; the reason says what to do.
     Left {
-        /// What to do.
         reason: String,
     },
     /// The store failed.
     Failed {
-        /// Why.
         reason: String,
     },
 }
@@ -157,10 +143,10 @@ pub enum Outcome {
 // === impl Report ===
 
 impl Report {
-    /// The meaning that the members have today.
+    /// The current version of the report.
     pub const SCHEMA: u32 = 1;
 
-    /// Whether something is left to be repaired.
+    /// Whether a leak remains.
     pub fn has_leaks_left(&self) -> bool {
         self.findings.iter().any(|finding| finding.outcome.is_left())
     }
@@ -169,7 +155,7 @@ impl Report {
 // === impl Outcome ===
 
 impl Outcome {
-    /// Whether the leak is still there, as far as is known.
+    /// Whether the leak still exists, as far as is known.
     pub const fn is_left(&self) -> bool {
         matches!(self, Self::Leaked | Self::Left { .. } | Self::Failed { .. })
     }
@@ -267,7 +253,7 @@ impl Finding {
 // === impl Subject ===
 
 impl Subject {
-    /// Its name, as in JSON.
+    /// The kind as in JSON.
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Address { .. } => "address",

@@ -1,4 +1,5 @@
-//! Rounds of two looks: by the agent, every so often and when it is asked at its socket, and by `russet ipam repair` where no agent runs.
+//! Rounds of two checks: by the agent, at an interval and on request at its socket, and by `russet
+//! ipam repair` where no agent runs.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -24,44 +25,44 @@ use crate::metrics::{Kind, Metrics};
 use crate::operations::Operations;
 use crate::{StoreLocation, stores, turn};
 
-/// Where the agent is asked for a round.
+/// Path on the agent's socket for a round.
 pub const REPAIR_PATH: &str = "/v1/repair";
 
-/// How long a round waits for requests that are under way: longer than one of them may take.
+/// How long a round waits for requests in progress: longer than one of them may take.
 pub(super) const ALONE_PATIENCE: Duration = Duration::from_secs(60);
-/// How long the second look may keep requests waiting. A runtime waits for a minute and more.
+/// Limit of the second check, while requests wait. A runtime waits for a minute or more.
 const LOOK_PATIENCE: Duration = Duration::from_secs(10);
-/// Rounds that may wait for the one before; somebody who asks more often than that gets an error.
+/// Rounds that may wait for the current one; further requests get an error.
 const QUEUE_MAX: usize = 4;
-/// The lock that Calico's IPAM plugins of one host take (calico-ipam.md section 4.4).
+/// The lock that Calico's IPAM plugins on one host take (calico-ipam.md section 4.4).
 const CALICO_LOCK: &str = "var/run/calico/ipam.lock";
-/// Between a plugin that gives its lock up and the line that it then writes into the history.
+/// Between a plugin's release of its lock and its line in the history.
 const HISTORY_DELAY: Duration = Duration::from_secs(1);
-/// Between the two looks after a boot, and the age below which an entry is left alone: longer than an ADD of this boot takes until it has a link.
+/// The grace period after a boot: longer than an ADD of this boot takes until it has a link.
 const BOOT_GRACE: Duration = Duration::from_secs(30);
-/// A second round is for what was younger than that at the first.
+/// A second round covers entries that were too young in the first one.
 const BOOT_ROUNDS: u32 = 2;
-/// Until another look after a boot, when the store or the machine could not be looked at.
+/// Pause before the next attempt after a boot, if the store or the machine could not be read.
 const BOOT_PAUSE: Duration = Duration::from_secs(5);
-/// Each hour it is another node's turn to look at the handles.
+/// Each hour another node checks the handles.
 const TURN: Duration = Duration::from_secs(3600);
 
-/// What is asked at [`REPAIR_PATH`].
+/// The request at [`REPAIR_PATH`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepairRequest {
-    /// The time between the looks.
+    /// The time between the checks.
     pub grace_ms: u64,
     /// Release nothing.
     pub dry_run: bool,
 }
 
-/// A request on its way to the loop, with the way back.
+/// A request in the queue, with the channel for its answer.
 pub struct RepairJob {
     request: RepairRequest,
     answer: oneshot::Sender<Result<Report, String>>,
 }
 
-/// The way from the socket to the loop.
+/// The socket's end of the queue.
 #[derive(Clone)]
 pub(crate) struct Door(mpsc::Sender<RepairJob>);
 
@@ -86,13 +87,13 @@ impl From<RepairRequest> for Options {
 // === impl Door ===
 
 impl Door {
-    /// The two ends.
+    /// Both ends of the queue.
     pub fn new() -> (Self, mpsc::Receiver<RepairJob>) {
         let (sender, receiver) = mpsc::channel(QUEUE_MAX);
         (Self(sender), receiver)
     }
 
-    /// Asks for a round, and waits for its end.
+    /// Requests a round and waits for its report.
     pub async fn ask(&self, request: RepairRequest) -> Result<Report, String> {
         let (answer, answered) = oneshot::channel();
         let busy = |_| format!("{QUEUE_MAX} repairs are waiting already");
@@ -104,22 +105,23 @@ impl Door {
 // === impl Repairs ===
 
 impl Repairs {
-    /// Rounds of an agent.
+    /// The rounds of an agent.
     pub fn new(crew: Crew, node: Node, operations: Rc<Operations>, metrics: Metrics) -> Self {
         Self { crew, node, operations, metrics, turn: Mutex::new(()) }
     }
 
-    /// Answers whoever asks, for ever.
+    /// Serves requests and never returns.
     pub async fn serve(self: Rc<Self>, mut jobs: mpsc::Receiver<RepairJob>) {
         while let Some(RepairJob { request, answer }) = jobs.recv().await {
             let done = self.round(Reach::Everything, request.into()).await;
-            // Whoever asked may be gone; the round is done all the same.
+            // The receiver may be gone; the round is done anyway.
             let _ = answer.send(done.map_err(|error| error.to_string()));
         }
     }
 
-    /// Soon after a start that found nothing of this boot: what pods of the boot before held belongs to nobody. As often as it takes until it can be
-    /// looked at, and once more for what was young then; the two looks of a round are as far apart as those of [`run`](Self::run) at most.
+    /// Soon after a start that found nothing of this boot: addresses of pods of the previous boot
+    /// are leaked. Retries until it succeeds, and once more for entries that were too young; the
+    /// two checks of a round are at most as far apart as those of [`run`](Self::run).
     pub async fn after_boot(self: Rc<Self>, every: Duration) {
         let options = Options { grace: every.min(BOOT_GRACE), dry_run: false };
         let mut rounds = 0;
@@ -140,7 +142,8 @@ impl Repairs {
         }
     }
 
-    /// A round every `every`, give or take a tenth, so that the nodes of a cluster do not look in step.
+    /// A round at each interval of `every`, plus or minus a tenth, so that the nodes of a cluster
+    /// do not check at the same time.
     pub async fn run(self: Rc<Self>, every: Duration) {
         let mut void = String::new();
         loop {
@@ -165,7 +168,7 @@ impl Repairs {
         }
     }
 
-    /// What this node looks at now.
+    /// What this node checks now.
     async fn reach(&self) -> Result<Reach, RepairError> {
         let hour =
             self.crew.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / TURN.as_secs();
@@ -202,7 +205,7 @@ impl Repairs {
             "what looks leaked is looked at again"
         );
         tokio::time::sleep(options.grace).await;
-        // Whatever can fail comes before the first release.
+        // Everything that can fail comes before the first release.
         let residues = self.crew.residues_again(&first).await?;
         let mut findings = if first.leaks.is_empty() {
             Vec::new()
@@ -236,7 +239,7 @@ impl Repairs {
     }
 }
 
-/// Live pods' addresses that are not allocated to them, as findings.
+/// Addresses of running pods that are not allocated to them, as findings.
 async fn unallocated(allocator: &Allocator) -> Result<Vec<Finding>, RepairError> {
     Ok(unheld(allocator).await?.into_iter().map(Finding::unallocated).collect())
 }
@@ -259,14 +262,15 @@ impl Look {
         }
     }
 
-    /// The addresses that it says are leaked.
+    /// The addresses of its leaks.
     fn addresses(&self) -> impl Iterator<Item = std::net::IpAddr> + '_ {
         self.leaks.iter().map(|leak| leak.address)
     }
 }
 
-/// A round on a node without an agent: what plugins do by themselves is kept out by the node's lock, and by the lock that Calico's IPAM plugins take.
-/// Neither lock nor store is held between the looks.
+/// A round on a node without an agent. Plugins that work by themselves are excluded by the node
+/// lock and by the lock of Calico's IPAM plugins. Neither the locks nor the store are held between
+/// the checks.
 pub async fn alone(
     paths: &Paths,
     location: &StoreLocation,
@@ -310,7 +314,7 @@ pub async fn alone(
     Ok(first.report(&crew, reach, options, findings))
 }
 
-/// A round over the addresses of nodes that have no record any more. Nobody can look at their machines.
+/// A round for the addresses of nodes that have no record any more. Their machines cannot be read.
 pub async fn gone_nodes(
     store: Rc<dyn Store>,
     node: &NodeName,
@@ -333,16 +337,16 @@ pub async fn gone_nodes(
     Ok(first.report(&crew, reach, options, findings))
 }
 
-/// Taken only where there is such a plugin: the directory is Calico's.
+/// Taken only if Calico's IPAM plugin is installed: the directory belongs to Calico.
 fn calico_lock(root: &Path) -> Result<Option<FileLock>, LockError> {
     let path = root.join(CALICO_LOCK);
     let there = path.parent().is_some_and(Path::exists);
     there.then(|| FileLock::exclusive(path, Instant::now() + ALONE_PATIENCE)).transpose()
 }
 
-/// Containers to which plugins, working by themselves, have given one of these addresses since.
+/// Containers that got one of these addresses since the first check from a plugin without an agent.
 fn asked_since(history: &Path, first: &Look) -> std::io::Result<BTreeSet<String>> {
-    // The history's clock ticks in seconds.
+    // The history's clock has a resolution of one second.
     let since = time::parse_rfc3339(&time::rfc3339(first.began));
     let mut asked = BTreeSet::new();
     for address in first.addresses() {

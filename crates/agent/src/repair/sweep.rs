@@ -1,12 +1,17 @@
-//! Attachments of nobody: what GC would take away if a runtime asked for it. Where no runtime ever does, the agent does it by itself, after each round of
-//! the repair of addresses, from what the runtimes' own caches say.
+//! Removal of stale attachments: those that a GC would remove if a runtime requested one. Where no
+//! runtime does, the agent removes them itself, after each round of the leak repair, based on the
+//! runtimes' caches.
 //!
-//! The rules are those of the repair ([`super`]): unknown is alive, two looks with a grace between must agree, nothing is touched for whose container a request
-//! came meanwhile, and the second look and what follows happen while no request is under way. An address is not released here: the next round finds
-//! it without its interface, and judges it by everything else that may speak for it.
+//! The rules are those of the repair ([`super`]): unknown counts as in use, two checks with a grace
+//! period between them must agree, containers with a request meanwhile are skipped, and the second
+//! check and the removal happen while no request is in progress. This does not release addresses:
+//! the next round of the repair finds them without an interface and checks all other evidence.
 //!
-//! An interface is for nobody when no cache has an attachment of its container and no process is in the namespace of its other end. Published ports, masqueraded
-//! addresses and limits are for nobody when no cache and no interface is for their container, and nobody has their addresses. Both only on a network of
+//! An interface is stale if no cache has an attachment of its container and no process is in the
+//! namespace of its peer. Published ports, masquerade and rate limits are stale if neither a cache
+//! nor an interface belongs to their container, and nothing has their addresses. Both only on a
+//! network for which some runtime's cache has attachments: for other networks the caches prove
+//! nothing. Calico's interfaces are left to Calico.
 //! which some runtime has attachments in its cache: what caches say of others is unknown. Calico's interfaces are left to Calico.
 
 use std::collections::BTreeSet;
@@ -21,7 +26,7 @@ use super::judge::Machine;
 use super::rounds::{ALONE_PATIENCE, Repairs};
 use crate::metrics::Kind;
 
-/// What is attached for nobody, by one look.
+/// Stale attachments according to one check.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Stale {
     links: Vec<OwnedLink>,
@@ -29,7 +34,7 @@ struct Stale {
     shaped: Vec<(IfName, Owner)>,
 }
 
-/// What one look found besides the machine.
+/// What one check found besides the machine's state.
 struct Possessions {
     labelled: Vec<Labelled>,
     shaped: Vec<(IfName, Owner)>,
@@ -38,7 +43,7 @@ struct Possessions {
 // === impl Repairs ===
 
 impl Repairs {
-    /// Looks, waits, looks again, and takes away what both looks agree on.
+    /// Checks, waits, checks again, and removes what both checks agree on.
     pub(super) async fn sweep(&self, grace: Duration) -> Result<(), RepairError> {
         let _turn = self.turn.lock().await;
         let asked = self.operations.remember_asked();
@@ -56,7 +61,7 @@ impl Repairs {
 
     async fn stale(&self, asked: &BTreeSet<String>) -> Result<Stale, RepairError> {
         let wiring = &self.node.wiring;
-        // Before the machine: who comes meanwhile is seen there.
+        // Before the machine's state, so that a container that is added meanwhile is seen there.
         let labelled = wiring.labelled().await?;
         let shaped = wiring.shaped().await?;
         let machine = (self.crew.sight)().await?;
@@ -105,7 +110,8 @@ impl Repairs {
 
 impl Stale {
     fn of(machine: &Machine, possessions: Possessions, asked: &BTreeSet<String>) -> Self {
-        // Files of the oldest form do not say whose they are; and a process that cannot be asked may be a pod's.
+        // Cache files of the oldest format do not name the container, and an unreadable process may
+        // be a pod's.
         let ambiguous = machine.cached.iter().any(|it| it.owner.is_none());
         if ambiguous || !machine.sees_processes {
             return Self::default();
@@ -127,7 +133,7 @@ impl Stale {
         let native = |link: &OwnedLink| link.name.starts_with(naming::prefix(Dialect::Native));
         let mut links = machine.owned.clone();
         links.retain(|link| {
-            // Without another end nobody knows where that is.
+            // Without a peer its namespace is unknown.
             let inhabited = link.peer.is_none_or(|peer| machine.inhabited.contains(&(link.ifindex, peer)));
             !link.doomed && native(link) && !inhabited && !known(&link.owner)
         });
@@ -144,7 +150,7 @@ impl Stale {
         *self == Self::default()
     }
 
-    /// What another look says, too.
+    /// Keeps what the other check found, too.
     fn and(mut self, other: &Self) -> Self {
         self.links.retain(|it| other.links.contains(it));
         self.labelled.retain(|it| other.labelled.contains(it));
@@ -177,7 +183,7 @@ mod tests {
         Attached { path: "/cache".into(), owner: Some(owner), addresses: Vec::new() }
     }
 
-    /// A machine with one pod that lives and is in a cache, and the interface of one that nobody knows.
+    /// A machine with one running pod that is in a cache, and the interface of an unknown one.
     fn machine() -> Machine {
         Machine {
             owned: vec![link(7, "russ7", "alive"), link(8, "russ8", "dead")],
@@ -206,10 +212,10 @@ mod tests {
     }
 
     #[test]
-    fn what_no_cache_and_no_process_speaks_for_is_stale() {
+    fn attachments_without_a_cache_entry_and_a_process_are_stale() {
         let found = stale(&machine(), &[]);
         assert_eq!(links(&found), ["russ8"]);
-        // As long as there is an interface, what belongs to it stays.
+        // While the interface exists, everything that belongs to it is kept.
         let labels = |found: &Stale| found.labelled.iter().map(|it| it.label.clone()).collect::<Vec<_>>();
         assert_eq!(labels(&found), ["russet:net/gone/eth0"]);
         assert_eq!(found.shaped.len(), 1);
@@ -219,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_speaks_for_it_or_is_unknown_keeps_it() {
+    fn any_evidence_or_unknown_state_keeps_an_attachment() {
         let addresses = [("10.1.0.7".parse().unwrap(), "/run/netns/x".into())];
         let oldest = Attached { path: "/cache/x".into(), owner: None, addresses: Vec::new() };
         for (why, machine, asked) in [
@@ -244,7 +250,7 @@ mod tests {
             ),
             ("no cache at all", Machine { cached: Vec::new(), ..machine() }, &[]),
             (
-                "a file that names nobody",
+                "a cache file without a container",
                 Machine { cached: vec![cached("net", "alive"), oldest], ..machine() },
                 &[],
             ),
@@ -261,11 +267,11 @@ mod tests {
     }
 
     #[test]
-    fn both_looks_must_mean_the_same() {
+    fn both_checks_must_agree() {
         let (first, second) = (stale(&machine(), &[]), stale(&machine(), &["gone"]));
         let both = first.and(&second);
         assert_eq!((links(&both), both.labelled.len(), both.shaped.len()), (vec!["russ8"], 0, 0));
-        // The same name, and another interface by now.
+        // The same name, but another interface.
         let again = Machine { owned: vec![link(9, "russ8", "dead")], ..machine() };
         assert!(links(&stale(&machine(), &[]).and(&stale(&again, &[]))).is_empty());
     }

@@ -1,5 +1,6 @@
-//! Whole rounds over a simulated store and a model of the machine: containers come, die half-way and go, the store fails and loses answers, and in any
-//! order of it all no pod that lives loses its address. In the end nothing is leaked.
+//! Whole rounds with a simulated store and a model of the machine: containers are added, die and
+//! are deleted, the store fails and loses answers, in random order. No running pod may lose its
+//! address, and in the end no leak is left.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -30,16 +31,18 @@ const FAULTS: Faults = Faults {
 struct World {
     sim: Sim,
     allocator: Rc<Allocator>,
-    /// A plugin that is another process, and remembers nothing.
+    /// A plugin in another process, with its own cache.
     peer: Allocator,
     now: Rc<Cell<SystemTime>>,
     chance: RefCell<Chance>,
-    /// Whose interface is there, and what it has. A Go peer's link says nothing; its route does.
+    /// Containers with an interface: the address, and whether Russet wired it. A Go peer's link has
+    /// no owner; its route is the evidence.
     live: Rc<RefCell<BTreeMap<String, (std::net::IpAddr, bool)>>>,
     everyone: RwLock<()>,
     containers: Vec<Mutex<()>>,
     asked: RefCell<BTreeSet<String>>,
-    /// Containers between their IPAM plugin's first step and their wiring, whose main plugin is not ours.
+    /// Containers between the first step of their IPAM plugin and their wiring, with a foreign main
+    /// plugin.
     unwired: RefCell<BTreeSet<u64>>,
     released: Cell<usize>,
 }
@@ -127,7 +130,7 @@ impl World {
         }
     }
 
-    /// Every live pod's address must be its own in the store.
+    /// Checks that every running pod's address is allocated to it.
     fn check(&self, seed: u64) {
         let records = self.sim.records();
         let blocks: Vec<Block> = records
@@ -160,8 +163,8 @@ impl World {
     }
 }
 
-/// One container, over and over: added by our plugin in the agent or by a Go peer, sometimes twice, sometimes killed between address and wiring,
-/// sometimes never deleted by its address's name.
+/// Adds and deletes one container repeatedly, by our plugin in the agent or by a Go peer, sometimes
+/// twice, sometimes killed between allocation and wiring, sometimes never released.
 async fn container(world: Rc<World>, index: usize) {
     let mut id = format!("c{index}x0");
     for life in 0..LIVES {
@@ -171,16 +174,17 @@ async fn container(world: Rc<World>, index: usize) {
             pause().await;
         }
         match world.below(4) {
-            // It is added again, as after an answer that was lost: it has its old address, and nothing is written.
+            // It is added again, as after a lost answer: it has its old address, and nothing is
+            // written.
             0 => add(&world, index, &id, ours).await,
-            // Its processes die, and nobody asks for DEL: the kernel's side is gone.
+            // Its processes die, and no DEL follows: the interface is gone.
             1 => _ = world.live.borrow_mut().remove(&id),
             _ => del(&world, index, &id).await,
         }
         for _ in 0..world.below(200) {
             pause().await;
         }
-        // What is added anew may be the same container once more, even much later.
+        // The next one may be the same container again, even much later.
         if world.below(2) > 0 {
             world.live.borrow_mut().remove(&id);
             id = format!("c{index}x{}", life + 1);
@@ -201,14 +205,14 @@ async fn add(world: &Rc<World>, index: usize, id: &str, ours: bool) {
     };
     let assigned = allocator.auto_assign(&request).await;
     if index % 2 == 1 {
-        // An IPAM plugin has answered; somebody else's main plugin wires.
+        // An IPAM plugin has answered; a foreign main plugin does the wiring.
         drop(turn.take());
         world.asked.borrow_mut().insert(id.to_owned());
     }
     for _ in 0..world.below(40) {
         pause().await;
     }
-    // Or it is killed here: the address is taken, nothing is wired.
+    // Or it is killed here: the address is allocated, nothing is wired.
     if world.below(4) > 0
         && let Ok(assigned) = assigned
     {
@@ -223,11 +227,11 @@ async fn del(world: &Rc<World>, index: usize, id: &str) {
     let _shared = world.everyone.read().await;
     let _container = world.containers[index].lock().await;
     world.live.borrow_mut().remove(id);
-    // Where the store fails the runtime gives up, and the address is leaked.
+    // If the store fails, the runtime gives up, and the address is leaked.
     let _ = world.allocator.release_by_handle(&format!("net.{id}").parse().unwrap(), None).await;
 }
 
-/// Rounds as the agent makes them.
+/// Rounds like those of the agent.
 async fn repairs(world: Rc<World>, rounds: usize) {
     for _ in 0..rounds {
         if let Err(error) = round(&world).await {
@@ -246,7 +250,7 @@ async fn round(world: &Rc<World>) -> Result<(), RepairError> {
     let crew = world.crew();
     let first = crew.look(Reach::Everything, GRACE).await?;
     world.now.set(world.now.get() + GRACE + Duration::from_secs(1));
-    // The grace is longer than any runtime takes.
+    // The grace period is longer than any runtime takes.
     while world.unwired.borrow().intersection(&unwired).next().is_some() {
         pause().await;
     }
@@ -298,7 +302,8 @@ fn run(seed: u64, atomic: bool) -> usize {
     tasks.push(Box::pin(repairs(Rc::clone(&world), 60)));
     drive(&world, seed, tasks);
     world.sim.set_faults(Faults::default());
-    // What is left after two quiet rounds (the second one for what was too young at the first) is what lives.
+    // After two quiet rounds (the second one for entries that were too young in the first), only
+    // addresses in use are left.
     for _ in 0..2 {
         world.now.set(world.now.get() + GRACE);
         drive(&world, seed, vec![Box::pin(repairs(Rc::clone(&world), 1))]);
@@ -310,7 +315,8 @@ fn run(seed: u64, atomic: bool) -> usize {
     held.sort();
     held.dedup();
     let leaked: Vec<&String> = held.iter().filter(|address| !live.contains(address)).collect();
-    // A container that lives may hold a second address, from an ADD whose answer was lost: its DEL gives it back.
+    // A running container may have a second address, from an ADD whose answer was lost: its DEL
+    // releases it.
     let of_the_living = |address: &String| {
         let records = world.sim.records();
         let blocks = records.iter().filter(|(key, _)| matches!(key.kind(), KeyKind::Block(_)));
@@ -330,8 +336,8 @@ fn run(seed: u64, atomic: bool) -> usize {
 }
 
 #[test]
-fn no_pod_that_lives_ever_loses_its_address_and_in_the_end_nothing_is_leaked() {
-    // calico#5044, #12257: what one look at one source does
+fn no_running_pod_loses_its_address_and_no_leak_is_left() {
+    // calico#5044, #12257: the result of one check of one source
     let released: usize = (0..SEEDS).map(|seed| run(seed, true)).sum();
     assert!(
         released > usize::try_from(SEEDS).unwrap(),
@@ -348,7 +354,7 @@ fn the_same_holds_where_handle_and_block_are_written_one_after_the_other() {
     );
 }
 
-/// A store with one leak in it, taken long ago, and who looks at it.
+/// A store with one old leak, and the finder.
 fn one_leak() -> (Rc<World>, Crew) {
     let world = World::new(1, true);
     let request =
@@ -374,7 +380,7 @@ fn put_node(world: &World, spec: &str) {
 }
 
 #[test]
-fn a_leak_that_both_looks_see_is_released() {
+fn a_leak_that_both_checks_find_is_released() {
     let (world, crew) = one_leak();
     let findings = both_looks(&world, &crew, |_| {}).unwrap();
     assert_eq!(findings.iter().map(|it| &it.outcome).collect::<Vec<_>>(), [&Outcome::Released]);
@@ -382,7 +388,7 @@ fn a_leak_that_both_looks_see_is_released() {
 }
 
 #[test]
-fn a_store_that_fails_at_one_release_is_not_asked_for_the_others_while_requests_wait() {
+fn after_a_failed_release_the_others_are_left_to_another_round() {
     let (world, crew) = one_leak();
     let request = |handle: &str| {
         Request::pod("node-a".parse().unwrap(), handle.parse().unwrap()).with("interface", "eth0")
@@ -404,7 +410,7 @@ fn a_store_that_fails_at_one_release_is_not_asked_for_the_others_while_requests_
 }
 
 #[test]
-fn a_node_whose_record_is_written_between_the_looks_may_be_two_machines() {
+fn a_node_record_written_between_the_checks_is_an_error() {
     let (world, crew) = one_leak();
     let error = both_looks(&world, &crew, |world| put_node(world, "{}")).unwrap_err();
     assert!(matches!(error, RepairError::Rewritten(_)), "{error}");
@@ -412,7 +418,7 @@ fn a_node_whose_record_is_written_between_the_looks_may_be_two_machines() {
 }
 
 #[test]
-fn a_node_whose_record_names_another_machine_judges_nothing() {
+fn a_node_record_of_another_machine_is_an_error() {
     let (world, crew) = one_leak();
     put_node(&world, r#"{"bgp":{"ipv4Address":"192.0.2.7/24"}}"#);
     let error = run_alone(crew.look(Reach::OwnBlocks, GRACE)).unwrap_err();
@@ -420,7 +426,7 @@ fn a_node_whose_record_names_another_machine_judges_nothing() {
 }
 
 #[test]
-fn a_second_look_that_cannot_see_the_machine_releases_nothing() {
+fn a_second_check_without_the_machine_releases_nothing() {
     let (world, mut crew) = one_leak();
     let (looks, real) = (Rc::new(Cell::new(0)), Rc::clone(&crew.sight));
     crew.sight = Rc::new(move || {
@@ -439,7 +445,7 @@ fn a_second_look_that_cannot_see_the_machine_releases_nothing() {
 }
 
 #[test]
-fn what_is_wired_between_the_looks_is_alive() {
+fn an_interface_wired_between_the_checks_keeps_its_address() {
     let (world, crew) = one_leak();
     let address = world.entries()[0].parse().unwrap();
     let wire = |world: &World| _ = world.live.borrow_mut().insert("c1".to_owned(), (address, true));

@@ -1,9 +1,11 @@
-//! Addresses of pods that live here and that the store has not allocated to them: after a release by hand, or after a restore of an older store. The
-//! next ADD anywhere may be given such an address, too. Found by `russet ipam check`, `russet ipam repair`, `russet drift` and the agent's rounds;
-//! none of them allocates the address again, because another pod may have it by then.
+//! Addresses of running pods on this node that the store has not allocated to them: after a release
+//! by hand, or after an older store was restored. The next ADD on any node may get such an address,
+//! too. Found by `russet ipam check`, `russet ipam repair`, `russet drift` and the agent's rounds.
+//! None of them allocates the address again, because another pod may have it by then.
 //!
-//! An ADD allocates before it wires, and a DEL removes the wiring before it releases. So a route that is there before and after the store was read
-//! belongs to an address that was allocated all the while, unless something is wrong.
+//! An ADD allocates before it wires, and a DEL removes the wiring before it releases. So the
+//! address of a route that exists before and after the store was read must have been allocated all
+//! the time.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,39 +22,39 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{BooksError, RepairError, books, machine};
 
-/// A live pod's address that is not allocated to it.
+/// A running pod's address that is not allocated to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unheld {
-    /// The address.
     pub address: IpAddr,
-    /// The host end of the pod's interface, and what it is for.
+    /// The host end of the pod's interface, and its owner.
     pub interface: String,
-    /// The handle of another pod that it is allocated to; none if it is free.
+    /// The handle of another pod to which it is allocated; none if it is free.
     pub held_by: Option<String>,
 }
 
-/// A pod's interface on the node, as far as the kernel says what it is for.
+/// A pod's host end, as far as the kernel says to which pod it belongs.
 #[derive(Debug, Clone)]
 pub(super) struct PodLink {
-    /// Its name.
     pub name: String,
-    /// The network, container and interface that it is for.
+    /// The network, container and interface that it belongs to.
     pub owner: Owner,
 }
 
-/// An answer to [`Question::ask`].
+/// The result of [`Question::ask`].
 type Answer = Result<Vec<Unheld>, String>;
 
-/// The way from the agent's socket to the store, which other threads cannot use.
+/// Queries from the agent's socket to the store, which other threads cannot use.
 #[derive(Clone)]
 pub(crate) struct Question(mpsc::Sender<oneshot::Sender<Answer>>);
 
-/// Questions that may wait; each takes a few reads.
+/// Limit of waiting queries; each needs a few reads.
 const QUESTIONS_MAX: usize = 4;
-/// A store that does not answer within this time counts as away: `russet drift` says so and shows the rest.
+/// A store that does not answer within this time counts as away: `russet drift` says so and shows
+/// the rest.
 const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The addresses of this node's pods that the store has not allocated to them. A few reads of the store for each pod.
+/// The addresses of this node's pods that the store has not allocated to them. Needs a few reads of
+/// the store for each pod.
 pub async fn unheld(allocator: &Allocator) -> Result<Vec<Unheld>, RepairError> {
     let pods = pods().await?;
     if pods.is_empty() {
@@ -79,7 +81,7 @@ pub async fn unheld(allocator: &Allocator) -> Result<Vec<Unheld>, RepairError> {
     Ok(found)
 }
 
-/// The same from outside of an agent. Nothing on a machine that is not the node `name` of this store.
+/// The same outside of an agent. Empty on a machine that is not the node `name` of this store.
 pub async fn unheld_here(store: Rc<dyn Store>, name: &NodeName) -> Result<Vec<Unheld>, RepairError> {
     let record = match books::node(&*store, name).await {
         Err(BooksError::NoNode(_)) => return Ok(Vec::new()),
@@ -92,7 +94,8 @@ pub async fn unheld_here(store: Rc<dyn Store>, name: &NodeName) -> Result<Vec<Un
     unheld(&Allocator::new(store, Rc::new(SystemClock))).await
 }
 
-/// What has the address now, as far as this machine and the store's endpoints say; none if nothing does.
+/// What uses the address now, according to this machine and the store's endpoints; none if nothing
+/// does.
 pub async fn user_of(store: &dyn Store, address: IpAddr) -> Result<Option<String>, RepairError> {
     let endpoints = books::endpoints(store).await?;
     let names = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&IpNet::from(address)));
@@ -111,11 +114,11 @@ async fn pods() -> Result<BTreeMap<IpAddr, PodLink>, RepairError> {
     Ok(tokio::task::spawn_blocking(machine::pods).await??)
 }
 
-/// Whether the address of a pod is not its own by the store; then who holds it instead, if anything does.
+/// Whether the store allocates a pod's address to another owner; then its handle, if there is one.
 fn wrong_holder(held: Option<&Held>, owner: &Owner) -> Option<Option<String>> {
     let Some(held) = held.filter(|held| held.attribute.released_at.is_none()) else { return Some(None) };
     let handle = held.attribute.handle_id.as_deref().map(HandleId::sanitized)?;
-    // Of a link whose alias says only a hash, and of a handle of another form, nothing is known.
+    // An alias with only a hash, and a handle of another form, cannot be compared.
     let container = owner.container()?;
     let other = handle.strip_prefix(owner.network().as_str())?.strip_prefix('.')? != container.as_str();
     other.then(|| Some(handle.to_owned()))
@@ -124,13 +127,13 @@ fn wrong_holder(held: Option<&Held>, owner: &Owner) -> Option<Option<String>> {
 // === impl Question ===
 
 impl Question {
-    /// The way, and where the questions arrive.
+    /// The query's sending end, and its receiver.
     pub fn new() -> (Self, mpsc::Receiver<oneshot::Sender<Answer>>) {
         let (sender, receiver) = mpsc::channel(QUESTIONS_MAX);
         (Self(sender), receiver)
     }
 
-    /// Asks which live pods' addresses are not allocated to them.
+    /// Queries which addresses of running pods are not allocated to them.
     pub async fn ask(&self) -> Answer {
         let (answer, answered) = oneshot::channel();
         self.0.try_send(answer).map_err(|_| format!("{QUESTIONS_MAX} comparisons are waiting already"))?;
@@ -138,7 +141,7 @@ impl Question {
     }
 }
 
-/// Answers questions for as long as the agent runs.
+/// Answers queries as long as the agent runs.
 pub(crate) async fn answer(allocator: Rc<Allocator>, mut questions: mpsc::Receiver<oneshot::Sender<Answer>>) {
     while let Some(question) = questions.recv().await {
         let compared = match tokio::time::timeout(STORE_TIMEOUT, unheld(&allocator)).await {
@@ -147,7 +150,7 @@ pub(crate) async fn answer(allocator: Rc<Allocator>, mut questions: mpsc::Receiv
                 "compare pods' addresses with the store: it did not answer within {STORE_TIMEOUT:?}"
             )),
         };
-        // The asker may be gone.
+        // The receiver may be gone.
         let _ = question.send(compared);
     }
 }
@@ -192,13 +195,13 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_the_pods_only_if_the_handle_is() {
+    fn an_address_belongs_to_the_pod_only_if_its_handle_does() {
         let of =
             |handle: &str| held(Attribute { handle_id: Some(handle.to_owned()), ..Attribute::default() });
         assert_eq!(wrong_holder(None, &owner()), Some(None));
         assert_eq!(wrong_holder(Some(&of("net.abc")), &owner()), None);
         assert_eq!(wrong_holder(Some(&of("net.def")), &owner()), Some(Some("net.def".to_owned())));
-        // Handles of other forms say nothing.
+        // Handles of other forms cannot be compared.
         assert_eq!(wrong_holder(Some(&of("default.web-0")), &owner()), None);
         let cooling = Attribute {
             handle_id: Some("net.abc".to_owned()),

@@ -1,4 +1,5 @@
-//! Whether a pod gets a macvlan0 (cni-runtime.md section 4.3): an annotation asks for it, and only a privileged pod may have it.
+//! Whether a pod gets a macvlan0 (cni-runtime.md section 4.3): if an annotation requests it, and
+//! only for a privileged pod.
 
 use std::rc::Rc;
 
@@ -9,13 +10,12 @@ use russet_linux::NetNs;
 use crate::openshift::door::Refusal;
 use crate::openshift::request::{Pod, Request};
 
-/// Who says what a pod's annotations are, and whether it is privileged.
+/// The source of a pod's annotations and privileges.
 pub enum Macvlan {
-    /// The Kubernetes API.
     Api(Rc<dyn Kubernetes>),
-    /// The runtime, which hands annotations on, and the operator, who vouches for them.
+    /// The runtime, which passes annotations on. The operator has confirmed that it is trustworthy.
     Trusted,
-    /// Nobody: an annotation is refused.
+    /// There is no source: an annotation is refused.
     Nobody,
 }
 
@@ -24,7 +24,7 @@ const ANNOTATION: &str = "pod.network.openshift.io/assign-macvlan";
 // === impl Macvlan ===
 
 impl Macvlan {
-    /// Makes it, if the pod shall have one.
+    /// Creates it, if the pod requests one.
     pub async fn add(&self, request: &Request, netns: &NetNs) -> Result<(), Refusal> {
         let Some(parent) = self.wanted(request).await? else { return Ok(()) };
         let netns = netns.try_clone().map_err(|error| Refusal::now(error.to_string()))?;
@@ -36,7 +36,7 @@ impl Macvlan {
         }
     }
 
-    /// Takes it out of a namespace, if that is there still.
+    /// Removes it from a namespace, if the namespace still exists.
     pub async fn remove(&self, netns: &str) -> Result<(), Refusal> {
         let netns = netns.to_owned();
         let work = move || match NetNs::open(&netns) {
@@ -74,7 +74,7 @@ fn annotation(request: &Request) -> Option<String> {
     request.annotations.iter().find(|(key, _)| key == ANNOTATION).map(|(_, value)| value.clone())
 }
 
-/// The pod; one that is gone is no pod that anybody waits for.
+/// The pod. If it no longer exists, the request fails for good.
 async fn pod(api: &dyn Kubernetes, pod: &Pod) -> Result<russet_kube::Pod, Refusal> {
     let found: Result<Option<russet_kube::Pod>, KubeError> =
         absent_is_none(api.pod(&pod.namespace, &pod.name).await);

@@ -1,4 +1,5 @@
-//! CHECK, GC and STATUS, which the stock protocol does not have; our plugin asks them in the form of the agent's own socket (cni-runtime.md appendix A.6).
+//! CHECK, GC and STATUS, which the stock protocol does not have. Our plugin sends them in the
+//! format of the agent's own socket (cni-runtime.md appendix A.6).
 
 use std::collections::BTreeMap;
 
@@ -40,13 +41,14 @@ impl Pods {
         }
     }
 
-    /// How many pods are attached, as far as can be said at once.
+    /// Number of attached pods, as far as it is known without waiting.
     fn attached(&self) -> usize {
-        // While somebody works on it there is a data path, and somebody who uses it.
+        // While the data path is locked, it exists and is in use.
         self.sdn.try_lock().map_or(1, |sdn| sdn.attached().count())
     }
 
-    /// Whether the node still has what ADD made: the address, the port, and the ID that its namespace has now.
+    /// Whether the node still has what ADD made: the address, the port, and the network ID that its
+    /// namespace has now.
     async fn check(&self, request: &Request, target: &Target) -> Result<(), CniError> {
         let _turn = self.turns.of(&target.container_id).await;
         let previous = request.config.prev_result()?;
@@ -78,7 +80,8 @@ impl Pods {
         Ok(())
     }
 
-    /// Takes away what no valid attachment has: ports, addresses, records. Alone.
+    /// Removes ports, addresses and records that no valid attachment has. No other request is in
+    /// progress meanwhile.
     async fn collect(&self, request: &Request) -> Result<(), CniError> {
         let valid = request.config.required_attachments()?;
         let valid: Vec<ContainerId> = valid.into_iter().map(|it| it.container_id).collect();

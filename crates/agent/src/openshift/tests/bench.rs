@@ -1,4 +1,4 @@
-//! A node in a namespace of its own, with the server, our plugin, and a stock plugin's words.
+//! A node in its own namespace, with the server, our plugin, and a stock plugin's requests.
 
 use std::cell::RefCell;
 use std::io::{Read as _, Write as _};
@@ -31,7 +31,6 @@ use crate::metrics::Metrics;
 use crate::openshift::{LISTENER, NetworkDefault, Server, Settings};
 use crate::openshift_tenants::{Action, Tenants};
 
-/// The node.
 pub struct Bench {
     pub root: tempfile::TempDir,
     pub store: Rc<dyn Store>,
@@ -40,14 +39,14 @@ pub struct Bench {
     pub readiness: Readiness,
 }
 
-/// A life of the server.
+/// One run of the server.
 pub struct Life {
     task: JoinHandle<()>,
     stop: watch::Sender<bool>,
     registry: Registry,
 }
 
-/// Longer than anything takes.
+/// Longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs `body` on a node with one interface, 192.0.2.11/24, and a default route.
@@ -98,18 +97,19 @@ impl Bench {
         }
     }
 
-    /// What is done to a tenant.
+    /// Changes a tenant.
     pub async fn act(&self, namespace: &str, action: &Action) {
         let namespace = Namespace::new(namespace).unwrap();
         Tenants::new(Rc::clone(&self.store)).act(&namespace, action).await.unwrap();
     }
 
-    /// A life of the server that has begun to serve.
+    /// Starts the server and waits until it serves.
     pub async fn serve(&self) -> Life {
         let life = self.begin();
         let conf = self.path("etc/cni/net.d/80-openshift-network.conf");
         let begun = async {
-            // A later life finds the file of the one before it; and a socket that is not served yet lets us wait.
+            // A later run finds the file of the earlier one; a socket without a server yet accepts
+            // and lets us wait.
             while self.try_exchange(b"GET / HTTP/1.1\r\nHost: dummy\r\n\r\n".to_vec()).await.is_none()
                 || !conf.exists()
             {
@@ -121,7 +121,7 @@ impl Bench {
         life
     }
 
-    /// A life of the server that may have something in its way.
+    /// Starts the server without waiting; something may prevent its start.
     pub fn begin(&self) -> Life {
         let config = Config {
             paths: Paths::new(self.root.path()),
@@ -159,7 +159,7 @@ impl Bench {
         self.path("var/run/openshift-sdn/cniserver/socket")
     }
 
-    /// The addresses that are taken.
+    /// The allocated addresses.
     pub fn addresses(&self) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.path("var/lib/cni/networks/openshift-sdn")) else {
             return Vec::new();
@@ -171,17 +171,17 @@ impl Bench {
         names
     }
 
-    /// One HTTP exchange, byte for byte: head and body.
+    /// One HTTP exchange as raw bytes: head and body.
     pub async fn exchange(&self, request: Vec<u8>) -> (String, String) {
         self.try_exchange(request).await.expect("an answer")
     }
 
-    /// On a thread of its own: the server is on this one.
+    /// On its own thread, because the server uses this one.
     async fn try_exchange(&self, request: Vec<u8>) -> Option<(String, String)> {
         let socket = self.socket();
         let talk = move || {
             let mut stream = UnixStream::connect(socket).ok()?;
-            // A server that refuses early reads no further.
+            // A server that refuses a request early stops reading.
             let _ = stream.write_all(&request);
             let mut answer = String::new();
             stream.read_to_string(&mut answer).ok()?;
@@ -196,7 +196,7 @@ impl Bench {
         self.exchange(post(body)).await
     }
 
-    /// Our plugin.
+    /// Runs our plugin.
     pub async fn plugin(
         &self,
         verb: &str,
@@ -206,7 +206,7 @@ impl Bench {
         self.plugin_in(verb, pod, &format!("/run/netns/{}", pod.1), config).await
     }
 
-    /// Our plugin, with another path of the pod's namespace.
+    /// Runs our plugin with another path of the pod's namespace.
     pub async fn plugin_in(
         &self,
         verb: &str,
@@ -233,7 +233,7 @@ impl Bench {
         russet_plugins::run_local(&node, "openshift-sdn", &request, &RequestLog::new("test")).await
     }
 
-    /// A pod that is attached by our plugin; its address.
+    /// Attaches a pod by our plugin and returns its address.
     pub async fn add(&self, namespace: &str, name: &str) -> String {
         NetNs::create_named(name).unwrap();
         let result = self.plugin("ADD", (namespace, name), &conf()).await;
@@ -245,20 +245,20 @@ impl Bench {
 // === impl Life ===
 
 impl Life {
-    /// As SIGTERM does.
+    /// Like SIGTERM.
     pub async fn stop(self) {
         self.stop.send(true).unwrap();
         tokio::time::timeout(PATIENCE, self.task).await.unwrap().unwrap();
     }
 
-    /// As SIGKILL does: whatever it is at, it goes no further, and its connections are cut. (What runs on threads ends by itself, as what is in the
-    /// kernel would.)
+    /// Like SIGKILL: the server is dropped at its current await, and its connections are closed.
+    /// (Work on threads ends by itself, as work in the kernel would.)
     pub async fn kill(self) {
         self.task.abort();
         let _ = self.task.await;
     }
 
-    /// The metrics as they are scraped.
+    /// The metrics as a scrape returns them.
     pub fn metrics(&self) -> String {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
@@ -282,12 +282,12 @@ fn net(text: &str) -> Ipv4Net {
     text.parse().unwrap()
 }
 
-/// Runs a program inside of a pod.
+/// Runs a program in a pod.
 pub fn inside(pod: &str, command: &[&str]) -> String {
     testkit::run("ip", &[&["netns", "exec", pod][..], command].concat())
 }
 
-/// One packet there and back.
+/// One echo request and its reply.
 pub async fn pings(pod: &str, to: &str) -> bool {
     let args = ["netns", "exec", pod, "ping", "-n", "-c", "1", "-W", "2", to].map(str::to_owned);
     let ping =
@@ -295,7 +295,7 @@ pub async fn pings(pod: &str, to: &str) -> bool {
     tokio::task::spawn_blocking(ping).await.unwrap()
 }
 
-/// The names of the node's links, but for its own.
+/// The names of the pods' host ends.
 pub fn links() -> Vec<String> {
     let links = testkit::ip_json(&["link"]);
     let names = links.as_array().unwrap().iter().map(|link| link["ifname"].as_str().unwrap().to_owned());

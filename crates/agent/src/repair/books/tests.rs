@@ -1,4 +1,4 @@
-//! What is read of a store, and what makes a look void.
+//! What a check reads from a store, and which records prevent a result.
 
 use super::*;
 use russet_store::{Sim, Step};
@@ -41,7 +41,8 @@ fn a_node_reads_its_own_entries_in_its_own_blocks() {
             ("10.1.0.19".to_owned(), 1_767_322_800_000_000_002)
         ]
     );
-    // Another node's entries in its block are not its to judge, and its own in others' are found by whoever reads them all.
+    // Another node's entries in its block are not its own to check, and its entries in other blocks
+    // are found by a node that reads all of them.
     assert!(block_on(own(&sim, &name("node-b"))).unwrap().entries.is_empty());
     assert_eq!(block_on(all(&sim, Wanted::Of(&name("node-b")))).unwrap().entries.len(), 2);
     let known = BTreeSet::from(["node-a".to_owned()]);
@@ -57,7 +58,7 @@ fn a_quiet_node_costs_the_store_two_listings_of_keys_and_its_blocks() {
 }
 
 #[test]
-fn handles_that_count_what_no_block_holds_are_residues() {
+fn handle_counts_without_addresses_are_residues() {
     // calico-ipam.md sections 1.6 and 5.1 (#8548: no release of Calico collects them)
     let sim = store(&[
         (BLOCK, TV4),
@@ -73,7 +74,7 @@ fn handles_that_count_what_no_block_holds_are_residues() {
     let books = block_on(all(&sim, Wanted::Of(&name("node-a")))).unwrap();
     let shown: Vec<_> =
         books.residues.iter().map(|it| (it.handle.to_string(), it.blocks.join(" "), it.orphan)).collect();
-    // An over-count of a block that holds something (net.bbbb counts 3 of 2) stays.
+    // Too high a count for a block with an address (net.bbbb counts 3 of 2) stays.
     assert_eq!(
         shown,
         [
@@ -85,7 +86,7 @@ fn handles_that_count_what_no_block_holds_are_residues() {
 }
 
 #[test]
-fn a_record_that_might_speak_for_somebody_and_cannot_be_read_is_an_error() {
+fn an_unreadable_record_that_might_belong_to_a_running_pod_is_an_error() {
     let endpoint = "/calico/resources/v3/projectcalico.org/workloadendpoints/default/node--a-k8s-web--0-eth0";
     let node_key = "/calico/resources/v3/projectcalico.org/nodes/node-a";
     let sim = store(&[(endpoint, "{"), (node_key, "[]")]);
@@ -96,7 +97,7 @@ fn a_record_that_might_speak_for_somebody_and_cannot_be_read_is_an_error() {
 }
 
 #[test]
-fn each_hour_one_node_looks_at_the_handles_and_every_node_gets_its_turn() {
+fn each_hour_one_node_checks_the_handles_in_rotation() {
     let nodes: Vec<NodeName> = (0..10).map(|i| name(&format!("node-{i}"))).collect();
     let mut turns = vec![0; nodes.len()];
     for hour in 0..400 {
@@ -105,5 +106,5 @@ fn each_hour_one_node_looks_at_the_handles_and_every_node_gets_its_turn() {
         turns[now[0]] += 1;
     }
     assert!(turns.iter().all(|turns| *turns > 10), "{turns:?}");
-    assert!(!has_turn(&name("node-z"), &nodes, 1), "a node without a record has none");
+    assert!(!has_turn(&name("node-z"), &nodes, 1), "a node without a record never does");
 }

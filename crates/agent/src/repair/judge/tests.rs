@@ -1,4 +1,4 @@
-//! The table of verdicts (calico-ipam.md sections 1.4 and 5.1).
+//! The decision for each kind of evidence (calico-ipam.md sections 1.4 and 5.1).
 
 use super::*;
 use russet_runtime::AttachedOwner;
@@ -70,20 +70,20 @@ fn cached(owner: Option<(&str, &str)>, address: &str) -> Attached {
 }
 
 #[test]
-fn what_nothing_speaks_for_is_leaked_whoever_took_it() {
+fn an_entry_without_evidence_is_leaked_whichever_program_allocated_it() {
     let nothing = World::default();
     assert_eq!(nothing.verdict(&entry("net.c1", &ours())), None);
     assert_eq!(nothing.verdict(&entry("net.c1", &gos())), None);
-    // Peers before 3.18 write no time, and plugins before v1.11.2 the pod as the handle.
+    // Peers before 3.18 write no time, and plugins before v1.11.2 use the pod as the handle.
     assert_eq!(nothing.verdict(&entry("default.web-0", &gos()[..3])), None);
-    // A container outside Kubernetes.
+    // A container outside of Kubernetes.
     assert_eq!(nothing.verdict(&entry("net.c1", &[("node", "node-a"), ("timestamp", TAKEN)])), None);
-    // calico#3940: what follows a CR in a handle is garbage.
+    // calico#3940: the part of a handle after a CR is garbage.
     assert_eq!(nothing.verdict(&entry("net.c1\r\neth0", &gos())), None);
 }
 
 #[test]
-fn any_one_witness_saves_an_entry() {
+fn each_kind_of_evidence_keeps_an_entry() {
     let ours = entry("net.c1", &ours());
     let address = ours.address;
     type Change = fn(&mut World);
@@ -113,7 +113,7 @@ fn any_one_witness_saves_an_entry() {
     ];
     for (name, change) in witnesses {
         assert!(world(change).verdict(&ours).is_some(), "{name}");
-        // The same witness says nothing of another address of another container.
+        // The same evidence does not apply to another address of another container.
         let mut other = entry("net.c2", &super::tests::ours());
         other.address = "10.1.0.18".parse().unwrap();
         if name != "an endpoint with a prefix around it" {
@@ -124,7 +124,7 @@ fn any_one_witness_saves_an_entry() {
 }
 
 #[test]
-fn a_link_of_another_interface_saves_what_names_no_interface() {
+fn a_link_of_another_interface_keeps_entries_without_an_interface() {
     let eth1 = world(|w| w.machine.links.push(link("net", "c1", "eth1")));
     assert_eq!(eth1.verdict(&entry("net.c1", &ours())), None);
     assert!(matches!(eth1.verdict(&entry("net.c1", &gos())), Some(Alive::Link(_))));
@@ -134,21 +134,21 @@ fn a_link_of_another_interface_saves_what_names_no_interface() {
 }
 
 #[test]
-fn a_link_whose_names_were_hashed_saves_its_container_and_what_might_be() {
+fn a_link_with_a_hashed_alias_keeps_entries_that_may_match() {
     let network = "n".repeat(200);
     let container = "c".repeat(100);
     let hashed = world(|w| w.machine.links.push(link(&network, &container, "eth0")));
     assert!(hashed.machine.links[0].container().is_none(), "the alias has no room for the names");
     let handle = format!("{network}.{container}");
     assert!(hashed.verdict(&entry(&handle, &ours())).is_some());
-    // Without an interface it cannot be asked.
+    // Without an interface the hash cannot be compared.
     assert!(hashed.verdict(&entry(&handle, &gos())).is_some());
     assert_eq!(hashed.verdict(&entry(&format!("{network}.other"), &ours())), None);
     assert_eq!(hashed.verdict(&entry("net.c1", &gos())), None);
 }
 
 #[test]
-fn a_container_whose_name_is_the_end_of_another_is_not_that_one() {
+fn a_container_id_that_is_the_suffix_of_another_does_not_match() {
     let world = world(|w| {
         w.machine.links.push(link("net", "1", "eth0"));
         w.asked.insert("1".into());
@@ -158,7 +158,7 @@ fn a_container_whose_name_is_the_end_of_another_is_not_that_one() {
 }
 
 #[test]
-fn entries_younger_than_the_grace_or_of_unknown_age_are_left_alone() {
+fn entries_younger_than_the_grace_period_or_of_unknown_age_are_kept() {
     let nothing = World::default();
     let aged = |taken: &str| {
         let members = [("interface", "eth0"), ("node", "node-a"), ("timestamp", taken)];
@@ -178,7 +178,7 @@ fn entries_younger_than_the_grace_or_of_unknown_age_are_left_alone() {
 }
 
 #[test]
-fn what_is_no_pods_is_never_judged() {
+fn entries_that_belong_to_no_pod_are_never_leaked() {
     let nothing = World::default();
     let with = |name: &'static str, value: &'static str| {
         let mut members = gos();
