@@ -33,7 +33,6 @@ pub mod unknown;
 #[derive(Debug, Parser)]
 #[command(name = "russet", version, arg_required_else_help = true, after_help = EXAMPLES)]
 pub struct Cli {
-    /// What to do.
     #[command(subcommand)]
     pub verb: Verb,
 }
@@ -48,7 +47,6 @@ const EXAMPLES: &str = "Examples:
 
 Exit codes: 0 good; 1 failed; 2 usage; 3 ran well and found problems. CNI error codes: docs/errors.md.";
 
-/// The verbs.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Run the node daemon: serves CNI, keeps routes and tunnels as the datastore wants them.
@@ -60,37 +58,38 @@ pub enum Verb {
     /// Show pods on several nodes of this machine reaching each other.
     #[command(after_help = DEMO_EXAMPLES)]
     Demo(DemoArgs),
-    /// Carry connections between the network of the demo's nodes and the host's.
+    /// Forward connections between the network of the demo's nodes and the host's network.
     #[command(name = "demo-forward", hide = true)]
     DemoForward(ForwardArgs),
     /// Own the embedded store and serve it to other processes of this machine.
     Store(store::StoreArgs),
-    /// Show, check and mend addresses: pools, blocks, handles, affinities.
+    /// Show, check and repair addresses: pools, blocks, handles, affinities.
     Ipam(ipam::IpamArgs),
     /// Show and change OpenShift's tenants: which namespaces' pods reach each other.
     #[command(name = "netnamespace")]
     NetNamespace(netnamespace::NetNamespaceArgs),
-    /// Show what the node's agent has attached, and what it has begun and not ended.
+    /// Show what the node's agent has attached, and which operations it started and did not finish.
     Journal(journal::JournalArgs),
-    /// Carry data of other programs over.
+    /// Migrate the data of other programs: Calico v1, flannel with etcd v2.
     Migrate(migrate::MigrateArgs),
     /// Install this version of Russet on the node: executables, systemd units, network configuration.
     Install(install::InstallArgs),
     /// Show resources: pools, reservations, nodes, profiles, workload endpoints.
     #[command(after_help = resources::GET_EXAMPLES)]
     Get(resources::GetArgs),
-    /// Create or change resources as files say.
+    /// Create or change the resources that files describe.
     #[command(after_help = resources::APPLY_EXAMPLES)]
     Apply(resources::ApplyArgs),
     /// Delete resources.
     #[command(after_help = resources::DELETE_EXAMPLES)]
     Delete(resources::DeleteArgs),
-    /// Show what differs on this node from what should be, and what was brought back after something else had changed it.
+    /// Show what differs on this node from the desired state, and what Russet repaired after
+    /// another program had changed it.
     #[command(after_help = drift::EXAMPLES)]
     Drift(drift::DriftArgs),
-    /// List every kernel object and file of Russet's on this node.
+    /// List every kernel object and every file of Russet on this node.
     Owned(owned::OwnedArgs),
-    /// Take everything of Russet's off this node.
+    /// Remove everything of Russet from this node.
     Uninstall(owned::UninstallArgs),
     /// Run a network's whole chain of plugins, as a container runtime does: `add`, `check`, `del`, `gc`, `status`, `version`.
     #[command(after_help = cni::EXAMPLES)]
@@ -101,10 +100,11 @@ pub enum Verb {
     /// Run pods on this host without Kubernetes, from Kubernetes' manifests: `run`, `exec`, `ls`, `inspect`, `stop`, `rm`.
     #[command(after_help = sandbox::EXAMPLES)]
     Sandbox(sandbox::SandboxArgs),
-    /// Carry out one CNI request without an agent. The plugin calls this by itself when no agent runs.
+    /// Execute one CNI request without an agent. The plugin calls this by itself when no agent
+    /// runs.
     #[command(name = "cni-direct")]
     CniDirect(NodeArgs),
-    /// Print the version, and what it speaks.
+    /// Print the version, and the versions of CNI, CRI and stores that it supports.
     Version(OutputArgs),
 }
 
@@ -127,10 +127,9 @@ const DEMO_EXAMPLES: &str = "Examples:
   russet demo --keep                 leaves the nodes running and prints how to enter a pod
   russet demo --clean                removes what --keep or a killed demo left";
 
-/// Where a node's files live, and how it is called.
+/// The directory of a node's files, its name, and its network settings.
 #[derive(Debug, Args)]
 pub struct NodeArgs {
-    /// Which of these came from variables.
     #[command(flatten)]
     pub variables: given::Variables,
     /// Put every file and socket below this directory.
@@ -139,7 +138,6 @@ pub struct NodeArgs {
     /// This node's name; by default the host name in lower case.
     #[arg(long, env = "RUSSET_NODE_NAME", value_name = "NAME")]
     pub node_name: Option<NodeName>,
-    /// The datastore.
     #[command(flatten)]
     pub location: store::LocationArgs,
     /// The interface whose addresses other nodes use; by default the one with the default route.
@@ -151,11 +149,13 @@ pub struct NodeArgs {
     /// IPv6 pool of a fresh store, or `none` [default: fd72:7573:7365::/48].
     #[arg(long, env = "RUSSET_IPV6_POOL", value_name = "CIDR|none", value_parser = pool)]
     pub ipv6_pool: Option<PoolArg>,
-    /// How a fresh store's pools are carried between nodes: `vxlan`, `cross-subnet` or `none` [default: vxlan].
+    /// How a fresh store's pools encapsulate traffic between nodes: `vxlan`, `cross-subnet` or
+    /// `none` [default: vxlan].
     #[arg(long, env = "RUSSET_ENCAPSULATION", value_name = "HOW")]
     pub encapsulation: Option<Encapsulation>,
-    /// Stand in Calico's place on this node: pools and settings are the cluster's, routes are marked as Felix marks its own, and a running
-    /// Felix or BIRD is left alone. Network policies are not enforced yet.
+    /// Run in place of Calico on this node: pools and settings are the cluster's, routes are marked
+    /// as Felix marks its own, and a running Felix or BIRD is left alone. Network policies are not
+    /// enforced yet.
     #[arg(long, env = "RUSSET_CALICO")]
     pub calico: bool,
     /// MTU of pods; by default the underlay's less the encapsulation's overhead.
@@ -169,10 +169,8 @@ pub struct NodeArgs {
     pub log_format: Option<LogFormat>,
 }
 
-/// `russet agent`.
 #[derive(Debug, Args)]
 pub struct AgentArgs {
-    /// The node.
     #[command(flatten)]
     pub node: NodeArgs,
     /// Where /healthz, /readyz and /metrics are served: IP:PORT or unix:PATH [default: 127.0.0.1:9471]. Root also has /run/russet/health.sock.
@@ -181,15 +179,14 @@ pub struct AgentArgs {
     /// DEL removes the interface before it answers (about 20 ms), instead of leaving that to the agent.
     #[arg(long, env = "RUSSET_SYNC_DELETE")]
     pub sync_delete: bool,
-    /// Leaks.
     #[command(flatten)]
     pub leaks: repair::LeakArgs,
-    /// OpenShift.
     #[command(flatten)]
     pub openshift: openshift::OpenshiftArgs,
 }
 
-/// `russet flanneld`: words in flannel's own syntax, which `main` hands over before this is asked.
+/// `russet flanneld`: arguments in flannel's own syntax. `main` handles them before clap parses
+/// anything.
 #[derive(Debug, Args)]
 pub struct FlanneldArgs {
     /// flannel's flags, or `docker-opts` and its flags.
@@ -197,26 +194,26 @@ pub struct FlanneldArgs {
     pub words: Vec<String>,
 }
 
-/// `russet demo`.
 #[derive(Debug, Clone, Args)]
 pub struct DemoArgs {
-    /// How many nodes.
+    /// Number of nodes.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=32))]
     pub nodes: u8,
-    /// How many pods on each node.
+    /// Number of pods on each node.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
     pub pods: u8,
-    /// How nodes carry pods' packets, with the agent.
+    /// How nodes forward pods' packets, with the agent.
     #[arg(long, default_value = "vxlan", value_name = "MODE")]
     pub mode: DemoMode,
-    /// Who makes the network: our agent, or flannel's daemon and plugin as we have them.
+    /// The daemon and plugin that make the network: Russet's agent, or Russet's implementation of
+    /// flannel.
     #[arg(long, default_value = "russet", value_name = "FABRIC")]
     pub fabric: DemoFabric,
-    /// How nodes carry pods' packets, with flannel [default: vxlan].
+    /// flannel's backend [default: vxlan].
     #[arg(long, value_name = "BACKEND")]
     pub backend: Option<FlannelBackend>,
-    /// Keep the nodes' data in etcd: `spawn` starts one for the demo, a URL names one that holds nothing of Calico's. By default the
-    /// nodes share an embedded store.
+    /// Keep the nodes' data in etcd: `spawn` starts one for the demo, a URL names one that contains
+    /// no Calico data. By default the nodes share an embedded store.
     #[arg(long, value_name = "URL|spawn", conflicts_with = "clean")]
     pub etcd: Option<DemoEtcd>,
     /// Leave everything running, and print how to enter a pod.
@@ -225,12 +222,10 @@ pub struct DemoArgs {
     /// Remove what an earlier demo left, and do nothing else.
     #[arg(long)]
     pub clean: bool,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
-/// `russet demo-forward`.
 #[derive(Debug, Args)]
 pub struct ForwardArgs {
     /// The namespace to listen in.
@@ -239,21 +234,20 @@ pub struct ForwardArgs {
     /// Where to listen there.
     #[arg(long)]
     pub listen: SocketAddr,
-    /// Whom to connect to from here: host and port.
+    /// The host and port to connect to from this process's namespace.
     #[arg(long)]
     pub to: String,
 }
 
-/// The etcd of a demo.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DemoEtcd {
-    /// One that the demo starts and stops.
+    /// An etcd that the demo starts and stops.
     Spawn,
-    /// One that is there: its host and port.
+    /// A running etcd: its host and port.
     At(String),
 }
 
-/// How the demo's nodes carry pods' packets.
+/// How the demo's nodes forward pods' packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DemoMode {
     /// In VXLAN.
@@ -262,7 +256,7 @@ pub enum DemoMode {
     Routed,
 }
 
-/// Who makes the demo's network.
+/// The implementation of the demo's network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DemoFabric {
     /// `russet agent` and the plugin `russet`.
@@ -271,7 +265,6 @@ pub enum DemoFabric {
     Flannel,
 }
 
-/// Flannel's backends that the demo shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FlannelBackend {
     /// In VXLAN.
@@ -312,7 +305,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// A pool, or deliberately none.
+/// A pool, or an explicit `none`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolArg(pub Option<IpNet>);
 
@@ -372,7 +365,8 @@ pub fn cni_direct() -> Result<Cli, clap::Error> {
 // === impl NodeArgs ===
 
 impl NodeArgs {
-    /// Those of `russet cni-direct`, which no runtime gives flags: the environment's and the defaults.
+    /// The arguments of `russet cni-direct`, which runtimes start without flags: only environment
+    /// and defaults.
     pub fn without_flags() -> Result<Self, clap::Error> {
         let command = Self::augment_args(clap::Command::new("russet").no_binary_name(true));
         let matches = command.try_get_matches_from(std::iter::empty::<&str>())?;

@@ -1,4 +1,4 @@
-//! One module a verb; each takes its arguments and answers with an exit code.
+//! One module per verb; each takes its arguments and returns an exit code.
 
 mod agent;
 mod apply;
@@ -72,23 +72,24 @@ fn failed(error: Failure) -> ExitCode {
     ExitCode::from(FAILED)
 }
 
-/// Errors end here: they are printed once and become an exit code.
+/// Commands return this error to [`run`], which prints it once and turns it into an exit code.
 pub type Failure = Box<dyn std::error::Error>;
 
-/// The runtime of a daemon: one thread for the loops, and others for what blocks.
+/// The runtime of a daemon: one thread for asynchronous tasks, and more for blocking work.
 pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
-    /// Blocking work is netlink, files, locks, IPAM plugins and the names of servers. Some of it may hang, which must not keep the rest waiting; what
-    /// each kind may take of these is limited where it is done. Threads are made when they are needed, and go when they are not.
+    /// Blocking work is netlink, files, locks, IPAM plugins and DNS. Some of it may hang, and must
+    /// not delay the rest: each kind limits how many of these threads it uses. Threads start on
+    /// demand and end when idle.
     const BLOCKING_THREADS_MAX: usize = 64;
-    /// Blocking work has no deep stacks; small ones keep the agent small.
+    /// Blocking work has shallow stacks; small ones keep the agent's memory small.
     const STACK_BYTES: usize = 512 * 1024;
     russet_linux::memory::few_heaps();
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all().max_blocking_threads(BLOCKING_THREADS_MAX).thread_stack_size(STACK_BYTES).build()
 }
 
-/// Resolves when the process is asked to stop: by SIGTERM, SIGINT, or a terminal that is closed. Listens from the call
-/// on, which is to be made inside a runtime: until then a signal ends the process.
+/// Resolves when the process receives SIGTERM or SIGINT, or its terminal is closed. The signals are
+/// caught from this call on, which must be inside a runtime; before it, a signal ends the process.
 pub fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;

@@ -1,8 +1,9 @@
-//! `russet demo`: nodes as namespaces, an agent process in each, pods attached through the real CNI path, and a matrix
-//! of who reaches whom. Everything happens in namespaces that it makes and removes.
+//! `russet demo`: nodes as namespaces, an agent process in each, pods attached through the real CNI
+//! path, and a matrix of the connections between them. Everything happens in namespaces that the
+//! demo makes and removes.
 //!
-//! The demo itself is one thread: children die with it (`PR_SET_PDEATHSIG` counts threads), and a user namespace can
-//! only be entered by a process without threads.
+//! The demo itself is one thread: children die with it (`PR_SET_PDEATHSIG` counts threads), and a
+//! user namespace can only be entered by a process without threads.
 
 mod datastore;
 mod flannel;
@@ -28,39 +29,32 @@ use interrupt::Interrupt;
 use lab::Lab;
 use report::Report;
 
-/// What can stop a demo.
+/// Errors that stop a demo.
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
     /// Ctrl-C or SIGTERM.
     #[error("interrupted; everything was removed")]
     Interrupted,
-    /// A file or process.
+    /// An operation on a file or process failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// Why it failed.
         source: std::io::Error,
     },
-    /// A part below.
+    /// A step of the demo failed.
     #[error("{what}: {source}")]
     Step {
-        /// What was tried.
+        /// The step.
         what: String,
-        /// Why it failed.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// It cannot go on, for a reason that needs no source.
+    /// The demo refuses to start, for a reason without a source.
     #[error("{0}")]
     Refused(String),
     /// Some pings had no answer.
     #[error("{failed} of {all} pings had no answer")]
-    Unreachable {
-        /// How many.
-        failed: usize,
-        /// Of how many.
-        all: usize,
-    },
+    Unreachable { failed: usize, all: usize },
 }
 
 // === impl DemoError ===
@@ -112,7 +106,7 @@ pub fn run(args: DemoArgs) -> Result<(), Failure> {
             interrupt.wait_for_ever();
         }
         let down = take_down(&lab, fleet);
-        // What went wrong first is what the user wants to know.
+        // The first error is the cause that the user needs.
         if outcome.is_ok() {
             down?;
         }

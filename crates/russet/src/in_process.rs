@@ -1,7 +1,8 @@
-//! The plugins that this command is, for runtimes in this process: their work is done without starting a process (`russet_runtime::InProcess`).
+//! The plugins that this executable contains, for runtimes in this process: they run without
+//! starting a process (`russet_runtime::InProcess`).
 //!
-//! It goes the way of the executable: to the agent where there is one, else the work is done here as `russet cni-direct` does it, under the same
-//! locks.
+//! The path is the plugin executable's: to the agent if one runs, else directly as `russet
+//! cni-direct` works, under the same locks.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,9 +16,9 @@ use russet_runtime::{Call, InProcess};
 use crate::cli::NodeArgs;
 use crate::command::cni_direct;
 
-/// The plugins of this command.
+/// The plugins of this executable.
 #[derive(Debug)]
-pub struct Ours;
+pub struct EmbeddedPlugins;
 
 fn answer(call: Call) -> Result<Outcome, CniError> {
     let about = format!("CNI {} plugin (Russet {})", call.kind, env!("CARGO_PKG_VERSION"));
@@ -31,7 +32,8 @@ fn answer(call: Call) -> Result<Outcome, CniError> {
     }
 }
 
-/// What a process would have: this one's variables (`CNI_NETNS_OVERRIDE` is one of them), but for those that the call sets.
+/// The environment that a plugin process would have: this process's variables (`CNI_NETNS_OVERRIDE`
+/// is one of them), and those of the call.
 fn vars(
     inherited: Vec<(String, String)>,
     set: Vec<(String, String)>,
@@ -50,9 +52,9 @@ fn carry_out(plugin: &str, request: &Request, timing: bool) -> Result<Outcome, C
     Ok(cni_direct::carry_out(args, plugin, request, timing))
 }
 
-// === impl Ours ===
+// === impl EmbeddedPlugins ===
 
-impl InProcess for Ours {
+impl InProcess for EmbeddedPlugins {
     fn stands_for(&self, kind: &str, found: Option<&Path>) -> bool {
         let foreign = found.is_some_and(|path| whose(path) != Found::Ours);
         russet_plugins::NAMES.contains(&kind) && !foreign
@@ -76,24 +78,24 @@ mod tests {
             ("CNI_PATH", "/nowhere"),
         ];
         let vars = vars.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
-        Ours.run(Call { kind: kind.to_owned(), vars, stdin: stdin.as_bytes().to_vec() })
+        EmbeddedPlugins.run(Call { kind: kind.to_owned(), vars, stdin: stdin.as_bytes().to_vec() })
     }
 
     #[test]
-    fn other_peoples_executables_and_plugins_are_left_alone() {
+    fn foreign_executables_and_plugins_are_not_run_in_process() {
         let dir = tempfile::tempdir().unwrap();
         let foreign = dir.path().join("bridge");
         std::fs::write(&foreign, "#!/bin/sh\n").unwrap();
         let own = dir.path().join("host-local");
         std::os::unix::fs::symlink("/proc/self/exe", &own).unwrap();
-        assert!(Ours.stands_for("bridge", None), "nothing there");
-        assert!(!Ours.stands_for("bridge", Some(&foreign)));
-        assert!(Ours.stands_for("host-local", Some(&own)));
-        assert!(!Ours.stands_for("macvlan", None), "no plugin of ours");
+        assert!(EmbeddedPlugins.stands_for("bridge", None), "nothing there");
+        assert!(!EmbeddedPlugins.stands_for("bridge", Some(&foreign)));
+        assert!(EmbeddedPlugins.stands_for("host-local", Some(&own)));
+        assert!(!EmbeddedPlugins.stands_for("macvlan", None), "no plugin of ours");
     }
 
     #[test]
-    fn the_call_has_the_variables_of_this_process_but_for_those_that_it_sets() {
+    fn a_call_inherits_the_processs_variables_and_overrides_some() {
         // cni-runtime.md section 1.6: a runtime adds its variables to its own environment
         let pairs = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
             pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
@@ -123,11 +125,11 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_carried_out_and_the_previous_one_leaves_nothing_behind() {
+    fn requests_do_not_share_state() {
         let dir = tempfile::tempdir().unwrap();
         let config = |range: &str| {
             serde_json::json!({ "cniVersion": "1.0.0", "name": "n", "type": "host-local",
-                "agent_socket": dir.path().join("nobody.sock"), "root": dir.path(),
+                "agent_socket": dir.path().join("absent.sock"), "root": dir.path(),
                 "ipam": { "type": "host-local", "dataDir": dir.path().join("nets"), "subnet": range } })
             .to_string()
         };

@@ -1,5 +1,6 @@
-//! What an installation consists of: files, each with what is to become of it. [`plan`] decides, [`carry_out`](carry_out::carry_out) does.
-//! `russet install` is the caller; `russet uninstall` reads the [`Manifest`].
+//! The parts of an installation: files, each with a step. [`plan`] decides,
+//! [`carry_out`](carry_out::carry_out) executes. `russet install` is the caller; `russet uninstall`
+//! reads the [`Manifest`].
 
 mod carry_out;
 mod look;
@@ -16,187 +17,160 @@ pub use look::look;
 pub use manifest::{Manifest, RECORD, Saved};
 pub use service::Service;
 
-/// What is to be installed, and where. Paths are those of the node, with its root in front.
+/// What to install, and where. Paths are those of the node, with its root in front.
 #[derive(Debug, Clone)]
 pub struct Wish {
     /// The root of the node.
     pub root: PathBuf,
-    /// The root is used on this machine, by `russet agent --root`; otherwise it is that of an image, whose paths begin there.
+    /// The root is used on this machine, by `russet agent --root`; otherwise it is that of an
+    /// image, whose paths begin there.
     pub in_place: bool,
-    /// Where the command goes.
+    /// The directory of the command.
     pub bin_dir: PathBuf,
-    /// Where plugins go.
+    /// The directory of plugins.
     pub cni_bin_dir: PathBuf,
-    /// Where the conflist goes; none: there is to be none.
+    /// The directory of the conflist; None: write none.
     pub cni_conf_dir: Option<PathBuf>,
-    /// Where units go; none: there are to be none.
+    /// The directory of units; None: write none.
     pub unit_dir: Option<PathBuf>,
-    /// Whose units there are to be.
+    /// The services that get units.
     pub services: Vec<Service>,
-    /// Plugins by name; none: the usual ones.
+    /// Plugins by name; None: the default ones.
     pub plugins: Option<Vec<String>>,
-    /// The command.
+    /// The source file of the command.
     pub command: PathBuf,
-    /// The executable that runtimes start.
+    /// The source file of the plugin executable.
     pub plugin: PathBuf,
 }
 
-/// A file's place, and what is there.
+/// What exists at the path of a file to install.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum There {
-    /// Nothing.
     Nothing,
-    /// What we would put there.
+    /// The same content.
     Same,
-    /// Ours, of another version or with other settings.
+    /// Russet's file, of another version or with other settings.
     Ours,
-    /// Somebody else's.
+    /// A file of another program.
     Foreign,
 }
 
 /// What was found on the node.
 #[derive(Debug, Clone, Default)]
 pub struct Found {
-    /// Directories that are there.
+    /// Existing directories.
     pub dirs: Vec<PathBuf>,
-    /// Files that may be replaced; those that are not named are not there.
+    /// Existing files that may be replaced.
     pub files: Vec<(PathBuf, There)>,
-    /// Other network configurations that runtimes would read before ours.
+    /// Other network configurations that runtimes would read before Russet's.
     pub before_ours: Vec<String>,
     /// How many containers have host ports that the reference plugin `portmap` wrote.
     pub reference_ports: usize,
 }
 
-/// One thing to do.
+/// One step of the installation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "step")]
 pub enum Step {
-    /// Make a directory.
     Directory {
-        /// Where.
         path: PathBuf,
     },
-    /// Keep what somebody else installed, under another name beside it.
+    /// Keep a foreign file under another name beside it.
     Save {
-        /// What.
         path: PathBuf,
-        /// Its other name.
         saved: PathBuf,
     },
     /// Copy an executable.
     Copy {
-        /// What.
         from: PathBuf,
-        /// Where to.
         path: PathBuf,
     },
-    /// Write a text.
+    /// Write a text file.
     Write {
-        /// Where.
         path: PathBuf,
-        /// What.
         #[serde(skip)]
         text: String,
         /// The file's permissions.
         #[serde(skip)]
         mode: u32,
     },
-    /// Nothing: it is there.
+    /// Leave a file as it is.
     Leave {
-        /// What.
         path: PathBuf,
-        /// Why.
         why: &'static str,
     },
 }
 
-/// Everything to do, in order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Plan {
     /// Before pods can use it.
     pub steps: Vec<Step>,
-    /// What makes runtimes use it; after everything else.
+    /// The steps after which runtimes use it.
     pub last: Vec<Step>,
-    /// What will not go as users may think.
+    /// Consequences that the user may not expect.
     pub warnings: Vec<String>,
 }
 
-/// What keeps an installation from being planned or done.
+/// Errors while an installation is planned or executed.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
-    /// A name that is none of our plugins.
-    #[error("{name:?} is no plugin of ours; known: {known}")]
+    /// A name that is not a plugin of Russet.
+    #[error("{name:?} is not a plugin of Russet; known: {known}")]
     UnknownPlugin {
-        /// The name.
         name: String,
-        /// Those that we know.
+        /// The known names.
         known: String,
     },
     /// An executable is missing.
     #[error("{} is not there: `cargo xtask install` in Russet's source directory builds what is missing, and then does what `russet install` does, with the same arguments; without the sources, put russet-cni of the same release beside russet", .0.display())]
     NoExecutable(PathBuf),
-    /// A file or directory.
+    /// An operation on a file or directory failed.
     #[error("{operation} {}: {source}", path.display())]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// With what.
-        path: PathBuf,
-        /// Why it failed.
-        source: std::io::Error,
-    },
-    /// A file that could not be written.
+    Io { operation: &'static str, path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     File(#[from] russet_linux::file::FileError),
-    /// The record of an earlier installation.
+    /// The record of an earlier installation is damaged.
     #[error("{} is damaged ({source}); move it away, and install again", path.display())]
-    Manifest {
-        /// Where it is.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: serde_json::Error,
-    },
-    /// The service manager would start what is installed here, and not in the image.
+    Manifest { path: PathBuf, source: serde_json::Error },
+    /// The service manager would start the host's files, and not the image's.
     #[error("--start is for the running system, and --root {} is another: the service starts when the image does", .0.display())]
     StartElsewhere(PathBuf),
-    /// A service manager or plugin that was started.
+    /// systemctl or a plugin failed.
     #[error("{what}: {why}")]
     Command {
-        /// What was started.
+        /// The command line.
         what: String,
-        /// What it said.
+        /// Its error output.
         why: String,
     },
 }
 
-/// The plugins that [`Wish::plugins`] stands for where nobody names any: ours, and those that a node cannot do without.
-const USUAL: [&str; 3] = ["russet", "loopback", "portmap"];
-/// What a saved file is called: no plugin's name, and behind a dot no conflist either.
+/// The default of [`Wish::plugins`]: Russet's plugin, and those that every node needs.
+const DEFAULT_PLUGINS: [&str; 3] = ["russet", "loopback", "portmap"];
+/// The suffix of saved files: not the name of a plugin or of a conflist.
 const SAVED_SUFFIX: &str = ".before-russet";
 /// The conflist's name, (ARCHITECTURE.md, "Names and places").
 pub const CONFLIST: &str = "10-russet.conflist";
-/// The command's name.
 pub const COMMAND: &str = "russet";
 
 // === impl Wish ===
 
 impl Wish {
-    /// Every executable that this may write: where, and from what.
+    /// The path and the source of every executable that this may write.
     pub fn executables(&self) -> Vec<(PathBuf, &Path)> {
         let names: Vec<&str> = match &self.plugins {
             Some(names) => names.iter().map(String::as_str).collect(),
-            None => USUAL.to_vec(),
+            None => DEFAULT_PLUGINS.to_vec(),
         };
         let plugins = names.into_iter().map(|name| (self.cni_bin_dir.join(name), &*self.plugin));
         std::iter::once((self.bin_dir.join(COMMAND), &*self.command)).chain(plugins).collect()
     }
 
-    /// Where the conflist goes.
     pub fn conflist(&self) -> Option<PathBuf> {
         self.cni_conf_dir.as_ref().map(|dir| dir.join(CONFLIST))
     }
 
-    /// Where units go, and their texts.
+    /// The units' paths and texts.
     pub fn units(&self) -> Vec<(PathBuf, String)> {
         let command = self.on_node(&self.bin_dir.join(COMMAND));
         let unit = |dir: &PathBuf| {
@@ -206,7 +180,7 @@ impl Wish {
         self.unit_dir.as_ref().map(unit).unwrap_or_default()
     }
 
-    /// A path as the node will see it.
+    /// Converts a path to how the node will see it.
     fn on_node(&self, path: &Path) -> PathBuf {
         if self.in_place {
             return path.to_owned();
@@ -240,8 +214,8 @@ impl Step {
     }
 }
 
-/// What has to be done where `found` is there. Executables come before what starts them, and the command before the plugin: an agent serves the plugin
-/// before its own version, but not the other way round.
+/// The steps for a node in the state `found`. Executables come before what starts them, and the
+/// command before the plugin: a new agent serves an old plugin, but not the other way round.
 pub fn plan(wish: &Wish, found: &Found) -> Result<Plan, InstallError> {
     wish.check()?;
     let mut steps = Vec::new();
@@ -274,7 +248,7 @@ pub fn plan(wish: &Wish, found: &Found) -> Result<Plan, InstallError> {
         );
         last.push(match found.at(&path) {
             There::Nothing => text(&There::Nothing, path, wanted),
-            _ => Step::Leave { path, why: "a conflist that is there is kept" },
+            _ => Step::Leave { path, why: "an existing conflist is kept" },
         });
     }
     let before = found.before_ours.iter().filter(|_| wish.cni_conf_dir.is_some());
@@ -289,7 +263,7 @@ pub fn plan(wish: &Wish, found: &Found) -> Result<Plan, InstallError> {
     Ok(Plan { steps, last, warnings })
 }
 
-/// What becomes of host ports that another `portmap` wrote, where there are any.
+/// The warning about host ports that another `portmap` wrote, if there are any.
 fn reference_ports(containers: usize) -> Option<String> {
     (containers > 0).then(|| {
         format!(
@@ -298,7 +272,7 @@ fn reference_ports(containers: usize) -> Option<String> {
     })
 }
 
-/// `named`: somebody asked for it, and so for its place.
+/// `named`: the user named the plugin, and so a foreign file is replaced.
 fn executable(path: PathBuf, from: &Path, there: &There, named: bool) -> Vec<Step> {
     let copy = |path| Step::Copy { from: from.to_owned(), path };
     match there {
@@ -315,7 +289,7 @@ fn executable(path: PathBuf, from: &Path, there: &There, named: bool) -> Vec<Ste
 
 fn text(there: &There, path: PathBuf, text: String) -> Step {
     match there {
-        There::Same => Step::Leave { path, why: "it is as it should be" },
+        There::Same => Step::Leave { path, why: "it is up to date" },
         _ => Step::Write { path, text, mode: russet_linux::file::READABLE },
     }
 }

@@ -1,4 +1,4 @@
-//! `russet`: the command. It parses arguments and hands over; what happens is in the other crates.
+//! `russet`: the command. It parses arguments and calls the other crates.
 
 mod cli;
 mod command;
@@ -16,11 +16,12 @@ use std::process::ExitCode;
 
 use russet_cni_spec::relay;
 
-/// Exit code for a command line that makes no sense (ARCHITECTURE.md, "Names and places").
+/// Exit code for an invalid command line (ARCHITECTURE.md, "Names and places").
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    // A runtime starts plugins without arguments and with CNI_COMMAND set; nobody types that. Calico's and the reference ones are known by their names.
+    // A runtime starts plugins without arguments and with CNI_COMMAND set; users never do. The
+    // names of Calico's and the reference plugins select those plugins.
     let by_runtime = std::env::args_os().len() == 1 && std::env::var_os("CNI_COMMAND").is_some();
     if by_runtime || std::env::args_os().next().is_some_and(|name| relay::is_plugin(&name)) {
         return relay::main(std::env::args_os(), relay::Executable::Command);
@@ -33,9 +34,9 @@ fn main() -> ExitCode {
     match parsed {
         Ok(arguments) => command::run(arguments),
         Err(error) => {
-            // clap prints help and version this way, too, with code 0.
+            // clap reports help and version as errors too, with code 0.
             let code = if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
-            // A terminal that is gone is no reason for another exit code.
+            // A closed terminal does not change the exit code.
             let _ = error.print();
             if let Some(instead) = instead(&error) {
                 output::progress(&format!("\nhint: {instead}"));
@@ -45,7 +46,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What to type instead, where the first word is a verb of kubectl or calicoctl.
+/// A hint, if the first word is a verb of kubectl or calicoctl.
 fn instead(error: &clap::Error) -> Option<&'static str> {
     use clap::error::{ContextKind, ContextValue};
     match error.get(ContextKind::InvalidSubcommand)? {

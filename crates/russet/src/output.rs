@@ -14,18 +14,18 @@ mod yaml;
 pub use table::{table, visible};
 pub use yaml::of_json as yaml_of_json;
 
-/// Prints `text` to standard output; whoever closed the pipe has seen enough.
+/// Prints `text` to standard output; ignores a closed pipe.
 pub fn print(text: &str) {
     let mut out = io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-/// Prints `value` for programs, or the table that `text` makes for people.
+/// Prints `value` for programs, or the table from `text` for people.
 pub fn print_as(format: Format, value: &impl Serialize, text: impl FnOnce() -> String) {
     print(&in_format(format, value, text));
 }
 
-/// What [`print_as`] prints.
+/// Returns what [`print_as`] prints.
 pub fn in_format(format: Format, value: &impl Serialize, text: impl FnOnce() -> String) -> String {
     match format {
         Format::Json => json(value),
@@ -39,7 +39,7 @@ pub fn progress(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// Prints an error and everything that caused it, in one line.
+/// Prints an error and all its sources, in one line.
 pub fn error(error: &dyn std::error::Error) {
     let mut text = format!("error: {error}");
     let mut source = error.source();
@@ -55,7 +55,7 @@ pub fn error(error: &dyn std::error::Error) {
     progress(&text);
 }
 
-/// `value` as JSON over several lines, with the newline at its end.
+/// `value` as indented JSON that ends with a newline.
 pub fn json(value: &impl Serialize) -> String {
     let mut text =
         serde_json::to_string_pretty(value).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"));
@@ -63,12 +63,12 @@ pub fn json(value: &impl Serialize) -> String {
     text
 }
 
-/// A resource as `-o name` prints it: `ippool/blue`.
+/// A resource in the format of `-o name`: `ippool/blue`.
 pub fn short_name(kind: ResourceKind, name: &str) -> String {
     visible(&format!("{}/{name}", kind.kind().to_lowercase()))
 }
 
-/// A time span in at most two units, as people compare ages: `42s`, `7m5s`, `3h12m`, `5d3h`.
+/// A time span in at most two units: `42s`, `7m5s`, `3h12m`, `5d3h`.
 pub fn age(span: Duration) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
     let seconds = span.as_secs();

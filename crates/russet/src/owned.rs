@@ -20,69 +20,65 @@ use serde::Serialize;
 use crate::install::{CONFLIST, InstallError, Manifest, Saved, Service};
 use pods::{Keeper, PodsError};
 
-/// Everything that is ours.
+/// Everything on the node that belongs to Russet.
 #[derive(Debug, Default)]
 pub struct Inventory {
-    /// In the kernel; empty where nobody asked.
+    /// Objects in the kernel; empty if the kernel was not read.
     pub kernel: Remains,
-    /// Pods, as `namespace/name`, by the name of their interface on the node, as far as the agent's journal names them.
+    /// Pods, as `namespace/name`, by the name of their interface on the node, as far as the agent's
+    /// journal names them.
     pub pods: BTreeMap<String, String>,
-    /// Accepts in others' chains, by table.
+    /// Accept rules in foreign chains, by table.
     pub exceptions: Vec<Exception>,
-    /// There are rules of legacy iptables, among which there may be some of ours, too.
+    /// There are rules of legacy iptables, which may include some of Russet's.
     pub legacy_iptables: bool,
-    /// Pods' sandboxes, and who keeps them.
+    /// Pods' sandboxes, and the program that keeps each.
     pub sandboxes: Vec<(SandboxId, Keeper)>,
-    /// In files.
     pub files: Files,
 }
 
-/// A rule of ours in a chain of somebody else's.
+/// A rule of Russet in a foreign chain.
 #[derive(Debug, Clone)]
 pub struct Exception {
-    /// Where the chain is.
     pub table: Table,
-    /// Its name.
     pub chain: String,
 }
 
-/// Files, as far as they are there.
+/// Existing files.
 #[derive(Debug, Default)]
 pub struct Files {
-    /// What makes runtimes use Russet.
+    /// The files that make runtimes use Russet.
     pub conflists: Vec<PathBuf>,
-    /// Services, and what `systemctl enable` made of them.
+    /// Services, and the links of `systemctl enable`.
     pub units: Vec<PathBuf>,
     /// Executables.
     pub programs: Vec<PathBuf>,
-    /// What was there before, with its place.
+    /// Foreign files that were replaced, and their original paths.
     pub saved: Vec<(PathBuf, PathBuf)>,
-    /// Sockets, locks and the like, gone after a reboot.
+    /// Sockets, locks and the like, which a reboot removes.
     pub run: Vec<PathBuf>,
-    /// What survives a reboot; addresses among it.
+    /// Files that survive a reboot, such as the allocated addresses.
     pub state: Vec<PathBuf>,
-    /// What the operator wrote.
+    /// The operator's settings.
     pub settings: Option<PathBuf>,
 }
 
-/// One line of what is ours.
+/// One object for the output.
 #[derive(Debug, Serialize)]
 pub struct Object {
     /// `link`, `route`, ...
     pub kind: &'static str,
-    /// What it is called.
     pub name: String,
-    /// What it is for.
     pub detail: String,
 }
 
-/// Sysctls that the agent switches on and nobody switches off: others may need them.
+/// Sysctls that the agent enables and never disables, since others may need them.
 const SYSCTLS: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"];
 
-/// Where operators and installations put units.
+/// The directory of units that operators and installations write.
 const UNIT_DIR: &str = "etc/systemd/system";
 
-/// Looks.
+/// Reads files, and the kernel if `kernel` is set.
 pub fn look(root: &Path, kernel: bool) -> Result<Inventory, LookError> {
     let mut inventory = Inventory { files: Files::look(root)?, ..Inventory::default() };
     for keeper in Keeper::ALL {
@@ -100,28 +96,29 @@ pub fn look(root: &Path, kernel: bool) -> Result<Inventory, LookError> {
     Ok(inventory)
 }
 
-/// Pods, as `namespace/name`, by the name of their interface on the node. Empty without a journal: names only help a reader.
+/// Pods, as `namespace/name`, by the name of their interface on the node. Empty without a journal:
+/// names only help a reader.
 pub fn pods_by_interface(paths: &Paths) -> BTreeMap<String, String> {
     let journal = journal::view(&paths.journal_file()).ok().flatten();
     let attachments = journal.into_iter().flat_map(|view| view.attachments);
     attachments.filter_map(|attachment| Some((attachment.host_name?, attachment.pod?))).collect()
 }
 
-/// Why nobody can say what is there.
+/// Why the objects could not be listed.
 #[derive(Debug, thiserror::Error)]
 pub enum LookError {
     /// The kernel cannot be read.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// What was installed is not known.
+    /// The manifest of the installation cannot be read.
     #[error(transparent)]
     Install(#[from] InstallError),
-    /// Which sandboxes there are is not known.
+    /// The sandboxes cannot be listed.
     #[error(transparent)]
     Pods(#[from] PodsError),
 }
 
-/// A kernel without nf_tables has none; so has a table that somebody takes away meanwhile.
+/// Empty if the kernel has no nf_tables, or if a table is deleted meanwhile.
 fn exceptions() -> Result<Vec<Exception>, NetlinkError> {
     let mut nft = match Nft::open() {
         Err(error) if error.is_unsupported() => return Ok(Vec::new()),
@@ -152,16 +149,16 @@ impl Files {
         let mut files = Self::default();
         let copied = Service::ALL.map(|service| root.join(UNIT_DIR).join(service.unit()));
         let copied = copied.iter().filter(|file| !manifest.files.contains(file) && is_our_unit(file));
-        for file in manifest.files.iter().chain(copied).filter(|file| is_there(file)) {
+        for file in manifest.files.iter().chain(copied).filter(|file| exists(file)) {
             files.place(file);
         }
         let conflist = paths.conflist_dir().join(CONFLIST);
-        if is_there(&conflist) && !files.conflists.contains(&conflist) {
+        if exists(&conflist) && !files.conflists.contains(&conflist) {
             files.conflists.push(conflist);
         }
-        for Saved { path, saved } in manifest.saved.into_iter().filter(|it| is_there(&it.saved)) {
+        for Saved { path, saved } in manifest.saved.into_iter().filter(|it| exists(&it.saved)) {
             match executable::whose(&path) {
-                // Newer than what was put aside, from whoever it is.
+                // It is newer than the saved file, and stays.
                 Whose::Foreign => files.programs.push(saved),
                 Whose::Ours | Whose::Nothing => files.saved.push((saved, path)),
             }
@@ -173,7 +170,7 @@ impl Files {
             files.run.extend(below(&served.run_dir));
             files.state.extend(below(&served.addresses));
         }
-        files.settings = Some(paths.settings_file()).filter(|file| is_there(file));
+        files.settings = Some(paths.settings_file()).filter(|file| exists(file));
         Ok(files)
     }
 
@@ -181,22 +178,23 @@ impl Files {
         let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if name.ends_with(".conflist") || name.ends_with(".conf") {
             self.conflists.push(file.to_owned());
-        } else if let Some(service) = Service::of_unit(name) {
+        } else if let Some(service) = Service::from_unit(name) {
             self.units.extend(enabled(file, service));
             self.units.push(file.to_owned());
         } else if executable::whose(file) != Whose::Foreign {
-            // A package of somebody else's may have put its own plugin there since.
+            // A package may have replaced the plugin with its own since.
             self.programs.push(file.to_owned());
         }
     }
 }
 
-/// One that an operator has copied there; an own one of that name is left.
+/// Whether it is Russet's unit, perhaps copied by an operator; an operator's own unit of that name
+/// is not.
 fn is_our_unit(file: &Path) -> bool {
     std::fs::read(file).is_ok_and(|text| Service::is_ours(&text))
 }
 
-/// What `systemctl enable` made of a unit, or of a template's instances.
+/// The links that `systemctl enable` made for a unit, or for a template's instances.
 fn enabled(unit: &Path, service: Service) -> Vec<PathBuf> {
     let links = std::fs::read_dir(unit.with_file_name("multi-user.target.wants"));
     let links = links.into_iter().flatten().flatten().map(|entry| entry.path());
@@ -209,12 +207,12 @@ fn enabled(unit: &Path, service: Service) -> Vec<PathBuf> {
     found
 }
 
-/// Also a link that leads nowhere.
-fn is_there(path: &Path) -> bool {
+/// Also true for a dangling link.
+fn exists(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }
 
-/// Everything below a directory, what is inside before what holds it; links are not followed.
+/// Everything below a directory, contents before directories; does not follow links.
 fn below(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut entries: Vec<PathBuf> = std::fs::read_dir(dir)
@@ -229,7 +227,7 @@ fn below(dir: &Path) -> Vec<PathBuf> {
             found.push(entry);
         }
     }
-    if is_there(dir) {
+    if exists(dir) {
         found.push(dir.to_owned());
     }
     found
@@ -255,7 +253,7 @@ impl Inventory {
             all.push(object(
                 "nftables rule",
                 format!("{table} {chain}"),
-                "accepts what pods forward, in somebody else's chain",
+                "accepts the pods' forwarded packets, in a foreign chain",
             ));
         }
         for name in SYSCTLS {
@@ -329,7 +327,7 @@ fn is_sdns(mark: &Mark) -> bool {
     matches!(mark, Mark::Alias(alias) if alias.starts_with("russet-sdn:"))
 }
 
-/// Where a route leads; `names` are those of links by index.
+/// The destination of a route's packets; `names` are those of links by index.
 pub fn describe(route: &Route, names: &BTreeMap<u32, String>) -> String {
     let via = route.gateway.map(|gateway| format!("via {gateway}"));
     let table = (route.table != Route::MAIN).then(|| format!("table {}", route.table));

@@ -1,5 +1,5 @@
-//! Calico's resources as operators write and read them: which kinds there are, what their files may say, how they are shown. The verbs `get`,
-//! `apply` and `delete` stand on this; nothing here touches a store.
+//! Calico's resources as operators write and read them: kinds, valid contents, output. The verbs
+//! `get`, `apply` and `delete` use this; nothing here accesses a store.
 
 mod check;
 mod documents;
@@ -16,5 +16,5 @@ pub use check::{Problems, Refused, prepare};
 pub use documents::{Document, DocumentError, UnknownKinds, read, values};
 pub use fields::nearest;
 pub(crate) use kind::each_kind;
-pub use kind::{AgentState, Definition, Kind, Surroundings};
+pub use kind::{AgentState, Definition, Kind, TableContext};
 pub use show::{Shown, list_value, make_portable, value, yaml};

@@ -1,4 +1,5 @@
-//! Pods on a host without Kubernetes: manifests read, and what becomes of them in [`russet_sandbox`]. The verb `sandbox` stands on this.
+//! Pods on a host without Kubernetes: converts manifests to configurations for [`russet_sandbox`].
+//! Used by the verb `sandbox`.
 
 mod dns;
 mod fields;

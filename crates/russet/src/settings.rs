@@ -1,5 +1,5 @@
-//! Settings: flag, then `RUSSET_*` variable, then the settings file, then the default (ARCHITECTURE.md, "Names and places"). Between variable and file stands what the node's
-//! last agent worked with ([`recorded`]), for everything but an agent; for a plugin without one it stands before everything.
+//! Settings: flag, then `RUSSET_*` variable, then the settings file, then the default (ARCHITECTURE.md, "Names and places"). For every program but the agent, the settings that the node's last agent used
+//! ([`recorded`]) come between variable and file; for a plugin without an agent they come first.
 
 mod calicoctl;
 mod openshift;
@@ -23,49 +23,28 @@ use origin::Origin;
 use recorded::{Doubt, Effective, Recorded};
 use store::{CalicoctlSource, Sources, StoreSetting, location};
 
-/// Settings that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// The file is there and cannot be read.
+    /// The file exists and cannot be read.
     #[error("read {path}: {source}")]
-    Read {
-        /// The file.
-        path: String,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The file is no TOML.
+    Read { path: String, source: std::io::Error },
+    /// The file is not TOML.
     #[error("parse {path}: {source}")]
-    Syntax {
-        /// The file.
-        path: String,
-        /// Where and why.
-        source: Box<toml::de::Error>,
-    },
-    /// A key that means nothing.
+    Syntax { path: String, source: Box<toml::de::Error> },
     #[error("{path}: unknown key `{key}`; did you mean `{nearest}`?")]
     UnknownKey {
-        /// The file.
         path: String,
-        /// The key.
         key: String,
-        /// The known key that looks most like it.
+        /// The most similar known key.
         nearest: &'static str,
     },
-    /// A value of the wrong kind.
+    /// A value of the wrong type.
     #[error("{path}: key `{key}`: {reason}")]
-    Value {
-        /// The file.
-        path: String,
-        /// The key.
-        key: &'static str,
-        /// What is wrong.
-        reason: String,
-    },
-    /// Something is set about etcd, and the store is another one.
+    Value { path: String, key: &'static str, reason: String },
+    /// A setting of etcd with a store that is not etcd.
     #[error("{0} is set, and the store is not etcd; give --store etcd:URL")]
     NotEtcd(&'static str),
-    /// What is set about etcd does not fit together.
+    /// The settings of etcd contradict each other.
     #[error(transparent)]
     Etcd(#[from] EtcdSettingsError),
     /// A password would be readable on the network.
@@ -73,79 +52,70 @@ pub enum SettingsError {
         "etcd's user and password would go to {0} in clear text: use https, or allow it with --allow-plaintext-credentials"
     )]
     Plaintext(String),
-    /// OpenShift's network cannot be as it is set.
+    /// The settings of OpenShift's network are invalid.
     #[error("{reason}")]
-    Openshift {
-        /// What is wrong.
-        reason: String,
-    },
-    /// What calicoctl is configured with names no datastore that can be used.
+    Openshift { reason: String },
+    /// calicoctl's configuration names no usable datastore.
     #[error("{place}: {reason}")]
     Calicoctl {
         /// The file, or the variable.
         place: String,
-        /// What is wrong.
         reason: String,
     },
-    /// In Calico's place the store is the cluster's, and none is named.
+    /// In place of Calico the store is the cluster's etcd, and no setting names it.
     #[error(
         "in Calico's place the store is the cluster's etcd, and nothing names it: give --store etcd:URL (or RUSSET_STORE, or store in {file}), or \
          configure calicoctl on this node ({calicoctl}, or ETCD_ENDPOINTS)"
     )]
     NoCalicoStore {
-        /// The settings file.
         file: String,
-        /// calicoctl's.
+        /// calicoctl's file.
         calicoctl: String,
     },
-    /// What the last agent worked with is not certain.
+    /// The last agent's settings are unknown.
     #[error(transparent)]
     Doubt(#[from] Doubt),
-    /// Something is set that the last agent did not work with.
+    /// A setting differs from the last agent's.
     #[error(transparent)]
     Disagree(Box<Disagreement>),
-    /// Whether something else is set cannot be seen.
+    /// The current settings cannot be read, so a difference cannot be ruled out.
     #[error(
         "the last agent's settings are in {path}; whether others were set since cannot be seen: {source}; start the agent, or correct that"
     )]
     Unseen {
-        /// Its record.
+        /// The record of the last agent.
         path: String,
-        /// What fails.
         source: Box<SettingsError>,
     },
-    /// The host has a name that cannot be a node's.
+    /// The host name is not a valid node name.
     #[error("this host's name cannot be a node name: {0}; give one with --node-name")]
     HostName(#[from] NameError),
 }
 
-/// A setting that is not what the last agent of this node worked with.
+/// A setting that differs from the last agent's.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the last agent of this node worked with {key} {recorded} (from {from}, recorded in {path}), and {place} says {said}: start the agent, or make \
      {place} say {recorded}"
 )]
 pub struct Disagreement {
-    /// The setting.
     pub key: &'static str,
-    /// What is set.
+    /// The current value.
     pub said: String,
-    /// Where.
+    /// The current value's source.
     pub place: String,
-    /// What the agent worked with.
+    /// The agent's value.
     pub recorded: String,
-    /// Where it had that from.
+    /// The source of the agent's value.
     pub from: String,
-    /// Its record.
+    /// The record.
     pub path: String,
 }
 
-/// How and how much to log.
 #[derive(Debug, Clone)]
 pub struct Logging {
-    /// A level, or a filter as `tracing` has it.
+    /// A level, or a filter in the syntax of `tracing`.
     pub level: String,
-    /// The form.
     pub format: LogFormat,
 }
 
@@ -182,16 +152,16 @@ const KEYS: [&str; 29] = [
     "sync_delete",
 ];
 
-/// The settings file's contents, its keys known to be good.
+/// The settings file's contents, with valid keys.
 pub struct File {
     path: String,
     table: toml::Table,
 }
 
-/// What pods' MTU may be.
+/// The allowed MTU of pods.
 const MTU_RANGE: std::ops::RangeInclusive<u32> = 1280..=65535;
 
-/// Settings of an agent, and what it is to record of them.
+/// Settings of an agent, and the part of them that it records.
 pub fn agent(args: AgentArgs) -> Result<(Config, Logging, Effective), SettingsError> {
     let file = File::read(&Paths::new(&args.node.root).settings_file())?;
     let health =
@@ -221,8 +191,9 @@ pub fn agent(args: AgentArgs) -> Result<(Config, Logging, Effective), SettingsEr
     Ok((config, logging, effective))
 }
 
-/// Settings of a plugin that works without an agent. On a node that ever had one they are that agent's and no others. An ADD is refused while anything
-/// says otherwise; everything else goes on with the record, so that pods can be deleted.
+/// Settings of a plugin that works without an agent. On a node that ever had an agent, they are
+/// that agent's. An ADD is refused while another source differs; other verbs use the record, so
+/// that pods can be deleted.
 pub fn direct(args: NodeArgs, is_add: bool) -> Result<Config, SettingsError> {
     let paths = Paths::new(&args.root);
     let records = recorded::look(&paths);
@@ -249,27 +220,24 @@ pub fn direct(args: NodeArgs, is_add: bool) -> Result<Config, SettingsError> {
     known.config(paths)
 }
 
-/// The store that a command works on.
+/// The store that a command uses.
 pub struct Chosen {
     /// The node's files.
     pub paths: Paths,
-    /// Where the store is.
     pub location: StoreLocation,
-    /// The same for people, with what says so.
+    /// A description of the store and of the setting that names it.
     pub why: String,
 }
 
-/// What a repair of this node works on.
+/// The inputs of a repair of this node.
 pub struct RepairPlace {
-    /// Its store.
     pub chosen: Chosen,
-    /// Its name.
     pub node: NodeName,
-    /// Its runtimes' caches.
+    /// The runtimes' result caches.
     pub caches: Vec<PathBuf>,
 }
 
-/// Settings of a repair without an agent; the rest is an agent's.
+/// Settings of a repair without an agent.
 pub fn repair(choice: StoreChoice, args: &RepairArgs) -> Result<RepairPlace, SettingsError> {
     let chosen = store(choice)?;
     let (recorded, file) = below(&chosen.paths)?;
@@ -288,12 +256,12 @@ fn caches(paths: &Paths, given: Vec<PathBuf>, file: &File) -> Result<Vec<PathBuf
     Ok(set.unwrap_or_else(|| vec![paths.root().join(DEFAULT_CACHE)]))
 }
 
-/// The store of a node, for a command that works on it.
+/// The store of a node, for a command that uses it.
 pub fn store(choice: StoreChoice) -> Result<Chosen, SettingsError> {
     let paths = Paths::new(choice.root);
     let calicoctl = || calicoctl::read(paths.root(), |name| std::env::var(name).ok());
     let setting = if choice.location.store.is_some() {
-        // What is recorded or in a file cannot keep a store from being looked at that is named.
+        // Neither the record nor the file can be a reason to refuse a store that an argument names.
         let recorded = recorded::look(&paths).known;
         let file = File::read(&paths.settings_file());
         let file = if recorded.is_some() { file.ok() } else { Some(file?) };
@@ -323,7 +291,8 @@ pub fn store(choice: StoreChoice) -> Result<Chosen, SettingsError> {
     Ok(Chosen { paths, location: setting.location, why })
 }
 
-/// What stands below flags and variables: the agent's record, and the settings file. Where there is a record the file does not count.
+/// The sources below flags and variables: the agent's record and the settings file. With a record
+/// the file does not count.
 fn below(paths: &Paths) -> Result<(Option<Recorded>, File), SettingsError> {
     let records = recorded::look(paths);
     match (records.known, records.doubt) {
@@ -333,7 +302,7 @@ fn below(paths: &Paths) -> Result<(Option<Recorded>, File), SettingsError> {
     }
 }
 
-/// This node's name, for a command that asks about it.
+/// This node's name, for a command that needs it.
 pub fn node_name(paths: &Paths) -> Result<NodeName, SettingsError> {
     let (recorded, file) = below(paths)?;
     Ok(name_of(paths, recorded.as_ref(), &file, None, file.flag("calico")?)?.0)
@@ -365,12 +334,12 @@ fn name_of(
     host_name().map(|name| (name, Origin::Default)).map_err(SettingsError::HostName)
 }
 
-/// A path that means the same to a process with another working directory.
+/// A path that is valid in a process with another working directory.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Where a setting comes from that an agent takes: its flag or variable, the file, or nowhere.
+/// The source of one of the agent's settings: its flag or variable, the file, or the default.
 fn origin(key: &'static str, is_given: bool, variables: &Variables, file: &File) -> Origin {
     match is_given {
         true => Origin::given(key, variables),
@@ -379,7 +348,7 @@ fn origin(key: &'static str, is_given: bool, variables: &Variables, file: &File)
     }
 }
 
-/// `own_pools`: whether a fresh store gets pools for our own plugin that were not asked for.
+/// `own_pools`: whether a fresh store gets default pools for Russet's own plugin.
 fn node_with(
     args: NodeArgs,
     file: &File,
@@ -434,7 +403,8 @@ fn node_with(
     Ok((config, logging(args, file)?, effective))
 }
 
-/// The store of an agent, or of a plugin on a node that never had one. In Calico's place it is the cluster's, as calicoctl knows it if nothing else does.
+/// The store of an agent, or of a plugin on a node that never had one. In place of Calico it is the
+/// cluster's store, from calicoctl's configuration if no setting names it.
 fn own_store(
     args: &NodeArgs,
     file: &File,
@@ -491,7 +461,7 @@ where
     given.map_or_else(|| file.parsed(key), |given| Ok(Some(given)))
 }
 
-/// The name that Calico's programs on this node agreed upon.
+/// The name that Calico's programs on this node use.
 fn calicos_name(paths: &Paths) -> Option<NodeName> {
     NodeName::new(std::fs::read_to_string(paths.calico_nodename_file()).ok()?.trim()).ok()
 }
@@ -505,7 +475,6 @@ fn host_name() -> Result<NodeName, NameError> {
 // === impl File ===
 
 impl File {
-    /// One without any key.
     fn empty() -> Self {
         Self { path: String::new(), table: toml::Table::new() }
     }

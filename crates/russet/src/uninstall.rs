@@ -1,5 +1,6 @@
-//! Takes everything of Russet's off this node. Pure in what it decides: [`plan`] orders what [`crate::owned`] found, [`carry_out`] does one step. What is gone
-//! already is success, so an uninstall that was killed is finished by the next.
+//! Removes everything of Russet from this node. [`plan`] is pure and orders what [`crate::owned`]
+//! found; [`carry_out`] executes one step. A missing object counts as removed, so the next
+//! uninstall completes an interrupted one.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,47 +17,44 @@ use serde::{Serialize, Serializer};
 use crate::install::RECORD;
 use crate::owned::{Inventory, describe};
 
-/// One thing to take away.
+/// One object to remove.
 #[derive(Debug, Clone)]
 pub enum Step {
     /// A file, socket or empty directory.
     File(PathBuf),
-    /// What was at a place before goes back there.
-    PutBack {
-        /// Where it is.
+    /// A foreign file, to be restored.
+    Restore {
+        /// Its path now.
         saved: PathBuf,
-        /// Where it was.
+        /// Its original path.
         path: PathBuf,
     },
-    /// A link, with everything that is on it.
+    /// A link, with its entries.
     Link {
-        /// Its index.
         ifindex: u32,
-        /// Its name.
         name: String,
-        /// What says that it is ours; one that is something else by then stays.
+        /// Russet's mark on it; the link stays if it has another by then.
         mark: Mark,
-        /// Entries and neighbours on it.
+        /// The number of neighbour and FDB entries on it.
         entries: usize,
     },
-    /// A route, and where it leads, in words.
+    /// A route, and the description of its destination.
     Route(Route, String),
-    /// Accepts in others' chains.
+    /// Accept rules in foreign chains.
     Exceptions(usize),
     /// A table of nf_tables.
     Table(Table),
 }
 
-/// What is taken besides what is always.
+/// The optional parts of an uninstall.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Reach {
-    /// Pods that are attached lose their interfaces.
+pub struct Options {
+    /// Attached pods lose their interfaces.
     pub pods: bool,
-    /// The state goes, too: the embedded store with its addresses, the history.
+    /// The state is removed, too: the embedded store with its addresses, the history.
     pub state: bool,
 }
 
-/// Why a step failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
     /// A link or route.
@@ -65,24 +63,17 @@ pub enum StepError {
     /// A table.
     #[error(transparent)]
     Nat(#[from] NatError),
-    /// Others' chains.
+    /// Foreign chains.
     #[error(transparent)]
     Firewall(#[from] FirewallError),
-    /// A file.
     #[error("{operation} {}: {source}", path.display())]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// With what.
-        path: PathBuf,
-        /// Why it failed.
-        source: io::Error,
-    },
+    Io { operation: &'static str, path: PathBuf, source: io::Error },
 }
 
-/// What to do, in order: first what makes runtimes start pods, then what leads packets anywhere, then what judges them, and files last. What says what is
-/// installed goes when that has gone, and then the locks that keep others from beginning, with the directories that they are in.
-pub fn plan(inventory: &Inventory, reach: Reach) -> Vec<Step> {
+/// The steps in order: first the files that make runtimes start pods, then routes and links, then
+/// the rules that filter packets, and other files last. The manifest is removed after the files
+/// that it lists, and then the locks that prevent others from starting, with their directories.
+pub fn plan(inventory: &Inventory, reach: Options) -> Vec<Step> {
     let files = &inventory.files;
     let file = |path: &PathBuf| Step::File(path.clone());
     let mut steps: Vec<Step> = files.conflists.iter().map(file).collect();
@@ -102,11 +93,11 @@ pub fn plan(inventory: &Inventory, reach: Reach) -> Vec<Step> {
     steps.extend(inventory.kernel.tables.iter().cloned().map(Step::Table));
     steps.extend(files.units.iter().chain(&files.programs).map(file));
     for (saved, path) in &files.saved {
-        steps.push(Step::PutBack { saved: saved.clone(), path: path.clone() });
+        steps.push(Step::Restore { saved: saved.clone(), path: path.clone() });
     }
     let (locks, run): (Vec<_>, Vec<_>) = files.run.iter().partition(|path| is_lock(path) || is_dir(path));
     steps.extend(run.into_iter().map(file));
-    // Without it an uninstall that was cut off would not know what was installed.
+    // Without the manifest, the next run would not know what an interrupted uninstall has left.
     let is_record = |path: &&PathBuf| path.file_name().is_some_and(|name| name == RECORD);
     let (record, state): (Vec<_>, Vec<_>) = files.state.iter().partition(|path| is_record(path));
     let (dirs, state): (Vec<_>, Vec<_>) = state.into_iter().partition(|path| is_dir(path));
@@ -118,7 +109,7 @@ pub fn plan(inventory: &Inventory, reach: Reach) -> Vec<Step> {
     steps
 }
 
-/// The node's, that of a socket, that of who keeps sandboxes.
+/// The node's lock, a socket's, or a sandbox keeper's.
 fn is_lock(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_encoded_bytes().ends_with(b"lock"))
 }
@@ -132,13 +123,13 @@ fn is_socket(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|it| it.file_type().is_socket())
 }
 
-/// Does one step.
+/// Executes one step.
 pub fn carry_out(step: &Step) -> Result<(), StepError> {
     match step {
         Step::File(path) => remove(path),
-        Step::PutBack { saved, path } => match fs::rename(saved, path) {
+        Step::Restore { saved, path } => match fs::rename(saved, path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(StepError::Io { operation: "put back", path: path.clone(), source })
+                Err(StepError::Io { operation: "restore", path: path.clone(), source })
             }
             _ => Ok(()),
         },
@@ -155,7 +146,7 @@ pub fn carry_out(step: &Step) -> Result<(), StepError> {
 fn remove(path: &Path) -> Result<(), StepError> {
     let again = || if is_dir(path) { fs::remove_dir(path) } else { fs::remove_file(path) };
     let removed = match again() {
-        // Where namespaces of sandboxes were named, a mount remains.
+        // If sandboxes' namespaces were named there, a mount remains.
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy && is_dir(path) => {
             let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
             unmount(path, flags).map_err(io::Error::from).and_then(|()| again())
@@ -176,7 +167,7 @@ impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Step::File(path) => write!(f, "remove {}", path.display()),
-            Step::PutBack { saved, path } => {
+            Step::Restore { saved, path } => {
                 write!(f, "put {} back as {}", saved.display(), path.display())
             }
             Step::Link { name, mark, entries: 0, .. } => write!(f, "delete link {name} ({mark})"),
@@ -185,9 +176,9 @@ impl fmt::Display for Step {
             }
             Step::Route(route, path) => write!(f, "delete route {} {path}", route.dst),
             Step::Exceptions(0) => {
-                f.write_str("delete rules of ours from chains of legacy iptables, if there are any")
+                f.write_str("delete Russet's rules from chains of legacy iptables, if there are any")
             }
-            Step::Exceptions(count) => write!(f, "delete {count} rules of ours from others' chains"),
+            Step::Exceptions(count) => write!(f, "delete {count} of Russet's rules from foreign chains"),
             Step::Table(table) => write!(f, "delete table {table}"),
         }
     }
@@ -205,7 +196,7 @@ mod tests {
     use crate::owned;
 
     #[test]
-    fn runtimes_lose_their_configuration_first_and_the_record_goes_when_all_else_has_but_the_locks() {
+    fn configuration_is_removed_first_and_the_manifest_last_before_the_locks() {
         let root = tempfile::tempdir().unwrap();
         let make = |path: &str| {
             let path = root.path().join(path);
@@ -237,22 +228,22 @@ mod tests {
             "put /opt/cni/bin/loopback.before-russet back as /opt/cni/bin/loopback",
             "remove /run/russet/mtu",
         ];
-        // Until then nobody begins.
+        // Until then no program can start.
         let locks = ["cri/lock", "cri", "node.lock", ""];
         let locks = locks.map(|it| format!("remove /run/russet/{it}").trim_end_matches('/').to_owned());
-        let keeping = words(Reach::default()).0;
+        let keeping = words(Options::default()).0;
         assert_eq!(keeping[..4], conflist_to_mtu);
         assert_eq!(keeping[4], "remove /var/lib/russet/installed.json");
         assert_eq!(keeping[5..], locks);
-        let (all, steps) = words(Reach { state: true, ..Reach::default() });
+        let (all, steps) = words(Options { state: true, ..Options::default() });
         assert_eq!(all[..4], conflist_to_mtu);
         let state = ["store.redb", "installed.json", ""].map(|it| format!("remove /var/lib/russet/{it}"));
         assert_eq!(all[4..7], state.map(|it| it.trim_end_matches('/').to_owned()));
         assert_eq!(all[7..], locks);
-        // Killed in the middle, and begun anew.
+        // Interrupted in the middle, and started again.
         steps[..3].iter().for_each(|step| carry_out(step).unwrap());
         steps.iter().for_each(|step| carry_out(step).unwrap());
-        assert!(words(Reach { state: true, ..Reach::default() }).0.is_empty());
+        assert!(words(Options { state: true, ..Options::default() }).0.is_empty());
         assert!(root.path().join("opt/cni/bin/loopback").exists());
         assert!(root.path().join("etc/russet/russet.toml").exists(), "the operator's own");
     }

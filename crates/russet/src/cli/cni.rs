@@ -21,22 +21,19 @@ pub const EXAMPLES: &str = "Examples:
   NETCONFPATH=/tmp/net.d CNI_PATH=/opt/cni/bin CNI_IFNAME=net1 russet cni add mynet /run/netns/blue
 
 Arguments, variables, container IDs and the cache are those of cnitool, so that each finds what the other attached.
-GC is not: cnitool's takes away every attachment of the network, ours only when --all says so.
+GC is not: cnitool's deletes every attachment of the network, ours only with --all.
 
 The chain is shown on standard error as it runs; the result alone is on standard output. With -o json there is one document, and no chain.
 
 Exit codes: 0 good; 1 a plugin refused, or something cannot be read; 2 usage; 3 lint found something. With -o json the error is an object with
 CNI's code.";
 
-/// `russet cni`.
 #[derive(Debug, Args)]
 pub struct CniArgs {
-    /// What to do.
     #[command(subcommand)]
     pub verb: CniVerb,
 }
 
-/// CNI's verbs.
 #[derive(Debug, Subcommand)]
 pub enum CniVerb {
     /// Attach a network namespace to a network: every plugin of its chain in order.
@@ -45,7 +42,8 @@ pub enum CniVerb {
     Check(AttachmentArgs),
     /// Detach a network namespace: every plugin backward, going on past those that fail.
     Del(AttachmentArgs),
-    /// Take away every attachment of a network that this machine's cache knows, and what its plugins hold for others.
+    /// Delete every attachment of a network that this machine's cache lists, and what its plugins
+    /// hold for other containers.
     Gc(GcArgs),
     /// Ask every plugin of a network whether it could attach something now.
     Status(StatusArgs),
@@ -53,11 +51,11 @@ pub enum CniVerb {
     Version(NetworkArgs),
     /// Ask whether every plugin of a network is there and speaks the network's version; prints the capabilities that they declare.
     Validate(NetworkArgs),
-    /// Say in words what is wrong with configuration files.
+    /// Explain what is wrong with configuration files.
     Lint(LintArgs),
 }
 
-/// A network, where it is configured, and how to tell what came of it.
+/// A network, where it is configured, and how to print the result.
 #[derive(Debug, Args)]
 pub struct NetworkArgs {
     /// The network's name, as its configuration has it.
@@ -66,43 +64,40 @@ pub struct NetworkArgs {
     /// Where network configurations are [default: /etc/cni/net.d].
     #[arg(long, alias = "conf-dir", env = "NETCONFPATH", value_name = "DIR")]
     pub cni_conf_dir: Option<PathBuf>,
-    /// Where plugins are looked for.
     #[command(flatten)]
     pub plugins: PluginArgs,
-    /// Do the work of plugins of ours in this process instead of starting one for each; other people's executables are started all the same.
+    /// Run Russet's own plugins in this process instead of starting a process for each. Executables
+    /// of others are started as usual.
     #[arg(long)]
     pub in_process: bool,
     /// Where results of ADD are kept [default: /var/lib/cni].
     #[arg(long, alias = "cache-dir", value_name = "DIR")]
     pub cni_cache_dir: Option<PathBuf>,
-    /// Tell what each plugin took, and for plugins of ours where the time went inside the agent.
+    /// Print how long each plugin took, and for Russet's plugins the time of each step inside the
+    /// agent.
     #[arg(long)]
     pub timing: bool,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
-/// Where plugins are looked for.
 #[derive(Debug, Args)]
 pub struct PluginArgs {
-    /// Look for networks, plugins and results below this directory, unless an option names their directory. The network's configuration decides
-    /// which agent is asked.
+    /// Look for networks, plugins and results below this directory, unless an option names their
+    /// directory. The network's configuration decides which agent is used.
     #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
     pub root: PathBuf,
     /// Where plugins are looked for; may be given several times, or with colons [default: /opt/cni/bin].
     #[arg(long, alias = "plugin-path", env = "CNI_PATH", value_name = "DIR", value_delimiter = ':')]
     pub cni_bin_dir: Vec<PathBuf>,
-    /// Look for the plugins of a network in PREFIX/opt/<type of its first plugin>/bin before, for loopback also in PREFIX/opt/loopback/bin, as the first
-    /// kubelets did; PREFIX is mostly /.
+    /// Look for the plugins of a network first in PREFIX/opt/<type of its first plugin>/bin, for
+    /// loopback also in PREFIX/opt/loopback/bin, as the first kubelets did. PREFIX is usually /.
     #[arg(long, value_name = "PREFIX")]
     pub vendor_prefix: Option<PathBuf>,
 }
 
-/// A network and a network namespace.
 #[derive(Debug, Args)]
 pub struct AttachmentArgs {
-    /// The network.
     #[command(flatten)]
     pub network: NetworkArgs,
     /// Path of the network namespace.
@@ -122,45 +117,39 @@ pub struct AttachmentArgs {
     pub capabilities: Map<String, Value>,
 }
 
-/// `russet cni status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// The network.
     #[command(flatten)]
     pub network: NetworkArgs,
-    /// Ignored; cnitool wants one.
+    /// Ignored; accepted for cnitool's syntax.
     #[arg(value_name = "NETNS", hide = true)]
     pub netns: Option<PathBuf>,
 }
 
-/// `russet cni gc`.
 #[derive(Debug, Args)]
 pub struct GcArgs {
-    /// The network.
     #[command(flatten)]
     pub network: NetworkArgs,
-    /// Ignored; cnitool wants one.
+    /// Ignored; accepted for cnitool's syntax.
     #[arg(value_name = "NETNS", hide = true)]
     pub netns: Option<PathBuf>,
-    /// Really take everything away, also what container runtimes attached: nothing is told to be valid.
+    /// Delete everything, also what container runtimes attached: the plugins receive an empty list
+    /// of valid attachments.
     #[arg(long, required = true)]
     pub all: bool,
 }
 
-/// `russet cni lint`.
 #[derive(Debug, Args)]
 #[command(after_help = LINT_EXAMPLES)]
 pub struct LintArgs {
-    /// The files.
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
-    /// Where plugins are looked for.
     #[command(flatten)]
     pub plugins: PluginArgs,
-    /// Neither look for plugins nor ask them for their versions: for files that are meant for another machine.
+    /// Neither look for plugins nor run them for their versions: for files that are meant for
+    /// another machine.
     #[arg(long)]
     pub no_plugins: bool,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -168,7 +157,7 @@ pub struct LintArgs {
 const LINT_EXAMPLES: &str = "\
 Looks for: text that is not JSON, with its line and column; a missing name, type or plugin; \
 a .conf that is a list and a .conflist that is none; \
-keys that are unknown, in the wrong place, there twice, of the wrong type, or only for runtimes to write; versions that nobody knows or that a plugin does not speak; \
+keys that are unknown, in the wrong place, there twice, of the wrong type, or only for runtimes to write; versions that are unknown or that a plugin does not support; \
 plugins that are not where they are looked for; subnets that cannot be read, or overlap within the file; plugins that cannot be the first of a chain, \
 or do nothing for want of a capability. Plugins in the directory of the network are part of its file.
 
@@ -182,7 +171,6 @@ Exit codes: 0 nothing found; 2 usage; 3 something found.";
 // === impl NetworkArgs ===
 
 impl NetworkArgs {
-    /// Where network configurations are.
     pub fn conf_dir(&self) -> PathBuf {
         self.cni_conf_dir.clone().unwrap_or_else(|| self.plugins.root.join("etc/cni/net.d"))
     }

@@ -18,19 +18,19 @@ pub const EXAMPLES: &str = "Examples:
 
 Sandboxes outlive the server: one that is started again takes them over. Containers and images are not served. More: docs/cri.md.";
 
-/// `russet cri`.
 #[derive(Debug, Args)]
 pub struct CriArgs {
-    /// Where things are.
     #[command(flatten)]
     pub place: PodPlaceArgs,
     /// Where to listen [default: unix:///run/russet/cri.sock].
     #[arg(long, env = "RUSSET_CRI_LISTEN", value_name = "ADDRESS")]
     pub listen: Option<Address>,
-    /// What kubelet is told to make control groups with; by default systemd where it runs, and the kernel's files elsewhere.
+    /// The cgroup driver that kubelet must use; by default systemd where it runs, and cgroupfs
+    /// elsewhere.
     #[arg(long, env = "RUSSET_CGROUP_DRIVER", value_name = "DRIVER")]
     pub cgroup_driver: Option<CgroupDriver>,
-    /// Where /healthz, /readyz and /metrics are served: IP:PORT or unix:PATH; `off` is nowhere. The service of `russet install --with cri` says 127.0.0.1:9472.
+    /// Where /healthz, /readyz and /metrics are served: IP:PORT, unix:PATH, or `off`. The service
+    /// of `russet install --with cri` sets 127.0.0.1:9472.
     #[arg(long, env = "RUSSET_CRI_HEALTH_ADDRESS", default_value = "off", value_name = "ADDRESS")]
     pub health_address: HealthAddress,
     /// How much to log: error, warn, info, debug, trace, or a filter such as info,russet_agent=debug.
@@ -41,7 +41,7 @@ pub struct CriArgs {
     pub log_format: LogFormat,
 }
 
-/// Where health and metrics are served.
+/// The listening address for health and metrics; `None` is `off`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthAddress(pub Option<russet_agent::HealthAddress>);
 
@@ -63,11 +63,11 @@ impl FromStr for HealthAddress {
     }
 }
 
-/// Who makes control groups.
+/// The cgroup driver that kubelet uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CgroupDriver {
-    /// systemd, which is asked for slices.
+    /// systemd creates slices.
     Systemd,
-    /// Whoever needs one, in the kernel's files.
+    /// kubelet and Russet create cgroups by writing to the kernel's files.
     Cgroupfs,
 }

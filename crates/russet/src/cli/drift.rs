@@ -9,22 +9,20 @@ use super::OutputArgs;
 pub const EXAMPLES: &str = "Examples:
   russet drift                  what differs now, and the last repairs with who made them necessary
   russet drift -o json          the same for programs
-  russet drift || page-somebody
+  russet drift || page-on-call
 
-The agent answers, which keeps the kernel as it should be. Exit codes: 0 nothing differs now; 3 something does; 1 the agent could not be asked, or could not
+The agent answers: it keeps the kernel in the desired state. Exit codes: 0 nothing differs now; 3 something does; 1 the agent could not be asked, or could not
 compare everything.
 Counters: russet_drift_repairs_total and the other metrics of docs/drift.md.";
 
-/// `russet drift`.
 #[derive(Debug, Args)]
 pub struct DriftArgs {
-    /// The root directory of the node whose agent is asked.
+    /// The root directory of the node whose agent answers.
     #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
     pub root: PathBuf,
     /// How many of the last repairs to show.
     #[arg(long, default_value_t = 10, value_name = "COUNT")]
     pub last: usize,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }

@@ -1,12 +1,14 @@
-//! Which arguments came from `RUSSET_*` variables. Messages name where a setting comes from, and the agent records it.
+//! Records which arguments came from `RUSSET_*` variables. Messages name where a setting comes
+//! from, and the agent records it.
 
 use std::collections::BTreeSet;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-/// The arguments whose values came from variables. Must be the first member of its struct: clap takes values out of the matches in the order of the
-/// members, and what was taken out has no source any more.
+/// The arguments whose values came from variables. Must be the first member of its struct: clap
+/// removes values from the matches in the order of the members, and a removed value has no source
+/// any more.
 #[derive(Debug, Default, Clone)]
 pub struct Variables(BTreeSet<String>);
 

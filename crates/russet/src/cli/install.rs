@@ -23,15 +23,14 @@ a pod that starts meanwhile sees the old one or the new one. The conflist comes 
 
 Exit codes: 0 all is in place; 1 something failed, and what came before it stays.";
 
-/// `russet install`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct InstallArgs {
     /// Put everything below this directory, as for an image of a node.
     #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
     pub root: PathBuf,
-    /// The root is used on this machine, by `russet agent --root DIR`, and is not an image's: the conflist names its socket and its paths. No units are
-    /// written.
+    /// The root is used on this machine, by `russet agent --root DIR`, and is not an image's: the
+    /// conflist names its socket and its paths. No units are written.
     #[arg(long)]
     pub in_place: bool,
     /// Where the command goes.
@@ -46,14 +45,15 @@ pub struct InstallArgs {
     /// Where systemd looks for units.
     #[arg(long, default_value = "/etc/systemd/system", value_name = "DIR")]
     pub unit_dir: PathBuf,
-    /// The plugins to be, by name. What somebody else installed under such a name is kept beside it, and `russet uninstall` puts it back.
-    /// By default `russet`, and `loopback` and `portmap` where there are none.
+    /// The plugins to install, by name. A foreign file with such a name is kept beside it, and
+    /// `russet uninstall` restores it. By default `russet`, and `loopback` and `portmap` where they
+    /// are missing.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub plugins: Option<Vec<String>>,
     /// Write no network configuration.
     #[arg(long)]
     pub no_conflist: bool,
-    /// Write no systemd unit. None is written either where there is no systemd.
+    /// Write no systemd unit. Without systemd none is written anyway.
     #[arg(long)]
     pub no_unit: bool,
     /// Also the units of these services. Those that an earlier installation wrote are kept up to date without being named.
@@ -65,15 +65,13 @@ pub struct InstallArgs {
     /// Start the services, or restart them, by systemd; the conflist is written when pods can start.
     #[arg(long, conflicts_with_all = ["no_unit", "dry_run"])]
     pub start: bool,
-    /// Say what would be done, and do nothing.
+    /// Print what would be done, and do nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
-/// A service besides the agent's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum MoreService {
     /// Pods' sandboxes over the container runtime interface (russet-cri.service).

@@ -1,4 +1,4 @@
-//! The command line of `russet ipam`. The words are calicoctl's, since runbooks use them.
+//! The command line of `russet ipam`. Verbs and flags are calicoctl's, since runbooks use them.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -29,41 +29,39 @@ Look at it before you release: pods that Russet wired have no endpoint records.
 Two reports, some time apart, are safer: only what both list is released.
 Safer still, on a node: repair, which also looks at the machine, twice.";
 
-/// `russet ipam`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct IpamArgs {
-    /// The store.
     #[command(flatten)]
     pub place: StoreChoice,
-    /// What to do.
     #[command(subcommand)]
     pub verb: IpamVerb,
 }
 
-/// The verbs of `russet ipam`.
 #[derive(Debug, Subcommand)]
 pub enum IpamVerb {
-    /// Show pools and how much of them is in use, or who has an address.
+    /// Show pools and how much of them is in use, or the owner of an address.
     Show(ShowArgs),
-    /// Who has an address, and who had it on this node; exits with 3 when nothing is known.
+    /// Show the owner of an address, and its earlier owners on this node; exits with 3 when nothing
+    /// is known.
     Who(WhoArgs),
-    /// What would come of a request for an address now, and why: pools, limits, the node's blocks. Writes nothing; exits with 3 if there
-    /// would be none.
+    /// Show what a request for an address would get now, and why: pools, limits, the node's blocks.
+    /// Writes nothing; exits with 3 if it would get none.
     Why(WhyArgs),
-    /// Look for faults in blocks, handles and affinities. Writes nothing; exits with 3 when there are any.
+    /// Look for faults in blocks, handles and affinities. Writes nothing; exits with 3 when there
+    /// are any.
     Check(CheckArgs),
-    /// Give addresses back whose owners are gone.
+    /// Release addresses whose owners are gone.
     Release(ReleaseArgs),
-    /// Put equal parts under new names in the place of a pool; pods keep their addresses.
+    /// Replace a pool by equal parts under new names; pods keep their addresses.
     Split(SplitArgs),
-    /// Give back what nobody on this node has any more, after two looks at everything that could speak for it.
+    /// Release addresses that have no owner on this node any more, after two checks of all records
+    /// that could prove an owner.
     Repair(RepairArgs),
     /// Change the settings of the cluster.
     Configure(ConfigureArgs),
 }
 
-/// `russet ipam check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
     /// Print as table, wide, json or yaml; or, as calicoctl does, the name of a file for the report that `release --from-report` reads (with a
@@ -72,7 +70,6 @@ pub struct CheckArgs {
     pub output: CheckOutput,
 }
 
-/// Where the report goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CheckOutput {
     /// To standard output.
@@ -96,35 +93,31 @@ impl FromStr for CheckOutput {
     }
 }
 
-/// `russet ipam show`.
 #[derive(Debug, Args)]
 pub struct ShowArgs {
-    /// Who has this address.
+    /// Show the owner of this address.
     #[arg(long, value_name = "IP", conflicts_with_all = ["show_blocks", "show_borrowed", "show_configuration"])]
     pub ip: Option<IpAddr>,
-    /// The blocks of each pool, too.
+    /// Also show the blocks of each pool.
     #[arg(long, conflicts_with_all = ["show_borrowed", "show_configuration"])]
     pub show_blocks: bool,
-    /// Addresses of one node's blocks that live on another.
+    /// Show addresses of one node's blocks that are used on another.
     #[arg(long, conflicts_with = "show_configuration")]
     pub show_borrowed: bool,
-    /// The settings that hold.
+    /// Show the effective settings.
     #[arg(long)]
     pub show_configuration: bool,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
-/// `russet ipam who`.
 #[derive(Debug, Args)]
 pub struct WhoArgs {
     /// The address.
     pub ip: IpAddr,
-    /// Who had it then, as this node remembers: a time such as 2026-11-21T15:04:05Z.
+    /// Show the owner at this time, from this node's history: a time such as 2026-11-21T15:04:05Z.
     #[arg(long, value_name = "TIME")]
     pub at: Option<Moment>,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -142,13 +135,12 @@ impl FromStr for Moment {
     }
 }
 
-/// `russet ipam why`.
 #[derive(Debug, Args)]
 pub struct WhyArgs {
-    /// The node that asks; by default this one.
+    /// The requesting node; by default this one.
     #[arg(long = "node-name", alias = "node", value_name = "NAME")]
     pub node: Option<NodeName>,
-    /// A pool that is asked for, by its name or its prefix; may be given several times.
+    /// A requested pool, by its name or its prefix; may be given several times.
     #[arg(long, value_name = "NAME|CIDR")]
     pub pool: Vec<PoolName>,
     /// A label of the pod's namespace; may be given several times.
@@ -157,7 +149,6 @@ pub struct WhyArgs {
     /// Ask for a tunnel's address instead of a pod's.
     #[arg(long)]
     pub tunnel: bool,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -165,9 +156,7 @@ pub struct WhyArgs {
 /// A pool, as annotations name it: by its name or its prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PoolName {
-    /// Its name.
     Name(String),
-    /// Its prefix.
     Cidr(IpNet),
 }
 
@@ -198,7 +187,6 @@ impl FromStr for Label {
     }
 }
 
-/// `russet ipam release`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("what").required(true))]
 pub struct ReleaseArgs {
@@ -208,12 +196,12 @@ pub struct ReleaseArgs {
     /// Release what a report of `check` lists as leaked and what has not changed since; given several times, what all of them list.
     #[arg(long, value_name = "FILE", group = "what")]
     pub from_report: Vec<PathBuf>,
-    /// Release the address also if an endpoint or an interface of this machine has it. The next ADD may be given it while the pod still lives.
+    /// Release the address even if an endpoint or an interface of this machine has it. The next ADD
+    /// may get it while the pod still lives.
     #[arg(long, conflicts_with = "from_report")]
     pub force: bool,
 }
 
-/// `russet ipam split`.
 #[derive(Debug, Args)]
 pub struct SplitArgs {
     /// How many parts: a power of two.
@@ -226,14 +214,14 @@ pub struct SplitArgs {
     pub cidr: Option<IpNet>,
 }
 
-/// `russet ipam configure`.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
 pub struct ConfigureArgs {
     /// Nodes take addresses from their own blocks only.
     #[arg(long, visible_alias = "strictaffinity", value_name = "true|false", action = ArgAction::Set)]
     pub strict_affinity: Option<bool>,
-    /// How many blocks of a family a node may have; 0 sets no limit of its own (20 hold then). Needs strict affinity.
+    /// How many blocks of a family a node may have; 0 means the built-in limit of 20. Needs strict
+    /// affinity.
     #[arg(long, value_name = "N")]
     pub max_blocks_per_host: Option<u32>,
 }

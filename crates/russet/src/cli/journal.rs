@@ -13,14 +13,12 @@ const EXAMPLES: &str = "Examples:
 Reads the file, /run/russet/journal, whether an agent runs or not. What is unfinished while one runs is under way;
 otherwise the next agent rolls it forward (DEL, GC) or back (ADD) before it serves requests.";
 
-/// `russet journal`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct JournalArgs {
     /// The directory below which the node's files are.
     #[arg(long, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
     pub root: PathBuf,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }

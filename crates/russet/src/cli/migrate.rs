@@ -24,49 +24,44 @@ The v2 data is only read. Leases keep the time that they have left, reservations
 overwritten. Run it before the first daemon of v0.18 or later, or Russet's, starts, and again while old ones run: docs/migrate-flannel-v2.md.
 Exit codes: 0 done and verified; 1 failed; 3 there is a list of what stands in the way, and nothing was written.";
 
-/// `russet migrate`.
 #[derive(Debug, Args)]
 pub struct MigrateArgs {
-    /// From what.
     #[command(subcommand)]
     pub verb: MigrateVerb,
 }
 
-/// The verbs of `russet migrate`.
 #[derive(Debug, Subcommand)]
 pub enum MigrateVerb {
-    /// Carry the data of Calico up to v1.11, behind etcd's v2 API, over into v3 resources.
+    /// Migrate the data of Calico up to v1.11, behind etcd's v2 API, to v3 resources.
     #[command(name = "calico-v1", after_help = EXAMPLES)]
     CalicoV1(CalicoV1Args),
-    /// Carry the network config and the leases of flannel up to v0.17, behind etcd's v2 API, over to where later releases have them.
+    /// Migrate the network config and the leases of flannel up to v0.17, behind etcd's v2 API, to
+    /// the keys of later releases.
     #[command(name = "flannel-v2", after_help = FLANNEL_EXAMPLES)]
     FlannelV2(FlannelV2Args),
 }
 
-/// `russet migrate calico-v1`.
 #[derive(Debug, Args)]
 pub struct CalicoV1Args {
-    /// Where the v2 data are.
     #[command(flatten)]
     pub source: V2Source,
-    /// The store to write to; by default the one that the node's settings name.
+    /// The store to write to; by default the one in the node's settings.
     #[arg(long, value_name = "STORE", conflicts_with = "store")]
     pub to: Option<StoreLocation>,
-    /// The store to write to.
     #[command(flatten)]
     pub place: StoreChoice,
-    /// Say what would be done, and write nothing.
+    /// Print what would be done, and write nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Carry over although /calico/v1/Ready is not "false". An address that v1 gives or frees meanwhile is given twice later: only where every program
-    /// of Calico v1 on every node is stopped, and stays stopped.
+    /// Migrate although /calico/v1/Ready is not "false". An address that v1 assigns or releases
+    /// meanwhile is assigned twice later: use it only if every program of Calico v1 on every node
+    /// is stopped, and stays stopped.
     #[arg(long)]
     pub v1_open: bool,
-    /// Overwrite what the new store has and says differently. Refused once the new store has pools: an address that was taken there in the
-    /// meantime would be given twice.
+    /// Overwrite resources of the new store that differ. Refused once the new store has pools: an
+    /// address that was assigned there in the meantime would be assigned twice.
     #[arg(long)]
     pub force: bool,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -77,16 +72,16 @@ pub struct V2Source {
     /// The members of the etcd with the v2 data, separated by commas.
     #[arg(long, value_name = "URL,URL")]
     pub from: String,
-    /// The authorities of its certificates, in PEM; https needs it.
+    /// The CA certificates that verify its certificates, in PEM; https needs it.
     #[arg(long, value_name = "FILE")]
     pub from_ca_file: Option<PathBuf>,
-    /// Our certificate for it, in PEM.
+    /// Russet's client certificate for it, in PEM.
     #[arg(long, value_name = "FILE")]
     pub from_cert_file: Option<PathBuf>,
     /// Its private key, in PEM.
     #[arg(long, value_name = "FILE")]
     pub from_key_file: Option<PathBuf>,
-    /// Our user there.
+    /// The user name for it.
     #[arg(long, value_name = "NAME")]
     pub from_username: Option<String>,
     /// The file with the user's password; one line.
@@ -94,28 +89,25 @@ pub struct V2Source {
     pub from_password_file: Option<PathBuf>,
 }
 
-/// `russet migrate flannel-v2`.
 #[derive(Debug, Args)]
 pub struct FlannelV2Args {
-    /// Where the v2 data are.
     #[command(flatten)]
     pub source: V2Source,
-    /// The store to write to; by default the one that the node's settings name.
+    /// The store to write to; by default the one in the node's settings.
     #[arg(long, value_name = "STORE", conflicts_with = "store")]
     pub to: Option<StoreLocation>,
-    /// The store to write to.
     #[command(flatten)]
     pub place: StoreChoice,
-    /// What precedes flannel's keys, as in its -etcd-prefix.
+    /// The prefix of flannel's keys, as in its -etcd-prefix.
     #[arg(long, value_name = "PREFIX", default_value = "/coreos.com/network")]
     pub prefix: String,
-    /// Say what would be done, and write nothing.
+    /// Print what would be done, and write nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Overwrite a network config that the new store has and that says something else, and leave out leases that it has given to other nodes.
+    /// Overwrite a network config of the new store that differs, and leave out leases that it has
+    /// given to other nodes.
     #[arg(long)]
     pub force: bool,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }

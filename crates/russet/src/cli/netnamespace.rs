@@ -8,9 +8,9 @@ use super::store::StoreChoice;
 
 const EXAMPLES: &str = "Examples:
   russet netnamespace list
-  russet netnamespace create blue                 a network ID of its own: nobody else reaches its pods
+  russet netnamespace create blue                 a network ID of its own: only its own pods reach each other
   russet netnamespace join blue red               blue gets the network ID of red: they reach each other
-  russet netnamespace global monitoring           reaches everybody, and everybody reaches it
+  russet netnamespace global monitoring           reaches all pods, and all pods reach it
   russet netnamespace isolate blue                on its own again
   russet netnamespace show blue -o yaml
   russet netnamespace delete blue
@@ -20,44 +20,38 @@ An isolation holds once the nodes of both pods have followed. `default` is globa
 
 Exit codes: 0 it is so; 1 it failed, and nothing was changed; 2 usage.";
 
-/// `russet netnamespace`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct NetNamespaceArgs {
-    /// The store.
     #[command(flatten)]
     pub place: StoreChoice,
-    /// What to do.
     #[command(subcommand)]
     pub verb: NetNamespaceVerb,
 }
 
-/// The verbs of `russet netnamespace`.
 #[derive(Debug, Subcommand)]
 pub enum NetNamespaceVerb {
     /// Show all namespaces that have a network ID.
     List {
-        /// Output.
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Show one, and who shares its network ID.
+    /// Show one namespace, and the namespaces that share its network ID.
     Show(One),
     /// Give a namespace a network ID of its own; `default` gets 0, which is global.
     Create(One),
-    /// Take a namespace's network ID back: nothing of its pods passes any more.
+    /// Remove a namespace's network ID: all traffic of its pods is dropped from then on.
     Delete(One),
-    /// Let a namespace talk to all, and all to it.
+    /// Allow traffic between a namespace and all others.
     Global(One),
     /// Give a namespace the network ID of another.
     Join {
-        /// Which.
+        /// The namespace to change.
         #[arg(value_name = "NAMESPACE")]
         namespace: Namespace,
-        /// Whose network ID it gets.
+        /// The namespace whose network ID it gets.
         #[arg(value_name = "OTHER")]
         other: Namespace,
-        /// Output.
         #[command(flatten)]
         output: OutputArgs,
     },
@@ -65,13 +59,11 @@ pub enum NetNamespaceVerb {
     Isolate(One),
 }
 
-/// One namespace.
 #[derive(Debug, Args)]
 pub struct One {
-    /// Which.
+    /// The namespace.
     #[arg(value_name = "NAMESPACE")]
     pub namespace: Namespace,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }

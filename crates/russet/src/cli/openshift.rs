@@ -1,30 +1,31 @@
-//! Flags of an agent in openshift-sdn's place (docs/openshift.md).
+//! Flags of an agent that replaces openshift-sdn (docs/openshift.md).
 
 use std::path::PathBuf;
 
 use clap::Args;
 use russet_addr::Ipv4Net;
 
-/// What the server of OpenShift's thin plugins goes by.
+/// Settings of the server for OpenShift's thin plugins.
 #[derive(Debug, Args)]
 pub struct OpenshiftArgs {
-    /// Stand in openshift-sdn's place on this node, too: serve its thin plugin, and keep its tenants apart. Without pools for the agent's own
-    /// plugin, unless they are given.
+    /// Also replace openshift-sdn on this node: serve its thin plugin, and isolate its tenants. The
+    /// agent's own plugin then has no pools, unless they are given.
     #[arg(long, env = "RUSSET_OPENSHIFT")]
     pub openshift: bool,
-    /// Where pods are, for a store that has no ClusterNetwork.
+    /// The pods' network, for a store that has no ClusterNetwork.
     #[arg(long, env = "RUSSET_OPENSHIFT_CLUSTER_NETWORK", value_name = "CIDR")]
     pub openshift_cluster_network: Option<Ipv4Net>,
-    /// The length of each node's part of it [default: 23].
+    /// The prefix length of each node's part of it [default: 23].
     #[arg(long, env = "RUSSET_OPENSHIFT_HOST_PREFIX", value_name = "LENGTH", value_parser = clap::value_parser!(u32).range(1..=30))]
     pub openshift_host_prefix: Option<u32>,
-    /// Where services are, for a store that has no ClusterNetwork.
+    /// The services' network, for a store that has no ClusterNetwork.
     #[arg(long, env = "RUSSET_OPENSHIFT_SERVICE_NETWORK", value_name = "CIDR")]
     pub openshift_service_network: Option<Ipv4Net>,
-    /// How the Kubernetes API is reached, which says which pods get a macvlan0.
+    /// The kubeconfig for the Kubernetes API, which says which pods get a macvlan0.
     #[arg(long, env = "RUSSET_OPENSHIFT_KUBECONFIG", value_name = "FILE")]
     pub openshift_kubeconfig: Option<PathBuf>,
-    /// Without the Kubernetes API: believe annotations that the runtime hands on, and that pods which have them are privileged.
+    /// Without the Kubernetes API: trust the annotations that the runtime passes on, and treat pods
+    /// that have them as privileged.
     #[arg(long, env = "RUSSET_OPENSHIFT_TRUST_ANNOTATIONS")]
     pub openshift_trust_annotations: bool,
     /// MTU of pods' routes; by default that of their interfaces.

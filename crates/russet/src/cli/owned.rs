@@ -25,7 +25,6 @@ error: an uninstall that was killed is finished by the next. It stays: the setti
 
 Exit codes: 0 all of it is gone; 1 refused, or something could not be removed.";
 
-/// `russet owned`.
 #[derive(Debug, Args)]
 #[command(after_help = OWNED_EXAMPLES)]
 pub struct OwnedArgs {
@@ -35,12 +34,10 @@ pub struct OwnedArgs {
     /// Do not look into the kernel: for the image of a node.
     #[arg(long)]
     pub files_only: bool,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
-/// `russet uninstall`.
 #[derive(Debug, Args)]
 #[command(after_help = UNINSTALL_EXAMPLES)]
 pub struct UninstallArgs {
@@ -50,16 +47,16 @@ pub struct UninstallArgs {
     /// Leave the kernel alone: for the image of a node.
     #[arg(long)]
     pub files_only: bool,
-    /// Say what would be removed, and remove nothing.
+    /// Print what would be removed, and remove nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Also while pods are attached: they lose their network.
+    /// Uninstall even while pods are attached: they lose their network.
     #[arg(long)]
     pub force: bool,
-    /// Remove the state, too: the embedded store with its addresses, and the history of who had which.
+    /// Also remove the state: the embedded store with its addresses, and the history of their
+    /// owners.
     #[arg(long)]
     pub purge: bool,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }

@@ -1,4 +1,4 @@
-//! The command line of `russet ipam repair`, and the agent's settings of the same.
+//! The command line of `russet ipam repair`, and the agent's settings for the same repair.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,35 +22,32 @@ A runtime must not take longer than --grace between an IPAM plugin's answer and 
 Exit codes: 0 nothing is left; 1 something could not be looked at, and nothing was released; 3 leaks are left,
 or with --dry-run there are any.";
 
-/// Two minutes: no request to a plugin of ours or of Calico's takes longer.
+/// Two minutes: no request to a plugin of Russet or Calico takes longer.
 const DEFAULT_GRACE: Span = Span(Duration::from_secs(120));
 
-/// `russet ipam repair`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct RepairArgs {
-    /// Say what is leaked, and release nothing.
+    /// Print what is leaked, and release nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// The time between the two looks, and the age below which an address is left alone.
+    /// The time between the two checks, and the minimum age of an address that is released.
     #[arg(long, value_name = "TIME", default_value_t = DEFAULT_GRACE)]
     pub grace: Span,
-    /// Judge the addresses of nodes that have no record in the store any more, instead of this node's. Only endpoints' records can speak for
-    /// them: make sure that these machines are off.
+    /// Repair the addresses of nodes that have no record in the store any more, instead of this
+    /// node's. Only endpoint records can prove their owners: make sure that these machines are off.
     #[arg(long)]
     pub gone_nodes: bool,
-    /// This node's name, where no agent runs; by default as the agent would be called.
+    /// This node's name, if no agent runs; by default the name that the agent would use.
     #[arg(long, value_name = "NAME")]
     pub node_name: Option<NodeName>,
-    /// Where the node's container runtimes keep their results, where no agent runs.
     #[command(flatten)]
     pub caches: CacheArgs,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
-/// Where runtimes keep what they have attached.
+/// Where runtimes keep the results of attachments.
 #[derive(Debug, Default, Args)]
 pub struct CacheArgs {
     /// A directory in which a container runtime keeps the results of CNI, in `results/`; several times for several runtimes
@@ -59,14 +56,13 @@ pub struct CacheArgs {
     pub cni_cache_dirs: Vec<PathBuf>,
 }
 
-/// What an agent does about leaks.
+/// How an agent handles leaks.
 #[derive(Debug, Default, Args)]
 pub struct LeakArgs {
-    /// Whether, or how often, the agent looks for leaked addresses and gives them back: on, off or a time; a leak waits as long for the second
-    /// look [default: on, every 10m].
+    /// Whether, or how often, the agent looks for leaked addresses and releases them: on, off or a
+    /// time; a leak is released after a second check at the same interval [default: on, every 10m].
     #[arg(long, env = "RUSSET_LEAK_REPAIR", value_name = "on|off|TIME")]
     pub leak_repair: Option<LeakRepair>,
-    /// Runtimes' caches.
     #[command(flatten)]
     pub caches: CacheArgs,
 }

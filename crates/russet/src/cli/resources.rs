@@ -1,4 +1,5 @@
-//! The command lines of `russet get`, `apply` and `delete`. The words are calicoctl's, since runbooks use them.
+//! The command lines of `russet get`, `apply` and `delete`. Verbs and flags are calicoctl's, since
+//! runbooks use them.
 
 use std::path::PathBuf;
 
@@ -24,7 +25,7 @@ pub const APPLY_EXAMPLES: &str = "Examples:
   calicoctl get ippools -o yaml | russet apply -f - --skip-unknown-kinds
 
 A file may hold several documents and lists. All of it is checked before anything is written.
-With metadata.resourceVersion, a resource is changed only if nobody else changed it since.";
+With metadata.resourceVersion, a resource is changed only if it is still at that version.";
 
 pub const DELETE_EXAMPLES: &str = "Examples:
   russet delete ippool old-pool
@@ -34,89 +35,79 @@ pub const DELETE_EXAMPLES: &str = "Examples:
 
 A pool's blocks are given up first; addresses that are in use stay with their pods.";
 
-/// `russet get`.
 #[derive(Debug, Args)]
 pub struct GetArgs {
-    /// The store.
     #[command(flatten)]
     pub place: StoreChoice,
-    /// What: ippool, ipreservation, node, profile or workloadendpoint.
+    /// The kind: ippool, ipreservation, node, profile or workloadendpoint.
     #[arg(value_name = "KIND")]
     pub kind: Kind,
-    /// Which; all when none is named.
+    /// The names; without any, all resources of the kind.
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
-    /// Where to look.
     #[command(flatten)]
     pub namespace: NamespaceArgs,
     /// In all namespaces.
     #[arg(short = 'A', long, visible_alias = "allnamespaces", conflicts_with = "namespace")]
     pub all_namespaces: bool,
-    /// Leave out what belongs to this cluster only: versions, UIDs, times, status. For files that are applied elsewhere.
+    /// Leave out what belongs to this cluster only: versions, UIDs, times, status. For files that
+    /// are applied elsewhere.
     #[arg(long)]
     pub export: bool,
-    /// How to print.
     #[arg(short = 'o', long = "output", default_value = "table", value_name = "FORMAT")]
     pub format: ResourceFormat,
 }
 
-/// `russet apply`.
 #[derive(Debug, Args)]
 pub struct ApplyArgs {
-    /// The store.
     #[command(flatten)]
     pub place: StoreChoice,
     /// A file of resources, YAML or JSON; `-` is standard input.
     #[arg(short = 'f', long = "filename", required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// For resources that name none.
+    /// The namespace of resources that name none.
     #[command(flatten)]
     pub namespace: NamespaceArgs,
-    /// Check everything, say what would happen, and write nothing.
+    /// Check everything, print what would happen, and write nothing.
     #[arg(long)]
     pub dry_run: bool,
     /// Leave out resources of kinds that Russet does not have, with a line on standard error for each, instead of refusing the files.
     #[arg(long)]
     pub skip_unknown_kinds: bool,
-    /// How to report what was done.
     #[arg(short = 'o', long = "output", default_value = "text", value_name = "FORMAT")]
     pub format: DoneFormat,
 }
 
-/// `russet delete`.
 #[derive(Debug, Args)]
 pub struct DeleteArgs {
-    /// The store.
     #[command(flatten)]
     pub place: StoreChoice,
-    /// What: ippool, ipreservation, node, profile or workloadendpoint.
+    /// The kind: ippool, ipreservation, node, profile or workloadendpoint.
     #[arg(value_name = "KIND", required_unless_present = "files")]
     pub kind: Option<Kind>,
-    /// Which.
+    /// The names.
     #[arg(value_name = "NAME", required_unless_present = "files")]
     pub names: Vec<String>,
-    /// Delete what this file names; `-` is standard input.
+    /// Delete the resources of this file; `-` is standard input.
     #[arg(short = 'f', long = "filename", value_name = "FILE", conflicts_with_all = ["kind", "names"])]
     pub files: Vec<PathBuf>,
-    /// Where to look.
     #[command(flatten)]
     pub namespace: NamespaceArgs,
-    /// What is not there is as good as deleted.
+    /// Treat a missing resource as deleted.
     #[arg(short = 's', long, visible_alias = "ignore-not-found")]
     pub skip_not_exists: bool,
-    /// The node is gone for good: give back the addresses of its pods, and delete their endpoints. While one of its pods lives, another pod may
-    /// get the same address.
+    /// The node is gone for good: release the addresses of its pods, and delete their endpoints. If
+    /// one of its pods still lives, another pod may get the same address.
     #[arg(long)]
     pub release_addresses: bool,
-    /// Say what would be deleted or refused, and delete nothing.
+    /// Print what would be deleted or refused, and delete nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// How to report what was done.
     #[arg(short = 'o', long = "output", default_value = "text", value_name = "FORMAT")]
     pub format: DoneFormat,
 }
 
-/// The namespace of kinds that live in one.
+/// The namespace of namespaced kinds.
 #[derive(Debug, Args)]
 pub struct NamespaceArgs {
     /// The namespace of workload endpoints [default: default].
@@ -124,7 +115,6 @@ pub struct NamespaceArgs {
     pub namespace: Option<String>,
 }
 
-/// How to print resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ResourceFormat {
     /// A table for people.
@@ -140,7 +130,6 @@ pub enum ResourceFormat {
     Name,
 }
 
-/// How `apply` and `delete` report what they did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DoneFormat {
     /// A sentence for each resource: `IPPool/blue created`.

@@ -22,25 +22,21 @@ pub const EXAMPLES: &str = "Examples:
   russet sandbox rm web
 
 A pod is named by its name, by NAMESPACE/NAME, or by its ID or the beginning of it.
-Of a manifest counts what concerns network, names and kernel parameters; what has no effect is told. No container is started.
+A manifest's network, names and kernel parameters are used; members without effect cause warnings. No container is started.
 
 Exit codes: 0 good; 1 failed; 2 usage. `exec` has those of its program, 127 when there is none such and 126 when it cannot be executed.";
 
-/// `russet sandbox`.
 #[derive(Debug, Args)]
 pub struct SandboxArgs {
-    /// Where things are.
     #[command(flatten)]
     pub place: PodPlaceArgs,
-    /// What to do.
     #[command(subcommand)]
     pub verb: SandboxVerb,
 }
 
-/// The verbs of `russet sandbox`.
 #[derive(Debug, Subcommand)]
 pub enum SandboxVerb {
-    /// Make a pod as a manifest says, with its network; it is ready when this returns.
+    /// Make a pod from a manifest, with its network; it is ready when this returns.
     Run(RunArgs),
     /// Run a program of this host inside a pod: its network, IPC and host name, resolv.conf, hosts and /dev/shm.
     Exec(ExecArgs),
@@ -49,13 +45,12 @@ pub enum SandboxVerb {
     Ls(OutputArgs),
     /// Show everything about a pod.
     Inspect(InspectArgs),
-    /// Stop a pod: its programs end, its addresses are given back.
+    /// Stop a pod: its programs end, its addresses are released.
     Stop(NamesArgs),
-    /// Stop pods and remove everything of them.
+    /// Stop pods and remove everything that belongs to them.
     Rm(RmArgs),
 }
 
-/// `russet sandbox run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// The manifest, in YAML or JSON; `-` is standard input.
@@ -64,18 +59,17 @@ pub struct RunArgs {
     /// Stop and remove the pod of this name first, if there is one.
     #[arg(long)]
     pub replace: bool,
-    /// The cluster's name servers, for dnsPolicy ClusterFirst, which is the default; without them the node's are taken.
+    /// The cluster's name servers, for dnsPolicy ClusterFirst, which is the default; without them
+    /// the node's are used.
     #[arg(long, env = "RUSSET_CLUSTER_DNS", value_delimiter = ',', value_name = "IP,...")]
     pub cluster_dns: Vec<IpAddr>,
-    /// The cluster's domain, below which short names are looked for.
+    /// The cluster's domain, below which short names are resolved.
     #[arg(long, env = "RUSSET_CLUSTER_DOMAIN", default_value = "cluster.local", value_name = "DOMAIN")]
     pub cluster_domain: String,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
-/// `russet sandbox exec`.
 #[derive(Debug, Args)]
 pub struct ExecArgs {
     /// The pod.
@@ -86,18 +80,15 @@ pub struct ExecArgs {
     pub program: Vec<OsString>,
 }
 
-/// `russet sandbox inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
     /// The pod.
     #[arg(value_name = "POD")]
     pub pod: String,
-    /// Output.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
-/// `russet sandbox stop`.
 #[derive(Debug, Args)]
 pub struct NamesArgs {
     /// The pods.
@@ -105,16 +96,15 @@ pub struct NamesArgs {
     pub pods: Vec<String>,
 }
 
-/// `russet sandbox rm`.
 #[derive(Debug, Args)]
 pub struct RmArgs {
     /// The pods.
     #[arg(value_name = "POD", required_unless_present = "all", conflicts_with = "all")]
     pub pods: Vec<String>,
-    /// All of them.
+    /// Remove all pods.
     #[arg(long)]
     pub all: bool,
-    /// A pod that does not exist is no failure.
+    /// Do not fail if a pod does not exist.
     #[arg(long)]
     pub if_exists: bool,
 }

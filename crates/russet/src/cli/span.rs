@@ -8,18 +8,18 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span(pub Duration);
 
-/// How often leaks are looked for, if at all.
+/// How often the agent looks for leaks, if at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeakRepair {
-    /// Never, unless somebody asks.
+    /// Only when `russet ipam repair` requests it.
     Off,
-    /// As often as the agent thinks right.
+    /// At the agent's default interval.
     On,
-    /// This often.
+    /// At this interval.
     Every(Span),
 }
 
-/// Longer spans are mistakes: of a unit, or of a digit.
+/// A longer span is taken for a mistake in the unit or in a digit.
 const SPAN_MAX_S: u64 = 7 * 24 * 3600;
 
 // === impl Span ===

@@ -1,4 +1,5 @@
-//! Which datastore: the arguments that every verb with a store takes, and the command line of `russet store`.
+//! The choice of the datastore: the arguments of every verb with a store, and the command line of
+//! `russet store`.
 
 use std::path::PathBuf;
 
@@ -7,37 +8,36 @@ use russet_agent::StoreLocation;
 
 use super::given::Variables;
 
-/// The heading in the help under which the options of etcd stand.
+/// The heading of etcd's options in the help.
 const ETCD: &str = "Options for --store etcd:URL";
 
-/// The store that a node's settings name.
+/// The store of a node.
 #[derive(Debug, Default, Args)]
 pub struct StoreChoice {
     /// The root directory of the node whose store it is.
     #[arg(long, global = true, env = "RUSSET_ROOT", default_value = "/", value_name = "DIR")]
     pub root: PathBuf,
-    /// Say on standard error which store is used, and where that is set.
+    /// Print on standard error which store is used, and where that is set.
     #[arg(short = 'v', long, global = true)]
     pub verbose: bool,
-    /// Where it is.
     #[command(flatten)]
     pub location: LocationArgs,
 }
 
-/// Where a datastore is, and how to be let in.
+/// The address of a datastore, and the credentials for it.
 #[derive(Debug, Default, Args)]
 pub struct LocationArgs {
-    /// Which of these, and of those around them, came from variables.
+    /// Which of these arguments, and of those around them, came from variables.
     #[command(flatten)]
     pub variables: Variables,
     /// The datastore: `embedded`, `unix:PATH` for a store that another process of this machine owns, or `etcd:URL,URL` for an etcd v3 cluster
     /// [default: embedded].
     #[arg(long, global = true, env = "RUSSET_STORE", value_name = "STORE")]
     pub store: Option<StoreLocation>,
-    /// The authorities of etcd's certificates, in PEM; https needs it.
+    /// The CA certificates that verify etcd's certificates, in PEM; https needs it.
     #[arg(long, help_heading = ETCD, global = true, env = "RUSSET_ETCD_CA_FILE", value_name = "FILE")]
     pub etcd_ca_file: Option<PathBuf>,
-    /// Our certificate for etcd, in PEM.
+    /// Russet's client certificate for etcd, in PEM.
     #[arg(long, help_heading = ETCD, global = true, env = "RUSSET_ETCD_CERT_FILE", value_name = "FILE")]
     pub etcd_cert_file: Option<PathBuf>,
     /// Its private key, in PEM.
@@ -46,26 +46,23 @@ pub struct LocationArgs {
     /// The name in etcd's certificates, if it is not the URL's host.
     #[arg(long, help_heading = ETCD, global = true, env = "RUSSET_ETCD_SERVER_NAME", value_name = "NAME")]
     pub etcd_server_name: Option<String>,
-    /// Our user in etcd.
+    /// The user name for etcd.
     #[arg(long, help_heading = ETCD, global = true, env = "RUSSET_ETCD_USERNAME", value_name = "NAME")]
     pub etcd_username: Option<String>,
     /// The file with the user's password; one line.
     #[arg(long, help_heading = ETCD, global = true, env = "RUSSET_ETCD_PASSWORD_FILE", value_name = "FILE")]
     pub etcd_password_file: Option<PathBuf>,
-    /// Send user and password to etcd on other machines over plain http, too.
+    /// Send user and password to etcd on other machines even over plain http.
     #[arg(long, help_heading = ETCD, global = true, env = "RUSSET_ALLOW_PLAINTEXT_CREDENTIALS")]
     pub allow_plaintext_credentials: bool,
 }
 
-/// `russet store`.
 #[derive(Debug, Args)]
 pub struct StoreArgs {
-    /// What to do with the store.
     #[command(subcommand)]
     pub verb: StoreVerb,
 }
 
-/// The verbs of `russet store`.
 #[derive(Debug, Subcommand)]
 pub enum StoreVerb {
     /// Open the embedded store and serve it at its socket until stopped.
@@ -76,21 +73,19 @@ pub enum StoreVerb {
     },
     /// Print records as JSON.
     Dump {
-        /// The store.
         #[command(flatten)]
         place: StoreChoice,
-        /// Only records whose keys begin with this.
+        /// Only records whose keys have this prefix.
         #[arg(long, default_value = "/", value_name = "PREFIX")]
         prefix: String,
     },
-    /// Write a record, whatever is there. Nothing checks the value.
+    /// Write a record, whether it exists or not. Nothing checks the value.
     Put {
-        /// The store.
         #[command(flatten)]
         place: StoreChoice,
-        /// Where.
+        /// The key.
         key: String,
-        /// What.
+        /// The value.
         value: String,
     },
 }

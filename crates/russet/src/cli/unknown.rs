@@ -1,6 +1,6 @@
-//! Verbs and kinds that kubectl and calicoctl have and Russet does not: what to use instead.
+//! Verbs and kinds of kubectl and calicoctl that Russet does not have: what to use instead.
 
-/// Verbs of kubectl and calicoctl, with what does the same here.
+/// Verbs of kubectl and calicoctl, with their replacements.
 const VERBS: [(&str, &str); 13] = [
     (
         "status",
@@ -32,7 +32,7 @@ const VERBS: [(&str, &str); 13] = [
 const NO_POLICY: &str =
     "Russet does not enforce network policies yet; docs/isolation.md says what it enforces";
 
-/// Kinds of Calico's and Kubernetes', lower case and singular, with what to do instead.
+/// Kinds of Calico and Kubernetes, lower case and singular, with what to use instead.
 const KINDS: [(&str, &str); 15] = [
     ("networkpolicy", NO_POLICY),
     ("globalnetworkpolicy", NO_POLICY),

@@ -1,5 +1,5 @@
-//! `russet apply`: creates what is not there and changes what is, guarded by the revision that was read or that the file names. Everything
-//! is checked before anything is written.
+//! `russet apply`: creates missing resources and changes existing ones, guarded by the revision
+//! that was read or that the file names. Everything is checked before anything is written.
 
 use russet_addr::IpNet;
 use russet_model::{IpPool, Key, Resource};
@@ -14,10 +14,10 @@ use crate::resources::{
     Definition, Document, Kind, Problems, Refused, UnknownKinds, each_kind, prepare, read,
 };
 
-/// Tries of one change while others write the same resource; each loses only to a write that took effect.
+/// Attempts at one change while others write the same resource; an attempt fails only if another
+/// write took effect.
 const TRIES_MAX: u32 = 20;
 
-/// What became of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Created,
@@ -25,7 +25,7 @@ enum Outcome {
     Unchanged,
 }
 
-/// A resource that is good by itself, whatever is stored.
+/// A resource that is valid by itself, whatever is stored.
 struct Prepared<S> {
     origin: String,
     resource: Resource<S>,
@@ -34,24 +34,23 @@ struct Prepared<S> {
     revision: Option<Revision>,
 }
 
-/// Why something was not applied.
 #[derive(Debug, thiserror::Error)]
 enum ApplyError {
-    /// Somebody else changed it since the file was read.
+    /// Another client changed it since the file was read.
     #[error(
-        "{origin}: {subject} is at resourceVersion {stored}, not {named}: somebody else changed it; get it again"
+        "{origin}: {subject} is at resourceVersion {stored}, not {named}: another client changed it; get it again"
     )]
     Outdated { origin: String, subject: String, named: u64, stored: u64 },
     /// It was deleted since the file was read.
     #[error("{origin}: {subject} does not exist any more; leave out resourceVersion to make it anew")]
     Gone { origin: String, subject: String },
-    /// Others write it all the time.
+    /// Other clients change it all the time.
     #[error("{origin}: {subject} was changed by others {TRIES_MAX} times in a row; try again")]
     Contended { origin: String, subject: String },
-    /// There was nothing to apply.
+    /// The files contain no resource.
     #[error("there are no resources in the files")]
     Nothing,
-    /// Some are applied and some not.
+    /// Some are applied and some are not.
     #[error("{applied} of {all} applied: {source}")]
     Part { applied: usize, all: usize, source: Failure },
 }
@@ -77,7 +76,7 @@ pub fn run(mut args: ApplyArgs) -> Result<(), Failure> {
         // Pools may be written before the first agent starts.
         let place =
             if args.dry_run { Place::open(choice).await? } else { Place::open_or_make(choice).await? };
-        // First without writing, so that a refusal leaves everything as it was.
+        // First as a dry run, so that a refusal leaves everything unchanged.
         let mut would = Vec::new();
         for document in &documents {
             would.push(each_kind!(document.kind, boxed(&place, document, true)).await?);
@@ -90,13 +89,13 @@ pub fn run(mut args: ApplyArgs) -> Result<(), Failure> {
                     .await
                     .map_err(|source| ApplyError::Part { applied, all, source })?,
             };
-            tell(document, outcome, &args);
+            print_outcome(document, outcome, &args);
         }
         Ok(())
     })
 }
 
-/// Puts resources that live in a namespace and name none into the one of the command line.
+/// Sets the command line's namespace on namespaced resources that name none.
 fn settle_namespace(document: &mut Document, wanted: Option<&str>) -> Result<(), Refused> {
     if !document.kind.resource().namespaced() {
         return Ok(());
@@ -141,7 +140,7 @@ fn boxed<'a, S: Definition + 'a>(
     Box::pin(async move { prepared::<S>(document)?.apply(place, document, dry_run).await })
 }
 
-fn tell(document: &Document, outcome: Outcome, args: &ApplyArgs) {
+fn print_outcome(document: &Document, outcome: Outcome, args: &ApplyArgs) {
     if args.format == DoneFormat::Name {
         let name = document.metadata("name").unwrap_or_default();
         output::print(&(output::short_name(document.kind.resource(), &name) + "\n"));
@@ -200,7 +199,7 @@ impl<S: Definition> Prepared<S> {
         Err(ApplyError::Contended { origin, subject }.into())
     }
 
-    /// None if somebody else was faster.
+    /// Returns None if another client created it first.
     async fn create(&self, place: &Place, dry_run: bool) -> Result<Option<Outcome>, Failure> {
         let mut resource = Resource::<S>::decode(&self.resource.encode())?;
         stamp(&mut resource)?;
@@ -231,8 +230,8 @@ impl<S: Definition> Prepared<S> {
         .await
     }
 
-    /// The resource, with those members of the stored spec that only a newer release of Calico knows: no file of ours can mention them
-    /// (calico-ipam.md section 1.10).
+    /// The resource, with the members of the stored spec that only a newer release of Calico knows:
+    /// no file of ours can contain them (calico-ipam.md section 1.10).
     fn with_unknown_members(&self, old: &Resource<S>) -> Result<Resource<S>, Failure> {
         let mut value = self.resource.to_value();
         let stored = old.to_value();
@@ -244,7 +243,7 @@ impl<S: Definition> Prepared<S> {
         Ok(Resource::decode(value.to_string().as_bytes())?)
     }
 
-    /// None if somebody else changed it in between.
+    /// Returns None if another client changed it in between.
     async fn change(
         &self,
         place: &Place,
@@ -287,7 +286,7 @@ fn is_pool<S: Definition>() -> bool {
     S::KIND == Kind::Pool.resource()
 }
 
-/// None if somebody else was faster. When nobody knows whether it was done, what is stored tells.
+/// Returns None if another client was faster. If the outcome is unknown, the stored value decides.
 async fn commit(
     store: &dyn Store,
     key: &Key,
@@ -306,7 +305,7 @@ async fn commit(
     if done { Ok(Some(outcome)) } else { Err(error.into()) }
 }
 
-/// What every stored resource must have (calico-ipam.md section 1.8).
+/// Sets the members that every stored resource must have (calico-ipam.md section 1.8).
 fn stamp<S>(resource: &mut Resource<S>) -> std::io::Result<()> {
     let metadata = &mut resource.metadata;
     if metadata.uid.is_none() {

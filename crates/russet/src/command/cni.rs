@@ -1,5 +1,6 @@
-//! `russet cni`: a network's whole chain of plugins, run as a container runtime runs it, for people and scripts. Arguments, variables, container IDs and
-//! the cache are those of cnitool (cni-runtime.md section 3.6).
+//! `russet cni`: runs a network's whole chain of plugins as a container runtime does, for people
+//! and scripts. Arguments, variables, container IDs and the cache are those of cnitool
+//! (cni-runtime.md section 3.6).
 
 mod lint;
 mod progress;
@@ -17,15 +18,14 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::Format;
 use crate::cli::cni::{AttachmentArgs, CniArgs, CniVerb, GcArgs, NetworkArgs, PluginArgs, StatusArgs};
-use crate::in_process::Ours;
+use crate::in_process::EmbeddedPlugins;
 use crate::output;
 
 /// The version of the JSON that `-o json` prints.
 const SCHEMA: u32 = 1;
-/// How many bytes of the hash cnitool makes an ID of.
+/// The number of bytes of the hash from which cnitool makes an ID.
 const ID_HASH_BYTES: usize = 10;
 
-/// Why it was not done.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -40,7 +40,6 @@ enum Failure {
     Container(#[from] russet_addr::NameError),
 }
 
-/// Runs one verb.
 pub fn run(args: CniArgs) -> ExitCode {
     match args.verb {
         CniVerb::Add(args) => attached("ADD", &args, |runtime, list, attachment| {
@@ -54,16 +53,16 @@ pub fn run(args: CniArgs) -> ExitCode {
             runtime.check(list, attachment).map(|()| None)
         }),
         CniVerb::Del(args) => delete(&args),
-        CniVerb::Gc(GcArgs { network, .. }) => {
-            carry_out("GC", &network, json!({}), |runtime, list| Ok(runtime.gc(list, None).map(|()| None)?))
-        }
+        CniVerb::Gc(GcArgs { network, .. }) => run_on_list("GC", &network, json!({}), |runtime, list| {
+            Ok(runtime.gc(list, None).map(|()| None)?)
+        }),
         CniVerb::Status(StatusArgs { network, .. }) => {
-            carry_out("STATUS", &network, json!({}), |runtime, list| {
+            run_on_list("STATUS", &network, json!({}), |runtime, list| {
                 Ok(runtime.status(list).map(|()| None)?)
             })
         }
-        CniVerb::Version(network) => carry_out("VERSION", &network, json!({}), versions),
-        CniVerb::Validate(network) => carry_out("VALIDATE", &network, json!({}), |runtime, list| {
+        CniVerb::Version(network) => run_on_list("VERSION", &network, json!({}), versions),
+        CniVerb::Validate(network) => run_on_list("VALIDATE", &network, json!({}), |runtime, list| {
             Ok(runtime.validate(list).map(|capabilities| Some(json!({ "capabilities": capabilities })))?)
         }),
         CniVerb::Lint(args) => lint::run(args),
@@ -78,12 +77,13 @@ fn attached(
 ) -> ExitCode {
     let netns = absolute(&args.netns);
     let subject = json!({ "netns": netns, "ifname": args.ifname.as_str() });
-    carry_out(verb, &args.network, subject, |runtime, list| {
+    run_on_list(verb, &args.network, subject, |runtime, list| {
         Ok(work(runtime, list, &attachment(args, &netns)?)?)
     })
 }
 
-/// DEL goes by the configuration that the cache has; the directory's is only for attachments of which there is no entry.
+/// DEL uses the configuration in the cache; the directory's is only for attachments without a cache
+/// entry.
 fn delete(args: &AttachmentArgs) -> ExitCode {
     let netns = absolute(&args.netns);
     let subject = json!({ "netns": netns, "ifname": args.ifname.as_str() });
@@ -94,10 +94,10 @@ fn delete(args: &AttachmentArgs) -> ExitCode {
         let list = entry.as_ref().and_then(|entry| entry.list().ok());
         list.ok_or(Failure::Unknown { source: error, cache: args.network.cache_dir() })
     };
-    carry_out_with("DEL", &args.network, subject, of_cache, |runtime, list| {
+    run_on_list_or("DEL", &args.network, subject, of_cache, |runtime, list| {
         let mut attachment = attachment(args, &netns)?;
         if let Some(entry) = runtime.cached(&list.name, &attachment) {
-            // What the command line leaves out is as it was at ADD.
+            // Arguments that the command line leaves out are those of the ADD.
             if attachment.args.is_empty() {
                 attachment.args = entry.attachment.args;
             }
@@ -109,7 +109,8 @@ fn delete(args: &AttachmentArgs) -> ExitCode {
     })
 }
 
-/// As Go's filepath.Abs has it, which cnitool makes its container ID of: `.` and `..` are gone, whatever is a link.
+/// Like Go's filepath.Abs, from whose result cnitool makes the container ID: removes `.` and `..`
+/// without following links.
 fn absolute(netns: &Path) -> PathBuf {
     let mut path = PathBuf::new();
     for part in std::path::absolute(netns).unwrap_or_else(|_| netns.to_owned()).components() {
@@ -152,24 +153,23 @@ fn versions(runtime: &Runtime, list: &ConfigList) -> Result<Option<Value>, Failu
     Ok(Some(Value::Object(plugins)))
 }
 
-/// Who runs the plugins.
 fn runtime(args: &PluginArgs, cache_dir: &Path) -> Runtime {
     let mut runtime = Runtime::new(args.bin_dirs(), cache_dir);
     runtime.vendor_prefix.clone_from(&args.vendor_prefix);
     runtime
 }
 
-fn carry_out(
+fn run_on_list(
     verb: &str,
     args: &NetworkArgs,
     subject: Value,
     work: impl FnOnce(&Runtime, &ConfigList) -> Result<Option<Value>, Failure>,
 ) -> ExitCode {
-    carry_out_with(verb, args, subject, |_, error| Err(error.into()), work)
+    run_on_list_or(verb, args, subject, |_, error| Err(error.into()), work)
 }
 
-/// `otherwise` finds a configuration where the directory has none that can be used.
-fn carry_out_with(
+/// `otherwise` supplies a configuration if the directory has no valid one.
+fn run_on_list_or(
     verb: &str,
     args: &NetworkArgs,
     subject: Value,
@@ -180,15 +180,15 @@ fn carry_out_with(
     let mut runtime = runtime(&args.plugins, &args.cache_dir());
     let for_people = matches!(args.output.format, Format::Table | Format::Wide);
     runtime.progress = for_people.then(|| Arc::new(progress::OnTerminal) as Arc<dyn Progress>);
-    runtime.in_process = args.in_process.then(|| Arc::new(Ours) as Arc<dyn InProcess>);
+    runtime.in_process = args.in_process.then(|| Arc::new(EmbeddedPlugins) as Arc<dyn InProcess>);
     runtime.times = args.timing.then(|| times.clone());
     let began = Instant::now();
     let load = ConfigDir::new(args.conf_dir()).network(&args.network);
     let done = load.or_else(|error| otherwise(&runtime, error)).and_then(|list| work(&runtime, &list));
-    let report = timing::Report::new(began.elapsed(), times.take());
+    let report = timing::TimingReport::new(began.elapsed(), times.take());
     match args.output.format {
         Format::Table | Format::Wide => {
-            // On standard output there is the result alone, for whoever pipes it on.
+            // Standard output has the result alone, since it may be piped on.
             if let Ok(Some(value)) = &done {
                 output::print(&pretty(value));
             }
@@ -230,7 +230,7 @@ fn document(
     Value::Object(object)
 }
 
-/// As cnitool prints it: four spaces deep.
+/// Formats like cnitool: with four spaces of indentation.
 fn pretty(value: &Value) -> String {
     use serde::Serialize;
     let mut bytes = Vec::new();

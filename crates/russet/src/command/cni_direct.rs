@@ -1,4 +1,5 @@
-//! `russet cni-direct`: one CNI request on a node without an agent, by the same code and under the locks that keep such requests apart.
+//! `russet cni-direct`: one CNI request on a node without an agent, by the same code and under the
+//! locks that serialise such requests.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,7 +13,7 @@ use super::runtime;
 use crate::cli::NodeArgs;
 use crate::settings::{self, SettingsError};
 
-/// Carries out the request of this process's environment and standard input.
+/// Executes the request in this process's environment and standard input.
 pub fn run(args: NodeArgs) -> ExitCode {
     let outcome = answer(args).unwrap_or_else(|error| Outcome::failure(&error));
     finish(&outcome)
@@ -22,14 +23,14 @@ fn answer(args: NodeArgs) -> Result<Outcome, CniError> {
     match prepare_process("CNI russet plugin, without an agent")? {
         Prepared::Answer(outcome) => Ok(outcome),
         Prepared::Request(request) => {
-            // An older plugin does not say which one it is.
+            // An older plugin does not pass its name.
             let plugin = std::env::var(DIRECT_PLUGIN).unwrap_or_else(|_| request.config.kind.clone());
             Ok(carry_out(args, &plugin, &request, wants_timing()))
         }
     }
 }
 
-/// Does a plugin's work in this process, on a runtime of its own.
+/// Executes a plugin's request in this process, on a runtime of its own.
 pub fn carry_out(args: NodeArgs, plugin: &str, request: &Request, timing: bool) -> Outcome {
     let log = RequestLog::new(plugin);
     let stages = Stages::begin();
@@ -59,13 +60,14 @@ fn work(
     let local = tokio::task::LocalSet::new();
     let work = stages.of(russet_agent::direct(&paths, config, plugin, request, log));
     let done = local.block_on(&runtime, work);
-    // A thread that a dead file system holds must not hold the answer, too.
+    // A thread that hangs in a dead file system must not delay the answer.
     runtime.shutdown_background();
     done
 }
 
-/// The root of the request's node. Several nodes on one machine are told apart by it, and a runtime sets no flags. An agent of another root is found by its
-/// socket; without it, that socket's place says whose plugin this is.
+/// The root of the request's node: it distinguishes several nodes on one machine, and a runtime
+/// sets no flags. The socket in the request identifies the root of a node whose agent has another
+/// one.
 fn root_of(request: &Request) -> Option<PathBuf> {
     let text = |key| request.config.settings.get(key).and_then(|value| value.as_str());
     let of_socket = || {
@@ -77,7 +79,8 @@ fn root_of(request: &Request) -> Option<PathBuf> {
     text("root").map(PathBuf::from).or_else(of_socket)
 }
 
-/// Which store is this node's is not certain: that passes when an agent starts. Anything else is a mistake in the settings.
+/// The node's store is unknown only until an agent starts, so that error is temporary. Any other
+/// error is a mistake in the settings.
 fn refusal(error: SettingsError) -> CniError {
     match error {
         SettingsError::Doubt(_) | SettingsError::Disagree(_) | SettingsError::Unseen { .. } => {
@@ -103,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agents_socket_tells_which_root_its_node_has() {
+    fn the_agents_socket_identifies_the_nodes_root() {
         assert_eq!(root(""), None);
         assert_eq!(root(r#","agent_socket":"/srv/a/run/russet/cni.sock""#), Some("/srv/a".into()));
         assert_eq!(root(r#","agent_socket":"/run/russet/cni.sock""#), Some("/".into()));

@@ -17,9 +17,9 @@ use crate::cli::cri::{CgroupDriver, CriArgs};
 use crate::owned::pods::Keeper;
 use crate::settings::Logging;
 
-/// A server that was told to stop may still hold the sandboxes for as long as it brings to an end what is under way.
-const TAKEOVER_PATIENCE: Duration = Duration::from_secs(45);
-/// There where systemd is the first process.
+/// How long a stopping server may still hold the sandboxes while it finishes requests.
+const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(45);
+/// Exists if systemd is the first process.
 const SYSTEMD: &str = "/run/systemd/system";
 
 /// Serves until SIGTERM or SIGINT.
@@ -31,40 +31,41 @@ pub fn run(args: CriArgs) -> Result<(), Failure> {
         Some(listen) => listen,
         None => Paths::new(&args.place.root).run_dir().join("cri.sock").display().to_string().parse()?,
     };
-    let places = PodPlaces::of(args.place, Keeper::Cri);
+    let places = PodPlaces::from_args(args.place, Keeper::Cri);
     let tokio = runtime()?;
     let entered = tokio.enter();
     // First: a second server must not touch the sandboxes of the first one.
-    let door = Door::open(&listen, TAKEOVER_PATIENCE)?;
+    let door = Door::open(&listen, TAKEOVER_TIMEOUT)?;
     let sandboxes = Arc::new(open(&places)?);
     let options = Options { cgroup_driver: driver, about: about(&places, &sandboxes), health };
-    // Asked for first when it is served. Whoever hears that may tell us to stop.
+    // Signal handlers are installed before readiness is announced: a stop request may follow at
+    // once.
     let stop = async {
-        let asked = stop_signal();
-        tell_service_manager();
-        tokio::spawn(show_life());
-        match asked {
-            Ok(asked) => asked.await,
+        let signal = stop_signal();
+        notify_service_manager();
+        tokio::spawn(notify_watchdog());
+        match signal {
+            Ok(signal) => signal.await,
             Err(error) => tracing::warn!(%error, "signals cannot be heard; the server stops"),
         }
     };
     drop(entered);
     let served = tokio.block_on(russet_cri::serve(door, sandboxes, options, stop));
-    // What hangs in a plugin does not keep a server that was told to end.
+    // A hanging plugin must not keep a stopped server from ending.
     tokio.shutdown_background();
     tracing::info!("the server stopped; sandboxes go on");
     Ok(served?)
 }
 
 /// `systemctl start` waits for it.
-fn tell_service_manager() {
+fn notify_service_manager() {
     if let Some(Err(error)) = notify::socket().map(|socket| notify::ready(&socket)) {
-        tracing::warn!(%error, "tell the service manager that the server is ready");
+        tracing::warn!(%error, "notify the service manager that the server is ready");
     }
 }
 
-/// Signs of life for as long as the service manager wants them.
-async fn show_life() {
+/// Sends watchdog notifications for as long as the service manager wants them.
+async fn notify_watchdog() {
     let (Some(socket), Some(interval)) = (notify::socket(), notify::watchdog_interval()) else { return };
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -85,7 +86,7 @@ fn driver(given: Option<CgroupDriver>) -> russet_cri::CgroupDriver {
     }
 }
 
-/// Takes the sandboxes over from the server before this one.
+/// Acquires the sandboxes after the previous server has ended.
 fn open(places: &PodPlaces) -> Result<Sandboxes, Failure> {
     let runtime = places.runtime();
     let networks = Networks::watch(ConfigDir::new(&places.conf_dir), runtime.clone())?;
@@ -96,15 +97,15 @@ fn open(places: &PodPlaces) -> Result<Sandboxes, Failure> {
         runtime,
         networks: Box::new(networks),
         metrics: Metrics::new(),
-        patience: TAKEOVER_PATIENCE,
+        patience: TAKEOVER_TIMEOUT,
         tell_waiting: |holder| {
-            let patience_s = TAKEOVER_PATIENCE.as_secs();
-            tracing::warn!(%holder, patience_s, "the sandboxes are another server's; waiting until that has ended");
+            let timeout_s = TAKEOVER_TIMEOUT.as_secs();
+            tracing::warn!(%holder, timeout_s, "another server holds the sandboxes; waiting until it has ended");
         },
     })?)
 }
 
-/// For people who ask how the server was started.
+/// Describes how the server was started, for diagnostics.
 fn about(places: &PodPlaces, sandboxes: &Sandboxes) -> serde_json::Value {
     json!({
         "engine": sandboxes.engine_name(),

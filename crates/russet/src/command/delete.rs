@@ -1,4 +1,5 @@
-//! `russet delete`: takes resources away, and with them what only they hold together: a pool's blocks, a node's addresses.
+//! `russet delete`: deletes resources, and with each what depends on it: a pool's blocks, a node's
+//! addresses.
 
 mod node;
 mod pool;
@@ -12,39 +13,38 @@ use crate::cli::resources::{DeleteArgs, DoneFormat};
 use crate::output;
 use crate::resources::{Kind, UnknownKinds, read};
 
-/// Tries while others write the same resource.
+/// Attempts while others write the same resource.
 const TRIES_MAX: u32 = 20;
 
-/// One resource that is to go.
+/// A resource to delete.
 struct Target {
     kind: Kind,
     namespace: Option<String>,
     name: String,
-    /// Only if it is at this revision.
+    /// Delete only if it is at this revision.
     revision: Option<Revision>,
 }
 
-/// Why something was not deleted.
 #[derive(Debug, thiserror::Error)]
 enum DeleteError {
-    /// It is not there.
+    /// It does not exist.
     #[error("{0} does not exist")]
     Missing(String),
-    /// Somebody else changed it since the file was read.
-    #[error("{subject} is at resourceVersion {stored}, not {named}: somebody else changed it; get it again")]
+    /// Another client changed it since the file was read.
+    #[error("{subject} is at resourceVersion {stored}, not {named}: another client changed it; get it again")]
     Outdated { subject: String, named: u64, stored: u64 },
-    /// Others write it all the time.
+    /// Other clients change it all the time.
     #[error("{0} was changed by others {TRIES_MAX} times in a row; try again")]
     Contended(String),
-    /// A file that says no name.
+    /// A file without a name.
     #[error("{0}: metadata.name is missing")]
     Unnamed(String),
-    /// A number that is none.
+    /// A resourceVersion that is not a number.
     #[error("{origin}: metadata.resourceVersion {text:.60?} is no revision")]
     Revision { origin: String, text: String },
 }
 
-/// Deletes what is named, in order.
+/// Deletes the named resources, in order.
 pub fn run(mut args: DeleteArgs) -> Result<(), Failure> {
     let targets = targets(&args)?;
     runtime()?.block_on(async {
@@ -128,7 +128,7 @@ impl Target {
         })
     }
 
-    /// The record, if it is at the revision that was named.
+    /// Returns the record, if it is at the revision that was named.
     async fn read(&self, place: &Place) -> Result<Record, Failure> {
         let record = place.store.get(&self.key()?).await?;
         let record = record.ok_or_else(|| DeleteError::Missing(self.subject()))?;

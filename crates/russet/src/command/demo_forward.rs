@@ -1,4 +1,5 @@
-//! `russet demo-forward`: lets the demo's nodes, which are in network namespaces, reach an etcd of the host. Started by `russet demo`.
+//! `russet demo-forward`: lets the demo's nodes, which are in network namespaces, reach an etcd of
+//! the host. Started by `russet demo`.
 
 use std::net::TcpListener;
 
@@ -8,10 +9,11 @@ use tokio::net::TcpStream;
 use super::{Failure, runtime, stop_signal};
 use crate::cli::ForwardArgs;
 
-/// Carries bytes until it is told to stop.
+/// Forwards bytes until it is stopped.
 pub fn run(args: ForwardArgs) -> Result<(), Failure> {
     let netns = NetNs::open(&args.netns)?;
-    // A socket belongs to the namespace in which it was made; the connections that follow are made in ours.
+    // A socket belongs to the namespace in which it was made; outgoing connections are made in this
+    // process's namespace.
     let listener = netns.with(|| TcpListener::bind(args.listen))??;
     listener.set_nonblocking(true)?;
     runtime()?.block_on(async {
@@ -22,7 +24,8 @@ pub fn run(args: ForwardArgs) -> Result<(), Failure> {
                 let (mut inside, _) = listener.accept().await?;
                 let to = args.to.clone();
                 tokio::spawn(async move {
-                    // Either end may go at any moment; the other is then closed, and a client of etcd connects anew.
+                    // Either end may close at any time; the other is then closed too, and etcd's
+                    // client reconnects.
                     if let Ok(mut outside) = TcpStream::connect(&to).await {
                         let _ = tokio::io::copy_bidirectional(&mut inside, &mut outside).await;
                     }

@@ -1,4 +1,4 @@
-//! `russet drift`: asks the agent what differs from what should be, and what it has brought back.
+//! `russet drift`: asks the agent what differs from the desired state, and what it has repaired.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -14,23 +14,17 @@ use crate::output;
 use crate::owned::pods_by_interface;
 
 /// A comparison of a large node takes a fraction of a second; requests for pods may be before it.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Why the agent says nothing.
 #[derive(Debug, thiserror::Error)]
 enum DriftError {
-    /// Nobody keeps this node.
-    #[error("no agent runs at {0}: nobody compares; start it, or give --root")]
+    /// No agent runs on this node.
+    #[error("no agent runs at {0}: without one nothing is compared; start it, or give --root")]
     NoAgent(String),
-    /// It did not answer.
+    /// The agent did not answer.
     #[error("ask the agent at {socket}: {source}")]
-    Exchange {
-        /// Its socket.
-        socket: String,
-        /// How it failed.
-        source: ExchangeError,
-    },
-    /// It speaks another version.
+    Exchange { socket: String, source: ExchangeError },
+    /// The agent speaks another version.
     #[error("the agent's answer is no report: {0}; is it as new as this command?")]
     NoReport(String),
 }
@@ -52,7 +46,7 @@ pub fn run(args: DriftArgs) -> Result<ExitCode, Failure> {
 fn ask(paths: &Paths) -> Result<DriftReport, DriftError> {
     let path = paths.cni_socket();
     let socket = path.display().to_string();
-    let answer = match post(&path, DRIFT_PATH, b"{}", PATIENCE) {
+    let answer = match post(&path, DRIFT_PATH, b"{}", TIMEOUT) {
         Err(ExchangeError::Connect(error)) if nobody_listens(error.kind()) => {
             return Err(DriftError::NoAgent(socket));
         }
@@ -71,7 +65,7 @@ fn ask(paths: &Paths) -> Result<DriftReport, DriftError> {
     Ok(report)
 }
 
-/// Puts the pod behind the name of each interface that belongs to one.
+/// Appends the pod's name to the name of each interface that belongs to one.
 fn name_pods(report: &mut DriftReport, pods: &BTreeMap<String, String>) {
     let repaired = report.repairs.iter_mut().flat_map(|repair| repair.what.iter_mut());
     for line in report.differences.iter_mut().chain(repaired) {
@@ -118,8 +112,8 @@ fn text(report: &DriftReport) -> String {
 
 fn shown(repair: &Repair) -> Vec<String> {
     let who: Vec<String> = repair.who.iter().map(ToString::to_string).collect();
-    let who = if who.is_empty() { "somebody unknown".to_owned() } else { who.join(", ") };
-    let how = if repair.heard { "restored in" } else { "found by the regular look, restored in" };
+    let who = if who.is_empty() { "an unknown process".to_owned() } else { who.join(", ") };
+    let how = if repair.heard { "restored in" } else { "found by the regular comparison, restored in" };
     let mut lines = vec![format!("{}  {how} {} ms  by {}", repair.at, repair.ms, output::visible(&who))];
     lines.extend(repair.what.iter().map(|line| format!("  {}", output::visible(line))));
     if repair.more > 0 {

@@ -1,4 +1,5 @@
-//! `russet flanneld`, and `russet` called as `flanneld`: the words go to flannel's own syntax untouched.
+//! `russet flanneld`, and `russet` called as `flanneld`: the arguments are parsed by flannel's own
+//! syntax.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -9,10 +10,10 @@ use tracing_subscriber::filter::LevelFilter;
 
 use super::{FAILED, failed, runtime};
 
-/// The word that asks for docker's options instead of the daemon.
+/// The argument that requests docker's options instead of the daemon.
 const DOCKER_OPTS: &str = "docker-opts";
 
-/// Runs with the words behind `flanneld`.
+/// Runs with the arguments after `flanneld`.
 pub fn run(words: impl IntoIterator<Item = String>) -> ExitCode {
     let mut words = words.into_iter().peekable();
     if words.next_if(|word| word == DOCKER_OPTS).is_some() {
@@ -28,9 +29,9 @@ pub fn run(words: impl IntoIterator<Item = String>) -> ExitCode {
     }
 }
 
-/// To standard error, with exit code 0, as flannel does.
+/// Prints to standard error and returns exit code 0, as flannel does.
 fn say(text: &str) -> ExitCode {
-    // Nobody is left to tell if the terminal is gone.
+    // If the terminal is gone, there is no way to report that.
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
     ExitCode::SUCCESS
 }
@@ -48,7 +49,8 @@ fn daemon(options: flags::Options, notes: &[String]) -> ExitCode {
     }
     let outcome = runtime().map(|runtime| {
         let outcome = runtime.block_on(russet_flanneld::run(options));
-        // Who looks up a name, or waits for the kernel, does not keep a daemon that was told to end.
+        // A thread that resolves a name or waits for the kernel must not keep a stopped daemon from
+        // ending.
         runtime.shutdown_background();
         outcome
     });

@@ -15,11 +15,11 @@ use super::{Failure, PROBLEMS, runtime};
 use crate::cli::resources::{GetArgs, ResourceFormat};
 use crate::output;
 use crate::resources::{
-    AgentState, Definition, Kind, Shown, Surroundings, each_kind, list_value, make_portable, value, yaml,
+    AgentState, Definition, Kind, Shown, TableContext, each_kind, list_value, make_portable, value, yaml,
 };
 use crate::settings;
 
-/// A name that nothing has.
+/// A requested name that no resource has.
 #[derive(Debug, thiserror::Error)]
 #[error("{kind} {name:?} does not exist")]
 struct Missing {
@@ -27,18 +27,18 @@ struct Missing {
     name: String,
 }
 
-/// What was found.
-struct Found<S> {
+/// The resources to print.
+struct Listing<S> {
     shown: Vec<Shown<S>>,
     /// The revision of the list.
     revision: Revision,
-    /// One was asked for by name, and is printed by itself.
+    /// One was requested by name, and is printed by itself.
     single: bool,
-    /// Records that cannot be read.
+    /// The number of records that cannot be decoded.
     unreadable: usize,
 }
 
-/// Prints what was asked for.
+/// Prints the requested resources.
 pub fn run(mut args: GetArgs) -> Result<ExitCode, Failure> {
     runtime()?.block_on(async {
         let place = Place::open(std::mem::take(&mut args.place)).await?;
@@ -46,7 +46,7 @@ pub fn run(mut args: GetArgs) -> Result<ExitCode, Failure> {
     })
 }
 
-/// The same type of future for every kind.
+/// Boxes the future, so that every kind has the same type.
 fn boxed<'a, S: Definition + 'a>(
     place: &'a Place,
     args: &'a GetArgs,
@@ -69,9 +69,9 @@ async fn get<S: Definition>(place: &Place, args: &GetArgs) -> Result<ExitCode, F
     Ok(if found.unreadable == 0 { ExitCode::SUCCESS } else { ExitCode::from(PROBLEMS) })
 }
 
-async fn list<S: Definition>(place: &Place, args: &GetArgs) -> Result<Found<S>, Failure> {
+async fn list<S: Definition>(place: &Place, args: &GetArgs) -> Result<Listing<S>, Failure> {
     let snapshot = place.store.list(&Prefix::resources(S::KIND)).await?;
-    let mut found = Found { shown: Vec::new(), revision: snapshot.revision, single: false, unreadable: 0 };
+    let mut found = Listing { shown: Vec::new(), revision: snapshot.revision, single: false, unreadable: 0 };
     for record in snapshot.records {
         match decode(&record) {
             Ok(shown) if everywhere::<S>(args) || within(&shown, args.namespace.or_default()) => {
@@ -95,9 +95,9 @@ fn within<S>(shown: &Shown<S>, namespace: &str) -> bool {
     shown.resource.metadata.namespace.as_deref() == Some(namespace)
 }
 
-async fn named<S: Definition>(place: &Place, args: &GetArgs) -> Result<Found<S>, Failure> {
+async fn named<S: Definition>(place: &Place, args: &GetArgs) -> Result<Listing<S>, Failure> {
     let single = args.names.len() == 1;
-    let mut found = Found { shown: Vec::new(), revision: Revision(0), single, unreadable: 0 };
+    let mut found = Listing { shown: Vec::new(), revision: Revision(0), single, unreadable: 0 };
     for name in &args.names {
         let namespace = S::KIND.namespaced().then(|| args.namespace.or_default());
         let key = Key::resource(S::KIND, namespace, name)?;
@@ -113,7 +113,7 @@ fn decode<S: Definition>(record: &Record) -> Result<Shown<S>, russet_model::Deco
     Ok(Shown { resource: Resource::decode(&record.value)?, revision: record.revision })
 }
 
-fn whole<S: Definition>(found: &Found<S>, export: bool) -> Value {
+fn whole<S: Definition>(found: &Listing<S>, export: bool) -> Value {
     let mut whole = match &found.shown[..] {
         [one] if found.single => value(one),
         several => list_value(several, found.revision),
@@ -124,14 +124,14 @@ fn whole<S: Definition>(found: &Found<S>, export: bool) -> Value {
     whole
 }
 
-/// Only nodes' tables show more than what is stored; the agent is not asked for others.
-fn surroundings<S: Definition>(place: &Place) -> Surroundings {
+/// Only nodes' tables show more than what is stored; other kinds do not query the agent.
+fn surroundings<S: Definition>(place: &Place) -> TableContext {
     let nodes = S::KIND == Kind::Node.resource();
     let this_node = || Some((settings::node_name(&place.paths).ok()?.to_string(), agent_state(&place.paths)));
-    Surroundings { now: SystemTime::now(), this_node: nodes.then(this_node).flatten() }
+    TableContext { now: SystemTime::now(), this_node: nodes.then(this_node).flatten() }
 }
 
-/// What this node's agent answers to STATUS.
+/// The state in the agent's answer to STATUS.
 fn agent_state(paths: &Paths) -> AgentState {
     let vars = [("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/opt/cni/bin")];
     let vars = vars.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -151,7 +151,7 @@ fn name_line<S>(kind: ResourceKind, shown: &Shown<S>) -> String {
     output::short_name(kind, &shown.resource.metadata.name) + "\n"
 }
 
-fn table<S: Definition>(found: &Found<S>, wide: bool, all_namespaces: bool, seen: &Surroundings) -> String {
+fn table<S: Definition>(found: &Listing<S>, wide: bool, all_namespaces: bool, seen: &TableContext) -> String {
     let with_namespace = all_namespaces && S::KIND.namespaced();
     let mut heading = S::heading(wide).to_vec();
     if with_namespace {
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use crate::resources::Kind;
 
-    /// The same corpus as tests/hostile has, as what `get` prints of it.
+    /// The same corpus as tests/hostile has, with the output of `get` for it.
     #[test]
     fn no_stored_resource_makes_get_panic() {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/stored");
@@ -209,10 +209,10 @@ mod tests {
     fn printed<S: Definition>(value: &[u8]) -> bool {
         let Ok(resource) = Resource::<S>::decode(value) else { return false };
         let shown = vec![Shown { resource, revision: Revision(7) }];
-        let found = Found { shown, revision: Revision(7), single: true, unreadable: 0 };
+        let found = Listing { shown, revision: Revision(7), single: true, unreadable: 0 };
         for wide in [false, true] {
             assert!(
-                !table(&found, wide, true, &Surroundings::elsewhere())
+                !table(&found, wide, true, &TableContext::elsewhere())
                     .chars()
                     .any(|c| c.is_control() && c != '\n')
             );

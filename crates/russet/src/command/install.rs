@@ -12,23 +12,22 @@ use crate::cli::install::{InstallArgs, MoreService};
 use crate::install::{self, InstallError, Manifest, Plan, Service, Step, Wish};
 use crate::output;
 
-/// What was done, for programs.
+/// The result, for programs.
 #[derive(Serialize)]
-struct Report<'a> {
+struct InstallReport<'a> {
     schema: u32,
     dry_run: bool,
     #[serde(flatten)]
     plan: &'a Plan,
 }
 
-/// How long the agent may take until pods can start: its store may be a cluster that is slow to answer.
-const READY_PATIENCE: Duration = Duration::from_secs(60);
-/// Between two questions.
-const READY_PAUSE: Duration = Duration::from_millis(200);
-/// Where systemd says that it runs.
+/// How long the agent may take until pods can start: its store may be a slow cluster.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// The interval between two STATUS requests.
+const READY_POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Exists if systemd is running.
 const SYSTEMD: &str = "/run/systemd/system";
 
-/// Installs.
 pub fn run(args: InstallArgs) -> Result<(), Failure> {
     let mut manifest = Manifest::read(&args.root)?;
     let wish = wish(&args, &manifest)?;
@@ -40,12 +39,12 @@ pub fn run(args: InstallArgs) -> Result<(), Failure> {
         if manifest.add(&plan) {
             manifest.write(&wish.root)?;
         }
-        let mut tell = |step: &Step| output::progress(&in_words(step));
-        install::carry_out(&plan.steps, &mut tell)?;
+        let mut report_progress = |step: &Step| output::progress(&in_words(step));
+        install::carry_out(&plan.steps, &mut report_progress)?;
         if args.start {
             start_agent(&wish, !args.no_agent)?;
         }
-        install::carry_out(&plan.last, &mut tell)?;
+        install::carry_out(&plan.last, &mut report_progress)?;
         // Pods of kubelet's runtime need none of it.
         if args.start {
             for (service, what) in [(Service::Cri, "russet cri"), (Service::Flanneld, "russet flanneld")] {
@@ -53,9 +52,11 @@ pub fn run(args: InstallArgs) -> Result<(), Failure> {
             }
         }
     }
-    output::print_as(args.output.format, &Report { schema: 1, dry_run: args.dry_run, plan: &plan }, || {
-        for_people(&plan, &args)
-    });
+    output::print_as(
+        args.output.format,
+        &InstallReport { schema: 1, dry_run: args.dry_run, plan: &plan },
+        || for_people(&plan, &args),
+    );
     Ok(())
 }
 
@@ -92,7 +93,7 @@ fn wish(args: &InstallArgs, manifest: &Manifest) -> Result<Wish, InstallError> {
     })
 }
 
-/// Whether somebody asked for it now, and not only for an installation before this one.
+/// Whether the command line names the service, and not only an earlier installation.
 fn is_named(service: Service, named: &[MoreService]) -> bool {
     match service {
         Service::Agent => false,
@@ -112,7 +113,7 @@ fn start_agent(wish: &Wish, with_agent: bool) -> Result<(), InstallError> {
     systemctl(&["enable", agent])?;
     systemctl(&["restart", agent])?;
     output::progress("the agent was started; waiting until pods can start");
-    until_ready(wish)
+    wait_until_ready(wish)
 }
 
 /// The same with another daemon, if it was installed. It notifies systemd when it serves (Type=notify), so `systemctl` fails if it does not.
@@ -136,15 +137,15 @@ fn start_service(
     systemctl(&["try-restart", unit])
 }
 
-/// Waits until STATUS says that pods can start: asked through the plugin that was installed.
-#[expect(clippy::disallowed_methods, reason = "nothing tells a process outside when the agent is ready")]
-fn until_ready(wish: &Wish) -> Result<(), InstallError> {
-    let end = Instant::now() + READY_PATIENCE;
+/// Waits until STATUS succeeds, called through the plugin that was installed.
+#[expect(clippy::disallowed_methods, reason = "no event announces the readiness of the agent to another process")]
+fn wait_until_ready(wish: &Wish) -> Result<(), InstallError> {
+    let end = Instant::now() + READY_TIMEOUT;
     loop {
         match status(wish) {
             Ok(()) => return Ok(()),
             Err(error) if Instant::now() >= end => return Err(error),
-            Err(_not_yet) => std::thread::sleep(READY_PAUSE),
+            Err(_not_yet) => std::thread::sleep(READY_POLL_INTERVAL),
         }
     }
 }
@@ -161,7 +162,7 @@ fn status(wish: &Wish) -> Result<(), InstallError> {
         .spawn()
         .map_err(|error| failed(error.to_string()))?;
     if let Some(mut stdin) = plugin.stdin.take() {
-        // A plugin that does not read says why on its standard output.
+        // A plugin that does not read its input reports the reason on its standard output.
         let _ = stdin.write_all(br#"{"cniVersion":"1.1.0","name":"russet","type":"russet"}"#);
     }
     let done = plugin.wait_with_output().map_err(|error| failed(error.to_string()))?;
@@ -205,7 +206,7 @@ fn for_people(plan: &Plan, args: &InstallArgs) -> String {
     text
 }
 
-/// Those that can be started as they are; a template's name wants a pod's in it.
+/// The units that can be started as they are; a template's name lacks a pod's.
 fn written_units(plan: &Plan) -> Vec<&'static str> {
     let is_written = |unit: &str| {
         plan.steps.iter().any(|step| matches!(step, Step::Write { path, .. } if path.ends_with(unit)))

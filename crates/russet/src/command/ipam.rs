@@ -1,4 +1,5 @@
-//! `russet ipam`: the addresses of the store that the node's settings name, for operators. One module a verb.
+//! `russet ipam`: addresses in the store of the node's settings, for operators. One module per
+//! verb.
 
 mod check;
 mod configure;
@@ -19,7 +20,7 @@ use crate::cli::ipam::{IpamArgs, IpamVerb};
 pub fn run(args: IpamArgs) -> Result<ExitCode, Failure> {
     runtime()?.block_on(async {
         let verb = match args.verb {
-            // Holds no store while it waits for its second look.
+            // Keeps no store open while it waits for its second check.
             IpamVerb::Repair(verb) => return repair::run(args.place, verb).await,
             verb => verb,
         };

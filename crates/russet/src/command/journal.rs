@@ -1,4 +1,4 @@
-//! `russet journal`: what the agent's journal says, read without its help.
+//! `russet journal`: prints the agent's journal, which it reads without the agent.
 
 use russet_agent::Paths;
 use russet_agent::journal::{self, View};
@@ -7,7 +7,6 @@ use super::Failure;
 use crate::cli::journal::JournalArgs;
 use crate::output;
 
-/// Prints it.
 pub fn run(args: JournalArgs) -> Result<(), Failure> {
     let path = Paths::new(args.root).journal_file();
     let view =

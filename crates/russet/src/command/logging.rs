@@ -1,4 +1,4 @@
-//! Sets up the log: one line an event on standard error.
+//! Sets up the log: one line per event on standard error.
 
 use tracing::Subscriber;
 use tracing_subscriber::Layer as _;
@@ -9,7 +9,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use crate::cli::LogFormat;
 use crate::settings::Logging;
 
-/// A level or filter that means nothing.
+/// A level or filter that is not valid.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "invalid log level {level:?}: error, warn, info, debug, trace, or a filter such as info,russet_agent=debug is wanted"
@@ -18,13 +18,13 @@ pub struct LogLevelError {
     level: String,
 }
 
-/// Starts logging; called once, before anything is worth a line.
+/// Starts logging; called once, before the first event.
 pub fn start(logging: &Logging) -> Result<(), LogLevelError> {
     subscriber(logging)?.init();
     Ok(())
 }
 
-/// Its level is the filter's: what nobody wants costs a comparison.
+/// Disables uninteresting events by the subscriber's level: an event below it costs one comparison.
 fn subscriber(logging: &Logging) -> Result<impl Subscriber + Send + Sync, LogLevelError> {
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(true);
     let lines = match logging.format {
@@ -34,12 +34,14 @@ fn subscriber(logging: &Logging) -> Result<impl Subscriber + Send + Sync, LogLev
     Ok(tracing_subscriber::registry().with(lines).with(filter(&logging.level)?))
 }
 
-/// Levels of parts of the program, and one for the rest, with commas between. Errors of what is not named are logged whatever is.
+/// Parses levels of targets, and one for the rest, separated by commas. Errors of targets that are
+/// not named are always logged.
 fn filter(level: &str) -> Result<Targets, LogLevelError> {
     let refused = || LogLevelError { level: level.to_owned() };
-    // What parses this takes blanks for a part of the name, nothing for a level, and any word alone, as a misspelt level, for a name.
+    // The library's parser accepts blanks in names, empty levels, and any single word as a target's
+    // name, even a misspelt level.
     let parts: Vec<&str> = level.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
-    if !parts.iter().all(|part| means_something(part)) {
+    if !parts.iter().all(|part| is_directive(part)) {
         return Err(refused());
     }
     let filter: Targets = parts.join(",").parse().map_err(|_| refused())?;
@@ -49,8 +51,9 @@ fn filter(level: &str) -> Result<Targets, LogLevelError> {
     })
 }
 
-/// A level, or a part of the program with one. Whoever wrote anything else would get next to no log.
-fn means_something(part: &str) -> bool {
+/// Whether this is a level, or a target with a level. Anything else would silence nearly all of the
+/// log.
+fn is_directive(part: &str) -> bool {
     let has_name =
         part.contains('=') && !part.contains(|letter: char| letter == '[' || letter.is_whitespace());
     has_name || part.parse::<LevelFilter>().is_ok()
@@ -63,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_level_is_for_all_and_a_filter_for_what_it_names_with_errors_of_the_rest() {
+    fn a_level_applies_to_all_targets_and_a_filter_keeps_errors_of_the_rest() {
         let logs = |filter: &str, target, level| super::filter(filter).unwrap().would_enable(target, &level);
         assert!(logs("info", "russet_agent::book", Level::INFO));
         assert!(!logs("info", "russet_agent::book", Level::DEBUG));
@@ -80,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_level_is_refused_with_the_levels_that_there_are() {
+    fn an_unknown_level_is_refused_and_the_error_lists_the_levels() {
         let wrong = ["inof", "russet_agent=loud", "info,russet", "[span]=debug", "russet_agent =debug"];
         for wrong in wrong {
             let error = filter(wrong).map(drop).unwrap_err().to_string();
@@ -89,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_logs_is_dropped_before_it_is_looked_at() {
+    fn disabled_events_are_dropped_before_formatting() {
         for (level, expected) in [
             ("info", LevelFilter::INFO),
             ("warn,russet_agent=debug", LevelFilter::DEBUG),

@@ -1,4 +1,4 @@
-//! `russet migrate`: data of other programs, carried over.
+//! `russet migrate`: migrates data of other programs.
 
 mod calico_v1;
 mod flannel_v2;
@@ -10,7 +10,6 @@ use russet_agent::{EtcdSettings, Secret};
 use super::{Failure, runtime};
 use crate::cli::migrate::{MigrateArgs, MigrateVerb, V2Source};
 
-/// Runs one verb.
 pub fn run(args: MigrateArgs) -> Result<ExitCode, Failure> {
     match args.verb {
         MigrateVerb::CalicoV1(args) => runtime()?.block_on(calico_v1::run(args)),
@@ -18,7 +17,7 @@ pub fn run(args: MigrateArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-/// How to reach an etcd with v2 data.
+/// Connection settings for an etcd with v2 data.
 fn source(source: &V2Source) -> Result<EtcdSettings, Failure> {
     let password = match &source.from_password_file {
         Some(path) => {

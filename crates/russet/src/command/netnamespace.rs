@@ -1,4 +1,4 @@
-//! `russet netnamespace`: OpenShift's tenants in the store that the node's settings name.
+//! `russet netnamespace`: OpenShift's tenants in the store of the node's settings.
 
 use std::net::Ipv4Addr;
 
@@ -16,7 +16,7 @@ use crate::output;
 #[derive(Serialize)]
 struct List {
     schema: u32,
-    netnamespaces: Vec<Shown>,
+    netnamespaces: Vec<TenantView>,
 }
 
 /// One tenant.
@@ -24,12 +24,12 @@ struct List {
 struct One {
     schema: u32,
     #[serde(flatten)]
-    shown: Shown,
+    shown: TenantView,
 }
 
-/// A tenant, and who else has its network ID.
+/// A tenant, and the others with its network ID.
 #[derive(Serialize)]
-struct Shown {
+struct TenantView {
     netname: String,
     netid: u32,
     global: bool,
@@ -37,7 +37,6 @@ struct Shown {
     egress_ips: Vec<Ipv4Addr>,
 }
 
-/// Runs one verb.
 pub fn run(args: NetNamespaceArgs) -> Result<(), Failure> {
     runtime()?.block_on(async {
         let (namespace, action, output) = match args.verb {
@@ -78,20 +77,20 @@ async fn act(
 
 async fn list(tenants: &Tenants, format: Format) -> Result<(), Failure> {
     let all = tenants.list().await?;
-    let netnamespaces: Vec<Shown> = all.iter().map(|tenant| Shown::of(tenant, &all)).collect();
+    let netnamespaces: Vec<TenantView> = all.iter().map(|tenant| TenantView::of(tenant, &all)).collect();
     let list = List { schema: 1, netnamespaces };
     output::print_as(format, &list, || table(&list.netnamespaces));
     Ok(())
 }
 
 async fn show(tenants: &Tenants, tenant: &NetNamespace, format: Format) -> Result<(), Failure> {
-    let one = One { schema: 1, shown: Shown::of(tenant, &tenants.list().await?) };
+    let one = One { schema: 1, shown: TenantView::of(tenant, &tenants.list().await?) };
     output::print_as(format, &one, || table(std::slice::from_ref(&one.shown)));
     Ok(())
 }
 
-fn table(shown: &[Shown]) -> String {
-    let row = |tenant: &Shown| {
+fn table(shown: &[TenantView]) -> String {
+    let row = |tenant: &TenantView| {
         let others = match (tenant.global, tenant.shared_with.is_empty()) {
             (true, _) => "everybody".to_owned(),
             (false, true) => "-".to_owned(),
@@ -102,9 +101,9 @@ fn table(shown: &[Shown]) -> String {
     output::table(&["NAME", "NETID", "REACHES"], &shown.iter().map(row).collect::<Vec<_>>())
 }
 
-// === impl Shown ===
+// === impl TenantView ===
 
-impl Shown {
+impl TenantView {
     fn of(tenant: &NetNamespace, all: &[NetNamespace]) -> Self {
         let shares = |other: &&NetNamespace| other.netid == tenant.netid && other.netname != tenant.netname;
         Self {

@@ -7,20 +7,19 @@ use crate::cli::owned::OwnedArgs;
 use crate::output;
 use crate::owned::{self, Object};
 
-/// What is ours, for programs.
+/// The objects, for programs.
 #[derive(Serialize)]
-struct Report {
+struct OwnedReport {
     schema: u32,
     objects: Vec<Object>,
 }
 
-/// Prints what is ours.
 pub fn run(args: OwnedArgs) -> Result<(), Failure> {
     let objects = owned::look(&args.root, !args.files_only)?.objects();
-    let report = Report { schema: 1, objects };
+    let report = OwnedReport { schema: 1, objects };
     output::print_as(args.output.format, &report, || {
         if report.objects.is_empty() {
-            return "nothing of Russet's is on this node\n".to_owned();
+            return "Russet has nothing on this node\n".to_owned();
         }
         let row = |it: &Object| vec![it.kind.to_owned(), it.name.clone(), it.detail.clone()];
         output::table(&["KIND", "NAME", "FOR"], &report.objects.iter().map(row).collect::<Vec<_>>())

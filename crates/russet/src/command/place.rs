@@ -1,4 +1,5 @@
-//! The store that a verb works on, for as long as the verb takes. Used by every verb that looks at or changes a datastore.
+//! The store that a verb uses. Every verb that reads or changes a datastore opens it by this
+//! module.
 
 use std::rc::Rc;
 use std::sync::OnceLock;
@@ -14,33 +15,30 @@ use crate::settings::{self, Chosen};
 
 /// An open store.
 pub struct Place {
-    /// The store.
     pub store: Rc<dyn Store>,
-    /// The node's files.
     pub paths: Paths,
-    /// Holds the store's lock where no other process owns it.
+    /// Holds the store's lock if no other process owns the store.
     _opened: Opened,
 }
 
-/// There is no store where one was to be looked at.
+/// There is no store to read.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no store at {0}; is --root right, and --store?")]
 struct NoStore(String);
 
-/// The store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("open the store: {0}")]
 struct NotOpened(#[source] StoreError);
 
-/// The store of this process's verb; a verb has one. Errors of the verb are followed by it.
+/// The store of this process's verb, of which there is one. Errors of the verb name it.
 static USED: OnceLock<String> = OnceLock::new();
 
-/// The store that this process's verb works on, and what says so; none before it is known.
+/// The store of this process's verb, and the setting that names it; None before it is known.
 pub fn used() -> Option<&'static str> {
     USED.get().map(String::as_str)
 }
 
-/// Finds out which store is meant; from then on errors name it.
+/// Determines the store; from then on errors name it.
 pub fn choose(choice: StoreChoice) -> Result<Chosen, Failure> {
     let verbose = choice.verbose;
     let chosen = settings::store(choice)?;
@@ -48,7 +46,7 @@ pub fn choose(choice: StoreChoice) -> Result<Chosen, Failure> {
     Ok(chosen)
 }
 
-/// Makes errors name this store; says at once which it is where that is asked for.
+/// Makes errors name this store; with `verbose`, prints it at once.
 pub fn announce(chosen: &Chosen, verbose: bool) {
     let _ = USED.set(chosen.why.clone());
     if verbose {
@@ -59,15 +57,15 @@ pub fn announce(chosen: &Chosen, verbose: bool) {
 // === impl Place ===
 
 impl Place {
-    /// Opens what the arguments and the node's settings name. A verb that only looks must not leave an empty store behind: one that is not there is an
-    /// error.
+    /// Opens the store that the arguments and the node's settings name. A verb that only reads must
+    /// not create an empty store: a missing one is an error.
     pub async fn open(choice: StoreChoice) -> Result<Self, Failure> {
         let chosen = choose(choice)?;
         Self::require(&chosen)?;
         Self::at(chosen).await
     }
 
-    /// An error if opening this store would make it.
+    /// Fails if opening this store would create it.
     pub fn require(chosen: &Chosen) -> Result<(), Failure> {
         if chosen.location == StoreLocation::Embedded && !chosen.paths.has_embedded_store() {
             return Err(NoStore(chosen.paths.state_dir().display().to_string()).into());
@@ -75,7 +73,7 @@ impl Place {
         Ok(())
     }
 
-    /// The same for a verb that writes: an embedded store that is not there is made.
+    /// The same for a verb that writes: creates an embedded store if it is missing.
     pub async fn open_or_make(choice: StoreChoice) -> Result<Self, Failure> {
         Self::at(choose(choice)?).await
     }
@@ -85,7 +83,7 @@ impl Place {
         Ok(Self { store: opened.store.clone(), paths: chosen.paths, _opened: opened })
     }
 
-    /// An allocator over the store, as peers' tools have it: it remembers nothing.
+    /// An allocator over the store that, like peers' tools, keeps no history.
     pub fn allocator(&self) -> Allocator {
         Allocator::new(self.store.clone(), Rc::new(SystemClock))
     }

@@ -1,4 +1,4 @@
-//! Where sandboxes, networks and plugins are, and which engine makes sandboxes, as the command line says.
+//! The directories of sandboxes, networks and plugins, and the engine, by the command line.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,22 +8,20 @@ use russet_runtime::Runtime;
 use russet_sandbox::{Builtin, Containerd, ContainerdOptions, Engine, usual_credentials};
 
 use crate::cli::pods::{EngineArgs, EngineKind, PodPlaceArgs};
-use crate::in_process::Ours;
+use crate::in_process::EmbeddedPlugins;
 use crate::owned::pods::Keeper;
 
-/// Where everything is, for one keeper of sandboxes.
+/// The directories of one keeper of sandboxes.
 pub struct PodPlaces {
-    /// Of network configurations.
     pub conf_dir: PathBuf,
-    /// Of plugins.
     pub bin_dirs: Vec<PathBuf>,
-    /// Below which vendors of networks have plugins of their own, which come first.
+    /// The prefix below which networks have plugins of their own, which are preferred.
     pub vendor_prefix: Option<PathBuf>,
-    /// Of results of ADD.
+    /// Results of ADD.
     pub cache_dir: PathBuf,
-    /// Of what outlives a boot.
+    /// Files that survive a reboot.
     pub state_dir: PathBuf,
-    /// Of what does not.
+    /// Files that do not survive a reboot.
     pub run_dir: PathBuf,
     engine: EngineArgs,
 }
@@ -31,8 +29,8 @@ pub struct PodPlaces {
 // === impl PodPlaces ===
 
 impl PodPlaces {
-    /// Those of the command line, with the usual ones where it is silent.
-    pub fn of(args: PodPlaceArgs, keeper: Keeper) -> Self {
+    /// The directories of the command line, with the defaults.
+    pub fn from_args(args: PodPlaceArgs, keeper: Keeper) -> Self {
         let below = |path: &str| args.root.join(path);
         let paths = Paths::new(&args.root);
         let bin_dirs = match args.cni_bin_dir.is_empty() {
@@ -50,15 +48,15 @@ impl PodPlaces {
         }
     }
 
-    /// What executes plugins, ours without a process of their own.
+    /// The runtime that executes plugins, Russet's own without a process.
     pub fn runtime(&self) -> Runtime {
         let mut runtime = Runtime::new(self.bin_dirs.clone(), &self.cache_dir);
-        runtime.in_process = Some(Arc::new(Ours));
+        runtime.in_process = Some(Arc::new(EmbeddedPlugins));
         runtime.vendor_prefix.clone_from(&self.vendor_prefix);
         runtime
     }
 
-    /// What makes sandboxes.
+    /// The engine that makes sandboxes.
     pub fn engine(&self) -> Box<dyn Engine> {
         engine(&self.engine, &self.run_dir)
     }

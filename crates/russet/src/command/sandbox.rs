@@ -1,5 +1,5 @@
-//! `russet sandbox`: pods on a host without Kubernetes, from manifests. What a pod is and how it lives is in [`russet_sandbox`]; each command takes its
-//! sandboxes over for as long as it runs.
+//! `russet sandbox`: pods on a host without Kubernetes, from manifests. Pods and their life cycle
+//! are in [`russet_sandbox`]; each command locks its sandboxes while it runs.
 
 mod show;
 
@@ -19,19 +19,18 @@ use crate::output;
 use crate::owned::pods::Keeper;
 use crate::sandbox::{Cluster, Manifest, read};
 
-/// Why it was not done.
 #[derive(Debug, thiserror::Error)]
 enum CommandError {
     #[error("no pod {0:.80?}; `russet sandbox ls` shows those that there are")]
     NoPod(String),
     #[error("{name:.80?} could be any of {}; name its namespace or its ID", pods.join(", "))]
     Ambiguous { name: String, pods: Vec<String> },
-    #[error("pod {pod} is there already, as {id}; --replace takes its place")]
+    #[error("pod {pod} exists already, as {id}; use --replace to replace it")]
     Exists { pod: String, id: String },
     #[error("{0} of {1} pods could not be taken down")]
     Some(usize, usize),
     #[error(
-        "{why}; `russet install --start` sets up a network and its agent, and `russet cni lint {}/*` says what is wrong with a configuration that is there",
+        "{why}; `russet install --start` sets up a network and its agent, and `russet cni lint {}/*` reports what is wrong with an existing configuration",
         conf_dir.display()
     )]
     NoNetwork { why: SandboxError, conf_dir: PathBuf },
@@ -43,7 +42,7 @@ enum CommandError {
     Execute { program: String, source: std::io::Error },
 }
 
-/// Where everything is.
+/// The directories, and the locked sandboxes.
 struct Place {
     run_dir: PathBuf,
     conf_dir: PathBuf,
@@ -51,15 +50,15 @@ struct Place {
     sandboxes: Sandboxes,
 }
 
-/// How long another command may have the sandboxes: one plugin that hangs is killed before that, after 60 s; of two the second is not waited for.
-const PATIENCE: Duration = Duration::from_secs(90);
-/// As shells and container runtimes have it.
+/// How long another command may hold the sandboxes. A hanging plugin is killed earlier, after 60 s;
+/// this does not cover two of them.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(90);
+/// The exit code of shells and container runtimes.
 const NO_SUCH_PROGRAM: u8 = 127;
 const CANNOT_EXECUTE: u8 = 126;
-/// The least of an ID that names it.
+/// The minimum length of an abbreviated ID.
 const ID_MIN_DIGITS: usize = 4;
 
-/// Runs one verb.
 pub fn run(args: SandboxArgs) -> ExitCode {
     let done = match args.verb {
         SandboxVerb::Run(run) => make(args.place, run),
@@ -123,7 +122,7 @@ fn remove(args: PodPlaceArgs, rm: RmArgs) -> Result<(), Failure> {
     each(&pods, |pod| place.sandboxes.remove(&pod.id))
 }
 
-/// Goes on past failures, and tells each.
+/// Continues after failures, and prints each.
 fn each(pods: &[Sandbox], work: impl Fn(&Sandbox) -> Result<(), SandboxError>) -> Result<(), Failure> {
     let failed = |pod: &&Sandbox| work(pod).map_err(|error| output::error(&error)).is_err();
     match pods.iter().filter(failed).count() {
@@ -132,14 +131,14 @@ fn each(pods: &[Sandbox], work: impl Fn(&Sandbox) -> Result<(), SandboxError>) -
     }
 }
 
-/// This process becomes the program: its signals, its end and its exit code are the program's own.
+/// Executes the program in place of this process: signals and exit code are the program's own.
 fn execute(args: PodPlaceArgs, exec: ExecArgs) -> ExitCode {
     let entered = || -> Result<(), Failure> {
         let place = Place::open(args)?;
         let pod = place.find(&exec.pod)?;
-        // What is made by another engine is entered in the same way.
+        // The same namespaces are entered, whatever engine made the sandbox.
         let engine = Builtin::new(&place.run_dir);
-        // Nobody else waits for the sandboxes while the program runs.
+        // Releases the lock while the program runs.
         drop(place);
         Ok(engine.enter(&pod.id, &pod.config, &pod.dir)?)
     };
@@ -161,7 +160,7 @@ fn execute(args: PodPlaceArgs, exec: ExecArgs) -> ExitCode {
 
 impl Place {
     fn open(args: PodPlaceArgs) -> Result<Self, Failure> {
-        let places = PodPlaces::of(args, Keeper::Command);
+        let places = PodPlaces::from_args(args, Keeper::Command);
         let options = Options {
             state_dir: places.state_dir.clone(),
             run_dir: places.run_dir.clone(),
@@ -169,9 +168,9 @@ impl Place {
             runtime: places.runtime(),
             networks: Box::new(ConfigDir::new(&places.conf_dir)),
             metrics: Metrics::default(),
-            patience: PATIENCE,
+            patience: LOCK_TIMEOUT,
             tell_waiting: |holder| {
-                let limit_s = PATIENCE.as_secs();
+                let limit_s = LOCK_TIMEOUT.as_secs();
                 output::progress(&format!(
                     "waiting for {holder}, which has the pods, for {limit_s} s at most"
                 ));
@@ -182,15 +181,15 @@ impl Place {
         Ok(Self { run_dir, conf_dir, runtime, sandboxes: Sandboxes::open(options)? })
     }
 
-    /// A plugin that is missing fails the pod's ADD and the DEL that should clean up behind it, so nothing is begun without one. Without a usable network
-    /// the sandbox itself is refused.
+    /// A missing plugin fails the pod's ADD and the DEL that would clean up, so nothing is started
+    /// without it. Without a usable network the sandbox itself is refused.
     fn require_plugins(&self) -> Result<(), CommandError> {
         let Ok((list, _)) = ConfigDir::new(&self.conf_dir).first() else { return Ok(()) };
         let missing = |source| CommandError::NoPlugin { network: list.name.to_string(), source };
         self.runtime.require_plugins(&list).map_err(missing)
     }
 
-    /// With what to do where there is no network.
+    /// Adds a remedy if there is no network.
     fn explained(&self, why: SandboxError) -> Failure {
         match why {
             SandboxError::NetworkNotReady(_) => {
@@ -200,7 +199,7 @@ impl Place {
         }
     }
 
-    /// What keeps a pod of the default network from the world outside.
+    /// Why a pod of the default network does not reach other hosts, if so.
     fn no_way_out(&self) -> Option<&'static str> {
         let (list, _) = ConfigDir::new(&self.conf_dir).first().ok()?;
         russet_runtime::lint::no_way_out(&list)

@@ -1,4 +1,4 @@
-//! `russet store`: owns the embedded store, or looks at the records of any.
+//! `russet store`: owns the embedded store, or accesses the records of any store.
 
 use russet_agent::Paths;
 use russet_model::{Key, Prefix};
@@ -21,16 +21,14 @@ struct Dump {
     records: Vec<Entry>,
 }
 
-/// One record.
 #[derive(Serialize)]
 struct Entry {
     key: String,
     revision: u64,
-    /// The value as it stands, or as a string when it is no JSON.
+    /// The value itself, or a string if it is not JSON.
     value: Box<RawValue>,
 }
 
-/// Runs one verb.
 pub fn run(args: StoreArgs) -> Result<(), Failure> {
     match args.verb {
         StoreVerb::Serve { root } => {

@@ -10,75 +10,70 @@ use super::Failure;
 use crate::cli::owned::UninstallArgs;
 use crate::install::Service;
 use crate::output;
-use crate::owned::pods::{Held, HoldError, Keeper};
+use crate::owned::pods::{HoldError, Keeper, KeeperLocks};
 use crate::owned::{self, Inventory};
-use crate::uninstall::{self, Reach, Step};
+use crate::uninstall::{self, Options, Step};
 
 /// What was removed, for programs.
 #[derive(Serialize)]
-struct Report<'a> {
+struct UninstallReport<'a> {
     schema: u32,
     dry_run: bool,
     steps: &'a [&'a Step],
 }
 
-/// What keeps an uninstall from beginning, or from coming to its end.
+/// Why an uninstall does not start, or does not complete.
 #[derive(Debug, thiserror::Error)]
 enum UninstallError {
-    /// It would put everything back.
+    /// An agent would restore everything.
     #[error(
-        "an agent runs on this node, or a request is under way ({0}); stop it first: systemctl stop {agent}",
+        "an agent runs on this node, or a request is in progress ({0}); stop it first: systemctl stop {agent}",
         agent = Service::Agent.unit()
     )]
     AgentRuns(LockError),
-    /// It may be making some at any time.
-    #[error("sandboxes of this node are in somebody's hands ({source}): {remedy}")]
+    /// It may make sandboxes at any time.
+    #[error("another program holds this node's sandboxes ({source}): {remedy}")]
     KeeperRuns {
-        /// How that ends.
+        /// How to end it.
         remedy: &'static str,
-        /// What is held.
         source: LockError,
     },
-    /// Somebody could begin to make some.
-    #[error("nobody could be kept from making sandboxes: {0}")]
+    /// Another program could start to make sandboxes.
+    #[error("sandboxes could not be locked against other programs: {0}")]
     Hold(#[source] HoldError),
     /// They would lose their network.
     #[error("{count} interfaces of pods are attached ({some}); delete the pods, or give --force")]
     PodsAttached {
-        /// How many.
         count: usize,
         /// A few of them.
         some: String,
     },
-    /// Their namespaces are mounted in what would be removed; or an earlier boot left their addresses to be given back.
-    #[error("{count} sandboxes of ours are there, or wait to be taken down; remove them first: {remedy}")]
-    Sandboxes {
-        /// How many.
-        count: usize,
-        /// How.
-        remedy: &'static str,
-    },
-    /// A dry run that found reasons.
+    /// Their namespaces are mounted in directories to be removed, or addresses from an earlier boot
+    /// have to be released.
+    #[error("Russet still has {count} sandboxes on this node; remove them first: {remedy}")]
+    Sandboxes { count: usize, remedy: &'static str },
+    /// A dry run that found reasons to refuse.
     #[error("{0} reasons not to uninstall now, above; nothing was done")]
     WouldRefuse(usize),
-    /// The rest is done.
-    #[error("{0} of {1} steps failed; run it again when the reason is gone")]
+    /// Some steps failed; all others are done.
+    #[error("{0} of {1} steps failed; remove the reason and run it again")]
     Failed(usize, usize),
 }
 
-/// A plugin that works without an agent takes this long at most for what has begun.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The same for a dry run, which is not worth a long wait.
-const GLANCE: Duration = Duration::from_secs(1);
-/// Pods that are named when they are in the way.
+/// A plugin without an agent finishes its current request within this time.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same for a dry run, which should not wait long.
+const DRY_RUN_LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+/// How many pods a refusal names.
 const PODS_SHOWN: usize = 5;
 
-/// Takes everything away, or says what it would.
+/// Removes everything, or prints what it would remove.
 pub fn run(args: UninstallArgs) -> Result<(), Failure> {
     let paths = Paths::new(&args.root);
-    let reach = Reach { pods: args.force, state: args.purge };
+    let reach = Options { pods: args.force, state: args.purge };
     if args.dry_run {
-        let unlocked = keepers(&paths, GLANCE).and_then(|held| Ok((held, alone(&paths, GLANCE)?)));
+        let unlocked = keepers(&paths, DRY_RUN_LOCK_TIMEOUT)
+            .and_then(|held| Ok((held, lock_node(&paths, DRY_RUN_LOCK_TIMEOUT)?)));
         let unlocked = unlocked.map(drop);
         let inventory = owned::look(&args.root, !args.files_only)?;
         let refusals = [unlocked, without_sandboxes(&inventory), free(&inventory, args.force)];
@@ -92,9 +87,10 @@ pub fn run(args: UninstallArgs) -> Result<(), Failure> {
             Err(UninstallError::WouldRefuse(refusals.len()).into())
         };
     }
-    // Whoever starts meanwhile waits for us, and finds nothing. Those who make sandboxes wait for the node's lock with theirs in hand.
-    let mut held = keepers(&paths, PATIENCE)?;
-    held.push(alone(&paths, PATIENCE)?);
+    // A program that starts meanwhile waits for these locks, and then finds nothing. Programs that
+    // make sandboxes take their own lock before the node's, so this order is the same.
+    let mut held = keepers(&paths, LOCK_TIMEOUT)?;
+    held.push(lock_node(&paths, LOCK_TIMEOUT)?);
     let inventory = owned::look(&args.root, !args.files_only)?;
     without_sandboxes(&inventory)?;
     free(&inventory, args.force)?;
@@ -106,10 +102,10 @@ pub fn run(args: UninstallArgs) -> Result<(), Failure> {
             failed += 1;
         }
     }
-    // What was made for this alone is nothing to tell.
-    let is_told =
+    // Files that were made only for the locks are not reported.
+    let is_reported =
         |step: &&Step| !matches!(step, Step::File(path) if held.iter().any(|held| held.has_made(path)));
-    print(&args, &steps.iter().filter(is_told).collect::<Vec<_>>());
+    print(&args, &steps.iter().filter(is_reported).collect::<Vec<_>>());
     drop(held);
     if failed > 0 {
         return Err(UninstallError::Failed(failed, steps.len()).into());
@@ -117,19 +113,19 @@ pub fn run(args: UninstallArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn alone(paths: &Paths, timeout: Duration) -> Result<Held, UninstallError> {
-    let mut held = Held::default();
+fn lock_node(paths: &Paths, timeout: Duration) -> Result<KeeperLocks, UninstallError> {
+    let mut held = KeeperLocks::default();
     if paths.run_dir().is_dir() {
         held.take(paths.node_lock(), Instant::now() + timeout).map_err(UninstallError::AgentRuns)?;
     }
     Ok(held)
 }
 
-fn keepers(paths: &Paths, timeout: Duration) -> Result<Vec<Held>, UninstallError> {
+fn keepers(paths: &Paths, timeout: Duration) -> Result<Vec<KeeperLocks>, UninstallError> {
     let hold = |keeper: Keeper| {
-        // A command comes to its end; a server does not.
-        let patience = if keeper == Keeper::Command { timeout } else { Duration::ZERO };
-        keeper.lock(paths, Instant::now() + patience).map_err(|error| match error {
+        // A command ends by itself; a server does not.
+        let timeout = if keeper == Keeper::Command { timeout } else { Duration::ZERO };
+        keeper.lock(paths, Instant::now() + timeout).map_err(|error| match error {
             HoldError::Lock(source) => UninstallError::KeeperRuns { remedy: keeper.end(), source },
             other => UninstallError::Hold(other),
         })
@@ -159,12 +155,12 @@ fn free(inventory: &Inventory, force: bool) -> Result<(), UninstallError> {
 }
 
 fn print(args: &UninstallArgs, steps: &[&Step]) {
-    let report = Report { schema: 1, dry_run: args.dry_run, steps };
+    let report = UninstallReport { schema: 1, dry_run: args.dry_run, steps };
     output::print_as(args.output.format, &report, || {
         let lines: String =
             steps.iter().map(|step| format!("{}\n", output::visible(&step.to_string()))).collect();
         match (steps.len(), args.dry_run) {
-            (0, _) => "nothing of Russet's is on this node\n".to_owned(),
+            (0, _) => "Russet has nothing on this node\n".to_owned(),
             (count, true) => format!("{lines}{count} steps; nothing was done\n"),
             (count, false) => format!("{lines}{count} steps done\n"),
         }

@@ -6,7 +6,7 @@ use super::Failure;
 use crate::cli::OutputArgs;
 use crate::output;
 
-/// What this build is and speaks; `schema` grows when a member changes its meaning.
+/// Versions of this build and of its interfaces; `schema` grows when a member changes its meaning.
 #[derive(Serialize)]
 struct Version {
     schema: u32,

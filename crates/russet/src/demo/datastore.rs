@@ -1,8 +1,10 @@
-//! Where the demo's nodes keep their data: in an embedded store that they share, in an etcd that the demo starts, or in one that is there.
+//! The datastore of the demo's nodes: an embedded store that they share, an etcd that the demo
+//! starts, or an existing etcd.
 //!
-//! An etcd stands beyond the nodes' network, at the outside host's address, as a cluster's would. One that is there is reached through a
-//! forwarder in that place, because nodes are in network namespaces and the URL is one of the host's. It must hold nothing of Calico's when
-//! the demo begins, and holds nothing when it ends.
+//! A spawned etcd runs outside of the nodes' network, at the outside host's address, as a cluster's
+//! would. An existing one is reached through a forwarder at that address, because nodes are in
+//! network namespaces and the URL is valid on the host. It must contain no Calico data when the
+//! demo begins, and contains none when the demo ends.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -19,11 +21,12 @@ use super::{DemoError, rootless};
 use crate::cli::DemoEtcd;
 use crate::command::runtime;
 
-/// The port at which the demo's nodes find etcd.
+/// The port at which the demo's nodes reach etcd.
 const ETCD_PORT: u16 = 2379;
-/// Everything that the demo's nodes write: agents, and flannel's daemons.
+/// The prefixes of everything that the demo's nodes write: agents, and flannel's daemons.
 const DATA: [&str; 2] = ["/calico/", "/coreos.com/network/"];
-/// Says which demo an etcd's data belongs to; its value is also in the demo's directory.
+/// The key that identifies the demo to which an etcd's data belongs; its value is also in the
+/// demo's directory.
 const MARK: &str = "/russet/demo";
 /// Most records that one commit deletes; etcd allows 128 operations.
 const DELETES_MAX: usize = 100;
@@ -39,7 +42,7 @@ pub enum Datastore {
     Host(String),
 }
 
-/// What is remembered of an etcd of the host, so that a later run can clean it.
+/// Records that an etcd of the host is in use, so that a later run can clean it.
 struct Borrowed {
     at: String,
     mark: String,
@@ -48,7 +51,7 @@ struct Borrowed {
 // === impl Datastore ===
 
 impl Datastore {
-    /// The one that the arguments ask for.
+    /// The datastore that the arguments request.
     pub fn new(etcd: Option<&DemoEtcd>) -> Result<Self, DemoError> {
         match etcd {
             None => Ok(Self::Embedded),
@@ -70,7 +73,7 @@ impl Datastore {
         }
     }
 
-    /// What agents are told.
+    /// The value of the agents' `--store`.
     pub fn location(&self) -> String {
         match self {
             Self::Embedded => format!("unix:{}", lab::store_paths().store_socket().display()),
@@ -100,7 +103,7 @@ impl Datastore {
         }
     }
 
-    /// Whether the nodes would find it.
+    /// Whether the nodes can reach it.
     pub fn is_up(&self) -> bool {
         match self {
             Self::Embedded => lab::store_paths().store_socket().exists(),
@@ -121,7 +124,7 @@ impl Datastore {
         self.with(async |store| store.commit(vec![step]).await.map(drop).map_err(|error| error.error))
     }
 
-    /// Works on the store, from where the nodes see it.
+    /// Runs `work` on the store, from the nodes' namespace.
     fn with<T>(&self, work: impl AsyncFnOnce(&dyn Store) -> Result<T, StoreError>) -> Result<T, DemoError> {
         match self {
             Self::Embedded => work_on(&self.location(), work),
@@ -141,12 +144,12 @@ fn spawned_etcd() -> Result<Command, DemoError> {
     let url = format!("http://{}", Datastore::address());
     let mut etcd = Command::new("etcd");
     etcd.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
-    // Debian's etcd refuses to run on some machines otherwise; on those that it supports this changes nothing.
+    // Debian's etcd does not start on some architectures without it; elsewhere it has no effect.
     etcd.env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH.replace("aarch64", "arm64"));
     etcd.arg("--data-dir").arg(Path::new(DIR).join("etcd"));
     etcd.args(["--name", "demo", "--log-level", "warn"]);
     etcd.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
-    // One member needs no peers; port 0 takes any that is free.
+    // One member needs no peers; port 0 takes any free port.
     etcd.args(["--listen-peer-urls", "http://127.0.0.1:0"]);
     process::in_netns(&mut etcd, &outside).map_err(|e| DemoError::step("start etcd in its namespace", e))?;
     Ok(etcd)
@@ -200,14 +203,14 @@ fn borrow(at: &str) -> Result<(), DemoError> {
     }
     let started = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let mark = format!("{}-{}", std::process::id(), started.as_nanos());
-    // Written down first: what is not known cannot be cleaned.
+    // Recorded first: a later run can only clean what is recorded.
     Borrowed { at: at.to_owned(), mark: mark.clone() }.write()?;
     let step = Step::put(Key::from_stored(MARK), mark);
     work_on(&location, async |store| store.commit(vec![step]).await.map_err(|error| error.error))?;
     Ok(())
 }
 
-/// What nodes have written, or somebody else's have.
+/// All keys below the demo's prefixes.
 async fn everything(store: &dyn Store) -> Result<Vec<Key>, StoreError> {
     let mut keys = Vec::new();
     for prefix in DATA {
@@ -216,8 +219,8 @@ async fn everything(store: &dyn Store) -> Result<Vec<Key>, StoreError> {
     Ok(keys)
 }
 
-/// Removes the demo's data from an etcd of the host, if it still carries this demo's mark.
-pub fn give_back() -> Result<(), DemoError> {
+/// Removes the demo's data from an etcd of the host, if it still has this demo's mark.
+pub fn release_borrowed() -> Result<(), DemoError> {
     let Some(borrowed) = Borrowed::read() else { return Ok(()) };
     work_on(&format!("etcd:http://{}", borrowed.at), async |store| {
         let mark = Key::from_stored(MARK);
@@ -225,7 +228,7 @@ pub fn give_back() -> Result<(), DemoError> {
             return Ok(());
         }
         let mut keys = everything(store).await?;
-        // Last: as long as anything is left, a later run finds it.
+        // The mark comes last: as long as any data is left, a later run finds it.
         keys.push(mark);
         for keys in keys.chunks(DELETES_MAX) {
             let steps = keys.iter().map(|key| Step::delete(key.clone(), None)).collect();

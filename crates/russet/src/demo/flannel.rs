@@ -15,12 +15,12 @@ use super::lab::{Lab, Node, UNDERLAY};
 use super::report::{BlockReport, PodReport};
 use crate::cli::FlannelBackend;
 
-/// Where flannel keeps a network.
+/// The prefix of flannel's keys.
 const PREFIX: &str = "/coreos.com/network";
 const NETWORK_V4: &str = "10.244.0.0/16";
 const NETWORK_V6: &str = "fd72:7573:7365::/48";
 
-/// Writes the network's configuration; udp carries IPv4 only.
+/// Writes the network's configuration; the udp backend is IPv4 only.
 pub fn configure(datastore: &Datastore, backend: FlannelBackend) -> Result<(), DemoError> {
     let (kind, dual) = match backend {
         FlannelBackend::Vxlan => ("vxlan", true),
@@ -47,7 +47,8 @@ pub fn daemon(mut russet: Command, node: &Node, datastore: &Datastore) -> Comman
     russet
 }
 
-/// What a node's configuration of the plugin has, so that nodes on one machine do not share files.
+/// Adds the node's paths to the plugin's configuration, so that nodes on one machine do not share
+/// files.
 pub fn complete(plugin: &mut Value, node: &Node) {
     let below = |path: &str| node.paths().root().join(path);
     plugin["subnetFile"] = json!(subnet_file(node));

@@ -15,23 +15,23 @@ use super::report::{BlockReport, NodeReport, PodReport};
 use super::{DemoError, Interrupt, flannel, leftovers};
 use crate::cli::DemoMode;
 
-/// The member that is, or leads to, the datastore.
+/// The member that runs the datastore, or forwards to it.
 const STORE: &str = "store";
 /// How long the store and the agents may take until they are ready.
 const READY_DEADLINE: Duration = Duration::from_secs(30);
-/// How often readiness is asked for.
+/// How often readiness is polled.
 const READY_INTERVAL: Duration = Duration::from_millis(10);
-/// How long a process may take to end by itself.
+/// How long a process may take to end after SIGTERM.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 /// How much of a dead agent's log an error repeats.
 const LOG_TAIL_LINES: usize = 5;
 
 /// Processes that this demo started.
 pub struct Fleet {
-    /// What the agents keep their data in.
+    /// The agents' datastore.
     pub datastore: Datastore,
     members: Vec<Member>,
-    /// The processes are meant to outlive the demo.
+    /// The processes must outlive the demo.
     keep: bool,
 }
 
@@ -48,12 +48,12 @@ pub fn log_path(name: &str) -> PathBuf {
 // === impl Fleet ===
 
 impl Fleet {
-    /// Nothing started yet.
+    /// Starts nothing yet.
     pub fn new(datastore: Datastore, keep: bool) -> Self {
         Self { datastore, members: Vec::new(), keep }
     }
 
-    /// Starts everything and waits until each node says that it is ready.
+    /// Starts everything and waits until every node is ready.
     pub fn start(&mut self, lab: &Lab, interrupt: &Interrupt) -> Result<(), DemoError> {
         leftovers::create_dir()?;
         let store = self.datastore.command(self.russet()?)?;
@@ -102,7 +102,7 @@ impl Fleet {
         Ok(agent)
     }
 
-    /// This very program, with an environment that holds nothing of the caller's settings.
+    /// This executable, with an environment that has none of the caller's settings.
     fn russet(&self) -> Result<Command, DemoError> {
         let program =
             std::env::current_exe().map_err(|source| DemoError::io("find the running program", source))?;
@@ -118,7 +118,7 @@ impl Fleet {
         let failed = |source| DemoError::io(format!("start {name}"), source);
         let log = File::create(log_path(name)).map_err(failed)?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        // A terminal's Ctrl-C goes to a whole process group; these end when the demo says so.
+        // A terminal sends Ctrl-C to a whole process group; the demo ends these processes itself.
         command.process_group(0);
         if !self.keep {
             process::die_with_parent(&mut command);
@@ -129,7 +129,7 @@ impl Fleet {
         leftovers::record_process(pid)
     }
 
-    /// Waits for `condition`, but not if a process ended meanwhile.
+    /// Waits for `condition`; fails if a process ends meanwhile.
     fn until(
         &mut self,
         interrupt: &Interrupt,
@@ -185,12 +185,12 @@ impl Fleet {
         }
     }
 
-    /// Lets the processes live on after this one.
+    /// Leaves the processes running after this one.
     pub fn keep(self) -> Result<(), DemoError> {
         leftovers::mark_kept()
     }
 
-    /// Ends every process: asked first, and killed if that does not help.
+    /// Ends every process: with SIGTERM first, then with SIGKILL.
     pub fn stop(mut self) {
         for member in self.members.iter().rev() {
             member.signal(Signal::TERM);
@@ -211,12 +211,13 @@ impl Fleet {
 impl Member {
     fn signal(&self, signal: Signal) {
         if let Some(pid) = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw) {
-            // The process is our child and not reaped: the pid is its own, and at worst it has ended already.
+            // The process is our child and not reaped, so the pid cannot be another's; at worst it
+            // has ended already.
             let _ = kill_process(pid, signal);
         }
     }
 
-    /// Whether the process ended by itself within `time`; where that cannot be seen, it did not.
+    /// Whether the process ended by itself within `time`; false if that cannot be observed.
     fn ended_within(&self, time: Duration) -> bool {
         let pid = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw);
         let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());

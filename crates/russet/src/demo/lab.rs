@@ -1,7 +1,7 @@
-//! The demo's layout: which nodes and pods there are, and every name and address in it.
+//! The demo's layout: its nodes and pods, and every name and address in it.
 //!
-//! All addresses of the underlay are from the documentation ranges (RFC 5737, RFC 3849), so that nothing of it can be
-//! mistaken for, or reach, a real network.
+//! All addresses of the underlay are from the documentation ranges (RFC 5737, RFC 3849), so that
+//! they cannot be mistaken for, or reach, a real network.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use russet_linux::NetNs;
 use super::DemoError;
 use crate::cli::{DemoArgs, DemoFabric, DemoMode, FlannelBackend};
 
-/// Every namespace of a demo begins with this; what does so belongs to a demo.
+/// The prefix of every namespace of a demo.
 pub const NAMESPACE_PREFIX: &str = "rsdemo-";
 /// The switch between the nodes.
 pub const WIRE: &str = "rsdemo-wire";
-/// A host beyond the nodes' network.
+/// A host outside of the nodes' network.
 pub const OUTSIDE: &str = "rsdemo-outside";
 /// The demo's files.
 pub const DIR: &str = "/run/russet-demo";
@@ -27,52 +27,45 @@ pub const UNDERLAY: &str = "eth0";
 /// What to build.
 #[derive(Debug, Clone)]
 pub struct Lab {
-    /// The nodes.
     pub nodes: Vec<Node>,
-    /// Who makes their network.
     pub fabric: Fabric,
 }
 
-/// Who makes the network, and how packets are carried.
+/// The implementation of the network, and how it forwards packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fabric {
-    /// Our agent.
+    /// Russet's agent.
     Russet(DemoMode),
-    /// Flannel's daemon.
+    /// Russet's implementation of flannel's daemon.
     Flannel(FlannelBackend),
 }
 
 /// A node: a namespace with an agent in it.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// Its name.
     pub name: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its place among the nodes, from 1.
+    /// Its index among the nodes, from 1.
     pub number: u8,
-    /// Its pods.
     pub pods: Vec<Pod>,
 }
 
-/// A pod: a namespace without anything in it yet.
+/// A pod: a namespace that is empty at first.
 #[derive(Debug, Clone)]
 pub struct Pod {
-    /// Its name.
     pub name: String,
-    /// Its namespace.
     pub namespace: String,
-    /// The ID that the runtime gives it.
+    /// The container ID that the runtime uses.
     pub container: String,
 }
 
-/// The Kubernetes namespace that the pods are said to be in.
+/// The Kubernetes namespace in the pods' CNI_ARGS.
 pub const POD_NAMESPACE: &str = "demo";
 
-/// The outside host's addresses on the underlay, which are everybody's default gateways.
+/// The outside host's addresses on the underlay, which are the default gateways of all nodes.
 pub const GATEWAYS: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
-/// Addresses that only the outside host has, and no node has a route of its own to.
+/// Addresses that only the outside host has, and to which no node has a route of its own.
 pub const OUTSIDE_SERVICES: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 1)),
@@ -90,7 +83,7 @@ pub fn outside_underlay() -> [IpNet; 2] {
     underlay(1)
 }
 
-/// The directory of executables that stands for `/opt/cni/bin`.
+/// The directory of executables, in the role of `/opt/cni/bin`.
 pub fn plugin_dir() -> PathBuf {
     Path::new(DIR).join("bin")
 }
@@ -103,7 +96,7 @@ pub fn store_paths() -> Paths {
 // === impl Lab ===
 
 impl Lab {
-    /// The layout that the arguments ask for.
+    /// The layout that the arguments request.
     pub fn new(args: &DemoArgs) -> Self {
         let pod = |node: u8, pod: u8| Pod {
             name: format!("n{node}-p{pod}"),
@@ -143,7 +136,7 @@ impl Fabric {
         }
     }
 
-    /// What runs on a node.
+    /// The daemon on each node.
     pub fn daemon(self) -> &'static str {
         match self {
             Self::Russet(_) => "agent",

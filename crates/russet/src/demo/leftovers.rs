@@ -1,4 +1,4 @@
-//! What a demo leaves: recorded while it runs, so that the next one can remove what a killed one could not.
+//! Leftovers of a demo: recorded while it runs, so that the next demo can remove them after a kill.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -14,10 +14,10 @@ use rustix::process::{Signal, pidfd_send_signal};
 use super::DemoError;
 use super::lab::{DIR, NAMESPACE_PREFIX};
 
-/// Held by a demo while it runs; beside the directory, because the directory comes and goes.
+/// A running demo holds this lock; it is beside the directory, because the directory is removed.
 const LOCK: &str = "/run/russet-demo.lock";
-/// What SIGKILL may take on a busy machine.
-const DEATH_PATIENCE: Duration = Duration::from_secs(5);
+/// How long SIGKILL may take on a busy machine.
+const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One demo at a time: the names of its namespaces are fixed.
 pub fn lock() -> Result<fs::File, DemoError> {
@@ -46,19 +46,19 @@ fn processes_file() -> PathBuf {
     Path::new(DIR).join("processes")
 }
 
-/// The demo's directory, for root only.
+/// Makes the demo's directory, for root only.
 pub fn create_dir() -> Result<(), DemoError> {
     let create = fs::DirBuilder::new().mode(0o700).recursive(true).create(DIR);
     create.map_err(|source| DemoError::io(format!("create {DIR}"), source))
 }
 
-/// Notes that the demo is meant to stay.
+/// Records that the demo must stay.
 pub fn mark_kept() -> Result<(), DemoError> {
     let marker = kept_marker();
     fs::write(&marker, "").map_err(|source| DemoError::io(format!("write {}", marker.display()), source))
 }
 
-/// A demo that was kept is not leftover; only `--clean` removes it.
+/// Fails if a kept demo exists; only `--clean` removes one.
 pub fn refuse_if_kept() -> Result<(), DemoError> {
     if kept_marker().exists() {
         return Err(DemoError::Refused(
@@ -68,7 +68,7 @@ pub fn refuse_if_kept() -> Result<(), DemoError> {
     Ok(())
 }
 
-/// Writes down a child, so that it can be found again without this process.
+/// Records a child, so that another process can find it again.
 pub fn record_process(pid: u32) -> Result<(), DemoError> {
     let path = processes_file();
     let failed = |source| DemoError::io(format!("write {}", path.display()), source);
@@ -77,11 +77,11 @@ pub fn record_process(pid: u32) -> Result<(), DemoError> {
     identity.map_or(Ok(()), |of| writeln!(file, "{} {}", of.pid, of.started_ticks).map_err(failed))
 }
 
-/// Removes processes, namespaces and files of an earlier demo. True if there were any.
+/// Removes processes, namespaces and files of an earlier demo. Returns true if there were any.
 pub fn remove() -> Result<bool, DemoError> {
     let processes = end_processes();
     let namespaces = delete_namespaces()?;
-    super::datastore::give_back()?;
+    super::datastore::release_borrowed()?;
     let files = match fs::remove_dir_all(DIR) {
         Ok(()) => true,
         Err(error) if error.kind() == ErrorKind::NotFound => false,
@@ -90,7 +90,7 @@ pub fn remove() -> Result<bool, DemoError> {
     Ok(processes || namespaces || files)
 }
 
-/// Ends what was recorded and is still the same process, and waits until it has ended.
+/// Kills the recorded processes, if their pids are still theirs, and waits until they have ended.
 fn end_processes() -> bool {
     let recorded = fs::read_to_string(processes_file()).unwrap_or_default();
     let recorded = recorded.lines().filter_map(|line| {
@@ -103,8 +103,8 @@ fn end_processes() -> bool {
         let _ = pidfd_send_signal(pidfd, Signal::KILL);
     }
     for pidfd in &held {
-        // Namespaces and files go also if the kernel does not let one end in time.
-        let _ = has_ended(pidfd, DEATH_PATIENCE);
+        // Namespaces and files are removed even if the process does not end in time.
+        let _ = has_ended(pidfd, DEATH_TIMEOUT);
     }
     !held.is_empty()
 }

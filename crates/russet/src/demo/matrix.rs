@@ -1,4 +1,5 @@
-//! Who reaches whom: every ordered pair of pods, and the outside host from each, on both families.
+//! The reachability matrix: every ordered pair of pods, and the outside host from each pod, on both
+//! families.
 
 use std::net::IpAddr;
 
@@ -10,18 +11,18 @@ use super::ping::Pinger;
 use super::report::{Ping, PodReport};
 use super::{DemoError, Interrupt};
 
-/// A pod's two sockets, opened inside it.
-struct Asker<'a> {
+/// A pod's two ICMP sockets, opened inside it.
+struct Prober<'a> {
     pod: &'a PodReport,
     pingers: Vec<(Family, Pinger)>,
 }
 
-/// Pings everything from everywhere.
+/// Pings every address from every pod.
 pub fn measure(pods: &[PodReport], interrupt: &Interrupt) -> Result<Vec<Ping>, DemoError> {
     let mut pings = Vec::new();
     for (index, pod) in pods.iter().enumerate() {
         interrupt.check()?;
-        let mut asker = Asker::open(pod, index as u16)?;
+        let mut asker = Prober::open(pod, index as u16)?;
         for target in pods.iter().filter(|target| target.name != pod.name) {
             asker.ask(&target.name, &target.ips, &mut pings);
         }
@@ -30,9 +31,9 @@ pub fn measure(pods: &[PodReport], interrupt: &Interrupt) -> Result<Vec<Ping>, D
     Ok(pings)
 }
 
-// === impl Asker ===
+// === impl Prober ===
 
-impl<'a> Asker<'a> {
+impl<'a> Prober<'a> {
     fn open(pod: &'a PodReport, ident: u16) -> Result<Self, DemoError> {
         let failed =
             |source: std::io::Error| DemoError::io(format!("open ping sockets in pod {}", pod.name), source);

@@ -11,7 +11,7 @@ use rustix::net::{ipproto, recvfrom, sendto, socket_with};
 
 use russet_addr::Family;
 
-/// How long one echo may take; a first packet may wait for neighbours on the underlay to be resolved.
+/// How long one echo may take; the first packet may wait for neighbour resolution on the underlay.
 const REPLY_DEADLINE: Duration = Duration::from_secs(1);
 /// Echoes sent before a target counts as unreachable.
 pub const TRIES: u16 = 3;
@@ -27,7 +27,8 @@ pub struct Pinger {
 // === impl Pinger ===
 
 impl Pinger {
-    /// Opens a socket in the calling thread's network namespace. `ident` tells this pinger's replies from others'.
+    /// Opens a socket in the calling thread's network namespace. `ident` distinguishes this
+    /// pinger's replies from others'.
     pub fn open(family: Family, ident: u16) -> io::Result<Self> {
         let (domain, protocol) = match family {
             Family::V4 => (AddressFamily::INET, ipproto::ICMP),
@@ -70,7 +71,8 @@ impl Pinger {
         Err(io::ErrorKind::TimedOut.into())
     }
 
-    /// RFC 792 and RFC 4443: type, code, checksum, identifier, sequence. The kernel sums up ICMPv6 itself.
+    /// RFC 792 and RFC 4443: type, code, checksum, identifier, sequence. The kernel computes
+    /// ICMPv6's checksum itself.
     fn request(&self) -> [u8; 16] {
         let mut message = [0; 16];
         message[0] = match self.family {
@@ -89,7 +91,7 @@ impl Pinger {
 
     fn is_reply(&self, packet: &[u8]) -> bool {
         let (kind, message) = match self.family {
-            // A raw IPv4 socket delivers the IP header, too.
+            // A raw IPv4 socket includes the IP header.
             Family::V4 => {
                 let header = packet.first().map_or(0, |first| usize::from(first & 0xf) * 4);
                 (0, packet.get(header..).unwrap_or_default())

@@ -1,4 +1,5 @@
-//! The demo's pods, attached as a container runtime attaches them: configuration files, plugin executables, result cache.
+//! The demo's pods, attached as a container runtime attaches them: configuration files, plugin
+//! executables, result cache.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,15 +18,12 @@ use super::lab::{self, Fabric, Lab, Node, POD_NAMESPACE, Pod, namespace_path};
 use super::report::{BlockReport, PodReport};
 use super::{DemoError, Interrupt, flannel};
 
-/// A network of every pod.
+/// A network to which every pod is attached.
 struct Network {
     /// The configuration file's name.
     file: &'static str,
-    /// Its own.
     name: &'static str,
-    /// Its plugin.
     kind: &'static str,
-    /// The pod's interface.
     ifname: &'static str,
 }
 
@@ -36,7 +34,7 @@ const RUSSET: Network =
 const FLANNEL: Network =
     Network { file: "10-flannel.conflist", name: "cbr0", kind: "flannel", ifname: "eth0" };
 
-/// The networks of every pod; the last one gives it its addresses.
+/// The networks of every pod; the last one assigns its addresses.
 fn networks(lab: &Lab) -> [Network; 2] {
     match lab.fabric {
         Fabric::Russet(_) => [LOOPBACK, RUSSET],
@@ -44,7 +42,7 @@ fn networks(lab: &Lab) -> [Network; 2] {
     }
 }
 
-/// Puts the plugins where a runtime looks for them, and each node's configuration where it looks for that.
+/// Installs the plugins and each node's configuration in the directories of the runtime.
 pub fn configure(lab: &Lab) -> Result<(), DemoError> {
     let dir = lab::plugin_dir();
     make_dir(&dir)?;
@@ -66,7 +64,8 @@ pub fn configure(lab: &Lab) -> Result<(), DemoError> {
 }
 
 fn conflist(node: &Node, network: &Network) -> Value {
-    // The root, too: where no agent serves the node, a plugin works by itself, and must not use the host's store and locks.
+    // The root as well: without an agent, a plugin works by itself, and must not use the host's
+    // store and locks.
     let paths = node.paths();
     let mut plugin =
         json!({ "type": network.kind, "agent_socket": paths.cni_socket(), "root": paths.root() });
@@ -76,7 +75,8 @@ fn conflist(node: &Node, network: &Network) -> Value {
     json!({ "cniVersion": "1.1.0", "name": network.name, "plugins": [plugin] })
 }
 
-/// The small plugin if it lies beside this program; else this program, which acts as the plugin when a runtime runs it.
+/// The small plugin if it is beside this executable; otherwise this executable, which acts as the
+/// plugin when a runtime runs it.
 fn plugin_executable() -> Result<PathBuf, DemoError> {
     let own = std::env::current_exe().map_err(|source| DemoError::io("find the running program", source))?;
     let beside = own.with_file_name("russet-cni");
@@ -113,13 +113,13 @@ fn attachment(pod: &Pod, network: &Network) -> Result<Attachment, DemoError> {
     Ok(attachment)
 }
 
-/// Whether a node's agent says that it can attach pods.
+/// Whether STATUS of a node's agent succeeds.
 pub fn ready(lab: &Lab, node: &Node) -> bool {
     let [_, main] = networks(lab);
     load(node, &main).is_ok_and(|list| runtime_of(node).status(&list).is_ok())
 }
 
-/// Attaches every pod; nodes work at the same time, as they would.
+/// Attaches every pod; the nodes work concurrently, as in a cluster.
 pub fn attach_all(lab: &Lab, interrupt: &Interrupt) -> Result<Vec<PodReport>, DemoError> {
     let attach_node = |node: &Node| -> Result<Vec<PodReport>, DemoError> {
         let mut reports = Vec::new();
@@ -136,8 +136,8 @@ pub fn attach_all(lab: &Lab, interrupt: &Interrupt) -> Result<Vec<PodReport>, De
     Ok(all)
 }
 
-/// Runs `work` for every node on a thread of its own inside the node's network, where plugins belong that work without an agent, and gives
-/// the results in the nodes' order.
+/// Runs `work` for every node on a thread of its own in the node's network namespace, which plugins
+/// without an agent need, and returns the results in the nodes' order.
 fn on_every_node<T: Send>(
     lab: &Lab,
     work: impl Fn(&Node) -> Result<T, DemoError> + Sync,
@@ -176,7 +176,8 @@ fn attach(node: &Node, pod: &Pod, networks: &[Network]) -> Result<PodReport, Dem
     })
 }
 
-/// Detaches every pod whose node still has its configuration. All are tried; the first error is told.
+/// Detaches every pod whose node still has its configuration. Tries all, and returns the first
+/// error.
 pub fn detach_all(lab: &Lab) -> Result<(), DemoError> {
     let detach_node = |node: &Node| -> Result<(), DemoError> {
         let mut outcome = Ok(());
@@ -193,7 +194,7 @@ pub fn detach_all(lab: &Lab) -> Result<(), DemoError> {
     on_every_node(lab, detach_node).into_iter().fold(Ok(()), Result::and)
 }
 
-/// Blocks of a store, and who has them.
+/// Blocks of a store, and their nodes.
 pub fn blocks(datastore: &Datastore) -> Result<Vec<BlockReport>, DemoError> {
     let snapshot = datastore.list(&Prefix::blocks(None))?;
     let mut blocks = BTreeMap::new();
@@ -217,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lint_finds_no_fault_with_what_the_demo_writes() {
+    fn lint_accepts_the_demos_configurations() {
         let dir = tempfile::tempdir().unwrap();
         let node = Node { name: "n1".into(), namespace: "n1".into(), number: 1, pods: Vec::new() };
         for network in [LOOPBACK, RUSSET, FLANNEL] {

@@ -1,4 +1,4 @@
-//! What the demo saw, for people and for programs.
+//! The demo's results, for people and for programs.
 
 use serde::Serialize;
 
@@ -7,26 +7,19 @@ use crate::output;
 /// The demo's result; `schema` grows when a member changes its meaning.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Version of this form.
     pub schema: u32,
-    /// How nodes carried the packets.
+    /// How the nodes forwarded the packets.
     pub mode: &'static str,
-    /// The nodes.
     pub nodes: Vec<NodeReport>,
-    /// The pods.
     pub pods: Vec<PodReport>,
-    /// Every ping.
     pub pings: Vec<Ping>,
-    /// The blocks and who has them.
     pub blocks: Vec<BlockReport>,
-    /// How long everything took.
+    /// The demo's total time.
     pub elapsed_ms: u64,
 }
 
-/// A node.
 #[derive(Debug, Serialize)]
 pub struct NodeReport {
-    /// Its name.
     pub name: String,
     /// Its namespace's path.
     pub netns: String,
@@ -36,40 +29,36 @@ pub struct NodeReport {
     pub ips: Vec<String>,
 }
 
-/// A pod.
 #[derive(Debug, Clone, Serialize)]
 pub struct PodReport {
-    /// Its name.
     pub name: String,
-    /// Its node.
     pub node: String,
     /// Its namespace's path.
     pub netns: String,
     /// Its addresses.
     pub ips: Vec<std::net::IpAddr>,
-    /// How long its ADD took, as its runtime saw it.
+    /// How long its ADD took, measured by the runtime.
     pub add_us: u64,
 }
 
 /// One direction of one pair on one family.
 #[derive(Debug, Serialize)]
 pub struct Ping {
-    /// The pod that asks.
+    /// The pod that sends the request.
     pub from: String,
-    /// The pod that answers, or `outside`.
+    /// The pod that replies, or `outside`.
     pub to: String,
     /// `4` or `6`.
     pub family: u8,
-    /// Whether it answered.
+    /// Whether a reply came.
     pub ok: bool,
-    /// The round trip.
+    /// The round-trip time.
     pub rtt_us: Option<u64>,
-    /// Why there was none.
+    /// Why no reply came.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// A block.
 #[derive(Debug, Serialize)]
 pub struct BlockReport {
     /// Its prefix.

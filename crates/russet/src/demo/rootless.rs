@@ -6,7 +6,8 @@ use super::DemoError;
 
 static INSIDE: AtomicBool = AtomicBool::new(false);
 
-/// Becomes root of a user namespace, unless the process is root already. Before any thread exists.
+/// Becomes root of a user namespace, unless the process is root already. Must run before any thread
+/// exists.
 pub fn become_root() -> Result<(), DemoError> {
     if rustix::process::geteuid().is_root() {
         return Ok(());
@@ -20,12 +21,13 @@ pub fn become_root() -> Result<(), DemoError> {
     Ok(())
 }
 
-/// Whether the demo is in a user namespace of its own; it then ends with the demo, and nothing can be kept after it.
+/// Whether the demo is in a user namespace of its own, which ends with the demo, so that nothing
+/// can be kept.
 pub fn is_inside() -> bool {
     INSIDE.load(Ordering::Relaxed)
 }
 
-/// What to put before a namespace's name to get a shell inside it.
+/// The command prefix that opens a shell in a namespace.
 pub fn enter_command() -> String {
     if is_inside() {
         format!("nsenter --preserve-credentials -U -m -t {} ip netns exec", std::process::id())

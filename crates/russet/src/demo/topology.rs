@@ -1,4 +1,5 @@
-//! The demo's underlay: a switch, a namespace per node, an outside host, and the wires between them.
+//! The demo's underlay: a switch, a namespace per node, an outside host, and the veth pairs between
+//! them.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -14,7 +15,8 @@ use super::lab::{self, Lab, OUTSIDE, UNDERLAY, WIRE};
 /// The switch's name inside its namespace.
 const SWITCH: &str = "switch0";
 
-/// Makes every namespace of the lab, joins nodes and the outside host, and gives them addresses. Pods stay empty.
+/// Makes every namespace of the lab, connects nodes and the outside host, and assigns their
+/// addresses. Pods stay empty.
 pub fn build(lab: &Lab) -> Result<(), DemoError> {
     let wire = namespace(WIRE)?;
     let mut switch = Switch::build(&wire)?;
@@ -57,7 +59,7 @@ fn index_of(socket: &mut Socket, name: &IfName) -> Result<u32, DemoError> {
     Ok(found.index)
 }
 
-/// The bridge that stands for the network between nodes.
+/// The bridge in the role of the network between nodes.
 struct Switch {
     socket: Socket,
     index: u32,
@@ -67,7 +69,7 @@ struct Switch {
 
 impl Switch {
     fn build(wire: &NetNs) -> Result<Self, DemoError> {
-        // The switch forwards frames; it has no business of its own on the wire.
+        // The switch only forwards frames; it needs no address on the underlay.
         wire.with(|| sysctl::write_if_different("net/ipv6/conf/default/disable_ipv6", "1"))
             .map_err(DemoError::namespace)?
             .map_err(|error| DemoError::step("quiet the switch", error))?;
@@ -83,7 +85,7 @@ impl Switch {
         Ok(Self { socket, index })
     }
 
-    /// Joins a namespace to the switch: its end is called like every node's.
+    /// Connects a namespace to the switch: its end has the same interface name on every node.
     fn plug(&mut self, netns: &NetNs, port: &str) -> Result<(), DemoError> {
         let mut peer = Peer::new(name(UNDERLAY)?);
         peer.netns = Some(netns.as_fd().as_raw_fd());

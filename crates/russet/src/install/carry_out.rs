@@ -1,4 +1,5 @@
-//! Carries a plan out. Every step leaves a whole file; one that fails ends it, and the next run goes on from there.
+//! Executes a plan. Every step writes a whole file; a failed step ends the run, and the next run
+//! continues from there.
 
 use std::fs;
 use std::io;
@@ -9,12 +10,12 @@ use russet_linux::file;
 
 use super::{InstallError, Step};
 
-/// What is told about each step that was done.
+/// Called after each step.
 pub type Progress<'a> = &'a mut dyn FnMut(&Step);
 
 const EXECUTABLE: u32 = 0o755;
 
-/// Does `steps` in order.
+/// Executes `steps` in order.
 pub fn carry_out(steps: &[Step], progress: Progress<'_>) -> Result<(), InstallError> {
     for step in steps {
         one(step)?;
@@ -38,8 +39,9 @@ fn one(step: &Step) -> Result<(), InstallError> {
     }
 }
 
-/// A second name for the file, so that it is at its place until ours is. A name that is there already is the original's: what is at its place now was
-/// put there by an installation that was cut off, or by somebody who updated it, and the newer one is kept.
+/// Links the file to a second name, so that the first one exists until it is replaced. An existing
+/// second name is the original: the file at `path` is then from an interrupted installation or from
+/// an update by another program, and the newer one is kept.
 fn save(path: &Path, saved: &Path) -> Result<(), InstallError> {
     match fs::remove_file(saved) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", saved)(error)),

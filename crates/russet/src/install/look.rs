@@ -1,4 +1,4 @@
-//! What is on the node already.
+//! Finds what exists on the node.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::output;
 
 use super::{CONFLIST, Found, InstallError, There, Wish};
 
-/// Looks at everything that an installation may touch.
+/// Inspects everything that an installation may change.
 pub fn look(wish: &Wish) -> Result<Found, InstallError> {
     for executable in [&wish.command, &wish.plugin] {
         if !executable.is_file() {
@@ -32,7 +32,7 @@ pub fn look(wish: &Wish) -> Result<Found, InstallError> {
         files.push((path, there));
     }
     if let Some(path) = wish.conflist() {
-        // Whatever is in it.
+        // A conflist is kept, whatever its content is.
         files.push((path.clone(), text_at(&path, "")?));
     }
     let before_ours = wish.cni_conf_dir.as_ref().map_or(Ok(Vec::new()), |dir| before_ours(dir))?;
@@ -41,7 +41,8 @@ pub fn look(wish: &Wish) -> Result<Found, InstallError> {
     Ok(Found { dirs, files, before_ours, reference_ports })
 }
 
-/// How many containers have host ports in nf_tables that the reference plugin wrote. An installation does not fail because that cannot be read.
+/// How many containers have host ports in nf_tables that the reference plugin wrote. An
+/// installation does not fail if they cannot be read.
 fn reference_ports() -> usize {
     let read = || -> Result<usize, NatError> {
         let mut nft = Nft::open()?;
@@ -73,7 +74,8 @@ fn text_at(path: &Path, wanted: &str) -> Result<There, InstallError> {
     })
 }
 
-/// Network configurations that come before ours (cni-runtime.md section 2.1: by name, of three suffixes).
+/// Network configurations that runtimes read before Russet's (cni-runtime.md section 2.1: by name,
+/// of three suffixes).
 fn before_ours(dir: &Path) -> Result<Vec<String>, InstallError> {
     let failed = |source| InstallError::Io { operation: "list", path: dir.to_owned(), source };
     let entries = match fs::read_dir(dir) {

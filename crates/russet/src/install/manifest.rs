@@ -1,4 +1,5 @@
-//! What an installation has written, so that it can be taken away again. Written before the files: one that was cut off names more than there is.
+//! Records which files an installation has written, so that they can be removed. Written before the
+//! files: after an interrupted installation it may name files that do not exist.
 
 use std::path::{Path, PathBuf};
 
@@ -10,37 +11,36 @@ use super::{InstallError, Plan, Step};
 /// The files of an installation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// Grows when a member changes its meaning.
     pub schema: u32,
-    /// What we put there.
+    /// The files that the installation wrote.
     pub files: Vec<PathBuf>,
-    /// What was there before.
+    /// The foreign files that it replaced.
     pub saved: Vec<Saved>,
 }
 
-/// A file of somebody else's, kept under another name.
+/// A foreign file, kept under another name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Saved {
-    /// Where it was.
+    /// Its original path.
     pub path: PathBuf,
-    /// Where it is.
+    /// Its path now.
     pub saved: PathBuf,
 }
 
-/// Its file, below the node's state directory.
+/// The manifest's file, below the node's state directory.
 pub const RECORD: &str = "installed.json";
-/// More than any installation names; a longer file is not ours.
+/// More than any installation names; a longer file is not a manifest.
 const FILE_MAX_BYTES: u64 = 1024 * 1024;
 
 // === impl Manifest ===
 
 impl Manifest {
-    /// Where it lies, on the node with this root.
+    /// Its path on the node with this root.
     pub fn path(root: &Path) -> PathBuf {
         russet_agent::Paths::new(root).state_dir().join(RECORD)
     }
 
-    /// What was installed on the node with this root.
+    /// The installation on the node with this root.
     pub fn read(root: &Path) -> Result<Self, InstallError> {
         let path = Self::path(root);
         let io = |source| InstallError::Io { operation: "read", path: path.clone(), source };
@@ -58,7 +58,7 @@ impl Manifest {
         serde_json::from_slice(&bytes).map_err(|source| InstallError::Manifest { path, source })
     }
 
-    /// Adds what `plan` will write. True if that is news.
+    /// Adds the files that `plan` will write. Returns true if that changes the manifest.
     pub fn add(&mut self, plan: &Plan) -> bool {
         let before = self.clone();
         for step in plan.steps.iter().chain(&plan.last) {
@@ -75,7 +75,6 @@ impl Manifest {
         *self != before
     }
 
-    /// Writes it.
     pub fn write(&self, root: &Path) -> Result<(), InstallError> {
         let path = Self::path(root);
         if let Some(dir) = path.parent() {

@@ -1,23 +1,23 @@
-//! The services that an installation can consist of: units as packages have them.
+//! The services of an installation: the same units as in packages.
 
 use std::path::Path;
 
 /// A service of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Service {
-    /// `russet agent`, without which there is no installation.
+    /// `russet agent`, which every installation has.
     Agent,
     /// `russet cri`.
     Cri,
-    /// `russet sandbox run` for each pod that has a manifest: a template.
+    /// A template: `russet sandbox run` for each pod that has a manifest.
     Pod,
     /// `russet flanneld`.
     Flanneld,
 }
 
-/// Where the command is in packages' units.
+/// The path of the command in packages' units.
 const COMMAND: &str = "/usr/local/bin/russet";
-/// What every unit of ours says; nobody else's does.
+/// A line that every unit of Russet has, and no other.
 const MARK: &str = "Documentation=https://github.com/russet-net/russet";
 
 // === impl Service ===
@@ -36,8 +36,7 @@ impl Service {
         }
     }
 
-    /// The service that has a unit of this name.
-    pub fn of_unit(name: &str) -> Option<Self> {
+    pub fn from_unit(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|service| service.unit() == name)
     }
 
@@ -61,7 +60,7 @@ impl Service {
         text.replace(COMMAND, &command.display().to_string())
     }
 
-    /// Whether a unit's text is one of ours, of whatever version.
+    /// Whether a unit's text is Russet's, of any version.
     pub fn is_ours(text: &[u8]) -> bool {
         String::from_utf8_lossy(text).lines().any(|line| line == MARK)
     }
@@ -72,26 +71,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_unit_is_known_as_ours_and_starts_the_command_where_it_is() {
+    fn every_unit_has_the_mark_and_the_commands_path() {
         for service in Service::ALL {
             let text = service.text(Path::new("/opt/x/russet"));
             assert!(Service::is_ours(text.as_bytes()), "{service:?}");
             assert!(text.contains("ExecStart=/opt/x/russet ") && !text.contains(COMMAND), "{text}");
-            assert_eq!(Service::of_unit(service.unit()), Some(service));
+            assert_eq!(Service::from_unit(service.unit()), Some(service));
         }
-        assert!(!Service::is_ours(b"[Unit]\nDescription=somebody's\n"));
+        assert!(!Service::is_ours(b"[Unit]\nDescription=foreign\n"));
     }
 
     #[test]
-    fn the_start_of_russet_cri_is_over_when_it_serves() {
-        // `russet install --start` has systemctl's word for it. Before that plugins that hang may take their deadlines, one after the other.
+    fn the_unit_of_russet_cri_is_started_when_it_serves() {
+        // `russet install --start` relies on systemctl. Before readiness, hanging plugins may run
+        // into their deadlines one after the other.
         let text = Service::Cri.text(Path::new("/usr/local/bin/russet"));
         assert!(text.contains("\nType=notify\n") && text.contains("\nTimeoutStartSec=infinity\n"), "{text}");
         assert!(!text.contains("NotifyAccess"), "its own word, and no plugin's");
     }
 
     #[test]
-    fn instances_of_a_template_are_its_own() {
+    fn instances_belong_to_their_template() {
         assert!(Service::Pod.is_unit("russet-pod@web.service"));
         assert!(!Service::Pod.is_unit("russet-pod.service") && !Service::Pod.is_unit("russet-pod@web.timer"));
         assert!(Service::Cri.is_unit("russet-cri.service") && !Service::Cri.is_unit("russet-cri.service.d"));

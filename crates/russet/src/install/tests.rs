@@ -1,4 +1,4 @@
-//! Installations below a temporary root, with files that carry our mark in place of executables.
+//! Installations below a temporary root, with marked text files in place of executables.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,12 +8,12 @@ use russet_cni_spec::relay;
 use super::manifest::Saved;
 use super::*;
 
-struct Node {
+struct TestNode {
     root: tempfile::TempDir,
     wish: Wish,
 }
 
-impl Node {
+impl TestNode {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         let at = |path: &str| root.path().join(path);
@@ -72,7 +72,7 @@ impl Node {
 
 #[test]
 fn a_fresh_node_gets_everything_and_its_conflist_last() {
-    let node = Node::new();
+    let node = TestNode::new();
     let plan = node.install();
     assert!(
         matches!(&plan.last[..], [Step::Write { path, .. }] if *path == node.at("etc/cni/net.d/10-russet.conflist"))
@@ -97,14 +97,14 @@ fn a_fresh_node_gets_everything_and_its_conflist_last() {
 }
 
 #[test]
-fn an_install_says_what_becomes_of_host_ports_that_another_portmap_wrote() {
-    let node = Node::new();
+fn an_install_warns_about_host_ports_of_another_portmap() {
+    let node = TestNode::new();
     let mut found = look(&node.wish).unwrap();
     assert_eq!(plan(&node.wish, &found).unwrap().warnings, Vec::<String>::new());
     found.reference_ports = 2;
     let warnings = plan(&node.wish, &found).unwrap().warnings;
     assert!(warnings.len() == 1 && warnings[0].contains("host ports of 2 container(s)"), "{warnings:?}");
-    // A portmap that stays deletes them itself.
+    // A foreign portmap that stays deletes them itself.
     node.put("opt/cni/bin/portmap", "#!/bin/sh\n");
     let found = Found { reference_ports: 2, ..look(&node.wish).unwrap() };
     assert_eq!(plan(&node.wish, &found).unwrap().warnings, Vec::<String>::new());
@@ -112,7 +112,7 @@ fn an_install_says_what_becomes_of_host_ports_that_another_portmap_wrote() {
 
 #[test]
 fn an_install_without_the_small_executable_names_the_command_that_builds_it() {
-    let node = Node::new();
+    let node = TestNode::new();
     fs::remove_file(&node.wish.plugin).unwrap();
     let error = look(&node.wish).unwrap_err().to_string();
     assert!(error.contains("russet-cni is not there") && error.contains("`cargo xtask install`"), "{error}");
@@ -120,7 +120,7 @@ fn an_install_without_the_small_executable_names_the_command_that_builds_it() {
 
 #[test]
 fn a_root_that_is_used_in_place_has_a_conflist_with_its_own_socket() {
-    let mut node = Node::new();
+    let mut node = TestNode::new();
     node.wish.in_place = true;
     node.wish.unit_dir = None;
     node.install();
@@ -132,14 +132,14 @@ fn a_root_that_is_used_in_place_has_a_conflist_with_its_own_socket() {
     assert!(is_at("russet_path", "usr/local/bin/russet"), "{list}");
     assert_eq!(plugin["root"], node.wish.root.to_str().unwrap());
     // An image's paths begin at its root.
-    let image = Node::new();
+    let image = TestNode::new();
     image.install();
     assert!(!image.text("etc/cni/net.d/10-russet.conflist").contains("agent_socket"));
 }
 
 #[test]
-fn units_that_were_asked_for_are_written_and_found_with_what_enabled_them() {
-    let mut node = Node::new();
+fn requested_units_are_written_and_found_with_their_enablement_links() {
+    let mut node = TestNode::new();
     node.wish.services = Service::ALL.to_vec();
     node.wish.bin_dir = node.at("opt/russet");
     node.install();
@@ -166,8 +166,8 @@ fn units_that_were_asked_for_are_written_and_found_with_what_enabled_them() {
 }
 
 #[test]
-fn a_unit_that_an_operator_copied_is_ours_and_one_of_his_own_is_not() {
-    let node = Node::new();
+fn a_copied_unit_is_ours_and_an_operators_own_is_not() {
+    let node = TestNode::new();
     node.put("etc/systemd/system/russet-cri.service", &Service::Cri.text(Path::new("/usr/bin/russet")));
     node.put("etc/systemd/system/russet-pod@.service", "[Service]\nExecStart=/bin/true\n");
     let found = crate::owned::look(&node.wish.root, false).unwrap().files.units;
@@ -176,7 +176,7 @@ fn a_unit_that_an_operator_copied_is_ours_and_one_of_his_own_is_not() {
 
 #[test]
 fn a_second_time_nothing_changes() {
-    let node = Node::new();
+    let node = TestNode::new();
     node.install();
     let plan = node.install();
     assert!(plan.steps.iter().chain(&plan.last).all(|step| !step.is_change()), "{plan:?}");
@@ -184,7 +184,7 @@ fn a_second_time_nothing_changes() {
 
 #[test]
 fn an_update_replaces_executables_and_keeps_the_users_conflist() {
-    let node = Node::new();
+    let node = TestNode::new();
     node.install();
     node.put("etc/cni/net.d/10-russet.conflist", "the user's");
     node.version("2");
@@ -195,13 +195,13 @@ fn an_update_replaces_executables_and_keeps_the_users_conflist() {
 }
 
 #[test]
-fn a_plugin_of_somebody_else_is_left_unless_its_name_is_asked_for() {
-    let mut node = Node::new();
+fn a_foreign_plugin_is_replaced_only_if_its_name_is_requested() {
+    let mut node = TestNode::new();
     node.put("opt/cni/bin/portmap", "go");
     node.put("opt/cni/bin/bridge", "go");
     node.install();
     assert_eq!(node.text("opt/cni/bin/portmap"), "go");
-    // It may not know CNI 1.1.0.
+    // The foreign plugin may not support CNI 1.1.0.
     let list: serde_json::Value =
         serde_json::from_str(&node.text("etc/cni/net.d/10-russet.conflist")).unwrap();
     assert_eq!((list["plugins"][1]["type"].as_str(), list.get("cniVersions")), (Some("portmap"), None));
@@ -215,13 +215,13 @@ fn a_plugin_of_somebody_else_is_left_unless_its_name_is_asked_for() {
 }
 
 #[test]
-fn an_installation_that_was_cut_off_after_any_step_is_finished_by_the_next() {
+fn an_interrupted_installation_is_completed_by_the_next() {
     let steps = {
-        let plan = Node::new().plan();
+        let plan = TestNode::new().plan();
         plan.steps.len() + plan.last.len()
     };
     for done in 0..steps {
-        let node = Node::new();
+        let node = TestNode::new();
         node.put("opt/cni/bin/bridge", "go");
         let plan = node.plan();
         let all: Vec<Step> = plan.steps.into_iter().chain(plan.last).take(done).collect();
@@ -234,33 +234,33 @@ fn an_installation_that_was_cut_off_after_any_step_is_finished_by_the_next() {
 }
 
 #[test]
-fn what_keeps_pods_from_using_it_is_told() {
-    let mut node = Node::new();
+fn warnings_name_what_prevents_pods_from_using_it() {
+    let mut node = TestNode::new();
     node.put("etc/cni/net.d/05-other.conf", "{}");
     node.put("etc/cni/net.d/99-later.conflist", "{}");
     assert_eq!(node.plan().warnings.len(), 1);
     assert!(node.plan().warnings[0].starts_with("05-other.conf comes before"), "{:?}", node.plan().warnings);
     node.wish.plugins = Some(vec!["../evil".to_owned()]);
     let error = plan(&node.wish, &Found::default()).unwrap_err();
-    assert!(error.to_string().starts_with("\"../evil\" is no plugin of ours; known: russet, "), "{error}");
+    assert!(error.to_string().starts_with("\"../evil\" is not a plugin of Russet; known: russet, "), "{error}");
     fs::remove_file(&node.wish.plugin).unwrap();
     assert!(matches!(look(&node.wish), Err(InstallError::NoExecutable(_))));
 }
 
 #[test]
-fn a_plugin_that_a_package_has_put_over_ours_is_not_ours_any_more() {
-    let mut node = Node::new();
+fn a_plugin_that_a_package_replaced_is_foreign() {
+    let mut node = TestNode::new();
     node.wish.plugins = Some(vec!["bridge".to_owned(), "loopback".to_owned()]);
-    node.put("opt/cni/bin/bridge", "version 1 of somebody's");
+    node.put("opt/cni/bin/bridge", "version 1 of a package's");
     node.install();
     let ours = [node.at("opt/cni/bin/bridge"), node.at("opt/cni/bin/loopback")];
     let files = crate::owned::look(&node.wish.root, false).unwrap().files;
     assert!(ours.iter().all(|path| files.programs.contains(path)) && files.saved.len() == 1, "{files:?}");
-    node.put("opt/cni/bin/bridge", "version 2 of somebody's");
+    node.put("opt/cni/bin/bridge", "version 2 of a package's");
     fs::remove_file(&ours[1]).unwrap();
-    node.put("opt/cni/bin/loopback", "version 2 of somebody's");
+    node.put("opt/cni/bin/loopback", "version 2 of a package's");
     let files = crate::owned::look(&node.wish.root, false).unwrap().files;
     assert!(!ours.iter().any(|path| files.programs.contains(path)), "{files:?}");
-    // Version 1 does not come back over version 2.
+    // Version 1 must not replace version 2.
     assert!(files.saved.is_empty() && files.programs.contains(&node.at("opt/cni/bin/.bridge.before-russet")));
 }

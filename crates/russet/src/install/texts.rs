@@ -4,9 +4,10 @@ use std::path::Path;
 
 use serde_json::json;
 
-/// The conflist; `portmap`: there is such a plugin, and whether it is ours. Others of it do not know CNI 1.1.0, and so a list with one of them does not
-/// offer it: the runtime could call neither GC nor STATUS, but the list would work.
-/// `root`: the network is used on this machine as it lies below that directory, and not from inside an image that has it as its root.
+/// The conflist. `portmap`: whether the plugin exists, and whether it is Russet's. Other
+/// implementations do not support CNI 1.1.0, so a list with one of them does not declare 1.1.0: the
+/// runtime can then call neither GC nor STATUS, but the list works. `root`: the network is used on
+/// this machine below that directory, and not inside an image with that root.
 pub fn conflist(command: &Path, portmap: Option<bool>, root: Option<&Path>) -> String {
     let mut list = json!({
         "cniVersion": "1.0.0",

@@ -1,10 +1,11 @@
-//! Tables and lines for people. Most cells come from a store, and others write there: whatever a cell holds, it moves no cursor and fits on a screen.
-//! Self-contained: the fuzz target of the hostile tests includes this file.
+//! Tables and lines for people. Most cells come from a store to which other programs write: control
+//! characters in a cell are escaped, and its length is limited. Self-contained: the fuzz target of
+//! the hostile tests includes this file.
 
 /// Characters that a cell shows. The longest usual ones are sentences of `russet ipam check`; the formatter refuses widths above 65,535.
 const CELL_MAX_CHARS: usize = 512;
 
-/// `text` with its control characters escaped: what others stored must not move the cursor of whoever looks at it.
+/// `text` with its control characters escaped: stored text from other programs must not move the terminal's cursor.
 pub fn visible(text: &str) -> String {
     let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(escaped).collect()

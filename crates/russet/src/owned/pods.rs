@@ -1,5 +1,6 @@
-//! Sandboxes of ours on this node, found without those who keep them: what runs in this boot, and what an earlier one left that still has to be given back.
-//! `russet owned` lists them, `russet uninstall` begins only when there are none and nobody makes any.
+//! Russet's sandboxes on this node, found without the programs that keep them: those that run, and
+//! those that an earlier boot left and that still have to be released. `russet owned` lists them;
+//! `russet uninstall` starts only when there are none and no program makes any.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -9,61 +10,50 @@ use russet_linux::file::private_dir;
 use russet_linux::{FileLock, LockError};
 use russet_sandbox::{Builtin, Engine as _, EngineError, SandboxId};
 
-/// Who keeps sandboxes, each in directories of its own.
+/// The programs that keep sandboxes, each in directories of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keeper {
-    /// `russet sandbox`, for as long as a command runs.
+    /// `russet sandbox`, while a command runs.
     Command,
-    /// `russet cri`, as long as it serves.
+    /// `russet cri`, while it serves.
     Cri,
 }
 
-/// Why nobody can say which sandboxes there are.
+/// Why the sandboxes could not be listed.
 #[derive(Debug, thiserror::Error)]
 pub enum PodsError {
-    /// Those that run.
+    /// The engine could not list the running ones.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// Those that are written down.
+    /// The checkpoints could not be listed.
     #[error("list {}: {source}", path.display())]
-    Checkpoints {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Checkpoints { path: PathBuf, source: std::io::Error },
 }
 
-/// Locks that keep others from beginning, until this is dropped. What was made for them goes with it.
+/// Locks that prevent others from making sandboxes, until this is dropped. Files and directories
+/// that were made for the locks are removed with it.
 #[derive(Debug, Default)]
-pub struct Held {
+pub struct KeeperLocks {
     locks: Vec<FileLock>,
     made: Vec<PathBuf>,
 }
 
-/// Why nobody could be kept from making sandboxes.
+/// Why the locks could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum HoldError {
-    /// Somebody is at it.
+    /// Another program holds the lock.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// The directory of what is to be locked.
+    /// The lock's directory could not be made.
     #[error("make directory {}: {source}", path.display())]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
+    Directory { path: PathBuf, source: std::io::Error },
 }
 
 // === impl Keeper ===
 
 impl Keeper {
-    /// All of them.
     pub const ALL: [Self; 2] = [Self::Command, Self::Cri];
 
-    /// The name of its directories.
     const fn dir(self) -> &'static str {
         match self {
             Self::Command => "sandbox",
@@ -71,34 +61,34 @@ impl Keeper {
         }
     }
 
-    /// Where it keeps what outlives the boot.
+    /// The directory of its files that survive a reboot.
     pub fn state_dir(self, paths: &Paths) -> PathBuf {
         paths.state_dir().join(self.dir())
     }
 
-    /// Where it keeps what dies with the boot.
+    /// The directory of its files that a reboot removes.
     pub fn run_dir(self, paths: &Paths) -> PathBuf {
         paths.run_dir().join(self.dir())
     }
 
-    /// How its sandboxes are removed.
+    /// The command that removes its sandboxes.
     pub const fn remedy(self) -> &'static str {
         match self {
             Self::Command => "russet sandbox rm --all, with the --engine that made them",
-            // A server that is started gives back what an earlier boot left.
+            // A starting server releases what an earlier boot left.
             Self::Cri => "crictl rmp --all --force, while russet cri runs with the --engine that made them",
         }
     }
 
-    /// How it lets go of them.
+    /// How to end the program that holds its lock.
     pub const fn end(self) -> &'static str {
         match self {
-            Self::Command => "wait for the `russet sandbox` that is under way",
+            Self::Command => "wait for the `russet sandbox` that is in progress",
             Self::Cri => "systemctl stop russet-cri.service",
         }
     }
 
-    /// Its sandboxes, whoever has them.
+    /// Its sandboxes, whether it runs or not.
     pub fn sandboxes(self, paths: &Paths) -> Result<Vec<SandboxId>, PodsError> {
         let state = self.state_dir(paths);
         let mut found = Builtin::new(self.run_dir(paths)).list()?;
@@ -109,10 +99,11 @@ impl Keeper {
         Ok(found)
     }
 
-    /// Keeps everybody from making any, also those who never did: what is to be locked is made for it. Where Russet does not even have a directory of
-    /// its own, nobody is kept from anything.
-    pub fn lock(self, paths: &Paths, deadline: Instant) -> Result<Held, HoldError> {
-        let mut held = Held::default();
+    /// Prevents every program from making sandboxes, also before its first one: makes the
+    /// directories of the locks if they are missing. Without any directory of Russet there is
+    /// nothing to lock.
+    pub fn lock(self, paths: &Paths, deadline: Instant) -> Result<KeeperLocks, HoldError> {
+        let mut held = KeeperLocks::default();
         if !paths.run_dir().is_dir() {
             return Ok(held);
         }
@@ -122,7 +113,7 @@ impl Keeper {
             private_dir(&dir).map_err(|source| HoldError::Directory { path: dir.clone(), source })?;
             held.made.push(dir.clone());
         }
-        // The socket's first, as the server takes them.
+        // The socket's lock first, in the order of the server.
         for file in of_socket.into_iter().chain([dir.join("lock")]) {
             held.take(file, deadline)?;
         }
@@ -134,9 +125,9 @@ fn is_new(path: &Path) -> bool {
     path.symlink_metadata().is_err()
 }
 
-// === impl Held ===
+// === impl KeeperLocks ===
 
-impl Held {
+impl KeeperLocks {
     /// Takes one more lock.
     pub fn take(&mut self, file: PathBuf, deadline: Instant) -> Result<(), LockError> {
         let is_new = is_new(&file);
@@ -145,14 +136,15 @@ impl Held {
         Ok(())
     }
 
-    /// Whether it was made for this alone.
+    /// Whether `path` was made only for the locks.
     pub fn has_made(&self, path: &Path) -> bool {
         self.made.iter().any(|made| made == path)
     }
 }
 
-impl Drop for Held {
-    /// In reverse, and the files while they are locked: who waits for one of them sees that it is gone. What cannot go is in use by now.
+impl Drop for KeeperLocks {
+    /// In reverse order, and the files while they are locked: a program that waits for one of them
+    /// sees that it was removed. A file that cannot be removed is in use by now.
     fn drop(&mut self) {
         for path in self.made.iter().rev() {
             match self.locks.iter().find(|lock| lock.path() == path) {
@@ -168,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_begins_to_keep_sandboxes_meanwhile_who_never_did() {
+    fn locks_also_exclude_programs_that_never_ran() {
         let root = tempfile::tempdir().unwrap();
         let paths = Paths::new(root.path());
         for keeper in Keeper::ALL {
@@ -187,7 +179,7 @@ mod tests {
             }
             drop(held);
             assert_eq!(std::fs::read_dir(paths.run_dir()).unwrap().count(), 0, "it is as it was");
-            // What is there is not made, and stays.
+            // Existing directories are not ours to remove.
             private_dir(keeper.run_dir(&paths)).unwrap();
             files.iter().for_each(|file| std::fs::write(file, "").unwrap());
             let held = keeper.lock(&paths, Instant::now()).unwrap();

@@ -1,4 +1,4 @@
-//! What is wrong with a resource, and the rules that all kinds share (calico-cni.md section 2.2.2, calico-ipam.md section 1.8; libcalico-go's validator).
+//! Validates a resource: the rules that all kinds share (calico-cni.md section 2.2.2, calico-ipam.md section 1.8; libcalico-go's validator).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{Definition, Document, fields};
 use crate::output::visible;
 
-/// Everything that is wrong with one resource.
+/// All problems of one resource.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Problems(Vec<String>);
 
@@ -18,22 +18,20 @@ pub struct Problems(Vec<String>);
 #[derive(Debug, thiserror::Error)]
 #[error("{origin}: {subject}: {problems}")]
 pub struct Refused {
-    /// The file and the document in it.
     pub origin: String,
     /// `IPPool/default`.
     pub subject: String,
-    /// What is wrong.
     pub problems: Problems,
 }
 
-/// A DNS subdomain's limit.
+/// The limit of a DNS subdomain.
 const NAME_MAX_BYTES: usize = 253;
-/// A label's limit in Kubernetes, for its value and the part of its name behind the prefix.
+/// Kubernetes' limit for a label's value and for its name after the prefix.
 const LABEL_MAX_BYTES: usize = 63;
-/// All annotations of an object together.
+/// The limit for all annotations of an object together.
 const ANNOTATIONS_MAX_BYTES: usize = 256 << 10;
 
-/// A document as a resource that is good by itself, and the revision that it says it was read at.
+/// Converts a document to a valid resource, and the revision that it names.
 pub fn prepare<S: Definition>(document: &Document) -> Result<(Resource<S>, Option<Revision>), Refused> {
     let mut problems = Problems::default();
     fields::check(&document.members, S::FIELDS, S::STATUS, &mut problems);
@@ -44,7 +42,7 @@ pub fn prepare<S: Definition>(document: &Document) -> Result<(Resource<S>, Optio
         "metadata.resourceVersion",
         "it is no revision of this store",
     );
-    // Decoding would stumble over what was found already, in worse words.
+    // Decoding would repeat the problems found so far, in worse words.
     if !problems.is_empty() {
         return Err(document.refused(problems));
     }
@@ -64,7 +62,7 @@ pub fn prepare<S: Definition>(document: &Document) -> Result<(Resource<S>, Optio
     }
 }
 
-/// The rules for names, labels and annotations.
+/// Checks names, labels and annotations.
 fn metadata<S: Definition>(metadata: &Metadata, problems: &mut Problems) {
     let wants_namespace = S::KIND.namespaced();
     match &metadata.namespace {
@@ -95,7 +93,7 @@ fn metadata<S: Definition>(metadata: &Metadata, problems: &mut Problems) {
 const NAME_RULE: &str = "it must consist of lower case letters, digits, '-' and '.', begin and end with a letter or a digit, and have at \
                          most 253 characters";
 
-/// A DNS subdomain, which all names of resources are.
+/// Whether it is a DNS subdomain, as all names of resources are.
 pub fn is_name(name: &str) -> bool {
     let plain = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
     let label = |label: &str| {
@@ -107,7 +105,7 @@ pub fn is_name(name: &str) -> bool {
     name.len() <= NAME_MAX_BYTES && name.split('.').all(label)
 }
 
-/// `app`, `example.org/app`.
+/// Whether it is a qualified name: `app`, `example.org/app`.
 pub fn is_qualified(name: &str) -> bool {
     match name.split_once('/') {
         Some((prefix, name)) => is_name(prefix) && !name.is_empty() && is_label_value(name),
@@ -115,7 +113,7 @@ pub fn is_qualified(name: &str) -> bool {
     }
 }
 
-/// Up to 63 characters that begin and end with a letter or a digit; may be empty.
+/// Whether it has up to 63 characters that begin and end with a letter or a digit; may be empty.
 pub fn is_label_value(value: &str) -> bool {
     let bytes = value.as_bytes();
     let inner = |c: &u8| c.is_ascii_alphanumeric() || b"-_.".contains(c);
@@ -126,19 +124,20 @@ pub fn is_label_value(value: &str) -> bool {
 // === impl Problems ===
 
 impl Problems {
-    /// One more. Somebody else's words in it are shown, not obeyed.
+    /// Adds a problem. Escapes control characters of the file's text in it.
     pub fn add(&mut self, at: &str, what: &str) {
         self.0.push(visible(&format!("{at}: {what}")));
     }
 
-    /// One more, unless it is good.
+    /// Adds a problem unless `good`.
     pub fn unless(&mut self, good: bool, at: &str, what: &str) {
         if !good {
             self.add(at, what);
         }
     }
 
-    /// A selector that cannot be read, or that mentions `global()`, which belongs into policies only.
+    /// Adds a problem if a selector cannot be parsed, or uses `global()`, which is valid in
+    /// policies only.
     pub fn selector(&mut self, text: &str, at: &str) {
         match Selector::parse(text) {
             Err(error) => self.add(at, &error.to_string()),
@@ -146,7 +145,7 @@ impl Problems {
         }
     }
 
-    /// Names and values that endpoints take over as labels.
+    /// Checks names and values that endpoints inherit as labels.
     pub fn labels(&mut self, labels: &BTreeMap<String, String>, at: &str) {
         for (name, value) in labels {
             let good = is_qualified(name) && is_label_value(value);
@@ -171,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_files_words_cannot_draw_on_the_terminal() {
+    fn control_characters_of_a_file_are_escaped() {
         let mut problems = Problems::default();
         problems.add("spec.\u{1b}[2J", "there is no such field");
         assert_eq!(problems.to_string(), "spec.\\u{1b}[2J: there is no such field");

@@ -14,57 +14,39 @@ use crate::output::{progress, visible};
 /// One resource as it was written.
 #[derive(Debug)]
 pub struct Document {
-    /// Where it stands: file, document, item.
+    /// Its position: file, document, item.
     pub origin: String,
-    /// Its kind.
     pub kind: Kind,
-    /// All of it.
     pub members: Map<String, Value>,
 }
 
-/// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
-    /// The kernel refuses.
+    /// The file cannot be read.
     #[error("read {file}: {source}")]
-    Read {
-        /// Which.
-        file: String,
-        /// Why.
-        source: std::io::Error,
-    },
+    Read { file: String, source: std::io::Error },
     /// Larger than any file of resources.
     #[error("{0} is larger than {MAX_FILE_BYTES} bytes")]
     TooLarge(String),
-    /// No YAML.
+    /// The text is not YAML.
     #[error("{origin}: {source}")]
-    Yaml {
-        /// Which document.
-        origin: String,
-        /// What is wrong.
-        source: yaml_serde::Error,
-    },
-    /// YAML, and no resource of ours.
+    Yaml { origin: String, source: yaml_serde::Error },
+    /// The YAML is not a resource of a known kind.
     #[error("{origin}: {problem}")]
-    NoResource {
-        /// Which document.
-        origin: String,
-        /// Why not.
-        problem: String,
-    },
+    NoResource { origin: String, problem: String },
 }
 
-/// What stands for standard input.
+/// The file name that means standard input.
 const STDIN: &str = "-";
-/// Thousands of resources; a mistaken path to something else ends here.
+/// Enough for thousands of resources; rejects a mistaken path.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
-/// What to do with a resource of a kind that Russet does not have.
+/// How to handle a resource of a kind that Russet does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnknownKinds {
-    /// The file is refused.
+    /// Refuse the file.
     Refuse,
-    /// The resource is left out, and standard error says so.
+    /// Leave out the resource, with a line on standard error.
     Skip,
 }
 
@@ -77,7 +59,7 @@ pub fn read(file: &Path, unknown: UnknownKinds) -> Result<Vec<Document>, Documen
     Ok(found)
 }
 
-/// Reads every document of a file, with where it stands; empty ones are left out.
+/// Reads every document of a file, with its position; leaves out empty ones.
 pub fn values(file: &Path) -> Result<Vec<(String, Value)>, DocumentError> {
     let is_stdin = file.as_os_str() == STDIN;
     let name = if is_stdin { "standard input".to_owned() } else { file.display().to_string() };
@@ -105,7 +87,7 @@ fn documents(name: &str, text: &[u8]) -> Result<Vec<(String, Value)>, DocumentEr
         let yaml = yaml.map_err(|source| DocumentError::Yaml { origin: origin.clone(), source })?;
         let value =
             json(yaml).map_err(|problem| DocumentError::NoResource { origin: origin.clone(), problem })?;
-        // Three dashes at the end of a file begin a document without anything in it.
+        // Three dashes at the end of a file begin an empty document.
         if !value.is_null() {
             found.push((origin, value));
         }
@@ -113,7 +95,7 @@ fn documents(name: &str, text: &[u8]) -> Result<Vec<(String, Value)>, DocumentEr
     Ok(found)
 }
 
-/// A document is a resource, or a list of them.
+/// A document is a resource, or a list of resources.
 fn resources(
     origin: String,
     value: Value,
@@ -134,7 +116,7 @@ fn resources(
     let text = |name: &str| members.get(name).and_then(Value::as_str).unwrap_or_default();
     let kind = text("kind").to_owned();
     if let Some(of) = kind.strip_suffix("List") {
-        if !of.is_empty() && Kind::of_file(of).is_none() {
+        if !of.is_empty() && Kind::from_name(of).is_none() {
             return unknown.decide(&origin, of);
         }
         let mut members = members;
@@ -146,7 +128,7 @@ fn resources(
         }
         return Ok(());
     }
-    let Some(of) = Kind::of_file(&kind) else { return unknown.decide(&origin, &kind) };
+    let Some(of) = Kind::from_name(&kind) else { return unknown.decide(&origin, &kind) };
     let version = text("apiVersion");
     if version != API_VERSION {
         return Err(wrong(format!("apiVersion: {API_VERSION} is wanted, not {version:.60?}")));
@@ -163,7 +145,7 @@ fn unknown_kind(kind: &str) -> String {
     }
 }
 
-/// YAML as JSON, as Kubernetes' tools turn it.
+/// Converts YAML to JSON as Kubernetes' tools do.
 fn json(yaml: yaml_serde::Value) -> Result<Value, String> {
     use yaml_serde::Value as Yaml;
     Ok(match yaml {
@@ -200,7 +182,7 @@ fn json_number(number: &yaml_serde::Number) -> Option<Number> {
 
 impl UnknownKinds {
     fn decide(self, origin: &str, kind: &str) -> Result<(), DocumentError> {
-        // Something without a kind is no resource of another program, but a mistake.
+        // An object without a kind is a mistake, and not another program's resource.
         if self == Self::Refuse || kind.is_empty() {
             return Err(DocumentError::NoResource { origin: origin.to_owned(), problem: unknown_kind(kind) });
         }
@@ -212,7 +194,7 @@ impl UnknownKinds {
 // === impl Document ===
 
 impl Document {
-    /// A text or number of its metadata.
+    /// A string or number of its metadata.
     pub fn metadata(&self, name: &str) -> Option<String> {
         match self.members.get("metadata")?.get(name)? {
             Value::String(text) => Some(text.clone()),
@@ -221,7 +203,7 @@ impl Document {
         }
     }
 
-    /// `IPPool/default`, as messages name it.
+    /// The subject of messages: `IPPool/default`.
     pub fn subject(&self) -> String {
         let (kind, name) = (self.kind.resource(), self.metadata("name").unwrap_or_default());
         visible(&match self.metadata("namespace").filter(|_| kind.namespaced()) {
@@ -230,7 +212,7 @@ impl Document {
         })
     }
 
-    /// It must not be stored.
+    /// The error for a document with these problems.
     pub fn refused(&self, problems: Problems) -> Refused {
         Refused { origin: self.origin.clone(), subject: self.subject(), problems }
     }
@@ -259,7 +241,7 @@ mod tests {
         "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: p}\nspec: {cidr: 10.0.0.0/16}\n";
 
     #[test]
-    fn a_file_holds_documents_and_documents_hold_lists() {
+    fn files_contain_documents_and_documents_contain_lists() {
         let list = "apiVersion: projectcalico.org/v3\nkind: NodeList\nmetadata: {}\nitems:\n- {apiVersion: projectcalico.org/v3, kind: Node, metadata: {name: n}}\n";
         let found = parsed(&format!(
             "---\n{POOL}---\n# nothing\n---\n{list}---\n[{}]\n",
@@ -273,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_resource_is_refused_with_its_place() {
+    fn invalid_resources_are_refused_with_their_position() {
         for (text, problem) in [
             ("kind: IPool", "did you mean IPPool?"),
             ("kind: BGPConfiguration", "is none of IPPool"),
@@ -303,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_of_aliases_is_refused() {
+    fn excessive_yaml_aliases_are_refused() {
         let mut text = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned();
         for level in 1..9 {
             let below = vec![format!("*a{}", level - 1); 10].join(",");
@@ -313,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn anchors_merges_and_large_numbers_are_understood() {
+    fn anchors_merges_and_large_numbers_are_parsed() {
         let text = "x: &x {b: 1}\nkind: IPPool\napiVersion: projectcalico.org/v3\nspec: {<<: *x, n: 18446744073709551615, 1: y}\n";
         let found = parsed(text).unwrap();
         let spec = serde_json::json!({ "n": u64::MAX, "1": "y", "b": 1 });

@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use super::fields::Field;
 use super::fields::Shape::{List, Number, Object, Text, TextOrNumber};
-use super::{Definition, Problems, Surroundings, check};
+use super::{Definition, Problems, TableContext, check};
 
-/// Labels that are made from the endpoint itself, whatever a file says.
+/// Labels that are derived from the endpoint, whatever the file has.
 const NAMESPACE_LABEL: &str = "projectcalico.org/namespace";
 const ORCHESTRATOR_LABEL: &str = "projectcalico.org/orchestrator";
 const PORT_PROTOCOLS: [&str; 3] = ["TCP", "UDP", "SCTP"];
@@ -71,7 +71,7 @@ impl Definition for WorkloadEndpointSpec {
         }
     }
 
-    fn row(endpoint: &WorkloadEndpoint, wide: bool, _seen: &Surroundings) -> Vec<String> {
+    fn row(endpoint: &WorkloadEndpoint, wide: bool, _seen: &TableContext) -> Vec<String> {
         let spec = &endpoint.spec;
         let joined = |texts: Vec<String>| texts.join(",");
         let workload = if spec.workload.is_empty() { &spec.pod } else { &spec.workload };
@@ -114,7 +114,7 @@ impl Definition for WorkloadEndpointSpec {
     }
 }
 
-/// The name says node, orchestrator, workload and interface, and nothing else.
+/// The name must consist of node, orchestrator, workload and interface.
 fn named(endpoint: &WorkloadEndpoint, problems: &mut Problems) {
     let given = &endpoint.metadata.name;
     match computed_name(&endpoint.spec) {
@@ -135,12 +135,12 @@ fn computed_name(spec: &WorkloadEndpointSpec) -> Result<String, String> {
     }
     let node = NodeName::new(spec.node.as_str()).map_err(|error| error.to_string())?;
     let interface = || IfName::new(spec.endpoint.as_str()).map_err(|error| error.to_string());
-    let told = |error: WorkloadNameError| error.to_string();
+    let to_text = |error: WorkloadNameError| error.to_string();
     match spec.orchestrator.as_str() {
-        "k8s" => WorkloadEndpointSpec::k8s_name(&node, &spec.pod, &interface()?).map_err(told),
+        "k8s" => WorkloadEndpointSpec::k8s_name(&node, &spec.pod, &interface()?).map_err(to_text),
         "cni" => {
             let id = ContainerId::new(spec.container_id.as_str()).map_err(|error| error.to_string())?;
-            WorkloadEndpointSpec::cni_name(&node, &id, &interface()?).map_err(told)
+            WorkloadEndpointSpec::cni_name(&node, &id, &interface()?).map_err(to_text)
         }
         "libnetwork" => Ok(others(spec, "libnetwork")?),
         _ if spec.workload.is_empty() => Err(missing("workload")),
@@ -230,7 +230,7 @@ mod tests {
     const NAME: &str = "worker--1-k8s-web--0-eth0";
 
     #[test]
-    fn the_labels_that_calico_makes_are_made() {
+    fn calicos_derived_labels_are_set() {
         let mut endpoint = endpoint(NAME, pod(json!({})));
         let mut problems = Problems::default();
         WorkloadEndpointSpec::check(&mut endpoint, &mut problems);
@@ -238,11 +238,11 @@ mod tests {
         assert_eq!(endpoint.metadata.labels[NAMESPACE_LABEL], "shop");
         assert_eq!(endpoint.metadata.labels[ORCHESTRATOR_LABEL], "k8s");
         assert_eq!(
-            WorkloadEndpointSpec::row(&endpoint, false, &Surroundings::elsewhere()),
+            WorkloadEndpointSpec::row(&endpoint, false, &TableContext::elsewhere()),
             ["web-0", "worker-1", "10.65.7.13/32", ""]
         );
         assert_eq!(
-            WorkloadEndpointSpec::row(&endpoint, true, &Surroundings::elsewhere()).len(),
+            WorkloadEndpointSpec::row(&endpoint, true, &TableContext::elsewhere()).len(),
             WorkloadEndpointSpec::heading(true).len()
         );
     }

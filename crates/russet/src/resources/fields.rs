@@ -1,14 +1,14 @@
-//! Which members a resource may have, so that a misspelt one is an error that names the right one instead of a setting that never takes
-//! effect.
+//! The allowed members of each resource, so that a misspelt one is an error that names the right
+//! one instead of a setting without effect.
 
 use serde_json::{Map, Value};
 
 use super::Problems;
 
-/// A member: its name, and what it may hold.
+/// A member: its name and its type.
 pub struct Field(pub &'static str, pub Shape);
 
-/// What a member may hold. Null stands for nothing everywhere.
+/// The type of a member. Null always means absent.
 pub enum Shape {
     /// A string.
     Text,
@@ -18,19 +18,19 @@ pub enum Shape {
     Number,
     /// A string or an integer, as ports and protocols are.
     TextOrNumber,
-    /// Names and strings.
+    /// An object whose values are strings.
     Labels,
     /// Anything.
     Any,
-    /// These members.
+    /// An object with these members.
     Object(&'static [Field]),
-    /// A list of these.
+    /// A list of this type.
     List(&'static Shape),
 }
 
 use Shape::{Any, Flag, Labels, List, Number, Object, Text, TextOrNumber};
 
-/// What every resource has. `status` differs by kind.
+/// The members of every resource's metadata. `status` differs by kind.
 const METADATA: &[Field] = &[
     Field("name", Text),
     Field("generateName", Text),
@@ -57,7 +57,7 @@ const ENVELOPE: &[Field] = &[
     Field("status", Any),
 ];
 
-/// Finds members of a resource that it cannot have.
+/// Reports members that a resource cannot have.
 pub fn check(resource: &Map<String, Value>, spec: &[Field], status: &[Field], problems: &mut Problems) {
     members("", resource, ENVELOPE, problems);
     for (part, fields) in [("spec", spec), ("status", status)] {
@@ -87,16 +87,16 @@ fn unknown(name: &str, fields: &[Field]) -> String {
     }
 }
 
-/// The word that somebody who wrote `name` probably meant.
+/// The known word that `name` is most likely a misspelling of.
 pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    // A third of the letters wrong, or two in short words: more is another word.
+    // One wrong letter in three, or two in a short word; with more it is another word.
     let tolerated = (name.chars().count() / 3).max(2);
     let far = |word: &str| distance(&name.to_lowercase(), &word.to_lowercase());
     let (far, word) = known.map(|word| (far(word), word)).min()?;
     (far <= tolerated).then_some(word)
 }
 
-/// How many letters have to be put in, taken out or exchanged.
+/// The edit distance: how many letters are inserted, removed or replaced.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_said_passes() {
+    fn valid_members_pass() {
         let rules = json!([{ "action": "Allow", "protocol": 6 }, { "protocol": "TCP" }, {}]);
         let spec =
             json!({ "natOutgoing": true, "blockSize": null, "rules": rules, "labelsToApply": { "a/b": "" } });
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_the_wrong_kind_is_named_with_its_place() {
+    fn a_value_of_the_wrong_type_is_reported_with_its_path() {
         let spec = json!({ "natOutgoing": "yes", "blockSize": 1.5, "rules": { "action": 1 }, "labelsToApply": { "zone": 1 } });
         assert_eq!(
             problems(spec),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_distance_of_words_is_that_of_their_letters() {
+    fn the_distance_counts_edited_letters() {
         for (a, b, far) in
             [("", "", 0), ("cidr", "cidr", 0), ("cdir", "cidr", 2), ("cidrs", "cidr", 1), ("", "ab", 2)]
         {

@@ -1,5 +1,5 @@
-//! The kinds of resources that the verbs know, and what each has of its own. A new kind is one more file beside this one and one more line
-//! in each list here.
+//! The kinds of resources that the verbs know, and the definition of each. A new kind is one more
+//! file beside this one and one more line in each list here.
 
 use std::time::SystemTime;
 
@@ -16,53 +16,51 @@ pub enum Kind {
     Pool,
     /// IPReservation.
     Reservation,
-    /// Node.
     Node,
-    /// Profile.
     Profile,
     /// WorkloadEndpoint.
     Endpoint,
 }
 
-/// What a table shows besides what is stored.
+/// Data for a table besides the stored resource.
 #[derive(Debug, Clone)]
-pub struct Surroundings {
-    /// The time that ages are measured to.
+pub struct TableContext {
+    /// The time to which ages are measured.
     pub now: SystemTime,
-    /// The node on which the table is printed, and what its agent says of itself.
+    /// The node on which the table is printed, and the state of its agent.
     pub this_node: Option<(String, AgentState)>,
 }
 
-/// What a node's agent says of itself.
+/// The state of a node's agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentState {
     /// Pods can start.
     Ready,
-    /// It runs, and pods cannot start.
+    /// The agent runs, and pods cannot start.
     NotReady,
-    /// Nothing listens at its socket.
+    /// No process listens at its socket.
     NotRunning,
 }
 
-/// What a kind has of its own.
+/// The definition of a kind.
 pub trait Definition: Spec {
-    /// Its words on the command line besides kind and plural, as calicoctl has them.
+    /// Its names on the command line besides kind and plural, as in calicoctl.
     const WORDS: &'static [&'static str];
-    /// What its spec may say.
+    /// The members of its spec.
     const FIELDS: &'static [Field];
-    /// What its status may say; who applies it does not change it.
+    /// The members of its status; `apply` does not change them.
     const STATUS: &'static [Field];
 
     /// The heading of its table; more columns when `wide`.
     fn heading(wide: bool) -> &'static [&'static str];
 
-    /// One line of its table.
-    fn row(resource: &Resource<Self>, wide: bool, seen: &Surroundings) -> Vec<String>;
+    fn row(resource: &Resource<Self>, wide: bool, seen: &TableContext) -> Vec<String>;
 
-    /// Fills in what was left out, and finds what the API would refuse.
+    /// Fills in defaults, and reports what Calico's API would refuse.
     fn check(resource: &mut Resource<Self>, problems: &mut Problems);
 
-    /// The same for a change of what is stored: `new` takes over what a file need not repeat.
+    /// The same for a change of a stored resource: copies members to `new` that a file need not
+    /// repeat.
     fn check_change(_old: &Resource<Self>, _new: &mut Resource<Self>, _problems: &mut Problems) {}
 }
 
@@ -80,11 +78,11 @@ macro_rules! each_kind {
 }
 pub(crate) use each_kind;
 
-// === impl Surroundings ===
+// === impl TableContext ===
 
 #[cfg(test)]
-impl Surroundings {
-    /// Those of a table that is printed on no node of the cluster.
+impl TableContext {
+    /// The context of a table that is not printed on a node of the cluster.
     pub fn elsewhere() -> Self {
         Self { now: SystemTime::UNIX_EPOCH, this_node: None }
     }
@@ -93,7 +91,6 @@ impl Surroundings {
 // === impl Kind ===
 
 impl Kind {
-    /// Every kind.
     pub const ALL: [Self; 5] = [Self::Pool, Self::Reservation, Self::Node, Self::Profile, Self::Endpoint];
 
     /// Its name in keys and files.
@@ -104,12 +101,11 @@ impl Kind {
         each_kind!(self, of())
     }
 
-    /// The kind that a file's `kind` names.
-    pub fn of_file(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.resource().kind() == name)
     }
 
-    /// Every word for it on the command line.
+    /// Every name of it on the command line.
     fn words(self) -> Vec<String> {
         fn of<S: Definition>() -> &'static [&'static str] {
             S::WORDS
@@ -141,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calicoctls_words_are_understood() {
+    fn calicoctls_names_of_kinds_are_accepted() {
         for (word, kind) in [
             ("ippool", Kind::Pool),
             ("IPPools", Kind::Pool),
@@ -159,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn no_word_means_two_kinds() {
+    fn names_of_kinds_are_unique() {
         let mut words: Vec<String> = Kind::ALL.into_iter().flat_map(Kind::words).collect();
         let all = words.len();
         words.sort();

@@ -9,11 +9,11 @@ use serde_json::Value;
 
 use super::fields::Field;
 use super::fields::Shape::{List, Object, Text, TextOrNumber};
-use super::{AgentState, Definition, Problems, Surroundings};
+use super::{AgentState, Definition, Problems, TableContext};
 use crate::output;
 
-/// Members that only the node's own programs know; a file need not repeat them, and must not erase them by keeping silent: without its
-/// tunnel address a node gets no packets from its peers.
+/// Members that only the node's own programs know; a file that omits them must not erase them:
+/// without its tunnel address a node gets no packets from its peers.
 const KEPT: [&str; 3] = ["wireguard", "orchRefs", "interfaces"];
 
 impl Definition for NodeSpec {
@@ -54,7 +54,7 @@ impl Definition for NodeSpec {
         }
     }
 
-    fn row(node: &Node, wide: bool, seen: &Surroundings) -> Vec<String> {
+    fn row(node: &Node, wide: bool, seen: &TableContext) -> Vec<String> {
         let name = node.metadata.name.clone();
         let mut row = vec![name, ready(node, seen).to_owned(), addresses(node), age(node, seen.now)];
         if wide {
@@ -103,8 +103,9 @@ impl Definition for NodeSpec {
     }
 }
 
-/// The agent speaks for its own node only; nothing in the datastore tells of other nodes' agents.
-fn ready(node: &Node, seen: &Surroundings) -> &'static str {
+/// An agent's state is known on its own node only; the datastore has no state of other nodes'
+/// agents.
+fn ready(node: &Node, seen: &TableContext) -> &'static str {
     match &seen.this_node {
         Some((name, state)) if *name == node.metadata.name => match state {
             AgentState::Ready => "yes",
@@ -132,7 +133,7 @@ fn text(value: Option<impl ToString>) -> String {
     value.map(|value| value.to_string()).unwrap_or_default()
 }
 
-/// A number of 32 bits, plain or as two halves.
+/// Whether it is a number of 32 bits, plain or as two halves of 16 bits.
 fn is_as_number(value: &Value) -> bool {
     let text = match value {
         Value::Number(number) => {
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_node_itself_knows_outlives_a_file_that_does_not_mention_it() {
+    fn members_that_a_node_sets_survive_a_file_without_them() {
         let old = node(json!({
             "bgp": { "ipv4Address": "10.0.0.1/24", "ipv4IPIPTunnelAddr": "10.1.0.9" }, "ipv4VXLANTunnelAddr": "10.1.0.1",
             "vxlanTunnelMACAddr": "66:93:7f:54:d5:53", "orchRefs": [{ "nodeName": "n", "orchestrator": "k8s" }]
@@ -176,7 +177,7 @@ mod tests {
                 "orchRefs": [{ "nodeName": "n", "orchestrator": "k8s" }] })
         );
         assert_eq!(
-            NodeSpec::row(&new, true, &Surroundings::elsewhere()),
+            NodeSpec::row(&new, true, &TableContext::elsewhere()),
             ["n", "unknown", "10.0.0.2", "-", "64512", "10.0.0.2/24", "", "10.1.0.2", ""]
         );
     }
@@ -189,15 +190,15 @@ mod tests {
         for (state, text) in
             [(AgentState::Ready, "yes"), (AgentState::NotReady, "no"), (AgentState::NotRunning, "no agent")]
         {
-            let here = Surroundings { now, this_node: Some(("n".to_owned(), state)) };
+            let here = TableContext { now, this_node: Some(("n".to_owned(), state)) };
             assert_eq!(NodeSpec::row(&one, false, &here), ["n", text, "10.0.0.2,fd00::2", "2d3h"]);
         }
-        let other = Surroundings { now, this_node: Some(("m".to_owned(), AgentState::Ready)) };
+        let other = TableContext { now, this_node: Some(("m".to_owned(), AgentState::Ready)) };
         assert_eq!(NodeSpec::row(&one, false, &other)[1], "unknown");
     }
 
     #[test]
-    fn an_empty_bgp_and_numbers_that_are_none_are_refused() {
+    fn an_empty_bgp_and_invalid_as_numbers_are_refused() {
         let problems = |bgp: Value| {
             let mut problems = Problems::default();
             NodeSpec::check(&mut node(json!({ "bgp": bgp })), &mut problems);

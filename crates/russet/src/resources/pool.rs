@@ -5,12 +5,12 @@ use russet_model::{AddressUse, AssignmentMode, EncapMode, IpPool, IpPoolSpec};
 
 use super::fields::Field;
 use super::fields::Shape::{Any, Flag, List, Number, Object, Text};
-use super::{Definition, Problems, Surroundings};
+use super::{Definition, Problems, TableContext};
 
-/// The sizes of blocks that peers accept.
+/// The block sizes that Calico accepts.
 const BLOCK_SIZES_V4: std::ops::RangeInclusive<u8> = 20..=32;
 const BLOCK_SIZES_V6: std::ops::RangeInclusive<u8> = 116..=128;
-/// What every pool of Calico selects when nothing is said.
+/// The default node selector of Calico's pools.
 const ALL: &str = "all()";
 
 impl Definition for IpPoolSpec {
@@ -57,7 +57,7 @@ impl Definition for IpPoolSpec {
         }
     }
 
-    fn row(pool: &IpPool, wide: bool, _seen: &Surroundings) -> Vec<String> {
+    fn row(pool: &IpPool, wide: bool, _seen: &TableContext) -> Vec<String> {
         let (name, spec) = (pool.metadata.name.clone(), &pool.spec);
         let selector = spec.node_selector.clone().filter(|text| !text.is_empty()).unwrap_or(ALL.to_owned());
         if !wide {
@@ -119,7 +119,7 @@ impl Definition for IpPoolSpec {
     }
 }
 
-/// What Calico's API fills in when it stores a pool.
+/// Sets the defaults that Calico's API sets when it stores a pool.
 fn fill(spec: &mut IpPoolSpec) {
     spec.block_size.get_or_insert(match spec.family() {
         Family::V4 => 26,
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_filled_in_as_calico_does_it() {
+    fn defaults_are_those_of_calico() {
         let mut pool = pool(json!({ "cidr": "10.0.0.0/16" }));
         let mut problems = Problems::default();
         IpPoolSpec::check(&mut pool, &mut problems);
@@ -206,9 +206,9 @@ mod tests {
             json!({ "cidr": "10.0.0.0/16", "vxlanMode": "Never", "ipipMode": "Never", "blockSize": 26, "nodeSelector": "all()",
                 "allowedUses": ["Workload", "Tunnel"], "assignmentMode": "Automatic" })
         );
-        assert_eq!(IpPoolSpec::row(&pool, false, &Surroundings::elsewhere()), ["p", "10.0.0.0/16", "all()"]);
+        assert_eq!(IpPoolSpec::row(&pool, false, &TableContext::elsewhere()), ["p", "10.0.0.0/16", "all()"]);
         assert_eq!(
-            IpPoolSpec::row(&pool, true, &Surroundings::elsewhere()).len(),
+            IpPoolSpec::row(&pool, true, &TableContext::elsewhere()).len(),
             IpPoolSpec::heading(true).len()
         );
     }
@@ -254,7 +254,7 @@ mod tests {
         assert!(
             change(old.clone(), json!({ "cidr": "10.0.0.0/16", "blockSize": 28 })).contains("spec.blockSize")
         );
-        // Said or not said, /26 is the same size.
+        // The explicit default and an absent size are equal.
         assert_eq!(
             change(old.clone(), json!({ "cidr": "10.0.0.0/16", "blockSize": 26, "disabled": true })),
             ""

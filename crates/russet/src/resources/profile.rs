@@ -1,4 +1,5 @@
-//! Profile (calico-cni.md section 2.3): labels that endpoints take over, and the rules of times without policies.
+//! Profile (calico-cni.md section 2.3): labels that endpoints inherit, and rules from releases without
+//! policies.
 
 use std::net::IpAddr;
 
@@ -8,11 +9,11 @@ use serde_json::Value;
 
 use super::fields::Field;
 use super::fields::Shape::{self, Labels, List, Number, Object, Text, TextOrNumber};
-use super::{Definition, Problems, Surroundings};
+use super::{Definition, Problems, TableContext};
 
 const ACTIONS: [&str; 4] = ["Allow", "Deny", "Log", "Pass"];
 const PROTOCOLS: [&str; 6] = ["TCP", "UDP", "ICMP", "ICMPv6", "SCTP", "UDPLite"];
-/// Those of them, and their numbers, that have ports.
+/// The protocols with ports, and their numbers.
 const WITH_PORTS: [(&str, u64); 3] = [("TCP", 6), ("UDP", 17), ("SCTP", 132)];
 
 const SIDE: Shape = Object(&[
@@ -56,7 +57,7 @@ impl Definition for ProfileSpec {
         if wide { &["NAME", "LABELS"] } else { &["NAME"] }
     }
 
-    fn row(profile: &Profile, wide: bool, _seen: &Surroundings) -> Vec<String> {
+    fn row(profile: &Profile, wide: bool, _seen: &TableContext) -> Vec<String> {
         let mut row = vec![profile.metadata.name.clone()];
         if wide {
             let labels = profile.spec.labels_to_apply.iter().map(|(name, value)| format!("{name}={value}"));
@@ -120,7 +121,7 @@ fn check_side(side: &RuleSide, protocol: Option<&Value>, at: &str, problems: &mu
     }
 }
 
-/// A number, a range as `8000:9000`, or a name. Only names go without a protocol.
+/// A number, a range such as `8000:9000`, or a name. Only a name is valid without a protocol.
 fn check_port(port: &Value, protocol: Option<&Value>, at: &str, problems: &mut Problems) {
     let shown = port.as_str().map_or(port.to_string(), str::to_owned);
     let number = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
@@ -175,7 +176,7 @@ mod tests {
         let mut problems = Problems::default();
         ProfileSpec::check(&mut profile, &mut problems);
         assert!(problems.is_empty(), "{problems}");
-        assert_eq!(ProfileSpec::row(&profile, true, &Surroundings::elsewhere()), ["net1", "net1="]);
+        assert_eq!(ProfileSpec::row(&profile, true, &TableContext::elsewhere()), ["net1", "net1="]);
     }
 
     #[test]

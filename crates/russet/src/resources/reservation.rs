@@ -7,9 +7,9 @@ use russet_model::{IpReservation, IpReservationSpec};
 
 use super::fields::Field;
 use super::fields::Shape::{List, Text};
-use super::{Definition, Problems, Surroundings};
+use super::{Definition, Problems, TableContext};
 
-/// Where a table cuts off the list of prefixes, as calicoctl does.
+/// How many characters of the list of prefixes a table shows, as in calicoctl.
 const SHOWN_MAX_CHARS: usize = 80;
 
 impl Definition for IpReservationSpec {
@@ -21,7 +21,7 @@ impl Definition for IpReservationSpec {
         if wide { &["NAME", "CIDRS"] } else { &["NAME"] }
     }
 
-    fn row(reservation: &IpReservation, wide: bool, _seen: &Surroundings) -> Vec<String> {
+    fn row(reservation: &IpReservation, wide: bool, _seen: &TableContext) -> Vec<String> {
         let mut row = vec![reservation.metadata.name.clone()];
         if wide {
             let mut cidrs = reservation.spec.reserved_cidrs.join(",");
@@ -33,7 +33,7 @@ impl Definition for IpReservationSpec {
         row
     }
 
-    /// Peers up to 3.32 crash on an entry that is no prefix.
+    /// Calico up to 3.32 crashes on an entry that is not a prefix.
     fn check(reservation: &mut IpReservation, problems: &mut Problems) {
         for (index, text) in reservation.spec.reserved_cidrs.iter().enumerate() {
             let good = text.parse::<IpNet>().is_ok() || text.parse::<IpAddr>().is_ok();
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn a_long_list_is_cut_off_in_the_table() {
         let long: Vec<&str> = vec!["10.0.0.0/30"; 20];
-        let row = IpReservationSpec::row(&reservation(&long), true, &Surroundings::elsewhere());
+        let row = IpReservationSpec::row(&reservation(&long), true, &TableContext::elsewhere());
         assert!(row[1].ends_with("...") && row[1].chars().count() == 83, "{row:?}");
     }
 }

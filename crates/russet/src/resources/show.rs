@@ -1,4 +1,4 @@
-//! Resources as they are printed: YAML, JSON, and lists of them, which `apply` reads again.
+//! Resources as they are printed: YAML, JSON, and lists of them, which `apply` can read.
 
 use russet_model::{API_VERSION, Resource};
 use russet_store::Revision;
@@ -6,9 +6,7 @@ use serde_json::{Value, json};
 
 use super::Definition;
 
-/// A resource that was read.
 pub struct Shown<S> {
-    /// The resource.
     pub resource: Resource<S>,
     /// Its revision, which is its `resourceVersion` (calico-ipam.md section 1.8).
     pub revision: Revision,
@@ -32,7 +30,7 @@ pub fn list_value<S: Definition>(shown: &[Shown<S>], revision: Revision) -> Valu
     })
 }
 
-/// Takes out of a resource or a list what another cluster must not be told.
+/// Removes members that are specific to this cluster from a resource or a list.
 pub fn make_portable(value: &mut Value) {
     for item in value.get_mut("items").and_then(Value::as_array_mut).into_iter().flatten() {
         make_portable(item);

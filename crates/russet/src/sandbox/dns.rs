@@ -1,4 +1,4 @@
-//! What a pod resolves names with: `dnsPolicy` and `dnsConfig`, as kubelet turns them into a resolv.conf.
+//! A pod's resolv.conf, derived from `dnsPolicy` and `dnsConfig` as kubelet does it.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use russet_sandbox::Dns;
 
 use super::fields::{Fields, Findings};
 
-/// What kubelet is told about the cluster's name service.
+/// kubelet's settings for the cluster's DNS.
 #[derive(Debug, Clone, Default)]
 pub struct Cluster {
     /// `--cluster-dns`.
@@ -32,15 +32,16 @@ pub(super) struct DnsConfig {
     options: Vec<String>,
 }
 
-/// All that a resolver reads (`MAXNS` of resolv.h); kubelet drops more, too.
+/// The limit of resolvers (`MAXNS` of resolv.h); kubelet drops more, too.
 const SERVERS_MAX: usize = 3;
-/// What kubelet and the API allow.
+/// The limit of kubelet and the API.
 const SEARCHES_MAX: usize = 32;
 const SEARCHES_MAX_CHARS: usize = 2048;
-/// With it `web.ns1` is looked for below the cluster's domains first.
+/// With it `web.ns1` is resolved below the cluster's domains first.
 const CLUSTER_OPTION: &str = "ndots:5";
 
-/// What a pod's resolv.conf says; none for the node's own. `node` is the text of that.
+/// The contents of a pod's resolv.conf; None for the node's own. `node` is the text of the node's
+/// file.
 pub(super) fn resolve(
     policy: Option<Policy>,
     config: Option<DnsConfig>,
@@ -107,13 +108,13 @@ fn of_cluster(cluster: &Cluster, namespace: &str, node: &str) -> Dns {
     Dns { servers: cluster.servers.clone(), searches, options: vec![CLUSTER_OPTION.to_owned()] }
 }
 
-/// A resolv.conf as resolv.conf(5) has it: of several `search` lines the last one counts.
+/// Parses a file by resolv.conf(5): of several `search` lines the last one counts.
 fn of_node(text: &str) -> Dns {
     let mut dns = Dns::default();
     for line in text.lines() {
         let mut words = line.split_whitespace();
         match words.next() {
-            // An address with a zone is the node's own affair: the pod has no such interface.
+            // An address with a zone is on the node's link: the pod has no such interface.
             Some("nameserver") => {
                 dns.servers.extend(words.next().and_then(|word| word.parse::<IpAddr>().ok()))
             }
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_the_cluster_looks_below_its_namespace_first() {
+    fn a_cluster_pod_searches_its_namespace_first() {
         // cni-runtime.md section 3.1, the DNS config of generatePodSandboxConfig
         let dns = of(None, None, false).0.unwrap();
         assert_eq!(dns.servers, cluster().servers);
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nodes_own_is_taken_where_the_cluster_has_none_or_is_not_wanted() {
+    fn the_nodes_file_is_used_without_cluster_dns() {
         assert_eq!(of(Some(Policy::Default), None, false).0, None);
         assert_eq!(of(None, None, true).0, None);
         let mut findings = Findings::default();
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn none_means_the_config_alone_which_must_name_a_server() {
+    fn policy_none_uses_only_the_config_which_must_name_a_server() {
         let dns = of(Some(Policy::None), some_config(), false).0.unwrap();
         assert_eq!(dns.searches, ["corp.example", "mine"]);
         let findings = of(Some(Policy::None), None, false).1;
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_a_resolver_reads_is_dropped_and_told() {
+    fn entries_above_the_resolvers_limits_are_dropped_with_a_warning() {
         let servers = (1..=5).map(|last| IpAddr::from([192, 0, 2, last])).collect();
         let searches = (0..40).map(|number| format!("{number}.{}", "x".repeat(80))).collect();
         let (dns, findings) =

@@ -1,5 +1,5 @@
-//! The members of a manifest's objects, taken out one by one: a wrong one is a problem with its path, and one that nobody takes has no effect, which is
-//! told.
+//! Reads the members of a manifest's objects one by one: an invalid one is a problem with its path,
+//! and one that the caller does not read causes a warning, since it has no effect.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use serde_json::{Map, Value};
 use super::names::NameRule;
 use crate::resources::nearest;
 
-/// What was found besides the members.
+/// Problems and warnings.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     /// What makes the manifest unusable.
     pub problems: Vec<String>,
-    /// What has no effect here.
+    /// Members that have no effect here.
     pub warnings: Vec<String>,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Fields<'f> {
     findings: &'f mut Findings,
 }
 
-/// Of a value of the wrong shape, what a message repeats.
+/// How much of an invalid value a message shows.
 const SHOWN_CHARS: usize = 60;
 
 fn shortened(text: &str) -> String {
@@ -64,7 +64,7 @@ impl<'f> Fields<'f> {
         if self.at.is_empty() { name.to_owned() } else { format!("{}.{name}", self.at) }
     }
 
-    /// Null stands for nothing, as in Kubernetes.
+    /// Null means absent, as in Kubernetes.
     fn take(&mut self, name: &'static str) -> Option<Value> {
         self.known.push(name);
         self.members.shift_remove(name).filter(|value| !value.is_null())
@@ -80,7 +80,7 @@ impl<'f> Fields<'f> {
         self.findings.problem(&path, text);
     }
 
-    /// A member that is wanted and could not be read. Where it was read and found wrong, that has been said.
+    /// Reports a required member that is missing, unless it was already reported as invalid.
     pub(super) fn missing(&mut self, name: &str, text: &str) {
         let begin = format!("{}: ", self.path(name));
         if !self.findings.problems.iter().any(|problem| problem.starts_with(&begin)) {
@@ -88,14 +88,15 @@ impl<'f> Fields<'f> {
         }
     }
 
-    /// A text that follows a rule of Kubernetes for names. What breaks it is a problem, and is given all the same.
+    /// A text that follows a rule of Kubernetes for names. An invalid one is reported, and returned
+    /// all the same.
     pub(super) fn name(&mut self, name: &'static str, rule: NameRule) -> Option<String> {
         let text = self.text(name)?;
         self.check_name(name, &text, rule);
         Some(text)
     }
 
-    /// Says what is wrong with a name that stands at `name`.
+    /// Reports what is wrong with the name in the member `name`.
     pub(super) fn check_name(&mut self, name: &str, text: &str, rule: NameRule) {
         if !text.is_empty() && !rule.allows(text) {
             self.problem(name, &format!("{rule} is wanted, not {:?}", shortened(text)));
@@ -107,7 +108,7 @@ impl<'f> Fields<'f> {
         self.findings.warning(&path, text);
     }
 
-    /// Members that mean something to Kubernetes and nothing here, whatever they hold: they are dropped without a word.
+    /// Drops members that Kubernetes uses and Russet does not, without a warning.
     pub(super) fn ignore(&mut self, names: &[&'static str]) {
         for name in names {
             self.take(name);
@@ -135,7 +136,7 @@ impl<'f> Fields<'f> {
         }
     }
 
-    /// A port, or none where it is 0 or not there.
+    /// A port, or None if it is 0 or absent.
     pub(super) fn port(&mut self, name: &'static str) -> Option<u16> {
         let value = self.take(name)?;
         match value.as_u64().map(u16::try_from) {
@@ -147,7 +148,7 @@ impl<'f> Fields<'f> {
         }
     }
 
-    /// A text that is something better.
+    /// A text, parsed as `T`.
     pub(super) fn parsed<T: std::str::FromStr>(&mut self, name: &'static str, wanted: &str) -> Option<T> {
         let text = self.text(name).filter(|text| !text.is_empty())?;
         let parsed = text.parse().ok();
@@ -169,7 +170,7 @@ impl<'f> Fields<'f> {
         texts
     }
 
-    /// Names and strings.
+    /// An object whose values are strings.
     pub(super) fn labels(&mut self, name: &'static str) -> BTreeMap<String, String> {
         let mut labels = BTreeMap::new();
         for (key, value) in self.members_of(name).unwrap_or_default() {
@@ -182,7 +183,7 @@ impl<'f> Fields<'f> {
         labels
     }
 
-    /// What `read` makes of the object, if it is there.
+    /// The result of `read` for the object, if it exists.
     pub(super) fn object<T>(
         &mut self,
         name: &'static str,
@@ -196,7 +197,7 @@ impl<'f> Fields<'f> {
         Some(made)
     }
 
-    /// What `read` makes of each object of a list.
+    /// The result of `read` for each object of a list.
     pub(super) fn objects<T>(
         &mut self,
         name: &'static str,
@@ -238,7 +239,7 @@ impl<'f> Fields<'f> {
         }
     }
 
-    /// What is left has no effect.
+    /// Warns of all members that were not read.
     pub(super) fn finish(mut self) {
         for name in std::mem::take(&mut self.members).into_iter().map(|(name, _)| name) {
             let text = match nearest(&name, self.known.iter().copied()) {

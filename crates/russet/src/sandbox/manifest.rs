@@ -1,5 +1,6 @@
-//! A Kubernetes Pod manifest as the configuration of a sandbox: what concerns network, names and kernel parameters, as kubelet's
-//! `generatePodSandboxConfig` takes it (cni-runtime.md section 3.1). What else is in it has no effect, and is told.
+//! Converts a Kubernetes Pod manifest to a sandbox's configuration: network, names and kernel
+//! parameters, as kubelet's `generatePodSandboxConfig` does (cni-runtime.md section 3.1). Other
+//! members have no effect, and cause warnings.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -12,45 +13,33 @@ use super::fields::{Fields, Findings};
 use super::names::NameRule;
 use crate::resources::{DocumentError, values};
 
-/// A manifest that can be used.
+/// A valid manifest.
 #[derive(Debug)]
 pub struct Manifest {
-    /// What the sandbox is to be.
     pub config: Config,
-    /// What of the manifest has no effect.
+    /// Members of the manifest that have no effect.
     pub warnings: Vec<String>,
 }
 
-/// A manifest that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
     /// It cannot be read.
     #[error(transparent)]
     Document(#[from] DocumentError),
-    /// It holds no pod, or several.
+    /// It contains no pod, or several.
     #[error("{file}: one document is wanted, a Pod, and there are {found}")]
-    NotOne {
-        /// Which file.
-        file: String,
-        /// How many it holds.
-        found: usize,
-    },
-    /// It is wrong.
+    NotOne { file: String, found: usize },
     #[error("{origin}: {}", problems.join("; "))]
-    Wrong {
-        /// Which document.
-        origin: String,
-        /// What is wrong with it.
-        problems: Vec<String>,
-    },
+    Wrong { origin: String, problems: Vec<String> },
 }
 
-/// What stands in a manifest that names none.
+/// The namespace of a manifest that names none.
 const DEFAULT_NAMESPACE: &str = "default";
-/// A label of DNS: what kubelet cuts a pod's name to for its host name.
+/// The limit of a DNS label: kubelet truncates a pod's name to it for the host name.
 const HOSTNAME_MAX_BYTES: usize = 63;
 
-/// Reads the one pod of a file, `-` being standard input. `node` is the text of the node's resolv.conf.
+/// Reads the only pod of a file, `-` being standard input. `node` is the text of the node's
+/// resolv.conf.
 pub fn read(file: &Path, cluster: &Cluster, node: &str) -> Result<Manifest, ManifestError> {
     let mut found = values(file)?;
     match (found.pop(), found.len()) {
@@ -76,7 +65,7 @@ fn parse(origin: String, value: Value, cluster: &Cluster, node: &str) -> Result<
             Config::default()
         }
     };
-    // What is wrong was told by its place in the manifest; this is for what only the whole shows.
+    // Each member has been checked on its own; this checks the whole.
     if findings.problems.is_empty()
         && let Err(error) = config.validate()
     {
@@ -90,7 +79,7 @@ fn parse(origin: String, value: Value, cluster: &Cluster, node: &str) -> Result<
     }
 }
 
-/// What is read before it is put together.
+/// The members that were read, before they are combined.
 #[derive(Default)]
 struct Pod {
     metadata: Metadata,
@@ -128,7 +117,7 @@ fn pod(fields: &mut Fields<'_>) -> Pod {
 }
 
 fn metadata(fields: &mut Fields<'_>) -> Pod {
-    // What a cluster writes into the pods that it hands out.
+    // A cluster adds these to running pods.
     fields.ignore(&[
         "creationTimestamp",
         "resourceVersion",
@@ -197,7 +186,7 @@ fn sysctls(fields: &mut Fields<'_>) -> BTreeMap<String, String> {
     all
 }
 
-/// Of containers only the ports count: russet runs none.
+/// Of containers only the ports count: Russet starts none.
 fn ports(fields: &mut Fields<'_>) -> Vec<PortMapping> {
     let container = |fields: &mut Fields<'_>| {
         fields.ignore(&["name"]);
@@ -271,7 +260,7 @@ impl Pod {
     }
 }
 
-/// As kubelet cuts it.
+/// Truncates like kubelet.
 fn hostname_of(name: &str) -> String {
     let end = name
         .char_indices()

@@ -1,17 +1,15 @@
-//! The rules that Kubernetes has for names, so that a manifest that is accepted here is accepted there, too.
+//! Kubernetes' rules for names: a manifest that is valid here is valid there.
 
 use std::fmt;
 
-/// What a name has to be like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NameRule {
     /// A DNS subdomain (RFC 1123): a pod's name.
     Subdomain,
     /// A DNS label (RFC 1123): a namespace, a host name.
     Label,
-    /// The key of a label or annotation: a name, with a subdomain and a slash before it if wanted.
+    /// The key of a label or annotation: a name, optionally after a subdomain and a slash.
     Key,
-    /// The value of a label.
     LabelValue,
 }
 
@@ -45,7 +43,7 @@ impl fmt::Display for NameRule {
     }
 }
 
-/// Without its limit of length, which Kubernetes does not apply to the parts of a subdomain.
+/// Without the limit of length, which Kubernetes does not apply to the parts of a subdomain.
 fn is_label(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     text.bytes().all(inner) && has_good_ends(text)

@@ -1,5 +1,6 @@
-//! The configuration of calicoctl, which says where a Calico cluster's datastore is: `/etc/calico/calicoctl.cfg`, else the variables that calicoctl reads
-//! (calico-ipam.md section 4.3). The file wins where it is there, as it does for calicoctl.
+//! The configuration of calicoctl, which names a Calico cluster's datastore:
+//! `/etc/calico/calicoctl.cfg`, else the variables that calicoctl reads (calico-ipam.md section
+//! 4.3). An existing file takes precedence, as it does for calicoctl.
 
 use std::path::{Path, PathBuf};
 
@@ -8,21 +9,20 @@ use serde::Deserialize;
 
 use super::{Origin, SettingsError};
 
-/// The etcd that calicoctl works on.
+/// The etcd in calicoctl's configuration.
 pub(super) struct Calicoctl {
-    /// How to reach it.
     pub settings: EtcdSettings,
-    /// What says so.
+    /// The file or variable that names it.
     pub origin: Origin,
 }
 
 /// Below a root.
 pub(super) const CONFIG_FILE: &str = "etc/calico/calicoctl.cfg";
-/// Where distributions keep the authorities that everybody trusts; Calico trusts them where it is given none.
+/// The system's CA certificates, which Calico uses if it has no others.
 const SYSTEM_AUTHORITIES: [&str; 2] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 
-/// The file, as far as it is about datastores.
+/// The members of the file that describe datastores.
 #[derive(Debug, Default, Deserialize)]
 struct CalicoApiConfig {
     #[serde(default)]
@@ -48,7 +48,7 @@ struct Spec {
     kubeconfig: Option<String>,
 }
 
-/// What is configured below `root` and in the variables; none where nothing names a datastore.
+/// The configuration below `root` and in the variables; None if no datastore is configured.
 pub(super) fn read(
     root: &Path,
     variable: impl Fn(&str) -> Option<String>,
@@ -73,7 +73,7 @@ pub(super) fn read(
     }
 }
 
-/// A variable under its name with Calico's prefix, or else without it; an empty one is not set.
+/// A variable with Calico's prefix, or else without it; an empty one counts as unset.
 fn named(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Option<(String, String)> {
     let names = [format!("CALICO_{name}"), name.to_owned()];
     names.into_iter().find_map(|name| {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_count_under_calicos_prefix_first() {
+    fn variables_with_calicos_prefix_take_precedence() {
         let variables = [("ETCD_ENDPOINTS", "http://c:1"), ("CALICO_ETCD_ENDPOINTS", "http://d:1")];
         let found = with(None, &variables).unwrap().unwrap();
         assert_eq!(found.settings.endpoints, ["http://d:1"]);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn datastores_that_cannot_be_read_are_named() {
+    fn unsupported_datastores_are_named() {
         let refusal = |file, variables: &[_]| with(file, variables).err().unwrap();
         assert!(refusal(None, &[("DATASTORE_TYPE", "kubernetes")]).contains("Kubernetes"));
         assert!(refusal(None, &[("DATASTORE_TYPE", "etcdv3")]).contains("no etcd endpoints"));

@@ -1,4 +1,4 @@
-//! Settings of an agent in openshift-sdn's place.
+//! Settings of an agent in place of openshift-sdn.
 
 use russet_agent::openshift::{NetworkDefault, Settings};
 use russet_model::openshift::PodNetwork;
@@ -6,11 +6,11 @@ use russet_model::openshift::PodNetwork;
 use super::{File, SettingsError, or_file};
 use crate::cli::openshift::OpenshiftArgs;
 
-/// What OpenShift's installer takes.
+/// The default of OpenShift's installer.
 const HOST_PREFIX: u32 = 23;
 const IPV4_BITS: u32 = 32;
 
-/// What is set; none where the node is not to stand there.
+/// The settings; None if the node does not replace openshift-sdn.
 pub(super) fn read(args: OpenshiftArgs, file: &File) -> Result<Option<Settings>, SettingsError> {
     let pods = or_file(args.openshift_cluster_network, file, "openshift_cluster_network")?;
     let service = or_file(args.openshift_service_network, file, "openshift_service_network")?;
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_stands_in_openshifts_place_when_it_is_told_to() {
+    fn openshift_settings_exist_only_when_enabled() {
         assert!(of("openshift_platform = 'AWS'").unwrap().is_none());
         let text = "openshift = true\nopenshift_cluster_network = '10.128.0.0/14'\nopenshift_service_network = '172.30.0.0/16'\nopenshift_routable_mtu = 1350";
         let settings = of(text).unwrap().unwrap();
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_that_cannot_be_are_refused() {
+    fn invalid_networks_are_refused() {
         for text in [
             "openshift_cluster_network = '10.128.0.1/14'",
             "openshift_cluster_network = '10.128.0.0/24'",

@@ -1,35 +1,33 @@
-//! Where a setting comes from, as messages and the agent's record say it.
+//! The source of a setting, as messages and the agent's record name it.
 
 use std::fmt;
 
 use crate::cli::given::Variables;
 
-/// Where a setting comes from.
+/// The source of a setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// The command line; with the setting's key.
     Flag(&'static str),
     /// A `RUSSET_*` variable; with the setting's key.
     Variable(&'static str),
-    /// A file.
     File(String),
-    /// What an agent worked with.
+    /// An agent's record.
     Recorded {
-        /// Where the agent had it from.
+        /// The agent's own source.
         from: String,
-        /// Where it recorded it.
         path: String,
     },
     /// The configuration of calicoctl: a file, or a variable.
     Calicoctl(String),
-    /// Nothing was set.
+    /// No source sets it.
     Default,
 }
 
 // === impl Origin ===
 
 impl Origin {
-    /// Of a setting that was given by its flag or its variable.
+    /// The origin of a setting that was given by its flag or its variable.
     pub fn given(key: &'static str, variables: &Variables) -> Self {
         if variables.contains(key) { Self::Variable(key) } else { Self::Flag(key) }
     }
@@ -49,7 +47,7 @@ impl fmt::Display for Origin {
 }
 
 fn flag(key: &str) -> String {
-    // The only flag that is not called as its key: it may be repeated, and the key is a list.
+    // The only flag whose name differs from its key: it may be repeated, and the key is a list.
     if key == "cni_cache_dirs" { "cni-cache-dir".to_owned() } else { key.replace('_', "-") }
 }
 
@@ -58,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_origin_is_called_as_an_operator_would_look_for_it() {
+    fn an_origin_has_the_name_of_its_flag_or_variable() {
         assert_eq!(Origin::Flag("etcd_ca_file").to_string(), "flag --etcd-ca-file");
         assert_eq!(Origin::Variable("store").to_string(), "variable RUSSET_STORE");
         let recorded = Origin::Recorded { from: "flag --store".to_owned(), path: "/run/s".to_owned() };

@@ -1,8 +1,10 @@
-//! The settings that the node's last agent worked with, in `/run/russet/settings.toml` and a copy in `/var/lib/russet`.
+//! The settings of the node's last agent, in `/run/russet/settings.toml` and a copy in
+//! `/var/lib/russet`.
 //!
-//! The agent writes both before it serves a request, under the node's lock. Plugins that work without an agent use them and nothing else, and other
-//! commands of the node use them where neither a flag nor a variable says otherwise. Two stores on one node would give one address to two pods.
-//! Secrets are not recorded, only the paths of the files that hold them.
+//! The agent writes both before it serves a request, under the node's lock. Plugins that work
+//! without an agent use only them, and the node's other commands use them unless a flag or a
+//! variable is set. Two stores on one node would assign one address to two pods. Secrets are not
+//! recorded, only the paths of their files.
 
 use std::fs::Metadata;
 use std::io::Read as _;
@@ -20,68 +22,62 @@ use crate::cli::{NodeArgs, PoolArg};
 
 /// Grows when a key changes its meaning.
 const SCHEMA: i64 = 1;
-/// Larger than any record; a file that is larger is none.
+/// Larger than any record; a larger file is refused.
 const SIZE_MAX_BYTES: u64 = 64 * 1024;
 const HEADING: &str = "# Written by `russet agent` at its start. Plugins without an agent and other commands of this node use it; do not edit it.\n";
-/// What pods' addresses depend on: agents that differ in one of these would give them differently.
+/// The settings on which pods' addresses depend: agents that differ in one of these would assign
+/// them differently.
 const IDENTITY: [&str; 4] = ["store", "node_name", "calico", "openshift"];
 
-/// What an agent writes down.
+/// The settings that an agent records.
 #[derive(Debug, Default)]
 pub struct Effective {
     settings: toml::Table,
     origins: toml::Table,
 }
 
-/// What an agent wrote down.
+/// The settings that an agent recorded.
 pub struct Recorded {
     file: File,
     origins: toml::Table,
-    /// The store; without the password.
+    /// The store, without the password.
     pub store: StoreLocation,
-    /// This node's name.
     pub node_name: NodeName,
 }
 
-/// What is known about the last agent.
+/// The state of the last agent's records.
 pub struct Records {
-    /// Its settings.
     pub known: Option<Recorded>,
-    /// What keeps them from being certain.
+    /// Why the settings are uncertain, if they are.
     pub doubt: Option<Doubt>,
 }
 
-/// Why the settings of the last agent are not certain.
+/// Why the settings of the last agent are uncertain.
 #[derive(Debug, thiserror::Error)]
 pub enum Doubt {
-    /// A record cannot be used.
+    /// A record is unusable.
     #[error(
         "{path}, where the node's agent records its settings, cannot be used: {reason}; start the agent, which writes it anew"
     )]
-    Unusable {
-        /// The file.
-        path: String,
-        /// Why.
-        reason: String,
-    },
-    /// The record of this boot and the one that survives boots say different things.
+    Unusable { path: String, reason: String },
+    /// The record of this boot and the one that survives boots differ.
     #[error(
         "{first} and {second} record different settings of the node's agent ({key}); start the agent, which writes both anew"
     )]
     Differ {
-        /// This boot's.
+        /// This boot's record.
         first: String,
         /// The copy.
         second: String,
         /// The first key in which they differ.
         key: &'static str,
     },
-    /// An agent of an earlier version ran.
+    /// An agent without records ran: one of an earlier version.
     #[error(
         "an agent has run on this node ({journal} is there) and has not recorded its settings; start it again, in this version"
     )]
     Unrecorded {
-        /// Its journal.
+        /// The journal of that agent.
         journal: String,
     },
 }
@@ -89,28 +85,16 @@ pub enum Doubt {
 /// Why an agent could not record its settings.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The directory.
     #[error("make {}: {source}", path.display())]
-    Directory {
-        /// Which.
-        path: PathBuf,
-        /// Why it failed.
-        source: std::io::Error,
-    },
-    /// The file.
+    Directory { path: PathBuf, source: std::io::Error },
     #[error("record the agent's settings, without which plugins could use another store: {0}")]
     File(#[from] FileError),
-    /// A record of other settings stays, which could be neither replaced nor removed.
+    /// A record of other settings could be neither replaced nor removed.
     #[error("{} records settings of an earlier agent and can be neither replaced nor removed: {source}", path.display())]
-    Stale {
-        /// Which.
-        path: PathBuf,
-        /// Why it failed.
-        source: std::io::Error,
-    },
+    Stale { path: PathBuf, source: std::io::Error },
 }
 
-/// Looks at what is recorded.
+/// Reads the records.
 pub fn look(paths: &Paths) -> Records {
     let places = [paths.settings_record(), paths.settings_record_copy()];
     let [run, copy] = places.map(|path| {
@@ -136,12 +120,12 @@ pub fn look(paths: &Paths) -> Records {
     }
 }
 
-/// Records an agent's settings; for the process that has the node's lock. The copy comes first: a start that is cut off in between leaves the record of
-/// the agent that served last.
+/// Records an agent's settings; only for the process that has the node's lock. The copy is written
+/// first: a start that is interrupted in between keeps the record of the agent that served last.
 pub fn keep(paths: &Paths, effective: &Effective) -> Result<(), RecordError> {
     let before = look(paths);
     if let Some(before) = &before.known {
-        before.tell_changes(effective, paths);
+        before.log_changes(effective, paths);
     }
     if let Some(doubt) = &before.doubt {
         tracing::info!(%doubt, "settings are recorded anew");
@@ -152,7 +136,7 @@ pub fn keep(paths: &Paths, effective: &Effective) -> Result<(), RecordError> {
     }
     replace(&copy, &text)?;
     if let Err(error) = replace(&run, &text) {
-        // The copy is enough, once nothing contradicts it.
+        // The copy is enough, once the other record is removed.
         match std::fs::remove_file(&run) {
             Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
                 return Err(RecordError::Stale { path: run, source });
@@ -173,7 +157,7 @@ pub fn keep(paths: &Paths, effective: &Effective) -> Result<(), RecordError> {
     Ok(())
 }
 
-/// Writes what is not there yet: an agent that starts again on a full disk needs no space.
+/// Writes the file only if it differs: a restart on a full disk needs no space.
 fn replace(path: &Path, text: &str) -> Result<(), FileError> {
     if Recorded::read(path).is_ok_and(|known| known.is_some())
         && std::fs::read_to_string(path).is_ok_and(|known| known == text)
@@ -186,7 +170,7 @@ fn replace(path: &Path, text: &str) -> Result<(), FileError> {
 // === impl Effective ===
 
 impl Effective {
-    /// Notes a setting and where it comes from.
+    /// Records a setting and its source.
     pub fn set(&mut self, key: &str, value: impl Into<toml::Value>, origin: &Origin) {
         self.settings.insert(key.to_owned(), value.into());
         self.origins.insert(key.to_owned(), origin.to_string().into());
@@ -211,7 +195,7 @@ impl Effective {
 // === impl Recorded ===
 
 impl Recorded {
-    /// None if the file is not there; an error if it is there and is not a record that this version can read.
+    /// None if the file does not exist; an error if this version cannot read it as a record.
     fn read(path: &Path) -> Result<Option<Self>, String> {
         let mut file = match std::fs::File::open(path) {
             Ok(file) => file,
@@ -243,22 +227,22 @@ impl Recorded {
         let store = file.parsed("store").map_err(failed)?.ok_or_else(|| wanted("store"))?;
         let node_name = file.parsed("node_name").map_err(failed)?.ok_or_else(|| wanted("node_name"))?;
         let recorded = Self { file, origins, store, node_name };
-        // What cannot be read is not found out only when it is needed.
+        // Fails now, and not only when the settings are used.
         recorded.config_with(Paths::new("/"), recorded.store.clone()).map_err(failed)?;
         Ok(recorded)
     }
 
-    /// Where it is recorded.
+    /// Path of the record.
     pub fn path(&self) -> &str {
         &self.file.path
     }
 
-    /// The settings as a file's: what is not given otherwise is taken from there.
+    /// The settings as a settings file, which supplies what no other source sets.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Where the agent had a setting from, and that it is recorded here.
+    /// The origin of a setting: the agent's own source, and this record.
     pub fn origin(&self, key: &str) -> Origin {
         Origin::Recorded { from: self.from(key), path: self.file.path.clone() }
     }
@@ -267,7 +251,7 @@ impl Recorded {
         self.origins.get(key).and_then(toml::Value::as_str).unwrap_or("an agent").to_owned()
     }
 
-    /// What a plugin without an agent works with: this, whatever else is set.
+    /// The settings of a plugin without an agent: the record alone.
     pub fn config(&self, paths: Paths) -> Result<Config, SettingsError> {
         let read = || calicoctl::read(paths.root(), |name| std::env::var(name).ok());
         let sources = Sources { recorded: Some(self), calicoctl: Some(&read), ..Sources::default() };
@@ -299,7 +283,8 @@ impl Recorded {
         })
     }
 
-    /// An error if the arguments, the variables or the settings file say something else about the store, this node's name or what the node stands in for.
+    /// Fails if the arguments, the variables or the settings file differ in the store, this node's
+    /// name, or the replaced network (Calico, OpenShift).
     pub fn agrees_with(&self, args: &NodeArgs, file: &File) -> Result<(), SettingsError> {
         let disagrees = |key: &'static str, said: String, place: Origin| {
             let recorded = self.file.table.get(key).map(shown).unwrap_or_default();
@@ -335,15 +320,16 @@ impl Recorded {
         Ok(())
     }
 
-    /// The first thing that both record and do not agree upon.
+    /// The first key in which both differ.
     fn difference(&self, copy: &Self) -> Option<Doubt> {
         let differs = |key: &&str| self.file.table.get(*key) != copy.file.table.get(*key);
         let key = IDENTITY.into_iter().find(differs)?;
         Some(Doubt::Differ { first: self.file.path.clone(), second: copy.file.path.clone(), key })
     }
 
-    /// Logs what an agent that starts changes. Pods that are attached have addresses of which another store knows nothing.
-    fn tell_changes(&self, effective: &Effective, paths: &Paths) {
+    /// Logs what a starting agent changes. Attached pods have addresses that another store does not
+    /// know.
+    fn log_changes(&self, effective: &Effective, paths: &Paths) {
         let before = &self.file.table;
         let is_changed = |key: &str| before.get(key) != effective.settings.get(key);
         for key in IDENTITY.into_iter().filter(|key| is_changed(key)) {
@@ -377,7 +363,7 @@ impl Recorded {
     }
 }
 
-/// A record that another user can write could name another store.
+/// Refuses a record that another user can write, since it could name another store.
 fn trusted(metadata: &Metadata) -> Result<(), String> {
     let own = rustix::process::geteuid().as_raw();
     if metadata.uid() != 0 && metadata.uid() != own {
@@ -389,7 +375,7 @@ fn trusted(metadata: &Metadata) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether two locations lead to one store. Which user sees it, and with which certificates, does not matter here.
+/// Whether two locations lead to one store. The user and the certificates do not matter.
 pub fn is_same(one: &StoreLocation, other: &StoreLocation) -> bool {
     let members = |settings: &EtcdSettings| {
         let mut endpoints = settings.endpoints.clone();
@@ -402,7 +388,7 @@ pub fn is_same(one: &StoreLocation, other: &StoreLocation) -> bool {
     }
 }
 
-/// What the arguments, the variables and the settings file say about what the node stands in for.
+/// The modes (Calico, OpenShift) in the arguments, the variables and the settings file.
 fn modes(args: &NodeArgs, file: &File) -> Result<Vec<(&'static str, bool, Origin)>, SettingsError> {
     let mut modes = Vec::new();
     if args.calico || args.variables.contains("calico") {
@@ -418,7 +404,7 @@ fn modes(args: &NodeArgs, file: &File) -> Result<Vec<(&'static str, bool, Origin
     Ok(modes)
 }
 
-/// As clap reads a flag's variable.
+/// The values that clap accepts as true in a variable.
 fn is_true(text: &str) -> bool {
     !matches!(text.to_lowercase().as_str(), "" | "n" | "no" | "f" | "false" | "off" | "0")
 }

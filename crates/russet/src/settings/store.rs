@@ -1,4 +1,4 @@
-//! Which store, with what credentials, and what says so.
+//! Determines the store and its credentials, with their sources.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::recorded::{self, Recorded};
 use super::{File, Origin, SettingsError, absolute};
 use crate::cli::store::LocationArgs;
 
-/// Where the settings of a store are looked for, besides the arguments.
+/// The sources of a store's settings besides the arguments.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Sources<'a> {
     pub recorded: Option<&'a Recorded>,
@@ -20,14 +20,14 @@ pub(super) struct Sources<'a> {
 /// Reads the configuration of calicoctl.
 pub(super) type CalicoctlSource<'a> = &'a dyn Fn() -> Result<Option<Calicoctl>, SettingsError>;
 
-/// A store, what names it, and each of its credentials with what names that.
+/// A store, its source, and each credential with its source.
 pub(super) struct StoreSetting {
     pub location: StoreLocation,
     pub origin: Origin,
     pub credentials: Vec<Credential>,
 }
 
-/// A key, its value as it is recorded, and where that comes from.
+/// A key, its value as it is recorded, and its source.
 type Credential = (&'static str, String, Origin);
 
 const CA_FILE: &str = "etcd_ca_file";
@@ -36,14 +36,16 @@ const KEY_FILE: &str = "etcd_key_file";
 const SERVER_NAME: &str = "etcd_server_name";
 const USERNAME: &str = "etcd_username";
 const PASSWORD_FILE: &str = "etcd_password_file";
-/// The key under which a record says that the password is in calicoctl's configuration: secrets are not recorded.
+/// The key of a record for a password in calicoctl's configuration: its value names that place,
+/// since secrets are not recorded.
 const PASSWORD_PLACE: &str = "etcd_password_place";
 
-/// The store that the first of these names: the arguments, the agent's record, the file, calicoctl's configuration. Each credential comes from the
-/// arguments, else from where the store's name comes from.
+/// The store of the first source that names one: the arguments, the agent's record, the file,
+/// calicoctl's configuration. Each credential comes from the arguments, else from the source of the
+/// store.
 pub(super) fn location(args: &LocationArgs, mut sources: Sources<'_>) -> Result<StoreSetting, SettingsError> {
     let (location, origin) = named(args, &sources)?;
-    // A record's credentials are for the store that it names.
+    // A record's credentials belong to the store that it names.
     sources.recorded = sources.recorded.filter(|recorded| recorded::is_same(&location, &recorded.store));
     let mut credentials = given(args, &sources)?;
     let StoreLocation::Etcd(settings) = location else {
@@ -66,7 +68,7 @@ pub(super) fn location(args: &LocationArgs, mut sources: Sources<'_>) -> Result<
         settings.password = recorded_password(recorded, &sources)?;
     }
     settings.check()?;
-    // The agent that recorded this store was allowed to.
+    // The agent that recorded this store was allowed to send them.
     let is_allowed = args.allow_plaintext_credentials
         || sources.recorded.is_some()
         || sources.file.map_or(Ok(false), |file| file.flag("allow_plaintext_credentials"))?;
@@ -96,7 +98,7 @@ fn named(args: &LocationArgs, sources: &Sources<'_>) -> Result<(StoreLocation, O
     Ok((StoreLocation::Embedded, Origin::Default))
 }
 
-/// The credentials that the arguments, the record or the file have.
+/// The credentials in the arguments, the record or the file.
 fn given(args: &LocationArgs, sources: &Sources<'_>) -> Result<Vec<Credential>, SettingsError> {
     let path = |path: &Option<std::path::PathBuf>| path.as_ref().map(|path| path.display().to_string());
     let wanted = [
@@ -140,7 +142,7 @@ fn set(settings: &mut EtcdSettings, key: &str, value: &str) -> Result<(), Settin
     Ok(())
 }
 
-/// What calicoctl's configuration said besides the endpoints; nothing comes with the endpoints from anywhere else.
+/// The credentials in calicoctl's configuration; the endpoints bring none from another source.
 fn of_calicoctl(settings: &EtcdSettings, origin: &Origin) -> Vec<Credential> {
     let path =
         |path: &Option<std::path::PathBuf>| path.as_ref().map(|path| absolute(path).display().to_string());
@@ -155,7 +157,7 @@ fn of_calicoctl(settings: &EtcdSettings, origin: &Origin) -> Vec<Credential> {
     all.into_iter().filter_map(|(key, value)| Some((key, value?, origin.clone()))).collect()
 }
 
-/// The password that the agent had from calicoctl's configuration, read there again.
+/// The password from calicoctl's configuration, read again from the recorded place.
 fn recorded_password(recorded: &Recorded, sources: &Sources<'_>) -> Result<Option<Secret>, SettingsError> {
     let Some(place) = recorded.file().parsed::<String>(PASSWORD_PLACE)? else { return Ok(None) };
     let found = sources.calicoctl.map_or(Ok(None), |read| read())?;

@@ -180,7 +180,7 @@ fn what_is_exported_can_be_applied_to_another_store() {
     assert!(
         other
             .refusal(&one.replace("resourceVersion: '", "resourceVersion: '9"))
-            .contains("somebody else changed it")
+            .contains("another client changed it")
     );
 }
 
@@ -375,7 +375,7 @@ fn the_verbs_work_on_etcd_as_on_a_file() {
     let changed = on_etcd(&["apply", "-f", "-"], &shown.replace("natOutgoing: true", "natOutgoing: false"));
     assert_eq!(changed.stdout, "IPPool/blue configured\n", "{changed:?}");
     let late = on_etcd(&["apply", "-f", "-"], &shown.replace("natOutgoing: true", "disabled: true"));
-    assert!(late.stderr.contains("somebody else changed it"), "{late:?}");
+    assert!(late.stderr.contains("another client changed it"), "{late:?}");
     let deleted = on_etcd(&["delete", "pool", "blue"], "");
     assert_eq!(deleted.stdout, "IPPool/blue deleted\n", "{deleted:?}");
     assert!(!store.root.path().join("var").exists(), "the file's store was left alone");
@@ -441,7 +441,7 @@ fn a_delete_by_file_is_guarded_by_its_version() {
     std::fs::write(&file, store.good(&["get", "pool", "blue", "-o", "yaml"])).unwrap();
     let file = file.display().to_string();
     store.apply(&POOLS.replace("natOutgoing: true", "natOutgoing: false"));
-    assert!(store.bad(&["delete", "-f", &file]).contains("somebody else changed it"));
+    assert!(store.bad(&["delete", "-f", &file]).contains("another client changed it"));
     std::fs::write(&file, store.good(&["get", "pool", "blue", "-o", "yaml"])).unwrap();
     assert_eq!(store.good(&["delete", "-f", &file]), "IPPool/blue deleted\n");
     assert!(store.bad(&["delete", "-f", &file]).contains("IPPool/blue does not exist"));

@@ -1,4 +1,4 @@
-//! `russet cni lint`: what is wrong with configuration files, in words.
+//! `russet cni lint`: reports what is wrong with configuration files.
 
 use std::process::ExitCode;
 
@@ -12,9 +12,9 @@ use crate::output;
 /// The version of the JSON that `-o json` prints.
 const SCHEMA: u32 = 1;
 
-/// Looks at each file, in their order.
+/// Checks each file, in their order.
 pub fn run(args: LintArgs) -> ExitCode {
-    // Nothing is attached: no cache is read.
+    // Nothing is attached, so no cache is read.
     let runtime = (!args.no_plugins).then(|| super::runtime(&args.plugins, "/nonexistent".as_ref()));
     let findings: Vec<Finding> = args.files.iter().flat_map(|file| lint(file, runtime.as_ref())).collect();
     output::print_as(args.output.format, &document(&args, &findings), || text(&findings));
@@ -43,7 +43,7 @@ fn document(args: &LintArgs, findings: &[Finding]) -> Value {
     json!({ "schema": SCHEMA, "files": args.files, "findings": findings })
 }
 
-/// One line a finding, as compilers have them, so that editors find the place.
+/// One line per finding in the format of compilers, so that editors jump to it.
 fn text(findings: &[Finding]) -> String {
     let line = |it: &Finding| {
         let place = it.position.map(|(line, column)| format!(":{line}:{column}")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The chain as it runs, on standard error: which plugin is at work, and what became of it.
+//! Reports the running chain on standard error: the current plugin, and its result.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -8,25 +8,25 @@ use russet_runtime::{PluginError, Progress};
 
 use crate::output::visible;
 
-/// Tells people.
+/// Prints progress for people.
 #[derive(Debug)]
 pub struct OnTerminal;
 
-/// The plugin's name is what a configuration says.
+/// Escapes the plugin's name, which comes from a configuration.
 fn beginning(plugin: &str, verb: Verb) -> String {
     format!("{verb} {} ...", visible(plugin))
 }
 
 fn line(elapsed: Duration, failure: Option<&PluginError>) -> String {
     let ms = elapsed.as_secs_f64() * 1000.0;
-    // The reason is told at the end, once.
+    // The reason is printed at the end, once.
     if failure.is_some() { format!(" failed after {ms:.1} ms\n") } else { format!(" {ms:.1} ms\n") }
 }
 
 // === impl OnTerminal ===
 
 impl Progress for OnTerminal {
-    /// Without an end, so that somebody who waits sees for whom.
+    /// Without a newline, so that a waiting user sees which plugin is running.
     fn begins(&self, plugin: &str, verb: Verb) {
         let _ = std::io::stderr().write_all(beginning(plugin, verb).as_bytes());
     }
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_does_not_move_the_cursor_of_whoever_looks_on() {
+    fn control_characters_in_a_plugin_name_are_escaped() {
         assert_eq!(beginning("bridge", Verb::Add), "ADD bridge ...");
         assert_eq!(beginning("a\u{1b}[2J\r\nb", Verb::Del), "DEL a\\u{1b}[2J\\r\\nb ...");
     }

@@ -1,4 +1,4 @@
-//! What `russet cni --timing` tells: each plugin's time, and where it went inside the agent.
+//! The output of `russet cni --timing`: each plugin's time, and its stages inside the agent.
 
 use std::time::Duration;
 
@@ -9,29 +9,28 @@ use serde_json::{Map, Value, json};
 use crate::output;
 
 /// The times of one run.
-pub struct Report {
+pub struct TimingReport {
     total: Duration,
     plugins: Vec<PluginTime>,
 }
 
-/// Microseconds.
 fn us(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Milliseconds with their microseconds.
+/// Milliseconds with three decimals.
 fn shown(us: u64) -> String {
     format!("{}.{:03} ms", us / 1000, us % 1000)
 }
 
-/// What of the time is in no stage.
-fn rest_us(timing: &Timing) -> u64 {
+/// The part of the time that no stage accounts for.
+fn unaccounted_us(timing: &Timing) -> u64 {
     timing.stages.iter().fold(timing.total_us, |rest, (_, us)| rest.saturating_sub(*us))
 }
 
-// === impl Report ===
+// === impl TimingReport ===
 
-impl Report {
+impl TimingReport {
     pub fn new(total: Duration, plugins: Vec<PluginTime>) -> Self {
         Self { total, plugins }
     }
@@ -68,7 +67,7 @@ impl Report {
                     vec![format!("  {}", timing.plugin), String::new(), stage.to_owned(), shown(us)]
                 };
                 rows.extend(timing.stages.iter().map(|(stage, us)| row(stage, *us)));
-                rows.push(row("rest", rest_us(timing)));
+                rows.push(row("rest", unaccounted_us(timing)));
                 rows.push(row("total", timing.total_us));
             }
         }
@@ -83,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    fn report() -> Report {
+    fn report() -> TimingReport {
         let stages = vec![("address".to_owned(), 3100), ("wiring".to_owned(), 5000)];
         let inside = vec![Timing { plugin: "russet".into(), total_us: 9120, stages }];
         let plugin = |plugin: &str, ms, succeeded, inside| PluginTime {
@@ -94,7 +93,7 @@ mod tests {
             inside,
         };
         let plugins = vec![plugin("russet", 12, true, inside), plugin("tuning", 3, false, Vec::new())];
-        Report::new(Duration::from_micros(15_250), plugins)
+        TimingReport::new(Duration::from_micros(15_250), plugins)
     }
 
     #[test]
@@ -104,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_a_table_for_people_with_what_is_in_no_stage() {
+    fn the_table_shows_the_time_outside_of_stages() {
         let text = "\
 PLUGIN           VERB  STAGE    TIME
 russet           ADD            12.000 ms

@@ -1,5 +1,5 @@
-//! Deleting a node (calico-ipam.md section 3.10): with it go its tunnel addresses, its blocks, and, if the operator says that the machine is gone, the
-//! addresses and endpoints of its pods.
+//! Deleting a node (calico-ipam.md section 3.10): its tunnel addresses and its blocks are deleted with it,
+//! and, if the operator states that the machine is gone, the addresses and endpoints of its pods.
 
 use russet_addr::{Family, NodeName};
 use russet_ipam::{Allocator, Held, ReleaseOptions};
@@ -11,9 +11,10 @@ use crate::cli::resources::DeleteArgs;
 use crate::command::Failure;
 use crate::command::place::Place;
 
-/// Pods that a refusal names.
+/// How many pods a refusal names.
 const NAMED_MAX: usize = 5;
-/// What the attributes of a tunnel's address say: `vxlanTunnelAddress`, `ipipTunnelAddress`, `wireguardTunnelAddress`, ...
+/// The suffix of the attribute of a tunnel's address: `vxlanTunnelAddress`, `ipipTunnelAddress`,
+/// `wireguardTunnelAddress`, ...
 const TUNNEL: &str = "TunnelAddress";
 
 /// A node that still has pods.
@@ -29,13 +30,12 @@ struct Occupied {
     named: String,
 }
 
-/// Deletes a node.
 pub(super) async fn delete(place: &Place, target: &Target, args: &DeleteArgs) -> Result<(), Failure> {
     target.read(place).await?;
     let node = NodeName::new(target.name.as_str())?;
     let ipam = place.allocator();
     let held: Vec<Held> = ipam.held_by_node(&node).await?;
-    // What cools down belongs to no pod any more.
+    // An address in its cooling period belongs to no pod any more.
     let is_pods = |held: &Held| !is_tunnel(held) && held.attribute.released_at.is_none();
     let pods: Vec<Held> = held.into_iter().filter(is_pods).collect();
     let endpoints = endpoints(place, &node).await?;
@@ -56,7 +56,7 @@ pub(super) async fn delete(place: &Place, target: &Target, args: &DeleteArgs) ->
     for family in Family::BOTH {
         ipam.release_tunnel_address(&node, family).await?;
     }
-    // Of those the handles reached some, which are free now.
+    // The handles have released some of these already.
     let left: Vec<Held> = ipam.held_by_node(&node).await?.into_iter().filter(is_tunnel).collect();
     release(&ipam, &left).await?;
     ipam.remove_node(&node).await?;
@@ -74,7 +74,7 @@ fn named(held: &Held) -> String {
     }
 }
 
-/// Gives addresses back, each only if it is still held as it was seen.
+/// Releases addresses, each only if its holder has not changed since it was read.
 async fn release(ipam: &Allocator, held: &[Held]) -> Result<(), Failure> {
     let options = |held: &Held| ReleaseOptions {
         address: held.address,

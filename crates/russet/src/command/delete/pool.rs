@@ -1,4 +1,5 @@
-//! Deleting a pool (calico-ipam.md section 1.8): it is disabled, its blocks are given up, and then it goes. Addresses in use stay.
+//! Deleting a pool (calico-ipam.md section 1.8): it is disabled, its blocks are released, and then it is
+//! deleted. Addresses in use stay.
 
 use russet_model::{Block, IpPool, KeyKind, Prefix};
 use russet_store::Step;
@@ -8,7 +9,7 @@ use crate::command::Failure;
 use crate::command::place::Place;
 use crate::output;
 
-/// Deletes a pool; says what of it remains.
+/// Deletes a pool, and reports what of it stays in use.
 pub(super) async fn delete(place: &Place, target: &Target, dry_run: bool) -> Result<(), Failure> {
     let record = target.read(place).await?;
     let pool = IpPool::decode(&record.value);
@@ -19,7 +20,8 @@ pub(super) async fn delete(place: &Place, target: &Target, dry_run: bool) -> Res
         };
     }
     if let (Ok(pool), Some(_)) = (&pool, target.revision) {
-        // The guard of the revision that was named: from here on the pool is ours to take away.
+        // Checks the named revision; after this write, no other client uses the pool for new
+        // addresses.
         let mut disabled = pool.clone();
         disabled.spec.disabled = true;
         let step = Step::update(record.key.clone(), disabled.encode(), record.revision);
@@ -33,7 +35,7 @@ pub(super) async fn delete(place: &Place, target: &Target, dry_run: bool) -> Res
     report_in_use(place, &pool).await
 }
 
-/// Says how many addresses of the pool stay with their pods.
+/// Prints how many addresses of the pool stay with their pods.
 async fn report_in_use(place: &Place, pool: &IpPool) -> Result<(), Failure> {
     let in_use = in_use(place, pool).await?;
     if in_use > 0 {

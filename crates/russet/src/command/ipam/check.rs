@@ -14,8 +14,7 @@ use crate::{output, settings};
 
 /// The report; `schema` grows when a member changes its meaning.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Report {
-    /// [`Report::SCHEMA`].
+pub struct CheckReport {
     pub schema: u32,
     /// The store's revision when it was read.
     pub revision: u64,
@@ -25,37 +24,34 @@ pub struct Report {
     affinities: usize,
     #[serde(default)]
     endpoints: usize,
-    /// Addresses in use that no endpoint's or node's record could confirm.
+    /// Addresses in use whose owner no endpoint's or node's record could confirm.
     #[serde(default)]
     not_compared: usize,
-    /// What is wrong.
     pub findings: Vec<Entry>,
 }
 
 /// One finding.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Entry {
-    /// For programs.
     #[serde(flatten)]
     pub finding: Finding,
-    /// Whether `release --from-report` gives it back. Whoever reads the report may say no.
+    /// Whether `release --from-report` releases it. The reader of the report may edit this.
     pub leaked: bool,
-    /// For people.
+    /// The same as a sentence.
     text: String,
 }
 
-/// The report could not be kept.
+/// The report could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("write report {0}: {1}")]
 struct WriteError(String, std::io::Error);
 
-/// Looks, and says what it found.
 pub async fn run(place: &Place, args: CheckArgs) -> Result<ExitCode, Failure> {
     let (mut audit, revision) = audit_store(&*place.store).await?;
     audit.findings.extend(unheld(place).await);
     let found = !audit.findings.is_empty();
     let table = text(&audit);
-    let report = Report::new(audit, revision.0);
+    let report = CheckReport::new(audit, revision.0);
     let format = match args.output {
         CheckOutput::Format(format) => format,
         CheckOutput::File(path) => {
@@ -68,7 +64,8 @@ pub async fn run(place: &Place, args: CheckArgs) -> Result<ExitCode, Failure> {
     Ok(if found { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS })
 }
 
-/// Addresses of pods that live on this machine, where it is a node of this store, and that are not allocated to them.
+/// Addresses of pods on this machine, if it is a node of this store, that are not allocated to
+/// them.
 async fn unheld(place: &Place) -> Vec<Finding> {
     let Ok(node) = settings::node_name(&place.paths) else { return Vec::new() };
     match repair::unheld_here(place.store.clone(), &node).await {
@@ -104,7 +101,7 @@ fn text(audit: &Audit) -> String {
     text
 }
 
-/// What the records that name addresses could not say.
+/// Describes the records that could not be compared.
 fn compared(endpoints: usize, not_compared: usize) -> String {
     match (endpoints, not_compared) {
         (_, 0) => String::new(),
@@ -118,10 +115,9 @@ fn compared(endpoints: usize, not_compared: usize) -> String {
     }
 }
 
-// === impl Report ===
+// === impl CheckReport ===
 
-impl Report {
-    /// The meaning that the members have today.
+impl CheckReport {
     pub const SCHEMA: u32 = 1;
 
     fn new(audit: Audit, revision: u64) -> Self {

@@ -6,7 +6,7 @@ use super::show::settings_table;
 use crate::cli::ipam::ConfigureArgs;
 use crate::output;
 
-/// Changes what was named and prints what holds now.
+/// Changes the named settings and prints the effective ones.
 pub async fn run(place: &Place, args: ConfigureArgs) -> Result<(), Failure> {
     let changed = place
         .allocator()

@@ -1,4 +1,5 @@
-//! `russet ipam release`: gives back one address, or what reports list as leaked. Guarded by what was seen: an address that changed hands is kept.
+//! `russet ipam release`: releases one address, or those that reports list as leaked. Each release
+//! is guarded by what was read: an address with a new owner is kept.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -12,32 +13,30 @@ use russet_store::Revision;
 
 use super::super::{Failure, PROBLEMS};
 use super::Place;
-use super::check::Report;
+use super::check::CheckReport;
 use crate::cli::ipam::ReleaseArgs;
 use crate::output;
 
-/// What keeps an address from being released, or a report from being used.
+/// Why an address is not released, or a report is not used.
 #[derive(Debug, thiserror::Error)]
 enum ReleaseError {
-    /// Nobody has it.
+    /// It has no owner.
     #[error("{0} is not assigned")]
     NotAssigned(IpAddr),
-    /// It was released a moment ago and cools down.
+    /// It was released recently and is in its cooling period.
     #[error("{0} was released at {1} and is cooling down")]
     Cooling(IpAddr, String),
-    /// A pod lives with it.
     #[error(
         "{address} ({holder}) is in use: {user} has it; delete the pod, or release it with --force: then the next ADD may be given it, too"
     )]
     InUse {
-        /// The address.
         address: IpAddr,
-        /// Whose it is by the store.
+        /// The owner by the store.
         holder: String,
         /// The endpoint or interface that has it.
         user: String,
     },
-    /// No report.
+    /// The report cannot be read.
     #[error("read report {0}: {1}")]
     Read(String, std::io::Error),
     /// A file of another kind, or of another version.
@@ -45,7 +44,7 @@ enum ReleaseError {
     NoReport(String, String),
 }
 
-/// Releases one address, or what reports list.
+/// Releases one address, or the leaks that reports list.
 pub async fn run(place: &Place, args: ReleaseArgs) -> Result<ExitCode, Failure> {
     let ipam = place.allocator();
     match args.ip {
@@ -71,7 +70,7 @@ async fn one(place: &Place, ipam: &Allocator, address: IpAddr, force: bool) -> R
     Ok(())
 }
 
-/// Releases an address from exactly this holder; says whether somebody had it.
+/// Releases an address from exactly this holder; returns whether it had one.
 async fn release(ipam: &Allocator, address: IpAddr, holder: &Holder, number: u64) -> Result<bool, IpamError> {
     let handle = holder.handle.as_deref().and_then(|handle| HandleId::new(handle).ok());
     let options = ReleaseOptions { address, handle, sequence_number: Some(number) };
@@ -90,7 +89,7 @@ async fn from_reports(ipam: &Allocator, files: &[PathBuf]) -> Result<ExitCode, F
     let leaks = leaks.unwrap_or_default();
     let mut released = 0;
     for leak in &leaks {
-        let line = match give_back(ipam, leak).await {
+        let line = match release_leak(ipam, leak).await {
             Ok(()) => {
                 released += 1;
                 format!("released {}\n", subject(leak))
@@ -114,11 +113,11 @@ fn subject(leak: &Finding) -> String {
     output::visible(&text)
 }
 
-/// Gives one leak back, unless it is not any more what the report saw.
-async fn give_back(ipam: &Allocator, leak: &Finding) -> Result<(), String> {
+/// Releases one leak, if it is still as the report describes it.
+async fn release_leak(ipam: &Allocator, leak: &Finding) -> Result<(), String> {
     let done = match leak {
         Finding::HandleMissing { address, sequence_number, holder, .. } => {
-            match reached(ipam, *address, holder).await {
+            match handle_lists(ipam, *address, holder).await {
                 Ok(true) => return Err("its handle has a record again".to_owned()),
                 Ok(false) => release(ipam, *address, holder, *sequence_number).await,
                 Err(error) => Err(error),
@@ -137,8 +136,8 @@ async fn give_back(ipam: &Allocator, leak: &Finding) -> Result<(), String> {
     }
 }
 
-/// Whether the holder's handle leads to the address, so that a DEL will give it back.
-async fn reached(ipam: &Allocator, address: IpAddr, holder: &Holder) -> Result<bool, IpamError> {
+/// Whether the holder's handle lists the address, so that a DEL will release it.
+async fn handle_lists(ipam: &Allocator, address: IpAddr, holder: &Holder) -> Result<bool, IpamError> {
     let Some(handle) = holder.handle.as_deref().and_then(|handle| HandleId::new(handle).ok()) else {
         return Ok(false);
     };
@@ -148,10 +147,10 @@ async fn reached(ipam: &Allocator, address: IpAddr, holder: &Holder) -> Result<b
 fn read(file: &Path) -> Result<Vec<Finding>, ReleaseError> {
     let shown = file.display().to_string();
     let bytes = std::fs::read(file).map_err(|error| ReleaseError::Read(shown.clone(), error))?;
-    let report: Report = serde_json::from_slice(&bytes)
+    let report: CheckReport = serde_json::from_slice(&bytes)
         .map_err(|error| ReleaseError::NoReport(shown.clone(), error.to_string()))?;
-    if report.schema != Report::SCHEMA {
-        let reason = format!("its schema is {}, this version reads {}", report.schema, Report::SCHEMA);
+    if report.schema != CheckReport::SCHEMA {
+        let reason = format!("its schema is {}, this version reads {}", report.schema, CheckReport::SCHEMA);
         return Err(ReleaseError::NoReport(shown, reason));
     }
     let leaks = report.findings.into_iter().filter(|entry| entry.leaked && entry.finding.can_be_released());

@@ -1,4 +1,5 @@
-//! `russet ipam repair`: gives leaks back, by the agent where one runs and in its stead where none does.
+//! `russet ipam repair`: releases leaked addresses, by the agent if one runs, and otherwise by
+//! itself.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -13,29 +14,24 @@ use crate::cli::repair::RepairArgs;
 use crate::cli::store::StoreChoice;
 use crate::{output, settings};
 
-/// How much longer than the grace a round may take: a round of the agent's own may be under way, and requests for pods.
-const PATIENCE: Duration = Duration::from_secs(1200);
+/// How much longer than the grace period a repair may take: the agent's own periodic repair and
+/// requests for pods may come first.
+const REPAIR_TIMEOUT: Duration = Duration::from_secs(1200);
 
-/// What keeps the agent from repairing.
 #[derive(Debug, thiserror::Error)]
 enum AgentError {
-    /// It did not answer.
+    /// The agent did not answer.
     #[error("ask the agent at {socket}: {source}")]
-    Exchange {
-        /// Its socket.
-        socket: String,
-        /// How it failed.
-        source: ExchangeError,
-    },
-    /// It could not look, or refuses.
+    Exchange { socket: String, source: ExchangeError },
+    /// The agent could not check, or refuses.
     #[error("the agent could not look for leaks: {0}")]
     Refused(String),
-    /// It speaks another version.
+    /// The agent speaks another version.
     #[error("the agent's answer is no report: {0}; is it as new as this command?")]
     NoReport(String),
 }
 
-/// Looks twice, and says what it found.
+/// Checks twice, and prints the result.
 pub async fn run(choice: StoreChoice, args: RepairArgs) -> Result<ExitCode, Failure> {
     let options = Options { grace: args.grace.0, dry_run: args.dry_run };
     let report = if args.gone_nodes {
@@ -51,7 +47,7 @@ pub async fn run(choice: StoreChoice, args: RepairArgs) -> Result<ExitCode, Fail
     Ok(if bad { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS })
 }
 
-/// This node's addresses.
+/// Repairs this node's addresses.
 async fn here(choice: StoreChoice, args: &RepairArgs, options: Options) -> Result<Report, Failure> {
     let verbose = choice.verbose;
     let at = settings::repair(choice, args)?;
@@ -65,12 +61,12 @@ async fn here(choice: StoreChoice, args: &RepairArgs, options: Options) -> Resul
     Ok(repair::alone(&at.chosen.paths, &at.chosen.location, &at.node, at.caches, options).await?)
 }
 
-/// The agent's report; none if no agent runs.
+/// The agent's report; None if no agent runs.
 fn ask_agent(socket: &Path, options: Options) -> Result<Option<Report>, AgentError> {
     let grace_ms = u64::try_from(options.grace.as_millis()).unwrap_or(u64::MAX);
     let request = RepairRequest { grace_ms, dry_run: options.dry_run };
     let body = serde_json::to_vec(&request).map_err(|error| AgentError::NoReport(error.to_string()))?;
-    let answer = match post(socket, REPAIR_PATH, &body, options.grace + PATIENCE) {
+    let answer = match post(socket, REPAIR_PATH, &body, options.grace + REPAIR_TIMEOUT) {
         Err(ExchangeError::Connect(error)) if nobody_listens(error.kind()) => return Ok(None),
         Err(source) => return Err(AgentError::Exchange { socket: socket.display().to_string(), source }),
         Ok(answer) => answer,

@@ -1,4 +1,5 @@
-//! `russet ipam show`: how much of pools and blocks is in use, who has an address, who borrows, what the settings are.
+//! `russet ipam show`: usage of pools and blocks, owners of addresses, borrowed addresses,
+//! settings.
 
 use std::net::IpAddr;
 
@@ -17,7 +18,7 @@ mod usage;
 
 use usage::{Usage, usage};
 
-/// What all JSON answers say first; it grows when a member changes its meaning.
+/// The `schema` of all JSON answers; it grows when a member changes its meaning.
 const SCHEMA: u32 = 1;
 
 /// Pools and blocks. Not a `Value`: that would round the sizes of IPv6 pools.
@@ -27,7 +28,7 @@ struct Pools {
     usage: Vec<Usage>,
 }
 
-/// One address that lives on another node than its block's.
+/// One address that is used on another node than its block's.
 #[derive(Serialize)]
 struct Borrowed {
     ip: IpAddr,
@@ -38,7 +39,6 @@ struct Borrowed {
     allocated_to: String,
 }
 
-/// Prints what was asked for.
 pub async fn run(place: &Place, args: ShowArgs) -> Result<(), Failure> {
     let format = args.output.format;
     let (json, text) = if let Some(address) = args.ip {
@@ -65,7 +65,7 @@ pub async fn run(place: &Place, args: ShowArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Every block that can be read, in the order of the keys.
+/// Every readable block, in the order of the keys.
 async fn blocks(place: &Place) -> Result<Vec<Block>, Failure> {
     let records = place.store.list(&Prefix::blocks(None)).await?.records;
     let mut blocks = Vec::with_capacity(records.len());
@@ -103,7 +103,8 @@ async fn holder(place: &Place, address: IpAddr) -> Result<(String, String), Fail
     Ok((output::json(&value), text))
 }
 
-/// Addresses whose attribute names a node, and whose block serves another one or nobody (calico-ipam.md section 5.2).
+/// Addresses whose attribute names a node other than the one of their block (calico-ipam.md section
+/// 5.2).
 fn borrowed(blocks: &[Block]) -> (String, String) {
     let mut found = Vec::new();
     let mut unclassified = 0;
@@ -152,7 +153,7 @@ fn allocated_to(holder: &Holder) -> String {
     }
 }
 
-/// The settings as calicoctl names them.
+/// The settings under calicoctl's names.
 fn settings(config: &IpamConfig) -> Vec<(&'static str, Value)> {
     vec![
         ("StrictAffinity", config.strict_affinity.into()),
@@ -162,7 +163,7 @@ fn settings(config: &IpamConfig) -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// The settings for people; `configure` ends with them, too.
+/// The settings for people; also the last output of `configure`.
 pub fn settings_table(config: &IpamConfig) -> String {
     let row = |(name, value): (&str, Value)| vec![name.to_owned(), value.to_string()];
     output::table(&["PROPERTY", "VALUE"], &settings(config).into_iter().map(row).collect::<Vec<_>>())

@@ -1,16 +1,16 @@
-//! `russet ipam split`: equal parts in the place of a pool.
+//! `russet ipam split`: replaces a pool by equal parts.
 
 use super::super::Failure;
 use super::Place;
 use crate::cli::ipam::SplitArgs;
 use crate::output;
 
-/// No pool has the prefix that was named.
+/// No pool has the prefix on the command line.
 #[derive(Debug, thiserror::Error)]
 #[error("no pool has the prefix {0}; see `russet ipam show`")]
 struct NoPool(ipnet::IpNet);
 
-/// Splits and prints the new pools.
+/// Splits the pool and prints the new ones.
 pub async fn run(place: &Place, args: SplitArgs) -> Result<(), Failure> {
     let allocator = place.allocator();
     let name = match (args.name, args.cidr) {
@@ -20,7 +20,7 @@ pub async fn run(place: &Place, args: SplitArgs) -> Result<(), Failure> {
             let found = pools.into_iter().find(|pool| pool.spec.cidr == cidr);
             found.ok_or(NoPool(cidr))?.metadata.name
         }
-        // The command line does not come this far without either.
+        // The command line's parser requires one of them.
         (None, None) => return Ok(()),
     };
     let pools = allocator.split_pool(&name, args.parts).await?;

@@ -1,4 +1,5 @@
-//! `russet ipam who`: who has an address by the store, and who had it by this node's memory.
+//! `russet ipam who`: the owner of an address by the store, and its earlier owners by this node's
+//! history.
 
 use std::net::IpAddr;
 use std::process::ExitCode;
@@ -20,11 +21,11 @@ use crate::output;
 struct Who {
     schema: u32,
     ip: IpAddr,
-    /// The moment that was asked about.
+    /// The time of the question, if it is not now.
     at: Option<String>,
-    /// What the store says now; left out when another moment was asked about.
+    /// The owner in the store; absent if the question is about another time.
     now: Option<Now>,
-    /// What this node remembers, oldest first.
+    /// The owners in this node's history, oldest first.
     history: Vec<Tenure>,
 }
 
@@ -38,7 +39,7 @@ struct Now {
     released_at: Option<String>,
 }
 
-/// Prints what is known; exits with 3 when that is nothing.
+/// Prints what is known; exits with 3 when nothing is.
 pub async fn run(place: &Place, args: WhoArgs) -> Result<ExitCode, Failure> {
     let mut known = History::of(&place.paths.history_file(), args.ip)?;
     let now = match args.at {
@@ -100,7 +101,7 @@ impl Who {
             }
         };
         if self.history.is_empty() {
-            text.push_str("this node remembers nobody who had it");
+            text.push_str("this node's history has no owner of it");
             text.push_str(if self.at.is_some() { " then\n" } else { "\n" });
             return text;
         }

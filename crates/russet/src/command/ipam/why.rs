@@ -1,4 +1,4 @@
-//! `russet ipam why`: what would come of a request for an address now, and why. Writes nothing.
+//! `russet ipam why`: explains what a request for an address would get now. Writes nothing.
 
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use super::Place;
 use crate::cli::ipam::{PoolName, WhyArgs};
 use crate::{output, settings};
 
-/// What is said; `schema` grows when a member changes its meaning.
+/// The answer; `schema` grows when a member changes its meaning.
 #[derive(Serialize)]
 struct Why {
     schema: u32,
@@ -22,7 +22,7 @@ struct Why {
     families: Vec<Explanation>,
 }
 
-/// The name is no node's.
+/// No node has this name.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "node {node} is not registered: there is no {key}; see `russet get nodes` or `calicoctl get nodes`, and /var/lib/calico/nodename on the node"
@@ -32,7 +32,7 @@ struct NodeUnknown {
     key: Key,
 }
 
-/// A pool's name that no pool has.
+/// No pool has this name.
 #[derive(Debug, thiserror::Error)]
 #[error("no pool is called {name:?}; there are: {known}")]
 struct NoPool {
@@ -40,7 +40,7 @@ struct NoPool {
     known: String,
 }
 
-/// A handle that nobody has: with one that holds an address the answer would be that address.
+/// A handle without addresses: for a handle that has one, the answer would be that address.
 const TRIAL: &str = "russet-ipam-why.trial";
 
 /// Prints the explanation; exits with 3 when no family that has pools would get an address.
@@ -61,13 +61,14 @@ pub async fn run(place: &Place, args: WhyArgs) -> Result<ExitCode, Failure> {
     (request.pools4, request.pools6) = (of(Family::V4), of(Family::V6));
     let families = Explanation::of_families(place.store.clone(), Rc::new(SystemClock), &request).await?;
     let why = Why { schema: 1, node: node.to_string(), families };
-    let refused = |told: &Explanation| matches!(told.outcome, Outcome::Refused { .. });
+    let refused = |explanation: &Explanation| matches!(explanation.outcome, Outcome::Refused { .. });
     let bad = why.families.is_empty() || why.families.iter().any(refused);
     output::print_as(args.output.format, &why, || why.text());
     Ok(if bad { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS })
 }
 
-/// A name that has no record would get a block that no agent uses. This machine's own agent is about to register its own.
+/// A node without a record would get a block that no agent uses. This machine's own agent is about
+/// to register its node.
 async fn refuse_unknown(place: &Place, node: &NodeName) -> Result<(), Failure> {
     let key = Key::node(node);
     let is_own = || settings::node_name(&place.paths).is_ok_and(|own| own == *node);
@@ -77,7 +78,7 @@ async fn refuse_unknown(place: &Place, node: &NodeName) -> Result<(), Failure> {
     Err(NodeUnknown { node: node.clone(), key }.into())
 }
 
-/// The prefixes of the pools that were named one way or the other.
+/// The prefixes of the pools that were named by name or by prefix.
 async fn named(place: &Place, pools: &[PoolName]) -> Result<Vec<IpNet>, Failure> {
     let known = if pools.is_empty() { Vec::new() } else { place.allocator().pools().await? };
     let mut nets = Vec::new();
@@ -86,7 +87,7 @@ async fn named(place: &Place, pools: &[PoolName]) -> Result<Vec<IpNet>, Failure>
             PoolName::Cidr(net) => *net,
             PoolName::Name(name) => {
                 let found = known.iter().find(|known| known.metadata.name == *name);
-                found.ok_or_else(|| NoPool::of(name, &known))?.spec.cidr
+                found.ok_or_else(|| NoPool::new(name, &known))?.spec.cidr
             }
         });
     }
@@ -96,7 +97,7 @@ async fn named(place: &Place, pools: &[PoolName]) -> Result<Vec<IpNet>, Failure>
 // === impl NoPool ===
 
 impl NoPool {
-    fn of(name: &str, known: &[IpPool]) -> Self {
+    fn new(name: &str, known: &[IpPool]) -> Self {
         let names: Vec<&str> = known.iter().map(|pool| pool.metadata.name.as_str()).collect();
         let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         Self { name: name.to_owned(), known: output::visible(&known) }
@@ -110,32 +111,43 @@ impl Why {
         if self.families.is_empty() {
             return "there is no such pool; make one, and see `russet ipam show`\n".to_owned();
         }
-        self.families.iter().map(|told| self.family(told)).collect::<Vec<_>>().join("\n")
+        self.families.iter().map(|explanation| self.family(explanation)).collect::<Vec<_>>().join("\n")
     }
 
-    fn family(&self, told: &Explanation) -> String {
-        let mut text = match &told.outcome {
+    fn family(&self, explanation: &Explanation) -> String {
+        let mut text = match &explanation.outcome {
             Outcome::Address { ip, from } => {
                 format!(
                     "{}: {} would get an address such as {ip}, {}\n",
-                    told.family,
+                    explanation.family,
                     self.node,
                     source(*from)
                 )
             }
             Outcome::NotAsked { reason } => {
-                format!("{}: a pod on {} starts without such an address: {reason}\n", told.family, self.node)
+                format!(
+                    "{}: a pod on {} starts without such an address: {reason}\n",
+                    explanation.family, self.node
+                )
             }
             Outcome::Refused { error } => {
-                format!("{}: {} would get no address: {}\n", told.family, self.node, output::visible(error))
+                format!(
+                    "{}: {} would get no address: {}\n",
+                    explanation.family,
+                    self.node,
+                    output::visible(error)
+                )
             }
         };
-        let pools: Vec<Vec<String>> = told.pools.iter().map(pool).collect();
+        let pools: Vec<Vec<String>> = explanation.pools.iter().map(pool).collect();
         text.push_str(&output::table(&["POOL", "CIDR", "SERVES", "WHY"], &pools));
-        let blocks: Vec<Vec<String>> = told.blocks.iter().map(block).collect();
-        let affinity =
-            if told.strict_affinity { "strict affinity" } else { "others' blocks may be borrowed from" };
-        text.push_str(&format!("{} of {} blocks; {affinity}\n", blocks.len(), told.block_limit));
+        let blocks: Vec<Vec<String>> = explanation.blocks.iter().map(block).collect();
+        let affinity = if explanation.strict_affinity {
+            "strict affinity"
+        } else {
+            "others' blocks may be borrowed from"
+        };
+        text.push_str(&format!("{} of {} blocks; {affinity}\n", blocks.len(), explanation.block_limit));
         if !blocks.is_empty() {
             text.push_str(&output::table(&["BLOCK", "CLAIM", "FREE", "PROBLEM"], &blocks));
         }

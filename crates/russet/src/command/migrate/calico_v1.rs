@@ -1,6 +1,7 @@
-//! `russet migrate calico-v1`: reads the v1 model behind etcd's v2 API, plans what that is in v3, compares it with what the new store has,
-//! writes what is missing, and reads everything once more. Pools come last, once the v1 data was seen not to have changed meanwhile: without one nobody
-//! takes an address from v3.
+//! `russet migrate calico-v1`: reads the v1 model behind etcd's v2 API, plans its v3 equivalent,
+//! compares it with the new store, writes what is missing, and reads everything again. Pools come
+//! last, once the v1 data has been read again unchanged: without a pool no plugin assigns an
+//! address from v3.
 
 mod compare;
 mod plan;
@@ -17,63 +18,56 @@ use super::super::place::Place;
 use super::super::{Failure, PROBLEMS};
 use crate::cli::migrate::CalicoV1Args;
 use crate::output;
-use compare::{Compared, State};
+use compare::{Compared, RecordState};
 use plan::{Kind, Plan};
-use report::Report;
+use report::MigrationReport;
 
-/// Where blocks, affinities, handles and settings lie, in both models.
+/// The prefix of blocks, affinities, handles and settings, in both models.
 const IPAM: &str = "/calico/ipam/v2/";
-/// Records in one commit: with full blocks still far below what etcd takes.
+/// Records per commit: with full blocks still far below etcd's limit.
 const BATCH: usize = 16;
 
-/// The migration could not be carried to its end.
+/// The migration was not completed.
 #[derive(Debug, thiserror::Error)]
 enum MigrateError {
-    /// There is no v1 data where it was to be.
+    /// The source has no v1 data.
     #[error("there is no data of Calico v1 behind the v2 API of {0}; is --from right?")]
     Nothing(String),
-    /// Somebody wrote to the new store at the same time.
+    /// Another client wrote to the new store at the same time.
     #[error("write {key}: {source}; what was written so far is good: run the command again")]
     Interrupted {
-        /// Where it stopped.
+        /// The key whose write failed.
         key: Key,
-        /// Why.
         source: russet_store::StoreError,
     },
-    /// What was read back is not what was written.
+    /// The records that were read back differ from those that were written.
     #[error(
-        "{count} records are not as they were written, the first is {first}: somebody else writes to the new store; stop that first"
+        "{count} records are not as they were written, the first is {first}: another client writes to the new store; stop that first"
     )]
-    Unverified {
-        /// How many.
-        count: usize,
-        /// The first.
-        first: Key,
-    },
-    /// The old data is no longer what was carried over.
+    Unverified { count: usize, first: Key },
+    /// The old data has changed during the migration.
     #[error(
-        "the v2 data changed while it was carried over: Calico v1 still runs somewhere; v3 was not opened: no pool was written; stop Calico v1 everywhere and run the command again"
+        "the v2 data changed while the migration ran: Calico v1 still runs somewhere; v3 was not opened: no pool was written; stop Calico v1 everywhere and run the command again"
     )]
     Moving,
-    /// The v1 data still takes requests.
+    /// The v1 data is still open.
     #[error(
         "{} is {found}, not \"false\": an address that v1 gives from now on v3 would give, too; close it with: ETCDCTL_API=2 etcdctl --endpoints {from} set {0} false",
         V1Key::Ready.key()
     )]
     Open {
-        /// What the flag says.
+        /// The value of the flag.
         found: String,
-        /// The etcd.
         from: String,
     },
-    /// What --force would overwrite is in use.
+    /// --force would overwrite data in use.
     #[error(
         "the new store has pools: v3 gives addresses from it, and what it says differently is newer than v1's; --force would have them given twice, and nothing was written"
     )]
     InUse,
 }
 
-/// Carries the data over.
+/// Runs the migration.
 pub async fn run(mut args: CalicoV1Args) -> Result<ExitCode, Failure> {
     let from = EtcdV2::connect(super::source(&args.source)?)?;
     let mut choice = std::mem::take(&mut args.place);
@@ -81,24 +75,25 @@ pub async fn run(mut args: CalicoV1Args) -> Result<ExitCode, Failure> {
     let target = Place::open(choice).await?;
     let plan = read(&from, &args.source.from).await?;
     let compared = compare::with(&*target.store, &plan).await?;
-    let differing = compared.iter().filter(|one| one.state == State::Differs).count();
+    let differing = compared.iter().filter(|one| one.state == RecordState::Differs).count();
     let blocked = !plan.problems.is_empty() || differing > 0 && !args.force;
     if blocked || args.dry_run {
-        let report = Report::new(&plan, &compared, report::Done::Nothing, args.force);
+        let report = MigrationReport::new(&plan, &compared, report::Done::Nothing, args.force);
         output::print(&report.show(args.output.format));
         return Ok(if blocked { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS });
     }
     if differing > 0 && !target.store.list(&Prefix::pools()).await?.records.is_empty() {
         return Err(MigrateError::InUse.into());
     }
-    carry_over(&from, &*target.store, &args, &plan, &compared).await?;
-    let report = Report::new(&plan, &compared, report::Done::Written, args.force);
+    migrate_all_but_pools(&from, &*target.store, &args, &plan, &compared).await?;
+    let report = MigrationReport::new(&plan, &compared, report::Done::Written, args.force);
     output::print(&report.show(args.output.format));
     Ok(ExitCode::SUCCESS)
 }
 
-/// Everything but what lets v3 give addresses; that only after the v1 data was seen closed and unchanged.
-async fn carry_over(
+/// Writes everything except what lets v3 assign addresses; that is written only after the v1 data
+/// was read again, closed and unchanged.
+async fn migrate_all_but_pools(
     from: &dyn Store,
     store: &dyn Store,
     args: &CalicoV1Args,
@@ -117,7 +112,7 @@ async fn carry_over(
     verify(store, plan, |_| true).await
 }
 
-/// Plugins since 1.11.2 refuse to work while the flag says `false`.
+/// Plugins since 1.11.2 refuse to work while the flag is `false`.
 async fn require_closed(from: &dyn Store, args: &CalicoV1Args) -> Result<(), Failure> {
     let ready = from.get(&V1Key::Ready.key()).await?;
     let found = match &ready {
@@ -128,14 +123,14 @@ async fn require_closed(from: &dyn Store, args: &CalicoV1Args) -> Result<(), Fai
     if args.v1_open {
         tracing::warn!(
             ready = found,
-            "the v1 data is open: whatever still writes to it gives addresses twice"
+            "the v1 data is open: addresses that v1 still assigns are assigned twice"
         );
         return Ok(());
     }
     Err(MigrateError::Open { found, from: args.source.from.clone() }.into())
 }
 
-/// Reads everything of Calico's behind the v2 API.
+/// Reads all Calico data behind the v2 API.
 async fn read(from: &dyn Store, name: &str) -> Result<Plan, Failure> {
     let mut records: Vec<Record> = Vec::new();
     for prefix in [Prefix::from_stored(IPAM), V1Key::everything(), V1Key::bgp_of_nodes()] {
@@ -144,10 +139,11 @@ async fn read(from: &dyn Store, name: &str) -> Result<Plan, Failure> {
     if records.is_empty() {
         return Err(MigrateError::Nothing(name.to_owned()).into());
     }
-    Ok(Plan::of(&records))
+    Ok(Plan::from_records(&records))
 }
 
-/// Writes what is missing, and over what differs: whoever did not ask for that does not come here. In the plan's order.
+/// Writes what is missing, and overwrites what differs: without --force the caller stops earlier.
+/// In the plan's order.
 async fn write<'a>(
     store: &dyn Store,
     compared: impl Iterator<Item = &'a Compared<'a>>,
@@ -165,10 +161,10 @@ async fn write<'a>(
     Ok(())
 }
 
-/// Reads back what was written of these kinds.
+/// Reads back the records of these kinds and compares them.
 async fn verify(store: &dyn Store, plan: &Plan, of: impl Fn(Kind) -> bool) -> Result<(), Failure> {
     let compared = compare::with(store, plan).await?;
-    let mut wrong = compared.iter().filter(|one| of(one.planned.kind) && one.state != State::Same);
+    let mut wrong = compared.iter().filter(|one| of(one.planned.kind) && one.state != RecordState::Same);
     match wrong.next() {
         None => Ok(()),
         Some(first) => {

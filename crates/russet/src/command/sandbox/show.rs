@@ -1,4 +1,4 @@
-//! Pods for people and for programs.
+//! Output of pods for people and for programs.
 
 use russet_model::time::rfc3339;
 use russet_sandbox::{Metadata, Sandbox, State};
@@ -8,7 +8,7 @@ use crate::output;
 
 /// The version of the JSON that `-o json` prints.
 const SCHEMA: u32 = 1;
-/// What of an ID names it among those of a node.
+/// How many digits of an ID tables show.
 const ID_SHOWN_DIGITS: usize = 12;
 
 /// `namespace/name`.
@@ -29,7 +29,7 @@ pub(super) fn one(pod: &Sandbox) -> Value {
     value
 }
 
-/// A pod that was made just now.
+/// The output for a new pod.
 pub(super) fn made(pod: &Sandbox, warnings: &[String]) -> Value {
     let mut value = one(pod);
     if let Value::Object(members) = &mut value {
@@ -38,7 +38,6 @@ pub(super) fn made(pod: &Sandbox, warnings: &[String]) -> Value {
     value
 }
 
-/// All pods.
 pub(super) fn list(pods: &[Sandbox]) -> Value {
     json!({ "schema": SCHEMA, "pods": pods.iter().map(short).collect::<Vec<_>>() })
 }
@@ -72,7 +71,6 @@ fn addresses(pod: &Sandbox) -> String {
     }
 }
 
-/// All pods for people.
 pub(super) fn table(pods: &[Sandbox]) -> String {
     let row = |pod: &Sandbox| {
         let metadata = &pod.config.metadata;
@@ -89,7 +87,7 @@ pub(super) fn table(pods: &[Sandbox]) -> String {
     output::table(&["ID", "NAMESPACE", "NAME", "STATE", "ADDRESSES", "CREATED"], &rows)
 }
 
-/// A pod for people.
+/// One pod for people.
 pub(super) fn text(pod: &Sandbox) -> String {
     let config = &pod.config;
     let mut rows = vec![

@@ -1,4 +1,4 @@
-//! Manifests as people have them, and wrong ones.
+//! Usual manifests, and invalid ones.
 
 use super::*;
 
@@ -33,7 +33,7 @@ spec:
 "#;
 
 #[test]
-fn a_pods_network_names_ports_and_parameters_are_taken() {
+fn network_names_ports_and_sysctls_are_converted() {
     // cni-runtime.md section 3.1, generatePodSandboxConfig
     let Manifest { config, warnings } = parsed(WEB).unwrap();
     assert_eq!(
@@ -56,7 +56,7 @@ fn a_pods_network_names_ports_and_parameters_are_taken() {
 }
 
 #[test]
-fn the_least_manifest_is_a_pod_of_the_default_namespace_with_its_name_as_host_name() {
+fn a_minimal_manifest_gets_default_namespace_and_host_name() {
     let long = "x".repeat(62);
     for (name, hostname) in [("web", "web"), (&format!("{long}-yz"), &long)] {
         let config =
@@ -74,14 +74,14 @@ fn in_the_nodes_network_a_pod_has_the_nodes_name_and_no_mapped_ports() {
     assert!(config.host_network && config.hostname.is_empty() && config.port_mappings.is_empty());
     assert_eq!(config.dns.unwrap().servers, ["192.0.2.53".parse::<std::net::IpAddr>().unwrap()]);
     assert!(warnings.iter().any(|it| it == "spec.hostname: has no effect with hostNetwork"), "{warnings:?}");
-    // A parameter of the network would be the node's.
+    // A kernel parameter of the network would be the node's.
     assert!(
         parsed(&WEB.replace("spec:\n", "spec:\n  hostNetwork: true\n")).unwrap_err().contains("somaxconn")
     );
 }
 
 #[test]
-fn what_has_no_effect_is_told_with_the_word_that_was_meant() {
+fn members_without_effect_are_reported_with_the_probable_word() {
     let yaml = "{apiVersion: v1, kind: Pod, metadata: {name: a, label: {}}, spec: {hostNetwrok: true, nodeName: n1}}";
     assert_eq!(
         parsed(yaml).unwrap().warnings,
@@ -94,7 +94,7 @@ fn what_has_no_effect_is_told_with_the_word_that_was_meant() {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_its_place_all_at_once() {
+fn all_problems_are_reported_with_their_paths() {
     for (yaml, problem) in [
         ("", "there are 0"),
         ("---\n{kind: Pod}\n---\n{kind: Pod}\n", "there are 2"),

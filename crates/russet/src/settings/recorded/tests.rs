@@ -34,7 +34,7 @@ fn refusal(paths: &Paths) -> String {
 }
 
 #[test]
-fn a_plugin_without_the_agent_works_with_what_the_agent_recorded() {
+fn a_plugin_without_an_agent_uses_the_recorded_settings() {
     let (_root, paths) = node();
     keep(&paths, &effective("etcd:http://a:1,http://b:1", "n7")).unwrap();
     let config = direct(args(&paths), true).unwrap();
@@ -49,7 +49,7 @@ fn a_plugin_without_the_agent_works_with_what_the_agent_recorded() {
 }
 
 #[test]
-fn the_copy_counts_after_a_boot() {
+fn the_copy_is_used_after_a_boot() {
     let (_root, paths) = node();
     keep(&paths, &effective("unix:/s", "n7")).unwrap();
     std::fs::remove_dir_all(paths.run_dir()).unwrap();
@@ -57,7 +57,7 @@ fn the_copy_counts_after_a_boot() {
 }
 
 #[test]
-fn an_add_is_refused_where_the_settings_file_says_something_else_and_a_del_is_not() {
+fn an_add_is_refused_if_the_settings_file_differs_and_a_del_is_not() {
     let (_root, paths) = node();
     keep(&paths, &effective("etcd:http://a:1,http://b:1", "n7")).unwrap();
     for (text, wanted) in [
@@ -77,7 +77,7 @@ fn an_add_is_refused_where_the_settings_file_says_something_else_and_a_del_is_no
             ("etcd:http://a:1,http://b:1", "n7")
         );
     }
-    // The order of an etcd's members says nothing, and neither does what was not set.
+    // The order of etcd's members does not matter, nor do unset settings.
     settings_file(
         &paths,
         "store = 'etcd:http://b:1,http://a:1'\nnode_name = 'n7'\ncalico = false\nlog_level = 'debug'",
@@ -116,7 +116,7 @@ fn a_damaged_record_never_leads_to_another_store() {
         for is_add in [true, false] {
             assert!(matches!(direct(args(&paths), is_add), Err(SettingsError::Doubt(_))), "{damage}");
         }
-        // An agent writes both anew.
+        // A starting agent writes both again.
         keep(&paths, &effective("unix:/t", "n7")).unwrap();
         assert_eq!(direct(args(&paths), true).unwrap().store, StoreLocation::Unix("/t".into()));
     }
@@ -132,7 +132,7 @@ fn a_record_that_others_may_write_is_not_trusted() {
 }
 
 #[test]
-fn records_that_differ_are_no_basis_for_an_add() {
+fn an_add_is_refused_if_the_records_differ() {
     let (_root, paths) = node();
     keep(&paths, &effective("unix:/s", "n7")).unwrap();
     std::fs::write(paths.settings_record_copy(), effective("unix:/t", "n7").to_toml()).unwrap();
@@ -141,7 +141,7 @@ fn records_that_differ_are_no_basis_for_an_add() {
 }
 
 #[test]
-fn an_agent_that_recorded_nothing_is_noticed_by_its_journal() {
+fn a_journal_without_a_record_makes_the_settings_uncertain() {
     let (_root, paths) = node();
     assert_eq!(direct(args(&paths), true).unwrap().store, StoreLocation::Embedded, "there never was one");
     std::fs::create_dir_all(paths.run_dir()).unwrap();
@@ -151,7 +151,7 @@ fn an_agent_that_recorded_nothing_is_noticed_by_its_journal() {
 }
 
 #[test]
-fn passwords_are_not_recorded_but_where_they_are() {
+fn only_the_paths_of_passwords_are_recorded() {
     let (root, paths) = node();
     let password = root.path().join("password");
     std::fs::write(&password, "opensesame\n").unwrap();
@@ -165,7 +165,7 @@ fn passwords_are_not_recorded_but_where_they_are() {
 }
 
 #[test]
-fn an_agent_that_starts_again_writes_nothing_anew() {
+fn a_restarted_agent_does_not_rewrite_its_record() {
     let (_root, paths) = node();
     keep(&paths, &effective("unix:/s", "n7")).unwrap();
     let inode = || {

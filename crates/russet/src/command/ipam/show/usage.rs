@@ -1,11 +1,11 @@
-//! How much of pools and blocks is in use, as calicoctl counts: in use is what is not free, whoever has it (calico-ipam.md section 5.2). Pure.
+//! Usage of pools and blocks, as calicoctl counts it: every address that is not free is in use
+//! (calico-ipam.md section 5.2). Pure.
 
 use ipnet::IpNet;
 use russet_addr::Family;
 use russet_model::{Block, IpPool};
 use serde::{Serialize, Serializer};
 
-/// One row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Usage {
     grouping: &'static str,
@@ -20,7 +20,8 @@ pub struct Usage {
     affinity: Option<String>,
 }
 
-/// A row a pool, each followed by its blocks when they are wanted. Blocks that no pool holds come last, wanted or not: else nobody sees them.
+/// One row per pool, each followed by its blocks if `show_blocks` is set. Blocks outside of all
+/// pools come last, and always, since nothing else shows them.
 pub fn usage(pools: &[IpPool], blocks: &[Block], show_blocks: bool) -> Vec<Usage> {
     let mut rows = Vec::new();
     for pool in pools {
@@ -43,13 +44,13 @@ fn used(block: &Block) -> u128 {
     (block.cidr.size() - block.unallocated.len()) as u128
 }
 
-/// How many addresses a prefix has; ::/0 has one more than can be counted.
+/// How many addresses a prefix has; ::/0 has one more than `u128` can count.
 fn size(cidr: IpNet) -> u128 {
     let host_bits = Family::of_net(&cidr).bits() - cidr.prefix_len();
     1_u128.checked_shl(u32::from(host_bits)).unwrap_or(u128::MAX)
 }
 
-/// JSON has numbers of any size, but the serializer has not.
+/// JSON has numbers of any size, but serde_json's `Value` does not.
 fn number<S: Serializer>(value: &u128, serializer: S) -> Result<S::Ok, S::Error> {
     let raw = serde_json::value::RawValue::from_string(value.to_string());
     raw.map_err(serde::ser::Error::custom)?.serialize(serializer)
@@ -68,7 +69,6 @@ impl Usage {
         Self { grouping, cidr: cidr.to_string(), total, in_use, free, affinity }
     }
 
-    /// The cells.
     pub fn row(&self, wide: bool) -> Vec<String> {
         let share = |part: u128| format!("{part} ({}%)", percent(part, self.total));
         let numbers = [self.total.to_string(), share(self.in_use), share(self.free)];

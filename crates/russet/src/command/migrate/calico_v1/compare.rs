@@ -1,4 +1,4 @@
-//! What the new store has of what is planned: nothing, the same, or something else.
+//! Compares each planned record with the new store.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -10,28 +10,23 @@ use serde_json::Value;
 
 use super::plan::{Kind, Plan, Planned};
 
-/// How a planned record stands.
+/// The state of a planned record in the new store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// It is not there.
+pub enum RecordState {
     Missing,
-    /// It is there and says the same.
     Same,
-    /// It is there and says something else.
     Differs,
 }
 
-/// A planned record beside what is there.
+/// A planned record and its state in the store.
 #[derive(Debug)]
 pub struct Compared<'a> {
-    /// What is planned.
     pub planned: &'a Planned,
-    /// How it stands.
-    pub state: State,
+    pub state: RecordState,
     present: Option<Record>,
 }
 
-/// What only the one who writes first decides, and nobody may change afterwards.
+/// Members that the first writer sets and that never change afterwards.
 const STAMPS: [&str; 2] = ["uid", "creationTimestamp"];
 
 /// Compares the plan with a store.
@@ -44,18 +39,18 @@ pub async fn with<'a>(store: &dyn Store, plan: &'a Plan) -> Result<Vec<Compared<
     let compare = |planned: &'a Planned| {
         let present = present.remove(&planned.key);
         let state = match &present {
-            None => State::Missing,
-            // Whoever wrote it knows more of the cluster than the v1 data does.
-            Some(_) if planned.kind == Kind::Cluster => State::Same,
-            Some(record) if same(&record.value, &planned.value) => State::Same,
-            Some(_) => State::Differs,
+            None => RecordState::Missing,
+            // The stored record has newer information on the cluster than the v1 data.
+            Some(_) if planned.kind == Kind::Cluster => RecordState::Same,
+            Some(record) if same(&record.value, &planned.value) => RecordState::Same,
+            Some(_) => RecordState::Differs,
         };
         Compared { planned, state, present }
     };
     Ok(plan.writes.iter().map(compare).collect())
 }
 
-/// Everything that a plan may write to.
+/// The prefixes of all keys that a plan may write.
 fn prefixes() -> impl Iterator<Item = Prefix> {
     let kinds = [
         ResourceKind::Node,
@@ -67,7 +62,7 @@ fn prefixes() -> impl Iterator<Item = Prefix> {
     std::iter::once(Prefix::from_stored(super::IPAM)).chain(kinds.map(Prefix::resources))
 }
 
-/// Whether two records say the same, but for their stamps.
+/// Whether two records are equal, apart from their stamps.
 fn same(a: &[u8], b: &[u8]) -> bool {
     match (unstamped(a), unstamped(b)) {
         (Some(a), Some(b)) => a == b,
@@ -85,7 +80,8 @@ fn unstamped(bytes: &[u8]) -> Option<Value> {
     Some(value)
 }
 
-/// The record with its stamps: those of the record that it replaces, else new ones. IPAM records have none.
+/// The record with its stamps: those of the record that it replaces, else new ones. IPAM records
+/// have none.
 fn stamped(planned: &Planned, present: Option<&Record>) -> Vec<u8> {
     let Ok(mut value) = serde_json::from_slice::<Value>(&planned.value) else { return planned.value.clone() };
     let old: Option<Value> = present.and_then(|record| serde_json::from_slice(&record.value).ok());
@@ -116,12 +112,13 @@ fn fresh(stamp: &str) -> Value {
 // === impl Compared ===
 
 impl Compared<'_> {
-    /// What has to be written, if anything: guarded, so that what was not seen here is not overwritten.
+    /// The write that this record needs, if any: guarded, so that a change since the comparison is
+    /// not overwritten.
     pub fn step(&self) -> Option<Step> {
         let value = || stamped(self.planned, self.present.as_ref());
         let key = self.planned.key.clone();
         match (self.state, &self.present) {
-            (State::Same, _) => None,
+            (RecordState::Same, _) => None,
             (_, None) => Some(Step::create(key, value())),
             (_, Some(present)) => Some(Step::update(key, value(), present.revision)),
         }

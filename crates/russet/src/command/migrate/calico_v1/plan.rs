@@ -1,4 +1,5 @@
-//! What the records of the v1 model are in v3: what to write in which order, what can have no place there, and what is left. Pure.
+//! Converts the records of the v1 model to v3: what to write in which order, what has no
+//! equivalent, and what is left out. Pure.
 
 mod owners;
 
@@ -14,74 +15,62 @@ use russet_store::Record;
 
 use owners::{Handles, User};
 
-/// What a record is, in the order of writing.
+/// The kind of a record, in the order of writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Blocks: before anything could lead to them.
+    /// Blocks: before anything refers to them.
     Block,
-    /// Handles.
     Handle,
-    /// Affinities.
     Affinity,
     /// The allocator's settings.
     Settings,
-    /// Nodes.
     Node,
-    /// Profiles.
     Profile,
-    /// Workload endpoints.
     Endpoint,
-    /// Pools: from here on addresses are taken.
+    /// Pools: once they are written, addresses are assigned.
     Pool,
-    /// The cluster's information: from here on plugins believe the store.
+    /// The cluster's information: once it is written, plugins use the store.
     Cluster,
 }
 
-/// One record to be written.
+/// One record to write.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Planned {
-    /// What it is.
     pub kind: Kind,
     /// The v2 key that it comes from; of several, the first.
     pub from: Key,
-    /// Where it goes.
     pub key: Key,
-    /// What it says.
     pub value: Vec<u8>,
 }
 
-/// Something that stands in the way.
+/// A reason against the migration.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// The v2 key.
     pub key: Key,
-    /// What is wrong with it.
     pub reason: String,
 }
 
 /// The whole migration.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Plan {
-    /// In the order of writing.
     pub writes: Vec<Planned>,
-    /// With any of these nothing is written.
+    /// If there are any, nothing is written.
     pub problems: Vec<Problem>,
-    /// What v3 has no use for, or what is not carried over: beginnings of keys, and how many.
+    /// Records that v3 does not need or that are not migrated: the number for each prefix of keys.
     pub left: BTreeMap<String, usize>,
 }
 
-/// Parts of a key that say what kind of thing was left.
+/// How many parts of a key identify the kind of records that are left out.
 const LEFT_PARTS: usize = 3;
-/// Where network policies lie, and what is said of them.
+/// The prefix of network policies, and the note that the report has for them.
 const POLICIES: &str = "/calico/v1/policy/tier/";
 const POLICIES_LEFT: &str =
     "/calico/v1/policy/tier, network policies: make them anew in v3, nothing enforces them there until then";
 /// Longest name of a resource.
 const NAME_MAX_BYTES: usize = 253;
 
-/// The plan in the making.
 #[derive(Default)]
-struct Draft {
+struct PlanBuilder {
     plan: Plan,
     blocks: BTreeMap<BlockCidr, Block>,
     handles: Handles,
@@ -96,8 +85,8 @@ struct Draft {
 
 impl Plan {
     /// Plans for all records of the v1 model.
-    pub fn of(records: &[Record]) -> Self {
-        let mut draft = Draft::default();
+    pub fn from_records(records: &[Record]) -> Self {
+        let mut draft = PlanBuilder::default();
         for record in records {
             if let Err(reason) = draft.take(record) {
                 draft.plan.problems.push(Problem { key: record.key.clone(), reason });
@@ -107,9 +96,9 @@ impl Plan {
     }
 }
 
-// === impl Draft ===
+// === impl PlanBuilder ===
 
-impl Draft {
+impl PlanBuilder {
     fn take(&mut self, record: &Record) -> Result<(), String> {
         match V1Key::parse(&record.key) {
             Some(key) => self.take_v1(key, record),
@@ -149,7 +138,7 @@ impl Draft {
         let (key, bytes) = (&record.key, record.value.as_slice());
         let text = |error: russet_model::DecodeError| error.to_string();
         match &parsed {
-            // Whoever closed the v1 data for the migration means the old programs.
+            // The operator set this flag for the old programs.
             V1Key::Ready => {}
             V1Key::Pool(net) => {
                 let pool = v1::Pool::decode(bytes).map_err(text)?;
@@ -161,7 +150,7 @@ impl Draft {
             V1Key::Endpoint(id) => {
                 let endpoint = v1::Endpoint::decode(bytes).map_err(text)?;
                 let converted = id.to_v3(&endpoint)?;
-                self.users.extend(User::of(key, id, &endpoint));
+                self.users.extend(User::from_endpoint(key, id, &endpoint));
                 let (namespace, name) = (converted.metadata.namespace.clone(), &converted.metadata.name);
                 dns_name(name)?;
                 let to = Key::workload_endpoint(&namespace.unwrap_or_default(), name);
@@ -229,7 +218,7 @@ impl Draft {
         self.plan
     }
 
-    /// Blocks and handles, held by whoever uses their addresses.
+    /// Blocks and handles; addresses are held by the containers that use them.
     fn finish_addresses(&mut self) {
         let users = std::mem::take(&mut self.users);
         self.plan.problems.extend(owners::settle(&mut self.blocks, &mut self.handles, &users));
@@ -247,7 +236,8 @@ impl Draft {
         }
     }
 
-    /// Claiming was a single step: a claim that its block does not confirm is what a crash left behind, and is not carried over.
+    /// An affinity was claimed in a single step: a claim that its block does not confirm is a
+    /// crash's leftover, and is not migrated.
     fn finish_affinities(&mut self) {
         for (key, node, affinity, block) in std::mem::take(&mut self.affinities) {
             if self.blocks.get(&block).is_some_and(|block| block.serves(&node)) {
@@ -289,7 +279,7 @@ impl Draft {
         }
     }
 
-    /// Without it no v3 plugin believes the store.
+    /// Without it no v3 plugin uses the store.
     fn finish_cluster(&mut self) {
         let spec = ClusterInformationSpec { datastore_ready: Some(true), ..Default::default() };
         let cluster = ClusterInformation::new(ClusterInformationSpec::NAME, spec);
@@ -300,7 +290,7 @@ impl Draft {
         }
     }
 
-    /// Two records of v1 that would be one in v3.
+    /// Finds pairs of v1 records that would have the same key in v3.
     fn find_collisions(&mut self) {
         let mut taken: BTreeMap<&Key, &Key> = BTreeMap::new();
         let mut collisions = BTreeSet::new();
@@ -316,7 +306,7 @@ impl Draft {
     }
 }
 
-/// Refuses a name that peers' validation does not let through.
+/// Refuses a name that Calico's validation does not accept.
 fn dns_name(name: &str) -> Result<(), String> {
     let label = |label: &str| {
         let inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();

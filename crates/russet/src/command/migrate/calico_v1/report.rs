@@ -1,37 +1,35 @@
-//! What a migration found, did or would do, for people and for programs.
+//! The report of a migration or of its dry run, for people and for programs.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::compare::{Compared, State};
+use super::compare::{Compared, RecordState};
 use super::plan::{Kind, Plan};
 use crate::cli::Format;
 use crate::output;
 
-/// Whether anything was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Done {
-    /// Nothing was.
     Nothing,
-    /// Everything that had to be was, and was read back.
+    /// Every necessary record was written and read back.
     Written,
 }
 
 /// The report; `schema` grows when a member changes its meaning.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct MigrationReport {
     schema: u32,
-    /// Whether it was done, or only would be.
+    /// Whether it was done, or is a dry run.
     written: bool,
     kinds: Vec<Counts>,
-    /// What stands in the way: v2 key and reason.
+    /// Problems: v2 key and reason.
     problems: Vec<Entry>,
-    /// Records of the new store that say something else.
+    /// Records of the new store that differ.
     differing: Vec<Entry>,
-    /// What would be written, unless it was.
+    /// What would be written; empty once it is.
     planned: Vec<Entry>,
-    /// What is not carried over.
+    /// What is not migrated.
     left: BTreeMap<String, usize>,
 }
 
@@ -47,31 +45,32 @@ struct Counts {
 #[derive(Debug, Serialize)]
 struct Entry {
     key: String,
-    /// A reason, or where it comes from.
+    /// A reason, or the key that it comes from.
     text: String,
 }
 
-// === impl Report ===
+// === impl MigrationReport ===
 
-impl Report {
+impl MigrationReport {
     const SCHEMA: u32 = 1;
 
-    /// Puts together what is known.
     pub fn new(plan: &Plan, compared: &[Compared<'_>], done: Done, force: bool) -> Self {
         let mut kinds: BTreeMap<Kind, Counts> = BTreeMap::new();
         for one in compared {
             let kind = one.planned.kind;
-            let counts = kinds.entry(kind).or_insert_with(|| Counts::of(kind));
+            let counts = kinds.entry(kind).or_insert_with(|| Counts::for_kind(kind));
             counts.found += 1;
             match one.state {
-                State::Missing => counts.created += 1,
-                State::Same => counts.already += 1,
-                State::Differs => counts.overwritten += usize::from(force),
+                RecordState::Missing => counts.created += 1,
+                RecordState::Same => counts.already += 1,
+                RecordState::Differs => counts.overwritten += usize::from(force),
             }
         }
         let entry = |one: &Compared<'_>, text: String| Entry { key: one.planned.key.to_string(), text };
-        let differing = compared.iter().filter(|one| one.state == State::Differs && done == Done::Nothing);
-        let planned = compared.iter().filter(|one| one.state == State::Missing && done == Done::Nothing);
+        let differing =
+            compared.iter().filter(|one| one.state == RecordState::Differs && done == Done::Nothing);
+        let planned =
+            compared.iter().filter(|one| one.state == RecordState::Missing && done == Done::Nothing);
         let problem = |problem: &super::plan::Problem| Entry {
             key: problem.key.to_string(),
             text: problem.reason.clone(),
@@ -89,7 +88,6 @@ impl Report {
         }
     }
 
-    /// The report in a format.
     pub fn show(&self, format: Format) -> String {
         output::in_format(format, self, || self.text())
     }
@@ -110,7 +108,7 @@ impl Report {
         };
         text.push_str(&output::table(&heading, &counts));
         for (what, count) in &self.left {
-            text.push_str(&format!("not carried over: {count} of {}\n", output::visible(what)));
+            text.push_str(&format!("not migrated: {count} of {}\n", output::visible(what)));
         }
         if !self.problems.is_empty() {
             text.push_str("\nIn the way; nothing was written:\n");
@@ -121,7 +119,7 @@ impl Report {
             text.push_str(&output::table(&["KEY", "WHAT"], &rows(&self.differing)));
         }
         text.push_str(match self.written {
-            true => "carried over and read back; the v2 data is as it was\n",
+            true => "migrated and read back; the v2 data is as it was\n",
             false => "nothing was written\n",
         });
         text
@@ -131,7 +129,7 @@ impl Report {
 // === impl Counts ===
 
 impl Counts {
-    fn of(kind: Kind) -> Self {
+    fn for_kind(kind: Kind) -> Self {
         let kind = match kind {
             Kind::Block => "blocks",
             Kind::Handle => "handles",

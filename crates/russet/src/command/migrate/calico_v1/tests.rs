@@ -1,11 +1,11 @@
-//! What happens when the v1 data changes while it is carried over, on simulated stores.
+//! Changes of the v1 data during the migration, on simulated stores.
 
 use clap::Parser;
 use russet_store::{BoxFuture, Claims, CommitError, Revision, Sim, Snapshot, StoreError, Watch};
 
 use super::*;
 
-/// A new store; with its first commit somebody writes to the old one.
+/// A new store; its first commit triggers a write to the old one.
 struct Watched {
     store: Sim,
     old: Sim,
@@ -44,7 +44,7 @@ struct Line {
 }
 
 #[test]
-fn v1_data_that_change_or_open_meanwhile_open_nothing_in_v3() {
+fn no_pool_is_written_if_v1_data_change_or_reopen() {
     let handle = |name: &str| Key::from_stored(format!("/calico/ipam/v2/handle/{name}"));
     let taken = r#"{"block":{"10.1.0.0/26":1}}"#;
     for change in [Step::put(handle("net.new"), taken), Step::put(V1Key::Ready.key(), "true")] {
@@ -62,7 +62,7 @@ fn v1_data_that_change_or_open_meanwhile_open_nothing_in_v3() {
             let args = Line::parse_from(["russet", "--from", "http://a:1"]).args;
             let plan = read(&old, "a").await.unwrap();
             let compared = compare::with(&target, &plan).await.unwrap();
-            let failed = carry_over(&old, &target, &args, &plan, &compared).await;
+            let failed = migrate_all_but_pools(&old, &target, &args, &plan, &compared).await;
             assert!(failed.is_err());
             assert!(store.get(&handle("net.f00d")).await.unwrap().is_some());
             assert!(store.list(&Prefix::pools()).await.unwrap().records.is_empty());

@@ -1,22 +1,22 @@
-//! What a migration found, did or would do, for people and for programs.
+//! The report of a migration or of its dry run, for people and for programs.
 
 use serde::Serialize;
 
-use super::plan::{Plan, Planned, State};
+use super::plan::{Plan, Planned, RecordState};
 use crate::cli::Format;
 use crate::output;
 
 /// The report; `schema` grows when a member changes its meaning.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct MigrationReport {
     schema: u32,
-    /// Whether it was done, or only would be.
+    /// Whether it was done, or is a dry run.
     written: bool,
-    /// Everything that was found and can be carried over.
+    /// Every record that can be migrated.
     records: Vec<Line>,
-    /// What is not carried over: v2 key and reason.
+    /// What is not migrated: v2 key and reason.
     left: Vec<Entry>,
-    /// What stands in the way: key and reason.
+    /// Problems: key and reason.
     problems: Vec<Entry>,
 }
 
@@ -25,7 +25,7 @@ struct Line {
     key: String,
     /// `created`, `overwritten`, `already there`, `left out`, `moved`, `in the way`.
     what: &'static str,
-    /// Absent for ever.
+    /// Absent if it never expires.
     #[serde(skip_serializing_if = "Option::is_none")]
     seconds_left: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -38,12 +38,11 @@ struct Entry {
     reason: String,
 }
 
-// === impl Report ===
+// === impl MigrationReport ===
 
-impl Report {
+impl MigrationReport {
     const SCHEMA: u32 = 1;
 
-    /// Puts together what is known.
     pub fn new(plan: &Plan, written: bool, force: bool) -> Self {
         let entries = |list: &[(russet_model::Key, String)]| {
             list.iter().map(|(key, reason)| Entry { key: key.to_string(), reason: reason.clone() }).collect()
@@ -51,13 +50,12 @@ impl Report {
         Self {
             schema: Self::SCHEMA,
             written,
-            records: plan.all().map(|planned| Line::of(planned, plan, force)).collect(),
+            records: plan.all().map(|planned| Line::for_record(planned, plan, force)).collect(),
             left: entries(&plan.left),
             problems: entries(&plan.problems),
         }
     }
 
-    /// The report in a format.
     pub fn show(&self, format: Format) -> String {
         output::in_format(format, self, || self.text())
     }
@@ -71,7 +69,7 @@ impl Report {
             }
         };
         for (heading, entries) in
-            [("Not carried over:", &self.left), ("In the way; nothing was written:", &self.problems)]
+            [("Not migrated:", &self.left), ("In the way; nothing was written:", &self.problems)]
         {
             if !entries.is_empty() {
                 let rows: Vec<Vec<String>> =
@@ -80,7 +78,7 @@ impl Report {
             }
         }
         text.push_str(match self.written {
-            true => "carried over and read back; the v2 data is as it was\n",
+            true => "migrated and read back; the v2 data is as it was\n",
             false => "nothing was written\n",
         });
         text
@@ -90,13 +88,13 @@ impl Report {
 // === impl Line ===
 
 impl Line {
-    fn of(planned: &Planned, plan: &Plan, force: bool) -> Self {
+    fn for_record(planned: &Planned, plan: &Plan, force: bool) -> Self {
         let is_config = plan.config.as_ref().is_some_and(|config| config.key == planned.key);
         let (what, reason) = match &planned.state {
-            State::Missing => ("created", None),
-            State::Same => ("already there", None),
-            State::Moved(to) => ("moved", Some(format!("its node has {to} there"))),
-            State::Differs(reason) => {
+            RecordState::Missing => ("created", None),
+            RecordState::Same => ("already there", None),
+            RecordState::Moved(to) => ("moved", Some(format!("its node has {to} there"))),
+            RecordState::Differs(reason) => {
                 let what = match (force, is_config) {
                     (false, _) => "in the way",
                     (true, true) => "overwritten",

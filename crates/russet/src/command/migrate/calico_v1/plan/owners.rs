@@ -1,5 +1,7 @@
-//! Who holds a pod's address. In v1 a pod that came again in a new sandbox kept its address, which stayed held under the old container: v3 frees
-//! by container, so that a late DEL of the old one would free what the new one uses. What is carried over names the container that uses it. Pure.
+//! Finds the holder of each pod's address. In v1 a pod with a new sandbox kept its address, which
+//! stayed held under the old container; v3 releases by container, so a late DEL of the old one
+//! would release the address of the new one. A migrated address therefore names the container that
+//! uses it. Pure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,10 +12,10 @@ use russet_model::{Attribute, Block, Handle, HandleId, Key};
 
 use super::Problem;
 
-/// Handles, and the v2 keys that they come from.
+/// Handles, with the v2 keys that they come from.
 pub type Handles = BTreeMap<HandleId, (Key, Handle)>;
 
-/// A pod's endpoint, as far as it matters here.
+/// A pod's endpoint, with what decides about its addresses.
 #[derive(Debug, Clone)]
 pub struct User {
     key: Key,
@@ -22,21 +24,22 @@ pub struct User {
     addresses: Vec<IpAddr>,
 }
 
-/// What becomes of an address that an endpoint names.
+/// What to do with an address that an endpoint names.
 enum Verdict {
-    /// It is held as it should be.
+    /// Its holder is correct.
     Right,
-    /// Under the pod's own name, as plugins before 1.11.2 held it: that stays, the pod is named beside it.
+    /// It is held under the pod's own name, as plugins before 1.11.2 did: the handle stays, and the
+    /// attributes name the pod.
     Named,
-    /// Under an older container of the pod: from now on under this one.
+    /// It is held under an older container of the pod, and moves to this one.
     Moved(HandleId),
 }
 
 // === impl User ===
 
 impl User {
-    /// The user, where the endpoint is a pod's; any other workload is its own container.
-    pub fn of(key: &Key, id: &EndpointId, endpoint: &Endpoint) -> Option<Self> {
+    /// Returns the user if the endpoint is a pod's; any other workload counts as its own container.
+    pub fn from_endpoint(key: &Key, id: &EndpointId, endpoint: &Endpoint) -> Option<Self> {
         (id.orchestrator == ORCHESTRATOR_K8S && !endpoint.active_instance_id.is_empty()).then(|| Self {
             key: key.clone(),
             workload: id.workload.clone(),
@@ -61,7 +64,8 @@ impl User {
     }
 }
 
-/// Sets right who holds what the endpoints name, in blocks and handles. What nobody can tell is a problem.
+/// Corrects the holders of the addresses that endpoints name, in blocks and handles. An address
+/// without a unique user is a problem.
 pub fn settle(
     blocks: &mut BTreeMap<BlockCidr, Block>,
     handles: &mut Handles,
@@ -128,7 +132,7 @@ fn verdict<'a>(users: &[&'a User], held: &Attribute, handle: &str) -> Result<(&'
     }
 }
 
-/// Gives an address to another owner; the old one goes when nothing else is its.
+/// Assigns an address to another owner; removes the old one if it has no other address.
 fn set_owner(block: &mut Block, ordinal: usize, owner: Attribute) {
     let old = std::mem::take(&mut block.attributes).unwrap_or_default();
     let mut attributes: Vec<Attribute> = Vec::new();
@@ -144,7 +148,7 @@ fn set_owner(block: &mut Block, ordinal: usize, owner: Attribute) {
     block.attributes = Some(attributes);
 }
 
-/// One address of the block less for one handle and more for the other.
+/// Subtracts one address of the block from one handle and adds it to the other.
 fn move_count(handles: &mut Handles, from: &str, to: HandleId, block: BlockCidr) {
     let mut key = Key::handle(&to);
     if let Ok(from) = HandleId::new(from)

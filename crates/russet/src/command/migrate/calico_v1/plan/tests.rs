@@ -19,7 +19,7 @@ fn plan(pairs: &[(&str, &str)]) -> Plan {
         value: value.as_bytes().to_vec(),
         revision: Revision(1),
     };
-    Plan::of(&pairs.iter().map(record).collect::<Vec<_>>())
+    Plan::from_records(&pairs.iter().map(record).collect::<Vec<_>>())
 }
 
 fn reasons(plan: &Plan) -> Vec<String> {
@@ -27,7 +27,7 @@ fn reasons(plan: &Plan) -> Vec<String> {
 }
 
 #[test]
-fn everything_of_a_cluster_has_its_place_and_pools_come_last() {
+fn every_record_is_planned_and_pools_come_last() {
     let block = block();
     let plan = plan(&[
         ("/calico/v1/ipam/v4/pool/10.1.0.0-24", r#"{"cidr":"10.1.0.0/24","ipam":true}"#),
@@ -71,7 +71,7 @@ fn everything_of_a_cluster_has_its_place_and_pools_come_last() {
 }
 
 #[test]
-fn names_that_v3_cannot_have_and_names_that_would_be_one_are_listed_each() {
+fn invalid_and_colliding_names_are_each_reported() {
     let plan = plan(&[
         ("/calico/v1/policy/profile/k8s_ns.shop/tags", "[]"),
         ("/calico/v1/policy/profile/kns.shop/tags", "[]"),
@@ -90,7 +90,7 @@ fn names_that_v3_cannot_have_and_names_that_would_be_one_are_listed_each() {
 }
 
 #[test]
-fn what_cannot_be_read_is_named_and_not_passed_over() {
+fn unreadable_records_are_reported() {
     let plan = plan(&[
         ("/calico/ipam/v2/assignment/ipv4/block/10.1.0.0-26", "{"),
         ("/calico/ipam/v2/assignment/ipv4/block/10.1.0.64-26", &block()),
@@ -105,7 +105,8 @@ fn what_cannot_be_read_is_named_and_not_passed_over() {
 const NEWER: &str = r#"{"state":"active","name":"calif00d","active_instance_id":"c2","mac":null,"profile_ids":[],"ipv4_nets":["10.1.0.0/32"],"ipv6_nets":[]}"#;
 const AT: &str = "/calico/v1/host/n1/workload/k8s/shop.web-0/endpoint/eth0";
 
-/// A plan for the address 10.1.0.0, held under `handle` with attributes and named by the newer container's endpoint.
+/// A plan for the address 10.1.0.0, held under `handle` with attributes and named by the newer
+/// container's endpoint.
 fn reused(handle: &str, secondary: &str, more: &[(&str, &str)]) -> Plan {
     let block = block().replace("net.f00d", handle).replace(r#""secondary":{}"#, secondary);
     let at = format!("/calico/ipam/v2/handle/{handle}");
@@ -124,7 +125,7 @@ fn owner(plan: &Plan) -> russet_model::Attribute {
 }
 
 #[test]
-fn an_address_that_a_new_sandbox_took_over_is_held_by_it_and_no_longer_by_the_old_one() {
+fn a_reused_address_moves_from_the_old_sandbox_to_the_new_one() {
     // calico-cni.md oracle 56: v1 reuses the endpoint's address; in v3 a late DEL of c1 would free what is held under its handle
     let plan = reused("net.c1", r#""secondary":{"timestamp":"t"}"#, &[]);
     assert_eq!(reasons(&plan), [""; 0]);
@@ -150,7 +151,7 @@ fn an_address_under_the_pods_own_name_keeps_it_and_names_the_pod() {
 }
 
 #[test]
-fn an_address_whose_user_nobody_can_tell_is_in_the_way() {
+fn an_address_with_an_ambiguous_user_is_a_problem() {
     let other = "/calico/v1/host/n2/workload/k8s/shop.web-1/endpoint/eth0";
     for (plan, said) in [
         (reused("net.c1", r#""secondary":{}"#, &[(other, NEWER)]), "remove those left over"),
@@ -160,7 +161,7 @@ fn an_address_whose_user_nobody_can_tell_is_in_the_way() {
         let reasons = reasons(&plan);
         assert!(reasons.iter().any(|reason| reason.contains(said)), "{said}: {reasons:#?}");
     }
-    // Of two that name it, the one that holds it is right.
+    // If two endpoints name it, the one that holds it is its user.
     let plan = reused("net.c2", r#""secondary":{}"#, &[(other, ENDPOINT)]);
     assert_eq!(reasons(&plan), [""; 0]);
 }
