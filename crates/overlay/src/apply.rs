@@ -1,5 +1,6 @@
-//! Carries out one batch of a plan over netlink. Called by `reconcile`; it decides nothing, collects every error and goes
-//! on: one refused route must not keep the others from being programmed.
+//! Carries out one batch of a plan over netlink. Called by `reconcile`; it decides nothing,
+//! collects every error and continues: one refused route must not keep the others from being
+//! programmed.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use crate::plan::{Op, route};
 use crate::report::{Kind, Report};
 use crate::vxlan::Device;
 
-/// Where the devices are, as far as known.
+/// Encodes operations for netlink and tracks the interface indexes of the devices.
 #[derive(Debug, Default)]
 pub(crate) struct Executor {
     devices: BTreeMap<Family, u32>,
@@ -31,8 +32,9 @@ impl Executor {
         Self { devices, owner: owner.clone() }
     }
 
-    /// Sends one batch; false when the conversation itself broke, so that going on makes no sense. Requests for a device
-    /// that could not be created are left out: that failure is reported already.
+    /// Sends one batch. Returns false when the socket itself failed, so that further batches are
+    /// pointless. Requests for a device that could not be created are left out: that failure is
+    /// reported already.
     pub(crate) fn run(&mut self, socket: &mut Socket, ops: &[Op], report: &mut Report) -> bool {
         let mut batch = Batch::new();
         let sent: Vec<&Op> = ops.iter().filter(|op| self.encode(op, &mut batch)).collect();
@@ -55,7 +57,7 @@ impl Executor {
         true
     }
 
-    /// Keeps the devices' indexes current.
+    /// Updates the interface indexes after an operation on a device.
     fn follow(&mut self, socket: &mut Socket, op: &Op, report: &mut Report) {
         match op {
             Op::DeleteDevice(family, _) => _ = self.devices.remove(family),
@@ -109,7 +111,7 @@ impl Executor {
                     return None;
                 }
                 let route = route(*dst, *hop, device, *metric, &self.owner);
-                // Anybody else's route to the same place makes an addition fail, and stays.
+                // A foreign route to the same destination makes the addition fail, and stays.
                 if matches!(op, Op::AddRoute(..)) {
                     batch.add_route(&route)
                 } else {
@@ -130,8 +132,8 @@ impl Executor {
     }
 }
 
-/// A tunnel device gets its configuration from nobody but us; to be written while it is down. Without IPv6 there is no such
-/// sysctl, and no need.
+/// Keeps a tunnel device from configuring itself by router advertisements. The caller writes this
+/// while the device is down. A kernel without IPv6 has no such sysctl and needs none.
 pub(crate) fn ignore_router_advertisements(name: &IfName, report: &mut Report) {
     match sysctl::write_if_different(&format!("net/ipv6/conf/{name}/accept_ra"), "0") {
         Ok(true) => report.count(Kind::Sysctl),
@@ -141,7 +143,7 @@ pub(crate) fn ignore_router_advertisements(name: &IfName, report: &mut Report) {
     }
 }
 
-/// Outer checksums are the kernel's default.
+/// Leaves outer checksums at the kernel's default.
 fn link(name: IfName, device: &Device) -> LinkAdd {
     let vxlan = Vxlan {
         local: Some(device.local),

@@ -1,19 +1,20 @@
-//! From the datastore's records to [`Inputs`](crate::Inputs). Called by the agent for each record that its watches bring.
+//! Converts the datastore's records to [`Inputs`](crate::Inputs). The agent calls it for each
+//! record that its watches bring.
 
 use russet_addr::{BlockCidr, Family, NodeName};
 use russet_model as model;
 
 use crate::inputs::{Addresses, Affinity, Borrowed, Encapsulation, Node, Pool};
 
-/// What tunnels' addresses say in attribute `type`: `vxlanTunnelAddress`, `ipipTunnelAddress`, ... (calico-ipam.md
-/// section 1.4). They are on node objects, too, and are taken from there.
+/// How attribute `type` of a tunnel's address ends: `vxlanTunnelAddress`, `ipipTunnelAddress`, ...
+/// (calico-ipam.md section 1.4). Node objects name these addresses, too, and are their source here.
 const TUNNEL_TYPE_END: &str = "TunnelAddress";
 
 // === impl Pool ===
 
 impl Pool {
-    /// A pool as its record describes it; none for a pool that serves neither pods nor tunnels, whose addresses are not
-    /// ours to spare from translation (calico-cni.md section 4.8).
+    /// Converts a pool's record. Returns none for a pool that serves neither pods nor tunnels: its
+    /// addresses are not exempt from translation (calico-cni.md section 4.8).
     pub fn from_model(pool: &model::IpPoolSpec) -> Option<Self> {
         let serves = pool.allows(model::AddressUse::Workload) || pool.allows(model::AddressUse::Tunnel);
         serves.then(|| Self {
@@ -53,7 +54,8 @@ impl From<&model::NodeSpec> for Node {
 // === impl Affinity ===
 
 impl Affinity {
-    /// The claim of `node`, from its key and its record; none when the record is marked as deleted.
+    /// Converts a node's claim of a block, from its key and its record; none when the record is
+    /// marked as deleted.
     pub fn from_model(node: &NodeName, block: BlockCidr, claim: &model::Affinity) -> Option<Self> {
         (!claim.deleted).then(|| Self { block, node: node.clone(), state: claim.state })
     }
@@ -62,8 +64,8 @@ impl Affinity {
 // === impl Borrowed ===
 
 impl Borrowed {
-    /// The addresses of `block` whose pods are on another node than the block's, or on any node when the block is
-    /// nobody's.
+    /// The addresses of `block` whose pods are on another node than the block's, or on any node
+    /// when the block has no affinity.
     pub fn of_block(block: &model::Block) -> impl Iterator<Item = Self> + '_ {
         let owner = block.node();
         (0..block.cidr.size()).filter_map(move |ordinal| {
@@ -122,6 +124,6 @@ mod tests {
         assert!(cooling, "the test's spelling of releasedAt is the model's");
         assert_eq!(found, ["10.1.0.17 node-b"]);
         block.affinity = None;
-        assert_eq!(Borrowed::of_block(&block).count(), 2, "a block of nobody's lends to all");
+        assert_eq!(Borrowed::of_block(&block).count(), 2, "in a block without affinity every pod counts as borrowed");
     }
 }

@@ -1,5 +1,5 @@
-//! The state that the kernel should be in: a pure function of the inputs. Called by `reconcile`, compared with what is
-//! by `plan`.
+//! The state that the kernel should have: a pure function of the inputs. Called by `reconcile`;
+//! `plan` compares it with the observed state.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::routed;
 use crate::scene::Scene;
 use crate::vxlan::{Device, Vxlan, tunnel_addresses};
 
-/// Everything that should be in the kernel, and what of the inputs should not.
+/// Everything that should be in the kernel, and the inputs that were refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Desired {
     /// The tunnel devices.
@@ -28,9 +28,9 @@ pub struct Desired {
     pub routes: BTreeMap<IpNet, Hop>,
     /// Address translation.
     pub masquerade: Masquerade,
-    /// The metrics of those routes that have another one than the kernel's default.
+    /// The metrics of routes that need another one than the kernel's default.
     pub metrics: BTreeMap<IpNet, u32>,
-    /// How all of it is marked.
+    /// The names and marks that identify the owner of all of it.
     pub owner: Owner,
     /// Families that are to be forwarded.
     pub forwarding: Vec<Family>,
@@ -38,12 +38,13 @@ pub struct Desired {
     pub refusals: Vec<Refusal>,
 }
 
-/// Where a route leads.
+/// The next hop of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hop {
-    /// Through its family's tunnel device, by this tunnel address. The IPv4 kernel compares a new next hop with all others of
-    /// its device (its hash knows device and metric only): 5,000 such routes take 0.2 s once, 15,000 take 2.7 s (6.18).
-    /// Different metrics avoid that, see `Desired::metrics`.
+    /// Through its family's tunnel device, by this tunnel address. The IPv4 kernel compares a new
+    /// next hop with all others of its device, because its hash covers only device and metric:
+    /// 5,000 such routes take 0.2 s once, 15,000 take 2.7 s (Linux 6.18). Different metrics avoid
+    /// that, see `Desired::metrics`.
     Tunnel(IpAddr),
     /// To the tunnel device itself: the destination is an endpoint.
     Connected,
@@ -54,13 +55,14 @@ pub enum Hop {
         /// The node's own address.
         gateway: IpAddr,
     },
-    /// To a link of this index, which knows where its peers are.
+    /// To the link with this index, whose driver knows the peers.
     Link(u32),
-    /// Nowhere: an address of our own block that no pod has must not wander off through the default route.
+    /// Drops the packet: an address of our own block that no pod has must not follow the default
+    /// route.
     Blackhole,
 }
 
-/// The ways that exist in one family.
+/// Computes the routes of one family.
 struct Ways<'a> {
     family: Family,
     vxlan: Option<Vxlan<'a>>,
@@ -90,8 +92,8 @@ pub fn desired(inputs: &Inputs) -> Desired {
     desired
 }
 
-/// The route of our own block: nowhere, unless it is one address, which its pod's own route leads to, or its pool's
-/// routes are another program's (calico-cni.md section 4.3, first note).
+/// The route of our own block: a blackhole, unless the block is a single address, which its pod's
+/// own route covers, or another program routes the pool (calico-cni.md section 4.3, first note).
 fn own_hop(scene: &Scene<'_>, net: &IpNet) -> Option<Hop> {
     let ours = !matches!(scene.encapsulation(net), None | Some(Encapsulation::Ipip));
     (ours && net.prefix_len() < net.max_prefix_len()).then_some(Hop::Blackhole)
@@ -138,7 +140,7 @@ impl<'a> Ways<'a> {
         }
     }
 
-    /// The way to `net`, which is on `node`.
+    /// The next hop towards `net`, which is on `node`.
     fn hop(&self, scene: &Scene<'a>, net: &IpNet, node: &NodeName) -> Result<Hop, Reason> {
         let tunnel = || self.vxlan.as_ref().ok_or(Reason::NoTunnelEndpoint)?.hop(node);
         match scene.encapsulation(net).ok_or(Reason::OutsidePools)? {
@@ -151,8 +153,8 @@ impl<'a> Ways<'a> {
         }
     }
 
-    /// Host routes to pods that live away from their block; the longer prefix wins over the block's route, and over our
-    /// own blackhole.
+    /// Adds host routes to pods that live away from their block. The longer prefix wins over the
+    /// block's route, and over our own blackhole.
     fn program_borrowed(&self, scene: &mut Scene<'a>, desired: &mut Desired) {
         let inputs = scene.inputs;
         let tunnels = tunnel_addresses(desired);
@@ -177,7 +179,8 @@ impl<'a> Ways<'a> {
         }
     }
 
-    /// The way to one borrowed address; none where the pod is ours, with a route of its own, or its block's route will do.
+    /// The next hop towards one borrowed address; none where the pod is local and has a route of
+    /// its own, or where its block's route suffices.
     fn borrowed_hop(&self, scene: &Scene<'a>, entry: &Borrowed) -> Result<Option<Hop>, Reason> {
         let host = host_net(entry.address);
         if entry.node == scene.inputs.node {

@@ -1,10 +1,11 @@
-//! The firewall of the flannel daemon (flannel.md section 7): which traffic takes the node's address on its way out, and
-//! that pods' packets are forwarded. `flanneld` opens it, applies what it wants after each change, and waits in
-//! [`Firewall::changed`] for somebody else's hand. The agent, which has rules of its own elsewhere, opens it for
-//! [the exceptions](Firewall::exceptions) alone.
+//! The firewall of the flannel daemon (flannel.md section 7): it masquerades pods' traffic and lets
+//! pods' packets be forwarded. `flanneld` opens it, applies the wanted rules after each change, and
+//! waits in [`Firewall::changed`] for changes by other programs. The agent, which has its rules
+//! elsewhere, opens it only for [exceptions](Firewall::exceptions).
 //!
-//! Tables and chains have flannel's own names, so that whichever daemon comes next adopts or replaces them and nothing is
-//! there twice. What is right is never touched; what is not is replaced in one transaction, so that no packet falls into a gap.
+//! Tables and chains have flannel's own names, so that the daemon that runs next adopts or replaces
+//! them and no rule exists twice. Correct rules are never touched; wrong ones are replaced in one
+//! transaction, so that no packet meets an incomplete ruleset.
 
 mod command;
 mod compat;
@@ -32,36 +33,37 @@ pub use legacy::{change_legacy_nat, legacy_nat};
 pub use report::{Culprit, FirewallError, Repair, Report};
 pub use survey::survey;
 
-/// What the rules are made from.
+/// The inputs of the rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// The pod networks of the cluster, of both families.
     pub networks: Vec<IpNet>,
-    /// This node's subnets of them.
+    /// This node's subnets of the networks.
     pub own: Vec<IpNet>,
-    /// Pods' traffic to outside of the networks takes the node's address.
+    /// Whether pods' traffic to destinations outside of the networks takes the node's address.
     pub masquerade: bool,
-    /// Ports of masqueraded flows are chosen at random, not kept where possible.
+    /// Whether ports of masqueraded flows are chosen at random instead of kept where possible.
     pub random_fully: bool,
-    /// Packets from and to the networks are forwarded.
+    /// Whether packets from and to the networks are forwarded.
     pub forward: bool,
 }
 
-/// Where the rules are.
+/// The backend that holds the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// In tables of nf_tables, over netlink.
     Nft,
-    /// In flannel's chains of iptables, made with the programs that are installed, of whichever flavour.
+    /// In flannel's chains of iptables, made with the installed programs, of either flavour.
     Iptables,
 }
 
-/// Whose rules these are.
+/// The daemon that owns the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     /// The flannel daemon's.
     Flannel(Mode),
-    /// The agent's, which are nowhere but in chains of others that drop what is forwarded; what flannel's daemons have is not ours.
+    /// The agent. Its rules are only exceptions in foreign chains that drop forwarded packets; it
+    /// leaves the rules of flannel's daemons alone.
     Agent,
 }
 
@@ -71,24 +73,25 @@ pub struct Firewall {
     role: Role,
     nft: Nft,
     monitor: Monitor,
-    /// Our name in what the monitor hears.
+    /// Our port in the messages of the monitor, which identifies our own changes.
     port: u32,
-    /// The generation at which the ruleset was seen to be as wanted.
+    /// The generation at which the ruleset was last seen to be as wanted.
     seen: Option<(u32, Wanted)>,
-    /// Chains of others of which every rule concerns us.
+    /// Foreign chains in which every rule matters to us.
     watched: BTreeSet<(Table, String)>,
     compat: Compat,
-    /// Rules of flannel's old versions were looked for.
+    /// Whether rules of flannel's old versions were searched for.
     swept: bool,
-    /// Tables that others own and that drop what they should not: told once, because nobody here can change it.
+    /// Foreign tables that drop forwarded packets and that only their owner can change. Each is
+    /// reported once.
     owned: BTreeSet<Table>,
-    /// Who made the last change that concerned us.
+    /// The process that made the last relevant change.
     culprit: Option<Culprit>,
-    /// The kernel has nf_tables; where it has not there is still legacy iptables.
+    /// Whether the kernel has nf_tables; without it there may still be legacy iptables.
     nf_tables: bool,
 }
 
-/// The tables and chains of everybody, at one generation.
+/// All tables and chains at one generation.
 #[derive(Debug)]
 pub(crate) struct Look {
     generation: u32,
@@ -96,17 +99,18 @@ pub(crate) struct Look {
     chains: Vec<ChainInfo>,
 }
 
-/// The comment of the agent's rules in others' chains.
+/// The comment of the agent's rules in foreign chains.
 pub const EXCEPTION_COMMENT: &str = "russet-agent forward";
-/// Commits of others that are looked at in one go: whoever commits without end gets neither all of our time nor keeps us from our own orders.
+/// Number of foreign events that are read in one call, so that a program that commits without end
+/// neither takes all of our time nor delays our own changes.
 const EVENTS_MAX: usize = 1000;
-/// A check that is overtaken by others' commits is repeated this often: each repetition means that somebody else got ahead.
+/// How often a check is repeated after a foreign commit overtook it.
 const TRIES: usize = 16;
 
 // === impl Role ===
 
 impl Role {
-    /// The comment by which accepts in chains of others are known.
+    /// The comment that identifies our accepts in foreign chains.
     pub(crate) const fn mark(self) -> &'static str {
         match self {
             Self::Flannel(_) => "russet-flannel forward",
@@ -123,14 +127,15 @@ impl Role {
 // === impl Firewall ===
 
 impl Firewall {
-    /// Opens it in the calling thread's network namespace and begins to listen; changes nothing. In the mode of iptables its
-    /// programs have to be there.
+    /// Opens the firewall in the calling thread's network namespace and begins to listen; changes
+    /// nothing. Mode [`Mode::Iptables`] needs the iptables programs.
     pub fn open(mode: Mode) -> Result<Self, FirewallError> {
         Self::open_as(Role::Flannel(mode))
     }
 
-    /// The same for exceptions alone: accepts of [`Wanted::networks`] in chains of others that drop what is forwarded, under a mark of their own. Nothing else
-    /// is made, removed or masqueraded.
+    /// Opens it for exceptions only: accepts of [`Wanted::networks`] in foreign chains that drop
+    /// forwarded packets, marked by a comment of their own. Nothing else is created, removed or
+    /// masqueraded.
     pub fn exceptions() -> Result<Self, FirewallError> {
         Self::open_as(Role::Agent)
     }
@@ -163,12 +168,14 @@ impl Firewall {
         })
     }
 
-    /// Compares what is there with what should be, and repairs the difference. Does nothing where nothing is wrong.
+    /// Compares the ruleset with the wanted one and repairs the difference; does nothing if there
+    /// is none.
     ///
-    /// What the other mode, or flannel itself in either of its modes, has left is removed once the new rules are in force.
+    /// Rules that the other mode, or flannel itself in either of its modes, left behind are removed
+    /// once the new rules are in force.
     pub fn apply(&mut self, wanted: &Wanted) -> Report {
         let mut report = Report::default();
-        // Only what is in nf_tables changes its generation.
+        // Only changes in nf_tables change the generation.
         let heard = !self.role.is_iptables() || self.compat.is_nft();
         match self.nft.generation() {
             Err(_) if !self.nf_tables => {
@@ -181,15 +188,16 @@ impl Firewall {
             Ok(_) => self.check(wanted, &mut report),
             Err(error) => report.failed.push(error.into()),
         }
-        // Legacy iptables tells nobody about its changes.
+        // Legacy iptables sends no notifications.
         self.compat.legacy(wanted, self.role, &mut report);
         let culprit = self.culprit.take();
         report.culprit = if report.repaired.is_empty() { None } else { culprit };
         report
     }
 
-    /// Waits until somebody else changed what may concern us, and returns true; false when `timeout` passed first, or a great many changes
-    /// that do not concern us. Changes of legacy iptables are not heard: call `apply` every few seconds, too.
+    /// Waits until another program made a change that may matter and returns true. Returns false
+    /// when `timeout` passed first, or after [`EVENTS_MAX`] unrelated changes. Legacy iptables
+    /// sends no events, so callers also call `apply` every few seconds.
     pub fn changed(&mut self, timeout: Duration) -> Result<bool, FirewallError> {
         let end = Instant::now() + timeout;
         let mut left = EVENTS_MAX;
@@ -206,7 +214,7 @@ impl Firewall {
                 Some(_) => left -= 1,
             }
         }
-        // One look covers all that has happened until now.
+        // One snapshot covers all changes until now.
         for _ in 0..EVENTS_MAX {
             if self.monitor.next(Duration::ZERO)?.is_none() {
                 break;
@@ -215,13 +223,14 @@ impl Firewall {
         Ok(true)
     }
 
-    /// Removes everything that is ours.
+    /// Removes all of our rules.
     pub fn withdraw(&mut self) -> Report {
         self.apply(&Wanted::default())
     }
 
-    /// Removes what an earlier run, of us or of any version of flannel, left for `previous`, of which rules without chain and
-    /// comment can be recognised only by their addresses. Call it once `apply` has put the new rules in force.
+    /// Removes rules that an earlier run, of Russet or of any version of flannel, left for
+    /// `previous`. Rules without chain and comment can be recognised only by these addresses. Call
+    /// it once `apply` has put the new rules in force.
     pub fn recycle(&mut self, previous: &Wanted) -> Report {
         let mut report = Report::default();
         if previous.networks.is_empty() {
@@ -254,10 +263,10 @@ impl Firewall {
         let begun = report.failed.len();
         for _ in 0..TRIES {
             report.failed.truncate(begun);
-            // In the mode of iptables that is the replacement of our tables.
+            // In mode iptables this removes our nf_tables tables.
             match self.attempt(wanted, begun == 0, report) {
                 Ok(Some(generation)) => {
-                    // With a failure everything is looked at again next time.
+                    // After a failure the next call checks everything again.
                     let good = report.failed.is_empty();
                     self.seen = good.then(|| (generation, wanted.clone()));
                     return;
@@ -269,8 +278,9 @@ impl Firewall {
         report.failed.push(FirewallError::Overtaken(TRIES));
     }
 
-    /// One look, and a transaction for each difference. The generation of the look when there was nothing to do. What is no
-    /// longer wanted stays while its replacement is not in force.
+    /// Takes one snapshot and commits a transaction for each difference. Returns the snapshot's
+    /// generation when there was nothing to do. Rules that are no longer wanted stay until their
+    /// replacement is in force.
     fn attempt(
         &mut self,
         wanted: &Wanted,
@@ -294,7 +304,7 @@ impl Firewall {
             match change.and_then(|change| self.commit(change, &look, report)) {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
-                // The tables of others are not worth less for that.
+                // A failure in our tables must not keep foreign chains from being checked.
                 Err(FirewallError::Owned(table)) => drop(owned.insert(table)),
                 Err(error) => {
                     in_force = false;
@@ -302,7 +312,7 @@ impl Firewall {
                 }
             }
         }
-        // Only now: a jump of flannel may have been what let packets through.
+        // Last, because a jump of flannel's may have been what let packets through.
         if in_force && ours && (!self.role.is_iptables() || !self.compat.is_nft()) {
             let change = leftovers::difference(&mut self.nft, &look, !self.swept)?;
             if !self.commit(change, &look, report)? {
@@ -315,7 +325,8 @@ impl Firewall {
         Ok(Some(look.generation))
     }
 
-    /// Whether there was nothing to commit; what was is looked at again, as is what somebody else overtook.
+    /// Returns whether there was nothing to commit. After a commit, and after another program's
+    /// commit overtook ours, the caller takes a new snapshot.
     fn commit(
         &mut self,
         mut change: Change,
@@ -348,7 +359,8 @@ impl Firewall {
         native::tables().contains(&change.table)
             || change.base
             || self.watched.contains(&(change.table.clone(), change.name.clone()))
-            // A whole table of others may have held accepts of ours, or sleep no more.
+            // A foreign table that changed as a whole may have held our accepts, or may no longer
+            // be dormant.
             || change.object == Object::Table && !change.gone
             || self.role.is_iptables() && flannel.contains(&change.name.as_str())
     }

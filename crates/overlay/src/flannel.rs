@@ -1,11 +1,14 @@
-//! The kernel's side of flannel's backends: which devices, routes, neighbours and forwarding entries a node needs for the
-//! leases of its peers (flannel.md sections 4, 6 and 14). Called by the flannel daemon; the engine is that of the rest of this
-//! crate: `desired` values, dumps, a `plan`, `apply`.
+//! The kernel's side of flannel's backends: the devices, routes, neighbours and forwarding entries
+//! that a node needs for the leases of its peers (flannel.md sections 4, 6 and 14). Called by the
+//! flannel daemon; the engine is that of the rest of this crate: `desired` values, dumps, a `plan`,
+//! `apply`.
 //!
-//! [`Fabric`] is synchronous and works in the network namespace of the thread that opened it; sysctls follow the thread that
-//! calls. A daemon calls [`prepare`](Fabric::prepare) before it asks for a lease, [`own`](Fabric::own) when it has one,
-//! [`reset`](Fabric::reset) with every snapshot of the peers, [`change`](Fabric::change) with every event, and
-//! [`drifted`](Fabric::drifted) whenever the fabric's descriptor is readable, and then perhaps [`resync`](Fabric::resync).
+//! [`Fabric`] is synchronous and works in the network namespace of the thread that opened it;
+//! sysctls follow the calling thread. A daemon calls [`prepare`](Fabric::prepare) before it
+//! acquires a lease, [`own`](Fabric::own) after that, [`reset`](Fabric::reset) with every snapshot
+//! of the peers, [`change`](Fabric::change) with every event, and [`drifted`](Fabric::drifted)
+//! whenever the fabric's descriptor is readable, then [`resync`](Fabric::resync) if it returned
+//! true.
 
 mod book;
 mod drift;
@@ -28,10 +31,10 @@ pub use wireguard::{KeyError, Mode, Psk, Wireguard, WireguardEnd};
 use crate::refusal::Subject;
 use crate::report::OverlayError;
 
-/// The protocol of all our routes, so that what a former life left behind is found again. Peers never see it; real flannel's
-/// routes have `boot`, like everybody's.
+/// The protocol of all our routes, by which the routes of an earlier run are recognised. Peers
+/// never see it; flannel's own routes have `boot`, the default.
 pub const ROUTE_PROTOCOL: u8 = 115;
-/// The UDP port of the vxlan backend where none is configured: the kernel's default, not IANA's.
+/// The UDP port of the vxlan backend if none is configured: the kernel's default, not IANA's.
 pub const VXLAN_PORT: u16 = 8472;
 
 /// How nodes reach each other's pods.
@@ -48,7 +51,8 @@ pub enum Backend {
     },
     /// Through WireGuard devices (flannel.md section 6.5).
     Wireguard(Box<Wireguard>),
-    /// By the proxy in `overlay::udp`, which looks after its own device: here, as for `Alloc`, only what other backends left goes.
+    /// Through the proxy in `overlay::udp`, which maintains its own device. Here, as for `Alloc`,
+    /// only leftovers of other backends are removed.
     Udp,
     /// Leases only.
     Alloc,
@@ -67,18 +71,17 @@ pub struct Vxlan {
     pub direct_routing: bool,
     /// Whether the device learns from what it receives.
     pub learning: bool,
-    /// The MTU of the underlay in bytes, instead of its own.
+    /// The MTU in bytes to use instead of the underlay's own.
     pub mtu: Option<u32>,
-    /// The MACs of the IPv4 and of the IPv6 device that peers know already, for devices that have to be made.
+    /// The MACs of the IPv4 and of the IPv6 device that peers know already, used if the devices
+    /// must be created.
     pub mac: [Option<Mac>; 2],
 }
 
 /// The interface that leads to the peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Underlay {
-    /// Its index.
     pub ifindex: u32,
-    /// Its name.
     pub name: IfName,
     /// Its MTU in bytes.
     pub mtu: u32,
@@ -91,13 +94,11 @@ pub struct Underlay {
 /// The networks whose subnets nodes lease; a family without one is off.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Networks {
-    /// Of IPv4.
     pub v4: Option<Ipv4Net>,
-    /// Of IPv6.
     pub v6: Option<Ipv6Net>,
 }
 
-/// Which peer: the subnets that it has leased.
+/// Identifies a peer by the subnets that it has leased.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerKey {
     /// Its IPv4 subnet.
@@ -109,13 +110,11 @@ pub struct PeerKey {
 /// A usable lease of another node: the caller leaves out those of other backends (flannel.md section 4).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Its IPv4 subnet.
     pub subnet: Option<Ipv4Net>,
-    /// Its IPv6 subnet.
     pub subnet_v6: Option<Ipv6Net>,
-    /// Where it is reached; 0.0.0.0 when IPv4 is off.
+    /// Its underlay address; 0.0.0.0 when IPv4 is off.
     pub public_ip: Ipv4Addr,
-    /// Where it is reached over IPv6.
+    /// Its underlay address over IPv6.
     pub public_ipv6: Option<Ipv6Addr>,
     /// The MACs of its IPv4 and of its IPv6 vxlan device.
     pub mac: [Option<Mac>; 2],
@@ -123,25 +122,24 @@ pub struct Peer {
     pub wireguard: [Option<WireguardEnd>; 2],
 }
 
-/// What a backend has before there is a lease.
+/// What a backend can publish before there is a lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prepared {
     /// The MACs of our vxlan devices, to be published with the lease.
     pub mac: [Option<Mac>; 2],
     /// The MTU in bytes that pods may use.
     pub mtu: u32,
-    /// The devices.
     pub device: [Option<IfName>; 2],
     /// Our ends of the WireGuard tunnels, to be published with the lease.
     pub wireguard: [Option<WireguardEnd>; 2],
-    /// Devices that stood in the way and were made anew, and why.
+    /// Devices that did not match and were created anew, with the reason.
     pub replaced: Vec<String>,
 }
 
-/// Why a backend cannot work at all.
+/// Errors because of which a backend cannot work at all.
 #[derive(Debug, thiserror::Error)]
 pub enum FlannelError {
-    /// A socket, or the first question to the kernel.
+    /// A socket, or the first request to the kernel.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
     /// A device could not be made or changed.
@@ -150,26 +148,23 @@ pub enum FlannelError {
     /// The interface lacks an address of a family that is on.
     #[error("interface {interface} has no {family} address, which backend {backend} needs")]
     NoAddress {
-        /// The interface.
         interface: IfName,
-        /// The family.
         family: Family,
         /// The backend's name.
         backend: &'static str,
     },
-    /// The public address is not the interface's own.
+    /// The public address is not an address of the interface.
     #[error(
         "public address {public} is not the address of interface {interface}, which backend {backend} needs"
     )]
     NotLocal {
         /// The public address.
         public: IpAddr,
-        /// The interface.
         interface: IfName,
         /// The backend's name.
         backend: &'static str,
     },
-    /// Nothing is left of the underlay's MTU.
+    /// The underlay's MTU is too small for the tunnel's overhead.
     #[error("MTU {mtu} of the underlay leaves too little room for the {family} tunnel")]
     MtuTooSmall {
         /// The underlay's MTU in bytes.
@@ -177,10 +172,10 @@ pub enum FlannelError {
         /// The tunnel's family.
         family: Family,
     },
-    /// The number cannot be a VXLAN network's.
+    /// The number is not a VXLAN network identifier.
     #[error("VNI {0} is not below 16777216")]
     Vni(u32),
-    /// The kernel lacks what the backend is made of.
+    /// The kernel lacks the backend's device type.
     #[error("backend {backend} needs {feature}, which this kernel does not have: {source}")]
     Unsupported {
         /// The backend's name.
@@ -190,29 +185,28 @@ pub enum FlannelError {
         /// The kernel's answer.
         source: NetlinkError,
     },
-    /// Somebody's link has the name of our device.
+    /// A foreign link has the name of our device.
     #[error("link {device} is no {wanted} device; remove it or give it another name")]
     Taken {
-        /// The name.
         device: IfName,
         /// The kind of ours.
         wanted: &'static str,
     },
-    /// The private key of WireGuard.
+    /// The private key of WireGuard could not be read or written.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// A device's name cannot be one.
+    /// The name of a device is invalid.
     #[error(transparent)]
     Name(#[from] russet_addr::NameError),
 }
 
-/// Bytes that the udp backend's outer headers take.
 const UDP_OVERHEAD: u32 = 28;
 
 // === impl Backend ===
 
 impl Backend {
-    /// What leases of this backend say as `BackendType`; empty where they say nothing (flannel.md section 3.2).
+    /// The `BackendType` of leases of this backend; empty where leases name none (flannel.md
+    /// section 3.2).
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Vxlan(_) => "vxlan",
@@ -223,7 +217,7 @@ impl Backend {
         }
     }
 
-    /// The MTU in bytes that pods may use, where no device says it.
+    /// The MTU in bytes that pods may use, for backends without a device.
     pub(crate) fn mtu(&self, underlay: u32) -> u32 {
         match self {
             Self::Udp => underlay.saturating_sub(UDP_OVERHEAD),
@@ -270,7 +264,7 @@ impl Networks {
 // === impl PeerKey ===
 
 impl PeerKey {
-    /// What refusals of it are about.
+    /// The subjects of its refusals.
     pub(crate) fn subjects(&self) -> impl Iterator<Item = Subject> + use<> {
         let key = *self;
         Family::BOTH.into_iter().filter_map(move |family| of(key.v4, key.v6, family)).map(Subject::Block)
@@ -280,7 +274,6 @@ impl PeerKey {
 // === impl Peer ===
 
 impl Peer {
-    /// Which one it is.
     pub const fn key(&self) -> PeerKey {
         PeerKey { v4: self.subnet, v6: self.subnet_v6 }
     }

@@ -1,5 +1,5 @@
-//! What the overlay is computed from: nodes, pools, affinities and the underlay. The agent fills it from the store
-//! (see `convert`) and from the host; every value is taken for hostile until `vet` has seen it.
+//! The inputs of the overlay: nodes, pools, affinities and the underlay. The agent fills them from
+//! the store (see `convert`) and from the host. No value is trusted until `vet` has checked it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,29 +10,30 @@ use russet_model::AffinityState;
 use crate::observe::ROUTE_PROTOCOL;
 use crate::vxlan::{PORT, VNI};
 
-/// The protocol of Felix's routes to other nodes; it deletes all that it does not know (calico-cni.md section 4.1).
+/// The protocol of Felix's routes to other nodes. Felix deletes all routes of this protocol that it
+/// does not know (calico-cni.md section 4.1).
 const FELIX_PROTOCOL: u8 = 80;
-/// The protocol of BIRD's routes, which stay behind when it ends.
+/// The protocol of BIRD's routes, which BIRD leaves behind when it ends.
 const BIRD_PROTOCOL: u8 = 12;
 
-/// Everything that `desired` looks at. It must be complete: what is not in here is taken out of the kernel, so nobody may run
-/// the overlay before the store's first full answer.
+/// All inputs of `desired`. They must be complete: whatever they do not contain is removed from the
+/// kernel, so the overlay must not run before the store's first full answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inputs {
     /// Our own name.
     pub node: NodeName,
-    /// In whose manner the kernel is marked.
+    /// The conventions by which objects in the kernel are marked.
     pub dialect: Dialect,
-    /// What all nodes' tunnels have in common.
+    /// The parameters that all nodes' tunnels share.
     pub tunnel: Tunnel,
     /// The interface that leads to the other nodes.
     pub underlay: Underlay,
     /// All nodes, ourselves among them.
     pub nodes: BTreeMap<NodeName, Node>,
-    /// All pools. Whether a pool is disabled makes no difference here: that stops allocation, and the pods that a
+    /// All pools, including disabled ones: disabling stops allocation only, and the pods that a
     /// disabled pool still holds must stay reachable.
     pub pools: Vec<Pool>,
-    /// Who owns which block.
+    /// The owners of blocks.
     pub affinities: Vec<Affinity>,
     /// Pods' addresses that live on another node than their block's; may be empty.
     pub borrowed: Vec<Borrowed>,
@@ -42,31 +43,33 @@ pub struct Inputs {
     pub protected: BTreeSet<IpAddr>,
 }
 
-/// In whose manner routes are marked, and so whose leftovers are taken over (calico-cni.md section 4.1).
+/// The conventions by which routes are marked, and so whose leftover routes are adopted
+/// (calico-cni.md section 4.1).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Dialect {
-    /// Ours: routes that nobody else claims.
+    /// Russet's own protocol number, which no other program uses.
     #[default]
     Native,
-    /// Felix's, in its place: it finds and cleans up our routes when it comes back, as we do with those that it and BIRD left.
+    /// Felix's, for nodes on which Russet replaces Felix: Felix finds and removes our routes when
+    /// it returns, and we do the same with routes that Felix and BIRD left.
     Calico,
 }
 
-/// What all nodes' tunnels have in common; Calico's FelixConfiguration can change it.
+/// The parameters that all nodes' tunnels share; Calico's FelixConfiguration can change them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tunnel {
     /// VXLAN network identifier.
     pub vni: u32,
     /// UDP port.
     pub port: u16,
-    /// MTU of the IPv4 and of the IPv6 device in bytes, where it is not the underlay's less the outer headers.
+    /// MTU of the IPv4 and of the IPv6 device in bytes; none means the underlay's minus the outer
+    /// headers.
     pub mtu: [Option<u32>; 2],
 }
 
 /// The local interface that leads to the other nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Underlay {
-    /// Its index.
     pub ifindex: u32,
     /// Its MTU in bytes.
     pub mtu: u32,
@@ -86,11 +89,11 @@ pub struct Node {
 /// One family's addresses of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Addresses {
-    /// Where the node is reached, with the prefix of its subnet.
+    /// The address at which the node is reached, with the prefix of its subnet.
     pub underlay: Option<IpNet>,
     /// The address of its tunnel device.
     pub tunnel: Option<IpAddr>,
-    /// The MAC of its tunnel device, where it is not the computed one.
+    /// The MAC of its tunnel device, if it is not the computed one.
     pub mac: Option<Mac>,
 }
 
@@ -114,18 +117,17 @@ pub enum Encapsulation {
     Vxlan,
     /// Plain routes to nodes on our own subnet, through the tunnel to all others.
     VxlanCrossSubnet,
-    /// IP in IP, which Russet does not speak: such a pool is reported and gets no routes.
+    /// IP in IP, which Russet does not support: such a pool is reported and gets no routes.
     Ipip,
 }
 
 /// A node's claim of a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Affinity {
-    /// What is claimed.
     pub block: BlockCidr,
-    /// By whom.
     pub node: NodeName,
-    /// How far the claim has come: a pending one owns nothing, one that is given back owns until somebody else does.
+    /// State of the claim: a pending one owns nothing, one being released owns until another node
+    /// claims the block.
     pub state: AffinityState,
 }
 
@@ -141,7 +143,6 @@ pub struct Borrowed {
 // === impl Dialect ===
 
 impl Dialect {
-    /// The protocol of our routes.
     pub const fn route_protocol(self) -> u8 {
         match self {
             Self::Native => ROUTE_PROTOCOL,
@@ -149,7 +150,7 @@ impl Dialect {
         }
     }
 
-    /// Protocols of routes that are there to be kept in order, all of them.
+    /// Protocols of which all overlay routes are reconciled.
     pub(crate) const fn owned_protocols(self) -> &'static [u8] {
         match self {
             Self::Native => &[ROUTE_PROTOCOL],
@@ -157,7 +158,7 @@ impl Dialect {
         }
     }
 
-    /// Protocols of routes that make room for ours to the same place, and stay otherwise.
+    /// Protocols of routes that ours replace for the same destination, and that otherwise stay.
     pub(crate) const fn yielding_protocols(self) -> &'static [u8] {
         match self {
             Self::Native => &[],
@@ -177,7 +178,6 @@ impl Default for Tunnel {
 // === impl Node ===
 
 impl Node {
-    /// The part of one family.
     pub const fn of(&self, family: Family) -> &Addresses {
         match family {
             Family::V4 => &self.v4,

@@ -1,6 +1,8 @@
 //! How nodes reach each other's pods: from nodes, pools and block affinities to devices, FDB, neighbours, routes and
 //! address translation.
 
+#![allow(missing_docs)]
+
 mod apply;
 mod convert;
 mod desired;

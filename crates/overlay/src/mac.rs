@@ -1,4 +1,4 @@
-//! The MAC address of a node's tunnel device, which every peer computes for itself. Used by `vxlan`.
+//! The MAC address of a node's tunnel device, which every peer computes by itself. Used by `vxlan`.
 
 use russet_addr::{Family, Mac, NodeName};
 use sha1::{Digest, Sha1};
@@ -6,8 +6,9 @@ use sha1::{Digest, Sha1};
 /// First octet of every computed address: locally administered, unicast.
 const PREFIX: u8 = 0x66;
 
-/// The MAC of `node`'s tunnel device where its node object does not name one: 0x66 and the first five octets of
-/// SHA-1 over the node name, with `-v6` appended for the IPv6 device (calico-cni.md section 4.4).
+/// The MAC of `node`'s tunnel device if its node object does not name one: 0x66 and the first five
+/// octets of SHA-1 over the node name, with `-v6` appended for the IPv6 device (calico-cni.md
+/// section 4.4).
 pub fn tunnel_mac(node: &NodeName, family: Family) -> Mac {
     let mut hash = Sha1::new();
     hash.update(node.as_str());

@@ -1,5 +1,6 @@
-//! Which traffic takes the node's address on its way out, which is not tracked, and who may send tunnel packets
-//! (calico-cni.md sections 4.4 and 4.8, policy.md section 3.6). Pure; `nat` brings it into nf_tables.
+//! Computes which traffic takes the node's address, which is not tracked, and which machines may
+//! send tunnel packets (calico-cni.md sections 4.4 and 4.8, policy.md section 3.6). Pure; `nat`
+//! applies the result to nf_tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,7 +15,7 @@ use crate::desired::Desired;
 use crate::scene::Scene;
 use crate::vxlan::device_name;
 
-/// What the overlay's part of table `inet russet` is made from.
+/// The inputs of the overlay's part of table `inet russet`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Masquerade {
     /// All pools, disjoint and sorted: traffic to these keeps its source.
@@ -27,7 +28,7 @@ pub struct Masquerade {
     pub peers: BTreeSet<IpAddr>,
 }
 
-/// The two addresses of one of our own devices.
+/// The addresses of one of our own devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TunnelEnds {
     /// The UDP port of outer packets.
@@ -40,7 +41,7 @@ pub struct TunnelEnds {
     pub tunnel: IpAddr,
 }
 
-/// Chains, sets and rules, in the order in which they must be made.
+/// Chains, sets and rules, in the order in which they must be created.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ruleset {
     pub(crate) chains: Vec<Chain>,
@@ -54,25 +55,25 @@ const POSTROUTING: &str = "overlay-postrouting";
 const PREROUTING: &str = "overlay-prerouting";
 /// The chain for packets that leave through it.
 const OUTPUT: &str = "overlay-output";
-/// The chain for what is addressed to this machine: tunnel packets from anything but a peer end here.
+/// The chain for packets addressed to this machine: it drops tunnel packets from senders that are
+/// no peers.
 const INPUT: &str = "overlay-input";
-/// The chain for what this machine forwards: tunnel packets from pods end here. On their way out they would be masqueraded, and
-/// look like this node's own to the other nodes.
+/// The chain for packets that this machine forwards: it drops tunnel packets from pods. They would
+/// be masqueraded and look like this node's own to the other nodes.
 const FORWARD: &str = "overlay-forward";
-/// What the names of pods' host ends begin with, ours and those of Calico's plugin.
+/// The prefixes of the names of pods' host ends, ours and those of Calico's plugin.
 const POD_ENDS: [&str; 2] = ["russ", "cali"];
 /// The comment of the rules that drop what pods send to a tunnel's port.
 pub const POD_TUNNEL_DROP: &str = "a pod does not send tunnel packets";
 /// The comment of the rules that drop what other machines send to a tunnel's port.
 pub const FOREIGN_TUNNEL_DROP: &str = "tunnel packet from an address that is no peer's";
-/// How far behind `srcnat` ours is.
+/// How far behind priority `srcnat` our chain is.
 const BEHIND_SRCNAT: i32 = 10;
-/// Fewer ports than this are too few for masqueraded flows; those below it are for servers.
+/// Minimum number of ports for masqueraded flows, and the first port that is not for servers.
 const PORTS_MIN: u16 = 1024;
-/// Begins the name of every chain and set that is the overlay's; the table has other users.
+/// Prefix of the names of the overlay's chains and sets; other parts of Russet use the same table.
 pub(crate) const PREFIX: &str = "overlay-";
 
-/// Our table.
 pub(crate) fn table() -> Table {
     Table::inet("russet")
 }
@@ -91,12 +92,11 @@ fn nat_set(family: Family) -> &'static str {
     }
 }
 
-/// The chains and sets of the guard, rules before the sets that they look into.
+/// The chains and sets of the guard, rules before the sets that they refer to.
 pub(crate) fn guard_parts() -> ([&'static str; 2], [Set; 2]) {
     ([INPUT, FORWARD], Family::BOTH.map(peers_set))
 }
 
-/// The set of the addresses that may send tunnel packets.
 fn peers_set(family: Family) -> Set {
     let name = match family {
         Family::V4 => "overlay-peers4",
@@ -123,14 +123,13 @@ impl Masquerade {
         }
     }
 
-    /// Whether no rule is needed at all.
     pub fn is_empty(&self) -> bool {
         self.nat.is_empty() && self.tunnels.is_empty()
     }
 
-    /// The rules. Nothing here leaves traffic between pods untracked, which would be cheaper: replies of a connection
-    /// whose destination was translated (services, host ports) would keep the translated source, and the client would
-    /// not know them.
+    /// The rules. None of them leaves traffic between pods untracked, although that would be
+    /// cheaper: replies of a connection whose destination was translated (services, host ports)
+    /// would keep the translated source, and the client would not recognise them.
     pub(crate) fn ruleset(&self) -> Ruleset {
         let mut ruleset = Ruleset::default();
         if self.is_empty() {
@@ -147,7 +146,8 @@ impl Masquerade {
             let raw = |name, hook| Chain::base(&table, name, ChainKind::Filter, hook, priority::RAW);
             let (prerouting, output) = (raw(PREROUTING, Hook::Prerouting), raw(OUTPUT, Hook::Output));
             for ends in self.tunnels.values() {
-                // Only our own packets: a pod may have a tunnel of its own, whose packets are to be masqueraded.
+                // Only our own packets: a pod may have a tunnel of its own, whose packets must be
+                // masqueraded.
                 let outer = |chain| Rule::new(chain).protocol(L4::Udp).dport(ends.port);
                 ruleset.rules.push(outer(&prerouting).daddr(ends.local.into()).notrack());
                 ruleset.rules.push(outer(&output).saddr(ends.local.into()).notrack());
@@ -158,8 +158,9 @@ impl Masquerade {
         ruleset
     }
 
-    /// Drops tunnel packets that no peer sent: a sender that can place one chooses the inner source. `input` sees what the kernel's
-    /// tunnel socket would get, behind defragmentation and translation of destinations.
+    /// Drops tunnel packets from senders that are no peers, because the sender of such a packet
+    /// chooses its inner source. The hook `input` sees what the kernel's tunnel socket would
+    /// receive, after defragmentation and translation of destinations.
     fn guard(&self, ruleset: &mut Ruleset) {
         let table = table();
         let filter = |name, hook| Chain::base(&table, name, ChainKind::Filter, hook, priority::FILTER);
@@ -175,7 +176,7 @@ impl Masquerade {
         }
         for (family, ends) in &self.tunnels {
             let set = peers_set(*family);
-            // Other programs may have networks of their own at the port.
+            // Other programs may use the port for their own networks.
             let outer = Rule::new(&input).protocol(L4::Udp).dport(ends.port).vni(ends.vni);
             let foreign = outer.saddr_not_in(*family, set.name.clone()).counter().drop();
             ruleset.rules.push(foreign.comment(FOREIGN_TUNNEL_DROP));
@@ -185,8 +186,9 @@ impl Masquerade {
         ruleset.chains.extend([input, forward]);
     }
 
-    /// Ports that masqueraded UDP may take where there is a tunnel: those above its own, or below where nothing is above (calico-cni.md
-    /// section 4.8). A flow from the tunnel's port to another node would look like a tunnel packet to whoever filters or tracks by port.
+    /// Ports that masqueraded UDP may use where there is a tunnel: those above its own, or below if
+    /// there are none above (calico-cni.md section 4.8). Filters and trackers would take a flow
+    /// from the tunnel's port to another node for a tunnel packet.
     fn udp_ports(&self) -> Option<RangeInclusive<u16>> {
         let port = self.tunnels.values().map(|ends| ends.port).max()?;
         Some(if port < u16::MAX - PORTS_MIN { port + 1..=u16::MAX } else { PORTS_MIN..=port - 1 })
@@ -196,8 +198,8 @@ impl Masquerade {
         let how = nft::Masquerade::fully_random;
         let tunnel = self.tunnels.get(&family);
         if let (Some(ends), Ok(device)) = (tunnel, IfName::new(device_name(family))) {
-            // What the node itself sends to a pod with another of its addresses as source would be answered past the
-            // tunnel.
+            // Replies to packets that the node itself sends to a pod with another of its addresses
+            // as source would bypass the tunnel.
             let host = Rule::new(chain).oif(&device).saddr_not(ends.tunnel.into()).from_this_machine();
             ruleset.rules.push(host.masquerade(how()));
         }
@@ -221,7 +223,7 @@ impl Masquerade {
     }
 }
 
-/// Pools may lie in each other.
+/// Merges networks that contain each other.
 fn disjoint(nets: impl Iterator<Item = IpNet>) -> Vec<IpNet> {
     let mut nets = IpNet::aggregate(&nets.collect());
     nets.sort();

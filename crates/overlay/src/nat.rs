@@ -1,8 +1,9 @@
-//! Address translation in nf_tables: compares the overlay's chains, sets and rules with what they should be, and makes
-//! one transaction of the difference. Called by `reconcile`.
+//! Address translation in nf_tables: compares the overlay's chains, sets and rules with the wanted
+//! ones, and makes one transaction of the difference. Called by `reconcile`.
 //!
-//! The table is shared with other parts of Russet; what is ours begins with `overlay-`. A difference in chains, rules or sets replaces
-//! all of it, atomically: it is a handful of rules. Where only elements differ, as when a node comes or goes, only these change.
+//! Other parts of Russet share the table; the overlay's names begin with `overlay-`. A difference
+//! in chains, rules or sets replaces all of them atomically, since they are few. If only elements
+//! differ, as when a node is added or removed, only these change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +11,7 @@ use russet_nft::{Chain, ChainInfo, Element, KeyPart, NetlinkError, Nft, Set, Set
 
 use crate::masquerade::{Masquerade, PREFIX, Ruleset, guard_parts, table};
 
-/// What of ours nf_tables holds.
+/// The overlay's part of the table in the kernel.
 #[derive(Debug, Default)]
 struct Found {
     chains: Vec<Chain>,
@@ -19,7 +20,7 @@ struct Found {
     digests: BTreeMap<String, Vec<u64>>,
 }
 
-/// The transaction that brings nf_tables to `wanted`; empty when it is there.
+/// The transaction that brings nf_tables to `wanted`; empty if there is no difference.
 pub(crate) fn difference(nft: &mut Nft, wanted: &Masquerade) -> Result<Transaction, NetlinkError> {
     let wanted = wanted.ruleset();
     let found = observe(nft)?;
@@ -33,7 +34,7 @@ pub(crate) fn difference(nft: &mut Nft, wanted: &Masquerade) -> Result<Transacti
     Ok(transaction)
 }
 
-/// The transaction that takes the guard of the tunnels out, and nothing else; empty when there is none.
+/// The transaction that removes only the guard of the tunnels; empty if there is none.
 pub(crate) fn without_guard(nft: &mut Nft) -> Result<Transaction, NetlinkError> {
     let (table, (chains, sets)) = (table(), guard_parts());
     let mut transaction = Transaction::new();
@@ -48,7 +49,8 @@ pub(crate) fn without_guard(nft: &mut Nft) -> Result<Transaction, NetlinkError> 
     Ok(transaction)
 }
 
-/// Only what comes and goes of sets that may be large; a set of prefixes is small, and is filled anew.
+/// Of sets that may be large, only differing elements change; a set of prefixes is small and is
+/// filled anew.
 fn change_elements(wanted: &Ruleset, found: &Found, transaction: &mut Transaction) {
     for (set, elements) in &wanted.sets {
         let there = found.sets.iter().find(|(f, _)| f.name == set.name).map_or(&[][..], |(_, all)| all);
@@ -87,7 +89,7 @@ fn observe(nft: &mut Nft) -> Result<Found, NetlinkError> {
     Ok(found)
 }
 
-/// Whether chains, rules and sets are as they should be, whatever is in the sets.
+/// Whether chains, rules and sets match, regardless of the sets' elements.
 fn is_framed(wanted: &Ruleset, found: &Found) -> bool {
     let same_chain = |chain: &Chain| found.chains.iter().any(|f| f == chain);
     let same_set = |(set, _): &(Set, Vec<Element>)| found.sets.iter().any(|(f, _)| same_type(f, set));
@@ -105,7 +107,8 @@ fn same_type(a: &Set, b: &Set) -> bool {
     (&a.name, &a.key, &a.value, a.interval) == (&b.name, &b.key, &b.value, b.interval)
 }
 
-/// Empties what will be filled again, and removes the rest: rules before the sets that they look into.
+/// Empties what will be filled again, and removes the rest: rules before the sets that they refer
+/// to.
 fn withdraw(wanted: &Ruleset, found: &Found, transaction: &mut Transaction) {
     let table = table();
     for chain in &found.chains {

@@ -1,4 +1,5 @@
-//! What the kernel holds of ours, read from its tables. Called by `reconcile`; `plan` compares it with what should be.
+//! Reads our objects from the kernel's tables. Called by `reconcile`; `plan` compares them with the
+//! desired state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,13 +13,13 @@ use russet_netlink::{
 use crate::desired::Desired;
 use crate::owner::{Owner, Whose};
 
-/// The protocol of all routes that are ours, unless Felix's manner is asked for.
+/// The protocol of all our routes, unless Felix's conventions are configured.
 pub const ROUTE_PROTOCOL: u8 = 114;
-/// The alias of a device that is ours: without it, a device of our name is taken over when it is wanted, and left
+/// The alias of our devices. A device of our name without it is adopted when it is wanted, and left
 /// alone when it is not.
 pub const DEVICE_ALIAS: &str = "russet overlay";
 
-/// What the kernel holds of ours.
+/// Our objects in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Observed {
     /// Links with the names of our devices.
@@ -29,32 +30,31 @@ pub struct Observed {
     pub neighbours: BTreeMap<IpAddr, Neighbour>,
     /// Routes that are ours, by destination: there may be several with different metrics.
     pub routes: BTreeMap<IpNet, Vec<Route>>,
-    /// Routes of others that make room for ours.
+    /// Foreign routes that ours replace.
     pub yielding: BTreeMap<IpNet, Vec<Route>>,
-    /// Networks of the node's own addresses among the wanted destinations: their routes are not replaced.
+    /// Networks of the node's own addresses among the wanted destinations: their routes are not
+    /// replaced.
     pub connected: BTreeSet<IpNet>,
 }
 
 /// A link with the name of one of our devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundDevice {
-    /// Its index.
     pub ifindex: u32,
-    /// Its VXLAN options; none when it is of another kind, and so not ours at all.
+    /// Its VXLAN options; none for a device of another kind, which is not ours.
     pub vxlan: Option<Vxlan>,
     /// Its MTU in bytes.
     pub mtu: u32,
-    /// Its MAC.
     pub mac: Option<Mac>,
     /// Whether it is set up.
     pub up: bool,
     /// Whether it carries our alias.
     pub marked: bool,
-    /// Its global addresses of the device's family, as far as they are ours to change.
+    /// Its global addresses of the device's family that we may change.
     pub addresses: BTreeSet<IpNet>,
 }
 
-/// Reads everything that is ours, and what stands in the way of what is wanted.
+/// Reads all our objects, and the foreign ones that conflict with the desired state.
 pub fn observe(socket: &mut Socket, desired: &Desired) -> Result<Observed> {
     let mut observed = Observed::default();
     for family in Family::BOTH {
@@ -70,7 +70,6 @@ pub fn observe(socket: &mut Socket, desired: &Desired) -> Result<Observed> {
     Ok(observed)
 }
 
-/// Reads our devices only.
 pub(crate) fn observe_devices(socket: &mut Socket, owner: &Owner) -> Result<BTreeMap<Family, FoundDevice>> {
     let mut devices = BTreeMap::new();
     for family in Family::BOTH {
@@ -79,8 +78,8 @@ pub(crate) fn observe_devices(socket: &mut Socket, owner: &Owner) -> Result<BTre
     Ok(devices)
 }
 
-/// Whether a route of one of our protocols is the overlay's: it leads to another node or nowhere. Direct routes to other links
-/// are pods' (`attach`).
+/// Whether a route of one of our protocols is the overlay's: it leads to another node or is a
+/// blackhole. Direct routes to other links are pods' (`attach`).
 pub fn is_ours(route: &Route, device: Option<u32>) -> bool {
     let elsewhere = route.gateway.is_some() || !route.multipath.is_empty();
     route.table == Route::MAIN
@@ -102,7 +101,7 @@ fn device(socket: &mut Socket, family: Family, owner: &Owner) -> Result<Option<F
     Ok(Some(FoundDevice { ifindex: index, vxlan, mtu: mtu_bytes, mac, up, marked, addresses }))
 }
 
-/// A kernel without IPv6 has nothing of it.
+/// A kernel without IPv6 has no IPv6 objects.
 fn listed<T>(result: Result<Vec<T>>) -> Result<Vec<T>, NetlinkError> {
     match result {
         Err(error) if error.is_unsupported() => Ok(Vec::new()),

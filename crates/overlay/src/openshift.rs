@@ -1,9 +1,12 @@
-//! OpenShift's tenants without Open vSwitch (cni-runtime.md sections 4.4, 4.5 and A.3): pods are routed, their network IDs travel as VXLAN
-//! network identifiers, and nf_tables judges.
+//! OpenShift's tenants without Open vSwitch (cni-runtime.md sections 4.4, 4.5 and A.3): pods are
+//! routed, their network IDs travel as VXLAN network identifiers, and nf_tables computes the
+//! verdicts.
 //!
-//! A pod's packet is stamped where it starts, by the node that knows the pod: its network ID becomes the VNI of the outer header. It is judged where
-//! it arrives, by the node that knows the destination; between pods of one node at the end of `postrouting`. Whoever is not known is dropped. Used by
-//! the agent's OpenShift server and its follower of tenants; docs/openshift-tenants.md has the packet's way.
+//! The node of the sender stamps each packet: the pod's network ID becomes the VNI of the outer
+//! header. The node of the receiver checks the packet, because it knows the destination; packets
+//! between pods of one node are checked at the end of `postrouting`. Packets of unknown senders are
+//! dropped. Used by the agent's OpenShift server and its tenant watcher; docs/openshift-tenants.md
+//! describes the path of a packet.
 
 mod alias;
 mod device;
@@ -32,14 +35,15 @@ use work::Work;
 pub use rules::{TABLE, table};
 pub use work::Outcome;
 
-/// What a node's part of the network is. Addresses are trusted: they were parsed from the store.
+/// The configuration of a node's part of the network. Its addresses are trusted, because they were
+/// parsed from the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Where pods have their addresses.
+    /// The networks of pods' addresses.
     pub cluster: Vec<Ipv4Net>,
-    /// Where services have theirs.
+    /// The network of services' addresses.
     pub service: Option<Ipv4Net>,
-    /// Where this node's pods have theirs.
+    /// The subnet of this node's pods.
     pub own: Ipv4Net,
     /// The address that peers send to.
     pub node_ip: Ipv4Addr,
@@ -51,47 +55,47 @@ pub struct Settings {
     pub vxlan_port: u16,
 }
 
-/// A pod's interface: as it should be, or as the kernel has it.
+/// A pod's interface, wanted or observed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
     /// The host's end of the veth, which the plugin made.
     pub host_veth: IfName,
     /// The pod's address, from which its MAC follows.
     pub address: Ipv4Addr,
-    /// The network ID of its namespace; without one, nothing of it passes.
+    /// The network ID of its namespace; without one, none of its packets passes.
     pub netid: Option<NetId>,
-    /// Its sandbox.
     pub sandbox: ContainerId,
-    /// Its namespace, so that a later life of the agent knows whose it is.
+    /// Its namespace, so that a restarted agent knows it.
     pub namespace: Namespace,
 }
 
 /// Another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Peer {
-    /// The address that we send to, and the only one that it may send from.
+    /// The address that we send to, and the only one from which it may send.
     pub host_ip: Ipv4Addr,
-    /// Where its pods have their addresses.
+    /// The subnet of its pods.
     pub subnet: Ipv4Net,
 }
 
-/// One node's data path, in the network namespace of the thread that opened it; every call belongs on a thread that is in it.
+/// One node's data path, in the network namespace of the thread that opened it; every call must
+/// come from a thread in that namespace.
 ///
-/// Nothing is taken out of the kernel when it is dropped: packets go on while the agent restarts.
+/// Dropping it removes nothing from the kernel: packets continue to flow while the agent restarts.
 #[derive(Debug)]
 pub struct Sdn {
     settings: Settings,
     socket: Socket,
     verdicts: Verdicts,
-    /// The ports that are attached, by their link.
+    /// The attached ports, by their link.
     ports: BTreeMap<IfName, Port>,
-    /// None before they were told.
+    /// None before the first call of [`Sdn::peers`].
     peers: Option<peers::Told>,
-    /// What guards pods, as the kernel has it since it was needed first.
+    /// The loaded guard program of pods, kept after its first use.
     delivery: Option<Program>,
 }
 
-/// What can go wrong; each names the operation and its subject.
+/// Errors of the data path; each names the operation and its subject.
 #[derive(Debug, thiserror::Error)]
 pub enum SdnError {
     /// A link, address, neighbour or route.
@@ -100,35 +104,32 @@ pub enum SdnError {
     /// A transaction of nf_tables.
     #[error("table {TABLE}: {0}")]
     Nft(#[from] CommitError),
-    /// A sysctl.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
     /// A program of the tunnel device.
     #[error(transparent)]
     Bpf(#[from] BpfError),
-    /// An address that is not this node's to give.
+    /// An address that this node may not assign.
     #[error("attach {address} of sandbox {sandbox}: it is not a pod's address of {own}")]
     Foreign {
-        /// The address.
         address: Ipv4Addr,
-        /// Whose it should have been.
+        /// The sandbox that requested it.
         sandbox: ContainerId,
         /// This node's subnet.
         own: Ipv4Net,
     },
-    /// Another sandbox has the address, and its link is there.
+    /// Another sandbox has the address, and its link exists.
     #[error("attach {address} of sandbox {sandbox}: sandbox {holder} has it on link {link}")]
     Taken {
-        /// The address.
         address: Ipv4Addr,
-        /// Who wants it.
+        /// The sandbox that requested it.
         sandbox: ContainerId,
-        /// Who has it.
+        /// The sandbox that has it.
         holder: ContainerId,
-        /// Where.
+        /// The link of that sandbox.
         link: IfName,
     },
-    /// What limits the pod's traffic was there before the guard.
+    /// The pod's bandwidth limit was attached before the guard.
     #[error("attach program {program} to link {ifindex}: qdisc ingress has the place of clsact")]
     NoPlace {
         /// The guard.
@@ -136,36 +137,36 @@ pub enum SdnError {
         /// The link.
         ifindex: u32,
     },
-    /// The link is not a veth, or has a record of another's.
+    /// The link is not a veth, or carries the record of another sandbox.
     #[error("attach sandbox {sandbox}: link {link} {problem}")]
     Link {
-        /// Whose.
+        /// The sandbox to be attached.
         sandbox: ContainerId,
-        /// The link.
         link: IfName,
         /// What is wrong with it.
         problem: &'static str,
     },
 }
 
-/// The tunnel device, and its alias.
+/// The name of the tunnel device.
 pub const DEVICE: &str = "vxlan-sdn";
-/// The protocol of all routes that are ours: 114 and 115 are the overlay's and flannel's, which would remove them.
+/// The protocol of all our routes: 114 and 115 are the overlay's and flannel's, which would remove
+/// them.
 pub const ROUTE_PROTOCOL: u8 = 116;
-/// The group of pods' links that are about to go: whatever happens to one of these is our own doing.
+/// The group of pods' links that are being deleted; drift detection ignores events of these.
 pub const LEAVING_GROUP: u32 = 7275;
-/// What the outer headers take: IPv4, UDP, VXLAN, Ethernet.
+/// Bytes of the outer headers: IPv4, UDP, VXLAN, Ethernet.
 pub const OVERHEAD_BYTES: u32 = 50;
 
 // === impl Settings ===
 
 impl Settings {
-    /// The address that the node itself has in its subnet, the pods' gateway.
+    /// The node's own address in its subnet, the pods' gateway.
     pub fn gateway(&self) -> Ipv4Addr {
         Ipv4Addr::from_bits(self.own.network().to_bits() | 1)
     }
 
-    /// Whether a pod of this node may have the address.
+    /// Whether the address may be assigned to a pod of this node.
     fn is_pods(&self, address: Ipv4Addr) -> bool {
         let reserved = [self.own.network(), self.own.broadcast(), self.gateway()];
         self.own.contains(&address) && !reserved.contains(&address)
@@ -175,7 +176,7 @@ impl Settings {
 // === impl Sdn ===
 
 impl Sdn {
-    /// Opens the conversation with the kernel and reads which ports stand; changes nothing yet.
+    /// Opens the sockets and reads which ports are attached; changes nothing yet.
     pub fn open(settings: Settings) -> Result<Self, SdnError> {
         let verdicts = Verdicts::open(&settings)?;
         let (socket, ports) = (Socket::route()?, BTreeMap::new());
@@ -184,44 +185,48 @@ impl Sdn {
         Ok(sdn)
     }
 
-    /// What it was opened with.
+    /// The settings that it was opened with.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Brings everything, whatever others did to it, to the ports that are attached and the peers as they were told last: the table of verdicts, the tunnel
-    /// device with its programs, ways. A port whose link is gone is attached no more.
+    /// Reconciles everything with the attached ports and the last known peers: the table of
+    /// verdicts, the tunnel device with its programs, and the routes. A port whose link is gone is
+    /// detached.
     pub fn restore(&mut self) -> Outcome {
         let mut work = Work::mends();
         reconcile::run(self, &mut work);
         work.finish()
     }
 
-    /// What [`Self::restore`] would do, in words; changes nothing.
+    /// Describes what [`Self::restore`] would do; changes nothing.
     pub fn differences(&mut self) -> Outcome {
         let mut work = Work::looks();
         reconcile::run(self, &mut work);
         work.finish()
     }
 
-    /// Brings routes, neighbours and permitted senders to exactly these peers; costs what changed since the last time.
+    /// Reconciles routes, neighbours and permitted senders with exactly these peers. The cost
+    /// depends on what changed since the last call.
     pub fn peers(&mut self, peers: &[Peer]) -> Report {
         let mut work = Work::mends();
         peers::bring(self, peers, &mut work);
         work.finish().report
     }
 
-    /// Attaches a pod: its record, its verdict entries, and only then the way to it. An error leaves nothing but the record.
+    /// Attaches a pod: its record, its verdict entries, and only then its route. After an error
+    /// only the record may remain.
     pub fn attach(&mut self, port: &Port) -> Result<(), SdnError> {
         port::attach(self, port)
     }
 
-    /// Detaches a sandbox, and gives its links, down and without a way, for [`delete_links`]. Succeeds when there is nothing of it.
+    /// Detaches a sandbox and returns its links, down and without a route, for [`delete_links`].
+    /// Succeeds if nothing of it exists.
     pub fn detach(&mut self, sandbox: &ContainerId) -> Result<Vec<IfName>, SdnError> {
         port::detach(self, sandbox)
     }
 
-    /// Whether a sandbox is attached, and its link is there.
+    /// Whether a sandbox is attached, and its link exists.
     pub fn stands(&mut self, sandbox: &ContainerId) -> Result<bool, SdnError> {
         let Some(port) = self.ports.values().find(|port| port.sandbox == *sandbox) else { return Ok(false) };
         match self.socket.link_by_name(&port.host_veth) {
@@ -231,8 +236,9 @@ impl Sdn {
         }
     }
 
-    /// Gives ports that are attached other network IDs, all in one transaction; those that are not attached are left out. When this returns, no
-    /// packet is judged by the old ones any more, except those that are being judged.
+    /// Gives attached ports other network IDs, in one transaction; ports that are not attached are
+    /// skipped. When this returns, the old IDs apply only to packets whose evaluation has begun
+    /// already.
     pub fn renumber(&mut self, ports: &[Port]) -> Result<(), SdnError> {
         let known =
             |port: &&Port| self.ports.get(&port.host_veth).is_some_and(|held| held.sandbox == port.sandbox);
@@ -245,24 +251,25 @@ impl Sdn {
         self.judge_by(wanted)
     }
 
-    /// The ports that stand, from the links' aliases and the table of verdicts: what a later life of the agent begins with.
+    /// Reads the attached ports from the links' aliases and the table of verdicts: the initial
+    /// state of a restarted agent.
     pub fn ports(&mut self) -> Result<Vec<Port>, SdnError> {
         let netids = self.verdicts.netids()?;
         let links = self.socket.links()?;
         Ok(links.iter().filter_map(|link| alias::standing(link, &netids)).collect())
     }
 
-    /// Takes everything out: ways, device, table; pods' links stay, without a way.
+    /// Removes routes, device and table; pods' links stay, without a route.
     pub fn withdraw(&mut self) -> Report {
         reconcile::withdraw(self)
     }
 
-    /// The ports as this life of the agent knows them, without asking the kernel.
+    /// The attached ports as this process knows them, without reading the kernel.
     pub fn attached(&self) -> impl Iterator<Item = &Port> {
         self.ports.values()
     }
 
-    /// One transaction from the entries that are there to those of `wanted`.
+    /// Changes the verdict entries to those of `wanted` in one transaction.
     fn judge_by(&mut self, wanted: BTreeMap<IfName, Port>) -> Result<(), SdnError> {
         self.verdicts.change(&self.settings, &self.ports, &wanted)?;
         self.ports = wanted;
@@ -270,7 +277,8 @@ impl Sdn {
     }
 }
 
-/// Deletes what detached sandboxes left, which takes the kernel tens of milliseconds each: nobody needs to wait for the data path meanwhile.
+/// Deletes links that detached sandboxes left. The kernel takes tens of milliseconds for each; the
+/// data path is usable meanwhile.
 pub fn delete_links(links: Vec<IfName>) -> Result<(), SdnError> {
     if links.is_empty() { Ok(()) } else { port::delete(&mut Socket::route()?, links) }
 }

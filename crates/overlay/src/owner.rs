@@ -1,5 +1,6 @@
-//! Whose objects the engine looks after: how ours are named and marked, and what of others' makes room for them. Made by
-//! `desired` for Calico's manner and by `flannel` for flannel's; read by `observe`, `plan` and `apply`.
+//! Identifies the objects that the engine manages: how ours are named and marked, and which foreign
+//! ones they replace. Created by `desired` for Calico's conventions and by `flannel` for flannel's;
+//! read by `observe`, `plan` and `apply`.
 
 use std::collections::BTreeMap;
 
@@ -16,47 +17,49 @@ use crate::vxlan;
 pub struct Owner {
     /// The names of the IPv4 and of the IPv6 device.
     pub names: [Option<IfName>; 2],
-    /// The alias of a device that is ours; without one a device is ours by its name, and never removed.
+    /// The alias of our devices; without one a device is ours by its name, and never removed.
     pub alias: Option<&'static str>,
-    /// The protocol of the routes that are put.
+    /// The protocol of the routes that we add.
     pub protocol: u8,
-    /// Protocols of routes that are there to be kept in order, all of them.
+    /// Protocols of which all routes are reconciled.
     pub owned: &'static [u8],
-    /// Where destinations of these routes must lie, for others use the protocol as we do: a second daemon. Anywhere when it is empty.
+    /// The networks in which destinations of these routes must lie, because another daemon may use
+    /// the same protocol; unrestricted if empty.
     pub realm: Vec<IpNet>,
-    /// Whether every route through our device is ours, whoever made it.
+    /// Whether every route through our device is ours, whichever program added it.
     pub device_routes: bool,
-    /// Which routes of others make room for ours.
+    /// The foreign routes that ours replace.
     pub yielding: Yielding,
-    /// Where the addresses of a device must lie to be ours, in each family; anywhere when there is none.
+    /// The networks in which addresses of a device must lie to be ours, by family; unrestricted if
+    /// none.
     pub addresses: [Option<IpNet>; 2],
-    /// Whether routes to nodes on our subnet hold even while no route says that they are there.
+    /// Whether routes to nodes on our subnet are added with `onlink`, without another route to the
+    /// gateway.
     pub onlink: bool,
-    /// Whether a link of another kind that has our device's name is put out of the way.
+    /// Whether a link of another kind that has our device's name is removed.
     pub evicts: bool,
 }
 
-/// Routes of others that make room for ours to the same place.
+/// Foreign routes that ours replace for the same destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Yielding {
-    /// Those of these protocols, when one of ours is put in their place; they stay otherwise.
+    /// Those of these protocols, if we have a route to the destination; otherwise they stay.
     Protocols(&'static [u8]),
-    /// All that would win over ours, except those of the kernel.
+    /// All that would win over ours, except the kernel's.
     All,
 }
 
-/// Whose a route is.
+/// The owner of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Whose {
-    /// Ours.
     Ours,
-    /// Somebody's who makes room.
+    /// Another program, whose route ours replaces.
     Yields,
-    /// The kernel's, to a place that we want to route to.
+    /// The kernel, with a route to a destination that we want to route.
     Connected,
 }
 
-/// The number of a family in pairs.
+/// The position of a family in pairs.
 pub(crate) const fn index(family: Family) -> usize {
     match family {
         Family::V4 => 0,
@@ -67,7 +70,6 @@ pub(crate) const fn index(family: Family) -> usize {
 // === impl Owner ===
 
 impl Owner {
-    /// The owner in Calico's clusters.
     pub(crate) fn calico(dialect: Dialect) -> Self {
         Self {
             names: Family::BOTH.map(|family| IfName::new(vxlan::device_name(family)).ok()),
@@ -88,12 +90,12 @@ impl Owner {
         self.names[index(family)].as_ref()
     }
 
-    /// Whether an address of our device is ours.
+    /// Whether an address of our device is managed by us.
     pub(crate) fn owns_address(&self, net: &IpNet) -> bool {
         self.addresses[index(Family::of_net(net))].is_none_or(|network| network.contains(&net.addr()))
     }
 
-    /// The protocols of all routes that matter; none when every protocol does.
+    /// The protocols of all relevant routes; none if routes of every protocol are relevant.
     pub(crate) fn protocols(&self) -> Option<impl Iterator<Item = u8>> {
         match self.yielding {
             Yielding::Protocols(list) if !self.device_routes => Some(self.owned.iter().chain(list).copied()),
@@ -105,7 +107,7 @@ impl Owner {
         self.realm.is_empty() || self.realm.iter().any(|network| network.contains(dst))
     }
 
-    /// Whose the route of the main table is; none when it has nothing to do with us.
+    /// Classifies a route of the main table; none if it is unrelated to us.
     pub(crate) fn whose(
         &self,
         route: &Route,
@@ -122,7 +124,7 @@ impl Owner {
             Yielding::Protocols(list) => {
                 (list.contains(&route.protocol) && is_ours(route, device)).then_some(Whose::Yields)
             }
-            // A blackhole is for packets that nobody else's route takes.
+            // A blackhole only takes packets that no other route takes, so it replaces none.
             Yielding::All if matches!(wanted.get(&route.dst), None | Some(Hop::Blackhole)) => None,
             Yielding::All => Some(if kernel { Whose::Connected } else { Whose::Yields }),
         }

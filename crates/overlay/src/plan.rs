@@ -1,5 +1,5 @@
-//! From what should be and what is to what to do, in an order that never leads traffic to a place that is not ready.
-//! Pure; `apply` carries it out.
+//! Computes the operations from the observed to the desired state, in an order that never routes
+//! traffic to an unprepared device. Pure; `apply` carries them out.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,16 +17,16 @@ use crate::vxlan::Device;
 /// The differences, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Pieces after each of which urgent requests may have their turn.
+    /// Pieces after each of which urgent requests may run.
     pub batches: Vec<Vec<Op>>,
-    /// What stands in the way of the plan.
+    /// Conflicts that keep parts of the desired state from being programmed.
     pub refusals: Vec<Refusal>,
 }
 
 /// One request to the kernel. A device is named by its family, because its index may not exist yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Removes a device and with it all that is on it.
+    /// Removes a device with everything on it.
     DeleteDevice(Family, u32),
     /// Creates a device, down.
     CreateDevice(Family, Device),
@@ -48,25 +48,26 @@ pub enum Op {
     PutFdb(Family, Mac, IpAddr),
     /// Removes one.
     DeleteFdb(FdbEntry),
-    /// Adds a route, with another metric than the default perhaps, unless anybody has one to the same place.
+    /// Adds a route, possibly with a metric other than the default, unless any route to the
+    /// destination exists.
     AddRoute(IpNet, Hop, Option<u32>),
-    /// Puts a route in the place of one of ours, or of one that makes room.
+    /// Replaces one of our routes, or a foreign one that yields.
     ReplaceRoute(IpNet, Hop, Option<u32>),
     /// Removes a route.
     DeleteRoute(Route),
 }
 
-/// Requests per batch: what an urgent request may have to wait for (ARCHITECTURE.md, "The loop").
+/// Requests per batch, which bounds the wait of an urgent request (ARCHITECTURE.md, "The loop").
 pub const BATCH_MAX_OPS: usize = 64;
 
-/// What becomes of a device; it decides what is left of the entries on it.
+/// The future of a device, which decides whether the entries on it persist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// It is there, and stays.
+    /// It exists and stays.
     Stays(u32),
-    /// It will be there, empty; the one that is there now, if any, goes before that.
+    /// It will exist, empty; the existing one, if any, is deleted before that.
     Appears(Option<u32>),
-    /// It goes when all else is done.
+    /// It is deleted when everything else is done.
     Goes(u32),
     /// There is none, and there will be none.
     Absent,
@@ -79,7 +80,7 @@ struct Planner<'a> {
     refusals: Vec<Refusal>,
 }
 
-/// The route that `hop` stands for, exactly as a dump will show it.
+/// The route for `hop`, exactly as a dump will show it.
 pub(crate) fn route(dst: IpNet, hop: Hop, device: Option<u32>, metric: Option<u32>, owner: &Owner) -> Route {
     let mut route = match hop {
         Hop::Tunnel(gateway) => Route { oif: device, onlink: true, ..Route::via(dst, gateway) },
@@ -98,8 +99,9 @@ pub(crate) fn route(dst: IpNet, hop: Hop, device: Option<u32>, metric: Option<u3
     route
 }
 
-/// What to do to get from `observed` to `desired`: devices; then neighbours and forwarding entries before the routes
-/// that need them; then stale routes before the entries that they needed; then devices that nobody needs.
+/// Computes the operations from `observed` to `desired`: devices; then neighbours and forwarding
+/// entries before the routes that need them; then stale routes before the entries that they needed;
+/// then unneeded devices.
 pub fn plan(desired: &Desired, observed: &Observed) -> Plan {
     let mut planner = Planner { desired, observed, fates: BTreeMap::new(), refusals: Vec::new() };
     let mut stages = vec![Vec::new(), Vec::new()];
@@ -158,7 +160,7 @@ impl fmt::Display for Op {
 // === impl Planner ===
 
 impl Planner<'_> {
-    /// What to remove and create, and what to fix in place afterwards.
+    /// Operations that remove and create the device, and those that change it in place afterwards.
     fn device(&mut self, family: Family) -> [Vec<Op>; 2] {
         let (wanted, found) = (self.desired.devices.get(&family), self.observed.devices.get(&family));
         let foreign = found.is_some_and(|found| found.vxlan.is_none());
@@ -210,7 +212,8 @@ impl Planner<'_> {
         ops
     }
 
-    /// Forwarding entries and the neighbours that need them to put; the other way round to remove.
+    /// Requests that add forwarding entries before the neighbours that need them, and those that
+    /// remove them in reverse order.
     fn entries(&self) -> [Vec<Op>; 2] {
         let (mut put, mut stale) = (Vec::new(), Vec::new());
         for (&(family, mac), dst) in &self.desired.fdb {
@@ -239,7 +242,8 @@ impl Planner<'_> {
         [put, stale]
     }
 
-    /// Routes to put, and to remove: those to endpoints come before those through them, see `Vxlan::connect`.
+    /// Requests that add and that remove routes. Routes to endpoints precede those through them,
+    /// see `Vxlan::connect`.
     fn routes(&mut self) -> [Vec<Op>; 2] {
         let (mut put, mut stale, mut refusals) = (Vec::new(), Vec::new(), Vec::new());
         let (first, then): (Vec<_>, Vec<_>) =
@@ -262,7 +266,7 @@ impl Planner<'_> {
         [put, stale]
     }
 
-    /// Routes of others that would win over `wanted`: those that the kernel asks first, or as soon.
+    /// Foreign routes that would win over `wanted`: those with a lower or equal metric.
     fn rivals(&self, wanted: &Route) -> impl Iterator<Item = &Route> {
         let all = self.desired.owner.yielding == Yielding::All;
         let yielding = self.observed.yielding.get(&wanted.dst).into_iter().flatten();
@@ -284,8 +288,8 @@ impl Planner<'_> {
         if kept.is_none() && possible {
             blocking = self.blocking(&wanted, hop, found);
             put.extend(blocking.iter().map(|route| Op::DeleteRoute((*route).clone())));
-            // The one with our metric is the one that the kernel replaces. One that leads to a device that goes later
-            // is still there now.
+            // The kernel replaces the route with our metric. A route to a device that is deleted
+            // later still exists now.
             let replaced = |route: &&Route| route.metric == wanted.metric && !blocking.contains(route);
             kept = found.iter().position(|route| replaced(&route) && !self.gone_before(route));
             let mut yields = self.observed.yielding.get(&dst).into_iter().flatten();
@@ -302,9 +306,10 @@ impl Planner<'_> {
         stale.extend(others.map(|route| Op::DeleteRoute(route.clone())));
     }
 
-    /// Routes that have to go first: the IPv6 kernel refuses an on-link next hop to which another link leads ("invalid gateway or
-    /// device mismatch"), and ours is inside its own destination. Calico's way has a route to each endpoint besides, which is
-    /// asked first.
+    /// Routes that must be removed first. The IPv6 kernel refuses an on-link next hop to which
+    /// another link leads ("invalid gateway or device mismatch"), and our next hop is inside its
+    /// own destination. With Calico's conventions each endpoint also has a route of its own, which
+    /// the kernel finds first.
     fn blocking<'a>(&'a self, wanted: &Route, hop: Hop, found: &'a [Route]) -> Vec<&'a Route> {
         let exposed = matches!(hop, Hop::Tunnel(_)) && wanted.family() == Family::V6;
         if !exposed || self.desired.owner.yielding != Yielding::All {
@@ -315,7 +320,7 @@ impl Planner<'_> {
         found.iter().chain(yielding).filter(elsewhere).collect()
     }
 
-    /// Whether the family's device is there when entries are put.
+    /// Whether the family's device exists when entries are added.
     fn has_device(&self, family: Family) -> bool {
         matches!(self.fates.get(&family), Some(Fate::Stays(_) | Fate::Appears(_)))
     }
@@ -325,21 +330,21 @@ impl Planner<'_> {
         self.fates.values().any(|fate| *fate == Fate::Stays(ifindex))
     }
 
-    /// Whether the route goes with its device before any route is put.
+    /// Whether the route is removed with its device before any route is added.
     fn gone_before(&self, route: &Route) -> bool {
         self.fates
             .values()
             .any(|fate| matches!(fate, Fate::Appears(Some(index)) if route.oif == Some(*index)))
     }
 
-    /// Whether the route stays unless it is removed.
+    /// Whether the route exists after the deletion of devices.
     fn survives(&self, route: &Route) -> bool {
         let going = |fate: &Fate| matches!(fate, Fate::Goes(index) if route.oif == Some(*index));
         !self.gone_before(route) && !self.fates.values().any(going)
     }
 }
 
-/// Whether the device can stay: everything else needs a new one (calico-cni.md section 4.4).
+/// Whether the device can stay. Any difference here requires a new one (calico-cni.md section 4.4).
 pub(crate) fn matches(wanted: &Device, found: &FoundDevice) -> bool {
     found.mac == Some(wanted.mac)
         && found.vxlan.as_ref().is_some_and(|vxlan| {
@@ -349,7 +354,7 @@ pub(crate) fn matches(wanted: &Device, found: &FoundDevice) -> bool {
         })
 }
 
-/// What of a device differs from what is wanted, so that it has to be made anew; empty where nothing does.
+/// The differences because of which a device must be created anew; empty if there are none.
 pub(crate) fn differences(wanted: &Device, found: &FoundDevice) -> Vec<String> {
     let Some(vxlan) = &found.vxlan else { return vec!["it is no vxlan device".to_owned()] };
     let mut all = Vec::new();

@@ -1,12 +1,14 @@
-//! Prefixes found by what they cover: the pools, the claimed blocks and the ranges that nobody may claim. Used by the
-//! pure part, which asks once per block and must not walk a list each time.
+//! Prefixes found by what they cover: the pools, the claimed blocks and the ranges that cannot be
+//! claimed. Used by the pure part, which searches once per block and must not scan a list each
+//! time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use russet_addr::{Family, IpNet, Ipv4Net, Ipv6Net, host_net};
 
-/// A map from prefixes that answers which one covers another. A look-up costs one search per distinct prefix length.
+/// A map from prefixes that finds the prefix covering another one. A lookup costs one search per
+/// distinct prefix length.
 #[derive(Debug, Clone)]
 pub(crate) struct PrefixMap<T> {
     entries: BTreeMap<IpNet, T>,
@@ -25,8 +27,9 @@ const fn v6(first: u16, sixth: u16, len: u8) -> Ipv6Net {
     Ipv6Net::new_assert(std::net::Ipv6Addr::new(first, 0, 0, 0, 0, sixth, 0, 0), len)
 }
 
-/// What can never be a pod's or a node's address (RFC 6890): this network, loopback, link-local (169.254.1.1 is
-/// every pod's gateway), multicast, limited broadcast. 240.0.0.0/4 is absent: clouds hand it to pods.
+/// Ranges that can hold neither pods nor nodes (RFC 6890): this network, loopback, link-local
+/// (169.254.1.1 is every pod's gateway), multicast, limited broadcast. 240.0.0.0/4 is absent:
+/// clouds assign it to pods.
 const RESERVED_V4: [Ipv4Net; 5] = [
     v4(0, 0, 0, 0, 8),
     v4(127, 0, 0, 0, 8),
@@ -46,7 +49,6 @@ pub(crate) fn is_reserved(net: &IpNet) -> bool {
     }
 }
 
-/// Whether `address` can be a node's or a pod's.
 pub(crate) fn is_usable(address: IpAddr) -> bool {
     !is_reserved(&host_net(address))
 }
@@ -60,13 +62,12 @@ impl<T> Default for PrefixMap<T> {
 }
 
 impl<T> PrefixMap<T> {
-    /// Puts `value` at `net`; the caller sees to it that `net` has no host bits.
+    /// Inserts `value` at `net`, which must have no host bits.
     pub(crate) fn insert(&mut self, net: IpNet, value: T) -> Option<T> {
         self.lengths.insert((Family::of_net(&net), net.prefix_len()));
         self.entries.insert(net, value)
     }
 
-    /// The entry at exactly `net`.
     pub(crate) fn get(&self, net: &IpNet) -> Option<&T> {
         self.entries.get(net)
     }
@@ -90,7 +91,6 @@ impl<T> PrefixMap<T> {
 // === impl Guarded ===
 
 impl Guarded {
-    /// Guards one more address.
     pub(crate) fn insert(&mut self, address: IpAddr) {
         self.0.insert(address);
     }

@@ -1,5 +1,6 @@
-//! The loop's body: what should be, what is, and the difference carried out piece by piece. The agent calls it whenever
-//! something is dirty, and lets urgent requests in between the pieces (ARCHITECTURE.md, "The loop").
+//! The body of the reconcile loop: computes the desired state, observes the kernel, and carries out
+//! the difference in pieces. The agent calls it whenever the overlay is dirty, and handles urgent
+//! requests between the pieces (ARCHITECTURE.md, "The loop").
 
 use std::collections::VecDeque;
 
@@ -17,18 +18,18 @@ use crate::owner::Owner;
 use crate::plan::{Op, plan};
 use crate::report::{Kind, OverlayError, Report};
 
-/// Holds the sockets. It works in the network namespace of the thread that made it, and must be used on threads in that
-/// namespace (sysctls follow the thread).
+/// Holds the sockets. It works in the network namespace of the thread that made it, and must be
+/// used on threads in that namespace, because sysctls follow the thread.
 #[derive(Debug)]
 pub struct Reconciler {
     route: Socket,
     nft: Nft,
 }
 
-/// A run that has been planned, and waits to be carried out step by step.
+/// A planned run that is carried out step by step.
 ///
-/// Nothing is kept between runs: each begins with what the kernel holds then, so what somebody else deleted comes back,
-/// and a run that was dropped half-way is finished by the next.
+/// No state is kept between runs: each begins with the kernel's current state, so objects that
+/// another program deleted are restored, and the next run completes one that was dropped halfway.
 #[derive(Debug)]
 pub struct Run<'a> {
     reconciler: &'a mut Reconciler,
@@ -53,22 +54,23 @@ impl Reconciler {
         Ok(Self { route: Socket::route()?, nft: Nft::open()? })
     }
 
-    /// Brings the kernel to what `inputs` ask for.
+    /// Brings the kernel to the state that `inputs` describe.
     pub fn reconcile(&mut self, inputs: &Inputs) -> Report {
         let mut run = self.start(inputs);
         while run.step() {}
         run.finish()
     }
 
-    /// Takes everything out that is the overlay's; forwarding stays on, which others may need.
+    /// Removes all of the overlay's objects; forwarding stays on, because other programs may need
+    /// it.
     pub fn withdraw(&mut self, dialect: Dialect) -> Report {
         let mut run = self.begin(Desired { owner: Owner::calico(dialect), ..Desired::default() }, 0);
         while run.step() {}
         run.finish()
     }
 
-    /// Takes the guard of the tunnels' ports out, and leaves all else: for a node whose tunnels another program keeps from now on, which alone
-    /// knows the peers. True if there was one.
+    /// Removes only the guard of the tunnels' ports: for a node whose tunnels another program
+    /// maintains from now on, since only that program knows the peers. True if there was one.
     pub fn withdraw_guard(&mut self) -> Result<bool, OverlayError> {
         let transaction = nat::without_guard(&mut self.nft)?;
         if transaction.is_empty() {
@@ -96,7 +98,7 @@ impl Reconciler {
                 Executor::new(&observed.devices, &desired.owner)
             }
             Err(error) => {
-                // Who does not know what is there must not change it.
+                // Without knowledge of the current state nothing is changed.
                 report.fail(error);
                 Executor::default()
             }
@@ -104,7 +106,6 @@ impl Reconciler {
         Run { reconciler: self, executor, steps, report }
     }
 
-    /// The change to address translation, if there is one.
     fn nat(&mut self, desired: &Desired, report: &mut Report) -> Option<Step> {
         match nat::difference(&mut self.nft, &desired.masquerade) {
             Ok(transaction) => (!transaction.is_empty()).then_some(Step::Nat(transaction)),
@@ -119,7 +120,8 @@ impl Reconciler {
 // === impl Run ===
 
 impl Run<'_> {
-    /// Carries out the next piece, at most [`BATCH_MAX_OPS`](crate::BATCH_MAX_OPS) requests; false when there was none.
+    /// Carries out the next piece, at most [`BATCH_MAX_OPS`](crate::BATCH_MAX_OPS) requests; false
+    /// when there was none.
     pub fn step(&mut self) -> bool {
         let Some(step) = self.steps.pop_front() else { return false };
         let socket = &mut self.reconciler.route;
@@ -138,7 +140,8 @@ impl Run<'_> {
         true
     }
 
-    /// What is left to do, in words: the drift, as long as no step was taken. Forwarding is part of it where it is off.
+    /// Describes the remaining operations: the drift, as long as no step was taken. Switching
+    /// forwarding on is one of them.
     pub fn pending(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for step in &self.steps {
@@ -154,7 +157,7 @@ impl Run<'_> {
         lines
     }
 
-    /// What came of it.
+    /// The results so far.
     pub fn finish(self) -> Report {
         self.report
     }
@@ -168,7 +171,7 @@ fn forward(socket: &mut Socket, family: Family, underlay: u32, report: &mut Repo
     set(forwarding(family), "1", report);
 }
 
-/// The switch of a whole namespace.
+/// The sysctl of the whole namespace.
 fn forwarding(family: Family) -> &'static str {
     match family {
         Family::V4 => "net/ipv4/ip_forward",
@@ -176,13 +179,13 @@ fn forwarding(family: Family) -> &'static str {
     }
 }
 
-/// What cannot be read is no difference; writing it says why.
+/// An unreadable sysctl counts as on; `forward` reports the error when it writes.
 fn is_off(family: Family) -> bool {
     sysctl::read(forwarding(family)).is_ok_and(|value| value == "0")
 }
 
-/// A machine that forwards ignores router advertisements unless told otherwise (accept_ra 2), and would lose the default
-/// route that it has from one.
+/// A forwarding machine ignores router advertisements unless accept_ra is 2, and would lose a
+/// default route learned from one.
 fn keep_router_advertisements(socket: &mut Socket, underlay: u32, report: &mut Report) {
     let Ok(link) = socket.link_by_index(underlay) else { return };
     let Ok(name) = IfName::new(link.name) else { return };

@@ -1,25 +1,23 @@
-//! What was asked for and not programmed, and why. Made by the pure part, shown by the agent in logs and metrics.
+//! Inputs that are not programmed, with the reason. Made by the pure part; the agent shows them in
+//! logs and metrics.
 
 use std::fmt;
 use std::net::IpAddr;
 
 use russet_addr::{Family, IfName, IpNet, Mac, NodeName};
 
-/// One value that is not programmed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Refusal {
     /// What is not programmed.
     pub subject: Subject,
-    /// Whose claim it was; none for pools and for our own device.
+    /// The node whose claim it was; none for pools and for our own device.
     pub node: Option<NodeName>,
-    /// Why.
     pub reason: Reason,
 }
 
 /// What a refusal is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
-    /// A pool.
     Pool(IpNet),
     /// A node's claim of a block.
     Block(IpNet),
@@ -33,22 +31,22 @@ pub enum Subject {
     Mac(Mac),
     /// Our own tunnel device.
     Device(Family),
-    /// The program that guards a pod's link.
+    /// The guard program of a pod's link.
     Guard(IfName),
 }
 
 /// Why something is not programmed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
-    /// It lies in no pool.
+    /// It is in no pool.
     OutsidePools,
     /// It covers addresses that can never be a pod's: loopback, link-local, multicast and the like.
     Reserved,
     /// It covers this address, which is a node's or must stay reachable.
     Covers(IpAddr),
-    /// It lies in this block, which is ours.
+    /// It is inside of this block, which is ours.
     InsideOurs(IpNet),
-    /// This node has it already.
+    /// It belongs to this node already.
     TakenBy(NodeName),
     /// An earlier pool has the same prefix.
     Twice,
@@ -64,29 +62,29 @@ pub enum Reason {
     NoTunnelEndpoint,
     /// Our own node has no usable address.
     OwnAddressMissing,
-    /// Our own node object says this address, which the underlay interface does not have.
+    /// Our own node object names this address, which the underlay interface does not have.
     OwnAddressNotLocal(IpAddr),
     /// Our own node has no usable tunnel address yet.
     OwnTunnelAddressMissing,
     /// The underlay's MTU leaves too little room for the tunnel.
     MtuTooSmall(u32),
-    /// A link that is no VXLAN device has the name of ours.
+    /// A link that is not a VXLAN device has the name of ours.
     NameTaken,
     /// It is the network of an address of our own node.
     Connected,
     /// It is not inside this network, which all nodes share.
     OutsideNetwork(IpNet),
-    /// It is what our own node has.
+    /// It belongs to our own node.
     Ours,
     /// A newer claim has it.
     Superseded,
-    /// The node's address is behind a router, and the way needs it on our link.
+    /// The node's address is behind a router, but the backend needs it on our link.
     OffLink(IpAddr),
-    /// The node has this many others already, and no device takes more.
+    /// The node has this many others already, the maximum of one device.
     TooMany(usize),
-    /// The pool's encapsulation is one that Russet does not speak.
+    /// Russet does not support the pool's encapsulation.
     Unsupported,
-    /// The link has a discipline `ingress`, which leaves no place for it.
+    /// The link has a qdisc `ingress`, which occupies the place of `clsact`.
     NoPlace,
 }
 
@@ -171,7 +169,7 @@ impl fmt::Display for Reason {
             Reason::TakenBy(node) => write!(f, "node {node} has it"),
             Reason::Twice => f.write_str("an earlier pool has the same prefix"),
             Reason::WrongFamily => f.write_str("it is of the other address family"),
-            Reason::NotUnicast => f.write_str("it is no unicast address"),
+            Reason::NotUnicast => f.write_str("it is not a unicast address"),
             Reason::NodeUnreachable => f.write_str("the node has no usable address"),
             Reason::OtherSubnet(node) => {
                 write!(f, "node address {node} is not on our subnet and the pool is not encapsulated")
@@ -189,9 +187,9 @@ impl fmt::Display for Reason {
             Reason::Superseded => f.write_str("a newer claim has it"),
             Reason::OffLink(node) => write!(f, "node address {node} is not on our link"),
             Reason::TooMany(most) => write!(f, "the node has {most} others, which is the most"),
-            Reason::NameTaken => f.write_str("a link that is no VXLAN device has its name"),
+            Reason::NameTaken => f.write_str("a link that is not a VXLAN device has its name"),
             Reason::Unsupported => f.write_str("its encapsulation is not supported"),
-            Reason::NoPlace => f.write_str("qdisc ingress has its place; the pod has to be made anew"),
+            Reason::NoPlace => f.write_str("the link has qdisc ingress in place of clsact; recreate the pod"),
         }
     }
 }

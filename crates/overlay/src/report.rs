@@ -1,4 +1,4 @@
-//! How a run went: what was changed, what was refused, what failed. Made by `reconcile`, shown by the agent.
+//! The result of a run: changes, refusals and failures. Made by `reconcile`, shown by the agent.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +10,22 @@ use crate::flannel::FlannelError;
 use crate::openshift::SdnError;
 use crate::refusal::Refusal;
 
-/// How a run went.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Requests that took effect, by kind.
     pub changed: BTreeMap<Kind, usize>,
-    /// Devices that were deleted and made anew, and why: packets are lost meanwhile.
+    /// Devices that were deleted and created anew, with the reason: packets are lost meanwhile.
     pub replaced: Vec<String>,
-    /// Inputs that are not programmed, and why.
+    /// Inputs that are not programmed, with the reason.
     pub refusals: Vec<Refusal>,
-    /// What failed, the first [`ERRORS_MAX`]; the next run tries again.
+    /// The first [`ERRORS_MAX`] failures; the next run tries again.
     pub errors: Vec<OverlayError>,
-    /// How much failed, also beyond `errors`.
+    /// The number of failures, including those beyond `errors`.
     pub failed: usize,
 }
 
-/// What is counted.
+/// The kinds of objects that are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// Tunnel devices.
@@ -36,17 +36,15 @@ pub enum Kind {
     Neighbour,
     /// Forwarding entries.
     Fdb,
-    /// Routes.
     Route,
     /// Peers of WireGuard devices.
     Peer,
-    /// Sysctls.
     Sysctl,
     /// Sets, chains and rules of address translation: one transaction counts as one.
     Nat,
 }
 
-/// What can go wrong; each names the operation and its subject.
+/// Errors of a run; each names the operation and its subject.
 #[derive(Debug, thiserror::Error)]
 pub enum OverlayError {
     /// A link, address, neighbour, forwarding entry or route.
@@ -55,18 +53,17 @@ pub enum OverlayError {
     /// The transaction of address translation.
     #[error(transparent)]
     Nft(#[from] CommitError),
-    /// A sysctl.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
-    /// Something of OpenShift's data path.
+    /// An error of OpenShift's data path.
     #[error(transparent)]
     Sdn(Box<SdnError>),
-    /// Something that makes a backend of flannel's impossible.
+    /// An error that makes a backend of flannel's impossible.
     #[error(transparent)]
     Flannel(Box<FlannelError>),
 }
 
-/// Errors kept of one run: the rest of thousands would say the same.
+/// Limit of the errors kept of one run: thousands of failures usually have the same cause.
 pub const ERRORS_MAX: usize = 64;
 
 // === impl Report ===
@@ -77,7 +74,7 @@ impl Report {
         self.changed.get(&kind).copied().unwrap_or(0)
     }
 
-    /// Whether the kernel was, and is, as it should be.
+    /// Whether nothing was changed and nothing failed.
     pub fn is_quiet(&self) -> bool {
         self.changed.is_empty() && self.failed == 0
     }

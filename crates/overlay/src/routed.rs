@@ -1,5 +1,5 @@
-//! The routed backend: plain routes to nodes on our own subnet, for pools without encapsulation and for the near nodes
-//! of cross-subnet pools (calico-cni.md section 4.3). Called by `desired`.
+//! The routed backend: plain routes to nodes on our own subnet, for pools without encapsulation and
+//! for nodes on our subnet in cross-subnet pools (calico-cni.md section 4.3). Called by `desired`.
 
 use russet_addr::{Family, NodeName};
 
@@ -7,7 +7,7 @@ use crate::desired::Hop;
 use crate::refusal::Reason;
 use crate::scene::Scene;
 
-/// Whether `node` is on our own subnet: our address's prefix holds its address.
+/// Whether `node`'s address is in our own underlay prefix.
 pub(crate) fn is_near(scene: &Scene<'_>, family: Family, node: &NodeName) -> bool {
     match (scene.own_underlay(family), scene.underlay(node, family)) {
         (Ok(own), Some(theirs)) => own.contains(&theirs.addr()),
@@ -15,7 +15,8 @@ pub(crate) fn is_near(scene: &Scene<'_>, family: Family, node: &NodeName) -> boo
     }
 }
 
-/// The way to a block or address of `node`, which must be on our subnet: there is no router here that knows pods.
+/// The next hop towards a block or address of `node`, which must be on our subnet: routers outside
+/// do not know pods.
 pub(crate) fn hop(scene: &Scene<'_>, family: Family, node: &NodeName) -> Result<Hop, Reason> {
     let theirs = scene.underlay(node, family).ok_or(Reason::NodeUnreachable)?.addr();
     if !scene.own_underlay(family)?.contains(&theirs) {

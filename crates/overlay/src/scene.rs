@@ -1,5 +1,5 @@
-//! The inputs after vetting: usable pools, settled claims, our own addresses. Built once per run by `desired`, read by
-//! the backends. Whatever does not pass is reported and goes no further.
+//! The validated inputs: usable pools, settled claims, our own addresses. `desired` builds them
+//! once per run, the backends read them. Inputs that fail validation are reported and ignored.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -11,16 +11,15 @@ use crate::inputs::{Affinity, Encapsulation, Inputs, Pool};
 use crate::prefix::{Guarded, PrefixMap, is_reserved, is_usable};
 use crate::refusal::{Reason, Refusal, Subject};
 
-/// The vetted inputs.
 pub(crate) struct Scene<'a> {
     pub(crate) inputs: &'a Inputs,
     /// Pools by prefix.
     pub(crate) pools: PrefixMap<&'a Pool>,
     /// Blocks by prefix, each with the one node that has it.
     pub(crate) blocks: PrefixMap<&'a NodeName>,
-    /// Every node's own address that passed.
+    /// The nodes' own addresses that passed validation.
     underlays: HashMap<(&'a NodeName, Family), IpNet>,
-    /// What no claim may cover.
+    /// Addresses that no claim may cover.
     guarded: Guarded,
     pub(crate) refusals: Vec<Refusal>,
 }
@@ -28,7 +27,6 @@ pub(crate) struct Scene<'a> {
 // === impl Scene ===
 
 impl<'a> Scene<'a> {
-    /// Vets `inputs`.
     pub(crate) fn new(inputs: &'a Inputs) -> Self {
         let mut scene = Self {
             inputs,
@@ -44,24 +42,23 @@ impl<'a> Scene<'a> {
         scene
     }
 
-    /// Reports one value that is not programmed.
     pub(crate) fn refuse(&mut self, subject: Subject, node: Option<&NodeName>, reason: Reason) {
         self.refusals.push(Refusal::new(subject, node, reason));
     }
 
-    /// A node's own address with its prefix, if it passed.
+    /// A node's own address with its prefix, if it passed validation.
     pub(crate) fn underlay(&self, node: &NodeName, family: Family) -> Option<IpNet> {
         self.underlays.get(&(node, family)).copied()
     }
 
-    /// The own addresses of all other nodes, as far as they passed.
+    /// The own addresses of all other nodes that passed validation.
     pub(crate) fn peers(&self) -> impl Iterator<Item = IpAddr> {
         let others = self.underlays.iter().filter(|((node, _), _)| **node != self.inputs.node);
         others.map(|(_, net)| net.addr())
     }
 
-    /// Our own address, with the prefix that our node object gives it: what lies in it is "same subnet"
-    /// (calico-cni.md section 4.3).
+    /// Our own address, with the prefix that our node object gives it: addresses in it are on the
+    /// "same subnet" (calico-cni.md section 4.3).
     pub(crate) fn own_underlay(&self, family: Family) -> Result<IpNet, Reason> {
         let net = self.underlay(&self.inputs.node, family).ok_or(Reason::OwnAddressMissing)?;
         match self.inputs.underlay.addresses.iter().any(|local| local.addr() == net.addr()) {
@@ -70,7 +67,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// How the pool that holds `net` is encapsulated.
+    /// The encapsulation of the pool that contains `net`.
     pub(crate) fn encapsulation(&self, net: &IpNet) -> Option<Encapsulation> {
         self.pools.covering(net).map(|(_, pool)| pool.encapsulation)
     }
@@ -82,7 +79,8 @@ impl<'a> Scene<'a> {
             .any(|(net, pool)| Family::of_net(net) == family && pool.encapsulation.needs_tunnel())
     }
 
-    /// Whether `net` may become a route to another node: in a pool, not reserved, not covering what must stay reachable.
+    /// Whether `net` may become a route to another node: it is in a pool, not reserved, and covers
+    /// no address that must stay reachable.
     pub(crate) fn check_claim(&self, net: &IpNet) -> Result<(), Reason> {
         if is_reserved(net) {
             return Err(Reason::Reserved);
@@ -93,7 +91,8 @@ impl<'a> Scene<'a> {
         self.guarded.covered_by(net).map_or(Ok(()), |address| Err(Reason::Covers(address)))
     }
 
-    /// The same for a single address that a node says is its tunnel's or its pod's, which a pod of ours may already have.
+    /// Like `check_claim`, for a single address that a node publishes as its tunnel's or its pod's.
+    /// It must not belong to a pod of ours either.
     pub(crate) fn check_host(&self, address: IpAddr) -> Result<(), Reason> {
         if self.inputs.own_pods.contains(&address) {
             return Err(Reason::Covers(address));
@@ -145,8 +144,9 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// One owner for each block: a confirmed claim beats one that is being given back, then ours beats a peer's, then
-    /// the smaller name wins, so that nothing depends on the order of the store's answer.
+    /// Settles the owner of each block: a confirmed claim wins over one being released, then ours
+    /// wins over a peer's, then the smaller name wins, so that the result does not depend on the
+    /// order of the store's answer.
     fn settle_blocks(&mut self) {
         let mut claims: Vec<&Affinity> =
             self.inputs.affinities.iter().filter(|claim| claim.state != AffinityState::Pending).collect();
@@ -171,9 +171,10 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Whether `claim` is to be entered; a repetition of the winner's own claim is neither entered nor refused.
-    /// Different peers' blocks inside each other are both programmed, as Felix does: refusing either would let one
-    /// false claim cut off true ones. Inside ours there are none.
+    /// Whether `claim` is to be entered; a repetition of the winner's own claim is neither entered
+    /// nor refused. If different peers' blocks contain each other, both are programmed, as Felix
+    /// does: refusing either would let one false claim cut off true ones. A peer's block inside of
+    /// ours is refused.
     fn check_block(&self, claim: &Affinity, ours: &PrefixMap<()>) -> Result<bool, Reason> {
         let net = claim.block.net();
         match net.prefix_len() == net.max_prefix_len() && claim.node != self.inputs.node {

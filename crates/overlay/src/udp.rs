@@ -1,11 +1,14 @@
-//! The userspace `udp` backend of flannel: a TUN whose packets go to the peers as they are, one in each UDP datagram.
+//! The userspace `udp` backend of flannel: a TUN device whose packets go to the peers, each in one
+//! UDP datagram.
 //!
-//! The wire format is the original's (flannel.md section 6.1), so that its nodes are peers: the bare inner IPv4 packet, from our address and port to the
-//! peer's address and *our* port, its time to live one less on each side. What differs is the price. The kernel hands over and takes up to 64 KiB
-//! at once, on the TUN and on the socket; what it refuses of that is done without (dataplane.md sections 2 and 4).
+//! The wire format is the original's (flannel.md section 6.1), so that flannel's nodes can be peers: the
+//! bare inner IPv4 packet, from our address and port to the peer's address and *our* port, its TTL
+//! decremented on each side. The cost differs: with offloads, the kernel transfers up to 64 KiB at
+//! once on the TUN and on the socket; without them, the proxy works packet by packet (dataplane.md sections 2 and 4).
 //!
-//! `flanneld` starts a [`Proxy`] once it has a lease, and tells it about the peers. The parts that touch no socket - `cut`, `merge`, `packet`,
-//! `table`, `train`, `unreachable` - are pure; `send` and `receive` are the loops around them.
+//! `flanneld` starts a [`Proxy`] once it has a lease, and updates its peers. The modules without
+//! sockets - `cut`, `merge`, `packet`, `table`, `train`, `unreachable` - are pure; `send` and
+//! `receive` are the loops around them.
 
 mod checksum;
 mod cut;
@@ -42,14 +45,14 @@ use send::Sender;
 use shared::Shared;
 use table::{Peers, Reader};
 
-/// What a proxy is to be.
+/// The configuration of a proxy.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The device's name, or a pattern with `%d`: [`DEVICE`] in flannel.
     pub tun: String,
     /// The device's MTU in bytes: the underlay's without [`OVERHEAD_BYTES`].
     pub mtu: u32,
-    /// The base address of our lease: the device's, and the source of what we answer.
+    /// The base address of our lease: the device's address, and the source of our ICMP messages.
     pub own: Ipv4Addr,
     /// The whole pod network.
     pub network: Ipv4Net,
@@ -57,15 +60,18 @@ pub struct Options {
     pub local: Ipv4Addr,
     /// Our port, and the port of all peers.
     pub port: u16,
-    /// Threads in each direction. One does for a machine with few processors: see [`Options::queues_for`].
+    /// Threads in each direction. One suffices on a machine with few processors: see
+    /// [`Options::queues_for`].
     pub queues: usize,
-    /// Whether only peers may send: not where they send from other addresses than their leases name.
+    /// Whether only peers may send. False where peers send from other addresses than their leases
+    /// name.
     pub guard: bool,
-    /// Whether to use what the kernel offers. Without, every packet is read and sent singly.
+    /// Whether to use the kernel's offloads. Without them, every packet is read and sent singly.
     pub offload: bool,
 }
 
-/// A running backend. Dropping it stops it; the device goes with it, and its route with the device, as the original's do.
+/// A running backend. Dropping it stops it; like the original's, its device and the device's route
+/// vanish with it.
 #[derive(Debug)]
 pub struct Proxy {
     device: Device,
@@ -74,41 +80,40 @@ pub struct Proxy {
     /// Whether only peers may send.
     guards: bool,
     shared: Arc<Shared>,
-    /// Of the namespace in which the proxy was started.
+    /// A socket in the namespace in which the proxy was started.
     netlink: Mutex<Socket>,
     sockets: Vec<Arc<UdpSocket>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the kernel granted when the proxy was started; some of it may have been given up since.
+/// The offloads that the kernel granted at start; some may have been given up since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offloads {
     /// On the TUN.
     pub tun: TunOffloads,
-    /// Datagrams leave the socket in one piece.
+    /// Whether datagrams leave the socket in one piece (UDP segmentation offload).
     pub segments: bool,
-    /// Datagrams reach us in one piece.
+    /// Whether datagrams arrive in one piece (UDP receive offload).
     pub joins: bool,
 }
 
-/// A backend that did not start, or a device that could not be repaired.
+/// The backend could not be started, or its device could not be repaired.
 #[derive(Debug, thiserror::Error)]
 pub enum UdpError {
-    /// No TUN.
+    /// The TUN device could not be created.
     #[error(transparent)]
     Tun(#[from] TunError),
-    /// No socket; EADDRINUSE if somebody else has the port.
+    /// The socket could not be opened; EADDRINUSE if another program has the port.
     #[error(transparent)]
     Socket(#[from] UdpSocketError),
     /// The device could not be set up.
     #[error("set up {device}: {source}")]
     Device {
-        /// The device, or the pattern that it was to be named after.
+        /// The device's name, or its name pattern.
         device: String,
-        /// Why.
         source: NetlinkError,
     },
-    /// No thread.
+    /// The threads could not be started.
     #[error("start the threads of the udp backend: {0}")]
     Threads(#[source] io::Error),
 }
@@ -120,13 +125,14 @@ pub const PORT: u16 = 8285;
 /// Bytes that the outer IPv4 and UDP headers take.
 pub const OVERHEAD_BYTES: u32 = 28;
 
-/// More queues than this bring nothing that was measured (dataplane.md section 2.5).
+/// Limit of queues; more had no measured effect (dataplane.md section 2.5).
 const MAX_QUEUES: usize = 4;
 
 // === impl Options ===
 
 impl Options {
-    /// How many queues suit a machine with this many processors: the threads of both directions and the pods share them.
+    /// The number of queues for a machine with this many processors, which the threads of both
+    /// directions and the pods share.
     pub fn queues_for(processors: usize) -> usize {
         (processors / 4).clamp(1, MAX_QUEUES)
     }
@@ -135,11 +141,12 @@ impl Options {
 // === impl Proxy ===
 
 impl Proxy {
-    /// Makes device and sockets in the calling thread's network namespace, and starts.
+    /// Creates device and sockets in the calling thread's network namespace, and starts.
     ///
-    /// A port that an earlier proxy of this process had is taken for a moment longer if a child was being started: until its `exec`.
+    /// A port of an earlier proxy of this process stays in use a moment longer if a child process
+    /// was being started: until its `exec`.
     pub fn start(options: Options) -> Result<Self, UdpError> {
-        // First what others can have: a port that is taken leaves no device behind.
+        // Sockets first: if the port is taken, no device is left behind.
         let sockets = bind(&options)?;
         let tun = Tun::create(&options.tun, options.queues, options.offload)?;
         let failed = |source| UdpError::Device { device: tun.name.to_string(), source };
@@ -173,44 +180,45 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// The device's name.
     pub fn device(&self) -> &IfName {
         &self.device.name
     }
 
-    /// What the kernel granted at start.
+    /// The offloads that the kernel granted at start.
     pub fn offloads(&self) -> Offloads {
         self.offloads
     }
 
-    /// A subnet is behind this peer from now on.
+    /// Routes a subnet to this peer.
     pub fn put(&self, subnet: Ipv4Net, via: Ipv4Addr) {
         self.peers.put(subnet, via);
     }
 
-    /// A subnet is behind nobody.
+    /// Removes the route of a subnet.
     pub fn remove(&self, subnet: Ipv4Net) {
         self.peers.remove(subnet);
     }
 
-    /// These are all the subnets. For many at once this is much cheaper than one after the other.
+    /// Replaces all subnets. For many at once this is much cheaper than single changes.
     pub fn reset(&self, all: &[(Ipv4Net, Ipv4Addr)]) {
         self.peers.reset(all);
     }
 
-    /// Sets the device up again: MTU, state, address and route that somebody has changed. Costs a few messages when all is well.
+    /// Restores the device after changes by other programs: MTU, state, address and route. Costs a
+    /// few messages if there is nothing to repair.
     pub fn repair(&self) -> Result<(), UdpError> {
         let mut netlink = self.netlink.lock().unwrap_or_else(PoisonError::into_inner);
         let failed = |source| UdpError::Device { device: self.device.name.to_string(), source };
         self.device.configure(&mut netlink).map_err(failed)
     }
 
-    /// Why the proxy has stopped, if it has: mostly because somebody deleted its device. It wants to be dropped and started anew.
+    /// The reason if the proxy has stopped, usually because its device was deleted. The caller
+    /// drops it and starts a new one.
     pub fn failure(&self) -> Option<String> {
         self.shared.failure()
     }
 
-    /// How often something has happened since the start.
+    /// Number of occurrences since the start.
     pub fn count(&self, what: Count) -> u64 {
         self.shared.counters.get(what)
     }
@@ -257,11 +265,12 @@ impl Drop for Proxy {
         self.sockets.iter().for_each(|socket| socket.shut());
         let netlink = self.netlink.get_mut().unwrap_or_else(PoisonError::into_inner);
         if !self.device.delete(netlink) {
-            // Whoever took the device, or our right to it, ends the threads by deleting it.
+            // Ends the threads also if we may no longer write to the device: deleting it wakes
+            // them.
             return;
         }
         for thread in self.threads.drain(..) {
-            // One that panicked has ended, too.
+            // A thread that panicked has ended, too.
             let _ = thread.join();
         }
     }

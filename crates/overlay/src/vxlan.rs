@@ -14,10 +14,10 @@ use crate::scene::Scene;
 
 /// VXLAN network identifier that every Calico node uses unless it is configured otherwise.
 pub const VNI: u32 = 4096;
-/// UDP port likewise; also IANA's.
+/// Calico's default UDP port; also IANA's.
 pub const PORT: u16 = 4789;
 
-/// The device that a family's tunnel needs.
+/// The device for a family's tunnel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
     /// VXLAN network identifier.
@@ -32,15 +32,15 @@ pub struct Device {
     pub mtu: u32,
     /// Its MAC, which peers compute or read from our node object.
     pub mac: Mac,
-    /// Our tunnel address, full length; none as long as it is not known.
+    /// Our tunnel address, full length; none while it is unknown.
     pub address: Option<IpNet>,
     /// Whether packets carry the sender's group policy.
     pub gbp: bool,
-    /// Whether it learns from what it receives; a device that is there is not asked.
+    /// Whether it learns addresses from received packets; not compared with an existing device.
     pub learning: bool,
 }
 
-/// Where another node's tunnel ends.
+/// The end of another node's tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) tunnel: IpAddr,
@@ -63,7 +63,7 @@ pub const fn device_name(family: Family) -> &'static str {
     }
 }
 
-/// Bytes that the outer headers take.
+/// Bytes of the outer headers.
 pub(crate) const fn overhead(family: Family) -> u32 {
     match family {
         Family::V4 => 50,
@@ -71,7 +71,7 @@ pub(crate) const fn overhead(family: Family) -> u32 {
     }
 }
 
-/// Below these the kernel turns the family off on the device (RFC 791, RFC 8200).
+/// Below these the kernel disables the family on the device (RFC 791, RFC 8200).
 pub(crate) const fn mtu_min(family: Family) -> u32 {
     match family {
         Family::V4 => 576,
@@ -82,7 +82,7 @@ pub(crate) const fn mtu_min(family: Family) -> u32 {
 // === impl Vxlan ===
 
 impl<'a> Vxlan<'a> {
-    /// The tunnel of `family`, if a pool wants one and our own node has what it takes.
+    /// The tunnel of `family`, if a pool needs one and our own node has valid addresses for it.
     pub(crate) fn new(scene: &mut Scene<'a>, family: Family) -> Option<Self> {
         if !scene.needs_tunnel(family) {
             return None;
@@ -99,12 +99,12 @@ impl<'a> Vxlan<'a> {
         }
     }
 
-    /// The way to a block or address of `node`.
+    /// The next hop towards a block or address of `node`.
     pub(crate) fn hop(&self, node: &NodeName) -> Result<Hop, Reason> {
         self.endpoints.get(node).map(|end| Hop::Tunnel(end.tunnel)).ok_or(Reason::NoTunnelEndpoint)
     }
 
-    /// Puts the device, its FDB and its neighbours into `desired`.
+    /// Adds the device, its FDB and its neighbours to `desired`.
     pub(crate) fn program(&self, family: Family, desired: &mut Desired) {
         desired.devices.insert(family, self.device.clone());
         for end in self.endpoints.values() {
@@ -113,13 +113,15 @@ impl<'a> Vxlan<'a> {
         }
     }
 
-    /// Adds a directly connected route for each endpoint that its node's block route does not cover: the address is
-    /// borrowed, or its block is that one address, or it lies in no block (calico-cni.md section 4.3). Comes after the
-    /// block routes, over which it wins: a block of one address would otherwise be its own next hop.
+    /// Adds a directly connected route for each endpoint that its node's block route does not
+    /// cover: the address is borrowed, or its block is that one address, or it is in no block
+    /// (calico-cni.md section 4.3). It comes after the block routes, over which it wins: a block of
+    /// one address would otherwise be its own next hop.
     ///
-    /// In IPv6 every endpoint gets one. The kernel refuses an on-link next hop to which any but the default route leads
-    /// through another link ("invalid gateway or device mismatch"), and the block's route before a change of
-    /// encapsulation, or an operator's to the whole pool, is one.
+    /// In IPv6 every endpoint gets one. The kernel refuses an on-link next hop to which any route
+    /// but the default one leads through another link ("invalid gateway or device mismatch"). Such
+    /// a route can be the block's own before a change of encapsulation, or an operator's to the
+    /// whole pool.
     pub(crate) fn connect(&self, scene: &Scene<'a>, desired: &mut Desired) {
         for (node, end) in &self.endpoints {
             let host = host_net(end.tunnel);
@@ -162,8 +164,8 @@ fn device(scene: &mut Scene<'_>, family: Family) -> Result<Device, Reason> {
     Ok(Device { vni, port, local, parent, mtu, mac, address, gbp: false, learning: false })
 }
 
-/// The endpoints of all other nodes. Tunnel addresses and MACs are unique: ours come first, then the nodes whose MAC is
-/// the computed one, then those that name their own, which could name anybody's.
+/// The endpoints of all other nodes. Tunnel addresses and MACs are unique: ours come first, then
+/// the nodes with a computed MAC, then those that name a MAC, which could be any node's.
 fn endpoints<'a>(scene: &mut Scene<'a>, family: Family, own: &Device) -> BTreeMap<&'a NodeName, Endpoint> {
     let inputs = scene.inputs;
     let mut tunnels: BTreeMap<_, _> = own.address.iter().map(|net| (net.addr(), &inputs.node)).collect();
@@ -187,8 +189,9 @@ fn endpoints<'a>(scene: &mut Scene<'a>, family: Family, own: &Device) -> BTreeMa
     found
 }
 
-/// What `node` says of itself, if it is complete and sound. A node that says less is not reported here: it has no
-/// tunnel (yet), and each of its blocks that would need one is.
+/// The endpoint in `node`'s own object, if it is complete and valid. An incomplete one is not
+/// reported here: the node has no tunnel (yet), and each of its blocks that would need one is
+/// reported.
 fn endpoint(scene: &mut Scene<'_>, family: Family, node: &NodeName, said: &Addresses) -> Option<Endpoint> {
     let tunnel = said.tunnel?;
     let underlay = scene.underlay(node, family)?.addr();
@@ -215,7 +218,7 @@ pub(crate) fn is_unicast(mac: Mac) -> bool {
     !mac.is_multicast() && mac.octets() != [0; 6]
 }
 
-/// The tunnel addresses among `desired`'s next hops and neighbours, to which nobody may put a pod.
+/// The tunnel addresses among `desired`'s next hops and neighbours; no pod may have one of these.
 pub(crate) fn tunnel_addresses(desired: &Desired) -> BTreeSet<IpAddr> {
     let own = desired.devices.values().filter_map(|device| device.address).map(|net| net.addr());
     desired.neighbours.keys().copied().chain(own).collect()

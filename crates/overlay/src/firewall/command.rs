@@ -1,5 +1,5 @@
-//! The programs of iptables: which there are, what they can, and one execution of each kind. No shell is involved, and
-//! nothing but what `xtables` writes is said to them.
+//! Runs the iptables programs: finds the installed ones, detects their abilities, and executes them
+//! without a shell. `xtables` writes their input.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -15,31 +15,32 @@ use super::FirewallError;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Programs {
     pub(crate) family: Family,
-    /// Between the name of the program and its verb: `-legacy` or nothing.
+    /// Part of the program's name before its verb: `-legacy` or empty.
     flavour: &'static str,
     pub(crate) abilities: Abilities,
 }
 
-/// What a version of iptables is and can.
+/// The abilities of a version of iptables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Abilities {
-    /// Its rules are in nf_tables.
+    /// Whether its rules are in nf_tables.
     pub(crate) nft: bool,
     /// `iptables-restore --wait` and `MASQUERADE --random-fully`, both since 1.6.2.
     pub(crate) modern: bool,
 }
 
-/// A table of 100,000 rules; what is larger is not read by us within the deadline either.
+/// The size of a table of 100,000 rules; a larger one could not be processed within the deadline
+/// either.
 const OUTPUT_MAX_BYTES: usize = 64 << 20;
-/// How long a program may take, its wait for the lock of iptables included.
+/// Limit of one execution, including the wait for the lock of iptables.
 const DEADLINE: Duration = Duration::from_secs(15);
-/// How long it waits for that lock, which kube-proxy may hold for seconds.
+/// Wait for the xtables lock, which kube-proxy may hold for seconds.
 const WAIT: &str = "--wait=5";
-/// The tables of legacy iptables of this namespace, one a line; the directory is the thread's.
+/// The tables of legacy iptables in the thread's network namespace, one per line.
 const LEGACY_TABLES: [&str; 2] =
     ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
 
-/// Whether legacy iptables has a table, without making the kernel create it.
+/// Whether legacy iptables has a table. Reading this does not make the kernel create the table.
 pub(crate) fn legacy_has(family: Family, table: &str) -> bool {
     let path = match family {
         Family::V4 => LEGACY_TABLES[0],
@@ -52,12 +53,11 @@ pub(crate) fn legacy_has(family: Family, table: &str) -> bool {
 // === impl Programs ===
 
 impl Programs {
-    /// The programs named `iptables`, whichever flavour they are.
+    /// Finds the programs named `iptables`, of whichever flavour.
     pub(crate) fn installed(family: Family) -> Result<Self, FirewallError> {
         Self::find(family, "")
     }
 
-    /// The programs of legacy iptables.
     pub(crate) fn legacy(family: Family) -> Result<Self, FirewallError> {
         let installed = Self::installed(family);
         match installed {
@@ -73,7 +73,7 @@ impl Programs {
         Ok(programs)
     }
 
-    /// All rules of one of the tables, or of all that there are where it is more than one.
+    /// Prints all rules of one of the tables, or of all tables when `tables` has several.
     pub(crate) fn save<'a>(&self, tables: impl Iterator<Item = &'a str>) -> Result<String, FirewallError> {
         let tables: Vec<&str> = tables.collect();
         let printed = match tables.as_slice() {
@@ -83,13 +83,13 @@ impl Programs {
         Ok(String::from_utf8_lossy(&printed).into_owned())
     }
 
-    /// Applies changes, of each table all or none; what they do not name stays.
+    /// Applies changes, all or none in each table; rules that they do not name stay.
     pub(crate) fn restore(&self, changes: &str) -> Result<(), FirewallError> {
         let arguments: &[&str] = if self.abilities.modern { &["--noflush", WAIT] } else { &["--noflush"] };
         self.run("-restore", arguments, changes.as_bytes()).map(|_| ())
     }
 
-    /// The name of one of the programs: "ip6tables-legacy-save".
+    /// The name of one of the programs, such as "ip6tables-legacy-save".
     pub(crate) fn name(&self, verb: &str) -> String {
         let base = match self.family {
             Family::V4 => "iptables",
@@ -100,7 +100,7 @@ impl Programs {
 
     fn run(&self, verb: &str, arguments: &[&str], stdin: &[u8]) -> Result<Vec<u8>, FirewallError> {
         let program = self.name(verb);
-        // What it prints is read, not shown.
+        // The output is parsed, so it must not be localised.
         let env = [("LC_ALL", OsString::from("C"))];
         let execution = Execution { binary: Path::new(&program), env: &env, stdin, deadline: DEADLINE };
         let finished = match execution.run_with(arguments, OUTPUT_MAX_BYTES) {
@@ -119,7 +119,7 @@ impl Programs {
     }
 }
 
-/// What somebody reads of what a program has to say about its failure.
+/// Length to which a failed program's error output is cut.
 const SAID_MAX_CHARS: usize = 400;
 
 // === impl Abilities ===

@@ -1,5 +1,5 @@
-//! Brings the tables of iptables to what is wanted: flannel's own chains in the mode of that name, none of them in the other,
-//! and accepts where legacy iptables drops what is forwarded.
+//! Reconciles the tables of iptables: flannel's own chains in mode iptables, none of them in mode
+//! nftables, and accepts where legacy iptables drops forwarded packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -12,34 +12,34 @@ use super::gate::FLANNEL_FORWARD;
 use super::xtables::{self, FLANNEL_POSTROUTING, Goal, Saved};
 use super::{FirewallError, Mode, Repair, Report, Role, Wanted};
 
-/// What is known about iptables on this host.
+/// Cached knowledge about iptables on this host.
 #[derive(Debug, Default)]
 pub(crate) struct Compat {
-    /// Earlier states, whose rules may still be there.
+    /// Earlier inputs, whose rules may still be there.
     old: Vec<Wanted>,
     installed: BTreeMap<Family, Programs>,
     legacy: BTreeMap<Family, Programs>,
-    /// Families whose legacy rules nobody can look at.
+    /// Families whose legacy rules cannot be read because the programs are missing.
     unseen: BTreeSet<Family>,
-    /// What the chains in nf_tables looked like when iptables last said that they are right.
+    /// Fingerprint of the chains in nf_tables when iptables last found them correct.
     proven: BTreeMap<Family, (u64, Wanted)>,
 }
 
-/// Earlier states that are remembered: a daemon has one in subnet.env, and makes few itself.
+/// Number of earlier inputs that are remembered: a daemon reads one from subnet.env and makes few
+/// itself.
 const OLD_MAX: usize = 16;
-/// A repair, and the look that proves it.
+/// One attempt repairs and the next confirms it.
 const LOOKS: usize = 2;
 
 // === impl Compat ===
 
 impl Compat {
-    /// Finds the programs; without any there is no such mode.
+    /// Finds the programs; fails if there are none.
     pub(crate) fn require(&mut self) -> Result<(), FirewallError> {
         let v4 = self.installed(Family::V4).map(|_| ());
         v4.or_else(|error| self.installed(Family::V6).map(|_| ()).map_err(|_| error))
     }
 
-    /// Remembers an earlier state.
     pub(crate) fn remember(&mut self, old: &Wanted) {
         self.proven.clear();
         self.old.retain(|known| known != old);
@@ -49,12 +49,13 @@ impl Compat {
         }
     }
 
-    /// Whether the programs named `iptables` keep their rules in nf_tables; so where there are none.
+    /// Whether the programs named `iptables` keep their rules in nf_tables. True if there are no
+    /// programs.
     pub(crate) fn is_nft(&mut self) -> bool {
         Family::BOTH.iter().all(|family| self.installed(*family).map_or(true, |found| found.abilities.nft))
     }
 
-    /// Flannel's chains, by the programs that are installed.
+    /// Reconciles flannel's chains, by the installed programs.
     pub(crate) fn chains(&mut self, nft: &mut Nft, wanted: &Wanted, report: &mut Report) {
         for family in Family::BOTH {
             let needed = wanted.networks.iter().any(|net| Family::of_net(net) == family);
@@ -87,17 +88,18 @@ impl Compat {
         settle(&programs, &goals, report, |goal, saved| {
             let edits = goal.edits(saved);
             if legacy && goal.table == "filter" && edits.is_empty() {
-                // Once flannel's jump stands, where it may already be enough.
+                // Evaluated after flannel's jump is in place, because that may suffice.
                 return xtables::accepts(saved, wanted, family, Role::Flannel(Mode::Iptables), true);
             }
             edits
         })?;
-        // Only what was there before the look is known to have been looked at.
+        // A change after the fingerprint was taken must be seen by the next call.
         self.proven.extend(print.map(|print| (family, (print, wanted.clone()))));
         Ok(())
     }
 
-    /// What flannel's old versions left in the tables of iptables-nft, where no comment tells it.
+    /// Removes rules of flannel's old versions from the tables of iptables-nft, where no comment
+    /// identifies them.
     pub(crate) fn sweep(&mut self, tables: &[Table], report: &mut Report) {
         for family in Family::BOTH {
             let mut goals = Goal::both(&Wanted::default(), family, false, &self.old).to_vec();
@@ -105,7 +107,8 @@ impl Compat {
             if goals.is_empty() {
                 continue;
             }
-            // Without the programs nobody knows rules by their addresses; their chains are gone already.
+            // Without the programs, rules cannot be matched by their addresses; their chains are
+            // removed already.
             let Ok(programs) = self.installed(family).cloned() else { continue };
             if !programs.abilities.nft {
                 continue;
@@ -116,7 +119,7 @@ impl Compat {
         }
     }
 
-    /// The tables of legacy iptables, where there are any and they are not what `chains` cares for.
+    /// Reconciles the tables of legacy iptables, where they exist and `chains` does not cover them.
     pub(crate) fn legacy(&mut self, wanted: &Wanted, role: Role, report: &mut Report) {
         for family in Family::BOTH {
             let mut goals = Goal::both(&Wanted::default(), family, false, &self.old).to_vec();
@@ -141,7 +144,7 @@ impl Compat {
             });
             match done {
                 Ok(()) => drop(self.unseen.remove(&family)),
-                // Not every few seconds for as long as the daemon runs.
+                // Reported once, not at every comparison.
                 Err(FirewallError::Missing { program }) => {
                     if self.unseen.insert(family) {
                         report.failed.push(FirewallError::Unseen { program });
@@ -161,7 +164,7 @@ impl Compat {
     }
 }
 
-/// Looks for programs once they are needed, and again while they are missing.
+/// Looks for programs at the first need, and again while they are missing.
 fn found(
     known: &mut BTreeMap<Family, Programs>,
     family: Family,
@@ -198,8 +201,8 @@ fn settle(
     Ok(())
 }
 
-/// Tells whether anybody touched the chains that `chains` cares for, where they are in nf_tables: asking that is cheaper than
-/// having a program list all rules of a node with thousands of services.
+/// Hash of the rules that `chains` maintains, where they are in nf_tables. Computing it is cheaper
+/// than a program that lists all rules of a node with thousands of services.
 fn fingerprint(nft: &mut Nft, family: Family) -> Result<u64, NetlinkError> {
     let mut hash = DefaultHasher::new();
     for (table, chains) in
@@ -215,7 +218,7 @@ fn fingerprint(nft: &mut Nft, family: Family) -> Result<u64, NetlinkError> {
     Ok(hash.finish())
 }
 
-/// Whether neither flavour of iptables has anything of a family in the places where flannel's rules are.
+/// Whether neither flavour of iptables has tables of this family that could hold flannel's rules.
 fn is_untouched(nft: &mut Nft, family: Family) -> bool {
     fingerprint(nft, family).is_ok_and(|print| print == DefaultHasher::new().finish())
         && !["nat", "filter"].iter().any(|table| legacy_has(family, table))

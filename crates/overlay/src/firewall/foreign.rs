@@ -1,6 +1,7 @@
-//! Chains of others that drop what is forwarded: Docker and ufw set the policy of FORWARD to drop, firewalld ends its chain
-//! with a reject. An accept in a table of ours does not help, because every chain at the hook must let a packet through. So
-//! marked accepts go into those chains, and are kept there.
+//! Foreign chains that drop forwarded packets: Docker and ufw set the policy of FORWARD to drop,
+//! firewalld ends its chain with a reject. An accept in our own table does not help, because every
+//! chain at the hook must let a packet pass. So marked accepts go into those chains, and are
+//! maintained there.
 //!
 //! In the tables of iptables-nft they are written as `iptables` would read them: addresses, counter, verdict, comment.
 
@@ -17,19 +18,19 @@ use super::native::{self, Change};
 use super::rules::{self, Line, Side};
 use super::{FirewallError, Look, Repair, Role, Wanted};
 
-/// The table of Russet's own agent: its policies are meant.
+/// The table of Russet's own agent, whose drops are intended.
 const RUSSET: &str = "russet";
-/// What the kernel calls expressions that write to a log, and those that refuse.
+/// The kernel's names of expressions that log, and of those that reject.
 const LOGS: [&str; 3] = ["log", "target LOG", "target NFLOG"];
 const REJECTS: [&str; 2] = ["reject", "target REJECT"];
 
-/// The chains through which forwarded packets have to pass, besides our own: what stands in them concerns us.
+/// The chains that forwarded packets pass through, except our own: any change in them matters.
 pub(crate) fn watched(look: &Look) -> BTreeSet<(Table, String)> {
     let names = look.chains.iter().filter(|info| is_gate(info) || is_docker_user(info));
     names.map(|info| (info.chain.table.clone(), info.chain.name.clone())).collect()
 }
 
-/// What brings the chains of one table of others to `wanted`.
+/// The change that brings one foreign table to `wanted`.
 pub(crate) fn difference(
     nft: &mut Nft,
     look: &Look,
@@ -50,7 +51,7 @@ pub(crate) fn difference(
         let kinds = gate::follow(rules.iter().map(kind).collect(), &mut rules_of)?;
         let drops = info.chain.base.as_ref().is_some_and(|base| base.policy == Policy::Drop);
         let gate = if table.dormant { Gate::Open } else { Gate::of(&kinds, drops) };
-        // Whether or not Docker, which may just be starting, has put its jump there.
+        // Independent of Docker's own jump, which may not exist yet while Docker starts.
         closed |= gate != Gate::Open;
         let accepted = role.is_iptables() && gate.passes(&kinds, FLANNEL_FORWARD);
         let (lines, before) = match gate {
@@ -60,7 +61,8 @@ pub(crate) fn difference(
         settle(info, &rules, lines, before, mark, &mut change);
     }
     for info in look.chains.iter().filter(|info| info.chain.table == table.table && is_docker_user(info)) {
-        // Docker's own rules drop what comes to a bridge of its from elsewhere, also where that bridge is the pods'.
+        // Docker's rules drop packets that reach one of its bridges from elsewhere, even if that
+        // bridge is the pods'.
         let rules = nft.rules_of(&table.table, &info.chain.name)?;
         let kinds: Vec<Kind> = rules.iter().map(kind).collect();
         let towards_pods: Vec<Line> =
@@ -139,7 +141,7 @@ fn is_docker_user(info: &ChainInfo) -> bool {
     is_foreign(&info.chain.table) && info.chain.base.is_none() && info.chain.name == DOCKER_USER
 }
 
-/// What a rule does to packets of which nothing is known.
+/// The effect of a rule on an arbitrary packet.
 fn kind(rule: &RuleInfo, mark: &str) -> Kind {
     if rule.comment.as_deref() == Some(mark) {
         return Kind::Ours;
@@ -150,7 +152,8 @@ fn kind(rule: &RuleInfo, mark: &str) -> Kind {
             "counter" | "match comment" => {}
             name if LOGS.contains(&name) => kind = Kind::Logs,
             name if REJECTS.contains(&name) => kind = Kind::Drops,
-            // Its own line so that `limit` before `log` stays a log: a limit only leaves packets out of it. Not so of a verdict or a reject behind it.
+            // `limit` before `log` still counts as a log, because the limit only skips logging. It
+            // does not when a verdict or a reject follows.
             "limit" | "match limit" if rule.verdict.is_none() && has(rule, &LOGS) && !has(rule, &REJECTS) => {
             }
             "immediate" => {

@@ -1,14 +1,15 @@
-//! Whether a chain of somebody else lets pods' packets through, and where an accept has to stand in it so that they come
-//! through. Pure; `foreign` reads nf_tables into it, `xtables` the output of iptables.
+//! Decides whether a foreign chain lets pods' packets pass, and where an accept must be inserted if
+//! not. Pure; `foreign` feeds it from nf_tables, `xtables` from the output of iptables.
 //!
-//! The accept stands as far behind as it can: others' rules decide first, ours only goes before what would drop everything.
+//! The accept goes as far to the end as possible: foreign rules decide first, and ours precedes
+//! only the rule that would drop everything.
 
-/// What a rule does, as far as it matters here.
+/// The effect of a rule on an arbitrary packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// One of our own accepts.
     Ours,
-    /// Something that depends on the packet, or changes it.
+    /// Depends on the packet, or changes it.
     Other,
     /// Writes every packet into a log.
     Logs,
@@ -22,39 +23,40 @@ pub(crate) enum Kind {
     Jumps(String),
     /// Sends every packet into a chain, from which those that it does not decide do not come back here.
     Goes(String),
-    /// The same, once it is known that the chain decides for some packets only.
+    /// Like `Goes`, into a chain known to decide for some packets only.
     Leaves,
     /// Sends every packet through a chain that has no rules.
     Empty,
 }
 
-/// What becomes of packets that no rule decides.
+/// The fate of packets that no rule decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gate {
     /// They go on.
     Open,
-    /// They are dropped: by the rule with this index and those behind it, or by the policy.
+    /// They are dropped by the rule with this index and those behind it, or by the policy.
     Closed { before: Option<usize> },
 }
 
-/// How deep jumps are followed, and how many in all: ufw and firewalld nest three deep. What lies beyond counts as undecided.
+/// Depth to which jumps are followed, and their total number. ufw and firewalld nest three deep. A
+/// jump beyond the limit counts as dependent on the packet.
 const DEPTH_MAX: u32 = 8;
 const CHAINS_MAX: u32 = 64;
 
 /// The chain of flannel's iptables mode that accepts its packets.
 pub(crate) const FLANNEL_FORWARD: &str = "FLANNEL-FWD";
-/// The chain in front of Docker's own that Docker leaves to the administrator.
+/// The chain before Docker's own that Docker leaves to the administrator.
 pub(crate) const DOCKER_USER: &str = "DOCKER-USER";
 
 // === impl Kind ===
 
 impl Kind {
-    /// Whether what stands behind it is never reached.
+    /// Whether rules behind it are never reached.
     fn is_last(&self) -> bool {
         matches!(self, Self::Accepts | Self::Drops | Self::Returns | Self::Goes(_) | Self::Leaves)
     }
 
-    /// The chain that has to be looked into. Those with names of their own are dealt with by name.
+    /// The chain that has to be examined. Chains with well-known names are handled by name.
     fn leads_to(&self) -> Option<&str> {
         match self {
             Self::Jumps(chain) | Self::Goes(chain) => Some(chain.as_str()),
@@ -63,7 +65,8 @@ impl Kind {
         .filter(|chain| ![DOCKER_USER, FLANNEL_FORWARD].contains(chain))
     }
 
-    /// What a chain with these rules does to every packet; none where that depends on the packet.
+    /// The effect of a chain with these rules on every packet; none where that depends on the
+    /// packet.
     fn of_chain(kinds: &[Kind]) -> Option<Kind> {
         if let Some(last @ (Self::Accepts | Self::Drops)) = kinds.iter().find(|kind| kind.is_last()) {
             return Some(last.clone());
@@ -81,7 +84,7 @@ impl Kind {
 // === impl Gate ===
 
 impl Gate {
-    /// What a base chain with these rules and this policy is.
+    /// The result of a base chain with these rules and this policy.
     pub(crate) fn of(kinds: &[Kind], policy_drops: bool) -> Self {
         let last = kinds.iter().position(Kind::is_last);
         let drops = match last.and_then(|last| kinds.get(last)) {
@@ -92,7 +95,7 @@ impl Gate {
         if !drops {
             return Self::Open;
         }
-        // What is logged in front of the end is what the end drops.
+        // A log right before the final drop logs what that rule drops.
         let reached = kinds.get(..last.unwrap_or(kinds.len())).unwrap_or_default();
         let idle = reached.iter().rev().take_while(|kind| matches!(kind, Kind::Logs | Kind::Empty)).count();
         let logs = (reached.len() - idle..reached.len()).find(|index| kinds.get(*index) == Some(&Kind::Logs));
@@ -100,7 +103,7 @@ impl Gate {
         Self::Closed { before: (before < kinds.len()).then_some(before) }
     }
 
-    /// Whether a jump for all packets to `chain` stands where it is reached.
+    /// Whether an unconditional jump to `chain` is reached.
     pub(crate) fn passes(self, kinds: &[Kind], chain: &str) -> bool {
         let Self::Closed { before } = self else { return false };
         let reached = kinds.get(..before.unwrap_or(kinds.len())).unwrap_or_default();
@@ -108,8 +111,8 @@ impl Gate {
     }
 }
 
-/// Follows jumps for all packets, where the chain that they lead to decides for all or for none: firewalld rejects at the end
-/// of such a chain, ufw logs in one.
+/// Replaces an unconditional jump by the effect of its chain, where that chain decides for all
+/// packets or for none: firewalld rejects at the end of such a chain, ufw logs in one.
 pub(crate) fn follow<E>(
     kinds: Vec<Kind>,
     rules_of: &mut impl FnMut(&str) -> Result<Vec<Kind>, E>,
@@ -146,7 +149,8 @@ fn follow_to<E>(
     Ok(followed)
 }
 
-/// Before which rule of a chain for administrators an accept is still reached; at the end where there is none.
+/// Index of the rule before which an accept in an administrator's chain is still reached; none
+/// means at the end.
 pub(crate) fn before_return(kinds: &[Kind]) -> Option<usize> {
     kinds.iter().position(Kind::is_last)
 }
@@ -171,10 +175,10 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_drops_everything_closes_whatever_the_policy_and_the_accept_comes_before_it_and_its_log() {
+    fn a_drop_of_everything_closes_under_any_policy_and_the_accept_precedes_it_and_its_log() {
         assert_eq!(Gate::of(&[Kind::Other, Kind::Drops], false), before(1));
         assert_eq!(Gate::of(&[Kind::Other, Kind::Logs, Kind::Logs, Kind::Drops], true), before(1));
-        // What stands behind it is never reached, not even flannel's own jump.
+        // Rules behind it, even flannel's own jump, are never reached.
         let jump = Kind::Jumps(FLANNEL_FORWARD.into());
         let kinds = [Kind::Other, Kind::Drops, jump.clone()];
         assert_eq!(Gate::of(&kinds, false), before(1));

@@ -1,5 +1,6 @@
-//! What flannel's iptables mode left in the tables of iptables-nft: its chains with all jumps to them, and its rules without
-//! chains, which carry its comments. Removed in one transaction, after our own are in force.
+//! Removes what flannel's iptables mode left in the tables of iptables-nft: its chains with all
+//! jumps to them, and its rules without chains, which carry its comments. One transaction does it,
+//! after our own rules are in force.
 
 use russet_addr::Family;
 use russet_nft::{Nft, Table, Verdict};
@@ -10,7 +11,7 @@ use super::native::Change;
 use super::xtables::{FLANNEL_POSTROUTING, FORWARD_COMMENT, MASQUERADE_COMMENT};
 use super::{FirewallError, Look, Repair};
 
-/// One place where flannel's iptables mode has rules.
+/// A hook in which flannel's iptables mode has rules.
 struct Place {
     table: Table,
     hook: &'static str,
@@ -18,7 +19,7 @@ struct Place {
     comment: &'static str,
 }
 
-/// What removes all of it; `thorough` also looks for rules without chains.
+/// The change that removes all of it; `thorough` also searches for rules without chains.
 pub(crate) fn difference(nft: &mut Nft, look: &Look, thorough: bool) -> Result<Change, FirewallError> {
     let mut change = Change::default();
     for place in Family::BOTH.into_iter().flat_map(places) {
@@ -27,7 +28,7 @@ pub(crate) fn difference(nft: &mut Nft, look: &Look, thorough: bool) -> Result<C
         };
         let chain = has(place.chain);
         let rules = match (chain, thorough && has(place.hook)) {
-            // Anything may jump there.
+            // Any chain of the table may jump there.
             (true, _) => nft.rules(&place.table)?,
             (false, true) => nft.rules_of(&place.table, place.hook)?,
             (false, false) => continue,
@@ -50,7 +51,6 @@ pub(crate) fn difference(nft: &mut Nft, look: &Look, thorough: bool) -> Result<C
     Ok(change)
 }
 
-/// The chains that flannel's iptables mode has, in iptables-nft.
 pub(crate) fn chains(family: Family) -> [(Table, &'static str); 2] {
     places(family).map(|place| (place.table, place.chain))
 }

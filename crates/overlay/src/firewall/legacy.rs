@@ -1,4 +1,5 @@
-//! The table `nat` of legacy iptables, which is not in nf_tables: for `plugins::portmap`, which removes what another host port plugin left there.
+//! The table `nat` of legacy iptables, which is not in nf_tables. `plugins::portmap` removes rules
+//! there that another host port plugin left.
 
 use russet_addr::Family;
 

@@ -1,8 +1,9 @@
-//! Our own tables: compares them with what they should be and makes a transaction of the difference.
+//! Compares our own tables with the wanted ones and makes a transaction of the difference.
 //!
-//! They have the names, chains and hooks of flannel's nftables mode (flannel.md section 7.2): flannel refills or deletes
-//! these when it comes back, and we replace what it left. Only the rules are those of its iptables mode, where the one
-//! for the node's own traffic is not dead.
+//! They have the names, chains and hooks of flannel's nftables mode (flannel.md section 7.2):
+//! flannel refills or deletes them when it returns, and we replace the rules that it left. The
+//! rules are those of its iptables mode, because in its nftables mode the rule for the node's own
+//! traffic is never reached.
 
 use russet_addr::{Family, IpNet};
 use russet_nft::{
@@ -13,7 +14,7 @@ use russet_nft::{
 use super::rules::{self, Action, KUBE_PROXY_MARK, Line, Side};
 use super::{FirewallError, Look, Repair, Wanted};
 
-/// What is to be done, and what that repairs.
+/// A transaction and the repairs that it makes.
 #[derive(Debug, Default)]
 pub(crate) struct Change {
     pub(crate) transaction: Transaction,
@@ -26,12 +27,9 @@ struct Filled {
     rules: Vec<Rule>,
 }
 
-/// Where sources are replaced.
 const POSTROUTING: &str = "postrtg";
-/// Where packets are accepted.
 const FORWARD: &str = "forward";
 
-/// All tables that are ours.
 pub(crate) fn tables() -> [Table; 2] {
     Family::BOTH.map(table)
 }
@@ -43,7 +41,7 @@ fn table(family: Family) -> Table {
     }
 }
 
-/// What brings our tables to `wanted`; nothing when they are there.
+/// The change that brings our tables to `wanted`; empty if they are.
 pub(crate) fn difference(nft: &mut Nft, look: &Look, wanted: &Wanted) -> Result<Change, FirewallError> {
     let mut change = Change::default();
     for family in Family::BOTH {
@@ -66,7 +64,7 @@ pub(crate) fn difference(nft: &mut Nft, look: &Look, wanted: &Wanted) -> Result<
     Ok(change)
 }
 
-/// Refills the chains that are not right; a table that has others than ours is made anew.
+/// Refills the chains that differ. A table with unexpected chains is created anew.
 fn repair(
     nft: &mut Nft,
     look: &Look,
@@ -110,7 +108,7 @@ fn install(table: &Table, wanted: &[Filled], transaction: &mut Transaction) {
     }
 }
 
-/// The chains of one family; none where no table is needed.
+/// The chains of one family; empty where no table is needed.
 fn ruleset(wanted: &Wanted, family: Family) -> Vec<Filled> {
     let table = table(family);
     let chains = [
@@ -139,7 +137,6 @@ fn rule(chain: &Chain, line: &Line, random_fully: bool) -> Rule {
     }
 }
 
-/// Adds the matches of a line's addresses.
 pub(crate) fn addresses(rule: Rule, line: &Line) -> Rule {
     type Match = fn(Rule, IpNet) -> Rule;
     let sides: [(Side, Match, Match); 2] =

@@ -1,4 +1,4 @@
-//! How a look at the firewall went: what was repaired and what failed. Shown by `flanneld`.
+//! The result of a comparison of the firewall: repairs and failures. Shown by `flanneld`.
 
 use std::fmt;
 use std::process::ExitStatus;
@@ -6,41 +6,41 @@ use std::process::ExitStatus;
 use russet_linux::execute::ExecuteError;
 use russet_nft::{CommitError, NetlinkError, Table};
 
-/// How a look at the firewall went.
+/// The result of one comparison.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// What was not as it should be, and is now.
+    /// Differences that were repaired.
     pub repaired: Vec<Repair>,
-    /// What failed; the next look tries again.
+    /// Failures; the next comparison tries again.
     pub failed: Vec<FirewallError>,
-    /// Who changed the ruleset last before this repair, as far as it was heard.
+    /// The process that last changed the ruleset before this repair, if an event named it.
     pub culprit: Option<Culprit>,
 }
 
 /// A process that committed a change to nf_tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Culprit {
-    /// Its number in the initial PID namespace.
+    /// Its PID in the initial namespace.
     pub pid: u32,
-    /// The name that it gave itself: up to 15 bytes.
+    /// Its command name: up to 15 bytes.
     pub process: String,
 }
 
-/// Something that was put right.
+/// A repaired difference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Repair {
     /// One of our tables was missing, or rules or chains in it were.
     Table(Table),
     /// One of our tables is not wanted any more.
     Removed(Table),
-    /// Somebody else's chain drops forwarded packets, and has got an exception.
+    /// A foreign chain drops forwarded packets and has got an exception.
     Accepted {
         /// Where the chain is.
         table: Table,
         /// Its name.
         chain: String,
     },
-    /// Exceptions in somebody else's chain are not needed any more.
+    /// Exceptions in a foreign chain are not needed any more.
     Withdrawn {
         /// Where the chain is.
         table: Table,
@@ -53,12 +53,11 @@ pub enum Repair {
     Iptables {
         /// The program's name, with its flavour: "ip6tables-legacy".
         program: String,
-        /// The table.
         table: &'static str,
     },
 }
 
-/// What can go wrong; each names the operation and its subject.
+/// Errors of the firewall; each names the operation and its subject.
 #[derive(Debug, thiserror::Error)]
 pub enum FirewallError {
     /// Reading the ruleset or its changes.
@@ -67,7 +66,7 @@ pub enum FirewallError {
     /// A transaction was refused; nothing was changed.
     #[error(transparent)]
     Commit(#[from] CommitError),
-    /// Somebody else's chain drops forwarded packets, and nobody but its owner can change it. Told once.
+    /// A foreign table drops forwarded packets, and only its owner can change it. Reported once.
     #[error(
         "accept forwarded packets in table {0}: it belongs to a process, which has to accept them itself"
     )]
@@ -78,18 +77,18 @@ pub enum FirewallError {
         /// Its name.
         program: String,
     },
-    /// Legacy iptables has rules, and nobody can look at them. Told once.
+    /// Legacy iptables has rules that cannot be read because its programs are missing. Reported
+    /// once.
     #[error("look at the rules of legacy iptables, which may drop pods' packets: {program} is not installed")]
     Unseen {
         /// The name of the program that could.
         program: String,
     },
-    /// A program of iptables did not run to its end.
+    /// A program of iptables could not be run to its end.
     #[error("execute {program}: {source}")]
     Execute {
         /// Its name.
         program: String,
-        /// Why.
         source: ExecuteError,
     },
     /// A program of iptables failed.
@@ -102,20 +101,19 @@ pub enum FirewallError {
         /// What it said about that.
         said: String,
     },
-    /// iptables takes a rule and does not show it as it was given.
+    /// iptables accepted a rule and prints it differently from what was given.
     #[error("{program}: table {table}: still to be done after it was done: {edit}")]
     Unsettled {
         /// The program's name.
         program: String,
-        /// The table.
         table: &'static str,
         /// The first change that had no effect.
         edit: String,
     },
-    /// The kernel does not say who we are.
+    /// The kernel did not return our netlink port.
     #[error("read the port of the nf_tables socket: {0}")]
     Port(#[source] std::io::Error),
-    /// Others changed the ruleset all the time.
+    /// Other programs changed the ruleset during each attempt.
     #[error("commit the firewall: others changed the ruleset during each of {0} tries")]
     Overtaken(usize),
 }
@@ -123,7 +121,7 @@ pub enum FirewallError {
 // === impl Report ===
 
 impl Report {
-    /// Whether everything was, and is, as it should be.
+    /// Whether nothing was repaired and nothing failed.
     pub fn is_quiet(&self) -> bool {
         self.repaired.is_empty() && self.failed.is_empty()
     }

@@ -1,11 +1,10 @@
-//! The rules as flannel's current version means them (flannel.md section 7.1), before they are written for nf_tables or for
+//! The rules of flannel's current version (flannel.md section 7.1), independent of nf_tables and
 //! iptables. Pure.
 
 use russet_addr::{Family, IpNet};
 
 use super::Wanted;
 
-/// One rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Line {
     /// Only packets that kube-proxy marked.
@@ -15,7 +14,7 @@ pub(crate) struct Line {
     pub(crate) action: Action,
 }
 
-/// What an address of the packet has to be.
+/// A condition on an address of the packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Any,
@@ -23,7 +22,6 @@ pub(crate) enum Side {
     NotIn(IpNet),
 }
 
-/// What happens to the packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     Accept,
@@ -31,10 +29,11 @@ pub(crate) enum Action {
     Masquerade,
 }
 
-/// kube-proxy's mark of packets that it masquerades itself; doing it twice lost packets on some kernels.
+/// kube-proxy's mark of packets that it masquerades itself; masquerading twice lost packets on some
+/// kernels.
 pub(crate) const KUBE_PROXY_MARK: u32 = 0x4000;
 
-/// The rules of the postrouting chain, in order; none where nothing is masqueraded.
+/// The rules of the postrouting chain, in order; empty where nothing is masqueraded.
 pub(crate) fn masquerade(wanted: &Wanted, family: Family) -> Vec<Line> {
     let networks = of_family(&wanted.networks, family);
     if !wanted.masquerade || networks.is_empty() {
@@ -48,20 +47,20 @@ pub(crate) fn masquerade(wanted: &Wanted, family: Family) -> Vec<Line> {
             lines.push(Line::new(Side::In(*network), Side::In(*subnet), Action::Return));
         }
     }
-    // Whoever comes from outside to a pod of this node is seen by it as who it is.
+    // A pod of this node sees the real source of traffic from outside.
     lines.extend(own.iter().map(|subnet| {
         let home = networks.iter().find(|network| network.contains(subnet));
         Line::new(home.map_or(Side::Any, |home| Side::NotIn(*home)), Side::In(*subnet), Action::Return)
     }));
     let leaving = Side::NotIn(multicast(family));
     lines.extend(networks.iter().map(|net| Line::new(Side::In(*net), leaving, Action::Masquerade)));
-    // What the node itself sends to other nodes' pods would be answered past the tunnel.
+    // Replies to the node's own traffic to other nodes' pods would bypass the tunnel.
     lines.extend(networks.iter().map(|net| Line::new(Side::NotIn(*net), Side::In(*net), Action::Masquerade)));
     lines.retain(|line| !line.source.is_never() && !line.destination.is_never());
     lines
 }
 
-/// The rules that let pods' packets through, in order; none where that is not wanted.
+/// The rules that accept pods' packets, in order; empty if `forward` is off.
 pub(crate) fn forward(wanted: &Wanted, family: Family) -> Vec<Line> {
     let networks = if wanted.forward { of_family(&wanted.networks, family) } else { Vec::new() };
     let both = |net: IpNet| {
@@ -101,7 +100,7 @@ impl Line {
 // === impl Side ===
 
 impl Side {
-    /// Nothing lies outside of everything.
+    /// Whether no address can match: nothing lies outside of a network of all addresses.
     fn is_never(self) -> bool {
         matches!(self, Self::NotIn(net) if net.prefix_len() == 0)
     }
@@ -169,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_several_networks_see_each_other_as_who_they_are() {
+    fn pods_of_several_networks_see_each_others_own_addresses() {
         let wanted = wanted(&["10.5.0.0/16", "10.6.0.0/16"], &["10.6.1.0/24"]);
         let lines = text(&masquerade(&wanted, Family::V4));
         assert_eq!(lines[1], "-s 10.6.1.0/24 -d 10.5.0.0/16 Return");

@@ -1,4 +1,5 @@
-//! Which modes have rules of flannel's in force, whoever put them there: a daemon that takes a running flannel over keeps its mode.
+//! Finds out which modes have flannel's rules in force, whichever program made them: a daemon that
+//! takes over from flannel keeps its mode.
 
 use russet_addr::Family;
 use russet_nft::Nft;
@@ -8,8 +9,9 @@ use super::gate::FLANNEL_FORWARD;
 use super::xtables::FLANNEL_POSTROUTING;
 use super::{FirewallError, Look, Mode, leftovers, native};
 
-/// Looks for flannel's tables of nf_tables, and for its chains in iptables of either flavour, in the calling thread's namespace. Changes nothing. Rules of the
-/// versions that had no chains are not recognised.
+/// Looks for flannel's tables in nf_tables, and for its chains in iptables of either flavour, in
+/// the calling thread's namespace. Changes nothing. Rules of versions without chains are not
+/// recognised.
 pub fn survey() -> Result<Vec<Mode>, FirewallError> {
     let mut modes = Vec::new();
     let mut nft = Nft::open()?;

@@ -1,5 +1,5 @@
-//! Rules in the words of iptables: reads what `iptables-save` prints and writes what `iptables-restore --noflush` takes
-//! (flannel.md section 7.1, row "current"). Pure.
+//! Rules in the syntax of iptables: parses what `iptables-save` prints and writes what
+//! `iptables-restore --noflush` reads (flannel.md section 7.1, row "current"). Pure.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -26,23 +26,23 @@ struct SavedChain {
 #[derive(Debug, PartialEq, Eq)]
 struct SavedRule {
     chain: String,
-    /// What stands behind the chain's name, quotes resolved.
+    /// The words behind the chain's name, quotes resolved.
     words: Vec<String>,
-    /// The same as it was printed.
+    /// The same as printed.
     text: String,
 }
 
-/// What flannel has in one table.
+/// The rules that flannel should have in one table.
 #[derive(Debug, Clone)]
 pub(crate) struct Goal {
     pub(crate) table: &'static str,
-    /// The chain of the kernel from which packets are sent to its own.
+    /// The built-in chain that jumps to flannel's.
     hook: &'static str,
     chain: &'static str,
     comment: &'static str,
-    /// Its own chain; empty where there is to be none.
+    /// The rules of flannel's own chain; empty if there should be none.
     rules: Vec<Vec<String>>,
-    /// Rules that its old versions had in the kernel's chain itself, with or without the comment.
+    /// Rules that old versions had in the built-in chain itself, with or without the comment.
     bare: Vec<Vec<String>>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) const FORWARD_COMMENT: &str = "flanneld forward";
 // === impl Goal ===
 
 impl Goal {
-    /// Both tables for `wanted`; `old` are earlier states, whose rules may still be there.
+    /// The goals of both tables for `wanted`; rules of the earlier inputs `old` may still be there.
     pub(crate) fn both(wanted: &Wanted, family: Family, random_fully: bool, old: &[Wanted]) -> [Self; 2] {
         let masquerade = rules::masquerade(wanted, family);
         let forward = rules::forward(wanted, family);
@@ -85,7 +85,7 @@ impl Goal {
         ]
     }
 
-    /// The commands that bring the table there; none when it is.
+    /// The commands that bring the table to the goal; none if it is there.
     pub(crate) fn edits(&self, saved: &Saved) -> Vec<String> {
         let mut edits = Vec::new();
         let there = saved.has_chain(self.chain);
@@ -145,8 +145,8 @@ fn bare_masquerade(wanted: &Wanted, family: Family) -> Vec<Line> {
     lines
 }
 
-/// The commands that let forwarded packets through where FORWARD drops them, and take that back where it does not. With
-/// `flannel_chain` its accepts may be enough.
+/// The commands that accept forwarded packets where FORWARD drops them, and remove the accepts
+/// where it does not. With `flannel_chain`, flannel's own accepts may suffice.
 pub(crate) fn accepts(
     saved: &Saved,
     wanted: &Wanted,
@@ -166,7 +166,8 @@ pub(crate) fn accepts(
         _ => settle(saved, "FORWARD", &[], None, mark),
     };
     if saved.has_chain(DOCKER_USER) {
-        // Docker's own rules drop what comes to a bridge of its from elsewhere, also where that bridge is the pods'.
+        // Docker's rules drop packets that reach one of its bridges from elsewhere, even if that
+        // bridge is the pods'.
         let closed = gate != Gate::Open;
         let towards_pods: Vec<Line> =
             lines.into_iter().filter(|line| closed && line.source == Side::Any).collect();
@@ -186,7 +187,7 @@ fn settle(saved: &Saved, chain: &str, lines: &[Line], before: Option<usize>, mar
         return Vec::new();
     }
     let mut edits: Vec<String> = ours.iter().map(|(_, rule)| rule.deletion()).collect();
-    // Counted from 1, and without those that are deleted first.
+    // iptables counts rules from 1, after the deletions before.
     let gone = |before: usize| ours.iter().filter(|(index, _)| *index < before).count();
     let place = before.map(|before| before - gone(before) + 1);
     edits.extend(wanted.iter().enumerate().map(|(index, words)| match place {
@@ -196,10 +197,10 @@ fn settle(saved: &Saved, chain: &str, lines: &[Line], before: Option<usize>, mar
     edits
 }
 
-/// What `iptables-restore` takes for the changes of one table.
+/// The input of `iptables-restore` for the changes of one table.
 pub(crate) fn restore(table: &str, edits: &[String]) -> String {
     let mut text = format!("*{table}\n");
-    // Chains are declared before anything is done.
+    // Chains are declared before any rule.
     let (declared, done): (Vec<&String>, Vec<&String>) = edits.iter().partition(|edit| edit.starts_with(':'));
     for edit in declared.into_iter().chain(done) {
         let _ = writeln!(text, "{edit}");
@@ -232,14 +233,14 @@ fn words(line: &Line, random_fully: bool) -> Vec<String> {
     words
 }
 
-/// Puts a comment before the target, where flannel has it.
+/// Inserts a comment before the target, where flannel has it.
 fn with_comment(mut words: Vec<String>, comment: &str) -> Vec<String> {
     let target = words.iter().position(|word| word == "-j").unwrap_or(words.len());
     words.splice(target..target, ["-m", "comment", "--comment", comment].map(str::to_owned));
     words
 }
 
-/// Ours have no quotes and no backslashes.
+/// Our words contain no quotes and no backslashes.
 fn spell(words: &[String]) -> String {
     let quoted = words.iter().map(|word| match word.contains(' ') {
         true => format!("\"{word}\""),
@@ -251,7 +252,8 @@ fn spell(words: &[String]) -> String {
 // === impl Saved ===
 
 impl Saved {
-    /// Reads what `iptables-save` printed of one table; nothing is what there is of a table that nobody used yet.
+    /// Parses what `iptables-save` printed of one table; a table that was never used prints
+    /// nothing.
     pub(crate) fn read(text: &str, table: &str) -> Self {
         let mut saved = Self::default();
         let inside = text.lines().skip_while(|line| line.strip_prefix('*') != Some(table)).skip(1);
@@ -308,7 +310,7 @@ impl SavedRule {
         (words, self.words.get(at + 3).map(String::as_str))
     }
 
-    /// What it does to packets of which nothing is known.
+    /// The effect of the rule on an arbitrary packet.
     fn kind(&self, mark: &str) -> Kind {
         let (words, comment) = self.without_comment();
         if comment == Some(mark) {
@@ -317,7 +319,7 @@ impl SavedRule {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let target = words.iter().position(|word| matches!(*word, "-j" | "-g")).unwrap_or(words.len());
         match words.split_at(target) {
-            // A limit only leaves packets out of the log.
+            // A limit only skips logging.
             (
                 [] | ["-m", "limit", "--limit", _] | ["-m", "limit", "--limit", _, "--limit-burst", _],
                 ["-j", "LOG" | "NFLOG", ..],
@@ -332,7 +334,8 @@ impl SavedRule {
     }
 }
 
-/// Splits at blanks; what stands in double quotes is one word, and a backslash in there takes the next character as it is.
+/// Splits at blanks. A double-quoted part is one word, in which a backslash escapes the next
+/// character.
 fn split(text: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;

@@ -1,5 +1,6 @@
-//! The book of peers: who claims what, who wins, and what the kernel should hold for it. Pure; `fabric` writes claims into it
-//! and carries out the difference, whose size is that of the change and not of the book.
+//! The table of peers: it knows their claims, decides which claim wins, and derives what the kernel
+//! should hold. Pure; `fabric` enters claims and applies the difference, whose size is that of the
+//! change and not of the table.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,16 +15,18 @@ use crate::owner::{Owner, index};
 use crate::plan::route;
 use crate::refusal::{Reason, Refusal, Subject};
 
-/// Routes that get no metric of their own, so that `ip route` shows what flannel's would. Beyond that many, new ones do: the
-/// IPv4 kernel compares a next hop with all others of its device and metric (5,000: 0.2 s; 15,000: 2.7 s).
+/// Number of routes that get no metric of their own, so that `ip route` shows what flannel's would.
+/// Beyond that many, new ones do: the IPv4 kernel compares a next hop with all others of its device
+/// and metric (5,000: 0.2 s; 15,000: 2.7 s).
 const PLAIN_MAX_ROUTES: usize = 1024;
-/// How many different metrics there are then: a prime below one octet.
+/// Number of different metrics after that: a prime below one octet.
 const METRICS: u32 = 251;
 
-/// The metric of the route that swallows what is meant for pods that we do not have: the worst, so that the pods' own routes win.
+/// The metric of the blackhole for addresses that no pod of ours has: the worst, so that the pods'
+/// own routes win.
 const BLACKHOLE_METRIC: u32 = u32::MAX;
 
-/// Peers' claims and what follows from them.
+/// Peers' claims and the state that follows from them.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     peers: BTreeMap<PeerKey, Page>,
@@ -31,9 +34,10 @@ pub(crate) struct Book {
     bases: BTreeMap<IpAddr, Vec<(u64, PeerKey)>>,
     /// The claims that won.
     winners: BTreeMap<IpAddr, (u64, Claim)>,
-    /// The outer addresses of each MAC, by age: the last one wins. Flat, because a map of its own for the one that a MAC usually has is 300 bytes.
+    /// The outer addresses of each MAC, by age: the last one wins. Flat, because a map of its own
+    /// for the single address that a MAC usually has takes 300 bytes.
     outers: BTreeMap<(Family, Mac, u64), IpAddr>,
-    /// Whose address is reached directly or by tunnel: how many peers each has.
+    /// How many peers are reached at each address, directly or by tunnel.
     publics: BTreeMap<IpAddr, usize>,
     refusals: BTreeMap<(PeerKey, Family), Refusal>,
     newest: u64,
@@ -41,7 +45,7 @@ pub(crate) struct Book {
     before: Before,
 }
 
-/// What a peer claims in each family, and when it said so.
+/// A peer's claims in each family, and their age.
 #[derive(Debug)]
 struct Page {
     age: u64,
@@ -49,7 +53,7 @@ struct Page {
     publics: [Option<IpAddr>; 2],
 }
 
-/// What was desired before a change, of what it touched.
+/// The desired state before a change, of the objects that it touched.
 #[derive(Debug, Default)]
 struct Before {
     routes: BTreeMap<IpNet, Option<Hop>>,
@@ -57,7 +61,7 @@ struct Before {
     fdb: BTreeMap<(Family, Mac), Option<IpAddr>>,
 }
 
-/// What a peer may say: a way, a refusal, or nothing in each family.
+/// What a peer's lease comes to in each family: a claim, a refusal, or nothing.
 pub(crate) type Said = [Option<Result<Claim, Box<Refusal>>>; 2];
 
 // === impl Book ===
@@ -68,7 +72,6 @@ impl Book {
         Self { desired, ..Self::default() }
     }
 
-    /// What the kernel should hold.
     pub(crate) const fn desired(&self) -> &Desired {
         &self.desired
     }
@@ -77,7 +80,7 @@ impl Book {
         &mut self.desired
     }
 
-    /// What is not programmed, and why.
+    /// The claims that are not programmed, with the reason.
     pub(crate) fn refusals(&self) -> impl Iterator<Item = &Refusal> {
         self.refusals.values()
     }
@@ -87,17 +90,17 @@ impl Book {
         self.publics.range(net.network()..=net.broadcast()).next().is_some()
     }
 
-    /// Where peers are reached.
+    /// The addresses at which peers are reached.
     pub(crate) fn publics(&self) -> impl Iterator<Item = IpAddr> {
         self.publics.keys().copied()
     }
 
-    /// Wants a blackhole in the place of pods of ours that are not there.
+    /// Adds a blackhole for addresses of our subnet that no pod has.
     pub(crate) fn swallow(&mut self, own: IpNet) {
         self.desired.routes.insert(own, Hop::Blackhole);
     }
 
-    /// Writes down what a peer says now; it is the newest of all.
+    /// Enters the claims of a peer as the newest of all.
     pub(crate) fn put(&mut self, key: PeerKey, said: Said, publics: [Option<IpAddr>; 2]) {
         self.remove(&key);
         self.newest += 1;
@@ -115,13 +118,12 @@ impl Book {
         self.peers.insert(key, page);
         for claim in claims.into_iter().flatten() {
             let base = claim.subnet.addr();
-            // One, as a rule; the default would make room for four.
+            // Usually one entry; the default would reserve room for four.
             self.bases.entry(base).or_insert_with(|| Vec::with_capacity(1)).push((age, key));
             self.settle(base);
         }
     }
 
-    /// Forgets a peer.
     pub(crate) fn remove(&mut self, key: &PeerKey) {
         Family::BOTH.iter().for_each(|family| _ = self.refusals.remove(&(*key, *family)));
         let Some(page) = self.peers.remove(key) else { return };
@@ -193,7 +195,8 @@ impl Book {
         self.before.neighbours.entry(address).or_insert(old);
     }
 
-    /// Several subnets may be behind one MAC, that of one node; if their leases disagree about where it is, the newest knows.
+    /// Several subnets may be behind one MAC, that of one node. If their leases disagree about its
+    /// address, the newest wins.
     fn set_outer(&mut self, key: (Family, Mac), age: u64, outer: Option<IpAddr>) {
         let (family, mac) = key;
         replace(&mut self.outers, (family, mac, age), outer);
@@ -203,7 +206,7 @@ impl Book {
         self.before.fdb.entry(key).or_insert(old);
     }
 
-    /// Decides the metrics of all routes: those that are there keep theirs.
+    /// Decides the metrics of all routes. Existing routes keep theirs.
     pub(crate) fn settle_metrics(&mut self, observed: &Observed) {
         self.before = Before::default();
         self.desired.metrics.clear();
@@ -222,8 +225,8 @@ impl Book {
         }
     }
 
-    /// What the changes since the last call come to: what is desired and what was, each as far as it is touched. `devices` are
-    /// those that are there.
+    /// The effect of all changes since the last call: the desired state and the earlier one, each
+    /// limited to the touched objects. `devices` are those that exist.
     pub(crate) fn difference(&mut self, devices: &BTreeMap<Family, FoundDevice>) -> (Desired, Observed) {
         let before = std::mem::take(&mut self.before);
         let mut desired = Desired {
@@ -270,7 +273,7 @@ impl Book {
     }
 }
 
-/// Puts, changes or removes; what was there before.
+/// Inserts, changes or removes an entry; returns the previous value.
 fn replace<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) -> Option<V> {
     match value {
         Some(value) => map.insert(key, value),
@@ -278,7 +281,8 @@ fn replace<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) -> Opt
     }
 }
 
-/// The metric of a route to `dst` among many: always the same, so that it is found again. IPv6 needs none.
+/// The metric of a route to `dst` when there are many routes: a function of `dst`, so that a later
+/// run computes the same. IPv6 needs none.
 fn own_metric(dst: &IpNet) -> Option<u32> {
     match dst {
         IpNet::V4(net) => {

@@ -1,5 +1,6 @@
-//! Which of the kernel's events mean that something of ours is not as it should be. The kernel tells us our own changes, too, so
-//! what counts is the last word on each object. Called by `fabric`, which knows what should be.
+//! Decides which of the kernel's events mean that one of our objects differs from the desired
+//! state. The kernel reports our own changes, too, so only the last event of each object counts.
+//! Called by `fabric`, which has the desired state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,22 +18,21 @@ use crate::observe::FoundDevice;
 use crate::owner::Whose;
 use crate::plan::route;
 
-/// Events looked at in one go: whoever makes more than that gets a full comparison instead.
+/// Events that are read in one call; if there are more, a full comparison follows instead.
 const EVENTS_MAX: usize = 100_000;
-/// What has not happened yet is not waited for.
+/// Only events that are queued already are read.
 const NO_WAIT: Duration = Duration::ZERO;
 
-/// What is not as it should be, as far as heard.
+/// Differences known from events.
 #[derive(Debug, Default)]
 pub(crate) struct Suspects {
     objects: BTreeSet<Object>,
-    /// Something that only a full comparison can settle.
+    /// Set by an event that only a full comparison can resolve.
     everything: bool,
-    /// The underlay was set down: its routes are gone, and must be put again when it comes back.
+    /// The underlay was set down: its routes are gone, and must be added again when it comes back.
     underlay_down: bool,
 }
 
-/// Something in the kernel's tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Object {
     Route(IpNet),
@@ -42,7 +42,7 @@ enum Object {
     Fdb(Family, Mac),
 }
 
-/// What should be.
+/// The desired state to compare events with.
 pub(crate) struct View<'a> {
     pub(crate) rules: &'a Rules,
     pub(crate) book: &'a Book,
@@ -52,12 +52,12 @@ pub(crate) struct View<'a> {
 // === impl Suspects ===
 
 impl Suspects {
-    /// Nothing is certain any more.
+    /// Requires a full comparison.
     pub(crate) fn everything(&mut self) {
         self.everything = true;
     }
 
-    /// Throws away what was heard until now: everything is going to be looked at.
+    /// Discards the events until now, because a full comparison follows.
     pub(crate) fn forget(&mut self, monitor: &mut Monitor) -> Result<()> {
         let underlay_down = self.underlay_down;
         *self = Self { underlay_down, ..Self::default() };
@@ -70,7 +70,7 @@ impl Suspects {
         Ok(())
     }
 
-    /// Hears all that has happened; whether something is not as it should be.
+    /// Reads all queued events; returns whether anything differs from the desired state.
     pub(crate) fn judge(&mut self, monitor: &mut Monitor, view: &View<'_>) -> Result<bool> {
         for _ in 0..EVENTS_MAX {
             let Some(event) = monitor.next(NO_WAIT)? else {
@@ -98,7 +98,7 @@ impl Suspects {
         }
     }
 
-    /// IPv4 routes through a link that goes down vanish without a word.
+    /// The kernel removes IPv4 routes through a link that goes down without an event for each.
     fn hear_link(&mut self, link: &Link, there: bool, view: &View<'_>) {
         if let Some(device) = view.devices.values().find(|device| device.ifindex == link.index) {
             let same = there && link.is_up() && link.mac == device.mac && link.mtu_bytes == device.mtu;
@@ -150,7 +150,7 @@ impl Suspects {
             (Some(Whose::Connected), _) => self.everything = true,
             _ => {}
         }
-        // A route that leads to peers may make them near, or no longer.
+        // A route towards peers may change whether they are directly reachable.
         let others = whose != Some(Whose::Ours) && view.rules.asks_for_links();
         self.everything |= others && view.book.has_public_in(&dst);
     }
@@ -174,7 +174,8 @@ impl Suspects {
         let object = Object::Fdb(family, found.mac);
         match view.book.desired().fdb.get(&(family, found.mac)) {
             Some(outer) if found.dst == Some(*outer) => self.set(object, !there),
-            // Another remote of a MAC that we want elsewhere: its end is no proof that ours is there.
+            // Another remote of a MAC that we want elsewhere: its removal does not prove that ours
+            // exists.
             Some(_) => self.objects.extend(there.then_some(object)),
             None => self.set(object, there && found.permanent),
         }

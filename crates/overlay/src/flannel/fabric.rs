@@ -1,4 +1,5 @@
-//! The shell around the book of peers: reads the kernel, lets the engine plan, carries it out. Used by the flannel daemon.
+//! Applies the table of peers to the kernel: reads the kernel, has the engine plan, carries out the
+//! plan. Used by the flannel daemon.
 
 mod survey;
 
@@ -31,7 +32,7 @@ pub use survey::{Found, Standing};
 
 /// One node's part of a flannel network, in the network namespace of the thread that opened it.
 ///
-/// Nothing is taken out of the kernel when it is dropped: packets go on while the daemon restarts.
+/// Dropping it removes nothing from the kernel: packets continue to flow while the daemon restarts.
 #[derive(Debug)]
 pub struct Fabric {
     rules: Rules,
@@ -39,22 +40,22 @@ pub struct Fabric {
     socket: Socket,
     monitor: Monitor,
     book: Book,
-    /// Our devices as they were found last.
+    /// Our devices at the last observation.
     devices: BTreeMap<Family, FoundDevice>,
     suspects: Suspects,
-    /// What was refused and has been told.
+    /// Refusals that were reported already.
     told: BTreeMap<Subject, Refusal>,
-    /// The peers of the last snapshot and since, and how new each is.
+    /// The peers of the last snapshot and of later changes, with their age.
     peers: BTreeMap<PeerKey, (u64, Peer)>,
     newest: u64,
     swallows: bool,
-    /// WireGuard's part.
+    /// Present for the WireGuard backend.
     tunnels: Option<Tunnels>,
-    /// Who may send to our vxlan devices.
+    /// Restricts the senders to our vxlan devices.
     guard: Option<TunnelGuard>,
 }
 
-/// Answers of the kernel about addresses, each asked for once.
+/// Caches the kernel's answers about addresses, each requested once.
 #[derive(Debug, Default)]
 struct Nearness(BTreeMap<IpAddr, Option<u32>>);
 
@@ -97,7 +98,8 @@ impl Fabric {
         })
     }
 
-    /// Makes the devices, or adopts those that are there, before there is a lease: their MACs are to be published with it.
+    /// Creates or adopts the devices before there is a lease, because their MACs are published with
+    /// it.
     pub fn prepare(&mut self) -> Result<Prepared, FlannelError> {
         let mut report = Report::default();
         self.devices(&mut report)?;
@@ -107,7 +109,8 @@ impl Fabric {
         }
     }
 
-    /// What [`prepare`](Self::prepare) said, as it is now: a MAC may have changed since, see [`Drift::mac`].
+    /// The current values of what [`prepare`](Self::prepare) returned: a MAC may have changed
+    /// since, see [`Drift::mac`].
     pub fn prepared(&self) -> Prepared {
         let devices = self.devices.values().map(|device| device.mtu);
         Prepared {
@@ -119,18 +122,20 @@ impl Fabric {
         }
     }
 
-    /// Takes over what a former life left of networks that were ours then; from the next [`reset`](Self::reset) on.
+    /// Adopts what an earlier run left of networks that were ours then; takes effect at the next
+    /// [`reset`](Self::reset).
     pub fn inherit(&mut self, former: Networks) {
         self.owner.realm.extend(former.families().filter_map(|family| former.of(family)));
     }
 
-    /// Whether packets to pods of our own subnets that are not there are swallowed, instead of following the default route; from the
-    /// next [`reset`](Self::reset) on.
+    /// Whether packets to addresses of our own subnets that no pod has are dropped instead of
+    /// following the default route; takes effect at the next [`reset`](Self::reset).
     pub fn swallow_unknown(&mut self, on: bool) {
         self.swallows = on;
     }
 
-    /// Lets any machine send to our vxlan devices, for peers that send from other addresses than their leases name.
+    /// Lets any machine send to our vxlan devices, for peers that send from other addresses than
+    /// their leases name.
     pub fn open_tunnel(&mut self) -> Result<(), FlannelError> {
         match self.guard.take().map(TunnelGuard::withdraw) {
             Some(Err(error)) => Err(FlannelError::Device(error)),
@@ -138,7 +143,8 @@ impl Fabric {
         }
     }
 
-    /// Gives the devices the base addresses of our own subnets, and takes those of others' from them.
+    /// Gives the devices the base addresses of our own subnets, and removes other addresses of the
+    /// networks.
     pub fn own(&mut self, v4: Option<Ipv4Net>, v6: Option<Ipv6Net>) -> Report {
         self.rules.own = [v4.map(|net| IpNet::V4(net.trunc())), v6.map(|net| IpNet::V6(net.trunc()))];
         let mut report = Report::default();
@@ -149,8 +155,8 @@ impl Fabric {
         report
     }
 
-    /// Brings the kernel to exactly these peers, oldest first: where two claim the same, the later one has it. For every
-    /// snapshot of the store.
+    /// Brings the kernel to exactly these peers, oldest first: of two with the same claim, the
+    /// later one wins. Called for every snapshot of the store.
     pub fn reset(&mut self, peers: Vec<Peer>) -> Report {
         self.newest = 0;
         self.peers.clear();
@@ -161,12 +167,12 @@ impl Fabric {
         self.resync()
     }
 
-    /// [`reset`](Self::reset) with the peers as they are known: against drift, and now and then. Afterwards our MAC may be
-    /// another one than was published, see [`prepared`](Self::prepared).
+    /// [`reset`](Self::reset) with the known peers: called after drift, and periodically.
+    /// Afterwards our MAC may differ from the published one, see [`prepared`](Self::prepared).
     pub fn resync(&mut self) -> Report {
         let mut report = Report::default();
         if let Err(error) = self.try_resync(&mut report) {
-            // Who does not know what is there must not change it.
+            // Without knowledge of the current state nothing is changed.
             report.fail(error);
             self.suspects.everything();
         }
@@ -175,7 +181,7 @@ impl Fabric {
 
     fn try_resync(&mut self, report: &mut Report) -> Result<(), OverlayError> {
         self.devices(report)?;
-        // What happened until now is in the dumps that follow.
+        // Events until now are covered by the dumps that follow.
         self.suspects.forget(&mut self.monitor)?;
         self.write_book();
         let senders: Vec<IpAddr> = self.book.publics().collect();
@@ -193,8 +199,9 @@ impl Fabric {
         Ok(())
     }
 
-    /// Carries out what became of some peers: gone, or come or changed. What it costs depends on their number only, but for WireGuard,
-    /// whose peers are computed anew. If it fails, or somebody's route is in the way, [`drifted`](Self::drifted) says so.
+    /// Applies changes of some peers: removed, added or changed. The cost depends only on their
+    /// number, except for WireGuard, whose peers are computed anew. If it fails, or a foreign route
+    /// is in conflict, [`drifted`](Self::drifted) returns true.
     pub fn change(&mut self, gone: &[PeerKey], put: &[Peer]) -> Report {
         let mut report = Report::default();
         let mut before: Vec<IpAddr> = Vec::new();
@@ -244,16 +251,17 @@ impl Fabric {
         report
     }
 
-    /// Whether somebody else changed what is ours, so that a [`resync`](Self::resync) is needed. Never waits; to be called
-    /// when the [descriptor](AsFd) is readable, after a change that failed, and now and then. A caller bounds how often it
-    /// resyncs: somebody may fight for our objects.
+    /// Whether another program changed our objects, so that a [`resync`](Self::resync) is needed.
+    /// Never blocks. Called when the [descriptor](AsFd) is readable, after a change that failed,
+    /// and periodically. The caller limits how often it resyncs, because another program may keep
+    /// changing our objects.
     pub fn drifted(&mut self) -> Result<bool, FlannelError> {
         let view = View { rules: &self.rules, book: &self.book, devices: &self.devices };
         Ok(self.suspects.judge(&mut self.monitor, &view)?)
     }
 
-    /// An interface that was taken away may come back under its name with another index. As long as it is away, the old index makes
-    /// clear errors.
+    /// Looks the underlay up again: an interface that was removed may come back under its name with
+    /// another index. Until then, the old index gives clear errors.
     fn find_underlay(&mut self) -> Result<(), NetlinkError> {
         let underlay = &mut self.rules.underlay;
         match self.socket.link_by_index(underlay.ifindex) {
@@ -268,7 +276,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Makes or adopts our devices, and finds out what they are then.
+    /// Creates or adopts our devices, and observes them afterwards.
     fn devices(&mut self, report: &mut Report) -> Result<(), FlannelError> {
         self.find_underlay()?;
         match &self.rules.backend {
@@ -314,7 +322,7 @@ impl Fabric {
         }
         let plan = plan(&desired, &Observed { devices: found.clone(), ..Observed::default() });
         self.carry_out(&plan, &found, report);
-        // Only now: udev may change the MAC of a device that comes up (flannel.md section 12 item 7).
+        // Read last: udev may change the MAC of a device that comes up (flannel.md section 12 item 7).
         self.devices = observe_devices(&mut self.socket, &self.owner)?;
         for (family, device) in &mut desired.devices {
             device.mac = self.devices.get(family).and_then(|found| found.mac).unwrap_or(device.mac);
@@ -324,14 +332,15 @@ impl Fabric {
         Ok(())
     }
 
-    /// Lets peers send to our vxlan devices, before there is a route to them.
+    /// Admits peers to our vxlan devices, before there is a route to them.
     fn admit(&mut self, peers: Vec<IpAddr>, report: &mut Report) {
         if let Some(Err(error)) = self.guard.as_mut().map(|guard| guard.admit(peers)) {
             report.fail(error);
         }
     }
 
-    /// Lets exactly the peers send, and no pod of this node: when everything else is done.
+    /// Limits the senders to exactly the peers and excludes this node's pods. Runs after everything
+    /// else.
     fn ensure_guard(&mut self, report: &mut Report) {
         let Some(guard) = self.guard.as_mut().filter(|guard| guard.is_supported()) else { return };
         let own: Vec<IpNet> = self.rules.own.into_iter().flatten().collect();
@@ -348,7 +357,8 @@ impl Fabric {
         }
     }
 
-    /// Brings WireGuard's peers to what they should be, whatever the kernel has or as it was left; those who cannot be.
+    /// Reconciles WireGuard's peers, against the kernel's state if `afresh`, otherwise against the
+    /// last known one. Returns the peers that were refused.
     fn tunnels(&mut self, afresh: bool, report: &mut Report) -> Result<Vec<Refusal>, FlannelError> {
         let Some(tunnels) = &mut self.tunnels else { return Ok(Vec::new()) };
         let (wanted, refused) = tunnels.wanted(&self.rules, aged(&self.peers).into_iter());
@@ -356,7 +366,7 @@ impl Fabric {
         Ok(refused)
     }
 
-    /// Writes all peers down anew: ways may have changed.
+    /// Enters all peers anew, because their paths may have changed.
     fn write_book(&mut self) {
         let devices = std::mem::take(&mut self.book.desired_mut().devices);
         self.book = Book::new(self.owner.clone(), devices);
@@ -386,13 +396,13 @@ impl Fabric {
 }
 
 impl AsFd for Fabric {
-    /// Readable when something happened that [`drifted`](Fabric::drifted) wants to see.
+    /// Readable when there are events for [`drifted`](Fabric::drifted).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.monitor.as_fd()
     }
 }
 
-/// The owner of what a backend makes; without device names where it has none.
+/// The owner of a backend's objects; without device names for a backend without devices.
 fn owner(backend: &Backend, networks: Networks) -> Result<Owner, FlannelError> {
     let mut names = [None, None];
     for family in networks.families() {
@@ -412,13 +422,14 @@ fn owner(backend: &Backend, networks: Networks) -> Result<Owner, FlannelError> {
         device_routes: true,
         yielding: Yielding::All,
         addresses: Family::BOTH.map(|family| networks.of(family)),
-        // The gateway of a route through an IP-in-IP device is nowhere near it.
+        // The gateway of a route through an IP-in-IP device is not on that device's link.
         onlink: matches!(backend, Backend::Ipip { .. }),
         evicts: true,
     })
 }
 
-/// The links that have an address of our own subnets, and are not our devices: the bridges of this node's pods.
+/// The links that have an address of our own subnets and are not our devices: the bridges of this
+/// node's pods.
 fn pod_links(socket: &mut Socket, own: &[IpNet], devices: &[u32]) -> Result<BTreeSet<IfName>, NetlinkError> {
     let mut found = BTreeSet::new();
     for address in socket.addresses()? {
@@ -428,7 +439,7 @@ fn pod_links(socket: &mut Socket, own: &[IpNet], devices: &[u32]) -> Result<BTre
         }
         match socket.link_by_index(address.ifindex) {
             Ok(link) => found.extend(IfName::new(link.name).ok().filter(|name| *name != IfName::loopback())),
-            // It has gone since.
+            // The link was removed since the dump.
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error),
         }
@@ -436,14 +447,13 @@ fn pod_links(socket: &mut Socket, own: &[IpNet], devices: &[u32]) -> Result<BTre
     Ok(found)
 }
 
-/// The peers, oldest first.
 fn aged(peers: &BTreeMap<PeerKey, (u64, Peer)>) -> Vec<&Peer> {
     let mut aged: Vec<&(u64, Peer)> = peers.values().collect();
     aged.sort_by_key(|(age, _)| *age);
     aged.into_iter().map(|(_, peer)| peer).collect()
 }
 
-/// What the peer says in each family.
+/// What the peer's lease comes to in each family.
 fn said(rules: &Rules, peer: &Peer, near: Near<'_>) -> Said {
     Family::BOTH.map(|family| rules.claim(peer, family, near))
 }
@@ -451,10 +461,10 @@ fn said(rules: &Rules, peer: &Peer, near: Near<'_>) -> Said {
 // === impl Nearness ===
 
 impl Nearness {
-    /// Through which link `address` is reached directly.
+    /// The link through which `address` is reached directly.
     fn of(&mut self, socket: &mut Socket, address: IpAddr) -> Option<u32> {
         *self.0.entry(address).or_insert_with(|| {
-            // Without any route there is no way at all, and so no direct one.
+            // Without any route there is no direct one.
             let way = socket.way_to(address).ok()?;
             way.oif.filter(|_| way.kind == RouteKind::Unicast && way.gateway.is_none())
         })

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::rules::{Near, Way};
 use crate::refusal::Reason;
 
-/// The way to the peer at `public`.
+/// The path to the peer at `public`.
 pub(crate) fn way(underlay: u32, public: IpAddr, near: Near<'_>) -> Result<Way, Reason> {
     match near(public) {
         Some(ifindex) if ifindex == underlay => Ok(Way::Direct { ifindex, gateway: public }),

@@ -17,19 +17,18 @@ use crate::report::{Kind, Report};
 
 /// The device's name.
 pub(crate) const DEVICE: &str = "flannel.ipip";
-/// Bytes that the outer header takes.
 const OVERHEAD: u32 = 20;
-/// What the kernel calls it where it is missing.
+/// The feature's name in errors where the kernel lacks it.
 const FEATURE: &str = "IP-in-IP tunnels (CONFIG_NET_IPIP, module ipip)";
 
-/// The device that should be.
+/// The wanted device.
 pub(crate) struct Device<'a> {
     pub(crate) underlay: &'a Underlay,
     /// Our own subnet, once leased.
     pub(crate) own: Option<IpNet>,
 }
 
-/// The way to the peer at `public`.
+/// The path to the peer at `public`.
 pub(crate) fn way(direct: bool, tunnel: Option<u32>, public: IpAddr, near: Near<'_>) -> Result<Way, Reason> {
     let ifindex = if direct { near(public) } else { None };
     let ifindex = ifindex.or(tunnel).ok_or(Reason::NoTunnelEndpoint)?;
@@ -39,7 +38,7 @@ pub(crate) fn way(direct: bool, tunnel: Option<u32>, public: IpAddr, near: Near<
 // === impl Device ===
 
 impl Device<'_> {
-    /// Makes the device or adopts the one that is there; its index.
+    /// Creates or adopts the device; returns its index.
     pub(crate) fn ensure(
         &self,
         socket: &mut Socket,
@@ -83,7 +82,7 @@ impl Device<'_> {
         Ok(link.index)
     }
 
-    /// A smaller MTU than needed is kept.
+    /// Sets addresses and MTU. An MTU below the needed one is kept.
     fn adjust(
         &self,
         socket: &mut Socket,
@@ -125,7 +124,7 @@ impl Device<'_> {
     }
 }
 
-/// What of a device differs from what is wanted.
+/// Describes how a device differs from the wanted one.
 fn differences(found: Ipip, wanted: Ipip) -> String {
     let address = |address: Option<IpAddr>| address.map_or_else(|| "none".to_owned(), |it| it.to_string());
     let differ = |what: &str, is: Option<IpAddr>, should: Option<IpAddr>| {
@@ -135,7 +134,7 @@ fn differences(found: Ipip, wanted: Ipip) -> String {
     all.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
-/// The kernel says EOPNOTSUPP of kinds of links that it does not know.
+/// The kernel answers EOPNOTSUPP for link kinds that it does not know.
 fn unsupported(error: BatchError) -> FlannelError {
     match NetlinkError::from(error) {
         source if source.is_unsupported() => {
@@ -150,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_differs_of_a_device_is_said_with_both_values() {
+    fn differences_of_a_device_name_both_values() {
         let wanted = Ipip { local: "10.0.0.1".parse().ok(), remote: None };
         assert_eq!(differences(wanted, wanted), "");
         let found = Ipip { local: "10.0.0.2".parse().ok(), remote: "10.0.0.3".parse().ok() };

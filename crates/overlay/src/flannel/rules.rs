@@ -1,5 +1,5 @@
-//! Which way leads to a peer, or why there is none: pure but for the question whether an address is on our link, which the
-//! caller answers. Called by `fabric` for every peer that comes or changes.
+//! Decides the path to a peer, or why there is none. Pure, except that the caller answers whether
+//! an address is on our link. Called by `fabric` for every peer that is added or changes.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use super::{Backend, Networks, Peer, Underlay, host_gw, ipip, vxlan};
 use crate::owner::index;
 use crate::refusal::{Reason, Refusal, Subject};
 
-/// What is the same for all peers.
+/// The inputs that are the same for all peers.
 #[derive(Debug, Clone)]
 pub(crate) struct Rules {
     pub(crate) backend: Backend,
@@ -23,14 +23,14 @@ pub(crate) struct Rules {
     pub(crate) tunnel: Option<u32>,
 }
 
-/// One family's subnet of a peer and the way there.
+/// One family's subnet of a peer and the path to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) subnet: IpNet,
     pub(crate) way: Way,
 }
 
-/// How packets get to a peer.
+/// How packets reach a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     /// Through our vxlan device, to the device with this MAC behind this address.
@@ -39,13 +39,13 @@ pub(crate) enum Way {
     Direct { ifindex: u32, gateway: IpAddr },
 }
 
-/// Says through which link an address is reached without a router in between, if it is.
+/// Returns the link through which an address is reached without a router in between, if any.
 pub(crate) type Near<'a> = &'a mut dyn FnMut(IpAddr) -> Option<u32>;
 
 // === impl Rules ===
 
 impl Rules {
-    /// Whether ways depend on what is on our link.
+    /// Whether paths depend on what is on our link.
     pub(crate) fn asks_for_links(&self) -> bool {
         match &self.backend {
             Backend::Vxlan(options) => options.direct_routing,
@@ -55,7 +55,8 @@ impl Rules {
         }
     }
 
-    /// The way to a peer in one family; none where it, or we, have nothing there.
+    /// The path to a peer in one family; none where the peer or this node has nothing in that
+    /// family.
     pub(crate) fn claim(
         &self,
         peer: &Peer,
@@ -81,7 +82,8 @@ impl Rules {
         Some(way.map(|way| Claim { subnet, way }).map_err(refuse))
     }
 
-    /// What a lease says is anybody's who can write to the store: it must not take our own subnet or cut us off from the peers.
+    /// Anybody who can write to the store chooses the content of a lease, so it must not claim our
+    /// own subnet or cut us off from the peers.
     pub(crate) fn check_subnet(&self, subnet: IpNet) -> Result<(), Reason> {
         let family = Family::of_net(&subnet);
         let network = self.networks.of(family).ok_or(Reason::WrongFamily)?;
@@ -98,7 +100,8 @@ impl Rules {
         }
     }
 
-    /// Where a peer is reached in a family: there must be somebody, and not ourselves or behind the tunnel itself.
+    /// The address at which a peer is reached in a family. It must not be missing, our own, or
+    /// behind the tunnel itself.
     pub(crate) fn check_public(&self, peer: &Peer, family: Family, subnet: IpNet) -> Result<IpAddr, Reason> {
         let public = peer.public(family).ok_or(Reason::NodeUnreachable)?;
         if self.underlay.address(family) == Some(public) {

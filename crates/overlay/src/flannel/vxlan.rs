@@ -17,7 +17,6 @@ use crate::vxlan::{Device, is_unicast, mtu_min, overhead};
 /// VXLAN network identifiers have 24 bits.
 const VNI_END: u32 = 1 << 24;
 
-/// The name of a family's device.
 pub(crate) fn device_name(vni: u32, family: Family) -> Result<IfName, FlannelError> {
     Ok(IfName::new(match family {
         Family::V4 => format!("flannel.{vni}"),
@@ -25,10 +24,10 @@ pub(crate) fn device_name(vni: u32, family: Family) -> Result<IfName, FlannelErr
     })?)
 }
 
-/// The device that a family needs, given what is there: one that matches stays as it is, with its MAC and, unless that is
-/// configured or too large for the underlay, its MTU. One that has to be made anew gets the MAC that peers know, else that of
-/// its predecessor, else a random one: set at creation, so that udev leaves it alone. `known` is the device that we had: what
-/// was told of it stays true.
+/// The device that a family needs, given the existing one. A matching device stays as it is, with
+/// its MAC and, unless that is configured or too large for the underlay, its MTU. A new one gets
+/// the MAC that peers know, else that of its predecessor, else a random one: set at creation, so
+/// that udev does not change it. `known` is our device so far, whose published values are kept.
 pub(crate) fn device(
     options: &Vxlan,
     underlay: &Underlay,
@@ -78,14 +77,14 @@ pub(crate) fn device(
     Ok(device)
 }
 
-/// A locally administered unicast address.
+/// A random locally administered unicast address.
 fn random_mac() -> Mac {
     let mut octets = random::random::<6>();
     octets[0] = octets[0] & 0xfe | 0x02;
     Mac(octets)
 }
 
-/// The way to the peer at `public` whose device has the MAC `mac`.
+/// The path to the peer at `public` whose device has the MAC `mac`.
 pub(crate) fn way(
     options: &Vxlan,
     mac: Option<Mac>,
@@ -102,8 +101,8 @@ pub(crate) fn way(
     if !is_unicast(mac) {
         return Err(Reason::NotUnicast);
     }
-    // A node that changed its public address leaves a lease with its old one and its MAC behind (flannel.md section 3.3):
-    // ours, perhaps.
+    // After a node changed its public address, a lease with the old address and its MAC remains
+    // (flannel.md section 3.3). It may be our own.
     if own == Some(mac) {
         return Err(Reason::Ours);
     }

@@ -1,8 +1,9 @@
-//! The wireguard backend: one device for each family, or one for both, whose peers are the nodes and route by themselves
-//! (flannel.md section 6.5). Called by `fabric`.
+//! The wireguard backend: one device for each family, or one for both; its peers are the nodes and
+//! their allowed networks are the routes (flannel.md section 6.5). Called by `fabric`.
 //!
-//! Which peers a device should have is computed from all of them, each time: it is the kernel's part that costs, and that is only
-//! told what differs. Our devices stay when the daemon ends, unlike flannel's: packets go on.
+//! The wanted peers are computed from all leases each time, because only the requests to the kernel
+//! are expensive, and the kernel gets only the differences. Unlike flannel's, our devices stay when
+//! the daemon ends, and packets continue to flow.
 
 mod key;
 
@@ -25,27 +26,25 @@ use crate::owner::{Owner, index};
 use crate::refusal::{Reason, Refusal, Subject};
 use crate::report::{Kind, Report};
 
-/// Bytes that the outer headers take, the larger of both families.
+/// Bytes of the outer headers, the larger of both families.
 const OVERHEAD: u32 = 80;
-/// What the kernel calls it where it is missing.
+/// The feature's name in errors where the kernel lacks it.
 const FEATURE: &str = "WireGuard (CONFIG_WIREGUARD, module wireguard)";
 
-/// The backend's options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wireguard {
     /// The UDP port of the IPv4 device, or of the only one.
     pub port: u16,
     /// The UDP port of the IPv6 device.
     pub port_v6: u16,
-    /// The MTU of the underlay in bytes, instead of its own.
+    /// The MTU of the underlay in bytes, instead of the interface's own.
     pub mtu: Option<u32>,
-    /// A key that all nodes know.
+    /// A preshared key of all nodes.
     pub psk: Option<Psk>,
-    /// How often peers send something, in seconds; 0 is never.
+    /// Interval of keepalive packets in seconds; 0 disables them.
     pub keepalive_s: u16,
-    /// One tunnel or two.
     pub mode: Mode,
-    /// Where the private key is: `/run/flannel/wgkey` unless `WIREGUARD_KEY_FILE` says otherwise.
+    /// Path of the private key: `/run/flannel/wgkey` unless `WIREGUARD_KEY_FILE` names another.
     pub key_file: PathBuf,
 }
 
@@ -54,7 +53,7 @@ pub struct Wireguard {
 pub enum Mode {
     /// Each family has a tunnel of its own.
     Separate,
-    /// One tunnel, over what is likelier to arrive.
+    /// One tunnel, over the family that more likely reaches the peer.
     Auto,
     /// One tunnel, over IPv4.
     V4,
@@ -62,12 +61,12 @@ pub enum Mode {
     V6,
 }
 
-/// One end of a tunnel, as leases tell it.
+/// One end of a tunnel, as leases publish it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WireguardEnd {
     /// The public key, as base64.
     pub public_key: String,
-    /// The UDP port; ours where it is missing or 0, as with older nodes.
+    /// The UDP port. Where it is missing or 0, as with older nodes, our own port is used.
     pub port: Option<u16>,
 }
 
@@ -80,11 +79,11 @@ pub(crate) struct Tunnels {
     family: Option<u16>,
     /// Index and public key of each device.
     devices: [Option<(u32, Key)>; 2],
-    /// What each device was told, as far as it took it.
+    /// The peers that each device accepted from us.
     told: [BTreeMap<Key, wire::Peer>; 2],
 }
 
-/// What each device should have.
+/// The peers that each device should have.
 pub(crate) type Wanted = [BTreeMap<Key, wire::Peer>; 2];
 
 // === impl Wireguard ===
@@ -104,8 +103,9 @@ impl Wireguard {
         [self.port, self.port_v6][number]
     }
 
-    /// The family of the address at which `peer` is reached for what `family` carries. Automatically it is IPv4 if the peer's
-    /// address there is public and we have one, else IPv6 if both sides' addresses there are public, else IPv4.
+    /// The family of the address at which `peer` is reached for traffic of `family`. Mode auto uses
+    /// IPv4 if the peer's address there is public and we have one, else IPv6 if both sides'
+    /// addresses there are public, else IPv4.
     fn outer(&self, peer: &Peer, family: Family, underlay: &Underlay) -> Family {
         match self.mode {
             Mode::Separate => family,
@@ -135,7 +135,7 @@ fn is_public(address: IpAddr) -> bool {
 // === impl Tunnels ===
 
 impl Tunnels {
-    /// Reads or makes the key; no device yet.
+    /// Reads or creates the key; creates no device yet.
     pub(crate) fn open(options: &Wireguard) -> Result<Self, FlannelError> {
         Ok(Self {
             private: key::load(&options.key_file)?,
@@ -147,7 +147,7 @@ impl Tunnels {
         })
     }
 
-    /// What our leases tell.
+    /// The ends that our leases publish.
     pub(crate) fn ends(&self) -> [Option<WireguardEnd>; 2] {
         Family::BOTH.map(|family| {
             let number = self.options.number(family);
@@ -157,7 +157,7 @@ impl Tunnels {
         })
     }
 
-    /// Makes the devices or adopts those that are there, with our key and port, and gives them their addresses.
+    /// Creates or adopts the devices, with our key and port, and gives them their addresses.
     pub(crate) fn ensure(
         &mut self,
         socket: &mut Socket,
@@ -180,7 +180,7 @@ impl Tunnels {
         Ok(())
     }
 
-    /// The link with this name, which is a WireGuard device then.
+    /// Returns the link with this name; replaces a link of another kind.
     fn link(
         &self,
         socket: &mut Socket,
@@ -214,7 +214,7 @@ impl Tunnels {
         Ok(socket.link_by_name(name)?)
     }
 
-    /// Tells the device its key and port if it has others; its index and public key.
+    /// Sets the device's key and port if they differ; returns its index and public key.
     fn configure(&mut self, number: usize, ifindex: u32) -> Result<(u32, Key), FlannelError> {
         let family = match self.family {
             Some(family) => family,
@@ -234,7 +234,8 @@ impl Tunnels {
         Ok((ifindex, device.public_key.ok_or_else(missing)?))
     }
 
-    /// The peers that each device should have for these leases, oldest first, and the leases that cannot have any.
+    /// The peers that each device should have for these leases, oldest first, and the leases that
+    /// were refused.
     pub(crate) fn wanted<'a>(
         &self,
         rules: &Rules,
@@ -244,7 +245,8 @@ impl Tunnels {
         wanted(&self.options, own, rules, peers)
     }
 
-    /// Tells the devices what differs: from what they have if `afresh`, else from what they were told.
+    /// Sends the devices what differs: from their dumps if `afresh`, else from what they accepted
+    /// so far.
     pub(crate) fn bring(
         &mut self,
         wanted: &Wanted,
@@ -277,7 +279,7 @@ impl Tunnels {
     }
 }
 
-/// Addresses of the device, and up.
+/// Sets the addresses of the device and raises it.
 fn adjust(
     socket: &mut Socket,
     owner: &Owner,
@@ -307,7 +309,7 @@ fn adjust(
     socket.execute(&batch).map_err(NetlinkError::from)
 }
 
-/// See [`Tunnels::wanted`]. A subnet is its newest claimant's, and a node may have several.
+/// See [`Tunnels::wanted`]. The newest lease of a subnet wins, and a node may have several subnets.
 fn wanted<'a>(
     options: &Wireguard,
     own: [Option<Key>; 2],
@@ -348,7 +350,7 @@ fn wanted<'a>(
     (wanted, refused)
 }
 
-/// Whether a peer may have this network, too: what the kernel is told in one request has a limit.
+/// Whether a peer may have one more network: one request to the kernel is limited in size.
 fn has_room(peer: &wire::Peer, subnet: &IpNet) -> bool {
     peer.allowed.contains(subnet) || peer.allowed.len() < wire::ALLOWED_MAX
 }
@@ -362,7 +364,7 @@ fn drop_subnet(peers: &mut BTreeMap<Key, wire::Peer>, holder: Key, subnet: IpNet
     }
 }
 
-/// The other end of the tunnel to `subnet`.
+/// The remote end of the tunnel to `subnet`.
 fn end(
     options: &Wireguard,
     own: Option<Key>,
@@ -375,7 +377,7 @@ fn end(
     let public = rules.check_public(peer, options.outer(peer, family, &rules.underlay), subnet)?;
     let mut end = peer.wireguard[index(family)].as_ref();
     if options.mode != Mode::Separate {
-        // One tunnel has one key, and both families' leases tell it.
+        // One tunnel has one key, which both families' leases publish.
         end = end.or(peer.wireguard.iter().flatten().next());
     }
     let end = end.ok_or(Reason::NoTunnelEndpoint)?;
@@ -387,7 +389,8 @@ fn end(
     Ok((key, SocketAddr::new(public, end.port.filter(|port| *port != 0).unwrap_or(ours))))
 }
 
-/// What the kernel has, with the endpoints that it was told: they follow a node that moves, and that is right.
+/// The kernel's peers with the endpoints that we configured: the kernel's own endpoints follow a
+/// node that moves, and that is not a difference.
 fn settled(found: Vec<wire::Peer>, told: &BTreeMap<Key, wire::Peer>) -> BTreeMap<Key, wire::Peer> {
     let peers = found.into_iter().map(|mut peer| {
         if let Some(known) = told.get(&peer.key) {
@@ -398,14 +401,14 @@ fn settled(found: Vec<wire::Peer>, told: &BTreeMap<Key, wire::Peer>) -> BTreeMap
     peers.collect()
 }
 
-/// Removals first: a subnet that moves has one holder at a time.
+/// Removals come first: a subnet that moves has one holder at a time.
 fn difference(wanted: &BTreeMap<Key, wire::Peer>, found: &BTreeMap<Key, wire::Peer>) -> Vec<Change> {
     let gone = found.keys().filter(|key| !wanted.contains_key(*key)).map(|key| Change::Remove(*key));
     let put = wanted.values().filter(|peer| found.get(&peer.key) != Some(*peer));
     gone.chain(put.cloned().map(Change::Put)).collect()
 }
 
-/// Writes down what the kernel took.
+/// Records what the kernel accepted.
 fn note(told: &mut BTreeMap<Key, wire::Peer>, changes: &[Change]) {
     for change in changes {
         match change {
@@ -415,7 +418,8 @@ fn note(told: &mut BTreeMap<Key, wire::Peer>, changes: &[Change]) {
     }
 }
 
-/// The kernel says EOPNOTSUPP of kinds of links that it does not know, and ENOENT of such families.
+/// The kernel answers EOPNOTSUPP for link kinds that it does not know, and ENOENT for such generic
+/// netlink families.
 fn unsupported(source: NetlinkError) -> FlannelError {
     if source.is_unsupported() || source.is_not_found() {
         return FlannelError::Unsupported { backend: "wireguard", feature: FEATURE, source };

@@ -1,5 +1,6 @@
-//! The record of a port, kept where it dies with the port: the alias of the host's end, `russet-sdn:NAMESPACE:ADDRESS:SANDBOX`. It never changes, so
-//! that nothing of it can be older than what nf_tables says.
+//! The record of a port is stored where it vanishes with the port: in the alias of the host end,
+//! `russet-sdn:NAMESPACE:ADDRESS:SANDBOX`. It never changes, so it cannot be older than the entries
+//! in nf_tables.
 
 use std::collections::BTreeMap;
 
@@ -9,17 +10,17 @@ use russet_netlink::Link;
 
 use super::Port;
 
-/// What all records begin with.
+/// The prefix of all records.
 const PREFIX: &str = "russet-sdn:";
 /// The kernel's limit (`IFALIASZ` less its NUL).
 pub(super) const MAX_BYTES: usize = 255;
 
-/// The record of a port.
 pub(super) fn of(port: &Port) -> String {
     format!("{PREFIX}{}:{}:{}", port.namespace, port.address, port.sandbox)
 }
 
-/// The port that a link has a record of. Anybody with the right to set an alias may have written it: what is not a record of ours names nothing.
+/// The port that a link's record names. Any program that may set an alias could have written it, so
+/// an alias that does not parse names no port.
 pub(super) fn standing(link: &Link, netids: &BTreeMap<IfName, NetId>) -> Option<Port> {
     let record = link.alias.as_deref()?.strip_prefix(PREFIX)?;
     let host_veth = IfName::new(link.name.clone()).ok().filter(|_| link.kind.as_deref() == Some("veth"))?;

@@ -1,5 +1,6 @@
-//! The tunnel device: one for all peers and tenants, each packet says itself where it goes and whose it is. It has the node's own address among its
-//! pods, their gateway: the kernel answers for that on every pod's link.
+//! The tunnel device: one for all peers and tenants, since each packet carries its destination and
+//! network ID in its metadata. It has the node's own address among its pods, their gateway: the
+//! kernel answers for that address on every pod's link.
 
 use russet_addr::{IfName, IpNet};
 use russet_linux::bpf::Program;
@@ -13,9 +14,10 @@ use super::{DEVICE, OVERHEAD_BYTES, ROUTE_PROTOCOL, SdnError, Settings, programs
 use crate::refusal::{Reason, Refusal, Subject};
 use crate::report::{Kind, OverlayError};
 
-/// By which we know the device again.
+/// The alias by which we recognise the device.
 const ALIAS: &str = "russet-sdn tunnel";
-/// What the device must have; those about answers are for peers with Open vSwitch, which ask for our pods' MACs through the tunnel.
+/// The sysctls of the device. Those about ARP are for peers with Open vSwitch, which request our
+/// pods' MACs through the tunnel.
 const SYSCTLS: [(&str, &str); 6] = [
     ("ipv6/conf/{}/disable_ipv6", "1"),
     ("ipv6/conf/{}/accept_ra", "0"),
@@ -25,10 +27,11 @@ const SYSCTLS: [(&str, &str); 6] = [
     ("ipv4/conf/{}/send_redirects", "0"),
 ];
 
-/// Of the whole namespace. Links have switches of their own, which follow this one when it is set.
+/// The switch of the whole namespace. Setting it also sets the switches of the links.
 const FORWARDING: &str = "net/ipv4/ip_forward";
 
-/// The device as it should be, with everything that never changes with pods and peers; whether it is there, which it is unless somebody only looks.
+/// Creates or repairs the device with everything that does not depend on pods and peers. Returns
+/// whether it exists, which is false only for a missing device in a dry run.
 pub(super) fn ensure(settings: &Settings, socket: &mut Socket, work: &mut Work) -> Result<bool, SdnError> {
     let name = name()?;
     let underlay = socket.link_by_index(settings.underlay)?;
@@ -37,10 +40,10 @@ pub(super) fn ensure(settings: &Settings, socket: &mut Socket, work: &mut Work) 
         let refusal = Refusal::new(Subject::Device(russet_addr::Family::V4), None, reason);
         work.report().refusals.push(refusal);
     }
-    // A node whose distribution forwards nothing would carry no packet from one pod's link to another, however right the rest is.
+    // Without forwarding, which some distributions switch off, no packet reaches a pod's link.
     work.sysctl(FORWARDING, "1")?;
     let Some(link) = link(settings, socket, &name, work)? else { return Ok(false) };
-    // Programs first: what arrives before the device is up was not for us.
+    // Programs first: packets that arrive before the device is up are not for us.
     for place in [Place::FromTunnel, Place::IntoTunnel] {
         attach(socket, link.index, &programs::of(place), &mut None, work)?;
     }
@@ -52,7 +55,6 @@ pub(super) fn ensure(settings: &Settings, socket: &mut Socket, work: &mut Work) 
     Ok(true)
 }
 
-/// The device's name as what it is.
 pub(super) fn name() -> Result<IfName, NetlinkError> {
     IfName::new(DEVICE).map_err(|_| NetlinkError::Invalid {
         operation: format!("name the tunnel device {DEVICE}"),
@@ -60,7 +62,8 @@ pub(super) fn name() -> Result<IfName, NetlinkError> {
     })
 }
 
-/// The device's link, made where there is none; one of ours that cannot become what it should is made anew.
+/// Returns the device's link; creates it if missing, and recreates one of ours whose options cannot
+/// be changed.
 fn link(
     settings: &Settings,
     socket: &mut Socket,
@@ -92,7 +95,8 @@ fn fits(settings: &Settings, link: &Link) -> bool {
     link.vxlan.as_ref().is_some_and(|vxlan| vxlan.collect_metadata && vxlan.port == settings.vxlan_port)
 }
 
-/// Attaches a program where it belongs at a link, unless it is there under its name, which has a digest of it. `loaded` is for whoever attaches it often.
+/// Attaches a program to a hook of a link, unless it is attached under its name, which contains a
+/// digest of its code. `loaded` caches the program for callers that attach it to many links.
 pub(super) fn attach(
     socket: &mut Socket,
     ifindex: u32,
@@ -112,7 +116,8 @@ pub(super) fn attach(
         match socket.execute(Batch::new().add_clsact(ifindex)) {
             Ok(()) => {}
             Err(error) if !error.error.is_exists() => return Err(error.into()),
-            // A plain `ingress` may have the handle: a filter for what is sent would look at what is received there.
+            // A plain `ingress` qdisc may have the handle; an egress filter there would see
+            // received packets.
             Err(_) if has_qdisc(socket, ifindex, "clsact")? => {}
             Err(_) => return Err(no_place()),
         }
@@ -144,7 +149,7 @@ fn configure(settings: &Settings, socket: &mut Socket, link: &Link, work: &mut W
         };
         work.insist(socket, Batch::new().set_link(&change), Kind::Device)?;
     }
-    // The address alone, without a network: what has no route of its own is nowhere.
+    // A host address: destinations without a route of their own must stay unreachable.
     let gateway = IpNet::from(std::net::IpAddr::from(settings.gateway()));
     let found = socket.addresses_of(link.index)?;
     let mut batch = Batch::new();
@@ -158,7 +163,7 @@ fn configure(settings: &Settings, socket: &mut Socket, link: &Link, work: &mut W
     Ok(())
 }
 
-/// Addresses of pods that are nowhere do not follow the default route.
+/// Routes that keep packets for missing pods from following the default route.
 pub(super) fn unreachable_routes(settings: &Settings) -> Vec<Route> {
     let own = settings.own.trunc();
     let outside = |net: &&russet_addr::Ipv4Net| net.trunc() != own;
@@ -182,7 +187,7 @@ fn unreachable(settings: &Settings, socket: &mut Socket, work: &mut Work) -> Res
     Ok(())
 }
 
-/// Takes the device out; whether it was there.
+/// Removes the device; returns whether it existed.
 pub(super) fn withdraw(socket: &mut Socket) -> Result<bool, SdnError> {
     match socket.link_by_name(&name()?) {
         Ok(link) if link.alias.as_deref() == Some(ALIAS) => {

@@ -1,4 +1,5 @@
-//! Other nodes: a route to each one's pods, a neighbour that says where the node is, and the right to send to us.
+//! Other nodes: for each a route to its pods, a neighbour with the node's address, and the
+//! permission to send to us.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -13,36 +14,37 @@ use crate::report::{Kind, Report};
 
 type Peers = BTreeMap<Ipv4Net, Ipv4Addr>;
 
-/// The peers as they were told last, by subnet.
+/// The peers of the last call, by subnet.
 #[derive(Debug)]
 pub(super) struct Told {
     wanted: Peers,
-    /// All of them took effect, and nobody has said since that something else changed them.
+    /// Whether all of them took effect and no difference was found since.
     in_force: bool,
 }
 
-/// What the kernel has of peers.
+/// The routes and neighbours of peers in the kernel.
 #[derive(Default)]
 struct Found {
     routes: BTreeMap<Ipv4Net, Vec<Route>>,
     neighbours: BTreeMap<Ipv4Addr, Neighbour>,
 }
 
-/// From the peers as they were told last, or as the kernel has them, to these.
+/// Changes the peers from the last known ones, or from those in the kernel, to these.
 pub(super) fn bring(sdn: &mut Sdn, peers: &[Peer], work: &mut Work) {
     let wanted = admitted(&sdn.settings, peers, work.report());
     let assumed = sdn.peers.take().filter(|told| told.in_force).map(|told| told.wanted);
     carry_out(sdn, assumed, wanted, work);
 }
 
-/// From what the kernel has to the peers as they were told last.
+/// Changes the peers from those in the kernel to the last known ones.
 pub(super) fn restore(sdn: &mut Sdn, work: &mut Work) {
     if let Some(Told { wanted, .. }) = sdn.peers.take() {
         carry_out(sdn, None, wanted, work);
     }
 }
 
-/// What was told stays told, whatever becomes of it: the next comparison tries again. It is in force when it was brought about, or a look found it so.
+/// Remembers the wanted peers even after a failure, so that the next comparison tries again. They
+/// are in force if everything succeeded, or if a comparison found no difference.
 fn carry_out(sdn: &mut Sdn, assumed: Option<Peers>, wanted: Peers, work: &mut Work) {
     let (failed_before, found_before) = (work.report().failed, work.differences());
     if let Err(error) = try_carry_out(sdn, assumed, &wanted, work) {
@@ -53,7 +55,8 @@ fn carry_out(sdn: &mut Sdn, assumed: Option<Peers>, wanted: Peers, work: &mut Wo
     sdn.peers = Some(Told { wanted, in_force });
 }
 
-/// The peers that can be: their pods are inside the network and not ours, and no other peer has them.
+/// The valid peers: their pods are inside of the network, not in our subnet, and not in that of
+/// another peer.
 fn admitted(settings: &Settings, peers: &[Peer], report: &mut Report) -> Peers {
     let mut wanted = Peers::new();
     for peer in peers {
@@ -77,7 +80,8 @@ fn admitted(settings: &Settings, peers: &[Peer], report: &mut Report) -> Peers {
     wanted
 }
 
-/// The only subnets among those without overlaps that can overlap with one more: the last that begins no later, and the first that does.
+/// The only subnets among disjoint ones that can overlap with one more: the last that begins no
+/// later, and the first that begins after it.
 fn neighbours_of(peers: &Peers, subnet: Ipv4Net) -> impl Iterator<Item = Ipv4Net> {
     let least = Ipv4Net::new_assert(subnet.network(), 0);
     let before = peers.range(..=subnet).next_back().map(|(net, _)| *net);
@@ -85,7 +89,8 @@ fn neighbours_of(peers: &Peers, subnet: Ipv4Net) -> impl Iterator<Item = Ipv4Net
     before.into_iter().chain(behind)
 }
 
-/// Who comes may send before there is a way to it; who goes has no way before it may not send any more.
+/// A new peer is permitted to send before there is a route to it; a removed one loses its route
+/// before its permission.
 fn try_carry_out(
     sdn: &mut Sdn,
     assumed: Option<Peers>,
@@ -128,7 +133,7 @@ fn remove(sdn: &mut Sdn, wanted: &Peers, hosts: &BTreeSet<Ipv4Addr>, found: &Fou
     let mut batch = Batch::new();
     let mut kinds = Vec::new();
     for (subnet, routes) in &found.routes {
-        // One of them is, or was replaced by, the one that is wanted.
+        // One of them is, or was replaced by, the wanted one.
         let spare = usize::from(wanted.contains_key(subnet));
         for route in routes.iter().skip(spare) {
             batch.delete_route(route);
@@ -157,7 +162,7 @@ fn route(subnet: Ipv4Net, host_ip: Ipv4Addr, ifindex: u32) -> Route {
     }
 }
 
-/// The egress program reads the node out of this MAC.
+/// The egress program reads the node's address from this MAC.
 fn neighbour(host_ip: Ipv4Addr, ifindex: u32) -> Neighbour {
     Neighbour::permanent(ifindex, host_ip.into(), port::mac(host_ip))
 }
@@ -183,7 +188,7 @@ fn observe(sdn: &mut Sdn, ifindex: u32) -> Result<Found, SdnError> {
 // === impl Found ===
 
 impl Found {
-    /// What is there if nobody changed anything.
+    /// The kernel's state if nothing else changed it.
     fn assumed(known: &Peers, ifindex: u32) -> Self {
         let mut found = Self::default();
         for (subnet, host_ip) in known {
@@ -201,10 +206,11 @@ mod tests {
 
     use super::*;
 
-    /// Found by a reader: after each `russet drift` the next change of a peer read all routes and neighbours.
+    /// Guards against a regression: after each `russet drift`, the next change of a peer read all
+    /// routes and neighbours.
     #[test]
     #[ignore = "kernel: veth, vxlan, nf_tables, bpf; root"]
-    fn who_only_looks_changes_nothing_of_what_is_known_and_finds_out_what_is_wrong() {
+    fn a_dry_run_keeps_the_known_peers_in_force_and_reports_differences() {
         in_netns_with_loopback(|| {
             let ip = |command: &str| run("ip", &command.split(' ').collect::<Vec<_>>());
             ip("link add nic0 type veth peer name wire0");
@@ -227,11 +233,11 @@ mod tests {
             assert_eq!((sdn.restore().report.failed, sdn.peers(&[peer]).failed), (0, 0));
             assert!(known(&sdn));
             assert_eq!(sdn.differences().what, [""; 0]);
-            assert!(known(&sdn), "nothing is out of force");
+            assert!(known(&sdn), "the known peers stay in force");
             ip("route del 10.128.2.0/23");
             assert_eq!(sdn.differences().what.len(), 1);
             assert!(!known(&sdn));
-            // So that what is told next finds it, whoever is first.
+            // The dry run found a difference, so the next change reads the kernel.
             assert_eq!(sdn.peers(&[peer]).changed(Kind::Route), 1);
             assert!(known(&sdn));
             assert_eq!(sdn.differences().what, [""; 0]);

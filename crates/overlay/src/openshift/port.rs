@@ -1,4 +1,5 @@
-//! One pod's interface: the record, the guard, the verdict entries, the way. In this order when it comes, backwards when it goes.
+//! One pod's interface: attaching makes the record, the guard, the verdict entries and the route,
+//! in this order; detaching removes them in reverse.
 
 use std::net::IpAddr;
 
@@ -9,7 +10,8 @@ use super::programs::{self, Place};
 use super::work::Work;
 use super::{LEAVING_GROUP, Port, ROUTE_PROTOCOL, Sdn, SdnError, Settings, alias, device};
 
-/// What the host's end must have: answers for whatever the node has a way to, sources that the way back agrees with, no IPv6, which nobody would judge.
+/// The sysctls of the host end: it answers ARP for every routable address, checks sources by the
+/// reverse path, and has no IPv6, for which there are no verdicts.
 const SYSCTLS: [(&str, &str); 7] = [
     ("ipv6/conf/{}/disable_ipv6", "1"),
     ("ipv6/conf/{}/accept_ra", "0"),
@@ -34,22 +36,22 @@ pub(super) fn attach(sdn: &mut Sdn, port: &Port) -> Result<(), SdnError> {
     batch.replace_neighbour(&neighbour(port, link.index));
     batch.replace_route(&way(&sdn.settings, port, link.index));
     if let Err(error) = sdn.socket.execute(&batch) {
-        // No way is no harm; entries for an address that is nobody's would be.
+        // A port without a route is harmless; entries for an unassigned address would not be.
         forget(sdn, &port.host_veth)?;
         return Err(error.into());
     }
     Ok(())
 }
 
-/// Nothing is delivered to it or taken from it any more; gives its links, which are left.
+/// Stops all delivery to and from the sandbox; returns its links, which the caller deletes.
 pub(super) fn detach(sdn: &mut Sdn, sandbox: &ContainerId) -> Result<Vec<IfName>, SdnError> {
     let its = |port: &&Port| port.sandbox == *sandbox;
     let mut links: Vec<IfName> = sdn.ports.values().filter(its).map(|port| port.host_veth.clone()).collect();
     if links.is_empty() {
-        // An ADD that failed half-way may have left a record.
+        // A failed ADD may have left a record.
         links = sdn.ports()?.iter().filter(its).map(|port| port.host_veth.clone()).collect();
     }
-    // The route goes with the link, before the entries: nothing is delivered that is not judged.
+    // The route goes with the link, before the entries: no packet is delivered without a verdict.
     for link in &links {
         let down = LinkSet { up: Some(false), group: Some(LEAVING_GROUP), ..LinkSet::named(link.clone()) };
         gone_is_fine(sdn.socket.execute(Batch::new().set_link(&down)))?;
@@ -62,7 +64,7 @@ pub(super) fn detach(sdn: &mut Sdn, sandbox: &ContainerId) -> Result<Vec<IfName>
     Ok(links)
 }
 
-/// Deletes links of detached sandboxes. They may be gone.
+/// Deletes links of detached sandboxes. Missing ones are ignored.
 pub(super) fn delete(socket: &mut Socket, links: Vec<IfName>) -> Result<(), SdnError> {
     for link in links {
         gone_is_fine(socket.execute(Batch::new().delete_link(&LinkDel::Name(link))))?;
@@ -70,20 +72,20 @@ pub(super) fn delete(socket: &mut Socket, links: Vec<IfName>) -> Result<(), SdnE
     Ok(())
 }
 
-/// Takes the verdict entries of a link away.
 pub(super) fn forget(sdn: &mut Sdn, link: &IfName) -> Result<(), SdnError> {
     let mut wanted = sdn.ports.clone();
     wanted.remove(link);
     sdn.judge_by(wanted)
 }
 
-/// The node's address among its pods, on every pod's link: where `arp_ignore` is set (kube-proxy's strictARP), the kernel answers only for addresses
-/// of the link that was asked; and what is masqueraded towards the pod comes from there.
+/// The node's address among its pods, on every pod's link: where `arp_ignore` is set (kube-proxy's
+/// strictARP), the kernel answers only for addresses of the receiving link. It is also the source
+/// of masqueraded traffic to the pod.
 pub(super) fn own_address(settings: &Settings, ifindex: u32) -> Address {
     Address::new(ifindex, IpNet::from(IpAddr::from(settings.gateway())))
 }
 
-/// The route to a pod. It names the node's own address among the pods as what the node sends from.
+/// The route to a pod. Its source is the node's own address among the pods.
 pub(super) fn way(settings: &Settings, port: &Port, ifindex: u32) -> Route {
     Route {
         protocol: ROUTE_PROTOCOL,
@@ -92,7 +94,7 @@ pub(super) fn way(settings: &Settings, port: &Port, ifindex: u32) -> Route {
     }
 }
 
-/// The pod's MAC follows from its address (cni-runtime.md section 4.2): nobody needs to ask.
+/// The pod's MAC is computed from its address (cni-runtime.md section 4.2), so no ARP is needed.
 pub(super) fn neighbour(port: &Port, ifindex: u32) -> Neighbour {
     Neighbour::permanent(ifindex, port.address.into(), mac(port.address))
 }
@@ -110,13 +112,14 @@ pub(super) fn sysctls(link: &IfName, work: &mut Work) -> Result<(), SdnError> {
     Ok(())
 }
 
-/// The program that lets nothing to the pod that was not judged. It comes before the way.
+/// Attaches the program that delivers only packets with a verdict to the pod. It must precede the
+/// route.
 pub(super) fn guard(sdn: &mut Sdn, ifindex: u32, work: &mut Work) -> Result<(), SdnError> {
     let program = programs::of(Place::ToPod);
     device::attach(&mut sdn.socket, ifindex, &program, &mut sdn.delivery, work)
 }
 
-/// Whether the port can be: the address is ours to give, and nobody has it. What is left of one whose link is gone makes room.
+/// Checks that the address is ours to assign and not in use. A port whose link is gone is removed.
 fn admit(sdn: &mut Sdn, port: &Port) -> Result<(), SdnError> {
     if !sdn.settings.is_pods(port.address) {
         let (sandbox, own) = (port.sandbox.clone(), sdn.settings.own);
@@ -136,7 +139,7 @@ fn admit(sdn: &mut Sdn, port: &Port) -> Result<(), SdnError> {
                     link: held.host_veth,
                 });
             }
-            // An ADD of this sandbox that was tried before.
+            // An earlier, failed ADD of the same sandbox.
             Ok(_) => {
                 let links = detach(sdn, &held.sandbox)?;
                 delete(&mut sdn.socket, links)?;
@@ -148,12 +151,12 @@ fn admit(sdn: &mut Sdn, port: &Port) -> Result<(), SdnError> {
     Ok(())
 }
 
-/// Writes the record; a link that has another's is not ours to take.
+/// Writes the record; refuses a link that has another sandbox's record.
 fn record(sdn: &mut Sdn, port: &Port, link: &Link) -> Result<(), SdnError> {
     let refuse =
         |problem| SdnError::Link { sandbox: port.sandbox.clone(), link: port.host_veth.clone(), problem };
     if link.kind.as_deref() != Some("veth") {
-        return Err(refuse("is no veth"));
+        return Err(refuse("is not a veth"));
     }
     let record = alias::of(port);
     if record.len() > alias::MAX_BYTES {

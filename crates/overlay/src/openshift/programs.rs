@@ -1,7 +1,10 @@
-//! The programs of the tunnel device and of pods' host ends. A node without a compiler writes its own: they are short and need no map.
+//! The eBPF programs of the tunnel device and of pods' host ends. They are assembled here, because
+//! nodes have no compiler; they are short and need no map.
 //!
-//! nf_tables and the programs speak through the packet's mark: bit 24 says that the low 24 bits are a network ID, bit 25 that a pod may have the packet.
-//! What no rule of ours has stamped does not leave, and what none has let pass does not reach a pod: an empty ruleset must not make everybody global.
+//! nf_tables and the programs communicate through the packet's mark: bit 24 says that the low 24
+//! bits are a network ID, bit 25 that the packet may be delivered to a pod. Packets without a stamp
+//! do not leave the node, and packets without bit 25 do not reach a pod: with an empty ruleset no
+//! pod is reachable, instead of every pod by all.
 
 use russet_linux::bpf::{BpfError, Insn, Label, Program, ProgramKind, Reg, Size, Source, assemble};
 use russet_netlink::Direction;
@@ -11,9 +14,9 @@ use Reg::{R0, R1, R2, R3, R4, R5, R6, R10};
 use Size::{Byte, Half, Word};
 use Source::Value;
 
-/// The mark's bit that says that a network ID follows.
+/// The mark's bit that says that the low bits are a network ID.
 pub(super) const STAMPED: u32 = 1 << 24;
-/// The mark's bit that says that the packet was judged, and its pod may have it.
+/// The mark's bit that says that the packet passed its verdict and may be delivered.
 pub(super) const PASSED: u32 = 1 << 25;
 const NETID_MASK: i32 = (1 << 24) - 1;
 
@@ -24,26 +27,27 @@ const SKB_SET_TUNNEL_KEY: i32 = 21;
 const SKB_LOAD_BYTES: i32 = 26;
 const SKB_CHANGE_TYPE: i32 = 32;
 
-// Where `struct __sk_buff` has things.
+// Offsets in `struct __sk_buff`.
 const SKB_MARK: i16 = 8;
 const SKB_PROTOCOL: i16 = 16;
 
-/// `ETH_P_IP`, as a number of the machine that stands in network order.
+/// `ETH_P_IP` in network byte order, as an integer of this machine.
 const ETH_P_IP: i32 = 0x0800_u16.to_be() as i32;
 const ETH_P_ARP: i32 = 0x0806_u16.to_be() as i32;
 const PACKET_HOST: i32 = 0;
 const TC_ACT_OK: i32 = 0;
 const TC_ACT_SHOT: i32 = 2;
 
-/// Ethernet and IPv4 headers, so placed that the word behind the first two octets of the destination MAC is aligned.
+/// Stack offset of the copied Ethernet and IPv4 headers, chosen so that the word behind the first
+/// two octets of the destination MAC is aligned.
 const HEADERS: i16 = -42;
 const HEADERS_BYTES: i32 = 34;
 const MAC_WORD: i16 = HEADERS + 2;
 const DESTINATION: i16 = HEADERS + 14 + 16;
-/// `0a:58`, with which the MACs of pods and of nodes in our routes begin.
+/// `0a:58`, the prefix of the MACs of pods, and of nodes in our neighbour entries.
 const MAC_PREFIX: i32 = u16::from_ne_bytes([0x0a, 0x58]) as i32;
 
-/// `struct bpf_tunnel_key` up to the flow label: what kernels since 4.6 take.
+/// `struct bpf_tunnel_key` up to the flow label: the size that kernels since 4.6 accept.
 const KEY: i16 = -72;
 const KEY_BYTES: i32 = 28;
 const KEY_REMOTE: i16 = KEY + 4;
@@ -55,12 +59,15 @@ const DROP: Label = Label(0);
 const PASS: Label = Label(1);
 const OTHER: Label = Label(2);
 
-/// What packets to other nodes pass: the node in the destination MAC becomes the remote end, the network ID in the mark the VNI, the inner
-/// destination the MAC, as peers with Open vSwitch have it. The mark ends here, or it would choose routes and rules for the outer packet.
+/// Runs on packets to other nodes. The node's address in the destination MAC becomes the remote
+/// end, the network ID in the mark becomes the VNI, and the inner destination becomes the MAC, as
+/// peers with Open vSwitch expect. The mark is cleared, because it would select routes and rules
+/// for the outer packet.
 fn egress() -> Vec<Insn> {
     let mut program = vec![
         Move(R6, Source::Reg(R1)),
-        // What is not IPv4 (an answer to a peer's ARP request) knows where it goes; vxlan drops what does not.
+        // Packets other than IPv4 (replies to a peer's ARP request) have their tunnel metadata
+        // already; vxlan drops those without.
         Load(Word, R2, R1, SKB_PROTOCOL),
         JumpUnless(R2, ETH_P_IP, PASS),
         Load(Word, R1, R6, SKB_MARK),
@@ -78,7 +85,7 @@ fn egress() -> Vec<Insn> {
         And(R1, NETID_MASK),
         Store(Word, R10, KEY, R1),
     ]);
-    // The rest of the remote address, which only IPv6 has; type of service, TTL, flags and label.
+    // The rest of the remote address, which only IPv6 uses; type of service, TTL, flags and label.
     program
         .extend((KEY_REMOTE + 4..KEY + KEY_BYTES as i16).step_by(4).map(|at| StoreValue(Word, R10, at, 0)));
     program.push(StoreValue(Byte, R10, KEY_TTL, TTL));
@@ -90,7 +97,8 @@ fn egress() -> Vec<Insn> {
     program
 }
 
-/// What packets from other nodes pass: the VNI becomes the mark, and the packet one for us, whatever MAC the sender put into it.
+/// Runs on packets from other nodes. The VNI becomes the mark, and the packet is marked as
+/// addressed to this host, whatever destination MAC the sender chose.
 fn ingress() -> Vec<Insn> {
     let mut program =
         vec![Move(R6, Source::Reg(R1)), Load(Word, R2, R1, SKB_PROTOCOL), JumpUnless(R2, ETH_P_IP, PASS)];
@@ -108,12 +116,13 @@ fn ingress() -> Vec<Insn> {
     program
 }
 
-/// What is sent to a pod passes: what was judged, and ARP. So it is shut while the rules are gone, half of them are, or they are being written anew:
-/// hooks are not changed all at once, and a packet on its way may miss one.
+/// Runs on packets to a pod. It passes packets with a verdict, and ARP. So pods stay unreachable
+/// while the rules are missing, incomplete or being replaced: hooks do not change all at once, and
+/// a packet in transit may miss one.
 fn delivery() -> Vec<Insn> {
     let mut program = vec![
         Load(Word, R2, R1, SKB_PROTOCOL),
-        // In the order of what is seen most.
+        // Ordered by frequency.
         JumpUnless(R2, ETH_P_IP, OTHER),
         Load(Word, R2, R1, SKB_MARK),
         JumpUnlessBits(R2, PASSED as i32, DROP),
@@ -126,14 +135,14 @@ fn delivery() -> Vec<Insn> {
     program
 }
 
-/// A helper's arguments and its call; `stack` is the one that points there.
+/// Loads a helper's arguments and calls it; `stack` is the argument that points to the stack.
 fn call(helper: i32, arguments: [(Reg, Source); 2], stack: Option<(Reg, i16)>) -> Vec<Insn> {
     let mut program = vec![Move(R1, Source::Reg(R6))];
     if let Some((register, offset)) = stack {
         program.extend([Move(register, Source::Reg(R10)), Insn::Add(register, offset.into())]);
     }
     program.extend(arguments.map(|(register, source)| Move(register, source)));
-    // The flags of those that take five.
+    // The fifth argument, flags, of the helpers that have one.
     program.extend([Move(R5, Value(0)), Call(helper)]);
     program
 }
@@ -142,18 +151,19 @@ fn verdicts() -> [Insn; 6] {
     [At(PASS), Move(R0, Value(TC_ACT_OK)), Exit, At(DROP), Move(R0, Value(TC_ACT_SHOT)), Exit]
 }
 
-/// Where a program belongs.
+/// The hook to which a program is attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// What the tunnel device receives.
+    /// Packets that the tunnel device receives.
     FromTunnel,
-    /// What it sends.
+    /// Packets that it sends.
     IntoTunnel,
-    /// What a host end sends to its pod.
+    /// Packets that a host end sends to its pod.
     ToPod,
 }
 
-/// A program with the name that tells whether it is attached: the name has a digest of what it does.
+/// A program with a name that contains a digest of its code, by which an attached program is
+/// recognised.
 pub(super) struct Named {
     pub(super) name: String,
     pub(super) direction: Direction,
@@ -161,26 +171,25 @@ pub(super) struct Named {
     code: Vec<u64>,
 }
 
-/// What belongs at a place.
 pub(super) fn of(place: Place) -> Named {
     let (short, direction, program) = match place {
         Place::FromTunnel => ("sdn_ingress", Direction::Ingress, ingress()),
         Place::IntoTunnel => ("sdn_egress", Direction::Egress, egress()),
         Place::ToPod => ("sdn_delivery", Direction::Egress, delivery()),
     };
-    // Every jump of ours has its label, which a test sees to; the verifier refuses an empty program.
+    // A test checks that every jump has its label; the verifier refuses an empty program.
     let code = assemble(&program).unwrap_or_default();
     Named { name: format!("russet-{short}-{:08x}", digest(&code)), direction, short, code }
 }
 
 impl Named {
-    /// Hands it to the kernel.
+    /// Loads it into the kernel.
     pub(super) fn load(&self) -> Result<Program, BpfError> {
         Program::load(ProgramKind::SchedCls, self.short, &self.code)
     }
 }
 
-/// FNV-1a: tells releases of a program apart, and guards nothing.
+/// FNV-1a, which tells releases of a program apart; it is not a security measure.
 fn digest(code: &[u64]) -> u32 {
     let bytes = code.iter().flat_map(|word| word.to_ne_bytes());
     bytes.fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
@@ -193,7 +202,7 @@ mod tests {
     const ALL: [Place; 3] = [Place::FromTunnel, Place::IntoTunnel, Place::ToPod];
 
     #[test]
-    fn the_programs_assemble_and_their_names_tell_them_apart() {
+    fn the_programs_assemble_under_distinct_names() {
         let all = ALL.map(of);
         assert_eq!(all.each_ref().map(|it| it.code.len() > 8), [true; 3]);
         let names: std::collections::BTreeSet<&str> = all.iter().map(|it| it.name.as_str()).collect();
@@ -203,7 +212,7 @@ mod tests {
 
     #[test]
     #[ignore = "kernel: bpf(2) needs root"]
-    fn the_verifier_takes_every_program() {
+    fn the_verifier_accepts_every_program() {
         for place in ALL {
             of(place).load().unwrap();
         }

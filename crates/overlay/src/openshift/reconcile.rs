@@ -1,4 +1,5 @@
-//! Everything compared with what it should be, and repaired: at the start of an agent, and when something else changed what is ours.
+//! Compares everything with its desired state and repairs it: when an agent starts, and when
+//! another program changed our objects.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -10,21 +11,22 @@ use super::{LEAVING_GROUP, Port, ROUTE_PROTOCOL, Sdn, SdnError, alias, device, p
 use crate::refusal::{Reason, Refusal, Subject};
 use crate::report::{Kind, Report};
 
-/// What the kernel has of pods' ways.
+/// The routes, neighbours and addresses of pods in the kernel.
 struct Found {
     routes: HashSet<Route>,
     neighbours: HashSet<Neighbour>,
     addresses: HashSet<(u32, IpNet)>,
 }
 
-/// Compares all with the ports that are attached and the peers as they were told last.
+/// Reconciles everything with the attached ports and the last known peers.
 pub(super) fn run(sdn: &mut Sdn, work: &mut Work) {
     if let Err(error) = try_run(sdn, work) {
         work.fail(error);
     }
 }
 
-/// Who cannot judge opens no way: verdicts come first, but for ways that are nobody's.
+/// Removes stale routes, then installs verdicts, then adds routes. No route exists before the
+/// verdict that filters it; if verdicts fail, no route is added.
 fn try_run(sdn: &mut Sdn, work: &mut Work) -> Result<(), SdnError> {
     let links: BTreeMap<String, Link> =
         sdn.socket.links()?.into_iter().map(|link| (link.name.clone(), link)).collect();
@@ -49,7 +51,7 @@ fn try_run(sdn: &mut Sdn, work: &mut Work) -> Result<(), SdnError> {
     Ok(())
 }
 
-/// The link of a port that is gone may have been followed by another one with its name.
+/// Checks the record, because a new link may have the name of a port's deleted one.
 pub(super) fn is_of(port: &Port, link: &Link) -> bool {
     let other = alias::standing(link, &BTreeMap::new()).is_some_and(|held| held.sandbox != port.sandbox);
     link.kind.as_deref() == Some("veth") && !other
@@ -89,7 +91,7 @@ fn put_ways(sdn: &mut Sdn, links: &BTreeMap<String, Link>, work: &mut Work) -> R
     for port in &ports {
         let Some(link) = links.get(port.host_veth.as_str()) else { continue };
         let record = alias::of(port);
-        // A DEL that failed has left it in the group of those that nobody listens to.
+        // A failed DEL has left it in the group whose events are ignored.
         let leaving = link.group == LEAVING_GROUP;
         if !link.is_up() || leaving || link.alias.as_deref() != Some(record.as_str()) {
             let group = leaving.then_some(0);
@@ -107,12 +109,14 @@ fn put_ways(sdn: &mut Sdn, links: &BTreeMap<String, Link>, work: &mut Work) -> R
         }
         match port::guard(sdn, link.index, work) {
             Ok(()) => {}
-            // One pod's affair, which no further try mends: nobody else is to wait for it. It had its way before there were guards, and keeps it: the table judges it.
+            // A conflict on one pod's link, which retries do not resolve and which must not delay
+            // other pods. Without the guard it keeps the route that it had; the table filters its
+            // packets.
             Err(SdnError::NoPlace { .. }) => {
                 let subject = Subject::Guard(port.host_veth.clone());
                 work.report().refusals.push(Refusal::new(subject, None, Reason::NoPlace));
             }
-            // Without its guard any other pod gets no way.
+            // In all other cases a pod without its guard gets no route.
             Err(error) => {
                 work.fail(error);
                 continue;
@@ -129,7 +133,7 @@ fn put_ways(sdn: &mut Sdn, links: &BTreeMap<String, Link>, work: &mut Work) -> R
     Ok(())
 }
 
-/// Last, since there are many and packets hardly ever wait for them.
+/// Last, since there are many and packets rarely depend on them.
 fn sysctls(sdn: &Sdn, links: &BTreeMap<String, Link>, work: &mut Work) {
     for name in sdn.ports.keys().filter(|name| links.contains_key(name.as_str())) {
         if let Err(error) = port::sysctls(name, work) {
@@ -138,7 +142,7 @@ fn sysctls(sdn: &Sdn, links: &BTreeMap<String, Link>, work: &mut Work) {
     }
 }
 
-/// Takes everything out; each step is tried whatever became of the others.
+/// Removes everything; each step runs even if others failed.
 pub(super) fn withdraw(sdn: &mut Sdn) -> Report {
     let mut work = Work::mends();
     let filter = RouteFilter { protocol: Some(ROUTE_PROTOCOL), ..RouteFilter::default() };
@@ -157,7 +161,7 @@ pub(super) fn withdraw(sdn: &mut Sdn) -> Report {
         Ok(false) => {}
         Err(error) => work.fail(error),
     }
-    // Last: as long as there is a way, there is a verdict.
+    // Last: as long as there is a route, there is a verdict.
     match sdn.verdicts.withdraw() {
         Ok(true) => work.mended(Kind::Nat, "delete the table"),
         Ok(false) => {}

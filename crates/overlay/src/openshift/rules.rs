@@ -1,6 +1,7 @@
-//! The table `ip russet-sdn`: what it consists of, as values. `verdicts` compares it with the kernel's and writes it.
+//! The table `ip russet-sdn` as values. `verdicts` compares it with the kernel's and writes it.
 //!
-//! Rules never change with pods, peers and tenants: only elements do. A network ID stands in a mark with bit 24 set (see `programs`).
+//! Rules never change with pods, peers and tenants; only elements do. A network ID is a mark with
+//! bit 24 set (see `programs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -25,13 +26,13 @@ pub(super) enum Name {
     Links,
     /// Host end to network ID.
     Netids,
-    /// Which address a pod sends from.
+    /// Pairs of host end and address from which a pod may send.
     Sources,
-    /// Which network ID reaches which pod.
+    /// Pairs of network ID and pod address that may communicate.
     Deliver,
-    /// Pods that everybody reaches.
+    /// Pods that are reachable from every network ID.
     Globals,
-    /// Where pods have their addresses, in the whole cluster.
+    /// The networks of pods in the whole cluster.
     Cluster,
     /// Nodes that may send VXLAN.
     Peers,
@@ -40,20 +41,21 @@ pub(super) enum Name {
 /// The elements of every set.
 pub(super) type Elements = BTreeMap<Name, Vec<Element>>;
 
-/// What never changes while the agent runs.
+/// The parts that never change while the agent runs.
 pub(super) struct Fixed {
     pub(super) sets: Vec<Set>,
     pub(super) chains: Vec<Chain>,
     pub(super) rules: Vec<Rule>,
 }
 
-/// Before anything of anybody's, connection tracking and defragmentation included (`NF_IP_PRI_RAW_BEFORE_DEFRAG`).
+/// Before every other chain, connection tracking and defragmentation included
+/// (`NF_IP_PRI_RAW_BEFORE_DEFRAG`).
 const FIRST: i32 = -450;
 /// Between connection tracking and the translation of addresses.
 const TRACKED: i32 = -190;
-/// Before the filters of others.
+/// Before foreign filters.
 const BEFORE_FILTER: i32 = priority::FILTER - 10;
-/// Behind every translation of sources: nobody else looks at the mark there.
+/// After every translation of sources; no other program reads the mark there.
 const LAST: i32 = priority::SRCNAT + 50;
 const FROM_TUNNEL: &str = "from-tunnel";
 const TO_POD: &str = "to-pod";
@@ -61,12 +63,11 @@ const POD_TO_POD: &str = "pod-to-pod";
 const TUNNEL_ON: &str = "tunnel-on";
 const UNMASKED: &str = "unmasked";
 
-/// The table of verdicts.
 pub fn table() -> Table {
     Table::new(TableFamily::Ip, TABLE)
 }
 
-/// The mark that a network ID is judged by.
+/// The mark that carries a network ID.
 pub(super) fn mark(netid: NetId) -> u32 {
     STAMPED | netid.number()
 }
@@ -103,13 +104,12 @@ impl Name {
     }
 }
 
-/// The elements of one port.
 pub(super) fn elements_of(port: &Port) -> Vec<(Name, Vec<Element>)> {
     let link = || KeyPart::if_name(&port.host_veth);
     let address = || KeyPart::from(std::net::IpAddr::from(port.address));
     let reached_by = |netid| Element::concatenation([KeyPart::mark(mark(netid)), address()]);
     let links = (Name::Links, vec![Element::new(link())]);
-    // Its link is known, and nothing of it is anybody's.
+    // A port without a network ID: its link is known, but no element lets its packets pass.
     let Some(netid) = port.netid else { return vec![links] };
     let (deliver, globals) = match netid.is_global() {
         true => (vec![reached_by(NetId::GLOBAL)], vec![Element::new(address())]),
@@ -124,12 +124,10 @@ pub(super) fn elements_of(port: &Port) -> Vec<(Name, Vec<Element>)> {
     ]
 }
 
-/// The element of a peer.
 pub(super) fn peer(host_ip: Ipv4Addr) -> Element {
     Element::new(KeyPart::from(std::net::IpAddr::from(host_ip)))
 }
 
-/// All elements.
 pub(super) fn elements<'a>(
     settings: &Settings,
     ports: impl IntoIterator<Item = &'a Port>,
@@ -145,7 +143,6 @@ pub(super) fn elements<'a>(
     all
 }
 
-/// Sets, chains and rules.
 pub(super) fn fixed(settings: &Settings) -> Result<Fixed, NameError> {
     let device = IfName::new(DEVICE)?;
     let chains = chains();
@@ -194,7 +191,7 @@ fn rule(chain: &str) -> Rule {
 
 const V4: Family = Family::V4;
 
-/// Nobody sends from an address that is not his.
+/// Drops packets whose source is not the sender's own address.
 fn prerouting(device: &IfName) -> Result<Vec<Rule>, NameError> {
     let all = || rule("prerouting");
     Ok(vec![
@@ -206,7 +203,8 @@ fn prerouting(device: &IfName) -> Result<Vec<Rule>, NameError> {
     ])
 }
 
-/// The receiver's verdict. Whoever passes loses the mark, which others would take for one of theirs; what is for the node itself a little later.
+/// Checks packets from the tunnel. An accepted packet loses the mark, which foreign rules could
+/// misread; packets to the node itself lose it a little later.
 fn from_tunnel(settings: &Settings) -> Vec<Rule> {
     let all = || rule(FROM_TUNNEL);
     let own = IpNet::V4(settings.own.trunc());
@@ -222,8 +220,9 @@ fn from_tunnel(settings: &Settings) -> Vec<Rule> {
     ]
 }
 
-/// An answer to the node's address may be for a pod of ours, where something masqueraded what that sent: the pod it is for decides. What has its
-/// network ID still and is for nobody here was not judged: then the rules before were not there.
+/// A reply to the node's address may be for a pod of this node whose request was masqueraded: the
+/// verdict is that of the pod. A packet that still has its network ID and is for no address of this
+/// node was not checked, because the rules before were missing.
 fn returned(device: &IfName) -> Vec<Rule> {
     let (all, pod) = (|| rule("returned"), || rule(UNMASKED));
     let who = Field::CtOriginalSaddr;
@@ -232,7 +231,8 @@ fn returned(device: &IfName) -> Vec<Rule> {
         all().iif_not(device).accept(),
         all().ct_reply().ct_snat().goto(UNMASKED),
         all().mark_not(STAMPED, STAMPED).accept(),
-        // Translation of destinations comes later: what is this machine's is so still.
+        // Translation of destinations comes later, so packets for this machine still have its
+        // address.
         enters(all().to_this_machine()),
         all().counter().drop().comment("not judged"),
         enters(pod().is_in(&[Field::Mark, who], Name::Deliver.text())),
@@ -244,7 +244,8 @@ fn returned(device: &IfName) -> Vec<Rule> {
 
 fn forward(settings: &Settings, device: &IfName) -> Vec<Rule> {
     let from_pod = || rule("forward").is_in(&[Field::IifName], Name::Links.text());
-    // A pod that could send VXLAN to a node would choose its network ID; behind translation, so that no Service hides it.
+    // A pod that could send VXLAN to a node would choose its network ID. The rule comes after
+    // translation, so that no Service hides the destination.
     let vxlan = from_pod().protocol(L4::Udp).dport(settings.vxlan_port).counter().drop();
     let mut rules = vec![vxlan.comment("a pod does not speak VXLAN")];
     if let Some(service) = settings.service {
@@ -259,7 +260,8 @@ fn tunnel_on(device: &IfName) -> Vec<Rule> {
     let all = || rule(TUNNEL_ON);
     vec![
         all().oif(device).counter().drop().comment("nodes do not pass tunnels on"),
-        // Judged for the node's own address, then translated to a pod's: whose network ID it had is not known any more.
+        // Checked for the node's own address, then translated to a pod's: its network ID is not
+        // known any more.
         all()
             .ct_state(ct_state::NEW)
             .ct_dnat()
@@ -271,7 +273,7 @@ fn tunnel_on(device: &IfName) -> Vec<Rule> {
     ]
 }
 
-/// Only nodes speak VXLAN to us, and their packets are no connections.
+/// Accepts VXLAN from nodes only, and exempts it from connection tracking.
 fn at_the_port(settings: &Settings) -> Vec<Rule> {
     let port = |chain: &str| rule(chain).protocol(L4::Udp).dport(settings.vxlan_port);
     vec![
@@ -285,8 +287,9 @@ fn at_the_port(settings: &Settings) -> Vec<Rule> {
     ]
 }
 
-/// What goes outside has the node's address; what goes to another node has its sender's network ID, by the link that it came from: an address may
-/// have been translated. Who has none gets no stamp, and the egress program drops it.
+/// Packets to the outside get the node's address. Packets to another node get their sender's
+/// network ID, looked up by the incoming link, because the address may have been translated.
+/// Packets without a network ID get no stamp, and the egress program drops them.
 fn leaving(settings: &Settings, device: &IfName) -> Vec<Rule> {
     let all = || rule("leaving");
     let own = IpNet::V4(settings.own.trunc());
@@ -301,8 +304,9 @@ fn leaving(settings: &Settings, device: &IfName) -> Vec<Rule> {
     ]
 }
 
-/// The node and the outside reach every pod; what came through the tunnel was judged when it came out, unless it has its network ID still: then the
-/// rules were not all there. Who passes here passes the guard at the pod's host end.
+/// The node and the outside reach every pod. Packets from the tunnel were checked when they
+/// arrived, unless they still have their network ID: then the rules were incomplete. Accepted
+/// packets get the bit that the guard at the pod's host end requires.
 fn to_pod(settings: &Settings, device: &IfName) -> Vec<Rule> {
     let all = || rule(TO_POD);
     vec![
@@ -310,14 +314,15 @@ fn to_pod(settings: &Settings, device: &IfName) -> Vec<Rule> {
         all().iif(device).mark(STAMPED, STAMPED).counter().drop().comment("not judged"),
         passes(all().iif(device)),
         passes(all().saddr(gateway(settings))),
-        // Kernels before 5.7 do not tell here where a packet came from.
+        // Kernels before 5.7 do not provide the incoming link here.
         all().saddr_in(V4, Name::Cluster.text()).counter().drop().comment("from nobody knows which pod"),
         passes(all()),
     ]
 }
 
-/// Both ends are here: the verdict is ours. Behind all translation, so that no Service is a way around; and where nobody but the guard looks at the
-/// mark any more, which ends with the node.
+/// Both ends are on this node, so this is where the verdict is made: after all translation, so that
+/// no Service bypasses it, and where only the guard still reads the mark, which does not leave the
+/// node.
 fn pod_to_pod() -> Vec<Rule> {
     let all = || rule(POD_TO_POD);
     vec![

@@ -1,4 +1,5 @@
-//! The table of verdicts in the kernel: one transaction for every change, and comparison with what it should be.
+//! The table of verdicts in the kernel: changes it in one transaction, and compares it with the
+//! desired one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -13,11 +14,11 @@ use super::work::Work;
 use super::{Port, SdnError, Settings};
 use crate::report::Kind;
 
-/// The conversation with nf_tables, and what it was told of peers.
+/// The nf_tables socket, and the peers written so far.
 #[derive(Debug)]
 pub(super) struct Verdicts {
     nft: Nft,
-    /// Who may send VXLAN.
+    /// The nodes that may send VXLAN.
     peers: BTreeSet<Ipv4Addr>,
 }
 
@@ -26,7 +27,7 @@ type Ports = BTreeMap<IfName, Port>;
 // === impl Verdicts ===
 
 impl Verdicts {
-    /// Opens nf_tables; those who may send are whom a former life let.
+    /// Opens nf_tables and reads the permitted senders of an earlier run.
     pub(super) fn open(settings: &Settings) -> Result<Self, SdnError> {
         check(settings)?;
         let mut nft = Nft::open()?;
@@ -44,7 +45,7 @@ impl Verdicts {
         Ok(found.iter().filter_map(netid_of).collect())
     }
 
-    /// Brings the table to exactly this, whatever it is.
+    /// Brings the table to exactly this, whatever its current state.
     pub(super) fn ensure(
         &mut self,
         settings: &Settings,
@@ -62,7 +63,8 @@ impl Verdicts {
         Ok(())
     }
 
-    /// From the entries of `was` to those of `wanted`, in one transaction of the difference; if the table is not as it was left, of everything.
+    /// Changes the entries of `was` to those of `wanted` in one transaction of the difference; if
+    /// the table was changed by another program, rewrites everything.
     pub(super) fn change(
         &mut self,
         settings: &Settings,
@@ -75,7 +77,8 @@ impl Verdicts {
         let mut transaction = Transaction::new();
         for name in Name::ALL {
             let [gone, come] = [&gone, &come].map(|all| all.get(&name).cloned().unwrap_or_default());
-            // Netlink's order is the transaction's: an element may go and come with another value.
+            // The transaction keeps the order of its requests: an element may be deleted and added
+            // with another value.
             let stays = |element: &Element, others: &[Element]| others.contains(element);
             let set = name.set();
             let going: Vec<Element> = gone.iter().filter(|element| !stays(element, &come)).cloned().collect();
@@ -94,7 +97,7 @@ impl Verdicts {
         }
     }
 
-    /// Lets exactly these nodes send.
+    /// Permits exactly these nodes to send.
     pub(super) fn let_send(
         &mut self,
         settings: &Settings,
@@ -128,12 +131,11 @@ impl Verdicts {
         }
     }
 
-    /// Who may send now.
     pub(super) fn senders(&self) -> &BTreeSet<Ipv4Addr> {
         &self.peers
     }
 
-    /// Takes the table out; whether it was there.
+    /// Removes the table; returns whether it existed.
     pub(super) fn withdraw(&mut self) -> Result<bool, SdnError> {
         let there = self.nft.tables()?.iter().any(|info| info.table == rules::table());
         if there {
@@ -144,8 +146,9 @@ impl Verdicts {
         Ok(there)
     }
 
-    /// Everything anew, at one moment: there is none at which packets pass unjudged. Where the chains are there, they stay and are filled again: at
-    /// a hook with two of them, a packet could pass the new one before the change and the old one behind it.
+    /// Rewrites everything in one transaction, so that packets never pass without a verdict.
+    /// Existing chains stay and are filled again: with two chains at a hook, a packet could pass
+    /// the new one before the change and the old one after it.
     fn rewrite(&mut self, settings: &Settings, wanted: &Elements) -> Result<(), SdnError> {
         let (table, fixed) = (rules::table(), fixed(settings)?);
         let mut transaction = Transaction::new();
@@ -173,7 +176,7 @@ impl Verdicts {
         Ok(self.nft.commit(&transaction)?)
     }
 
-    /// Whether the chains and sets are those that they should be, whatever is in them.
+    /// Whether chains and sets match, regardless of the sets' elements.
     fn is_framed(&mut self, fixed: &rules::Fixed) -> Result<bool, SdnError> {
         let table = rules::table();
         let chains = self.nft.chains(&table)?;
@@ -214,7 +217,7 @@ fn check(settings: &Settings) -> Result<(), SdnError> {
 }
 
 fn fixed(settings: &Settings) -> Result<rules::Fixed, SdnError> {
-    // Both names are constants that fit; the type says so nowhere else.
+    // The constant names fit, but only the type could prove that.
     rules::fixed(settings).map_err(|_| {
         let operation = format!("name the tunnel device {}", super::DEVICE);
         SdnError::Netlink(NetlinkError::Invalid { operation, reason: "it is no interface name" })

@@ -1,5 +1,5 @@
-//! One comparison of what is with what should be: whatever is different is put into words and, unless somebody only looks, put right. Made by `Sdn`,
-//! handed through everything that compares.
+//! Collects the differences of one comparison: each is described and, except in a dry run,
+//! repaired. Created by `Sdn` and passed to everything that compares.
 
 use russet_linux::sysctl;
 use russet_netlink::{Batch, BatchError, NetlinkError, Socket};
@@ -7,7 +7,7 @@ use russet_netlink::{Batch, BatchError, NetlinkError, Socket};
 use super::SdnError;
 use crate::report::{Kind, OverlayError, Report};
 
-/// What was found different, and what became of it.
+/// The differences found so far, and the results of their repair.
 #[derive(Debug)]
 pub(super) struct Work {
     looks_only: bool,
@@ -15,7 +15,7 @@ pub(super) struct Work {
     report: Report,
 }
 
-/// What came of a comparison: the report, and what was or is to be done, in words.
+/// The result of a comparison: the report, and a description of each difference.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// What took effect, and what failed.
@@ -27,12 +27,12 @@ pub struct Outcome {
 // === impl Work ===
 
 impl Work {
-    /// Differences are put right.
+    /// Differences are repaired.
     pub fn mends() -> Self {
         Self { looks_only: false, what: Vec::new(), report: Report::default() }
     }
 
-    /// They are told, and nothing is changed.
+    /// Dry run: differences are described, and nothing is changed.
     pub fn looks() -> Self {
         Self { looks_only: true, ..Self::mends() }
     }
@@ -45,7 +45,7 @@ impl Work {
         &mut self.report
     }
 
-    /// How much was found different so far.
+    /// Number of differences found so far.
     pub fn differences(&self) -> usize {
         self.what.len()
     }
@@ -58,7 +58,7 @@ impl Work {
         Outcome { report: self.report, what: self.what }
     }
 
-    /// Something that is no netlink request was different.
+    /// Records a repair that was not a netlink request.
     pub fn mended(&mut self, kind: Kind, what: impl Into<String>) {
         self.what.push(what.into());
         if !self.looks_only {
@@ -66,12 +66,13 @@ impl Work {
         }
     }
 
-    /// Carries requests out that nothing later depends on; what they are about may have gone meanwhile.
+    /// Sends requests on which nothing later depends; a missing object is not an error, since it
+    /// may have been removed meanwhile.
     pub fn execute(&mut self, socket: &mut Socket, batch: &Batch, kind: Kind) {
         self.execute_each(socket, batch, |_| kind);
     }
 
-    /// The same, with kinds by the requests' order.
+    /// Like `execute`, with a kind for each request, by its index.
     pub fn execute_each(&mut self, socket: &mut Socket, batch: &Batch, kind: impl Fn(usize) -> Kind) {
         self.what.extend((0..batch.len()).map(|index| socket.describe(batch, index)));
         if self.looks_only {
@@ -86,7 +87,7 @@ impl Work {
         }
     }
 
-    /// Carries out what the rest depends on.
+    /// Sends requests on which the rest depends; stops at the first error.
     pub fn insist(&mut self, socket: &mut Socket, batch: &Batch, kind: Kind) -> Result<(), NetlinkError> {
         self.what.extend((0..batch.len()).map(|index| socket.describe(batch, index)));
         if !self.looks_only {
@@ -96,7 +97,7 @@ impl Work {
         Ok(())
     }
 
-    /// Where there is no IPv6 there is nothing to switch off.
+    /// Writes a sysctl. Without IPv6 its sysctls are missing and are not needed.
     pub fn sysctl(&mut self, name: &str, value: &str) -> Result<(), SdnError> {
         match sysctl::read(name) {
             Ok(found) if found == value => return Ok(()),

@@ -1,6 +1,6 @@
 //! The Internet checksum (RFC 1071), over as few passes as the packets allow.
 //!
-//! Sums are kept in the machine's byte order, which the arithmetic does not mind, and stored in it.
+//! Sums are kept and stored in the machine's byte order, which gives the same checksum (RFC 1071).
 
 use std::net::Ipv4Addr;
 
@@ -8,7 +8,8 @@ use std::net::Ipv4Addr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Sum(u64);
 
-/// Bytes that are added in one step: four lanes keep their sums in registers (40 GB/s where one sum of halves reaches 31).
+/// Bytes added in one step: four lanes keep their sums in registers (40 GB/s; one sum of halves
+/// reaches 31).
 const STEP: usize = 32;
 
 // === impl Sum ===
@@ -20,7 +21,7 @@ impl Sum {
         Self::default().add(&source.octets()).add(&destination.octets()).add(&[0, protocol, len[0], len[1]])
     }
 
-    /// Adds a piece. No sum of packets comes near the 2^32 words that would overflow.
+    /// Adds a piece. Packets stay far below the 2^32 words that would overflow.
     #[must_use]
     #[inline]
     pub(super) fn add(self, bytes: &[u8]) -> Self {
@@ -28,7 +29,8 @@ impl Sum {
             return Self(self.0 + short(bytes));
         }
         let (steps, rest) = bytes.as_chunks::<STEP>();
-        // The sum of 64-bit words may wrap; with that of their upper halves, which does not, the lower halves' follows.
+        // The sum of 64-bit words may wrap. The sum of their upper halves does not, and gives that
+        // of the lower halves.
         let (mut words, mut uppers) = ([0u64; STEP / 8], [0u64; STEP / 8]);
         for step in steps {
             for ((sum, upper), word) in words.iter_mut().zip(&mut uppers).zip(step.as_chunks::<8>().0) {
@@ -43,7 +45,7 @@ impl Sum {
         Self(self.0 + (folded & 0xffff_ffff) + (folded >> 32) + short(rest))
     }
 
-    /// The sum in 16 bits, as a header holds it whose checksum is unfinished.
+    /// The sum in 16 bits, as stored in a header whose checksum is unfinished.
     pub(super) fn folded(self) -> [u8; 2] {
         let mut sum = self.0;
         while sum >> 16 != 0 {
@@ -53,12 +55,12 @@ impl Sum {
         (sum as u16).to_ne_bytes()
     }
 
-    /// The checksum of what was added.
+    /// The checksum of the added bytes.
     pub(super) fn checksum(self) -> [u8; 2] {
         self.folded().map(|byte| !byte)
     }
 
-    /// The checksum with the other zero in the place of 0, which in UDP means that there is none.
+    /// The checksum with 0xffff in place of 0, because 0 in UDP means that there is none.
     pub(super) fn checksum_not_zero(self) -> [u8; 2] {
         match self.checksum() {
             [0, 0] => [0xff, 0xff],
@@ -66,20 +68,20 @@ impl Sum {
         }
     }
 
-    /// Whether what was added, its own checksum included, is intact.
+    /// Whether the added bytes, which include their own checksum, are intact.
     pub(super) fn is_intact(self) -> bool {
         self.folded() == [0xff, 0xff]
     }
 }
 
-/// The sum of less than a step.
+/// The sum of less than one step.
 #[inline]
 fn short(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<4>();
     let (pairs, odd) = rest.as_chunks::<2>();
     let sum: u64 = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum();
     let pair = pairs.first().map_or(0, |pair| u64::from(u16::from_ne_bytes(*pair)));
-    // The odd byte is the first of a word whose second is 0.
+    // An odd byte is the first of a word whose second is 0.
     sum + pair + odd.first().map_or(0, |byte| u64::from(u16::from_ne_bytes([*byte, 0])))
 }
 
@@ -87,7 +89,7 @@ fn short(bytes: &[u8]) -> u64 {
 pub(super) mod tests {
     use super::*;
 
-    /// RFC 1071 word by word, in network order: shares nothing with what it judges.
+    /// RFC 1071 word by word, in network order: shares no code with what it checks.
     pub(in crate::udp) fn by_the_book(bytes: &[u8]) -> u16 {
         let mut sum = 0u32;
         for pair in bytes.chunks(2) {

@@ -1,6 +1,7 @@
-//! Cutting a packet that the kernel has left whole (TCP or UDP, up to 64 KiB) into those that go over the wire.
+//! Segments a packet that the kernel has left whole (TCP or UDP, up to 64 KiB) into those that go
+//! over the wire.
 //!
-//! Only headers are made here; payloads stay where they are.
+//! Only headers are made here; payloads stay in place.
 
 use std::ops::Range;
 
@@ -9,7 +10,7 @@ use russet_linux::tun::{Segments, VirtioHeader};
 use super::checksum::Sum;
 use super::packet::{Ipv4, TCP, UDP, put_u16, put_u32, u16_at, u32_at};
 
-/// A packet to be cut, whose headers have been looked at.
+/// A large packet with parsed headers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Whole<'a> {
     packet: &'a [u8],
@@ -17,8 +18,8 @@ pub(super) struct Whole<'a> {
     /// Bytes of all headers.
     header_bytes: usize,
     segment_bytes: usize,
-    /// What does not change from one header to the next: that of IPv4 but for length and ID, and that of the transport, with the pseudo header, but
-    /// for length, sequence and flags.
+    /// Sums of the parts that all headers share: the IPv4 header without length and ID, and the
+    /// transport header with pseudo header, without length, sequence and flags.
     ip_sum: Sum,
     transport_sum: Sum,
 }
@@ -32,7 +33,7 @@ const CWR: u8 = 0x80;
 // === impl Whole ===
 
 impl<'a> Whole<'a> {
-    /// None when the virtio header asks for what the packet is not.
+    /// None when the virtio header does not match the packet.
     pub(super) fn new(packet: &'a [u8], ip: Ipv4, virtio: &VirtioHeader) -> Option<Self> {
         let packet = packet.get(..ip.total_bytes)?;
         let transport = packet.get(ip.header_bytes..)?;
@@ -60,18 +61,19 @@ impl<'a> Whole<'a> {
         Some(Self { packet, ip, header_bytes, segment_bytes, ip_sum, transport_sum })
     }
 
-    /// How many packets it becomes.
+    /// The number of packets after segmentation.
     pub(super) fn count(&self) -> usize {
         (self.packet.len() - self.header_bytes).div_ceil(self.segment_bytes)
     }
 
-    /// Bytes of the packet with this number; none is larger than the first.
+    /// Bytes of the packet with this number; the first is the largest.
     pub(super) fn bytes_of(&self, number: usize) -> usize {
         let payload = self.packet.len() - self.header_bytes;
         self.header_bytes + payload.saturating_sub(number * self.segment_bytes).min(self.segment_bytes)
     }
 
-    /// Appends the header of the packet with this number to `headers`; what it carries is at the place returned.
+    /// Appends the header of the packet with this number to `headers`; returns the place of its
+    /// payload.
     pub(super) fn cut(&self, number: usize, headers: &mut Vec<u8>) -> Range<usize> {
         let start = self.header_bytes + number * self.segment_bytes;
         let end = (start + self.segment_bytes).min(self.packet.len());
@@ -79,7 +81,7 @@ impl<'a> Whole<'a> {
         headers.extend_from_slice(&self.packet[..self.header_bytes]);
         let (ip, transport) = headers[at..].split_at_mut(self.ip.header_bytes);
         let bytes = transport.len() + (end - start);
-        // Both fit: the whole packet's length did.
+        // Both fit, because the whole packet's length did.
         put_u16(ip, 2, (self.ip.header_bytes + bytes) as u16);
         put_u16(ip, 4, self.ip.id.wrapping_add(number as u16));
         let checksum = self.ip_sum.add(&ip[2..6]).checksum();
@@ -110,14 +112,14 @@ impl<'a> Whole<'a> {
     fn finish_udp(&self, header: &mut [u8], payload: &[u8]) {
         let bytes = header.len() + payload.len();
         put_u16(header, 4, bytes as u16);
-        // The length is in the pseudo header, too.
+        // The length is part of the pseudo header, too.
         let length = (bytes as u16).to_be_bytes();
         let sum = self.transport_sum.add(&length).add(&length).add(payload);
         header[6..8].copy_from_slice(&sum.checksum_not_zero());
     }
 }
 
-/// Whether a UDP datagram says of its own length what the IP header says.
+/// Whether a UDP datagram's length agrees with the IP header.
 pub(super) fn udp_length_is_right(datagram: &[u8]) -> bool {
     u16_at(datagram, 4).is_some_and(|bytes| usize::from(bytes) == datagram.len())
 }
@@ -133,7 +135,7 @@ mod tests {
         VirtioHeader { needs_checksum: true, segments, segment_bytes, ..VirtioHeader::default() }
     }
 
-    /// All packets that a whole one becomes.
+    /// All packets after segmentation of a large one.
     fn cut(packet: &[u8], virtio: &VirtioHeader) -> Option<Vec<Vec<u8>>> {
         let whole = Whole::new(packet, Ipv4::parse(packet)?, virtio)?;
         let each = |number| {
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_segments_of_tcp_are_those_that_the_sender_would_have_made() {
+    fn tcp_segments_equal_those_that_the_sender_would_have_made() {
         let payload: Vec<u8> = (0..250u8).collect();
         let flags = ACK | PSH | CWR | 1;
         let whole = Tcp { sequence: u32::MAX - 50, id: u16::MAX, flags, ..Tcp::new(&payload) };
@@ -164,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_datagrams_of_udp_are_those_that_the_sender_would_have_made() {
+    fn udp_datagrams_equal_those_that_the_sender_would_have_made() {
         let payload: Vec<u8> = (0..250u8).collect();
         let expected: Vec<Vec<u8>> = payload
             .chunks(100)
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_what_its_virtio_header_says_is_refused() {
+    fn a_packet_that_contradicts_its_virtio_header_is_refused() {
         let tcp = Tcp::new(&[1; 300]).packet();
         assert!(cut(&tcp, &virtio(Segments::Tcp4, 100)).is_some());
         assert!(cut(&tcp, &virtio(Segments::Udp, 100)).is_none());

@@ -1,4 +1,5 @@
-//! What the TUN device needs beside its queues: MTU, address, the route of the whole network (flannel.md sections 6.1 and 14).
+//! Configuration of the TUN device besides its queues: MTU, address, the route of the whole network
+//! (flannel.md sections 6.1 and 14).
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -7,24 +8,24 @@ use russet_netlink::{
     AddrGenMode, Address, Batch, LinkDel, LinkSet, NetlinkError, Route, RouteFilter, Scope, Socket,
 };
 
-/// The device as it should be.
+/// The wanted configuration.
 #[derive(Debug, Clone)]
 pub(super) struct Device {
     pub(super) name: IfName,
-    /// Its index, which no other device of the namespace gets after it.
+    /// Its index, which the namespace does not reuse.
     pub(super) index: u32,
     pub(super) mtu_bytes: u32,
     pub(super) own: Ipv4Addr,
     pub(super) network: Ipv4Net,
 }
 
-/// As the kernel has it for every TUN, said so that it stays.
+/// The kernel's default for a TUN device, set explicitly so that it stays.
 const QUEUE_PACKETS: u32 = 500;
 
 // === impl Device ===
 
 impl Device {
-    /// Makes it so. What is so already is not touched, so that those who listen for changes hear nothing.
+    /// Applies the configuration. Matching values are not written, so that monitors see no event.
     pub(super) fn configure(&self, socket: &mut Socket) -> Result<(), NetlinkError> {
         let found = socket.link_by_index(self.index)?;
         let mut link = LinkSet::index(self.index);
@@ -33,7 +34,8 @@ impl Device {
         link.up = (!found.is_up()).then_some(true);
         let mut batch = Batch::new();
         if link != LinkSet::index(self.index) {
-            // IPv6 has no business here, and its solicitations none in our queue. A kernel without it knows no such mode.
+            // IPv6 is not carried, and its solicitations must not enter the queue. A kernel without
+            // IPv6 does not know this mode.
             let silent = LinkSet { addr_gen_mode: Some(AddrGenMode::None), ..LinkSet::index(self.index) };
             let _ = socket.execute(Batch::new().set_link(&silent));
             batch.set_link(&link);
@@ -52,7 +54,8 @@ impl Device {
         socket.execute(&batch).map_err(|failed| failed.error)
     }
 
-    /// Deletes it, which wakes the threads that wait for its packets. Whether it is gone now.
+    /// Deletes the device, which wakes the threads that wait for its packets. Returns whether it is
+    /// gone.
     pub(super) fn delete(&self, socket: &mut Socket) -> bool {
         match socket.execute(Batch::new().delete_link(&LinkDel::Index(self.index))) {
             Ok(()) => true,

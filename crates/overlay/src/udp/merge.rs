@@ -1,7 +1,8 @@
-//! Joining packets that arrive one behind the other and belong together, so that the kernel handles them as one.
+//! Coalesces consecutive packets of one flow, so that the kernel handles them as one.
 //!
-//! The reverse of [`cut`](super::cut): what is joined here and cut again is what arrived. Packets join only if both are known to be
-//! intact, for the kernel will not look at a joined packet's checksum.
+//! The reverse of [`cut`](super::cut): segmenting a coalesced packet gives the original packets.
+//! Packets are coalesced only if both are known to be intact, because the kernel does not check a
+//! coalesced packet's checksum.
 
 use std::io::{self, IoSlice};
 
@@ -11,32 +12,34 @@ use super::checksum::Sum;
 use super::cut::udp_length_is_right;
 use super::packet::{Ipv4, TCP, UDP, put_u16, set_header_checksum, u16_at, u32_at};
 
-/// Takes packets in order and hands on what became of them. It outlives no batch of arrivals, whose memory it points to.
+/// Takes packets in order and writes them, coalesced where possible. It must not outlive a batch of
+/// arrivals, to whose memory it points.
 #[derive(Debug)]
 pub(super) struct Merger<'a> {
     allowed: Kinds,
     run: Vec<Packet<'a>>,
     /// Bytes of the run as one packet.
     run_bytes: usize,
-    /// The first packet of the run has been found intact.
+    /// Whether the first packet of the run was verified.
     checked: bool,
-    /// The last packet of the run ends it.
+    /// Whether the last packet ends the run.
     closed: bool,
 }
 
-/// Which kinds of packets join.
+/// The protocols that may be coalesced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Kinds {
     tcp: Patience,
     udp: Patience,
 }
 
-/// Refusals that are still borne; none: packets of this kind do not join. A kernel that does not know a kind refuses every time, one that a peer has
-/// sent something odd to refuses once.
+/// Refusals that are still accepted before a protocol is no longer coalesced; 0 disables it. A
+/// kernel that does not support a protocol refuses every time, one that got an odd packet from a
+/// peer refuses once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Patience(u8);
 
-/// A packet as far as joining looks at it.
+/// A packet with the fields that decide about coalescing.
 #[derive(Debug, Clone, Copy)]
 struct Packet<'a> {
     bytes: &'a [u8],
@@ -52,7 +55,7 @@ enum Kind {
     Udp,
 }
 
-/// A TUN queue, or what a test has in its place.
+/// A TUN queue, or a test's substitute.
 pub(super) trait Sink {
     /// Writes a virtio header and the packet behind it.
     fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<()>;
@@ -60,9 +63,9 @@ pub(super) trait Sink {
 
 /// More datagrams in one packet are refused with EINVAL by kernels before 6.9 (`UDP_MAX_SEGMENTS`).
 const UDP_MAX_PACKETS: usize = 64;
-/// What the IP header can say.
+/// The maximum of the IP header's length field.
 const MAX_BYTES: usize = 65_535;
-/// Refusals in a row after which a kind joins no more.
+/// Consecutive refusals after which a protocol is no longer coalesced.
 const REFUSALS: u8 = 8;
 const FLAGS_AT: usize = 13;
 const ACK: u8 = 0x10;
@@ -75,12 +78,13 @@ impl<'a> Merger<'a> {
         Self { allowed, run: Vec::new(), run_bytes: 0, checked: false, closed: false }
     }
 
-    /// Which kinds still join.
+    /// The protocols that are still coalesced.
     pub(super) fn allowed(&self) -> Kinds {
         self.allowed
     }
 
-    /// Takes a packet, whose header has been parsed; the run before it is written if the packet does not join it.
+    /// Takes a packet with a parsed header; writes the current run first if the packet does not
+    /// join it.
     pub(super) fn push(&mut self, bytes: &'a [u8], ip: Ipv4, sink: &mut impl Sink) -> io::Result<()> {
         let packet = Packet::new(bytes, ip, self.allowed);
         if self.joins(&packet) {
@@ -97,7 +101,7 @@ impl<'a> Merger<'a> {
         written
     }
 
-    /// Writes what is held back.
+    /// Writes the current run.
     pub(super) fn flush(&mut self, sink: &mut impl Sink) -> io::Result<()> {
         let written = match &self.run[..] {
             [] => Ok(()),
@@ -112,7 +116,7 @@ impl<'a> Merger<'a> {
         written
     }
 
-    /// Learns from what became of a joined packet.
+    /// Updates the remaining refusals by the result of a coalesced write.
     fn judge(&mut self, kind: Kind, written: io::Result<()>, sink: &mut impl Sink) -> io::Result<()> {
         match written {
             Err(error) if is_refusal(&error) => self.write_singly(kind, sink),
@@ -124,7 +128,8 @@ impl<'a> Merger<'a> {
         }
     }
 
-    /// A kernel that takes the packets but not what they were joined to may not know this kind of joining.
+    /// Writes the packets of the run singly, because the kernel may not support coalesced packets
+    /// of this protocol.
     fn write_singly(&mut self, kind: Kind, sink: &mut impl Sink) -> io::Result<()> {
         for packet in &self.run {
             packet.write(sink)?;
@@ -157,7 +162,7 @@ impl<'a> Merger<'a> {
 // === impl Kinds ===
 
 impl Kinds {
-    /// What the kernel has said that it takes.
+    /// The protocols for which the kernel granted offloads.
     pub(super) fn new(tcp: bool, udp: bool) -> Self {
         let patience = |takes| Patience(if takes { REFUSALS } else { 0 });
         Self { tcp: patience(tcp), udp: patience(udp) }
@@ -187,7 +192,7 @@ impl<'a> Packet<'a> {
         let kind = match ip.protocol {
             _ if ip.is_fragment() => None,
             TCP if allowed.tcp.is_left() => tcp_header_bytes(transport).map(|bytes| (Kind::Tcp, bytes)),
-            // Without a checksum there is no telling whether it is intact.
+            // Without a checksum the datagram cannot be verified.
             UDP if allowed.udp.is_left()
                 && udp_length_is_right(transport)
                 && u16_at(transport, 6) != Some(0) =>
@@ -196,13 +201,14 @@ impl<'a> Packet<'a> {
             }
             _ => None,
         };
-        // A packet without payload joins nothing.
+        // A packet without payload is never coalesced.
         let kind = kind.filter(|(_, header)| transport.len() > *header);
         let header_bytes = ip.header_bytes + kind.map_or(0, |(_, bytes)| bytes);
         Self { bytes, ip, kind: kind.map(|(kind, _)| kind), header_bytes }
     }
 
-    /// Of one flow, and with equal headers but for what cutting restores: lengths, IDs, checksums, sequence, PSH.
+    /// Whether both are of one flow, and their headers differ only in fields that segmentation
+    /// restores: lengths, IDs, checksums, sequence, PSH.
     fn is_alike(&self, other: &Self) -> bool {
         let (a, b) = (self.bytes, other.bytes);
         let ip = self.ip.header_bytes;
@@ -214,7 +220,8 @@ impl<'a> Packet<'a> {
         alike && carried <= self.bytes.len() - self.header_bytes
     }
 
-    /// The bytes behind `first` and `carried` of payload, with the same acknowledgement, window and options.
+    /// Whether its payload continues `first` after `carried` bytes, with the same acknowledgement,
+    /// window and options.
     fn follows_tcp(&self, first: &Self, carried: usize) -> bool {
         let (a, b) = (
             &first.bytes[first.ip.header_bytes..first.header_bytes],
@@ -224,7 +231,7 @@ impl<'a> Packet<'a> {
         u32_at(b, 4) == expected && a[8..13] == b[8..13] && a[14..16] == b[14..16] && a[18..] == b[18..]
     }
 
-    /// Whether nothing may follow it in a run that began with `first`: it is shorter, or its sender pushes.
+    /// Whether it ends a run that began with `first`: it is shorter, or has PSH.
     fn ends(&self, first: &Self) -> bool {
         let pushes = self.kind == Some(Kind::Tcp) && self.bytes[self.ip.header_bytes + FLAGS_AT] & PSH != 0;
         pushes || self.bytes.len() < first.bytes.len()
@@ -240,7 +247,8 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// One packet of `bytes` bytes out of a run: the first one's headers with the last one's PSH, and everybody's payload.
+/// Writes a run as one packet of `bytes` bytes: the first packet's headers with the last one's PSH,
+/// and all payloads.
 fn write_joined(run: &[Packet<'_>], bytes: usize, sink: &mut impl Sink) -> io::Result<()> {
     let [first, .., last] = run else { return Ok(()) };
     let ip_bytes = first.ip.header_bytes;
@@ -275,7 +283,7 @@ fn write_joined(run: &[Packet<'_>], bytes: usize, sink: &mut impl Sink) -> io::R
     sink.write(&pieces)
 }
 
-/// Bytes of the header of a segment that carries data and nothing else.
+/// Header bytes of a segment with data and no flags besides ACK and PSH.
 fn tcp_header_bytes(segment: &[u8]) -> Option<usize> {
     let bytes = usize::from(*segment.get(12)? >> 4) * 4;
     let flags = *segment.get(FLAGS_AT)?;

@@ -1,4 +1,4 @@
-//! The inner packet: what its IPv4 header says, its TTL, and checksums that its sender has left open.
+//! The inner packet: its IPv4 header, its TTL, and checksums that its sender has left unfinished.
 
 use std::net::Ipv4Addr;
 
@@ -6,7 +6,7 @@ use russet_linux::tun::VirtioHeader;
 
 use super::checksum::Sum;
 
-/// A well-formed IPv4 header, and where it ends.
+/// A well-formed IPv4 header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ipv4 {
     pub(super) header_bytes: usize,
@@ -14,7 +14,7 @@ pub(super) struct Ipv4 {
     pub(super) protocol: u8,
     pub(super) source: Ipv4Addr,
     pub(super) destination: Ipv4Addr,
-    /// Where in its datagram this fragment begins, in units of 8 bytes.
+    /// The fragment's offset in its datagram, in units of 8 bytes.
     pub(super) fragment_offset: u16,
     pub(super) more_fragments: bool,
     pub(super) dont_fragment: bool,
@@ -34,7 +34,7 @@ const MORE_FRAGMENTS: u16 = 0x2000;
 // === impl Ipv4 ===
 
 impl Ipv4 {
-    /// Reads the header of a packet that is complete; there may be bytes behind it.
+    /// Parses the header of a complete packet; bytes behind the packet are ignored.
     pub(super) fn parse(packet: &[u8]) -> Option<Self> {
         let header: &[u8; IPV4_MIN_HEADER_BYTES] = packet.first_chunk()?;
         let header_bytes = usize::from(header[0] & 0xf) * 4;
@@ -59,7 +59,7 @@ impl Ipv4 {
         })
     }
 
-    /// Whether it is a part of a datagram only.
+    /// Whether the packet is only a part of a datagram.
     pub(super) fn is_fragment(&self) -> bool {
         self.more_fragments || self.fragment_offset != 0
     }
@@ -70,8 +70,8 @@ impl Ipv4 {
     }
 }
 
-/// Takes one off the time to live and keeps the header's checksum right (RFC 1624). False when none is left: the packet is to be dropped,
-/// without a word (flannel.md section 6.1).
+/// Decrements the TTL and updates the header checksum (RFC 1624). False when the TTL expires: the
+/// packet must be dropped silently (flannel.md section 6.1).
 #[must_use]
 pub(super) fn step_ttl(packet: &mut [u8]) -> bool {
     let (Some(&ttl), Some(sum)) = (packet.get(TTL_AT), u16_at(packet, CHECKSUM_AT)) else { return false };
@@ -79,13 +79,13 @@ pub(super) fn step_ttl(packet: &mut [u8]) -> bool {
         return false;
     }
     packet[TTL_AT] = ttl - 1;
-    // The word that the TTL is the upper half of has lost 0x0100.
+    // The TTL is the upper half of a word, which has lost 0x0100.
     let (sum, carry) = sum.overflowing_add(0x0100);
     put_u16(packet, CHECKSUM_AT, sum + u16::from(carry));
     true
 }
 
-/// Writes the checksum that a packet still lacks. False when the header names bytes that are not there.
+/// Completes an unfinished checksum. False when the virtio header points outside of the packet.
 #[must_use]
 pub(super) fn complete_checksum(packet: &mut [u8], virtio: &VirtioHeader) -> bool {
     let start = usize::from(virtio.csum_start);
@@ -98,7 +98,7 @@ pub(super) fn complete_checksum(packet: &mut [u8], virtio: &VirtioHeader) -> boo
     true
 }
 
-/// Computes the checksum of an IPv4 header that has just been written.
+/// Computes the checksum of a new IPv4 header.
 pub(super) fn set_header_checksum(header: &mut [u8]) {
     put_u16(header, CHECKSUM_AT, 0);
     let checksum = Sum::default().add(header).checksum();
@@ -119,14 +119,14 @@ fn ipv4_at(bytes: &[u8], at: usize) -> Option<Ipv4Addr> {
     u32_at(bytes, at).map(Ipv4Addr::from)
 }
 
-/// Nothing happens beyond the end, which callers have looked at.
+/// Ignores a range beyond the end; callers have checked it.
 pub(super) fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
     if let Some(field) = bytes.get_mut(at..).and_then(|rest| rest.first_chunk_mut()) {
         *field = value.to_be_bytes();
     }
 }
 
-/// As [`put_u16`].
+/// Like [`put_u16`].
 pub(super) fn put_u32(bytes: &mut [u8], at: usize, value: u32) {
     if let Some(field) = bytes.get_mut(at..).and_then(|rest| rest.first_chunk_mut()) {
         *field = value.to_be_bytes();
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_ipv4_packet_is_not_taken_for_one() {
+    fn malformed_headers_are_not_parsed() {
         let good = samples::udp(b"payload");
         assert_eq!(Ipv4::parse(&good).unwrap().total_bytes, good.len());
         assert_eq!(Ipv4::parse(&good[..good.len() - 1]), None, "cut off");
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_behind_the_packet_do_not_count() {
+    fn bytes_behind_the_packet_are_ignored() {
         let mut packet = samples::udp(b"payload");
         let bytes = packet.len();
         packet.extend([0; 30]);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_to_live_of_one_and_of_zero_runs_out() {
+    fn a_ttl_of_one_or_zero_expires() {
         for ttl in [0, 1] {
             let mut packet = samples::udp(b"");
             packet[8] = ttl;
@@ -175,7 +175,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_header_stays_intact_while_its_time_to_live_falls(ttl in 2u8.., id: u16, tos: u8, source: u32) {
+        fn the_header_checksum_stays_right_while_the_ttl_falls(ttl in 2u8.., id: u16, tos: u8, source: u32) {
             let mut packet = samples::udp(b"abc");
             packet[8] = ttl;
             packet[1] = tos;
@@ -188,7 +188,7 @@ mod tests {
         }
 
         #[test]
-        fn an_open_checksum_is_closed_as_an_independent_sum_says(payload: Vec<u8>) {
+        fn a_completed_checksum_equals_an_independent_sum(payload: Vec<u8>) {
             let whole = samples::udp(&payload);
             let mut open = whole.clone();
             let ip = Ipv4::parse(&whole).unwrap();
@@ -199,7 +199,7 @@ mod tests {
         }
 
         #[test]
-        fn a_virtio_header_that_lies_about_the_checksum_touches_nothing(bytes: Vec<u8>, start: u16, offset: u16) {
+        fn a_wrong_virtio_header_changes_nothing(bytes: Vec<u8>, start: u16, offset: u16) {
             let mut packet = bytes.clone();
             let virtio = VirtioHeader { csum_start: start, csum_offset: offset, ..VirtioHeader::default() };
             let inside = usize::from(start) + usize::from(offset) + 2 <= bytes.len();

@@ -1,4 +1,4 @@
-//! From the peers to the TUN: one thread for each socket.
+//! The receiving direction, from the peers to the TUN: one thread for each socket.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -12,39 +12,39 @@ use super::packet::{Ipv4, step_ttl};
 use super::shared::{Count, Shared};
 use super::table::Reader;
 
-/// One socket's packets on their way in.
+/// The receiving state of one socket.
 pub(super) struct Receiver {
     pub(super) queue: Arc<Queue>,
     pub(super) socket: Arc<UdpSocket>,
     pub(super) shared: Arc<Shared>,
-    /// Who may send; none where any machine may.
+    /// The permitted senders; none where any machine may send.
     pub(super) peers: Option<Reader>,
-    /// Which kinds of packets this queue still takes joined.
+    /// The protocols that this queue still accepts coalesced.
     pub(super) joins: Kinds,
 }
 
-/// A TUN queue that may have no virtio headers.
+/// A TUN queue, with or without virtio headers.
 struct TunSink<'a> {
     queue: &'a Queue,
     shared: &'a Shared,
-    /// The device is gone.
+    /// The error that says that the device is gone.
     gone: Option<io::Error>,
 }
 
-/// Arrivals that are taken in one call: 64 KiB each, so that they stay in the second-level cache.
+/// Datagrams received in one call: 64 KiB each, so that they fit into the second-level cache.
 const ARRIVALS: usize = 4;
 
 // === impl Receiver ===
 
 impl Receiver {
-    /// Receives until told to stop, or until the device is gone.
+    /// Receives until it is stopped, or until the device is gone.
     pub(super) fn run(mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let mut inbox = Inbox::new(ARRIVALS);
         let mut luck = Luck::default();
         loop {
             let slots = if luck.tries() { ARRIVALS } else { 1 };
-            // An unconnected socket has no errors but those of the whole system.
+            // An unconnected socket reports only system-wide errors.
             self.socket.wait(&mut inbox, slots)?;
             if shared.is_stopping() {
                 return Ok(());
@@ -79,7 +79,7 @@ impl Receiver {
     }
 }
 
-/// A datagram as the packet that it must be, one hop older.
+/// Checks a datagram and returns it as a packet with a decremented TTL.
 fn accept(datagram: &mut [u8], mtu_bytes: usize) -> Result<(&[u8], Ipv4), Count> {
     let ip = Ipv4::parse(datagram).ok_or(Count::Malformed)?;
     if ip.total_bytes > mtu_bytes {

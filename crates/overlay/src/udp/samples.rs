@@ -74,7 +74,7 @@ pub(super) fn ip(protocol: u8, id: u16, payload: &[u8]) -> Vec<u8> {
 
 fn with_checksum(protocol: u8, at: usize, segment: &mut [u8]) {
     let sum = match !by_the_book(&[&pseudo(protocol, segment.len())[..], segment].concat()) {
-        // In UDP it would mean that there is none; in TCP it is as good as any.
+        // In UDP 0 would mean that there is no checksum; in TCP it is an ordinary value.
         0 if protocol == UDP => 0xffff,
         sum => sum,
     };

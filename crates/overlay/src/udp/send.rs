@@ -1,7 +1,8 @@
-//! From the TUN to the peers: one thread for each queue.
+//! The sending direction, from the TUN to the peers: one thread for each queue.
 //!
-//! The first packet after a pause goes out at once, but for what is left of one that was too large for one call. As long as packets are there without
-//! waiting they are gathered, and what fits together goes out in one call.
+//! The first packet after a pause goes out at once, except for the rest of one that was too large
+//! for a single call. As long as packets can be read without waiting they are gathered, and those
+//! that fit together go out in one call.
 
 use std::io::{self, IoSlice};
 use std::net::Ipv4Addr;
@@ -18,23 +19,23 @@ use super::table::Reader;
 use super::train::Waiting;
 use super::unreachable::unreachable;
 
-/// One queue's packets on their way out.
+/// The sending state of one queue.
 pub(super) struct Sender {
     pub(super) queue: Arc<Queue>,
     pub(super) socket: Arc<UdpSocket>,
     pub(super) shared: Arc<Shared>,
     pub(super) peers: Reader,
     waiting: Waiting,
-    /// Packets as they were read, one behind the other.
+    /// Packets in the order in which they were read.
     memory: Vec<u8>,
     used: usize,
-    /// A packet filled at least one call: there will be more, and what is left of it can wait for them.
+    /// Whether a packet filled at least one call: more will follow, for which its rest can wait.
     flows: bool,
 }
 
 /// The largest packet with its virtio header.
 const READ_BYTES: usize = VIRTIO_HEADER_BYTES + 65_536;
-/// Room to read another packet while what is left of two waits.
+/// Room to read another packet while the rests of two are kept.
 const MEMORY_BYTES: usize = 3 * READ_BYTES;
 
 // === impl Sender ===
@@ -45,12 +46,12 @@ impl Sender {
         Self { queue, socket, shared, peers, waiting: Waiting::new(), memory, used: 0, flows: false }
     }
 
-    /// Sends until told to stop, or until the device is gone.
+    /// Sends until it is stopped, or until the device is gone.
     pub(super) fn run(mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let mut luck = Luck::default();
         while !shared.is_stopping() {
-            // Nothing waits to be sent, so that there is room.
+            // Nothing is queued, so there is room.
             let bytes = self.queue.wait(&mut self.memory)?;
             self.flows = false;
             self.take(bytes);
@@ -67,7 +68,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Reads another packet if one is there.
+    /// Reads another packet if there is one.
     fn gather(&mut self) -> io::Result<bool> {
         if self.used + READ_BYTES > self.memory.len() {
             self.send();
@@ -77,7 +78,7 @@ impl Sender {
         Ok(true)
     }
 
-    /// Has a packet wait that was read behind what is there already.
+    /// Queues a packet that was read behind the existing ones.
     fn take(&mut self, bytes: usize) {
         let (at, end) = (self.used, self.used + bytes);
         self.used = end;
@@ -93,7 +94,7 @@ impl Sender {
         }
     }
 
-    /// Finds the peer and makes the packet ready for it.
+    /// Finds the peer and prepares the packet for it.
     fn forward(&mut self, start: usize, end: usize, virtio: &VirtioHeader) -> Result<(), Count> {
         let packet = &mut self.memory[start..end];
         let ip = Ipv4::parse(packet).ok_or(Count::Malformed)?;
@@ -119,7 +120,7 @@ impl Sender {
         Ok(())
     }
 
-    /// A packet that is still to be cut.
+    /// Queues a large packet that is yet to be segmented.
     fn forward_whole(
         &mut self,
         start: usize,
@@ -151,17 +152,17 @@ impl Sender {
         }
     }
 
-    /// Tells the sender of a packet that there is no way.
+    /// Answers the sender of a packet for which there is no route.
     fn refuse(&self, start: usize, ip: &Ipv4) {
         let offender = &self.memory[start..start + ip.total_bytes];
         let Some(answer) = unreachable(self.shared.own, offender, ip) else { return };
         let header = VirtioHeader::default().encode();
         let header: &[u8] = if self.shared.virtio { &header } else { &[] };
-        // It is as lossy as any packet: a device that is down takes none.
+        // The answer may be lost like any packet: a device that is down accepts none.
         let _ = self.queue.write(&[IoSlice::new(header), IoSlice::new(&answer)]);
     }
 
-    /// Sends what waits; its memory is free again.
+    /// Sends the queued datagrams and frees their memory.
     fn send(&mut self) {
         send(&mut self.waiting, &self.memory, &self.socket, &self.shared);
         self.used = 0;

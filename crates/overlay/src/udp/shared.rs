@@ -1,4 +1,4 @@
-//! What the threads of a proxy share: settings, counters, and the end.
+//! State that the threads of a proxy share: settings, counters, and the stop flag.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -12,34 +12,34 @@ pub(super) struct Shared {
     pub(super) mtu_bytes: usize,
     /// The base address of our lease.
     pub(super) own: Ipv4Addr,
-    /// Ours, and so the peers'.
+    /// Our port, which is also the peers'.
     pub(super) port: u16,
-    /// Whoever wakes now has to end.
+    /// Threads that wake while this is set must end.
     pub(super) stopping: AtomicBool,
     pub(super) counters: Counters,
     failure: Mutex<Option<String>>,
 }
 
-/// What is counted.
+/// The counted events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Count {
     /// Packets that went to a peer.
     Sent,
-    /// Calls that sent them, or tried to.
+    /// Calls that sent packets, including failed ones.
     Sends,
-    /// Packets that the kernel would not send: no route, a path MTU that is too small, a firewall.
+    /// Packets that the kernel refused to send: no route, a path MTU that is too small, a firewall.
     Unsent,
     /// Packets that came from peers.
     Received,
-    /// Calls that handed them, or several joined to one, to the kernel.
+    /// Calls that wrote one packet, or several coalesced ones, to the kernel.
     Writes,
-    /// Writes that the kernel would not take.
+    /// Writes that the kernel refused.
     Undelivered,
     /// Packets for subnets that no peer has.
     NoPeer,
-    /// Packets whose time to live ran out.
+    /// Packets whose TTL expired.
     Expired,
-    /// What is no IPv4 packet.
+    /// Packets that are not IPv4.
     Malformed,
     /// Packets that are larger than the MTU.
     Oversized,
@@ -47,7 +47,7 @@ pub enum Count {
     Foreign,
 }
 
-/// How often each happened.
+/// The number of occurrences of each event.
 #[derive(Debug, Default)]
 pub(super) struct Counters([AtomicU64; Count::ALL.len()]);
 
@@ -70,7 +70,7 @@ impl Shared {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// A thread cannot go on. The first reason is kept.
+    /// Records that a thread cannot continue. The first reason is kept.
     pub(super) fn fail(&self, thread: &str, error: &io::Error) {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         failure.get_or_insert_with(|| format!("{thread}: {error}"));
@@ -107,7 +107,7 @@ impl Counters {
         self.0[what as usize].fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Counts a write that failed; the next packet may do better.
+    /// Counts a failed write; later packets may succeed.
     pub(super) fn undelivered(&self, written: io::Result<()>) {
         if written.is_err() {
             self.add(Count::Undelivered, 1);

@@ -1,7 +1,8 @@
-//! Which peer has a destination, and who is a peer at all: changed rarely, with the leases, read for every packet by the threads.
+//! Finds the peer of a destination, and tells peers from other senders. It changes rarely, with the
+//! leases, and the threads read it for every packet.
 //!
-//! A change builds the whole table anew (15,000 leases: some hundred microseconds); readers hold the one that they saw last
-//! and look at a number to learn that there is a newer one, so reading takes no lock.
+//! A change builds the whole table anew (15,000 leases: some hundred microseconds). Readers keep
+//! the last table and compare a generation number to notice a newer one, so reading takes no lock.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -10,11 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use russet_addr::Ipv4Net;
 
-/// The table and those who change it.
+/// The table and its writers.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     state: Mutex<State>,
-    /// Counts changes.
+    /// Number of changes.
     generation: AtomicU64,
 }
 
@@ -36,24 +37,25 @@ struct State {
     senders: Arc<[Ipv4Addr]>,
 }
 
-/// The address space cut where the longest matching prefix changes: each entry says from which address on it is whose.
+/// The address space, divided where the longest matching prefix changes: each entry has the first
+/// address of a range and its peer.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Ranges(Vec<(u32, Option<Ipv4Addr>)>);
 
 // === impl Peers ===
 
 impl Peers {
-    /// A subnet is behind this peer from now on.
+    /// Routes a subnet to this peer.
     pub(super) fn put(&self, subnet: Ipv4Net, via: Ipv4Addr) {
         self.change(|subnets| subnets.insert(key(subnet), via) != Some(via));
     }
 
-    /// A subnet is behind nobody.
+    /// Removes the route of a subnet.
     pub(super) fn remove(&self, subnet: Ipv4Net) {
         self.change(|subnets| subnets.remove(&key(subnet)).is_some());
     }
 
-    /// These are all.
+    /// Replaces all subnets.
     pub(super) fn reset(&self, all: &[(Ipv4Net, Ipv4Addr)]) {
         let wanted: BTreeMap<_, _> = all.iter().map(|(subnet, via)| (key(*subnet), *via)).collect();
         self.change(|subnets| {
@@ -76,7 +78,7 @@ impl Peers {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked left a map and a table that are each whole.
+        // A panic cannot leave the map or the table half-changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -92,7 +94,7 @@ impl Reader {
         Self { peers, seen, ranges, senders }
     }
 
-    /// The peer that the longest matching prefix names.
+    /// The peer of the longest matching prefix.
     pub(super) fn find(&mut self, destination: Ipv4Addr) -> Option<Ipv4Addr> {
         self.refresh();
         self.ranges.find(destination)
@@ -114,10 +116,11 @@ impl Reader {
 // === impl Ranges ===
 
 impl Ranges {
-    /// Prefixes in order of their base, wide before narrow: each lies inside the one before, or behind it.
+    /// Builds the ranges from prefixes in order of their base, wide before narrow: each is inside
+    /// of the one before, or behind it.
     fn of(subnets: &BTreeMap<(u32, u8), Ipv4Addr>) -> Self {
         let mut ranges = Self(Vec::with_capacity(2 * subnets.len()));
-        // Prefixes that the present address is inside of, each with its last address.
+        // The prefixes around the current address, each with its last address.
         let mut open: Vec<(u32, Ipv4Addr)> = Vec::new();
         for (&(base, len), &via) in subnets {
             while open.last().is_some_and(|(end, _)| *end < base) {
@@ -132,7 +135,7 @@ impl Ranges {
         ranges
     }
 
-    /// The innermost prefix ends; what is behind it belongs to the one around it.
+    /// Ends the innermost prefix; addresses behind it belong to the one around it.
     fn close(&mut self, open: &mut Vec<(u32, Ipv4Addr)>) {
         let ended = open.pop();
         if let Some(next) = ended.and_then(|(end, _)| end.checked_add(1)) {
@@ -218,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_nothing_is_no_change() {
+    fn an_equal_table_is_no_change() {
         let peers = Peers::default();
         let change = || peers.put(net("10.1.0.0/16"), ip("1.0.0.1"));
         change();
@@ -231,7 +234,7 @@ mod tests {
     proptest! {
         /// Few bits, so that prefixes nest and touch.
         #[test]
-        fn it_answers_as_a_search_of_all_prefixes_does(
+        fn lookups_equal_a_search_of_all_prefixes(
             all in prop::collection::vec((0u32..64, 26u8..=32, 1u32..5), 0..20),
             high: bool,
         ) {
@@ -244,7 +247,7 @@ mod tests {
             peers.reset(&subnets);
             let mut reader = Reader::new(peers);
             for destination in (0..64).map(|at| Ipv4Addr::from(base + at)) {
-                // Of two equal prefixes the later counts.
+                // Of two equal prefixes the later one counts.
                 let longest = subnets.iter().filter(|(subnet, _)| subnet.contains(&destination)).max_by_key(|(subnet, _)| subnet.prefix_len());
                 prop_assert_eq!(reader.find(destination), longest.map(|(_, via)| *via));
             }

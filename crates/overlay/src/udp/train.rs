@@ -1,6 +1,7 @@
-//! Datagrams on their way to one peer, gathered until they go out in one call.
+//! Datagrams for one peer, gathered until they go out in one call.
 //!
-//! All have one size but the last, which may be shorter: that is what the kernel can cut them into again.
+//! All have one size except the last, which may be shorter: the kernel can segment only such a
+//! batch.
 
 use std::io::{self, IoSlice};
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -8,7 +9,7 @@ use std::ops::Range;
 
 use russet_linux::udp::{TRAIN_MAX_BYTES, TRAIN_MAX_DATAGRAMS, Train, UdpSocket};
 
-/// Datagrams that wait to be sent. Bodies are places in the memory that [`Waiting::send`] is given.
+/// Datagrams to be sent. Their bodies are ranges of the memory that [`Waiting::send`] gets.
 #[derive(Debug)]
 pub(super) struct Waiting {
     to: Ipv4Addr,
@@ -22,7 +23,7 @@ pub(super) struct Waiting {
 struct Datagram {
     head: Range<usize>,
     body: Range<usize>,
-    /// The head lies in front of the body, too.
+    /// Whether the head also precedes the body in memory.
     is_whole: bool,
 }
 
@@ -40,12 +41,11 @@ impl Waiting {
         self.datagrams.is_empty()
     }
 
-    /// How many datagrams wait.
     pub(super) fn len(&self) -> usize {
         self.datagrams.len()
     }
 
-    /// Whether a datagram of `bytes` for `to` can go with those that wait.
+    /// Whether a datagram of `bytes` for `to` can be sent in the same call.
     pub(super) fn takes(&self, to: Ipv4Addr, bytes: usize) -> bool {
         let (Some(first), Some(last)) = (self.datagrams.first(), self.datagrams.last()) else { return true };
         to == self.to
@@ -55,15 +55,16 @@ impl Waiting {
             && self.bytes + bytes <= TRAIN_MAX_BYTES
     }
 
-    /// Adds a datagram that [fits](Self::takes): `head` appends its first bytes and says where the others are.
+    /// Adds a datagram that [fits](Self::takes): `head` appends its first bytes and returns the
+    /// range of the others.
     pub(super) fn push(&mut self, to: Ipv4Addr, head: impl FnOnce(&mut Vec<u8>) -> Range<usize>) {
         let at = self.heads.len();
         let body = head(&mut self.heads);
         self.add(to, Datagram { head: at..self.heads.len(), body, is_whole: false });
     }
 
-    /// Adds a datagram that fits and lies in one piece at this place of `memory`; the first `head_bytes` of it are copied, so that it has two pieces as
-    /// all others.
+    /// Adds a datagram that fits and is in one piece at this range of `memory`. Its first
+    /// `head_bytes` are copied, so that it has two pieces like all others.
     pub(super) fn push_whole(&mut self, to: Ipv4Addr, memory: &[u8], place: Range<usize>, head_bytes: usize) {
         let (at, body) = (self.heads.len(), place.start + head_bytes..place.end);
         self.heads.extend_from_slice(&memory[place.start..body.start]);
@@ -76,7 +77,8 @@ impl Waiting {
         self.datagrams.push(datagram);
     }
 
-    /// Sends them all to the peer's `port`; they wait no longer, whether that went well or not.
+    /// Sends all datagrams to the peer's `port`; the batch is empty afterwards, also after an
+    /// error.
     pub(super) fn send(&mut self, memory: &[u8], port: u16, socket: &UdpSocket) -> io::Result<()> {
         let Some(first) = self.datagrams.first() else { return Ok(()) };
         if let [single] = &self.datagrams[..] {
@@ -128,7 +130,7 @@ mod tests {
 
     const TO: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
-    /// How many datagrams of these sizes go together.
+    /// The number of datagrams of these sizes that go out together.
     fn taken(sizes: impl IntoIterator<Item = usize>) -> usize {
         let mut waiting = Waiting::new();
         for bytes in sizes {
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn another_peer_waits_for_the_next() {
+    fn a_datagram_to_another_peer_goes_into_the_next_batch() {
         let mut waiting = Waiting::new();
         waiting.push(TO, |_| 0..100);
         assert!(waiting.takes(TO, 100));

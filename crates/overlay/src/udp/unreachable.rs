@@ -1,23 +1,26 @@
-//! The answer to a packet for a subnet that nobody has: ICMP net unreachable, as flannel's proxy words it (flannel.md section 6.1).
+//! The answer to a packet for a subnet without a peer: ICMP net unreachable, in the form of
+//! flannel's proxy (flannel.md section 6.1).
 
 use std::net::Ipv4Addr;
 
 use super::checksum::Sum;
 use super::packet::{ICMP, Ipv4, put_u16, set_header_checksum};
 
-/// Hops that the answer lives: it only goes back to a pod of this node.
+/// TTL of the answer: it only returns to a pod of this node.
 const TTL: u8 = 8;
 /// Bytes of the offender's payload that are quoted.
 const QUOTED_BYTES: usize = 8;
 const HEADER_BYTES: usize = 20;
 const ICMP_BYTES: usize = 8;
-/// The largest header that is answered: one with every option is not, as in the original.
+/// The largest header that is answered: like the original, this excludes a header with 40 bytes of
+/// options.
 const OFFENDER_MAX_HEADER_BYTES: usize = 56;
 
-/// The answer to `offender` from `own`, the base address of our lease, if it gets one.
+/// The answer to `offender` from `own`, the base address of our lease; none if it must not be
+/// answered.
 ///
-/// RFC 1122 forbids answers to ICMP errors, to fragments behind the first and to senders that are no single host; the original answers no
-/// ICMP at all.
+/// RFC 1122 forbids answers to ICMP errors, to fragments behind the first and to senders that are
+/// not a single host; the original never answers ICMP.
 pub(super) fn unreachable(own: Ipv4Addr, offender: &[u8], ip: &Ipv4) -> Option<Vec<u8>> {
     let source = ip.source;
     let no_host = source.is_unspecified() || source.is_multicast() || source.is_broadcast();
@@ -39,7 +42,7 @@ pub(super) fn unreachable(own: Ipv4Addr, offender: &[u8], ip: &Ipv4) -> Option<V
     header[12..16].copy_from_slice(&own.octets());
     header[16..20].copy_from_slice(&source.octets());
     set_header_checksum(header);
-    icmp[0] = 3; // Destination unreachable; the code is 0, the net is.
+    icmp[0] = 3; // Type 3: destination unreachable; code 0: net.
     icmp[ICMP_BYTES..].copy_from_slice(quoted);
     let checksum = Sum::default().add(icmp).checksum();
     icmp[2..4].copy_from_slice(&checksum);
@@ -79,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn some_get_no_answer() {
+    fn icmp_fragments_large_headers_and_bad_sources_get_no_answer() {
         assert_eq!(answer(&samples::ip(ICMP, 1, &[8, 0, 0, 0, 0, 0, 0, 0])), None, "echo");
         let mut fragment = samples::udp(b"abc");
         fragment[7] = 1;
@@ -88,9 +91,9 @@ mod tests {
         full[0] = 0x4f;
         assert_eq!(answer(&full), None, "a header of 60 bytes");
         for source in [[0; 4], [224, 0, 0, 1], [255; 4]] {
-            let mut nobody = samples::udp(b"abc");
-            nobody[12..16].copy_from_slice(&source);
-            assert_eq!(answer(&nobody), None, "from {source:?}");
+            let mut bad_source = samples::udp(b"abc");
+            bad_source[12..16].copy_from_slice(&source);
+            assert_eq!(answer(&bad_source), None, "from {source:?}");
         }
     }
 }

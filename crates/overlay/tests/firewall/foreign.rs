@@ -1,4 +1,4 @@
-//! Chains of others that drop what is forwarded (flannel.md section 9, PR #872 and #938).
+//! Foreign chains that drop forwarded packets (flannel.md section 9, PR #872 and #938).
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ fn assert_through6(lab: &Lab) {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables, nft"]
-fn pods_reach_each_other_where_iptables_nft_drops_what_is_forwarded() {
+fn pods_reach_each_other_where_iptables_nft_drops_forwarded_packets() {
     with_lab(|lab| {
         for program in ["iptables", "ip6tables"] {
             sh(&format!("{program} -P FORWARD DROP"));
@@ -48,7 +48,7 @@ fn pods_reach_each_other_where_iptables_nft_drops_what_is_forwarded() {
         apply(&mut firewall, &wanted());
         assert_through(lab);
         assert_through6(lab);
-        // iptables still understands its table, in all its programs.
+        // All iptables programs still parse the table.
         assert_eq!(marked("iptables-save"), accepts("FORWARD"));
         assert_eq!(marked("ip6tables-save").len(), 2);
         assert!(sh("iptables -S FORWARD").contains("-A FORWARD -i lo -j ACCEPT\n-A FORWARD -s 10.5.0.0/16 "));
@@ -58,27 +58,27 @@ fn pods_reach_each_other_where_iptables_nft_drops_what_is_forwarded() {
         assert!(apply(&mut firewall, &wanted()).is_quiet());
         // iptables shows what it counts.
         assert!(sh("nft list chain ip filter FORWARD").contains("ip saddr 10.5.0.0/16 counter packets "));
-        // Somebody puts a reject of everything in front of them.
+        // Another program inserts a reject of everything before them.
         sh("iptables -I FORWARD -j REJECT");
         apply(&mut firewall, &wanted());
         assert_through(lab);
         assert_eq!(marked("iptables-save"), accepts("FORWARD"));
         sh("iptables -D FORWARD -j REJECT");
-        // Somebody empties the chain.
+        // Another program flushes the chain.
         while firewall.changed(Duration::ZERO).unwrap() {}
         sh("iptables -F FORWARD");
         assert!(firewall.changed(Duration::from_secs(10)).unwrap());
         let report = apply(&mut firewall, &wanted());
         assert!(matches!(report.repaired.as_slice(), [Repair::Accepted { chain, .. }] if chain == "FORWARD"));
         assert_eq!(marked("iptables-save"), accepts("FORWARD"));
-        // Rules that were saved with iptables and loaded again are ours in other words, and not there twice.
+        // Rules saved and restored by iptables are recognised as ours and not duplicated.
         let saved = sh("iptables-save");
         std::fs::write("/run/netns/saved", saved).unwrap();
         sh("iptables-restore /run/netns/saved");
         assert!(firewall.changed(Duration::from_secs(10)).unwrap());
         apply(&mut firewall, &wanted());
         assert_eq!(marked("iptables-save"), accepts("FORWARD"));
-        // The policy is gone, and so are they.
+        // Without the policy of drop the accepts are removed.
         sh("iptables -P FORWARD ACCEPT");
         assert!(firewall.changed(Duration::from_secs(10)).unwrap());
         apply(&mut firewall, &wanted());
@@ -96,7 +96,7 @@ fn pods_reach_each_other_where_a_table_of_nft_drops_or_ends_with_a_reject() {
         sh("nft add chain inet host forward { type filter hook forward priority 0 ; policy drop ; }");
         sh("nft add rule inet host forward ct state invalid drop");
         sh("nft add rule inet host forward limit rate 1/second log prefix dropped");
-        // As firewalld's: it goes on for all packets, and ends with a reject.
+        // Like firewalld's chain: it sees all packets and ends with a reject.
         sh("nft add table inet wall");
         sh("nft add chain inet wall filter_FORWARD { type filter hook forward priority 10 ; }");
         sh("nft add rule inet wall filter_FORWARD ct state established,related accept");
@@ -113,7 +113,7 @@ fn pods_reach_each_other_where_a_table_of_nft_drops_or_ends_with_a_reject() {
         assert!(at("ct state invalid drop") < at("ip saddr 10.5.0.0/16"));
         assert!(at("ip6 daddr fd00:10:5::/48") < at("log prefix"), "{text}");
         assert!(apply(&mut firewall, &wanted()).is_quiet());
-        // A file of rules that is loaded again.
+        // A rule file that is loaded again.
         let rules = "flush table inet host; add rule inet host forward ct state established accept";
         sh(&format!("nft {rules}"));
         assert!(firewall.changed(Duration::from_secs(10)).unwrap());
@@ -126,7 +126,7 @@ fn pods_reach_each_other_where_a_table_of_nft_drops_or_ends_with_a_reject() {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables, nft"]
-fn pods_reach_each_other_behind_dockers_rules_and_its_administrators_rules_stand() {
+fn pods_reach_each_other_behind_dockers_rules_and_the_administrators_rules_stay() {
     with_lab(|lab| {
         docker();
         assert!(is_silent(Some(&lab.pod), POD, &lab.neighbour, REMOTE));
@@ -134,13 +134,13 @@ fn pods_reach_each_other_behind_dockers_rules_and_its_administrators_rules_stand
         let mut firewall = open(Mode::Nft);
         apply(&mut firewall, &wanted());
         assert!(firewall.withdraw().failed.is_empty());
-        assert_eq!(sh("nft -s list ruleset"), before, "nothing is left, and nothing of Docker's is gone");
+        assert_eq!(sh("nft -s list ruleset"), before, "our rules are gone and Docker's are unchanged");
         apply(&mut firewall, &wanted());
         assert_through(lab);
         let [_, towards_pods] = accepts("DOCKER-USER");
         let expected: Vec<String> = accepts("FORWARD").into_iter().chain([towards_pods]).collect();
         assert_eq!(marked("iptables-save"), expected);
-        // Docker starts anew: it takes its jumps out and puts them back on top.
+        // A restart of Docker: it removes its jumps and inserts them at the top.
         for command in ["-D FORWARD -j DOCKER-USER", "-D FORWARD -j DOCKER-FORWARD"] {
             sh(&format!("iptables {command}"));
         }
@@ -157,7 +157,7 @@ fn pods_reach_each_other_behind_dockers_rules_and_its_administrators_rules_stand
         apply(&mut firewall, &wanted());
         assert_through(lab);
         assert_eq!(marked("iptables-save"), expected);
-        // What the administrator forbids stays forbidden.
+        // The administrator's rules still apply.
         sh("iptables -I DOCKER-USER -d 10.5.2.2 -p udp -j DROP");
         apply(&mut firewall, &wanted());
         assert!(is_silent(Some(&lab.pod), POD, &lab.neighbour, REMOTE));
@@ -167,7 +167,8 @@ fn pods_reach_each_other_behind_dockers_rules_and_its_administrators_rules_stand
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables, nft"]
 fn pods_on_dockers_own_bridge_are_reached_from_other_nodes() {
-    // docker0 with FLANNEL_SUBNET as its --bip; Docker 28 drops what comes to a bridge from elsewhere.
+    // docker0 with FLANNEL_SUBNET as its --bip; Docker 28 drops packets that reach a bridge from
+    // elsewhere.
     with_lab(|lab| {
         docker();
         sh("iptables -A DOCKER ! -i to-pod -o to-pod -j DROP");
@@ -182,7 +183,8 @@ fn pods_on_dockers_own_bridge_are_reached_from_other_nodes() {
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: nft"]
 fn pods_reach_each_other_behind_firewalld() {
-    // As firewalld 1.3.3 makes it: whatever no zone allows is rejected where the zones end, long before the chain's own end.
+    // As firewalld 1.3.3 creates it: packets that no zone allows are rejected at the end of the
+    // zones, long before the chain's own end.
     let zones = [
         "add chain inet firewalld filter_FORWARD_ZONES",
         "add chain inet firewalld filter_FWD_public",
@@ -292,7 +294,7 @@ fn docker() {
 
 #[test]
 #[ignore = "kernel: network namespaces, legacy iptables, root; tool: iptables-legacy"]
-fn pods_reach_each_other_where_legacy_iptables_drops_what_is_forwarded() {
+fn pods_reach_each_other_where_legacy_iptables_drops_forwarded_packets() {
     with_lab(|lab| {
         sh("iptables-legacy -P FORWARD DROP");
         sh("iptables-legacy -A FORWARD -i lo -j ACCEPT");
@@ -314,8 +316,9 @@ fn pods_reach_each_other_where_legacy_iptables_drops_what_is_forwarded() {
 
 #[test]
 #[ignore = "kernel: network namespaces, legacy iptables, root; tool: iptables-legacy"]
-fn rules_of_legacy_iptables_that_nobody_can_look_at_are_told_once() {
-    // A container brought its own iptables. PATH is the whole process's, so the test runs itself again without programs.
+fn unreadable_rules_of_legacy_iptables_are_reported_once() {
+    // The rules come from a container with its own iptables. PATH belongs to the whole process, so
+    // the test runs itself again without the programs.
     const NOWHERE: &str = "/nowhere";
     if std::env::var("PATH").unwrap() != NOWHERE {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
@@ -330,7 +333,7 @@ fn rules_of_legacy_iptables_that_nobody_can_look_at_are_told_once() {
         let mut firewall = open(Mode::Nft);
         let report = firewall.apply(&wanted());
         assert!(matches!(report.failed.as_slice(), [FirewallError::Unseen { .. }]), "{report:?}");
-        assert_eq!(report.repaired.len(), 2, "everything else is done");
+        assert_eq!(report.repaired.len(), 2, "all other repairs are made");
         assert!(firewall.apply(&wanted()).is_quiet());
         let missing = Firewall::open(Mode::Iptables).unwrap_err().to_string();
         assert_eq!(missing, "execute iptables: it is not installed; without iptables use the nftables mode");
@@ -339,7 +342,7 @@ fn rules_of_legacy_iptables_that_nobody_can_look_at_are_told_once() {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: nft"]
-fn a_table_that_belongs_to_a_process_is_named_and_the_rest_is_done() {
+fn a_table_owned_by_a_process_is_reported_and_the_others_are_repaired() {
     in_netns_with_loopback(|| {
         use russet_nft::{Chain, ChainKind, Hook, Nft, Policy, Table, Transaction};
         let mut other = Nft::open().unwrap();
@@ -355,7 +358,7 @@ fn a_table_that_belongs_to_a_process_is_named_and_the_rest_is_done() {
         );
         assert_eq!(marked("iptables-save"), accepts("FORWARD"));
         assert!(sh("nft list ruleset").contains("table ip6 flannel-ipv6"));
-        // Not every five seconds for as long as the daemon runs.
+        // Reported once, not at every comparison.
         sh("nft add table ip somebody");
         assert!(firewall.apply(&wanted()).is_quiet());
     });
@@ -363,7 +366,7 @@ fn a_table_that_belongs_to_a_process_is_named_and_the_rest_is_done() {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: nft"]
-fn without_forward_rules_nobody_elses_chain_is_touched() {
+fn without_forward_rules_no_foreign_chain_is_changed() {
     // -iptables-forward-rules=false
     in_netns_with_loopback(|| {
         sh("iptables -P FORWARD DROP");
@@ -375,7 +378,7 @@ fn without_forward_rules_nobody_elses_chain_is_touched() {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: nft"]
-fn ten_thousand_rules_of_others_are_not_read() {
+fn ten_thousand_foreign_rules_are_not_read() {
     in_netns_with_loopback(|| {
         let mut rules = String::from(
             "add table ip many\nadd chain ip many base { type filter hook input priority 0; }\n",
@@ -395,7 +398,7 @@ fn ten_thousand_rules_of_others_are_not_read() {
         apply(&mut firewall, &wanted());
         let begun = Instant::now();
         for n in 0..100 {
-            // A change of somebody else each time, so that nothing is taken for known.
+            // A foreign change each time, so that the cached state does not apply.
             sh(&format!("nft add chain ip many c{n}"));
             assert!(apply(&mut firewall, &wanted()).is_quiet());
         }
@@ -408,10 +411,11 @@ fn ten_thousand_rules_of_others_are_not_read() {
     });
 }
 
-/// calico-cni.md section 5.2, oracle 76: the agent has rules of its own elsewhere, and needs the exceptions alone.
+/// calico-cni.md section 10, row 76: the agent has its rules elsewhere and needs only the
+/// exceptions.
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables, nft"]
-fn exceptions_alone_stand_beside_flannels_and_leave_its_tables_as_they_are() {
+fn exceptions_coexist_with_flannels_and_leave_its_tables_unchanged() {
     with_lab(|lab| {
         sh("iptables -P FORWARD DROP");
         let networks = Wanted { masquerade: false, own: Vec::new(), ..wanted() };
@@ -422,7 +426,7 @@ fn exceptions_alone_stand_beside_flannels_and_leave_its_tables_as_they_are() {
             || sh("iptables-save").lines().filter(|line| line.contains("russet-agent forward")).count();
         assert_eq!((ours(), marked("iptables-save").len()), (2, 0));
         assert!(!sh("nft list tables").contains("flannel"), "exceptions have no table");
-        // flannel's daemon beside it: neither takes the other's for its own.
+        // flannel's daemon runs beside it: neither takes the other's rules for its own.
         let mut flannel = open(Mode::Nft);
         apply(&mut flannel, &wanted());
         for _ in 0..3 {

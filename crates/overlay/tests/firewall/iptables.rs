@@ -91,7 +91,7 @@ fn t38_a_rule_a_jump_or_a_chain_of_iptables_that_is_deleted_is_repaired() {
             for command in damage {
                 sh(command);
             }
-            // Legacy iptables tells nobody, and is looked at in any case.
+            // Legacy iptables sends no notifications; `apply` compares it each time.
             assert!(legacy || firewall.changed(Duration::from_secs(10)).unwrap(), "{damage:?}");
             assert!(!apply(&mut firewall, &wanted()).is_quiet(), "{damage:?}");
             assert_eq!(shown("iptables-save"), SHOWN, "{damage:?}");
@@ -102,7 +102,7 @@ fn t38_a_rule_a_jump_or_a_chain_of_iptables_that_is_deleted_is_repaired() {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables"]
-fn rules_of_every_version_of_flannel_leave_no_doubles() {
+fn rules_of_every_version_of_flannel_are_replaced_without_duplicates() {
     // flannel.md section 7.1, all rows; section 9, #797 and #1092
     in_netns_with_loopback(|| {
         // v0.10.0 and v0.11..v0.19
@@ -130,7 +130,7 @@ fn rules_of_every_version_of_flannel_leave_no_doubles() {
         let all = sh("iptables-save");
         let rules = all.lines().filter(|line| line.starts_with("-A")).count();
         assert_eq!(rules, SHOWN.lines().filter(|line| line.starts_with("-A")).count(), "{all}");
-        // The current flannel, at its start, with the rules of the same values: it finds all of them.
+        // The current flannel, with rules of the same values, finds all of them when it starts.
         for line in SHOWN.lines().filter(|line| line.starts_with("-A")) {
             let table = if line.contains("flanneld masq") { "nat" } else { "filter" };
             std::fs::write("/run/netns/check", format!("iptables -t {table} -C {}\n", &line[3..])).unwrap();
@@ -160,7 +160,7 @@ fn another_subnet_replaces_the_rules_of_the_previous_one() {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables"]
-fn flannels_jump_behind_a_reject_is_helped_by_accepts_before_it() {
+fn accepts_are_added_before_a_reject_that_precedes_flannels_jump() {
     with_lab(|lab| {
         sh("iptables -A FORWARD -j REJECT --reject-with icmp-host-prohibited");
         let mut firewall = open(Mode::Iptables);
@@ -172,8 +172,8 @@ fn flannels_jump_behind_a_reject_is_helped_by_accepts_before_it() {
 
 #[test]
 #[ignore = "kernel: network namespaces, legacy iptables, root; tool: iptables-legacy"]
-fn all_of_this_holds_where_the_installed_iptables_is_legacy() {
-    // PATH is the whole process's, so these tests run once more in a process of their own.
+fn the_same_tests_pass_where_the_installed_iptables_is_legacy() {
+    // PATH belongs to the whole process, so these tests run once more in a process of their own.
     let directory = std::env::temp_dir().join(format!("russet-legacy-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     for program in ["iptables", "ip6tables"]
@@ -185,7 +185,7 @@ fn all_of_this_holds_where_the_installed_iptables_is_legacy() {
         std::os::unix::fs::symlink(legacy, directory.join(format!("{base}{verb}"))).unwrap();
     }
     let path = format!("{}:{}", directory.display(), std::env::var("PATH").unwrap());
-    let this = "iptables::all_of_this_holds_where_the_installed_iptables_is_legacy";
+    let this = "iptables::the_same_tests_pass_where_the_installed_iptables_is_legacy";
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     command.args(["iptables::", "--include-ignored", "--skip", this]).env("PATH", path);
     let output = command.output().unwrap();
@@ -196,7 +196,7 @@ fn all_of_this_holds_where_the_installed_iptables_is_legacy() {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables"]
-fn a_network_of_all_addresses_is_not_written_again_and_again() {
+fn a_network_of_all_addresses_is_written_only_once() {
     // flannel.md section 9, #1913
     in_netns_with_loopback(|| {
         let wanted = Wanted {

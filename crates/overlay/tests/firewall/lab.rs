@@ -1,5 +1,5 @@
-//! A node, a pod of it, and a neighbour that plays another node, its pod, and the world outside. The node is the namespace of
-//! the test's own thread.
+//! A node, a pod of it, and a neighbour that acts as another node, its pod, and the outside. The
+//! node is the namespace of the test's own thread.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -35,7 +35,6 @@ pub fn sh(command: &str) -> String {
     run(words[0], &words[1..])
 }
 
-/// What the daemon of this node wants.
 pub fn wanted() -> Wanted {
     let nets = |texts: [&str; 2]| texts.iter().map(|text| text.parse().unwrap()).collect();
     Wanted {
@@ -47,12 +46,11 @@ pub fn wanted() -> Wanted {
     }
 }
 
-/// Opens a firewall here.
 pub fn open(mode: Mode) -> Firewall {
     Firewall::open(mode).unwrap()
 }
 
-/// Applies, and wants nothing to have failed.
+/// Applies, and requires that nothing fails.
 #[track_caller]
 pub fn apply(firewall: &mut Firewall, wanted: &Wanted) -> Report {
     let report = firewall.apply(wanted);
@@ -60,7 +58,6 @@ pub fn apply(firewall: &mut Firewall, wanted: &Wanted) -> Report {
     report
 }
 
-/// Runs `body` on the node.
 pub fn with_lab(body: impl FnOnce(&Lab) + Send) {
     in_netns_with_loopback(|| {
         let lab = Lab { pod: joined("pod"), neighbour: joined("nb") };
@@ -98,7 +95,8 @@ fn addresses(namespace: &str, device: &str, addresses: &[&str]) {
     }
 }
 
-/// Whom `to` in `receiver` sees when `from` in `sender` (or the node) sends to it; none when nothing comes.
+/// The sender's address that `to` in `receiver` sees when `from` in `sender` (or the node) sends to
+/// it; none when no packet arrives.
 pub fn seen(sender: Option<&NetNs>, from: &str, receiver: &NetNs, to: &str) -> Option<IpAddr> {
     let bind = |address: &str| UdpSocket::bind(SocketAddr::new(address.parse().unwrap(), 0)).unwrap();
     let receiver = receiver.with(|| bind(to)).unwrap();
@@ -107,14 +105,15 @@ pub fn seen(sender: Option<&NetNs>, from: &str, receiver: &NetNs, to: &str) -> O
         None => bind(from),
     };
     receiver.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-    // The first packets wait for neighbours, and on a busy machine for the interface's own IPv6 address.
+    // The first packets wait for neighbour resolution, and on a busy machine for the interface's
+    // own IPv6 address.
     (0..40).find_map(|_| {
-        // Where there is no route yet, there is one later.
+        // A missing route may still be added.
         let _ = sender.send_to(b"x", receiver.local_addr().unwrap());
         receiver.recv_from(&mut [0; 8]).ok().map(|(_, from)| from.ip())
     })
 }
-/// Whether nothing comes through; looks once.
+/// Whether no packet arrives; checks once.
 pub fn is_silent(sender: Option<&NetNs>, from: &str, receiver: &NetNs, to: &str) -> bool {
     let bind = |address: &str| UdpSocket::bind(SocketAddr::new(address.parse().unwrap(), 0)).unwrap();
     let receiver = receiver.with(|| bind(to)).unwrap();
@@ -123,7 +122,7 @@ pub fn is_silent(sender: Option<&NetNs>, from: &str, receiver: &NetNs, to: &str)
         None => bind(from),
     };
     receiver.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-    // Neither a drop nor an error of ICMP is a packet.
+    // Neither a drop nor an ICMP error is a packet.
     let _ = sender.send_to(b"x", receiver.local_addr().unwrap());
     receiver.recv_from(&mut [0; 8]).is_err()
 }

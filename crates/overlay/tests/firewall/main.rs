@@ -1,4 +1,5 @@
-//! The firewall of the flannel daemon in the real kernel, with real packets, and with `nft` and `iptables` as second opinions.
+//! The firewall of the flannel daemon in the real kernel, with real packets; `nft` and `iptables`
+//! verify the rules.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests are tests, too")]
 

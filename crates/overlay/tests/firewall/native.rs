@@ -45,7 +45,7 @@ table ip6 flannel-ipv6 {
 }
 ";
 
-/// The ruleset, tables in the order of their names: nft lists them in the order of their making.
+/// The ruleset, sorted by table name: nft lists tables in the order of their creation.
 fn listed() -> String {
     let text = sh("nft list ruleset");
     let mut tables: Vec<&str> = text.split_inclusive("\n}\n").collect();
@@ -55,8 +55,9 @@ fn listed() -> String {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: nft"]
-fn t37_masquerade_rules_are_there_when_they_are_asked_for_and_only_then() {
-    // flannel.md sections 7.1 and 7.2: the order of the rules, and the rule that flannel's nft mode has wrong
+fn t37_masquerade_rules_exist_only_when_requested() {
+    // flannel.md sections 7.1 and 7.2: the order of the rules, and the rule that flannel's nft mode
+    // has wrong
     in_netns_with_loopback(|| {
         let mut firewall = open(Mode::Nft);
         assert_eq!(apply(&mut firewall, &wanted()).repaired.len(), 2);
@@ -77,7 +78,7 @@ fn t37_masquerade_rules_are_there_when_they_are_asked_for_and_only_then() {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: nft"]
-fn t38_whatever_is_deleted_or_added_is_noticed_and_repaired() {
+fn t38_deleted_and_added_objects_are_detected_and_repaired() {
     // flannel.md section 7.1: checked every `iptables-resync` seconds there, at once here
     in_netns_with_loopback(|| {
         let mut firewall = open(Mode::Nft);
@@ -113,7 +114,7 @@ fn t38_whatever_is_deleted_or_added_is_noticed_and_repaired() {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: nft"]
-fn a_restart_changes_nothing_and_what_others_do_elsewhere_wakes_nobody() {
+fn a_restart_changes_nothing_and_unrelated_commits_are_ignored() {
     // flannel.md section 9, #2237: flannel flushes its rules at each start
     in_netns_with_loopback(|| {
         apply(&mut open(Mode::Nft), &wanted());
@@ -130,7 +131,7 @@ fn a_restart_changes_nothing_and_what_others_do_elsewhere_wakes_nobody() {
         sh("nft add rule ip somebody else jump more");
         assert!(!firewall.changed(Duration::ZERO).unwrap());
         assert!(apply(&mut firewall, &wanted()).is_quiet());
-        // Our own commits are nobody else's.
+        // Our own commits do not count as foreign.
         apply(&mut firewall, &Wanted { random_fully: false, ..wanted() });
         assert!(!firewall.changed(Duration::ZERO).unwrap());
     });
@@ -154,7 +155,7 @@ fn another_subnet_is_one_transaction() {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: nft"]
-fn what_flannel_left_in_its_nft_mode_is_taken_over() {
+fn tables_of_flannels_nft_mode_are_adopted() {
     // flannel.md section 7.2: its chains, comments and dead rule
     in_netns_with_loopback(|| {
         for command in [
@@ -170,7 +171,7 @@ fn what_flannel_left_in_its_nft_mode_is_taken_over() {
         apply(&mut open(Mode::Nft), &wanted());
         let text = listed().replace("\tcomment \"rules for flannel-ipv4\"\n", "");
         assert_eq!(text, LISTED);
-        // And flannel takes over from us: the same chains can be declared again.
+        // flannel can take over from us: it can declare the same chains again.
         sh("nft add chain ip flannel-ipv4 postrtg { type nat hook postrouting priority srcnat ; }");
         sh("nft add chain ip flannel-ipv4 forward { type filter hook forward priority filter ; }");
     });

@@ -1,4 +1,4 @@
-//! From one mode and flavour to another, in place: nothing is there twice, and nothing is left.
+//! Switching between modes and flavours in place: no rule exists twice, and none is left over.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use crate::lab::{NODE, OUTSIDE, POD, apply, open, seen, sh, wanted, with_lab};
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables, nft"]
-fn from_iptables_to_nft_and_back_leaves_no_doubles() {
+fn switching_between_iptables_and_nft_leaves_no_duplicates() {
     with_lab(|lab| {
         sh("iptables -P FORWARD DROP");
         sh("iptables -A FORWARD -i lo -j ACCEPT");
@@ -34,7 +34,7 @@ fn from_iptables_to_nft_and_back_leaves_no_doubles() {
 
 #[test]
 #[ignore = "kernel: network namespaces, legacy iptables, root; tool: iptables-legacy, nft"]
-fn chains_of_flannel_in_legacy_iptables_go_when_nft_takes_over() {
+fn chains_of_flannel_in_legacy_iptables_are_removed_in_nft_mode() {
     in_netns_with_loopback(|| {
         for command in [
             "-t nat -N FLANNEL-POSTRTG",
@@ -64,7 +64,7 @@ fn chains_of_flannel_in_legacy_iptables_go_when_nft_takes_over() {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables, nft"]
-fn rules_of_old_versions_go_when_nft_takes_over() {
+fn rules_of_old_versions_are_removed_in_nft_mode() {
     in_netns_with_loopback(|| {
         for rule in [
             "-t nat -A POSTROUTING -s 10.5.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE",
@@ -94,12 +94,12 @@ fn no_packet_is_lost_or_keeps_its_source_while_rules_modes_and_subnets_change() 
         let receiver = lab.neighbour.with(|| UdpSocket::bind((OUTSIDE, 0)).unwrap()).unwrap();
         receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         let to = receiver.local_addr().unwrap();
-        assert!(seen(Some(&lab.pod), POD, &lab.neighbour, OUTSIDE).is_some(), "neighbours are known");
+        assert!(seen(Some(&lab.pod), POD, &lab.neighbour, OUTSIDE).is_some(), "neighbours are resolved");
         let done = AtomicBool::new(false);
         let (mut sent, mut received) = (0_u32, 0_u32);
         std::thread::scope(|scope| {
             let changes = scope.spawn(|| {
-                // A thread of the node: scoped threads are where their parent is.
+                // A thread of the node: scoped threads inherit their parent's namespace.
                 let two = Wanted {
                     networks: ["10.5.0.0/16", "10.6.0.0/16"].map(|net| net.parse().unwrap()).into(),
                     ..wanted()
@@ -113,7 +113,7 @@ fn no_packet_is_lost_or_keeps_its_source_while_rules_modes_and_subnets_change() 
                 }
                 done.store(true, Ordering::Relaxed);
             });
-            // Each packet is a flow of its own, and waits for the one before.
+            // Each packet is a flow of its own, and is sent after the one before arrived.
             while !done.load(Ordering::Relaxed) {
                 let sender = lab.pod.with(|| UdpSocket::bind((POD, 0)).unwrap()).unwrap();
                 sender.send_to(b"x", to).unwrap();

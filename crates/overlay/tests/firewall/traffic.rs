@@ -1,4 +1,4 @@
-//! What the rules do to packets.
+//! The effect of the rules on packets.
 
 use russet_overlay::firewall::{Mode, Wanted};
 
@@ -12,7 +12,7 @@ fn ip(text: &str) -> Option<std::net::IpAddr> {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root"]
-fn only_what_leaves_the_network_takes_the_nodes_address() {
+fn only_traffic_that_leaves_the_network_takes_the_nodes_address() {
     // flannel.md section 7.1: the meaning of each rule
     with_lab(|lab| {
         let mut firewall = open(Mode::Nft);
@@ -33,8 +33,8 @@ fn only_what_leaves_the_network_takes_the_nodes_address() {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root"]
-fn what_the_node_sends_to_another_nodes_pod_comes_from_the_leaving_interface() {
-    // flannel.md section 7.2: the rule that is dead in flannel's nft mode
+fn the_nodes_traffic_to_another_nodes_pod_has_the_outgoing_interfaces_address() {
+    // flannel.md section 7.2: the rule that never matches in flannel's nft mode
     with_lab(|lab| {
         sh("ip addr add 198.51.100.1/32 dev lo");
         sh("ip -n nb route add 198.51.100.1 via 192.168.7.1");
@@ -47,7 +47,7 @@ fn what_the_node_sends_to_another_nodes_pod_comes_from_the_leaving_interface() {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: nft"]
-fn what_kube_proxy_marked_is_left_to_it() {
+fn packets_marked_by_kube_proxy_are_left_to_it() {
     // flannel.md section 9, #1679: double NAT
     with_lab(|lab| {
         apply(&mut open(Mode::Nft), &wanted());

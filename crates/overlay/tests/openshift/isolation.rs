@@ -1,4 +1,4 @@
-//! Who reaches whom, by ping: slow, and easy to read.
+//! Which pods reach which, by ping: slow, but easy to read.
 
 use crate::lab::{Pod, gateway, with_nodes};
 
@@ -19,7 +19,7 @@ fn assert_apart(a: &[&Pod], b: &[&Pod]) {
 
 #[test]
 #[ignore = "kernel: network namespaces need root"]
-fn tenants_reach_their_own_on_every_node_and_nobody_else() {
+fn tenants_reach_only_their_own_pods_on_every_node() {
     // cni-runtime.md section 6.2, row 51
     with_nodes(2, |nodes| {
         let [blue1, red1] = [nodes[0].pod(10, 10), nodes[0].pod(11, 11)];
@@ -36,7 +36,7 @@ fn tenants_reach_their_own_on_every_node_and_nobody_else() {
 
 #[test]
 #[ignore = "kernel: network namespaces need root"]
-fn joined_made_global_and_isolated_again_without_a_restart() {
+fn a_tenant_is_joined_made_global_and_isolated_without_a_restart() {
     // cni-runtime.md section 6.2, row 51
     with_nodes(2, |nodes| {
         let [blue1, red1] = [nodes[0].pod(10, 10), nodes[0].pod(11, 11)];
@@ -56,7 +56,7 @@ fn joined_made_global_and_isolated_again_without_a_restart() {
 
 #[test]
 #[ignore = "kernel: network namespaces need root"]
-fn a_node_that_answers_only_for_the_asked_links_addresses_is_its_pods_gateway() {
+fn a_node_with_strict_arp_is_its_pods_gateway() {
     with_nodes(2, |nodes| {
         for node in ["n1", "n2"] {
             crate::lab::sh(&format!("ip netns exec {node} sysctl -qw net.ipv4.conf.all.arp_ignore=1"));
@@ -65,7 +65,7 @@ fn a_node_that_answers_only_for_the_asked_links_addresses_is_its_pods_gateway() 
         let far = nodes[1].pod(10, 10);
         assert!(blue.reaches(gateway(1)));
         blue.assert_reaches(&far);
-        // One pod's end takes the address with it; the others keep theirs.
+        // Deleting one pod's host end removes its address; the others keep theirs.
         nodes[0].run(|sdn| sdn.detach(&other.port.sandbox)).unwrap();
         assert!(blue.reaches(gateway(1)) && far.reaches(gateway(1)));
     });

@@ -50,7 +50,7 @@ pub fn gateway(node: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 128, node * 2, 1)
 }
 
-/// Runs `body` with `count` nodes that are set up and know of each other.
+/// Runs `body` with `count` nodes that are set up and know each other.
 pub fn with_nodes(count: u8, body: impl FnOnce(&mut Vec<Node>) + Send) {
     in_netns_with_loopback(|| {
         sh("ip link add br0 type bridge");
@@ -65,7 +65,7 @@ pub fn with_nodes(count: u8, body: impl FnOnce(&mut Vec<Node>) + Send) {
     });
 }
 
-/// Tells every node of all others.
+/// Sets each node's peers to all others.
 pub fn introduce(nodes: &mut [Node]) {
     let all: Vec<u8> = nodes.iter().map(|node| node.number).collect();
     for node in nodes {
@@ -76,7 +76,7 @@ pub fn introduce(nodes: &mut [Node]) {
     }
 }
 
-/// The report, if nothing failed.
+/// Requires that nothing failed and nothing was refused.
 #[track_caller]
 pub fn sound(report: &Report) {
     assert_eq!(report.failed, 0, "{:?}", report.errors);
@@ -114,7 +114,7 @@ impl Node {
         }
     }
 
-    /// An agent that starts: whatever it knew is forgotten.
+    /// Starts an agent without any earlier knowledge.
     pub fn start(&mut self) {
         let settings = self.settings();
         self.sdn = Some(self.ns.with(|| Sdn::open(settings)).unwrap().unwrap());
@@ -125,14 +125,14 @@ impl Node {
         self.ns.with(|| work(sdn)).unwrap()
     }
 
-    /// What OpenShift's plugin does in the pod, and what the server has the node do.
+    /// Does what OpenShift's plugin does in the pod, and has the node attach it.
     pub fn pod(&mut self, number: u8, netid: u32) -> Pod {
         let pod = self.wired(number, netid);
         self.run(|sdn| sdn.attach(&pod.port)).unwrap();
         pod
     }
 
-    /// A pod that nobody attached yet.
+    /// A pod that is not attached yet.
     pub fn wired(&mut self, number: u8, netid: u32) -> Pod {
         let node = self.number;
         let (name, link) = (format!("p{node}-{number}"), format!("veth{node}{number:07x}"));
@@ -168,7 +168,7 @@ impl Node {
 // === impl Pod ===
 
 impl Pod {
-    /// Whether a packet goes there and back.
+    /// Whether a packet and its reply arrive.
     pub fn reaches(&self, address: Ipv4Addr) -> bool {
         succeeds(&format!("ip netns exec {} ping -c1 -W1 {address}", self.name))
     }

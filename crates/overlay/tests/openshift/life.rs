@@ -1,4 +1,5 @@
-//! An agent that restarts, state that somebody else takes away, ports that come and go, and many peers.
+//! Restarts of an agent, repair of state that another program removed, attaching and detaching of
+//! ports, and many peers.
 
 use std::net::Ipv4Addr;
 
@@ -32,7 +33,7 @@ fn a_restarted_agent_finds_every_port_and_changes_nothing() {
 
 #[test]
 #[ignore = "kernel: network namespaces need root"]
-fn whatever_is_taken_away_comes_back() {
+fn every_removed_object_is_restored() {
     with_nodes(2, |nodes| {
         let [blue, red] = [nodes[0].pod(10, 10), nodes[0].pod(11, 11)];
         let far = nodes[1].pod(10, 10);
@@ -55,7 +56,7 @@ fn whatever_is_taken_away_comes_back() {
             "ip netns exec n1 sysctl -qw net.ipv4.conf.veth1000000a.proxy_arp=0",
             "ip netns exec n1 tc qdisc del dev veth1000000a clsact",
             "ip -n n1 link set veth1000000a down",
-            // As a DEL leaves it that fails half-way.
+            // The group that a failed DEL leaves.
             "ip -n n1 link set veth1000000a group 7275",
             "ip -n n1 link set veth1000000a alias russet-sdn:nonsense",
             "ip -n n1 route replace 10.128.2.10/32 dev lo",
@@ -66,7 +67,7 @@ fn whatever_is_taken_away_comes_back() {
             let Outcome { report, what } = nodes[0].run(Sdn::restore);
             assert_eq!(report.failed, 0, "{harm}: {:?}", report.errors);
             assert!(!report.is_quiet(), "{harm} was not seen");
-            // Without the device it is not known what it lacks.
+            // Without the device, what it lacks is not known.
             assert!(told.what == what || harm.contains("link del"), "{harm}: {told:?}, {what:?}");
             let again = nodes[0].run(Sdn::restore);
             assert!(again.report.is_quiet(), "{harm}: {again:?}");
@@ -79,7 +80,7 @@ fn whatever_is_taken_away_comes_back() {
 
 #[test]
 #[ignore = "kernel: network namespaces need root"]
-fn a_node_whose_rules_are_gone_is_shut() {
+fn a_node_without_its_rules_delivers_nothing_to_pods() {
     with_nodes(2, |nodes| {
         let [red, near] = [nodes[0].pod(11, 11), nodes[0].pod(10, 10)];
         let blue = nodes[1].pod(10, 10);
@@ -89,7 +90,7 @@ fn a_node_whose_rules_are_gone_is_shut() {
             sh(&format!("ip netns exec n1 nft {harm}"));
             for (from, to) in pods.iter().flat_map(|from| pods.map(|to| (from, to))) {
                 let crosses = from.port.netid != to.port.netid;
-                // One of a tenant's may be let through by what is left.
+                // A tenant's packet may pass by the remaining rules.
                 if crosses || (harm == "flush ruleset" && from.name[..2] != to.name[..2]) {
                     from.assert_apart(to);
                 }
@@ -103,7 +104,7 @@ fn a_node_whose_rules_are_gone_is_shut() {
 
 #[test]
 #[ignore = "kernel: network namespaces need root; tool: tc"]
-fn a_limit_of_what_a_pod_sends_stays_beside_its_guard() {
+fn a_pods_bandwidth_limit_coexists_with_its_guard() {
     with_nodes(2, |nodes| {
         let [blue, red] = [nodes[0].pod(10, 10), nodes[0].pod(11, 11)];
         let far = nodes[1].pod(10, 10);
@@ -121,20 +122,20 @@ fn a_limit_of_what_a_pod_sends_stays_beside_its_guard() {
         assert!(outcome.report.is_quiet(), "{outcome:?}");
         blue.assert_reaches(&far);
         red.assert_apart(&blue);
-        // What an agent left that had no guards.
+        // A port that an agent without guards left.
         limit("ingress");
         for look in [Sdn::restore, Sdn::differences, Sdn::restore] {
             let Outcome { report, what } = nodes[0].run(look);
-            assert!(report.is_quiet() && what.is_empty(), "it is one pod's affair: {report:?}, {what:?}");
+            assert!(report.is_quiet() && what.is_empty(), "it concerns one pod only: {report:?}, {what:?}");
             let told: Vec<String> = report.refusals.iter().map(ToString::to_string).collect();
-            let why = "is not programmed: qdisc ingress has its place; the pod has to be made anew";
+            let why = "is not programmed: the link has qdisc ingress in place of clsact; recreate the pod";
             assert_eq!(told, [format!("guard of link veth1000000a {why}")]);
             blue.assert_reaches(&far);
             red.assert_apart(&blue);
         }
         sh("ip -n n1 route del 10.128.2.10/32");
         let report = nodes[0].run(Sdn::restore).report;
-        assert_eq!((report.failed, report.changed(Kind::Route)), (0, 1), "its way is kept: {report:?}");
+        assert_eq!((report.failed, report.changed(Kind::Route)), (0, 1), "its route is kept: {report:?}");
         blue.assert_reaches(&far);
         let error = nodes[0].run(|sdn| sdn.attach(&blue.port)).unwrap_err();
         assert!(matches!(error, SdnError::NoPlace { .. }), "{error}");
@@ -145,7 +146,7 @@ fn a_limit_of_what_a_pod_sends_stays_beside_its_guard() {
 
 #[test]
 #[ignore = "kernel: network namespaces need root"]
-fn a_change_repairs_a_table_that_somebody_else_changed() {
+fn a_change_repairs_a_table_that_another_program_changed() {
     with_nodes(1, |nodes| {
         let [blue, red] = [nodes[0].pod(10, 10), nodes[0].pod(11, 11)];
         for harm in ["nft flush ruleset", "nft delete element ip russet-sdn netids { veth1000000b }"] {
@@ -160,7 +161,7 @@ fn a_change_repairs_a_table_that_somebody_else_changed() {
 
 #[test]
 #[ignore = "kernel: network namespaces need root"]
-fn a_port_goes_with_everything_and_twice_is_no_error() {
+fn detach_removes_everything_and_a_second_one_succeeds() {
     with_nodes(1, |nodes| {
         let node = &mut nodes[0];
         let pod = node.pod(10, 10);
@@ -179,7 +180,7 @@ fn a_port_goes_with_everything_and_twice_is_no_error() {
 
 #[test]
 #[ignore = "kernel: network namespaces need root"]
-fn what_cannot_be_attached_is_an_error_and_leaves_nothing() {
+fn a_refused_attachment_is_an_error_and_leaves_nothing() {
     with_nodes(1, |nodes| {
         let node = &mut nodes[0];
         let pod = node.pod(10, 10);
@@ -206,7 +207,7 @@ fn what_cannot_be_attached_is_an_error_and_leaves_nothing() {
 
 #[test]
 #[ignore = "kernel: network namespaces need root"]
-fn five_thousand_peers_come_once_and_a_change_costs_itself() {
+fn five_thousand_peers_are_written_once_and_a_change_writes_only_itself() {
     with_nodes(1, |nodes| {
         let node = &mut nodes[0];
         let peer = |number: u32| Peer {
@@ -218,7 +219,7 @@ fn five_thousand_peers_come_once_and_a_change_costs_itself() {
         sound(&report);
         assert_eq!((report.changed(Kind::Route), report.changed(Kind::Neighbour)), (5000, 5000));
         assert!(node.run(|sdn| sdn.peers(&peers)).is_quiet());
-        // A life later nothing is known, and everything is found.
+        // After a restart no peers are known, and all are found in the kernel.
         node.start();
         assert!(node.run(|sdn| sdn.peers(&peers)).is_quiet());
         peers.swap_remove(2000);
@@ -235,7 +236,7 @@ fn five_thousand_peers_come_once_and_a_change_costs_itself() {
 
 #[test]
 #[ignore = "kernel: network namespaces need root; tool: nft"]
-fn nft_reads_the_table_and_what_it_prints() {
+fn nft_parses_the_table_that_it_lists() {
     with_nodes(1, |nodes| {
         nodes[0].pod(10, 10);
         nodes[0].pod(11, 0);

@@ -1,11 +1,11 @@
-//! Two tenants on three nodes, every pod sending to every other, while one of them is joined, made global and isolated again: what arrives is
-//! judged by when it was sent.
+//! Two tenants on three nodes. Every pod sends to every other while one tenant is joined, made
+//! global and isolated again; each arrival is checked by the time at which it was sent.
 
 use russet_testkit::crossfire::{Arrival, Crossfire, pairs};
 
 use crate::lab::{Node, Pod, with_nodes};
 
-/// A time in which nothing changed: from the last node's commit to the first node's next.
+/// A time without changes: from the last node's commit to the first node's next.
 #[derive(Debug)]
 struct Window {
     open: bool,
@@ -15,12 +15,13 @@ struct Window {
 
 const NODES: u8 = 3;
 
-/// Even pods are blue, odd ones red.
+/// Whether the packet crosses between tenants: even pods are blue, odd ones red.
 fn across(from: u8, to: u8) -> bool {
     from % 2 != to % 2
 }
 
-/// Gives the red pods an ID on every node, one after the other, and waits until the traffic is as it should be then.
+/// Changes the red pods' network ID on every node, one after the other, and waits until the traffic
+/// matches.
 fn change(nodes: &mut [Node], red: &[Pod], traffic: &Crossfire, netid: u32, open: bool) -> Window {
     for (node, pod) in nodes.iter_mut().zip(red) {
         node.renumber(&[pod], netid).unwrap();

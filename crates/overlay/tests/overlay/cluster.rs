@@ -1,5 +1,5 @@
-//! Nodes in network namespaces of their own on one bridge, for kernel tests. Everything happens on a thread whose own
-//! namespace is the bridge's.
+//! Nodes in network namespaces of their own on one bridge, for kernel tests. Everything runs on a
+//! thread in the bridge's namespace.
 
 use russet_linux::NetNs;
 use russet_overlay::{Encapsulation, Inputs, Reconciler, Report};
@@ -14,7 +14,6 @@ pub struct Node {
     reconciler: Reconciler,
 }
 
-/// How many nodes the tests have.
 pub const NODES: usize = 3;
 
 /// Splits a command at its blanks and runs it; panics when it fails.
@@ -24,14 +23,13 @@ pub fn sh(command: &str) -> String {
     run(words[0], &words[1..])
 }
 
-/// Whether the command succeeds.
 pub fn succeeds(command: &str) -> bool {
     let words: Vec<&str> = command.split_whitespace().collect();
     let output = std::process::Command::new(words[0]).args(&words[1..]).output().unwrap();
     output.status.success()
 }
 
-/// Runs `body` with three nodes that know of each other and have been told nothing else.
+/// Runs `body` with three nodes whose inputs name each other and that have not run yet.
 pub fn with_nodes(encapsulation: Encapsulation, body: impl FnOnce(&mut Vec<Node>) + Send) {
     in_netns_with_loopback(|| {
         sh("ip link add br0 type bridge");
@@ -75,7 +73,7 @@ fn node(number: usize, encapsulation: Encapsulation) -> Node {
 // === impl Node ===
 
 impl Node {
-    /// A run that must go without errors.
+    /// A run that must not fail.
     #[track_caller]
     pub fn reconcile(&mut self) -> Report {
         let Node { ns, reconciler, inputs } = self;
@@ -84,19 +82,18 @@ impl Node {
         report
     }
 
-    /// A run that may go with errors.
+    /// A run that may fail.
     pub fn try_reconcile(&mut self) -> Report {
         let Node { ns, reconciler, inputs } = self;
         ns.with(|| reconciler.reconcile(inputs)).unwrap()
     }
 
-    /// What a run would do.
     pub fn drift(&mut self) -> Vec<String> {
         let Node { ns, reconciler, inputs } = self;
         ns.with(|| reconciler.start(inputs).pending()).unwrap()
     }
 
-    /// A run that ends after some steps.
+    /// A run that is dropped after some steps.
     pub fn break_off_after(&mut self, steps: usize) {
         let Node { ns, reconciler, inputs } = self;
         ns.with(|| {
@@ -106,13 +103,12 @@ impl Node {
         .unwrap();
     }
 
-    /// The tunnels' guard out; whether there was one.
+    /// Removes the tunnels' guard; returns whether there was one.
     pub fn withdraw_guard(&mut self) -> bool {
         let Node { ns, reconciler, .. } = self;
         ns.with(|| reconciler.withdraw_guard()).unwrap().unwrap()
     }
 
-    /// Everything out.
     pub fn withdraw(&mut self) -> Report {
         let Node { ns, reconciler, inputs } = self;
         ns.with(|| reconciler.withdraw(inputs.dialect)).unwrap()

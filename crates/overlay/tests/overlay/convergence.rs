@@ -1,4 +1,5 @@
-//! Plans lead from any state to the desired one, in a safe order, touch nothing foreign, and end.
+//! Plans lead from any state to the desired one, in a safe order, leave foreign objects alone, and
+//! terminate.
 
 use proptest::prelude::*;
 use russet_addr::{Family, Mac};
@@ -28,7 +29,8 @@ fn state() -> impl Strategy<Value = AffinityState> {
 }
 
 prop_compose! {
-    /// Clusters of up to seven nodes that fight over few addresses and blocks, so that conflicts are common.
+    /// Clusters of up to seven nodes that compete for few addresses and blocks, so that conflicts
+    /// are common.
     fn inputs()(
         pools in (encapsulation(), encapsulation(), encapsulation()),
         nodes in prop::collection::vec((0..8u8, 0..2u8, prop::option::of(0..24u8), prop::option::of(0..6u8)), 0..7),
@@ -154,7 +156,7 @@ fn a_device_is_fixed_in_place_where_that_is_possible() {
 }
 
 #[test]
-fn a_device_is_made_anew_where_it_must_be() {
+fn a_device_is_recreated_where_it_must_be() {
     type Spoil = fn(&mut russet_overlay::FoundDevice);
     let spoils: [Spoil; 5] = [
         |device| device.mac = Some(Mac([2, 0, 0, 0, 0, 1])),
@@ -196,7 +198,7 @@ fn a_device_without_our_mark_is_not_removed() {
 }
 
 #[test]
-fn strangers_on_our_device_and_spare_routes_are_removed() {
+fn foreign_entries_on_our_device_and_surplus_routes_are_removed() {
     let (inputs, mut kernel) = programmed();
     let index = kernel.all.devices[&Family::V4].ifindex;
     let stranger = Mac([2, 0, 0, 0, 0, 9]);

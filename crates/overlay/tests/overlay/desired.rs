@@ -1,4 +1,4 @@
-//! What should be in the kernel, for inputs good and hostile (calico-cni.md sections 4.3, 4.4 and 4.8).
+//! The desired state for valid and hostile inputs (calico-cni.md sections 4.3, 4.4 and 4.8).
 
 use russet_addr::{Family, host_net};
 use russet_overlay::{
@@ -36,7 +36,7 @@ fn always_goes_through_the_tunnel() {
 }
 
 #[test]
-fn cross_subnet_goes_straight_to_near_nodes() {
+fn cross_subnet_routes_directly_to_nodes_on_our_subnet() {
     // row "VXLAN CrossSubnet"
     let inputs = cluster(VxlanCrossSubnet);
     assert_eq!(
@@ -46,8 +46,8 @@ fn cross_subnet_goes_straight_to_near_nodes() {
 }
 
 #[test]
-fn without_encapsulation_far_nodes_are_out_of_reach() {
-    // row "None": Russet speaks no BGP
+fn without_encapsulation_nodes_on_other_subnets_are_refused() {
+    // row "None": Russet has no BGP
     let inputs = cluster(Plain);
     assert_eq!(routes(&inputs), ["10.1.0.0/26 blackhole", "10.1.1.0/26 via 192.168.77.2 dev 3"]);
     assert_eq!(refused(&inputs), [(block("10.1.2.0/26"), Reason::OtherSubnet(ip("192.168.99.2")))]);
@@ -55,7 +55,7 @@ fn without_encapsulation_far_nodes_are_out_of_reach() {
 }
 
 #[test]
-fn a_pool_that_speaks_ipip_is_reported_and_left_alone() {
+fn an_ipip_pool_is_reported_and_gets_no_routes() {
     let inputs = cluster(Ipip);
     assert_eq!(routes(&inputs), [""; 0]);
     assert!(refused(&inputs).contains(&(Subject::Pool(net("10.1.0.0/16")), Reason::Unsupported)));
@@ -119,7 +119,7 @@ fn a_borrowed_address_goes_to_where_its_pod_is() {
     let routes = routes(&inputs);
     assert!(routes.contains(&"10.1.0.5/32 tunnel 10.1.2.1".to_owned()), "{routes:?}");
     assert!(routes.contains(&"10.1.2.6/32 via 192.168.77.2 dev 3".to_owned()), "{routes:?}");
-    assert_eq!(routes.len(), 5, "at home and ours need none: {routes:?}");
+    assert_eq!(routes.len(), 5, "pods at home and our own need none: {routes:?}");
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn blackholes_are_only_for_blocks_of_more_than_one_address() {
 }
 
 #[test]
-fn a_pending_claim_owns_nothing_and_a_confirmed_one_beats_one_being_given_back() {
+fn a_pending_claim_owns_nothing_and_a_confirmed_one_wins_over_one_being_released() {
     let inputs = cluster(Vxlan)
         .claim_in("near", "10.1.3.0/26", AffinityState::Pending)
         .claim_in("me", "10.1.4.0/26", AffinityState::Pending)
@@ -171,7 +171,7 @@ fn two_claims_of_a_block_have_one_winner_whatever_the_order() {
 }
 
 #[test]
-fn nobody_claims_what_must_stay_reachable() {
+fn a_claim_over_an_address_that_must_stay_reachable_is_refused() {
     let mut inputs = cluster(Vxlan)
         .pool("192.168.0.0/16", Vxlan)
         .claim("far", "192.168.77.0/26")
@@ -194,7 +194,7 @@ fn nobody_claims_what_must_stay_reachable() {
 }
 
 #[test]
-fn reserved_ranges_and_what_lies_outside_the_pools_are_refused() {
+fn reserved_ranges_and_blocks_outside_the_pools_are_refused() {
     let mut inputs = cluster(Vxlan)
         .pool("0.0.0.0/0", Vxlan)
         .pool("127.0.0.0/8", Vxlan)
@@ -226,7 +226,7 @@ fn a_peers_block_of_one_address_is_not_a_pod_of_ours() {
 }
 
 #[test]
-fn tunnel_addresses_are_vetted() {
+fn invalid_tunnel_addresses_are_refused() {
     for (tunnel, reason) in [
         ("172.16.0.1", Reason::OutsidePools),
         ("127.0.0.1", Reason::Reserved),
@@ -244,7 +244,7 @@ fn tunnel_addresses_are_vetted() {
 }
 
 #[test]
-fn node_addresses_are_vetted() {
+fn invalid_node_addresses_are_refused() {
     for (address, reason) in [
         ("127.0.0.1/8", Reason::Reserved),
         ("224.0.0.5/24", Reason::Reserved),
@@ -260,7 +260,7 @@ fn node_addresses_are_vetted() {
 }
 
 #[test]
-fn a_mac_is_one_nodes_and_no_group() {
+fn a_mac_is_unicast_and_belongs_to_one_node() {
     // the honest node keeps its computed MAC although the thief's name sorts first
     let honest = desired(&cluster(Vxlan)).neighbours[&ip("10.1.1.1")].to_string();
     let inputs = cluster(Vxlan).v4("a-thief", "192.168.77.66/24", "10.1.9.9").mac("a-thief", &honest);
@@ -273,7 +273,7 @@ fn a_mac_is_one_nodes_and_no_group() {
 }
 
 #[test]
-fn without_our_own_data_there_is_no_device_and_the_reason_is_told() {
+fn without_our_own_data_there_is_no_device_and_the_reason_is_reported() {
     for (underlay, tunnel, reason) in [
         ("", "10.1.0.1", Reason::OwnAddressMissing),
         ("192.168.77.9/24", "10.1.0.1", Reason::OwnAddressNotLocal(ip("192.168.77.9"))),
@@ -311,7 +311,7 @@ fn a_pool_may_be_given_twice_but_counts_once() {
 }
 
 #[test]
-fn the_longest_pool_decides_how_a_block_is_reached() {
+fn the_longest_prefix_among_pools_decides_the_encapsulation() {
     let inputs = cluster(Vxlan).pool("10.1.1.0/24", Plain);
     assert!(routes(&inputs).contains(&"10.1.1.0/26 via 192.168.77.2 dev 3".to_owned()));
 }
@@ -331,7 +331,7 @@ fn a_borrowed_address_that_is_a_tunnels_or_two_nodes_is_refused() {
 }
 
 #[test]
-fn refusals_are_told_in_words() {
+fn refusals_are_printed_with_subject_and_reason() {
     let inputs = cluster(Plain);
     let text = desired(&inputs).refusals[0].to_string();
     assert_eq!(

@@ -1,4 +1,5 @@
-//! Flannel's backends on the real kernel, with `ip` and `bridge` as the second opinion (flannel.md sections 6 and 10).
+//! Flannel's backends on the real kernel; `ip` and `bridge` verify its state (flannel.md sections 6
+//! and 10).
 
 mod cluster;
 mod guards;

@@ -1,4 +1,5 @@
-//! The real kernel: three nodes on a bridge, with `ip` and `bridge` as the second opinion (calico-cni.md sections 4.3, 4.4).
+//! The real kernel: three nodes on a bridge; `ip` and `bridge` verify its state (calico-cni.md
+//! sections 4.3, 4.4).
 
 use std::time::Instant;
 
@@ -81,7 +82,7 @@ fn pods_reach_each_other_over_plain_routes() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip, bridge, ping"]
-fn what_somebody_deletes_comes_back_and_what_somebody_adds_goes() {
+fn deleted_objects_are_restored_and_added_ones_removed() {
     with_nodes(Encapsulation::Vxlan, |nodes| {
         nodes.iter_mut().for_each(|node| drop(node.reconcile()));
         let mac = russet_overlay::tunnel_mac(&name("node-2"), russet_addr::Family::V4);
@@ -124,7 +125,7 @@ fn what_somebody_deletes_comes_back_and_what_somebody_adds_goes() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip, bridge, ping"]
-fn what_is_not_ours_stays() {
+fn foreign_objects_stay() {
     with_nodes(Encapsulation::Vxlan, |nodes| {
         sh("ip -n n1 route add 10.1.66.0/26 via 192.168.77.9 proto bird");
         sh("ip -n n1 route add 10.1.1.7/32 dev lo scope link proto 114");
@@ -160,7 +161,7 @@ fn what_is_not_ours_stays() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
-fn a_foreign_route_in_the_way_is_an_error_and_stays() {
+fn a_conflicting_foreign_route_is_an_error_and_stays() {
     with_nodes(Encapsulation::Vxlan, |nodes| {
         sh("ip -n n1 route add 10.1.2.0/26 via 192.168.77.9 proto bird");
         sh("ip -n n1 -6 route add fd10::2:0/122 via fd77::9 proto bird");
@@ -173,7 +174,7 @@ fn a_foreign_route_in_the_way_is_an_error_and_stays() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip, ping"]
-fn oracle_60_a_pool_changes_its_encapsulation_and_back_and_the_device_goes_and_comes() {
+fn oracle_60_the_device_follows_changes_of_a_pools_encapsulation() {
     with_nodes(Encapsulation::Vxlan, |nodes| {
         for encapsulation in
             [Encapsulation::Vxlan, Encapsulation::None, Encapsulation::VxlanCrossSubnet, Encapsulation::Vxlan]
@@ -196,7 +197,7 @@ fn oracle_60_a_pool_changes_its_encapsulation_and_back_and_the_device_goes_and_c
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip, bridge"]
-fn a_node_that_leaves_takes_everything_with_it() {
+fn everything_of_a_removed_node_is_removed() {
     with_nodes(Encapsulation::Vxlan, |nodes| {
         nodes[0].reconcile();
         let node = &mut nodes[0];
@@ -261,7 +262,7 @@ fn an_unchanged_device_is_kept_and_a_device_of_felix_is_taken_over() {
 
 #[test]
 #[ignore = "kernel: network namespaces, root; tool: ip"]
-fn a_node_that_forwards_keeps_listening_to_its_router() {
+fn a_forwarding_node_keeps_accepting_router_advertisements() {
     with_nodes(Encapsulation::None, |nodes| {
         let read = |path: &str| sh(&format!("ip netns exec n1 cat /proc/sys/net/{path}")).trim().to_owned();
         assert_eq!(
@@ -280,7 +281,7 @@ fn a_node_that_forwards_keeps_listening_to_its_router() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, nf_tables, root; tool: ip, ping"]
-fn a_run_that_broke_off_anywhere_is_finished_by_the_next() {
+fn a_run_dropped_after_any_step_is_completed_by_the_next() {
     with_nodes(Encapsulation::Vxlan, |nodes| {
         nodes[1].reconcile();
         nodes[2].reconcile();
@@ -296,7 +297,7 @@ fn a_run_that_broke_off_anywhere_is_finished_by_the_next() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, nf_tables, root; tool: ip, nft"]
-fn drift_is_told_and_withdrawal_leaves_nothing() {
+fn drift_is_reported_and_withdrawal_leaves_nothing() {
     with_nodes(Encapsulation::Vxlan, |nodes| {
         let look = || {
             sh("ip -n n1 link")
@@ -328,14 +329,14 @@ fn drift_is_told_and_withdrawal_leaves_nothing() {
 /// calico-cni.md sections 4.1, 4.3 and 7.3.
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, nf_tables, root; tool: ip"]
-fn in_felixs_place_its_routes_are_kept_in_order_and_birds_make_room() {
+fn with_calico_conventions_felixs_routes_are_reconciled_and_birds_replaced() {
     with_nodes(Encapsulation::Vxlan, |nodes| {
         let routes = |protocol: &str| sh(&format!("ip -n n1 route show proto {protocol}"));
         nodes[0].reconcile();
         assert!(routes("114").contains("10.1.2.0/26"));
         sh("ip -n n1 route add blackhole 10.99.0.0/26 proto 80");
         nodes[0].reconcile();
-        assert!(routes("80").contains("10.99.0.0/26"), "a native node leaves what Felix left");
+        assert!(routes("80").contains("10.99.0.0/26"), "native conventions leave Felix's routes alone");
 
         nodes[0].inputs.dialect = Dialect::Calico;
         sh("ip -n n1 route del 10.1.2.0/26");
@@ -359,7 +360,7 @@ fn in_felixs_place_its_routes_are_kept_in_order_and_birds_make_room() {
 
 #[test]
 #[ignore = "kernel: network namespaces, root; tool: ip"]
-fn oracle_57_and_58_a_direct_route_follows_the_nodes_address_and_a_blackhole_goes_with_its_claim() {
+fn oracle_57_and_58_a_direct_route_follows_the_nodes_address_and_a_blackhole_its_claim() {
     with_nodes(Encapsulation::None, |nodes| {
         nodes[0].inputs.dialect = Dialect::Calico;
         nodes[0].reconcile();
@@ -389,7 +390,7 @@ fn oracle_57_and_58_a_direct_route_follows_the_nodes_address_and_a_blackhole_goe
 /// calico-cni.md section 5.2, oracle 59.
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, nf_tables, root; tool: ip, nft"]
-fn oracle_59_another_vni_port_and_mtu_make_a_new_device() {
+fn oracle_59_another_vni_port_or_mtu_recreates_the_device() {
     with_nodes(Encapsulation::Vxlan, |nodes| {
         nodes[0].reconcile();
         let device = || json("ip -n n1 -d -j link show dev vxlan.calico")[0].clone();
@@ -410,7 +411,7 @@ fn oracle_59_another_vni_port_and_mtu_make_a_new_device() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root"]
-fn five_thousand_peers_are_programmed_and_one_more_costs_one_more() {
+fn five_thousand_peers_are_programmed_and_one_more_writes_only_itself() {
     with_nodes(Encapsulation::Vxlan, |nodes| {
         let node = &mut nodes[0];
         for number in 0..5000_u32 {

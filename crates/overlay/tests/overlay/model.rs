@@ -1,10 +1,10 @@
-//! A kernel in miniature that carries out plans and insists on their order.
+//! A model kernel that applies plans and refuses a wrong order.
 
 use russet_addr::{Family, IpNet, Mac};
 use russet_netlink::{FdbEntry, Neighbour, Route, RouteKind, Vxlan};
 use russet_overlay::{DEVICE_ALIAS, Desired, FoundDevice, Hop, Observed, Op, ROUTE_PROTOCOL, is_ours};
 
-/// All that the model holds, ours and foreign.
+/// All objects of the model, ours and foreign.
 #[derive(Debug, Clone, Default)]
 pub struct Kernel {
     pub all: Observed,
@@ -12,7 +12,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// What `observe` would find.
+    /// The result of `observe`.
     pub fn observe(&self) -> Observed {
         let mut observed = self.all.clone();
         for family in Family::BOTH {
@@ -25,7 +25,7 @@ impl Kernel {
         observed
     }
 
-    /// Whether what is ours is exactly what should be.
+    /// Whether our objects are exactly the desired ones.
     pub fn equals(&self, desired: &Desired) -> bool {
         let observed = self.observe();
         let routes: Vec<(IpNet, Vec<Route>)> = observed.routes.into_iter().collect();
@@ -78,7 +78,7 @@ impl Kernel {
         Route { protocol: ROUTE_PROTOCOL, metric, ..base }
     }
 
-    /// Carries out one request, or says why not.
+    /// Applies one request, or returns why it cannot.
     pub fn apply(&mut self, op: &Op) -> Result<(), String> {
         match op {
             Op::DeleteDevice(family, ifindex) => self.delete_device(*family, *ifindex),
@@ -151,7 +151,7 @@ impl Kernel {
             self.all.fdb.get(&(Family::of(gateway), mac)).ok_or("the forwarding entry is not ready")?;
             let device = self.index(Family::of(gateway));
             let away = |route: &Route| route.kind == RouteKind::Unicast && route.oif != device;
-            // The longest match decides; IPv4 does not care.
+            // The longest match decides; IPv4 does not check.
             let covering =
                 self.all.routes.iter().filter(|(net, routes)| net.contains(&gateway) && !routes.is_empty());
             if gateway.is_ipv6()

@@ -1,4 +1,4 @@
-//! Address translation in the real nf_tables, with `nft` as the second opinion (calico-cni.md section 4.8).
+//! Address translation in the real nf_tables; `nft` verifies it (calico-cni.md section 4.8).
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -14,7 +14,7 @@ fn table(namespace: &str) -> String {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, vxlan, root; tool: nft"]
-fn the_table_holds_what_the_section_says_and_is_repaired() {
+fn the_table_has_the_specified_rules_and_is_repaired() {
     with_nodes(Encapsulation::Vxlan, |nodes| {
         nodes[0].inputs = nodes[0].inputs.clone().pool("10.1.64.0/18", Encapsulation::None);
         assert_eq!(nodes[0].reconcile().changed(Kind::Nat), 1);
@@ -56,7 +56,7 @@ fn the_table_holds_what_the_section_says_and_is_repaired() {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, vxlan, root; tool: nft"]
-fn what_others_have_in_the_table_and_elsewhere_stays() {
+fn foreign_objects_in_the_table_and_elsewhere_stay() {
     with_nodes(Encapsulation::Vxlan, |nodes| {
         let nft = |command: &str| sh(&format!("ip netns exec n1 nft {command}"));
         nft("add table inet russet");
@@ -77,10 +77,10 @@ fn what_others_have_in_the_table_and_elsewhere_stays() {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, vxlan, root; tool: ping"]
-fn pods_take_the_nodes_address_outwards_and_keep_theirs_among_themselves() {
+fn pods_take_the_nodes_address_only_outside_of_the_pools() {
     with_nodes(Encapsulation::Vxlan, |nodes| {
         let ping = "ip netns exec n1 ping -c 1 -W 1 -I 10.1.1.5 192.168.77.2";
-        assert!(!succeeds(ping), "node 2 has no way back to the pod");
+        assert!(!succeeds(ping), "node 2 has no route back to the pod");
         nodes[0].reconcile();
         sh(ping);
         sh("ip netns exec n1 ping -6 -c 1 -W 1 -I fd10::1:5 fd77::2");
@@ -131,7 +131,7 @@ fn pools_inside_each_other_are_one_element() {
         assert!(text.contains("10.1.0.0/16, 10.3.0.0/16"), "{text}");
         assert!(
             !text.contains("notrack") && !text.contains("4790"),
-            "without a tunnel its port is nobody's: {text}"
+            "without a tunnel its port is not reserved: {text}"
         );
     });
 }

@@ -1,4 +1,4 @@
-//! Inputs for tests, short to write.
+//! Short builders of inputs for tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -47,7 +47,6 @@ pub fn alone() -> Inputs {
     inputs.v4("me", "192.168.77.1/24", "10.1.0.1").v6("me", "fd77::1/64", "fd10::1")
 }
 
-/// Chained construction.
 pub trait Build: Sized {
     fn pool(self, cidr: &str, encapsulation: Encapsulation) -> Self;
     fn v4(self, node: &str, underlay: &str, tunnel: &str) -> Self;
@@ -106,7 +105,7 @@ pub fn routes(inputs: &Inputs) -> Vec<String> {
     desired(inputs).routes.into_iter().map(|(dst, to)| format!("{dst} {}", hop(to))).collect()
 }
 
-/// What is refused, and why.
+/// The refusals with their reasons.
 pub fn refused(inputs: &Inputs) -> Vec<(Subject, Reason)> {
     desired(inputs).refusals.into_iter().map(|refusal| (refusal.subject, refusal.reason)).collect()
 }

@@ -15,7 +15,7 @@ pub struct Node {
     pub pod: NetNs,
 }
 
-/// What a node's interfaces receive.
+/// The packets that a node's interfaces receive.
 pub struct Capture(rustix::fd::OwnedFd);
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -65,7 +65,7 @@ impl Node {
         self.host.with(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")).unwrap().unwrap();
     }
 
-    /// What flanneld would ask for on this node.
+    /// The options that flanneld would use on this node.
     pub fn options(&self) -> Options {
         Options {
             tun: "flannel%d".to_owned(),
@@ -80,9 +80,10 @@ impl Node {
         }
     }
 
-    /// Starts a proxy that knows the other node.
+    /// Starts a proxy with the other node as peer.
     pub fn start(&self, options: Options) -> Proxy {
-        // A child of another test that has not come to its `exec` yet may still hold the socket of an earlier proxy.
+        // A child process of another test before its `exec` may still hold the socket of an earlier
+        // proxy.
         let try_it = || self.host.run_in_thread(|| Proxy::start(options.clone())).unwrap().ok();
         let proxy = eventually_some(DEADLINE, try_it);
         let other = 3 - self.number;
@@ -90,7 +91,8 @@ impl Node {
         proxy
     }
 
-    /// What the pod's ping of `target` says. It waits long for an answer, as the first request for a MAC may be lost; `-W 1` is for where none comes.
+    /// The output of the pod's ping of `target`. It waits long for a reply, as the first ARP
+    /// request may be lost; use `-W 1` if none is expected.
     pub fn ping(&self, options: &str, target: &str) -> (bool, String) {
         let command = format!("-c 1 -W 5 {options} {target}");
         let mut ping = std::process::Command::new("ping");
@@ -99,20 +101,22 @@ impl Node {
         (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Has every MAC on the way resolved: a neighbour that is not yet resolved holds back three large packets and drops the others.
+    /// Resolves every MAC on the path: a neighbour that is being resolved queues three large
+    /// packets and drops the others.
     #[track_caller]
     pub fn know_the_way(&self, target: &str) {
         let (answered, said) = self.ping("", target);
         assert!(answered, "{said}");
     }
 
-    /// Begins to look at what the node receives.
+    /// Begins to capture the packets that the node receives.
     pub fn capture(&self) -> Capture {
         self.host.with(Capture::new).unwrap()
     }
 }
 
-/// A node of this backend has no IPv6, whose addresses would change for seconds after their links are up.
+/// Nodes of this backend have no IPv6, whose addresses would change for seconds after their links
+/// are up.
 fn without_ipv6() {
     let switches = ["all", "default"].map(|of| format!("/proc/sys/net/ipv6/conf/{of}/disable_ipv6"));
     for switch in switches.iter().filter(|switch| std::fs::exists(switch).unwrap()) {
@@ -129,19 +133,19 @@ pub fn lease(number: u8) -> Ipv4Net {
 
 impl Capture {
     fn new() -> Self {
-        // ETH_P_IP in network order, as socket(2) wants it of packet(7).
+        // ETH_P_IP in network order, as packet(7) requires in socket(2).
         let ipv4 = Protocol::from_raw(u32::from(0x0800u16.to_be()).try_into().unwrap());
         let socket = rustix::net::socket(AddressFamily::PACKET, SocketType::DGRAM, Some(ipv4)).unwrap();
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(DEADLINE)).unwrap();
         Self(socket)
     }
 
-    /// The next IPv4 packet that is `wanted`; panics when none comes.
+    /// The next IPv4 packet that is `wanted`; panics if none arrives.
     pub fn next(&self, wanted: impl Fn(&[u8]) -> bool) -> Vec<u8> {
         let mut buffer = vec![0; 65_536];
         loop {
             let (bytes, _) = rustix::net::recv(&self.0, &mut buffer[..], rustix::net::RecvFlags::empty())
-                .expect("the packet that was waited for");
+                .expect("the expected packet arrives");
             if wanted(&buffer[..bytes]) {
                 return buffer[..bytes].to_vec();
             }

@@ -1,4 +1,4 @@
-//! Start, stop, and what happens to the device in between.
+//! Start and stop of the proxy, and repair of its device in between.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn the_device_has_the_lease_base_the_network_and_the_mtu_and_goes_with_the_proxy
 
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
-fn a_proxy_that_is_started_again_goes_on_where_the_last_one_stopped() {
+fn a_restarted_proxy_forwards_like_the_one_before() {
     with_nodes(|[one, two]| {
         let _other = two.start(two.options());
         for _ in 0..5 {
@@ -53,7 +53,7 @@ fn a_proxy_that_is_started_again_goes_on_where_the_last_one_stopped() {
 
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
-fn a_port_that_is_taken_is_told_and_leaves_no_device() {
+fn a_port_in_use_is_an_error_and_leaves_no_device() {
     with_nodes(|[one, _]| {
         let _first = one.start(one.options());
         for queues in [1, 3] {
@@ -68,7 +68,7 @@ fn a_port_that_is_taken_is_told_and_leaves_no_device() {
 
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
-fn a_device_that_somebody_deletes_is_a_failure_that_is_told() {
+fn a_deleted_device_is_reported_as_a_failure() {
     with_nodes(|[one, _]| {
         let proxy = one.start(one.options());
         assert_eq!(proxy.failure(), None);
@@ -82,7 +82,7 @@ fn a_device_that_somebody_deletes_is_a_failure_that_is_told() {
 
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
-fn route_address_and_state_that_somebody_takes_away_are_repaired() {
+fn removed_route_address_and_state_are_repaired() {
     with_nodes(|[one, two]| {
         let proxies = [one.start(one.options()), two.start(two.options())];
         for damage in [
@@ -97,7 +97,7 @@ fn route_address_and_state_that_somebody_takes_away_are_repaired() {
             assert!(answered, "after {damage}: {said}");
             assert_eq!(proxies[0].failure(), None);
         }
-        // Whoever repairs on events must not cause any.
+        // A repair after an event must not cause another event.
         let topics = [Topic::Links, Topic::Addresses, Topic::Routes];
         let mut monitor = one.host.with(|| Monitor::open(&topics)).unwrap().unwrap();
         proxies[0].repair().unwrap();
@@ -110,12 +110,12 @@ fn route_address_and_state_that_somebody_takes_away_are_repaired() {
 
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
-fn peers_that_come_and_go_are_followed_at_once() {
+fn added_and_removed_peers_take_effect_at_once() {
     with_nodes(|[one, two]| {
         let proxies = [one.start(one.options()), two.start(two.options())];
         proxies[0].remove(lease(2));
         assert!(!one.ping("-W 1", "10.1.2.2").0);
-        // The wide prefix leads nowhere, the narrow one home.
+        // The wide prefix has no peer, the narrow one has.
         proxies[0].put("10.1.0.0/16".parse().unwrap(), [192, 168, 77, 99].into());
         proxies[0].put(lease(2), [192, 168, 77, 2].into());
         assert!(one.ping("", "10.1.2.2").0);
@@ -128,7 +128,7 @@ fn peers_that_come_and_go_are_followed_at_once() {
 
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
-fn a_proxy_stops_in_the_middle_of_a_stream_which_goes_on_with_the_next() {
+fn a_stream_survives_the_replacement_of_its_proxy() {
     with_nodes(|[one, two]| {
         let _other = two.start(two.options());
         let mut proxy = one.start(one.options());
@@ -137,7 +137,7 @@ fn a_proxy_stops_in_the_middle_of_a_stream_which_goes_on_with_the_next() {
             let stream = scope.spawn(|| tcp(&one.pod, &two.pod, [10, 1, 2, 2].into(), 64 << 20));
             for _ in 0..3 {
                 eventually(DEADLINE, || proxy.count(Count::Sent) > 500);
-                assert!(!stream.is_finished(), "there is something left to stop");
+                assert!(!stream.is_finished(), "the stream is still running");
                 drop(proxy);
                 assert_eq!(devices(), [""; 0]);
                 proxy = one.start(one.options());

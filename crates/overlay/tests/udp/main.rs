@@ -1,4 +1,5 @@
-//! Tests of the userspace udp backend with the real kernel: two nodes, a pod behind each, and a peer that knows no offloads.
+//! Tests of the userspace udp backend with the real kernel: two nodes, a pod behind each, and a
+//! peer without offloads.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests are tests, too")]
 

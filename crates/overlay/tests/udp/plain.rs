@@ -1,5 +1,5 @@
-//! A peer that does what the original does and no more: one packet in each read, one in each datagram, no offloads. Whatever reaches it must be a
-//! packet that the original would understand.
+//! A peer that works like the original: one packet in each read, one in each datagram, no offloads.
+//! Whatever it receives must be a packet that the original accepts.
 
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -14,7 +14,7 @@ use russet_overlay::udp::Options;
 use crate::lab::{Node, sh, with_nodes};
 use crate::transfer::{tcp, udp_segments};
 
-/// The peer. All its packets go to one other node.
+/// The peer. All its packets go to the one other node.
 struct Plain {
     device: String,
     stopped: Arc<AtomicBool>,
@@ -25,7 +25,7 @@ struct Plain {
 #[derive(Default)]
 struct Seen {
     packets: u64,
-    /// What the original would not have understood.
+    /// Datagrams that the original would not accept.
     wrong: Vec<String>,
 }
 
@@ -44,7 +44,7 @@ impl Plain {
         sh(&format!("ip -n h{n} link set {device} mtu {MTU} up"));
         sh(&format!("ip -n h{n} route add {} dev {device}", options.network));
         socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        // It is slow, and what its socket has no room for would be lost.
+        // It is slow, and packets beyond its socket buffer would be lost.
         rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, 16 << 20).unwrap();
         let mut queues = tun.queues;
         let (queue, socket) = (Arc::new(queues.remove(0)), Arc::new(socket));
@@ -92,7 +92,7 @@ impl Plain {
         }));
     }
 
-    /// How many packets came; panics if one of them was wrong.
+    /// The number of packets received; panics if one of them was wrong.
     fn packets(&self) -> u64 {
         let seen = self.seen.lock().unwrap();
         assert_eq!(seen.wrong, [""; 0]);
@@ -110,7 +110,7 @@ impl Drop for Plain {
     }
 }
 
-/// Why a datagram is not one inner packet with right checksums.
+/// Why a datagram is not a single inner packet with right checksums.
 fn object(packet: &[u8]) -> Option<&'static str> {
     let total = usize::from(u16::from_be_bytes([*packet.get(2)?, *packet.get(3)?]));
     if packet.len() < 20 || packet[0] != 0x45 || total != packet.len() {
@@ -131,7 +131,7 @@ fn object(packet: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// One off the time to live, and the checksum anew.
+/// Decrements the TTL and recomputes the checksum.
 fn age(packet: &mut [u8]) -> bool {
     packet[8] = packet[8].saturating_sub(1);
     packet[10..12].fill(0);

@@ -1,4 +1,4 @@
-//! The rows of flannel.md section 10 that are about the udp backend.
+//! The rows of flannel.md section 10 about the udp backend.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -65,13 +65,13 @@ fn t40_ttl_5_is_delivered_4_is_exceeded_at_the_remote_lease_base_and_3_and_2_are
 /// flannel.md section 6.1.
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
-fn t41_a_datagram_for_a_subnet_of_nobody_is_answered_with_net_unreachable_and_an_echo_is_not() {
+fn t41_a_datagram_for_a_subnet_without_peer_is_answered_with_net_unreachable_and_an_echo_is_not() {
     with_nodes(|[one, two]| {
         let proxies = [one.start(one.options()), two.start(two.options())];
         let capture = one.capture();
         let sender = one.pod.with(|| UdpSocket::bind("10.1.1.2:4000")).unwrap().unwrap();
         sender.send_to(b"a payload of more than eight bytes", "10.1.99.1:4001").unwrap();
-        // What the proxy writes comes out of flannel0.
+        // The proxy's packets arrive from flannel0.
         let answer = capture.next(|packet| packet[9] == ICMP);
         assert_eq!(answer.len(), 56);
         assert_eq!(answer[..10], [0x45, 0, 0, 56, 0, 0, 0, 0, 8, ICMP]);
@@ -87,7 +87,7 @@ fn t41_a_datagram_for_a_subnet_of_nobody_is_answered_with_net_unreachable_and_an
     });
 }
 
-/// flannel.md section 6.1: the peer's port is taken to be our own.
+/// flannel.md 6.1: the peer's port is assumed to be our own.
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
 fn t42_port_7890_on_both_works_and_peers_with_different_ports_do_not_talk() {

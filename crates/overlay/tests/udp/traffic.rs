@@ -1,4 +1,4 @@
-//! What pods send arrives: with every offload, without any, and in bursts.
+//! Pods' traffic arrives: with all offloads, with none, and in bursts.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn both_ways(one: &Node, two: &Node, bytes: usize) {
     tcp(&two.pod, &one.pod, [10, 1, 1, 2].into(), bytes);
 }
 
-/// dataplane.md sections 2.6 and 5: this caught something in every implementation.
+/// dataplane.md 2.6 and 5: this test found a bug in every implementation.
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
 fn all_2000_datagrams_arrive_that_a_pod_sends_with_segmentation() {
@@ -26,7 +26,7 @@ fn all_2000_datagrams_arrive_that_a_pod_sends_with_segmentation() {
         assert_eq!(udp_segments(&one.pod, &two.pod, [10, 1, 2, 2].into(), 50, 40, 1200), 2000);
         if proxies[0].offloads().tun.udp {
             let writes = proxies[1].count(Count::Writes);
-            assert!(writes < 500, "the datagrams were joined again: {writes} writes");
+            assert!(writes < 500, "the datagrams were coalesced: {writes} writes");
         }
     });
 }
@@ -37,7 +37,7 @@ fn small_datagrams_in_a_burst_arrive() {
     with_nodes(|[one, two]| {
         let _proxies = [one.start(one.options()), two.start(two.options())];
         one.know_the_way("10.1.2.2");
-        // Less than the TUN's queue holds: what overflows it is lost in the original, too.
+        // Less than the TUN's queue holds: what exceeds it is lost in the original, too.
         assert_eq!(udp_segments(&one.pod, &two.pod, [10, 1, 2, 2].into(), 400, 1, 64), 400);
     });
 }
@@ -72,13 +72,13 @@ fn streams_arrive_whole_when_either_side_or_both_have_no_offloads() {
             both_ways(&one, &two, 4 * MEGABYTES);
             let plain = [&proxies[0], &proxies[1]][usize::from(first)];
             assert!(!plain.offloads().segments && !plain.offloads().joins && !plain.offloads().tun.header);
-            // The last acknowledgements may be on their way.
+            // The last acknowledgements may still be in transit.
             eventually(DEADLINE, || plain.count(Count::Received) == plain.count(Count::Writes));
         });
     }
 }
 
-/// The wire is a NIC that can neither segment UDP nor compute checksums.
+/// The wire acts as a NIC that can neither segment UDP nor compute checksums.
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root; tool: ethtool"]
 fn streams_arrive_whole_over_a_wire_without_offloads() {

@@ -17,7 +17,7 @@ const RECEIVE_BUFFER_BYTES: usize = 16 << 20;
 pub fn tcp(from: &NetNs, to: &NetNs, address: Ipv4Addr, bytes: usize) {
     let pattern: Vec<u8> = (0..bytes).map(|n| (n * 7 + n / 251) as u8).collect();
     let listener = to.with(|| TcpListener::bind((address, 0))).unwrap().unwrap();
-    // Of `accept`: a sender that does not come must not be waited for.
+    // Timeout of `accept`, in case the sender fails.
     sockopt::set_socket_timeout(&listener, sockopt::Timeout::Recv, Some(DEADLINE)).unwrap();
     let target = listener.local_addr().unwrap();
     std::thread::scope(|scope| {
@@ -38,10 +38,11 @@ pub fn tcp(from: &NetNs, to: &NetNs, address: Ipv4Addr, bytes: usize) {
     });
 }
 
-/// Sends `sends` times `each` datagrams of `size` bytes with one call each, as a QUIC server does. How many different ones
-/// arrive whole.
+/// Sends `sends` times `each` datagrams of `size` bytes with one call each, as a QUIC server does.
+/// Returns how many different ones arrive whole.
 ///
-/// Not behind [`tcp`]: packets that it sent again may still fill the TUN's queue of 500, and what overflows is lost.
+/// Do not call it after [`tcp`]: packets that TCP sent again may still fill the TUN's queue of 500,
+/// and what exceeds it is lost.
 pub fn udp_segments(
     from: &NetNs,
     to: &NetNs,

@@ -1,4 +1,4 @@
-//! What is said to iptables, for what it said.
+//! Checks the input of iptables-restore for given outputs of iptables-save.
 
 use super::*;
 use crate::firewall::Mode;
@@ -55,7 +55,7 @@ fn without(text: &str, part: &str) -> Saved {
 }
 
 #[test]
-fn a_table_as_flannel_makes_it_needs_nothing() {
+fn a_table_as_flannel_makes_it_needs_no_edit() {
     // flannel.md section 7.1, row "current"
     assert_eq!(nat(&[wanted()]).edits(&read(NAT)), Vec::<String>::new());
 }
@@ -116,7 +116,7 @@ fn rules_of_versions_without_chains_go_by_their_comment_or_by_the_old_values() {
 }
 
 #[test]
-fn what_is_not_wanted_is_removed_with_its_chain() {
+fn an_unwanted_chain_is_removed_with_its_rules() {
     let [nat, filter] = Goal::both(&Wanted::default(), Family::V4, true, &[]);
     let expected = [
         "-D POSTROUTING -m comment --comment \"flanneld masq\" -j FLANNEL-POSTRTG",
@@ -174,7 +174,7 @@ fn accepts_that_are_there_stay_and_those_that_are_not_needed_go() {
 }
 
 #[test]
-fn where_docker_leaves_a_chain_to_the_administrator_pods_are_reached_through_it() {
+fn behind_docker_pods_are_accepted_in_the_chain_of_the_administrator() {
     let saved = read(
         "*filter\n:FORWARD DROP [0:0]\n:DOCKER-USER - [0:0]\n-A FORWARD -j DOCKER-USER\n-A FORWARD -j DOCKER-FORWARD\n-A DOCKER-USER -s 10.5.7.7/32 -j DROP\n-A DOCKER-USER -j RETURN\nCOMMIT\n",
     );
@@ -192,7 +192,7 @@ fn of_several_tables_each_is_read_by_itself() {
 }
 
 #[test]
-fn quotes_are_resolved_and_nothing_is_lost() {
+fn quotes_are_resolved_and_no_word_is_lost() {
     assert_eq!(
         split(r#"-m comment --comment "a \"b\" c" -j X"#),
         ["-m", "comment", "--comment", "a \"b\" c", "-j", "X"]
@@ -202,7 +202,7 @@ fn quotes_are_resolved_and_nothing_is_lost() {
 
 proptest::proptest! {
     #[test]
-    fn any_output_is_survived(text in "(?s)[-:*\"\\\\ A-Za-z0-9\n]{0,300}") {
+    fn any_output_is_parsed_without_a_panic(text in "(?s)[-:*\"\\\\ A-Za-z0-9\n]{0,300}") {
         let saved = read(&text);
         let _ = nat(&[wanted()]).edits(&saved);
         let _ = accepts(&saved, &wanted(), Family::V4, FLANNEL, true);

@@ -1,4 +1,5 @@
-//! A book that follows changes says the same as one that is written anew, and its differences lead from one to the other.
+//! A table that follows changes equals one that is filled anew, and its differences lead from one
+//! state to the other.
 
 use proptest::prelude::*;
 use russet_addr::Ipv4Net;
@@ -6,7 +7,7 @@ use russet_netlink::Route;
 
 use super::*;
 
-/// What a kernel would hold of it.
+/// What a kernel would hold after the differences.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Held {
     routes: BTreeMap<IpNet, Hop>,
@@ -14,7 +15,6 @@ struct Held {
     fdb: BTreeMap<(Family, Mac), IpAddr>,
 }
 
-/// What happens to a lease.
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Put(PeerKey, Claim),
@@ -30,7 +30,7 @@ fn key(number: u8) -> PeerKey {
     PeerKey { v4: Ipv4Net::new([10, 9, number, 0].into(), 24).ok(), v6: None }
 }
 
-/// Six leases that fight over three subnets of two lengths, three MACs and three addresses.
+/// Six leases that compete for three subnets of two lengths, three MACs and three addresses.
 fn event() -> impl Strategy<Value = Event> {
     let outer = |last: u8| IpAddr::from([192, 168, 77, last]);
     let way = prop_oneof![
@@ -65,7 +65,7 @@ fn hop(route: &Route) -> Hop {
     }
 }
 
-/// Carries out a difference, which must be right about what was there.
+/// Applies a difference, whose description of the earlier state must be right.
 fn carry_out(held: &mut Held, (desired, was): (Desired, Observed)) {
     for (dst, routes) in &was.routes {
         assert_eq!(held.routes.remove(dst), Some(hop(&routes[0])), "{dst}");
@@ -89,7 +89,7 @@ fn owner() -> Owner {
 
 proptest! {
     #[test]
-    fn changes_lead_where_a_fresh_book_would(pieces in prop::collection::vec(prop::collection::vec(event(), 1..6), 1..12)) {
+    fn changes_give_the_same_state_as_a_fresh_table(pieces in prop::collection::vec(prop::collection::vec(event(), 1..6), 1..12)) {
         let devices = BTreeMap::new();
         let mut book = Book::new(owner(), BTreeMap::new());
         let (mut held, mut alive) = (Held::default(), Vec::<(PeerKey, Event)>::new());
@@ -119,7 +119,7 @@ proptest! {
 }
 
 #[test]
-fn only_crowds_get_metrics_and_nobody_loses_the_one_he_has() {
+fn only_many_routes_get_metrics_and_existing_routes_keep_theirs() {
     let direct = |third: u8, fourth: u16| {
         let number = u32::from(third) * 256 + u32::from(fourth);
         let subnet = Ipv4Net::new((0x0a10_0000 + number * 256).into(), 24).unwrap();
@@ -141,7 +141,7 @@ fn only_crowds_get_metrics_and_nobody_loses_the_one_he_has() {
     book.remove(&key);
     let (_, was) = book.difference(&BTreeMap::new());
     let metric = was.routes[&claim.subnet][0].metric;
-    assert_eq!(metric, own_metric(&claim.subnet), "it goes as it came");
+    assert_eq!(metric, own_metric(&claim.subnet), "a removed route is named with the metric that it was added with");
 
     // After a restart the kernel's routes decide.
     let plain = |number: usize| {

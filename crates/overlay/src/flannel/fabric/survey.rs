@@ -1,4 +1,5 @@
-//! What stands where our devices are to be, for a daemon that takes a running flannel over: it must not make anything anew that packets go through.
+//! Compares the existing devices with those that the backend needs, for a daemon that takes over
+//! from a running flannel: it must not recreate a device that carries traffic.
 
 use russet_addr::{Family, IfName, Mac};
 
@@ -8,25 +9,23 @@ use crate::observe::observe_devices;
 use crate::plan::matches;
 use crate::vxlan::Device;
 
-/// What stands in one place.
+/// An existing or missing device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standing {
     /// The name that our device has or will have.
     pub device: IfName,
     /// The family whose packets it carries.
     pub family: Family,
-    /// What is there under that name.
+    /// What exists under that name.
     pub found: Found,
 }
 
-/// What is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     /// A device that [`Fabric::prepare`] keeps, and its MAC.
     Ours(Mac),
     /// A device that it would replace by another: kind, VNI, port, local address, interface or a flag differs.
     Other,
-    /// Nothing.
     Nothing,
 }
 

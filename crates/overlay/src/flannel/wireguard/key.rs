@@ -1,5 +1,5 @@
-//! The node's private key, in a file that outlives the daemon, so that peers need not learn another one (flannel.md section 6.5).
-//! Called by `wireguard`.
+//! The node's private key, in a file that outlives the daemon, so that peers keep their
+//! configuration (flannel.md section 6.5). Called by `wireguard`.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,18 +11,16 @@ use russet_linux::file::{self, FileError};
 use russet_linux::random;
 use russet_netlink::wireguard::Key;
 
-/// Only root reads it, and nobody writes it again.
+/// Readable by root only, and never written again.
 const MODE: u32 = 0o400;
 
-/// Why there is no private key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// The file is there and cannot be read, or it, or its directory, cannot be made.
+    /// The file exists and cannot be read, or the file or its directory cannot be created.
     #[error("{operation} {}: {source}", .path.display())]
     Io {
         /// What was being done.
         operation: &'static str,
-        /// To what.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -30,15 +28,14 @@ pub enum KeyError {
     /// The file could not be written.
     #[error(transparent)]
     Write(#[from] FileError),
-    /// What should be a key is none; its text is not repeated.
+    /// The content is not a key; it is not repeated in the message.
     #[error("{subject} is not the base64 text of 32 bytes")]
     Text {
-        /// Which.
         subject: String,
     },
 }
 
-/// A key that all nodes know besides their own pairs; it does not print.
+/// A preshared key of all nodes. It has no `Debug` or `Display` that prints it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Psk(pub(super) Key);
 
@@ -52,7 +49,7 @@ impl FromStr for Psk {
     }
 }
 
-/// The key in `path`, which is made if there is no such file.
+/// Reads the key in `path`, or creates it if there is no such file.
 pub(super) fn load(path: &Path) -> Result<Key, KeyError> {
     match std::fs::read_to_string(path) {
         Ok(text) => parse(&format!("private key in {}", path.display()), &text),
@@ -61,13 +58,12 @@ pub(super) fn load(path: &Path) -> Result<Key, KeyError> {
     }
 }
 
-/// Reads a key's usual text.
+/// Parses a key's base64 text.
 pub(super) fn parse(subject: &str, text: &str) -> Result<Key, KeyError> {
     let bytes = STANDARD.decode(text.trim()).ok().and_then(|bytes| bytes.try_into().ok());
     bytes.map(Key).ok_or_else(|| KeyError::Text { subject: subject.to_owned() })
 }
 
-/// A key's usual text.
 pub(super) fn text(key: &Key) -> String {
     STANDARD.encode(key.0)
 }
@@ -79,11 +75,11 @@ fn create(path: &Path) -> Result<Key, KeyError> {
     }
     let failed = |source| KeyError::Io { operation: "make private key", path: path.to_owned(), source };
     let mut bytes = random::secret::<32>().map_err(failed)?;
-    // As Curve25519 wants them (RFC 7748 section 5).
+    // Clamped as Curve25519 requires (RFC 7748 section 5).
     bytes[0] &= 0xf8;
     bytes[31] = bytes[31] & 0x7f | 0x40;
     let key = Key(bytes);
-    // Without a newline: flannel's own reader takes none.
+    // Without a newline, which flannel's own reader does not accept.
     file::write_atomic_with_mode(path, text(&key).as_bytes(), MODE)?;
     Ok(key)
 }
@@ -95,20 +91,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_made_once_for_root_alone_and_found_again() {
+    fn a_key_is_created_once_readable_by_root_only_and_found_again() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("flannel/wgkey");
         let key = load(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o400);
         assert_eq!((key.0[0] & 7, key.0[31] & 0xc0), (0, 0x40));
         assert_eq!(load(&path).unwrap(), key);
-        assert_eq!(std::fs::read_to_string(&path).unwrap().len(), 44, "flannel reads it, too");
+        assert_eq!(std::fs::read_to_string(&path).unwrap().len(), 44, "flannel reads the same file");
         let another = load(&directory.path().join("another")).unwrap();
         assert_ne!(another, key);
     }
 
     #[test]
-    fn a_key_that_all_nodes_know_is_never_shown() {
+    fn a_preshared_key_is_never_shown() {
         let text = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0IHNlY3I=";
         let psk: Psk = text.parse().unwrap();
         assert_eq!(format!("{psk:?}"), "Psk(Key(..))");
@@ -118,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_key_is_an_error_that_does_not_tell_it_and_stays() {
+    fn a_broken_key_gives_an_error_without_its_text_and_the_file_stays() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("wgkey");
         for text in ["", "c2VjcmV0", "not base64", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"] {

@@ -1,4 +1,4 @@
-//! Which peers our devices should have.
+//! The peers that our devices should have.
 
 use super::*;
 use crate::flannel::{Backend, Networks};
@@ -66,14 +66,14 @@ fn shown(mode: Mode, own: [&str; 2], peers: &[Peer]) -> Vec<String> {
 }
 
 #[test]
-fn each_family_has_a_device_or_both_have_one_over_the_likelier_address() {
+fn each_family_has_a_device_or_both_share_one_over_the_more_reachable_address() {
     // flannel.md section 6.5
     let dual = [peer(2, "192.0.2.2", "2001:db8::2")];
     let (private, public) = (["10.0.0.1", "fd00::1"], ["10.0.0.1", "2001:db8::1"]);
     let separate = ["0 192.0.2.2:51820 10.5.2.0/24", "1 [2001:db8::2]:700 fd10:5:0:2::/64"];
     assert_eq!(shown(Mode::Separate, private, &dual), separate);
     let both = |endpoint: &str| vec![format!("0 {endpoint} 10.5.2.0/24 fd10:5:0:2::/64")];
-    // The last family's port counts, as its key does.
+    // The last family's port counts, as does its key.
     assert_eq!(shown(Mode::V4, private, &dual), both("192.0.2.2:700"));
     assert_eq!(shown(Mode::V6, private, &dual), both("[2001:db8::2]:700"));
     assert_eq!(shown(Mode::Auto, private, &dual), both("192.0.2.2:700"));
@@ -85,7 +85,7 @@ fn each_family_has_a_device_or_both_have_one_over_the_likelier_address() {
 }
 
 #[test]
-fn a_subnet_is_its_newest_claimants_and_a_node_may_have_several() {
+fn a_subnet_belongs_to_its_newest_lease_and_a_node_may_have_several() {
     let old = peer(2, "192.0.2.2", "");
     let anew = Peer { wireguard: peer(9, "192.0.2.2", "").wireguard, ..old.clone() };
     let moved = Peer { subnet: "10.5.7.0/24".parse().ok(), ..anew.clone() };
@@ -112,7 +112,7 @@ fn a_node_has_as_many_subnets_as_fit_into_a_request() {
 }
 
 #[test]
-fn what_the_kernel_did_not_take_is_told_again() {
+fn changes_that_the_kernel_refused_are_sent_again() {
     let options = options(Mode::Separate);
     let of = |peers: &[Peer]| {
         wanted(&options, [None, None], &rules(&options, "10.0.0.1", ""), peers.iter()).0[0].clone()
@@ -129,7 +129,7 @@ fn what_the_kernel_did_not_take_is_told_again() {
 }
 
 #[test]
-fn leases_that_lie_are_refused() {
+fn forged_leases_are_refused() {
     let own = ["10.0.0.1", ""];
     let good = Peer { subnet_v6: None, ..peer(2, "192.0.2.2", "") };
     let end = |text: &str| [Some(WireguardEnd { public_key: text.to_owned(), port: None }), None];
@@ -148,7 +148,7 @@ fn leases_that_lie_are_refused() {
 }
 
 #[test]
-fn the_kernel_is_told_what_differs_and_a_peer_that_moved_is_left_alone() {
+fn only_differences_are_sent_and_a_peer_that_moved_is_left_alone() {
     let options = options(Mode::Separate);
     let of = |peers: &[Peer]| {
         let rules = rules(&options, "10.0.0.1", "");

@@ -1,4 +1,4 @@
-//! Tests of joining, against cutting.
+//! Tests of coalescing against segmentation.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::super::cut::Whole;
 use super::super::samples::{self, Tcp, is_intact};
 use super::*;
 
-/// What a kernel would get: each write, cut as its virtio header says.
+/// Collects what a kernel would get: each write, segmented according to its virtio header.
 #[derive(Default)]
 struct Kernel {
     writes: Vec<Vec<Vec<u8>>>,
@@ -56,7 +56,7 @@ fn merge_as(allowed: Kinds, kernel: &mut Kernel, packets: &[Vec<u8>]) -> Kinds {
     merger.allowed()
 }
 
-/// How many packets went into each write; what they are cut into again is what came.
+/// The number of packets in each write; also checks that segmentation restores the input.
 fn merge(packets: &[Vec<u8>]) -> Vec<usize> {
     let mut kernel = Kernel::default();
     assert_eq!(merge_into(&mut kernel, packets), both());
@@ -76,7 +76,7 @@ fn packets(segments: &[Tcp]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn the_segments_of_a_stream_become_one() {
+fn the_segments_of_a_stream_are_coalesced() {
     assert_eq!(merge(&packets(&stream(40))), [40]);
 }
 
@@ -91,7 +91,7 @@ fn a_push_and_a_short_segment_end_a_run() {
 }
 
 #[test]
-fn what_differs_stays_apart() {
+fn packets_of_different_flows_are_not_coalesced() {
     let changes: [fn(&mut Tcp); 8] = [
         |segment| segment.sequence += 1,
         |segment| segment.acknowledged += 1,
@@ -110,7 +110,7 @@ fn what_differs_stays_apart() {
 }
 
 #[test]
-fn segments_of_another_header_stay_apart() {
+fn segments_with_different_headers_are_not_coalesced() {
     for (at, value) in [(1, 1), (8, 63), (15, 9), (20, 1), (22, 1)] {
         let mut packets = packets(&stream(2));
         packets[1][at] = value;
@@ -119,7 +119,7 @@ fn segments_of_another_header_stay_apart() {
 }
 
 #[test]
-fn a_damaged_packet_joins_nothing_and_reaches_the_kernel_as_it_is() {
+fn a_damaged_packet_is_written_alone_and_unchanged() {
     for damaged in [0, 1, 2] {
         let mut packets = packets(&stream(4));
         packets[damaged][80] ^= 1;
@@ -130,7 +130,7 @@ fn a_damaged_packet_joins_nothing_and_reaches_the_kernel_as_it_is() {
 }
 
 #[test]
-fn at_most_64_datagrams_of_udp_become_one() {
+fn at_most_64_udp_datagrams_are_coalesced() {
     let datagrams: Vec<_> = (0..130).map(|n| samples::udp_with_id(n, &[n as u8; 100])).collect();
     assert_eq!(merge(&datagrams), [64, 64, 2]);
 }
@@ -150,7 +150,7 @@ fn no_run_is_longer_than_an_ip_packet() {
 }
 
 #[test]
-fn a_kernel_that_refuses_joined_packets_gets_single_ones_and_is_not_asked_again() {
+fn a_kernel_that_refuses_coalesced_packets_gets_single_ones_from_then_on() {
     let mut kernel = Kernel { refuses_joined: true, ..Kernel::default() };
     let packets = packets(&stream(4));
     let mut allowed = both();
@@ -164,7 +164,7 @@ fn a_kernel_that_refuses_joined_packets_gets_single_ones_and_is_not_asked_again(
 }
 
 #[test]
-fn a_refusal_between_packets_that_are_taken_is_forgiven() {
+fn a_single_refusal_between_accepted_packets_has_no_effect() {
     let packets = packets(&stream(4));
     let mut allowed = both();
     for refuses_joined in [true, false].repeat(usize::from(REFUSALS)) {
@@ -187,13 +187,13 @@ fn without_the_flag_that_forbids_fragments_ids_must_be_consecutive() {
 }
 
 #[test]
-fn a_tcp_checksum_that_happens_to_be_zero_is_one_like_any_other() {
+fn a_tcp_checksum_of_zero_is_valid() {
     let segment =
         |n: u16, payload: &[u8]| Tcp { id: n, sequence: 100 * u32::from(n), ..Tcp::new(payload) }.packet();
     let mut payload = [3; 100];
     payload[98..].fill(0);
     let before = segment(1, &payload);
-    // The word that takes the sum to all ones.
+    // The word that completes the sum to all ones.
     payload[98..].copy_from_slice(&before[36..38]);
     let packets = [segment(0, &[3; 100]), segment(1, &payload), segment(2, &[3; 100])];
     assert_eq!(packets[1][36..38], [0, 0]);
@@ -203,7 +203,7 @@ fn a_tcp_checksum_that_happens_to_be_zero_is_one_like_any_other() {
     assert_eq!(kernel.writes.len(), 1);
 }
 
-/// A flow's next packet, or one that breaks it somewhere.
+/// The next packet of a flow, or one that interrupts the flow.
 #[derive(Debug, Clone)]
 enum Step {
     Next(usize, bool),
@@ -223,7 +223,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn what_is_joined_and_cut_again_is_what_came(steps in prop::collection::vec(step(), 0..60)) {
+    fn segmenting_coalesced_packets_restores_them(steps in prop::collection::vec(step(), 0..60)) {
         let (mut sequence, mut id) = (u32::MAX - 300, u16::MAX - 3);
         let mut came = Vec::new();
         for step in steps {
@@ -244,7 +244,7 @@ proptest! {
         }
         let mut kernel = Kernel::default();
         merge_into(&mut kernel, &came);
-        // IDs of packets that may not be fragmented mean nothing (RFC 6864) and need not survive.
+        // IDs of unfragmentable packets have no meaning (RFC 6864) and need not survive.
         let without_id = |packet: &Vec<u8>| [&packet[..4], &packet[6..10], &packet[12..]].concat();
         let left: Vec<_> = kernel.writes.concat().iter().map(without_id).collect();
         prop_assert_eq!(left, came.iter().map(without_id).collect::<Vec<_>>());
@@ -252,7 +252,7 @@ proptest! {
     }
 
     #[test]
-    fn no_packets_make_it_panic(all in prop::collection::vec(prop::collection::vec(any::<u8>(), 20..120), 0..8)) {
+    fn arbitrary_packets_cause_no_panic(all in prop::collection::vec(prop::collection::vec(any::<u8>(), 20..120), 0..8)) {
         let mut kernel = Kernel::default();
         let mut merger = Merger::new(both());
         let plausible: Vec<Vec<u8>> = all.into_iter().map(|mut packet| {

@@ -25,7 +25,7 @@ pub struct Node {
     pub prepared: Prepared,
 }
 
-/// The options of the vxlan backend that nobody set.
+/// The default options of the vxlan backend.
 pub fn vxlan() -> Vxlan {
     Vxlan {
         vni: 1,
@@ -50,7 +50,7 @@ pub fn key(number: u8) -> PeerKey {
     PeerKey { v4: Some(subnet(number)), v6: Some(subnet_v6(number)) }
 }
 
-/// A node that is not there.
+/// A peer without a node.
 pub fn stranger(number: u8) -> Peer {
     let mac = |family: u8| Some(Mac([2, family, 0, 0, 0, number]));
     Peer {
@@ -63,7 +63,7 @@ pub fn stranger(number: u8) -> Peer {
     }
 }
 
-/// Runs `body` with `count` nodes that are prepared and own their subnets, and know no peers yet.
+/// Runs `body` with `count` nodes that are prepared and own their subnets, and have no peers yet.
 pub fn with_nodes(count: u8, backend: &Backend, body: impl FnOnce(&mut Vec<Node>) + Send) {
     in_netns_with_loopback(|| {
         sh("ip link add br0 type bridge");
@@ -74,7 +74,7 @@ pub fn with_nodes(count: u8, backend: &Backend, body: impl FnOnce(&mut Vec<Node>
     });
 }
 
-/// What `ip -n n1 -j ...` or `bridge -n n1 -j ...` shows.
+/// The JSON output of `ip -n n1 -j ...` or `bridge -n n1 -j ...`.
 pub fn json(command: &str) -> Vec<Value> {
     let text = sh(command);
     if text.trim().is_empty() { Vec::new() } else { serde_json::from_str(&text).unwrap() }
@@ -134,7 +134,7 @@ impl Node {
         }
     }
 
-    /// A daemon that starts: whatever it knew is forgotten.
+    /// Starts a daemon without any earlier knowledge.
     #[track_caller]
     pub fn start(&mut self) {
         self.try_start().unwrap();
@@ -173,20 +173,20 @@ impl Node {
         self.run(Fabric::drifted).unwrap()
     }
 
-    /// What the others know of this node.
+    /// The lease of this node.
     pub fn lease(&self) -> Peer {
         Peer { mac: self.prepared.mac, ..stranger(self.number) }
     }
 }
 
-/// The report itself, if nothing failed.
+/// Requires that nothing failed; returns a copy.
 #[track_caller]
 fn sound(report: &Report) -> Report {
     assert_eq!(report.failed, 0, "{:?}", report.errors);
     Report { changed: report.changed.clone(), refusals: report.refusals.clone(), ..Report::default() }
 }
 
-/// Tells every node of all others.
+/// Sets each node's peers to all others.
 pub fn introduce(nodes: &mut [Node]) {
     let leases: Vec<Peer> = nodes.iter().map(Node::lease).collect();
     for node in nodes {

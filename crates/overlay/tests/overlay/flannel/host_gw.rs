@@ -9,7 +9,7 @@ use super::cluster::{assert_reachable, introduce, key, route, sh, stranger, with
 
 #[test]
 #[ignore = "kernel: network namespaces, root; tool: ip, ping"]
-fn t28_deleted_and_wrong_routes_are_put_right() {
+fn t28_deleted_and_wrong_routes_are_repaired() {
     // flannel.md section 10, T28
     with_nodes(3, &Backend::HostGw, |nodes| {
         introduce(nodes);
@@ -36,7 +36,7 @@ fn t28_deleted_and_wrong_routes_are_put_right() {
             assert!(nodes[0].resync().is_quiet(), "{damage}");
             assert!(!nodes[0].drifted(), "{damage}: still drifting");
         }
-        // Without a word to anybody.
+        // The kernel sends no event for these routes.
         sh("ip -n n1 link set w0 down");
         nodes[0].drifted();
         sh("ip -n n1 link set w0 up");
@@ -48,7 +48,7 @@ fn t28_deleted_and_wrong_routes_are_put_right() {
         sh("ip -n n1 route replace 10.5.2.0/24 via 192.168.77.3 proto static");
         nodes[0].start();
         introduce(nodes);
-        assert_eq!(route(2), right, "a wrong route of a former life");
+        assert_eq!(route(2), right, "a wrong route of an earlier run is replaced");
         nodes[0].change(&[key(2)], &[]);
         assert_eq!(route(2), "");
     });
@@ -75,7 +75,7 @@ fn a_peer_behind_a_router_is_refused_and_told_once() {
         let report = nodes[0].resync();
         assert_eq!((report.changed(Kind::Route), report.refusals), (1, vec![]));
         sh("ip -n n1 addr del 192.168.88.1/24 dev w0");
-        assert_eq!(nodes[0].resync().refusals.len(), 1, "it is told again when it happens again");
+        assert_eq!(nodes[0].resync().refusals.len(), 1, "it is reported again when it happens again");
     });
 }
 

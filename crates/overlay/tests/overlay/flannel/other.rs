@@ -1,4 +1,4 @@
-//! What belongs to no backend alone, and the backends that this kernel may lack.
+//! Behaviour that is common to backends, and the backends that this kernel may lack.
 
 use russet_overlay::Kind;
 use russet_overlay::flannel::{Backend, FlannelError, Peer};
@@ -11,7 +11,7 @@ use super::cluster::{
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
-fn unknown_pods_of_ours_are_swallowed_only_on_demand_and_pods_routes_win() {
+fn unknown_own_addresses_get_a_blackhole_only_when_enabled_and_pods_routes_win() {
     // flannel.md section 1.3, ip-blackhole-route
     with_nodes(1, &Backend::Vxlan(vxlan()), |nodes| {
         nodes[0].reset(vec![stranger(2)]);
@@ -29,7 +29,7 @@ fn unknown_pods_of_ours_are_swallowed_only_on_demand_and_pods_routes_win() {
         sh("ip -n n1 link set cni0 up");
         sh("ip -n n1 route add 10.5.1.0/24 via 192.168.77.9 metric 5");
         nodes[0].drifted();
-        assert!(nodes[0].resync().is_quiet(), "other routes to our own subnet are others' business");
+        assert!(nodes[0].resync().is_quiet(), "foreign routes to our own subnet are left alone");
         let way = &json("ip -n n1 -j route get 10.5.1.9")[0];
         assert_eq!(way["dev"], "cni0");
         nodes[0].change(&[key(2)], &[stranger(3)]);
@@ -45,7 +45,7 @@ fn unknown_pods_of_ours_are_swallowed_only_on_demand_and_pods_routes_win() {
 
 #[test]
 #[ignore = "kernel: network namespaces, root; tool: ip"]
-fn backends_without_routes_take_out_what_others_left() {
+fn backends_without_routes_remove_what_other_backends_left() {
     for (backend, mtu) in [(Backend::Udp, 1472), (Backend::Alloc, 1500)] {
         with_nodes(1, &Backend::HostGw, |nodes| {
             nodes[0].reset(vec![stranger(2)]);
@@ -104,7 +104,7 @@ fn routes_of_a_second_network_are_not_ours_unless_they_were() {
     });
 }
 
-/// Where the kernel has IP-in-IP, what the backend makes of it; where not, that it says so.
+/// Checks the backend where the kernel has IP-in-IP, otherwise the error.
 #[test]
 #[ignore = "kernel: network namespaces, root; tool: ip"]
 fn ipip_works_or_names_what_the_kernel_lacks() {
@@ -139,7 +139,7 @@ fn ipip_works_or_names_what_the_kernel_lacks() {
     });
 }
 
-/// Where the kernel has WireGuard, what the backend makes of it; where not, that it says so.
+/// Checks the backend where the kernel has WireGuard, otherwise the error.
 #[test]
 #[ignore = "kernel: network namespaces, root; tool: ip"]
 fn wireguard_works_or_names_what_the_kernel_lacks() {

@@ -1,4 +1,4 @@
-//! Many leases: storms of them, and what they cost.
+//! Many leases: bursts of changes, and their costs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -10,14 +10,14 @@ use russet_overlay::flannel::{Backend, Networks, Peer, PeerKey};
 
 use super::cluster::{Node, json, sh, vxlan, with_nodes};
 
-/// Leases of a storm.
+/// Leases of a burst.
 const STORM: u32 = 1000;
-/// Storms in a row.
+/// Consecutive bursts.
 const STORMS: u32 = 10;
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
-fn what_thousands_of_leases_with_ipv6_cost() {
+fn cost_of_thousands_of_leases_with_ipv6() {
     with_nodes(1, &Backend::Vxlan(vxlan()), |nodes| {
         let node = &mut nodes[0];
         node.networks = Networks { v4: None, v6: Some("fd10:5::/32".parse().unwrap()) };
@@ -47,7 +47,8 @@ fn what_thousands_of_leases_with_ipv6_cost() {
 /// Single changes measured together.
 const CHANGES: u32 = 200;
 
-/// Lease `number` of a large cluster, in its `edition`: MAC and address depend on that. The addresses are in 172.16.0.0/12.
+/// Lease `number` of a large cluster; its MAC and address depend on `edition`. The addresses are in
+/// 172.16.0.0/12.
 fn lease(number: u32, edition: u32) -> Peer {
     let [_, _, high, low] = number.to_be_bytes();
     let subnet = Ipv4Net::new(Ipv4Addr::new(10, 16 + high, low, 0), 24).unwrap();
@@ -63,7 +64,8 @@ fn lease(number: u32, edition: u32) -> Peer {
     }
 }
 
-/// A node in a network that has room for all of them, without IPv6, every address of theirs on its link.
+/// A node in a network with room for all leases, without IPv6, with all peers' addresses on its
+/// link.
 fn with_node(backend: &Backend, body: impl FnOnce(&mut Node) + Send) {
     with_nodes(1, backend, |nodes| {
         sh("ip -n n1 addr add 172.31.255.1/12 dev w0");
@@ -77,7 +79,7 @@ fn numbers(range: std::ops::Range<u32>) -> impl Iterator<Item = Peer> {
     range.map(|number| lease(number, 0))
 }
 
-/// What `ip` and `bridge` say, as pairs.
+/// The output of `ip` or `bridge` as pairs.
 fn pairs(command: &str, [key, value]: [&str; 2]) -> BTreeSet<(String, String)> {
     let text = |entry: &serde_json::Value, name: &str| entry[name].as_str().unwrap_or_default().to_owned();
     let entries = json(command);
@@ -86,7 +88,7 @@ fn pairs(command: &str, [key, value]: [&str; 2]) -> BTreeSet<(String, String)> {
     found
 }
 
-/// The kernel holds exactly these leases, as others see it.
+/// Requires that the kernel holds exactly these leases, according to `ip` and `bridge`.
 #[track_caller]
 fn assert_holds(leases: &BTreeMap<PeerKey, Peer>) {
     let of = |pair: &dyn Fn(&Peer) -> (String, String)| leases.values().map(pair).collect::<BTreeSet<_>>();
@@ -106,7 +108,7 @@ fn assert_holds(leases: &BTreeMap<PeerKey, Peer>) {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip, bridge"]
-fn t24_ten_storms_of_a_thousand_leases_leave_exactly_what_is_leased() {
+fn t24_ten_bursts_of_a_thousand_leases_leave_exactly_the_leased_routes() {
     // flannel.md section 10, T24
     with_node(&Backend::Vxlan(vxlan()), |node| {
         let steady: Vec<Peer> = numbers(5000..5050).collect();
@@ -115,7 +117,8 @@ fn t24_ten_storms_of_a_thousand_leases_leave_exactly_what_is_leased() {
         let (mut slowest, mut piece) = (Duration::ZERO, 0);
         for storm in 0..STORMS {
             let began = Instant::now();
-            // In pieces of another size each time; every third is changed once more, every second is gone in the end.
+            // In pieces of a different size each time; every third lease is changed once more,
+            // every second is removed in the end.
             for numbers in (0..STORM).collect::<Vec<_>>().chunks(1 + 13 * piece % 97) {
                 piece += 1;
                 let put: Vec<Peer> = numbers.iter().map(|number| lease(*number, storm)).collect();
@@ -163,7 +166,7 @@ fn a_restart_leads_from_any_leases_to_any_others_and_does_not_touch_what_stays()
             let routes = json("ip -n n1 -j route show proto 115");
             metrics.push((kept.changed(Kind::Route), routes.iter().filter(|r| r["metric"].is_u64()).count()));
         }
-        // A route that stays keeps its form; with another MAC or address it is not even touched.
+        // A route that stays keeps its metric; with another MAC or address it is not even written.
         let expected = [(1500, 1500), (1300, 1400), (0, 1400), (1440, 0), (40, 0), (1295, 1295)];
         assert_eq!(metrics, expected);
     });
@@ -171,7 +174,7 @@ fn a_restart_leads_from_any_leases_to_any_others_and_does_not_touch_what_stays()
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip, bridge"]
-fn what_thousands_of_leases_cost() {
+fn cost_of_thousands_of_leases() {
     for (name, backend) in [("vxlan", Backend::Vxlan(vxlan())), ("host-gw", Backend::HostGw)] {
         for count in [1000, 5000, 15_000] {
             with_node(&backend, |node| {
@@ -202,7 +205,7 @@ fn what_thousands_of_leases_cost() {
     }
 }
 
-/// What `work` returns, and the time that passed and that this thread computed.
+/// The result of `work`, and the elapsed time and the CPU time of this thread.
 fn timed<T>(work: impl FnOnce() -> T) -> (T, String) {
     let computed = || {
         let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();

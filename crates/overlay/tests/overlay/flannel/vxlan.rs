@@ -73,7 +73,7 @@ fn t21_another_mac_or_address_of_a_peer_leaves_no_old_forwarding_entry() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip, bridge"]
-fn leases_that_share_a_mac_share_a_forwarding_entry_and_the_newest_says_where() {
+fn leases_that_share_a_mac_share_a_forwarding_entry_of_the_newest() {
     // flannel.md section 3.3, last paragraph
     with_nodes(1, &Backend::Vxlan(vxlan()), |nodes| {
         let mac = stranger(2).mac;
@@ -92,7 +92,7 @@ fn leases_that_share_a_mac_share_a_forwarding_entry_and_the_newest_says_where() 
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip, bridge, ping"]
-fn t27_what_somebody_deletes_comes_back_and_what_somebody_adds_goes() {
+fn t27_deleted_objects_are_restored_and_added_ones_removed() {
     // flannel.md section 10, T27
     with_nodes(2, &Backend::Vxlan(vxlan()), |nodes| {
         introduce(nodes);
@@ -134,7 +134,7 @@ fn t27_what_somebody_deletes_comes_back_and_what_somebody_adds_goes() {
         assert_eq!(
             nodes[0].run(|fabric| fabric.prepared()),
             published,
-            "a device made again has its MAC again"
+            "a recreated device has its MAC again"
         );
         assert_eq!(route(2), "10.5.2.0/24 via 10.5.2.0 dev flannel.1 proto 115 onlink");
         assert_reachable(nodes);
@@ -143,7 +143,7 @@ fn t27_what_somebody_deletes_comes_back_and_what_somebody_adds_goes() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
-fn a_lease_that_lies_does_no_harm() {
+fn a_forged_lease_changes_nothing() {
     // flannel.md section 4
     with_nodes(1, &Backend::Vxlan(vxlan()), |nodes| {
         let before = sh("ip -n n1 route show table all");
@@ -170,7 +170,7 @@ fn a_lease_that_lies_does_no_harm() {
             assert_eq!(
                 labels(&nodes[0].change(&[], std::slice::from_ref(&lie))),
                 [""; 0],
-                "told twice: {lie:?}"
+                "reported twice: {lie:?}"
             );
             nodes[0].change(&[lie.key()], &[]);
         }
@@ -182,7 +182,7 @@ fn a_lease_that_lies_does_no_harm() {
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
 fn a_network_of_our_own_addresses_is_not_routed_away() {
     with_nodes(1, &Backend::Vxlan(vxlan()), |nodes| {
-        // A bridge for pods that still has the subnet of a former lease.
+        // A pods' bridge that still has the subnet of an earlier lease.
         sh("ip -n n1 link add cni0 type bridge");
         sh("ip -n n1 link set cni0 up");
         sh("ip -n n1 addr add 10.5.2.1/24 dev cni0");
@@ -206,7 +206,8 @@ fn t30_a_restart_keeps_the_device_its_mac_and_every_packet() {
         let device = || sh("ip -n n1 -d link show dev flannel.1");
         let (before, published) = (device(), nodes[0].prepared.clone());
         let leases = vec![nodes[1].lease()];
-        // It ends with the 50th reply, however late; forty are judged, as the last may overtake each other.
+        // It ends with the 50th reply, however late; only the first forty count, as the last may
+        // overtake each other.
         let ping = "ip netns exec n1 ping -n -c50 -i0.01 -w60 -I 10.5.1.5 10.5.2.5";
         std::thread::scope(|scope| {
             let flow = scope.spawn(|| sh(ping));
@@ -225,14 +226,14 @@ fn t30_a_restart_keeps_the_device_its_mac_and_every_packet() {
         sh("ip -n n1 route add 10.6.0.0/24 via 192.168.77.9 proto 114");
         nodes[0].start();
         nodes[0].reset(leases);
-        assert_eq!((route(66), route(67)), (String::new(), String::new()), "a former life's");
+        assert_eq!((route(66), route(67)), (String::new(), String::new()), "routes of an earlier run");
         assert!(!sh("ip -n n1 route show 10.6.0.0/24").is_empty(), "the agent's own");
     });
 }
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip, bridge"]
-fn t30_what_real_flannel_left_is_taken_over_in_place() {
+fn t30_devices_of_real_flannel_are_adopted_in_place() {
     with_nodes(1, &Backend::Vxlan(vxlan()), |nodes| {
         sh("ip -n n1 link del flannel.1");
         sh("ip -n n1 link add flannel.1 type vxlan id 1 dev w0 local 192.168.77.1 dstport 8472 nolearning");
@@ -255,7 +256,7 @@ fn t30_what_real_flannel_left_is_taken_over_in_place() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
-fn t31_a_device_of_another_kind_is_made_anew() {
+fn t31_a_device_with_other_options_is_recreated() {
     // flannel.md section 10, T31
     with_nodes(1, &Backend::Vxlan(vxlan()), |nodes| {
         for other in [
@@ -288,7 +289,7 @@ fn t31_a_device_of_another_kind_is_made_anew() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
-fn somebody_elses_device_with_our_vni_is_named_as_the_reason_and_stays() {
+fn a_foreign_device_with_our_vni_is_named_in_the_error_and_stays() {
     // flannel.md section 6.2, existing devices
     with_nodes(1, &Backend::Vxlan(vxlan()), |nodes| {
         sh("ip -n n1 link del flannel.1");
@@ -304,13 +305,13 @@ fn somebody_elses_device_with_our_vni_is_named_as_the_reason_and_stays() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
-fn a_device_that_is_there_keeps_its_mac_and_mtu_and_a_new_one_has_the_mac_that_peers_know() {
+fn an_existing_device_keeps_its_mac_and_mtu_and_a_new_one_gets_the_published_mac() {
     // flannel.md section 6.2, existing devices; section 5.1 for the MAC
     let mac = |last| Some(Mac([2, 0, 0, 0, 0, last]));
     let given = Backend::Vxlan(Vxlan { mac: [mac(1), mac(2)], ..vxlan() });
     with_nodes(1, &given, |nodes| {
         assert_eq!(nodes[0].prepared.mac, [mac(1), mac(2)]);
-        assert_eq!(nodes[0].prepared.mtu, 1430, "of both families' devices the smaller");
+        assert_eq!(nodes[0].prepared.mtu, 1430, "the smaller of both families' devices");
         nodes[0].backend = Backend::Vxlan(Vxlan { mac: [mac(3), mac(4)], ..vxlan() });
         sh("ip -n n1 link set flannel.1 mtu 1300");
         sh("ip -n n1 link set flannel-v6.1 mtu 1290");
@@ -323,7 +324,7 @@ fn a_device_that_is_there_keeps_its_mac_and_mtu_and_a_new_one_has_the_mac_that_p
         nodes[0].start();
         assert_eq!((mtu("flannel.1"), mtu("flannel-v6.1")), (Some(1350), Some(1330)));
 
-        // udev has another MAC in mind.
+        // udev sets another MAC.
         sh("ip -n n1 link set flannel.1 address 02:00:00:00:00:99");
         assert!(nodes[0].drifted());
         nodes[0].resync();
@@ -334,7 +335,7 @@ fn a_device_that_is_there_keeps_its_mac_and_mtu_and_a_new_one_has_the_mac_that_p
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
-fn t32_addresses_inside_the_network_that_are_not_ours_go_and_others_stay() {
+fn t32_foreign_addresses_inside_the_network_are_removed_and_others_stay() {
     // flannel.md section 10, T32
     with_nodes(1, &Backend::Vxlan(vxlan()), |nodes| {
         sh("ip -n n1 addr add 10.5.99.9/32 dev flannel.1");
@@ -356,7 +357,7 @@ fn t32_addresses_inside_the_network_that_are_not_ours_go_and_others_stay() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip, bridge, ping"]
-fn t33_direct_routing_depends_on_who_is_on_the_link_now() {
+fn t33_direct_routing_follows_which_peers_are_on_the_link() {
     // flannel.md section 10, T33
     let direct = Backend::Vxlan(Vxlan { direct_routing: true, ..vxlan() });
     with_nodes(2, &direct, |nodes| {
@@ -382,14 +383,14 @@ fn t33_direct_routing_depends_on_who_is_on_the_link_now() {
         assert!(!nodes[0].drifted());
 
         sh("ip -n n1 route replace 192.168.88.0/24 dev w0");
-        assert!(nodes[0].drifted(), "the far peer is near now");
+        assert!(nodes[0].drifted(), "the far peer is on the link now");
         nodes[0].resync();
         assert_eq!(route(3), "10.5.3.0/24 via 192.168.88.3 dev w0 proto 115");
         assert_eq!(remotes("flannel.1", far.mac[0].unwrap()), [""; 0]);
 
         sh("ip -n n1 route replace 192.168.88.0/24 via 192.168.77.254");
         sh("ip -n n1 route add 192.168.77.2/32 via 192.168.77.254");
-        assert!(nodes[0].drifted(), "and both are far now");
+        assert!(nodes[0].drifted(), "both are behind a router now");
         nodes[0].resync();
         assert_eq!(route(2), "10.5.2.0/24 via 10.5.2.0 dev flannel.1 proto 115 onlink");
         assert_eq!(route(3), "10.5.3.0/24 via 10.5.3.0 dev flannel.1 proto 115 onlink");
