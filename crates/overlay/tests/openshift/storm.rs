@@ -33,7 +33,7 @@ fn change(nodes: &mut [Node], red: &[Pod], traffic: &Crossfire, netid: u32, open
 
 #[test]
 #[ignore = "kernel: network namespaces need root"]
-fn two_tenants_on_three_nodes_change_under_traffic_and_nothing_crosses_while_isolated() {
+fn no_packet_crosses_between_isolated_tenants_while_they_change_under_traffic() {
     // cni-runtime.md section 6.2, row 51
     with_nodes(NODES, |nodes| {
         let blue: Vec<Pod> = nodes.iter_mut().map(|node| node.pod(10, 10)).collect();

@@ -109,7 +109,7 @@ fn a_tunnel_address_is_connected_only_where_its_block_does_not_cover_it() {
 }
 
 #[test]
-fn a_borrowed_address_goes_to_where_its_pod_is() {
+fn a_borrowed_address_is_routed_to_its_pods_node() {
     // calico-cni.md section 4.3, second note
     let inputs = cluster(VxlanCrossSubnet)
         .borrows("far", "10.1.0.5")
@@ -290,7 +290,7 @@ fn without_our_own_data_there_is_no_device_and_the_reason_is_reported() {
 }
 
 #[test]
-fn the_translated_pools_are_disjoint_and_all_pools_are_spared() {
+fn the_masqueraded_pools_are_disjoint_and_traffic_to_pools_is_exempt() {
     // calico-cni.md section 4.8
     let mut inputs =
         cluster(Vxlan).pool("10.1.128.0/17", Plain).pool("10.3.0.0/16", Plain).pool("fd10::/48", Plain);

@@ -246,7 +246,7 @@ fn a_link_of_another_kind_under_our_name_is_left_alone() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip"]
-fn an_unchanged_device_is_kept_and_a_device_of_felix_is_taken_over() {
+fn an_unchanged_device_is_kept_and_a_device_of_felix_is_adopted() {
     // calico-cni.md section 4.4: nothing differs that would need a new one
     with_nodes(Encapsulation::Vxlan, |nodes| {
         let mac = russet_overlay::tunnel_mac(&name("node-1"), russet_addr::Family::V4);

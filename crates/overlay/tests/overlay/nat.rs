@@ -94,7 +94,7 @@ fn pods_take_the_nodes_address_only_outside_of_the_pools() {
 
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, vxlan, root"]
-fn masqueraded_udp_keeps_off_the_tunnels_port() {
+fn masqueraded_udp_avoids_the_tunnels_port() {
     // calico-cni.md section 4.8, last row
     with_nodes(Encapsulation::Vxlan, |nodes| {
         nodes[0].reconcile();

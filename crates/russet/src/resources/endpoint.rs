@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_must_be_what_the_spec_amounts_to() {
+    fn the_name_must_match_the_spec() {
         // calico-cni.md section 2.2.1
         assert!(problems("web-0", pod(json!({}))).contains(NAME));
         let cni = json!({ "orchestrator": "cni", "node": "n1", "containerID": "f00d", "endpoint": "eth0" });

@@ -99,7 +99,7 @@ pub fn pairs(pods: u8, open: bool) -> BTreeSet<(u8, u8)> {
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: ip, nft, etcd"]
-fn two_tenants_on_three_nodes_change_under_traffic_and_nothing_crosses_while_isolated() {
+fn no_packet_crosses_between_isolated_tenants_while_they_change_under_traffic() {
     // cni-runtime.md section 6.2, row 51
     let mut fabric = Fabric::new();
     let args = agent_args();

@@ -56,7 +56,7 @@ fn t28_deleted_and_wrong_routes_are_repaired() {
 
 #[test]
 #[ignore = "kernel: network namespaces, root; tool: ip"]
-fn a_peer_behind_a_router_is_refused_and_told_once() {
+fn a_peer_behind_a_router_is_refused_and_reported_once() {
     // flannel.md section 6.3; section 9, flannel #996 and #598
     with_nodes(1, &Backend::HostGw, |nodes| {
         let far = Peer { public_ip: [192, 168, 88, 2].into(), subnet_v6: None, ..stranger(2) };

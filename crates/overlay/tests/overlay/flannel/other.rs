@@ -60,7 +60,7 @@ fn backends_without_routes_remove_what_other_backends_left() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip, ping"]
-fn an_interface_that_comes_back_with_another_index_has_everything_again() {
+fn an_interface_that_returns_with_another_index_is_programmed_again() {
     // flannel.md section 9, flannel #869, #877, #1348, #1070 and #1434
     for backend in [Backend::Vxlan(vxlan()), Backend::HostGw] {
         with_nodes(2, &backend, |nodes| {

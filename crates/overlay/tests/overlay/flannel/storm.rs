@@ -150,7 +150,7 @@ fn t24_ten_bursts_of_a_thousand_leases_leave_exactly_the_leased_routes() {
 
 #[test]
 #[ignore = "kernel: network namespaces, vxlan, root; tool: ip, bridge"]
-fn a_restart_leads_from_any_leases_to_any_others_and_does_not_touch_what_stays() {
+fn a_restart_reaches_any_leases_from_any_others_and_leaves_equal_ones_untouched() {
     // flannel.md section 12 item 5; beyond 1,024 routes some have metrics
     with_node(&Backend::Vxlan(vxlan()), |node| {
         let mut metrics = Vec::new();
