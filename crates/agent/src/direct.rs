@@ -112,8 +112,7 @@ async fn on_own_store(
     if !matches!(config.store, StoreLocation::Embedded) {
         let opened = stores::open(&config.paths, &config.store).await.map_err(unopened)?;
         let node = request_node(config, Rc::clone(&opened.store));
-        let done = on_node(config, &node, plugin, request, log).await;
-        return then_delete_links(&node.wiring, done).await;
+        return on_node(config, &node, plugin, request, log, || {}).await;
     }
     let store = Rc::new(BriefStore::new(&config.paths));
     // A DEL takes the interface down first, whatever is the matter with the store.
@@ -122,13 +121,8 @@ async fn on_own_store(
     }
     let mut node = request_node(config, Rc::clone(&store) as Rc<dyn Store>);
     node.wiring = node.wiring.with_ledger(Rc::new(PausesStore(Rc::clone(&store))));
-    let done = store
-        .serve_during(async {
-            let done = on_node(config, &node, plugin, request, log).await;
-            store.pause();
-            then_delete_links(&node.wiring, done).await
-        })
-        .await;
+    let work = on_node(config, &node, plugin, request, log, || store.pause());
+    let done = store.serve_during(work).await;
     store.close().await;
     done
 }
@@ -146,8 +140,33 @@ fn request_node(config: &Config, store: Rc<dyn Store>) -> Node {
     node
 }
 
-/// All of a request but the deletion of links that it doomed.
+/// A request on a node. `released` is called when it needs the store no more.
 async fn on_node(
+    config: &Config,
+    node: &Node,
+    plugin: &str,
+    request: &Request,
+    log: &RequestLog,
+    released: impl FnOnce(),
+) -> Result<Done, CniError> {
+    let done = match start_on_node(config, node, plugin, request, log).await {
+        Ok(done) => done,
+        Err(error) => return then_delete_links(&node.wiring, Err(error)).await,
+    };
+    // A DEL has taken the interface down. The kernel takes 20 ms and more to delete it, and the addresses are given back meanwhile. There is no journal
+    // by which another process would do that later.
+    let release = async {
+        let done = done.released().await;
+        released();
+        done
+    };
+    let (done, deleted) = tokio::join!(release, node.wiring.reap_batch());
+    let done = done?;
+    deleted.map(|_| done)
+}
+
+/// All of a request but the release of its addresses and the deletion of links that it doomed.
+async fn start_on_node(
     config: &Config,
     node: &Node,
     plugin: &str,
@@ -161,8 +180,7 @@ async fn on_node(
         // Only here: a node whose settings cannot be written must still get rid of its pods.
         forward_packets(node).await?;
     }
-    // There is no journal by which anybody else would finish it.
-    russet_plugins::run(node, plugin, request, log).await?.released().await
+    russet_plugins::run(node, plugin, request, log).await
 }
 
 /// Deletes the links that a request doomed, whatever else became of it.

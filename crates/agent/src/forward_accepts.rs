@@ -52,7 +52,8 @@ fn start(wanted: Wanted) -> Option<Arc<Mutex<Wanted>>> {
     let shared = Arc::new(Mutex::new(wanted));
     let orders = Arc::clone(&shared);
     let run = move || keep(&mut opened(Firewall::exceptions, LOOK), &orders);
-    let spawned = thread::Builder::new().name("forward_accepts".to_owned()).stack_size(STACK_BYTES).spawn(run);
+    let spawned =
+        thread::Builder::new().name("forward_accepts".to_owned()).stack_size(STACK_BYTES).spawn(run);
     match spawned {
         Ok(_runs_for_ever) => Some(shared),
         Err(error) => {

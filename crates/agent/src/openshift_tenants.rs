@@ -57,10 +57,7 @@ pub enum TenantError {
     },
     /// A record does not match its key, or cannot be decoded.
     #[error("read {key}: {source}")]
-    Malformed {
-        key: Key,
-        source: DecodeError,
-    },
+    Malformed { key: Key, source: DecodeError },
     #[error("there is no NetNamespace {0}")]
     Missing(Namespace),
     #[error("NetNamespace {0} is there already, with network ID {1}")]

@@ -70,10 +70,7 @@ pub enum RepairError {
     #[error(
         "the record of node {node} names {address}, which this machine does not have; is it another machine's?"
     )]
-    Elsewhere {
-        node: NodeName,
-        address: std::net::IpAddr,
-    },
+    Elsewhere { node: NodeName, address: std::net::IpAddr },
     /// Another machine may have the same name.
     #[error(
         "the record of node {0} was written between the two looks; if that happens again, two machines have this name"

@@ -201,7 +201,11 @@ mod tests {
         assert!(!job.answer.is_closed());
         drop(client);
         tokio::time::timeout(Duration::from_secs(20), job.answer.closed()).await.unwrap();
-        assert_eq!(places.available_permits(), QUEUE_MAX - 1, "it has its permit until it is taken from the queue");
+        assert_eq!(
+            places.available_permits(),
+            QUEUE_MAX - 1,
+            "it has its permit until it is taken from the queue"
+        );
         drop(job);
         assert_eq!(places.available_permits(), QUEUE_MAX);
         stop.send(()).unwrap();

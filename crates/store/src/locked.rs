@@ -30,8 +30,9 @@ pub const SOCKET_FILE: &str = "store.sock";
 
 /// How often a process that waits for the lock looks whether its owner listens now: that one keeps the lock for its life.
 const OWNER_CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// Between two tries of [`join`]: about as long as an owner takes to open the file.
-const JOIN_INTERVAL: Duration = Duration::from_millis(2);
+/// First and longest pause between two tries of [`join`]. An owner takes about 2 ms to open the file.
+const JOIN_INTERVAL_MIN: Duration = Duration::from_millis(2);
+const JOIN_INTERVAL_MAX: Duration = Duration::from_millis(12);
 /// What is read of the holder's note.
 const NOTE_MAX_BYTES: u64 = 200;
 
@@ -86,6 +87,7 @@ pub async fn open_or_connect(dir: &Path, deadline: Duration) -> Result<Access, S
 pub async fn join(dir: &Path, deadline: Duration) -> Result<Access, StoreError> {
     let end = Instant::now() + deadline;
     let lock = open_lock(dir).map_err(|error| lock_error(dir, error))?;
+    let mut interval = JOIN_INTERVAL_MIN;
     loop {
         // The connection by which the owner is found is the one that is used: an owner that leaves answers those that it has.
         let socket = dir.join(SOCKET_FILE);
@@ -102,7 +104,8 @@ pub async fn join(dir: &Path, deadline: Duration) -> Result<Access, StoreError> 
         if Instant::now() >= end {
             return Err(held_by_another(dir, deadline));
         }
-        tokio::time::sleep(JOIN_INTERVAL).await;
+        tokio::time::sleep(interval).await;
+        interval = JOIN_INTERVAL_MAX.min(interval + JOIN_INTERVAL_MIN);
     }
 }
 

@@ -35,6 +35,8 @@ pub const LISTENER: Limits = Limits {
 };
 /// The same where the owner is itself a process of one request: a burst of them is larger than what an agent lets work at once.
 const GUESTS: Limits = Limits { connections: 256, ..LISTENER };
+/// How long an owner whose own request is done stays for others that come one after the other.
+const STAY_MAX: Duration = Duration::from_millis(100);
 /// How long an owner that leaves waits for guests that have connected: they are about to do one commit.
 const GUESTS_TIMEOUT: Duration = Duration::from_millis(250);
 /// How long it takes at most until a connection that the kernel has made is seen here.
@@ -98,6 +100,15 @@ async fn serve_until(
             biased;
             () = &mut leaving => break,
             stream = acceptor.accept() => start_connection(&mut connections, &store, stream),
+        }
+    }
+    // As long as a burst goes on, another owner would open the file only to close it again.
+    let mut stay = std::pin::pin!(tokio::time::sleep(STAY_MAX));
+    while connections.try_join_next().is_some() || !connections.is_empty() {
+        tokio::select! {
+            _ended = connections.join_next() => {}
+            stream = acceptor.accept() => start_connection(&mut connections, &store, stream),
+            () = &mut stay => break,
         }
     }
     if let Err(error) = std::fs::remove_file(path) {

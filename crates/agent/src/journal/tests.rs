@@ -414,7 +414,10 @@ fn without_a_writable_file_adds_are_refused_and_dels_carried_out() {
     assert!(journal.end(under_way, 0).is_err());
     assert_eq!(desk.failures(), 4);
     assert_eq!(live(&journal), ["b"], "an ADD is not done before that is written");
-    assert!(journal.open_one(under_way).is_some(), "so that recovery finds it later if it cannot be undone now");
+    assert!(
+        journal.open_one(under_way).is_some(),
+        "so that recovery finds it later if it cannot be undone now"
+    );
     assert!(!journal.is_recorded(dels[0].op.unwrap()));
     assert!(journal.end(dels[1].op.unwrap(), 0).is_err());
     assert!(!journal.is_open(dels[1].op.unwrap()), "a DEL is over");

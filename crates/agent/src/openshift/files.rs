@@ -112,10 +112,7 @@ impl Files {
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     #[error("make {}: {source}", path.display())]
-    Make {
-        path: PathBuf,
-        source: io::Error,
-    },
+    Make { path: PathBuf, source: io::Error },
     #[error(transparent)]
     File(#[from] FileError),
 }

@@ -32,10 +32,7 @@ pub enum NetworkError {
     },
     /// An existing record cannot be decoded. It was left unchanged.
     #[error("read {key}: {source}")]
-    Malformed {
-        key: Key,
-        source: DecodeError,
-    },
+    Malformed { key: Key, source: DecodeError },
     /// The network is neither stored nor configured.
     #[error("the store has no ClusterNetwork; give --openshift-cluster-network, or store one")]
     None,

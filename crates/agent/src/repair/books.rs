@@ -20,16 +20,10 @@ use super::judge::Endpoint;
 #[derive(Debug, thiserror::Error)]
 pub enum BooksError {
     #[error("read {what}: {source}")]
-    Store {
-        what: String,
-        source: StoreError,
-    },
+    Store { what: String, source: StoreError },
     /// It might belong to a running pod.
     #[error("record {key} cannot be read, and may speak for somebody: {source}")]
-    Unreadable {
-        key: Key,
-        source: DecodeError,
-    },
+    Unreadable { key: Key, source: DecodeError },
     /// Without the record it is unknown which machine's addresses are meant.
     #[error("node {0} has no record in the store")]
     NoNode(NodeName),

@@ -26,10 +26,7 @@ pub enum MachineError {
     #[error(transparent)]
     Namespace(#[from] NetNsError),
     #[error("look for network namespaces in {}: {source}", path.display())]
-    Namespaces {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Namespaces { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Cache(#[from] CacheError),
 }

@@ -123,21 +123,13 @@ pub enum Outcome {
     /// release.
     Leaked,
     /// The second check found that it is in use.
-    Alive {
-        reason: String,
-    },
+    Alive { reason: String },
     /// It changed between the second check and the release.
-    Kept {
-        reason: String,
-    },
+    Kept { reason: String },
     /// It cannot be released; the reason says what to do.
-    Left {
-        reason: String,
-    },
+    Left { reason: String },
     /// The store failed.
-    Failed {
-        reason: String,
-    },
+    Failed { reason: String },
 }
 
 // === impl Report ===

@@ -128,7 +128,8 @@ impl BriefStore {
     /// Prepares the service for other processes; [`serve_during`](Self::serve_during) runs it. Without it they wait until the store is closed.
     fn host(&self, locked: &Rc<Locked>) {
         let listener = store_dir(&self.paths).and_then(|dir| {
-            russet_store::listen(&dir, locked).map_err(|error| super::failed("make the store's socket", error))
+            russet_store::listen(&dir, locked)
+                .map_err(|error| super::failed("make the store's socket", error))
         });
         let listener = match listener {
             Ok(listener) => listener,
@@ -158,7 +159,8 @@ impl BriefStore {
         loop {
             let joined = self.joined().await.map_err(Into::into)?;
             let result = operation(joined.store()).await;
-            let is_left = matches!(&result, Err(error) if matches!(error.as_ref(), StoreError::Unavailable { .. }));
+            let is_left =
+                matches!(&result, Err(error) if matches!(error.as_ref(), StoreError::Unavailable { .. }));
             tries += 1;
             if !is_left || matches!(*joined, Joined::Owner(_)) || tries > REJOIN_MAX {
                 return result;
@@ -209,7 +211,9 @@ impl Store for BriefStore {
     }
 
     fn commit<'a>(&'a self, steps: Vec<Step>) -> BoxFuture<'a, Result<Vec<Revision>, CommitError>> {
-        Box::pin(async move { self.with_store(async |store: &dyn Store| store.commit(steps.clone()).await).await })
+        Box::pin(
+            async move { self.with_store(async |store: &dyn Store| store.commit(steps.clone()).await).await },
+        )
     }
 
     fn watch<'a>(&'a self, prefix: &'a Prefix) -> BoxFuture<'a, Result<Box<dyn Watch>, StoreError>> {

@@ -24,7 +24,11 @@ async fn one_commit_is_at_most_one_disk_sync() {
     }
     let after = store.stats();
     assert_eq!(after.transactions - before.transactions, 400);
-    assert_eq!(after.syncs - before.syncs, 400, "ARCHITECTURE.md, \"Time budgets\": at most one fdatasync per ADD");
+    assert_eq!(
+        after.syncs - before.syncs,
+        400,
+        "ARCHITECTURE.md, \"Time budgets\": at most one fdatasync per ADD"
+    );
 }
 
 #[tokio::test]

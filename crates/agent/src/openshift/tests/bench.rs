@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, LocalSet};
 
 use crate::config::{Config, DEFAULT_HEALTH, DefaultPools, Encapsulation, Paths, StoreLocation};
-use crate::drift::{Drift, AttachedInterfaces};
+use crate::drift::{AttachedInterfaces, Drift};
 use crate::health::Readiness;
 use crate::metrics::Metrics;
 use crate::openshift::{LISTENER, NetworkDefault, Server, Settings};
