@@ -13,6 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::{AbortHandle, JoinSet, LocalSet};
+use tokio::time::Instant;
 
 use crate::embedded::Waiting;
 use crate::follow::Followed;
@@ -35,6 +36,8 @@ pub const LISTENER: Limits = Limits {
 };
 /// The same where the owner is itself a process of one request: a burst of them is larger than what an agent lets work at once.
 const GUESTS: Limits = Limits { connections: 256, ..LISTENER };
+/// How long a guest has the store to itself.
+const TURN_MAX: Duration = Duration::from_millis(25);
 /// How long an owner whose own request is done stays for others that come one after the other.
 const STAY_MAX: Duration = Duration::from_millis(100);
 /// How long an owner that leaves waits for guests that have connected: they are about to do one commit.
@@ -93,36 +96,41 @@ async fn serve_until(
     leaving: impl Future<Output = ()>,
 ) {
     let acceptor = Acceptor::new(listener, Admission::new(GUESTS));
-    let mut connections = JoinSet::new();
+    let mut guests = JoinSet::new();
     let mut leaving = std::pin::pin!(leaving);
-    loop {
+    let mut stay_until = None;
+    while stay_until.is_none_or(|end| Instant::now() < end) {
         tokio::select! {
             biased;
-            () = &mut leaving => break,
-            stream = acceptor.accept() => start_connection(&mut connections, &store, stream),
+            () = &mut leaving, if stay_until.is_none() => stay_until = Some(Instant::now() + STAY_MAX),
+            guest = next_guest(&acceptor, stay_until.is_some()) => match guest {
+                Some(stream) => start_connection(&mut guests, &store, stream),
+                None => break,
+            }
         }
-    }
-    // As long as a burst goes on, another owner would open the file only to close it again.
-    let mut stay = std::pin::pin!(tokio::time::sleep(STAY_MAX));
-    while connections.try_join_next().is_some() || !connections.is_empty() {
-        tokio::select! {
-            _ended = connections.join_next() => {}
-            stream = acceptor.accept() => start_connection(&mut connections, &store, stream),
-            () = &mut stay => break,
-        }
+        // Requests for pods change the same block: at the same time they would only make each other's commits fail.
+        let _ = tokio::time::timeout(TURN_MAX, guests.join_next()).await;
     }
     if let Err(error) = std::fs::remove_file(path) {
         tracing::debug!(path = %path.display(), %error, "the store's socket stays");
     }
     // Connections that the kernel had made before the socket lost its name.
-    while let Ok(stream) = tokio::time::timeout(LAST_GUESTS_TIMEOUT, acceptor.accept()).await {
-        start_connection(&mut connections, &store, stream);
+    while let Some(stream) = next_guest(&acceptor, true).await {
+        start_connection(&mut guests, &store, stream);
     }
     drop(acceptor);
-    let finished = async { while connections.join_next().await.is_some() {} };
+    let finished = async { while guests.join_next().await.is_some() {} };
     if tokio::time::timeout(GUESTS_TIMEOUT, finished).await.is_err() {
         tracing::debug!("a process uses the store for too long; it has to reach it again");
     }
+}
+
+/// The next connection; for an owner that leaves only one that has been made.
+async fn next_guest(acceptor: &Acceptor<UnixListener>, is_leaving: bool) -> Option<Connection<UnixStream>> {
+    if !is_leaving {
+        return Some(acceptor.accept().await);
+    }
+    tokio::time::timeout(LAST_GUESTS_TIMEOUT, acceptor.accept()).await.ok()
 }
 
 fn start_connection(connections: &mut JoinSet<()>, store: &Embedded, stream: Connection<UnixStream>) {

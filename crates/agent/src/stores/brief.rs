@@ -38,7 +38,8 @@ enum Joined {
 /// The service for other processes, while this one has the file open.
 struct Hosting {
     service: Service,
-    leave: oneshot::Sender<()>,
+    /// Asks the service to end; none once that is done.
+    leave: Option<oneshot::Sender<()>>,
 }
 
 /// A watch, and what keeps its store open.
@@ -72,12 +73,11 @@ impl BriefStore {
         self.joined().await.map(drop)
     }
 
-    /// Gives up the connection to another process's store, which is not needed while the kernel works: the other process waits for its guests when it
-    /// leaves. An owner stays: others use what it has open.
+    /// The store is not needed while the kernel works. A guest gives up its connection; an owner begins to leave, as soon as no other process needs it.
     pub fn pause(&self) {
-        if let Ok(mut joined) = self.joined.try_lock()
-            && joined.as_ref().is_some_and(|joined| matches!(**joined, Joined::Guest(_)))
-        {
+        if let Some(Hosting { leave, .. }) = &mut *self.hosting.borrow_mut() {
+            leave.take().into_iter().for_each(|leave| _ = leave.send(()));
+        } else if let Ok(mut joined) = self.joined.try_lock() {
             *joined = None;
         }
     }
@@ -89,8 +89,11 @@ impl BriefStore {
             if let Poll::Ready(done) = work.as_mut().poll(context) {
                 return Poll::Ready(done);
             }
-            if let Some(hosting) = &mut *self.hosting.borrow_mut() {
-                let _serves_until_told_to_leave = hosting.service.as_mut().poll(context);
+            let mut hosting = self.hosting.borrow_mut();
+            if hosting.as_mut().is_some_and(|hosting| hosting.service.as_mut().poll(context).is_ready()) {
+                *hosting = None;
+                drop(hosting);
+                self.forget();
             }
             Poll::Pending
         })
@@ -99,13 +102,19 @@ impl BriefStore {
 
     /// Lets the guests that are there finish, and closes the store.
     pub async fn close(&self) {
-        let joined = self.joined.lock().await.take();
+        self.pause();
         let hosting = self.hosting.borrow_mut().take();
-        if let Some(Hosting { service, leave }) = hosting {
-            let _ = leave.send(());
+        if let Some(Hosting { service, .. }) = hosting {
             service.await;
         }
-        drop(joined);
+        self.forget();
+    }
+
+    /// Closes the store, or what leads to it, when no operation uses it any more.
+    fn forget(&self) {
+        if let Ok(mut joined) = self.joined.try_lock() {
+            *joined = None;
+        }
     }
 
     async fn joined(&self) -> Result<Rc<Joined>, StoreError> {
@@ -144,7 +153,7 @@ impl BriefStore {
             let left = async { _ = leaving.await };
             russet_store::serve_guests(locked.store().clone(), listener, &socket, left).await;
         });
-        *self.hosting.borrow_mut() = Some(Hosting { service, leave });
+        *self.hosting.borrow_mut() = Some(Hosting { service, leave: Some(leave) });
     }
 
     /// Does an operation, and does it again where the process that had the store open left before it had done anything.
@@ -166,7 +175,7 @@ impl BriefStore {
                 return result;
             }
             drop(joined);
-            self.pause();
+            self.forget();
         }
     }
 }
@@ -297,8 +306,6 @@ mod tests {
         for name in ["n1", "n2"] {
             create(&store, name).await;
             assert!(is_locked(&paths));
-            store.pause();
-            assert!(is_locked(&paths), "others use what this process has open");
             store.close().await;
             assert!(!is_locked(&paths));
             assert!(!paths.state_dir().join(SOCKET_FILE).exists());
@@ -323,6 +330,25 @@ mod tests {
         // The owner has left: the guest opens the file.
         assert!(guest.get(&key("n2")).await.unwrap().is_some());
         assert!(is_locked(&paths));
+    }
+
+    #[tokio::test]
+    async fn an_owner_that_pauses_closes_the_store_and_can_open_it_again() {
+        let root = tempfile::tempdir().unwrap();
+        let paths = Paths::new(root.path());
+        let store = BriefStore::new(&paths);
+        let work = async {
+            create(&store, "n1").await;
+            store.pause();
+            while is_locked(&paths) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert!(store.get(&key("n1")).await.unwrap().is_some());
+        };
+        store.serve_during(work).await;
+        assert!(is_locked(&paths));
+        store.close().await;
+        assert!(!is_locked(&paths));
     }
 
     #[tokio::test]
