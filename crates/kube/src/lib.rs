@@ -19,6 +19,7 @@ mod secret;
 pub mod testing;
 mod tls;
 mod watch;
+pub mod yaml;
 
 pub use api::{BoxFuture, Kubernetes, NodeEvent, NodeWatch};
 pub use client::{CALL_DEADLINE, Client};

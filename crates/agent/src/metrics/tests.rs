@@ -148,7 +148,7 @@ fn the_dashboard_queries_only_exported_metrics() {
 #[test]
 fn each_alert_queries_exported_metrics_and_says_what_to_do() {
     let rules: serde_json::Value =
-        yaml_serde::from_str(&file("packaging/prometheus/russet.rules.yaml")).unwrap();
+        russet_kube::yaml::from_slice(file("packaging/prometheus/russet.rules.yaml").as_bytes()).unwrap();
     let registered = registered();
     let groups = rules["groups"].as_array().unwrap();
     let rules: Vec<&serde_json::Value> =

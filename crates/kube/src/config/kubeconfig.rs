@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::{ConfigError, Draft, Material, read_file};
 use crate::Secret;
+use crate::yaml::{self, YamlError};
 
 #[derive(Deserialize)]
 struct File {
@@ -66,8 +68,8 @@ struct User {
     client_key_data: Option<String>,
     username: Option<String>,
     password: Option<String>,
-    exec: Option<yaml_serde::Value>,
-    auth_provider: Option<yaml_serde::Value>,
+    exec: Option<IgnoredAny>,
+    auth_provider: Option<IgnoredAny>,
 }
 
 #[derive(Clone, Deserialize)]
@@ -87,7 +89,7 @@ pub(super) fn read(path: &Path) -> Result<Draft, ConfigError> {
 }
 
 fn parse(text: &[u8], directory: &Path) -> Result<Draft, String> {
-    let file: File = yaml_serde::from_slice(text).map_err(|error| without_secrets(&error))?;
+    let file: File = yaml::from_slice(text).map_err(|error| without_secrets(&error))?;
     if let Some(kind) = file.kind.filter(|kind| kind != "Config") {
         return Err(format!("its kind is {kind:?}"));
     }
@@ -158,10 +160,10 @@ fn decoded(name: &str, data: &str) -> Result<Material, String> {
 }
 
 /// Where the YAML is wrong, without the words: a scalar of the wrong type may be a token.
-fn without_secrets(error: &yaml_serde::Error) -> String {
-    match error.location() {
-        Some(at) => {
-            format!("wrong YAML, or a value of the wrong kind, at line {} column {}", at.line(), at.column())
+fn without_secrets(error: &YamlError) -> String {
+    match error.position() {
+        Some((line, column)) => {
+            format!("wrong YAML, or a value of the wrong kind, at line {line} column {column}")
         }
         None => "wrong YAML, or a value of the wrong kind".to_owned(),
     }

@@ -3,9 +3,9 @@
 use std::io::Read;
 use std::path::Path;
 
+use russet_kube::yaml::{self, YamlError};
 use russet_model::API_VERSION;
-use serde::Deserialize;
-use serde_json::{Map, Number, Value};
+use serde_json::{Map, Value};
 
 use super::fields::nearest;
 use super::{Kind, Problems, Refused};
@@ -265,7 +265,7 @@ mod tests {
             ("kind: IPPoolList", "needs items"),
             ("kind: [", "document 1"),
             ("{kind: IPPool, kind: Node}", "duplicate"),
-            ("kind: !secret x", "tag !secret"),
+            ("kind: !secret x", "tag `!secret`"),
         ] {
             let error = parsed(text).unwrap_err();
             assert!(error.starts_with("f.yaml, document 1") && error.contains(problem), "{text}: {error}");

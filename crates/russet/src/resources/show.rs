@@ -1,5 +1,6 @@
 //! Resources as they are printed: YAML, JSON, and lists of them, which `apply` can read.
 
+use russet_kube::yaml::{self, YamlError};
 use russet_model::{API_VERSION, Resource};
 use russet_store::Revision;
 use serde_json::{Value, json};
@@ -45,6 +46,6 @@ pub fn make_portable(value: &mut Value) {
 }
 
 /// As YAML, with the newline at its end.
-pub fn yaml(value: &Value) -> Result<String, yaml_serde::Error> {
-    yaml_serde::to_string(value)
+pub fn yaml(value: &Value) -> Result<String, YamlError> {
+    yaml::to_string(value)
 }

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use russet_agent::{EtcdSettings, Secret};
+use russet_kube::yaml;
 use serde::Deserialize;
 
 use super::{Origin, SettingsError};
@@ -57,7 +58,7 @@ pub(super) fn read(
     let shown = path.display().to_string();
     match std::fs::read_to_string(&path) {
         Ok(text) => {
-            let config: CalicoApiConfig = yaml_serde::from_str(&text).map_err(|error| {
+            let config: CalicoApiConfig = yaml::from_slice(text.as_bytes()).map_err(|error| {
                 SettingsError::Calicoctl { place: shown.clone(), reason: error.to_string() }
             })?;
             config.spec.etcd(&shown)
