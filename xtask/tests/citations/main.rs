@@ -16,8 +16,18 @@ use pages::Library;
 use scan::problems;
 
 /// Directories whose files may cite, and files in the root.
-const PLACES: [&str; 8] =
-    ["crates", "xtask", "docs", "fuzz", "packaging", "tests", "ARCHITECTURE.md", "README.md"];
+const PLACES: [&str; 10] = [
+    "crates",
+    "xtask",
+    "docs",
+    "fuzz",
+    "packaging",
+    "tests",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    "SECURITY.md",
+];
 /// Files in which citations are looked for.
 const KINDS: [&str; 3] = ["rs", "md", "toml"];
 /// Generated from tests/compatibility, which is checked; and files that have citations as examples.
