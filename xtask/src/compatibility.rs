@@ -95,7 +95,7 @@ pub fn page(root: &Path) -> Result<String, Vec<String>> {
         "# Compatibility\n\n\
          What other programs define, and what of it Russet does. Written by `cargo xtask gen` from `tests/compatibility/*.toml` and the tests that name\n\
          a number or cite it; do not edit. *passes*: these tests prove it, and are run by `cargo xtask test`. *differs*: on purpose, for the reason given; tests named beside it prove\n\
-         what is done instead. The numbers are those of the specifications named; *expected* is what the specification says of the original programs\n\
+         what is done instead. The numbers are those of the pages of [spec](spec/README.md) that are named; *expected* is what the specification says of the original programs\n\
          (input -> outcome), so that a reader can compare it with the tests.\n\n\
          | | passes | partly | differs | out of scope | not yet | security gap |\n|---|---|---|---|---|---|---|\n",
     );
@@ -351,11 +351,18 @@ impl List {
         counts
     }
 
+    /// The page of docs/spec that `source` is in.
+    fn document(&self) -> &str {
+        self.source.split(' ').next().unwrap_or_default()
+    }
+
     fn write(&self, tests: &[Test], page: &mut String) {
         let _ = writeln!(
             page,
-            "\n## {}\n\n{}.\n\n| | what | expected | | tests |\n|---|---|---|---|---|",
-            self.title, self.source
+            "\n## {}\n\n[{}](spec/{}).\n\n| | what | expected | | tests |\n|---|---|---|---|---|",
+            self.title,
+            self.source,
+            self.document()
         );
         for row in &self.rows {
             let names: Vec<String> =
