@@ -411,7 +411,7 @@ fn ten_thousand_foreign_rules_are_not_read() {
     });
 }
 
-/// calico-cni.md section 10, row 76: the agent has its rules elsewhere and needs only the
+/// calico-cni.md section 5.2, oracle 76: the agent has its rules elsewhere and needs only the
 /// exceptions.
 #[test]
 #[ignore = "kernel: network namespaces, nf_tables, root; tool: iptables, nft"]

@@ -87,7 +87,7 @@ fn t41_a_datagram_for_a_subnet_without_peer_is_answered_with_net_unreachable_and
     });
 }
 
-/// flannel.md 6.1: the peer's port is assumed to be our own.
+/// flannel.md section 6.1: the peer's port is assumed to be our own.
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
 fn t42_port_7890_on_both_works_and_peers_with_different_ports_do_not_talk() {

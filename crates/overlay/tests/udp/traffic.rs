@@ -16,7 +16,7 @@ fn both_ways(one: &Node, two: &Node, bytes: usize) {
     tcp(&two.pod, &one.pod, [10, 1, 1, 2].into(), bytes);
 }
 
-/// dataplane.md 2.6 and 5: this test found a bug in every implementation.
+/// dataplane.md sections 2.6 and 5: this test found a bug in every implementation.
 #[test]
 #[ignore = "kernel: TUN devices and namespaces need root"]
 fn all_2000_datagrams_arrive_that_a_pod_sends_with_segmentation() {
