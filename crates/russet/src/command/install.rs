@@ -138,7 +138,10 @@ fn start_service(
 }
 
 /// Waits until STATUS succeeds, called through the plugin that was installed.
-#[expect(clippy::disallowed_methods, reason = "no event announces the readiness of the agent to another process")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "no event announces the readiness of the agent to another process"
+)]
 fn wait_until_ready(wish: &Wish) -> Result<(), InstallError> {
     let end = Instant::now() + READY_TIMEOUT;
     loop {

@@ -242,7 +242,10 @@ fn warnings_name_what_prevents_pods_from_using_it() {
     assert!(node.plan().warnings[0].starts_with("05-other.conf comes before"), "{:?}", node.plan().warnings);
     node.wish.plugins = Some(vec!["../evil".to_owned()]);
     let error = plan(&node.wish, &Found::default()).unwrap_err();
-    assert!(error.to_string().starts_with("\"../evil\" is not a plugin of Russet; known: russet, "), "{error}");
+    assert!(
+        error.to_string().starts_with("\"../evil\" is not a plugin of Russet; known: russet, "),
+        "{error}"
+    );
     fs::remove_file(&node.wish.plugin).unwrap();
     assert!(matches!(look(&node.wish), Err(InstallError::NoExecutable(_))));
 }

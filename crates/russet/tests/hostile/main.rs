@@ -1,4 +1,5 @@
-//! The corpus of `tests/corpus/stored`, replayed with changes by chance: what a store may hold when others write there, and what verbs print of it.
+//! Replays the corpus of `tests/corpus/stored` with random changes: values that other programs may
+//! store, and the verbs' output for them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends where it stands")]
 
@@ -18,7 +19,7 @@ fn no_stored_value_makes_a_verb_panic() {
 
 #[test]
 fn a_handle_of_seventy_thousand_bytes_is_named_in_a_short_line() {
-    // What made `russet ipam check` abort: the formatter refuses such a width.
+    // This once aborted `russet ipam check`: the formatter refuses such a width.
     let block = targets::BLOCK_VALUE.replace("net.aaaa", &"a".repeat(70_000));
     targets::stored(format!("{}\n{block}", targets::BLOCK).as_bytes());
     targets::stored(format!("/calico/ipam/v2/handle/{}\n{{\"block\":{{}}}}", "a".repeat(70_000)).as_bytes());

@@ -1,5 +1,6 @@
-//! What the verbs of the command make of a record that others stored: `ipam check`, `show`, `who`, `why`, and the tables in which they and `get` print it.
-//! Called by `main.rs` with committed inputs, and by cargo-fuzz (fuzz/).
+//! The verbs' behaviour with records of other programs: `ipam check`, `show`, `who`, `why`, and the
+//! tables in which they and `get` print them. Called by `main.rs` with committed inputs, and by
+//! cargo-fuzz (fuzz/).
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -38,7 +39,8 @@ const RECORDS: [(&str, &str); 4] = [
 /// The longest line that a verb may print of a stored value. A table has up to seven columns, and an escaped character takes up to ten.
 const LINE_MAX_CHARS: usize = 7 * 10 * 600;
 
-/// A line with a key, and behind it the value that is stored there. Whether the value is what the key says.
+/// A line with a key, followed by its value. Returns whether the value can be decoded as the key's
+/// type.
 pub fn stored(bytes: &[u8]) -> bool {
     let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else { return false };
     let (key, value) = (String::from_utf8_lossy(&bytes[..end]), &bytes[end + 1..]);
@@ -54,7 +56,7 @@ pub fn stored(bytes: &[u8]) -> bool {
         .map(|(key, value)| Step::put(Key::from_stored(key), value.as_bytes().to_vec()))
         .collect();
     steps.push(Step::put(key, value.to_vec()));
-    // A key that no store takes is never stored.
+    // A store refuses an invalid key, so this case cannot occur.
     if run(sim.commit(steps)).is_err() {
         return false;
     }
@@ -104,7 +106,7 @@ fn why(sim: &Rc<Sim>) {
     }
 }
 
-/// Reads a value as the type that its key says; of resources the name, labels and annotations are printed, too.
+/// Decodes a value as the type of its key; also prints a resource's name, labels and annotations.
 fn decode(key: &Key, value: &[u8]) -> Result<(), DecodeError> {
     match key.kind() {
         KeyKind::Block(_) => Block::decode(value).map(drop),
@@ -128,7 +130,7 @@ fn decode(key: &Key, value: &[u8]) -> Result<(), DecodeError> {
     }
 }
 
-/// A row of a table. Whatever was stored, it is one line, and no longer than can be read.
+/// A row of a table. Whatever was stored, it is one line of limited length.
 fn print(row: Vec<String>) {
     let text = table::table(&["A", "B"], &[row]);
     let lines: Vec<&str> = text.lines().collect();
@@ -137,7 +139,7 @@ fn print(row: Vec<String>) {
     assert!(lines.iter().all(good), "{text:?}");
 }
 
-/// Runs what waits for nothing but the simulated store.
+/// Runs a future that waits for nothing but the simulated store.
 fn run<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     for _ in 0..1_000_000 {

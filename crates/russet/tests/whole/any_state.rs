@@ -1,4 +1,5 @@
-//! DEL from whatever state, STATUS that tells what suffers, and attachments that no runtime knows (cni-runtime.md sections 1.5 and 6.2, rows 62 and 63).
+//! DEL from any state, STATUS with the reason of a failure, and attachments that no runtime knows
+//! (cni-runtime.md sections 1.5 and 6.2, rows 62 and 63).
 
 use std::process::{Child, Command, Stdio};
 
@@ -6,7 +7,7 @@ use russet_linux::{NetNs, process};
 use russet_testkit::eventually;
 use serde_json::{Value, json};
 
-use crate::node::{PATIENCE, TestNode, TestPod};
+use crate::node::{TIMEOUT, TestNode, TestPod};
 
 /// A process that ends with the test.
 struct Running(Child);
@@ -18,7 +19,7 @@ impl Drop for Running {
     }
 }
 
-/// The host ends that have a verdict.
+/// The host ends that have verdicts.
 fn verdicts(node: &TestNode) -> Vec<String> {
     let list = || {
         let output =
@@ -36,7 +37,7 @@ fn host_end(result: &Value) -> String {
     result["interfaces"][0]["name"].as_str().unwrap().to_owned()
 }
 
-/// Twice, as containerd asks; the second time it no longer knows the namespace.
+/// DEL twice, as containerd does; the second time it no longer knows the namespace.
 fn del_twice(node: &TestNode, pod: &TestPod) {
     let env = [("CNI_COMMAND", "DEL"), ("CNI_CONTAINERID", pod.container.as_str()), ("CNI_IFNAME", "eth0")];
     let without_netns = || node.run(&env, node.config(json!({})).to_string().as_bytes());
@@ -46,7 +47,7 @@ fn del_twice(node: &TestNode, pod: &TestPod) {
 }
 
 fn nothing_is_left(node: &TestNode) {
-    eventually(PATIENCE, || node.links().is_empty());
+    eventually(TIMEOUT, || node.links().is_empty());
     assert_eq!(verdicts(node), Vec::<String>::new());
 }
 
@@ -57,15 +58,16 @@ fn del_succeeds_from_any_state_and_leaves_nothing() {
     // Before any ADD.
     let never = node.pod();
     del_twice(&node, &never);
-    // With its namespace gone, whose end of the veth went with it.
+    // Its namespace was deleted, and the veth with it.
     let gone = node.pod();
     let host = host_end(&node.add(&gone).result());
     assert_eq!(verdicts(&node), [host]);
     NetNs::delete_named(&gone.netns_name).unwrap();
-    eventually(PATIENCE, || node.links().is_empty());
+    eventually(TIMEOUT, || node.links().is_empty());
     del_twice(&node, &gone);
     nothing_is_left(&node);
-    // With the agent just restarted, whole and half-built: an owner on the link, and nothing else yet.
+    // The agent was just restarted; one pod is complete, the other half-built: a link with an
+    // owner, and nothing else yet.
     let (whole, half) = (node.pod(), node.pod());
     assert_eq!(node.add(&whole).status, 0);
     let host = host_end(&node.add(&half).result());
@@ -78,7 +80,7 @@ fn del_succeeds_from_any_state_and_leaves_nothing() {
     del_twice(&node, &whole);
     del_twice(&node, &half);
     nothing_is_left(&node);
-    // With nobody there, by the plugin alone.
+    // Without an agent, by the plugin alone.
     let (attached, without) = (node.pod(), node.pod());
     assert_eq!(node.add(&attached).status, 0);
     node.stop_agent();
@@ -94,8 +96,8 @@ fn del_succeeds_from_any_state_and_leaves_nothing() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn status_tells_whether_there_are_pods_that_suffer() {
-    // cni-runtime.md section 6.2 item 62: nobody there, nothing programmed, and the store lost without and with pods.
+fn status_fails_only_if_pods_are_affected() {
+    // Row 62: no agent, no interface programmed, and the store lost without and with pods.
     let owner = tempfile::tempdir().unwrap();
     let serve = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
@@ -108,23 +110,23 @@ fn status_tells_whether_there_are_pods_that_suffer() {
     let running = serve();
     node.start_agent();
     drop(running);
-    eventually(PATIENCE, || node.status().status != 0);
+    eventually(TIMEOUT, || node.status().status != 0);
     assert_eq!(node.status().code(), 50, "no pod suffers");
     let running = serve();
-    eventually(PATIENCE, || node.status().status == 0);
+    eventually(TIMEOUT, || node.status().status == 0);
     let pod = node.pod();
     assert_eq!(node.add(&pod).status, 0);
     drop(running);
-    eventually(PATIENCE, || node.status().status != 0);
+    eventually(TIMEOUT, || node.status().status != 0);
     assert_eq!(node.status().code(), 51);
     let _running = serve();
-    eventually(PATIENCE, || node.status().status == 0);
+    eventually(TIMEOUT, || node.status().status == 0);
     assert_eq!(node.del(&pod).status, 0);
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tools: bash, ip, nft, sleep"]
-fn what_no_runtime_knows_any_more_goes_without_gc_and_nothing_else_does() {
+fn attachments_that_no_runtime_knows_are_removed_without_gc() {
     let pool = "10.232.7.0/26";
     let args = [
         "--ipv4-pool",
@@ -140,7 +142,7 @@ fn what_no_runtime_knows_any_more_goes_without_gc_and_nothing_else_does() {
     ];
     let mut node = TestNode::start(&args);
     let [known, inhabited, dead] = [node.pod(), node.pod(), node.pod()];
-    // Other tests' interfaces have small numbers, too, and processes beside them: this one's is to be nobody else's.
+    // Other tests' interfaces and processes have small numbers, too: these must be unique.
     let numbers = "for i in {1..40}; do ip link add br0 type bridge; ip link del br0; done";
     let burn = || Command::new("bash").args(["-c", numbers]).status().unwrap();
     assert!(NetNs::open(dead.path()).unwrap().with(burn).unwrap().success());
@@ -149,7 +151,7 @@ fn what_no_runtime_knows_any_more_goes_without_gc_and_nothing_else_does() {
     sleep.arg("600").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     process::in_netns(&mut sleep, &NetNs::open(inhabited.path()).unwrap()).unwrap();
     let _sleep = Running(sleep.spawn().unwrap());
-    // As long as no cache knows the network, nobody knows anything.
+    // While no cache has the network, nothing proves that an attachment is stale.
     let repairs = || node.log().matches("what was attached for nobody is gone").count();
     let network = node.config(json!({}))["name"].as_str().unwrap().to_owned();
     let results = node.path("var/lib/cni/results");
@@ -159,9 +161,9 @@ fn what_no_runtime_knows_any_more_goes_without_gc_and_nothing_else_does() {
         "kind": "cniCacheV1", "containerId": known.container, "ifName": "eth0", "networkName": network, "result": {},
     });
     std::fs::write(results.join(format!("{network}-{}-eth0", known.container)), cached.to_string()).unwrap();
-    eventually(PATIENCE, || !node.links().contains(&ends[2]) && repairs() == 1);
-    // Its address follows, once two more looks found it without its interface.
-    eventually(PATIENCE, || node.allocated() == 2);
+    eventually(TIMEOUT, || !node.links().contains(&ends[2]) && repairs() == 1);
+    // Its address is released, once two more checks found it without its interface.
+    eventually(TIMEOUT, || node.allocated() == 2);
     let mut left = verdicts(&node);
     left.sort();
     let mut expected = ends[..2].to_vec();

@@ -1,10 +1,11 @@
-//! Bad input: the right CNI error code, a text that says which limit and what to do, nothing left behind.
+//! Bad input: the right CNI error code, a message with the limit and the remedy, no leftovers.
 
 use serde_json::json;
 
 use crate::node::{TestNode, TestPod};
 
-/// The request is refused with `code`, the text holds all of `words`, and the node is as before.
+/// The request is refused with `code`, the message contains all of `words`, and the node is
+/// unchanged.
 fn assert_refused(node: &TestNode, env: &[(&str, &str)], stdin: &[u8], code: u64, words: &[&str]) {
     let answer = node.run(env, stdin);
     let error = answer.error();
@@ -60,7 +61,7 @@ fn hostile_requests_are_refused_with_a_reason() {
     refused(env(), &config(json!({ "mtu": 40 })), 7, &["mtu"]);
     refused(env(), &config(json!({ "ipam": { "type": "host-local" } })), 2, &["host-local"]);
     refused(env(), &config(json!({ "cniVersion": "9.9.9" })), 1, &["9.9.9"]);
-    // After all of it the node still works, and has nothing of what was refused.
+    // Afterwards the node still works, and has nothing of the refused requests.
     assert_eq!(node.add(&pod).addresses().len(), 2);
     assert_eq!(node.del(&pod).status, 0);
     node.stop_agent();
@@ -84,10 +85,10 @@ fn the_nodes_own_namespace_is_refused_before_any_work() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn an_exhausted_pool_names_the_pool_and_gives_everything_back() {
+fn an_exhausted_pool_is_named_and_the_add_is_undone() {
     let mut node = TestNode::start(&["--ipv4-pool", "10.77.0.0/26", "--ipv6-pool", "fd77::/121"]);
     let mut pods = Vec::new();
-    // One block of 64 addresses, less those that the node's tunnel may have taken.
+    // One block of 64 addresses, less those of the node's tunnel.
     let error = loop {
         let pod = node.pod();
         let answer = node.add(&pod);
@@ -99,7 +100,7 @@ fn an_exhausted_pool_names_the_pool_and_gives_everything_back() {
     };
     assert_eq!(error["code"], 100, "{error}");
     assert!(error.to_string().contains("10.77.0.0/26"), "{error}");
-    // One back, one out.
+    // One release, one assignment.
     let last = pods.pop().unwrap();
     assert_eq!(node.del(&last).status, 0);
     assert_eq!(node.add(&last).addresses().len(), 2);
@@ -131,7 +132,7 @@ fn a_corrupt_block_is_named_and_left_alone() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn pods_of_a_corrupt_block_can_be_deleted_and_the_block_is_told_and_left_alone() {
+fn pods_of_a_corrupt_block_can_be_deleted_and_the_block_is_reported_unchanged() {
     let mut node = TestNode::start(&["--ipv4-pool", "10.77.0.0/26", "--ipv6-pool", "fd77::/121"]);
     let pod = node.pod();
     assert_eq!(node.add(&pod).addresses().len(), 2);
@@ -139,16 +140,16 @@ fn pods_of_a_corrupt_block_can_be_deleted_and_the_block_is_told_and_left_alone()
     let key = "/calico/ipam/v2/assignment/ipv4/block/10.77.0.0-26";
     node.store_put(key, "{\"cidr\":\"10.77.0.0/26\",\"allocations\":[0]");
     node.start_agent();
-    // The runtime may ask again, and gets the same answer.
+    // A repeated DEL gets the same answer.
     for _ in 0..2 {
         let answer = node.del(&pod);
         assert_eq!(answer.status, 0, "{answer:?}");
     }
-    // What was detached goes in the background, under a name of its own.
+    // Detached interfaces are deleted in the background, under names of their own.
     assert!(node.links().iter().all(|link| link.starts_with("rsx")), "{:?}", node.links());
     let log = node.log();
-    let told = log.lines().filter(|line| line.contains("ERROR") || line.contains("error"));
-    assert!(told.into_iter().any(|line| line.contains(key) && line.contains("corrupt")), "{log}");
+    let errors = log.lines().filter(|line| line.contains("ERROR") || line.contains("error"));
+    assert!(errors.into_iter().any(|line| line.contains(key) && line.contains("corrupt")), "{log}");
     node.stop_agent();
     assert!(node.store_get(key).contains("\\\"allocations\\\":[0]"), "{}", node.store_get(key));
     // The other family's address is free, and nothing else of the pod is left.
@@ -185,7 +186,7 @@ fn a_pod_of_a_block_that_breaks_a_harmless_invariant_is_deleted_and_the_block_is
 
 #[test]
 #[ignore = "root: mounts a small tmpfs"]
-fn a_full_disk_is_an_error_that_passes_when_there_is_room() {
+fn a_full_disk_is_a_temporary_error() {
     let mut node = TestNode::without_agent(&[]);
     let state = node.path("var/lib/russet");
     std::fs::create_dir_all(&state).unwrap();
@@ -194,7 +195,7 @@ fn a_full_disk_is_an_error_that_passes_when_there_is_room() {
     let pod = node.pod();
     let filler = state.join("filler");
     crate::host::fill_disk(&filler);
-    // The store's file has room inside; records of shrinking size take it all.
+    // The store's file has free pages; records of decreasing size fill it completely.
     for bytes in [64 << 10, 16 << 10, 4 << 10, 1 << 10, 64] {
         let value = format!("\"{}\"", "x".repeat(bytes));
         let mut number = 0;

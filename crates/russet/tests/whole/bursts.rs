@@ -1,4 +1,5 @@
-//! Requests without an agent that come at once: each is a process, and they wait for each other only where they share something.
+//! Concurrent requests without an agent: each is a process, and they wait for each other only where
+//! they share state.
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
@@ -9,11 +10,12 @@ use russet_testkit::eventually;
 use rustix::fs::{FlockOperation, flock};
 use serde_json::json;
 
-use crate::node::{Answer, PATIENCE, TestNode, TestPod};
+use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
 
 const PODS: usize = 8;
 
-/// Starts a plugin's process with the program and arguments before it, and does not wait for its end.
+/// Starts a plugin's process with the program and arguments before it, and does not wait for its
+/// end.
 fn start(node: &TestNode, before: &[&str], verb: &str, pod: &TestPod) -> Child {
     let words = [before, &[env!("CARGO_BIN_EXE_russet")]].concat();
     let mut command = Command::new(words[0]);
@@ -32,7 +34,7 @@ fn end(child: Child) -> Answer {
     child.wait_with_output().unwrap().into()
 }
 
-/// The lock of the node's store, as another request has it; dropping it gives it back.
+/// The lock of the node's store, as another request holds it until the file is dropped.
 fn hold_store(node: &TestNode) -> std::fs::File {
     let file = std::fs::File::open(node.path("var/lib/russet").join(LOCK_FILE)).unwrap();
     flock(&file, FlockOperation::LockExclusive).unwrap();
@@ -51,12 +53,12 @@ fn with_pods(node: &mut TestNode, count: usize) -> Vec<TestPod> {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn dels_at_once_take_their_interfaces_down_while_another_request_has_the_store() {
+fn concurrent_dels_remove_their_interfaces_while_another_request_has_the_store() {
     let mut node = TestNode::without_agent(&[]);
     let pods = with_pods(&mut node, PODS);
     let store = hold_store(&node);
     let dels: Vec<_> = pods.iter().map(|pod| start(&node, &[], "DEL", pod)).collect();
-    eventually(PATIENCE, || doomed(&node) == PODS);
+    eventually(TIMEOUT, || doomed(&node) == PODS);
     drop(store);
     for del in dels {
         let answer = end(del);
@@ -72,13 +74,13 @@ fn dels_at_once_take_their_interfaces_down_while_another_request_has_the_store()
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn what_a_killed_del_left_goes_with_the_next_del_and_with_an_agents_start() {
+fn leftovers_of_a_killed_del_are_removed_by_the_next_del_and_by_an_agents_start() {
     let mut node = TestNode::without_agent(&[]);
     let pods = with_pods(&mut node, 3);
     let kill_between = |pod: &TestPod, doomed_before: usize| {
         let store = hold_store(&node);
         let mut del = start(&node, &[], "DEL", pod);
-        eventually(PATIENCE, || doomed(&node) == doomed_before + 1);
+        eventually(TIMEOUT, || doomed(&node) == doomed_before + 1);
         del.kill().unwrap();
         del.wait().unwrap();
         drop(store);
@@ -86,14 +88,14 @@ fn what_a_killed_del_left_goes_with_the_next_del_and_with_an_agents_start() {
     kill_between(&pods[0], 0);
     assert_eq!(node.del(&pods[1]).status, 0);
     assert_eq!(doomed(&node), 0, "the deletion of one pod's link takes along what a killed DEL left");
-    // Its address is still held, and the repeated DEL gives it back.
+    // Its address is still held; the repeated DEL releases it.
     assert_eq!(node.del(&pods[0]).status, 0);
     kill_between(&pods[2], 0);
     assert_eq!(node.add(&pods[0]).addresses().len(), 2, "an ADD is not disturbed");
     node.start_agent();
-    eventually(PATIENCE, || doomed(&node) == 0);
+    eventually(TIMEOUT, || doomed(&node) == 0);
     assert_eq!((node.del(&pods[0]).status, node.del(&pods[2]).status), (0, 0));
-    eventually(PATIENCE, || node.links().is_empty());
+    eventually(TIMEOUT, || node.links().is_empty());
     assert_eq!(node.allocated(), 0);
 }
 
@@ -119,9 +121,9 @@ fn an_add_leaves_the_store_to_others_while_the_kernel_wires_its_interface() {
         "inject=sendto:delay_enter=3000000:when=1",
     ];
     let add = start(&node, &slow, "ADD", &second);
-    eventually(PATIENCE, || {
+    eventually(TIMEOUT, || {
         let file = std::fs::File::open(&lock).unwrap();
-        // Whoever has had the lock has written its name.
+        // A holder of the lock writes its name into the file.
         let was_locked = !std::fs::read(&lock).unwrap().is_empty();
         let is_free = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
         was_locked && is_free && node.links().len() == 1

@@ -1,5 +1,6 @@
-//! `calico` as a runtime runs it, on a real etcd and a real kernel: the non-Kubernetes path, Kubernetes' pods against an API server of the
-//! tests, and the chain with Debian's `portmap` (calico-cni.md section 5.1). Without an agent unless a test says so.
+//! `calico` as a runtime runs it, on a real etcd and a real kernel: the non-Kubernetes path,
+//! Kubernetes' pods against an API server of the tests, and the chain with Debian's `portmap`
+//! (calico-cni.md section 5.1). Without an agent unless a test starts one.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -12,19 +13,19 @@ use russet_runtime::{Attachment, Runtime};
 use serde_json::{Value, json};
 
 use crate::fabric::Fabric;
-use crate::node::{Answer, PATIENCE, TestNode, TestPod};
+use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
 
 const RESOURCES: &str = "/calico/resources/v3/projectcalico.org";
 
 /// A node of a Calico cluster, and the plugin under its name.
-pub struct Scene {
+pub struct CalicoSetup {
     pub fabric: Fabric,
     pub node: TestNode,
     bin: PathBuf,
 }
 
 /// A request.
-pub struct Ask<'a> {
+pub struct Request<'a> {
     pub pod: &'a TestPod,
     pub container: &'a str,
     pub ifname: &'a str,
@@ -32,9 +33,9 @@ pub struct Ask<'a> {
     pub config: Value,
 }
 
-// === impl Scene ===
+// === impl CalicoSetup ===
 
-impl Scene {
+impl CalicoSetup {
     pub fn new() -> Self {
         let mut fabric = Fabric::new();
         let node = fabric.node("n1", &["--calico"]);
@@ -80,44 +81,44 @@ impl Scene {
         json!({"ipam": ipam})
     }
 
-    pub fn ask<'a>(&self, pod: &'a TestPod, container: &'a str, extra: Value) -> Ask<'a> {
-        Ask { pod, container, ifname: "eth0", args: String::new(), config: self.config(extra) }
+    pub fn request<'a>(&self, pod: &'a TestPod, container: &'a str, extra: Value) -> Request<'a> {
+        Request { pod, container, ifname: "eth0", args: String::new(), config: self.config(extra) }
     }
 
-    pub fn run(&self, verb: &str, ask: &Ask<'_>) -> Answer {
-        self.spawn(verb, ask).wait_with_output().unwrap().into()
+    pub fn run(&self, verb: &str, request: &Request<'_>) -> Answer {
+        self.spawn(verb, request).wait_with_output().unwrap().into()
     }
 
-    /// A request for whose answer nobody waits yet.
-    pub fn spawn(&self, verb: &str, ask: &Ask<'_>) -> Child {
+    /// Starts a request without waiting for its answer.
+    pub fn spawn(&self, verb: &str, request: &Request<'_>) -> Child {
         let mut command = Command::new(self.bin.join("calico"));
         let path = format!("{}:/usr/lib/cni", self.bin.display());
-        command.env_clear().env("CNI_COMMAND", verb).env("CNI_CONTAINERID", ask.container);
-        command.env("CNI_NETNS", ask.pod.path()).env("CNI_IFNAME", ask.ifname).env("CNI_PATH", path);
-        command.env("CNI_ARGS", &ask.args);
+        command.env_clear().env("CNI_COMMAND", verb).env("CNI_CONTAINERID", request.container);
+        command.env("CNI_NETNS", request.pod.path()).env("CNI_IFNAME", request.ifname).env("CNI_PATH", path);
+        command.env("CNI_ARGS", &request.args);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         process::in_netns(&mut command, self.node.netns()).unwrap();
         let mut child = command.spawn().unwrap();
-        let _ = child.stdin.take().unwrap().write_all(ask.config.to_string().as_bytes());
+        let _ = child.stdin.take().unwrap().write_all(request.config.to_string().as_bytes());
         child
     }
 
     #[track_caller]
-    pub fn add(&self, ask: &Ask<'_>) -> Value {
-        self.run("ADD", ask).result()
+    pub fn add(&self, request: &Request<'_>) -> Value {
+        self.run("ADD", request).result()
     }
 
     #[track_caller]
-    pub fn succeed(&self, verb: &str, ask: &Ask<'_>) {
-        let answer = self.run(verb, ask);
+    pub fn succeed(&self, verb: &str, request: &Request<'_>) {
+        let answer = self.run(verb, request);
         assert!(answer.status == 0 && answer.stdout.is_empty(), "{verb}: {answer:?}");
     }
 
-    /// CHECK with what ADD said.
-    fn check(&self, ask: &Ask<'_>, result: &Value) -> Answer {
-        let mut config = ask.config.clone();
+    /// CHECK with the result of ADD.
+    fn check(&self, request: &Request<'_>, result: &Value) -> Answer {
+        let mut config = request.config.clone();
         config["prevResult"] = result.clone();
-        self.run("CHECK", &Ask { args: ask.args.clone(), config, ..*ask })
+        self.run("CHECK", &Request { args: request.args.clone(), config, ..*request })
     }
 
     pub fn endpoints(&self) -> Vec<String> {
@@ -153,15 +154,15 @@ pub fn address(result: &Value) -> String {
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip, host-local"]
 fn oracle_01_a_container_with_host_local_gets_calicos_wiring_and_one_endpoint() {
-    let mut scene = Scene::new();
-    let pod = scene.node.pod();
-    let mut ask = scene.ask(&pod, "abc123", scene.host_local(json!({"subnet": "10.0.0.0/8"})));
-    ask.config["log_file_path"] = json!(scene.node.path("cni.log"));
-    let result = scene.add(&ask);
+    let mut setup = CalicoSetup::new();
+    let pod = setup.node.pod();
+    let mut request = setup.request(&pod, "abc123", setup.host_local(json!({"subnet": "10.0.0.0/8"})));
+    request.config["log_file_path"] = json!(setup.node.path("cni.log"));
+    let result = setup.add(&request);
     let net = address(&result);
     assert!(net.ends_with("/32") && result["ips"].as_array().unwrap().len() == 1, "{result}");
     let mac = &result["interfaces"][1]["mac"];
-    assert_eq!(scene.endpoints(), ["default/n1-cni-abc123-eth0"]);
+    assert_eq!(setup.endpoints(), ["default/n1-cni-abc123-eth0"]);
     let spec = json!({"orchestrator": "cni", "node": "n1", "containerID": "abc123", "endpoint": "eth0",
         "ipNetworks": [net], "profiles": ["net1"], "interfaceName": "caliabc123", "mac": mac});
     assert_eq!(scene.endpoint("default/n1-cni-abc123-eth0")["spec"], spec);
@@ -183,7 +184,7 @@ fn oracle_01_a_container_with_host_local_gets_calicos_wiring_and_one_endpoint() 
     scene.succeed("DEL", &ask);
     assert_ne!(scene.check(&ask, &result).status, 0);
     // calico-cni.md section 1.1
-    let log = std::fs::read_to_string(scene.node.path("cni.log")).unwrap();
+    let log = std::fs::read_to_string(setup.node.path("cni.log")).unwrap();
     for line in ["calico: Wrote the endpoint of abc123", "calico: Removed the endpoint of abc123"] {
         assert!(log.contains(line), "{log}");
     }
@@ -192,11 +193,11 @@ fn oracle_01_a_container_with_host_local_gets_calicos_wiring_and_one_endpoint() 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn oracle_03_the_host_end_is_set_up_as_calico_does() {
-    let mut scene = Scene::new();
-    let pod = scene.node.pod();
-    scene.add(&scene.ask(&pod, "abc123", json!({})));
-    let node = scene.node.netns_name().to_owned();
-    let link: Value = serde_json::from_str(&scene.ip(&node, &["-j", "link", "show", "caliabc123"])).unwrap();
+    let mut setup = CalicoSetup::new();
+    let pod = setup.node.pod();
+    setup.add(&setup.request(&pod, "abc123", json!({})));
+    let node = setup.node.netns_name().to_owned();
+    let link: Value = serde_json::from_str(&setup.ip(&node, &["-j", "link", "show", "caliabc123"])).unwrap();
     assert_eq!((&link[0]["mtu"], &link[0]["operstate"]), (&json!(1500), &json!("UP")), "{link}");
     assert_eq!(link[0]["address"], "ee:ee:ee:ee:ee:ee");
     for (path, value) in [
@@ -204,41 +205,42 @@ fn oracle_03_the_host_end_is_set_up_as_calico_does() {
         ("ipv4/neigh/caliabc123/proxy_delay", "0"),
         ("ipv4/conf/caliabc123/forwarding", "1"),
     ] {
-        assert_eq!(scene.sysctl(&node, path), value, "{path}");
+        assert_eq!(setup.sysctl(&node, path), value, "{path}");
     }
-    assert_eq!(scene.sysctl(&pod.netns_name, "ipv4/ip_forward"), "0");
+    assert_eq!(setup.sysctl(&pod.netns_name, "ipv4/ip_forward"), "0");
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn oracle_04_one_route_leads_to_the_container_and_two_lead_out_of_it() {
-    let mut scene = Scene::new();
-    let pod = scene.node.pod();
-    let ask = Ask {
+    let mut setup = CalicoSetup::new();
+    let pod = setup.node.pod();
+    let request = Request {
         args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0".into(),
-        ..scene.ask(&pod, "abc123", json!({}))
+        ..setup.request(&pod, "abc123", json!({}))
     };
-    let bare = address(&scene.add(&ask)).replace("/32", "");
-    let to_pod = scene.ip(scene.node.netns_name(), &["-d", "route", "show", &bare]);
+    let bare = address(&setup.add(&request)).replace("/32", "");
+    let to_pod = setup.ip(setup.node.netns_name(), &["-d", "route", "show", &bare]);
     assert_eq!(to_pod.trim(), format!("unicast {bare} dev calia4fc3c48bd8 proto boot scope link"));
     let out = ["default via 169.254.1.1 dev eth0", "169.254.1.1 dev eth0 scope link"];
-    assert_eq!(scene.routes(&pod), out);
+    assert_eq!(setup.routes(&pod), out);
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn oracle_22_routes_set_up_twice_are_there_once() {
-    let mut scene = Scene::new();
-    let pod = scene.node.pod();
-    let ask = Ask {
+    let mut setup = CalicoSetup::new();
+    let pod = setup.node.pod();
+    let request = Request {
         args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0".into(),
-        ..scene.ask(&pod, "abc123", json!({}))
+        ..setup.request(&pod, "abc123", json!({}))
     };
-    let first = scene.add(&ask);
-    let all = |scene: &Scene| (scene.ip(scene.node.netns_name(), &["route", "show"]), scene.routes(&pod));
-    let before = all(&scene);
-    assert_eq!(scene.add(&ask)["ips"], first["ips"]);
-    assert_eq!(all(&scene), before);
+    let first = setup.add(&request);
+    let all =
+        |setup: &CalicoSetup| (setup.ip(setup.node.netns_name(), &["route", "show"]), setup.routes(&pod));
+    let before = all(&setup);
+    assert_eq!(setup.add(&request)["ips"], first["ips"]);
+    assert_eq!(all(&setup), before);
     let bare = address(&first).replace("/32", "");
     assert_eq!(before.0.lines().filter(|line| line.starts_with(&bare)).count(), 1, "{before:?}");
 }
@@ -246,25 +248,25 @@ fn oracle_22_routes_set_up_twice_are_there_once() {
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn oracle_09_a_container_that_may_forward_does() {
-    let mut scene = Scene::new();
-    let pod = scene.node.pod();
-    scene.add(&scene.ask(&pod, "abc123", json!({"container_settings": {"allow_ip_forwarding": true}})));
-    assert_eq!(scene.sysctl(&pod.netns_name, "ipv4/ip_forward"), "1");
+    let mut setup = CalicoSetup::new();
+    let pod = setup.node.pod();
+    setup.add(&setup.request(&pod, "abc123", json!({"container_settings": {"allow_ip_forwarding": true}})));
+    assert_eq!(setup.sysctl(&pod.netns_name, "ipv4/ip_forward"), "1");
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn oracle_28_the_mtu_is_the_files_and_a_configured_one_comes_first() {
-    let mut scene = Scene::new();
-    std::fs::create_dir_all(scene.node.path("var/lib/calico")).unwrap();
-    std::fs::write(scene.node.path("var/lib/calico/mtu"), "3000").unwrap();
+    let mut setup = CalicoSetup::new();
+    std::fs::create_dir_all(setup.node.path("var/lib/calico")).unwrap();
+    std::fs::write(setup.node.path("var/lib/calico/mtu"), "3000").unwrap();
     for (container, extra, mtu) in [("one", json!({}), 3000), ("two", json!({"mtu": 4000}), 4000)] {
-        let pod = scene.node.pod();
-        scene.add(&scene.ask(&pod, container, extra));
+        let pod = setup.node.pod();
+        setup.add(&setup.request(&pod, container, extra));
         for (namespace, link) in
-            [(pod.netns_name.as_str(), "eth0"), (scene.node.netns_name(), &format!("cali{container}"))]
+            [(pod.netns_name.as_str(), "eth0"), (setup.node.netns_name(), &format!("cali{container}"))]
         {
-            let shown = scene.ip(namespace, &["link", "show", link]);
+            let shown = setup.ip(namespace, &["link", "show", link]);
             assert!(shown.contains(&format!("mtu {mtu} ")), "{shown}");
         }
     }
@@ -273,74 +275,78 @@ fn oracle_28_the_mtu_is_the_files_and_a_configured_one_comes_first() {
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn oracle_34_addresses_of_both_families_are_usable_at_once() {
-    let mut scene = Scene::new();
+    let mut setup = CalicoSetup::new();
     let pool = json!({"kind": "IPPool", "apiVersion": "projectcalico.org/v3",
         "metadata": {"name": "six", "uid": "u", "creationTimestamp": "2026-08-22T10:00:00Z"},
         "spec": {"cidr": "fd00:65::/112", "blockSize": 122, "vxlanMode": "Never", "ipipMode": "Never", "nodeSelector": "all()"}});
-    scene.fabric.put(&format!("{RESOURCES}/ippools/six"), &pool.to_string());
-    let pod = scene.node.pod();
-    let ask = scene.ask(&pod, "abc123", json!({"ipam": {"type": "calico-ipam", "assign_ipv6": "true"}}));
-    let result = scene.add(&ask);
+    setup.fabric.put(&format!("{RESOURCES}/ippools/six"), &pool.to_string());
+    let pod = setup.node.pod();
+    let request =
+        setup.request(&pod, "abc123", json!({"ipam": {"type": "calico-ipam", "assign_ipv6": "true"}}));
+    let result = setup.add(&request);
     assert_eq!(result["ips"].as_array().unwrap().len(), 2, "{result}");
-    let shown = scene.ip(&pod.netns_name, &["-6", "address", "show", "dev", "eth0", "scope", "global"]);
+    let shown = setup.ip(&pod.netns_name, &["-6", "address", "show", "dev", "eth0", "scope", "global"]);
     assert!(shown.contains("fd00:65::") && !shown.contains("tentative"), "{shown}");
-    assert_eq!(scene.sysctl(&pod.netns_name, "ipv6/conf/eth0/accept_dad"), "0");
-    let routes = scene.ip(&pod.netns_name, &["-6", "route", "show", "default"]);
+    assert_eq!(setup.sysctl(&pod.netns_name, "ipv6/conf/eth0/accept_dad"), "0");
+    let routes = setup.ip(&pod.netns_name, &["-6", "route", "show", "default"]);
     assert_eq!(routes.trim(), "default via fe80::ecee:eeff:feee:eeee dev eth0 metric 1024 pref medium");
-    assert_eq!(scene.check(&ask, &result).status, 0);
-    scene.succeed("DEL", &ask);
+    assert_eq!(setup.check(&request, &result).status, 0);
+    setup.succeed("DEL", &request);
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn oracle_18_del_succeeds_when_the_namespace_is_gone() {
-    let mut scene = Scene::new();
-    let pod = scene.node.pod();
-    let ask = scene.ask(&pod, "abc123", json!({}));
-    scene.add(&ask);
+    let mut setup = CalicoSetup::new();
+    let pod = setup.node.pod();
+    let request = setup.request(&pod, "abc123", json!({}));
+    setup.add(&request);
     russet_linux::NetNs::delete_named(&pod.netns_name).unwrap();
-    scene.succeed("DEL", &ask);
-    assert_eq!((scene.endpoints(), scene.fabric.keys("/calico/ipam/v2/handle/")), (Vec::new(), Vec::new()));
+    setup.succeed("DEL", &request);
+    assert_eq!((setup.endpoints(), setup.fabric.keys("/calico/ipam/v2/handle/")), (Vec::new(), Vec::new()));
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn oracle_23_the_self_test_tells_whether_the_datastore_answers() {
-    let scene = Scene::new();
+    let setup = CalicoSetup::new();
     let test = |config: Value| {
-        let mut command = Command::new(scene.bin.join("calico"));
+        let mut command = Command::new(setup.bin.join("calico"));
         command.env_clear().arg("-t").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        process::in_netns(&mut command, scene.node.netns()).unwrap();
+        process::in_netns(&mut command, setup.node.netns()).unwrap();
         let mut child = command.spawn().unwrap();
         child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
         Answer::from(child.wait_with_output().unwrap())
     };
-    assert_eq!(test(scene.config(json!({"cniVersion": "0.3.1"}))).status, 0);
-    let wrong = test(scene.config(json!({"etcd_endpoints": "http://10.77.0.1:2378"})));
+    assert_eq!(test(setup.config(json!({"cniVersion": "0.3.1"}))).status, 0);
+    let wrong = test(setup.config(json!({"etcd_endpoints": "http://10.77.0.1:2378"})));
     assert!(wrong.error()["msg"].as_str().unwrap().contains("cannot be attached"), "{wrong:?}");
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn oracle_12_the_endpoints_node_is_the_hostname_and_nodename_beats_it() {
-    let mut scene = Scene::new();
+    let mut setup = CalicoSetup::new();
     for (container, extra) in
         [("one", json!({"nodename": null, "hostname": "n1"})), ("two", json!({"hostname": "other"}))]
     {
-        let pod = scene.node.pod();
-        scene.add(&scene.ask(&pod, container, extra));
-        assert_eq!(scene.endpoint(&format!("default/n1-cni-{container}-eth0"))["spec"]["node"], "n1");
+        let pod = setup.node.pod();
+        setup.add(&setup.request(&pod, container, extra));
+        assert_eq!(setup.endpoint(&format!("default/n1-cni-{container}-eth0"))["spec"]["node"], "n1");
     }
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn oracle_19_the_same_container_again_has_the_same_address_and_endpoint() {
-    let mut scene = Scene::new();
-    let pod = scene.node.pod();
-    let ask =
-        scene.ask(&pod, "abc123", json!({"container_settings": {"allow_ip_forwarding": true}, "mtu": 1400}));
-    let first = scene.add(&ask);
+    let mut setup = CalicoSetup::new();
+    let pod = setup.node.pod();
+    let request = setup.request(
+        &pod,
+        "abc123",
+        json!({"container_settings": {"allow_ip_forwarding": true}, "mtu": 1400}),
+    );
+    let first = setup.add(&request);
     assert!(address(&first).starts_with("10.65."), "{first}");
     assert_eq!(scene.add(&ask)["ips"], first["ips"]);
     assert_eq!(scene.endpoints().len(), 1);
@@ -350,56 +356,56 @@ fn oracle_19_the_same_container_again_has_the_same_address_and_endpoint() {
     // calico-cni.md oracle 20.
     let mut other = scene.ask(&pod, "abc123", json!({}));
     other.config["name"] = json!("net2");
-    assert_eq!(scene.add(&other)["ips"], first["ips"]);
-    assert_eq!(scene.endpoint("default/n1-cni-abc123-eth0")["spec"]["profiles"], json!(["net1", "net2"]));
-    assert_eq!(scene.fabric.keys(&format!("{RESOURCES}/profiles/")).len(), 2);
-    scene.succeed("CHECK", &ask);
-    scene.succeed("DEL", &ask);
-    scene.succeed("DEL", &ask);
-    assert_eq!(scene.fabric.keys("/calico/ipam/v2/handle/"), Vec::<String>::new());
+    assert_eq!(setup.add(&other)["ips"], first["ips"]);
+    assert_eq!(setup.endpoint("default/n1-cni-abc123-eth0")["spec"]["profiles"], json!(["net1", "net2"]));
+    assert_eq!(setup.fabric.keys(&format!("{RESOURCES}/profiles/")).len(), 2);
+    setup.succeed("CHECK", &request);
+    setup.succeed("DEL", &request);
+    setup.succeed("DEL", &request);
+    assert_eq!(setup.fabric.keys("/calico/ipam/v2/handle/"), Vec::<String>::new());
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn oracle_06_an_interface_of_the_host_ends_name_makes_room() {
-    let mut scene = Scene::new();
-    let pod = scene.node.pod();
-    let node = scene.node.netns_name().to_owned();
-    scene.ip(&node, &["link", "add", "caliabc123", "type", "veth", "peer", "name", "other"]);
-    let ask = scene.ask(&pod, "abc123", json!({}));
-    scene.add(&ask);
-    let links = scene.node.links();
+    let mut setup = CalicoSetup::new();
+    let pod = setup.node.pod();
+    let node = setup.node.netns_name().to_owned();
+    setup.ip(&node, &["link", "add", "caliabc123", "type", "veth", "peer", "name", "other"]);
+    let request = setup.request(&pod, "abc123", json!({}));
+    setup.add(&request);
+    let links = setup.node.links();
     assert!(links.contains(&"caliabc123".to_owned()) && !links.contains(&"other".to_owned()), "{links:?}");
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn oracle_17_del_of_what_was_never_added_succeeds_with_and_without_a_namespace() {
-    let mut scene = Scene::new();
-    let pod = scene.node.pod();
-    let never = scene.ask(&pod, "never", json!({}));
-    scene.succeed("DEL", &never);
+    let mut setup = CalicoSetup::new();
+    let pod = setup.node.pod();
+    let never = setup.request(&pod, "never", json!({}));
+    setup.succeed("DEL", &never);
     russet_linux::NetNs::delete_named(&pod.netns_name).unwrap();
-    scene.succeed("DEL", &never);
+    setup.succeed("DEL", &never);
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn oracle_07_with_a_locked_datastore_del_fails_and_the_interface_goes_nevertheless() {
-    let mut scene = Scene::new();
-    let second = scene.node.pod();
-    let ask = scene.ask(&second, "def456", json!({}));
-    scene.add(&ask);
+    let mut setup = CalicoSetup::new();
+    let second = setup.node.pod();
+    let request = setup.request(&second, "def456", json!({}));
+    setup.add(&request);
     let locked = json!({"kind": "ClusterInformation", "metadata": {"name": "default"}, "spec": {"datastoreReady": false}});
-    scene.fabric.put(&format!("{RESOURCES}/clusterinformations/default"), &locked.to_string());
-    assert_ne!(scene.run("DEL", &ask).status, 0);
-    assert_ne!(scene.run("ADD", &scene.ask(&second, "ghi789", json!({}))).status, 0);
-    assert!(!scene.node.links().iter().any(|name| name.starts_with("cali")), "{:?}", scene.node.links());
+    setup.fabric.put(&format!("{RESOURCES}/clusterinformations/default"), &locked.to_string());
+    assert_ne!(setup.run("DEL", &request).status, 0);
+    assert_ne!(setup.run("ADD", &setup.request(&second, "ghi789", json!({}))).status, 0);
+    assert!(!setup.node.links().iter().any(|name| name.starts_with("cali")), "{:?}", setup.node.links());
 }
 
 /// Starts an API server that the node reaches, with a namespace and a pod.
-fn api(scene: &Scene, annotations: Value) -> Server {
-    let server = scene.node.netns().with(Server::start).unwrap();
+fn api(setup: &CalicoSetup, annotations: Value) -> Server {
+    let server = setup.node.netns().with(Server::start).unwrap();
     server.put(
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop", "annotations": {}}}),
     );
@@ -412,29 +418,29 @@ fn api(scene: &Scene, annotations: Value) -> Server {
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"},
         "spec": {"podCIDR": "10.10.0.0/24", "podCIDRs": ["10.10.0.0/24"]}});
     server.put(node);
-    server.write_kubeconfig(&scene.node.path("kubeconfig"));
+    server.write_kubeconfig(&setup.node.path("kubeconfig"));
     server
 }
 
-fn of_pod<'a>(scene: &Scene, pod: &'a TestPod, container: &'a str, extra: Value) -> Ask<'a> {
+fn of_pod<'a>(setup: &CalicoSetup, pod: &'a TestPod, container: &'a str, extra: Value) -> Request<'a> {
     let mut config =
-        json!({"policy": {"type": "k8s"}, "kubernetes": {"kubeconfig": scene.node.path("kubeconfig")}});
+        json!({"policy": {"type": "k8s"}, "kubernetes": {"kubeconfig": setup.node.path("kubeconfig")}});
     config.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     let args =
         "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=x".to_owned();
-    Ask { args, ..scene.ask(pod, container, config) }
+    Request { args, ..setup.request(pod, container, config) }
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn oracle_25_a_kubernetes_pod_gets_the_endpoint_of_the_example() {
-    let mut scene = Scene::new();
-    let _api = api(&scene, json!({"cni.projectcalico.org/hwAddr": "8e:01:7c:aa:10:f3"}));
-    let pod = scene.node.pod();
-    let ask = of_pod(&scene, &pod, "4be1", json!({}));
-    let result = scene.add(&ask);
+    let mut setup = CalicoSetup::new();
+    let _api = api(&setup, json!({"cni.projectcalico.org/hwAddr": "8e:01:7c:aa:10:f3"}));
+    let pod = setup.node.pod();
+    let request = of_pod(&setup, &pod, "4be1", json!({}));
+    let result = setup.add(&request);
     // calico-cni.md section 2.2.2
-    let endpoint = scene.endpoint("shop/n1-k8s-web--0-eth0");
+    let endpoint = setup.endpoint("shop/n1-k8s-web--0-eth0");
     let spec = json!({
         "orchestrator": "k8s", "node": "n1", "containerID": "4be1", "pod": "web-0", "endpoint": "eth0",
         "serviceAccountName": "web-sa", "ipNetworks": [address(&result)],
@@ -454,73 +460,74 @@ fn oracle_25_a_kubernetes_pod_gets_the_endpoint_of_the_example() {
     let newer = of_pod(&scene, &second, "5cf2", json!({}));
     let fresh = scene.add(&newer);
     assert_ne!(fresh["ips"], result["ips"]);
-    assert_eq!(scene.fabric.keys("/calico/ipam/v2/handle/").len(), 2);
-    assert_ne!(scene.check(&ask, &result).status, 0, "its endpoint is another container's");
-    scene.succeed("DEL", &ask);
-    assert_eq!(scene.endpoint("shop/n1-k8s-web--0-eth0")["spec"]["containerID"], "5cf2");
-    assert_eq!(scene.check(&newer, &fresh).status, 0);
-    scene.succeed("DEL", &newer);
-    scene.succeed("DEL", &newer);
-    assert_eq!((scene.endpoints(), scene.fabric.keys("/calico/ipam/v2/handle/")), (Vec::new(), Vec::new()));
+    assert_eq!(setup.fabric.keys("/calico/ipam/v2/handle/").len(), 2);
+    assert_ne!(setup.check(&request, &result).status, 0, "its endpoint is another container's");
+    setup.succeed("DEL", &request);
+    assert_eq!(setup.endpoint("shop/n1-k8s-web--0-eth0")["spec"]["containerID"], "5cf2");
+    assert_eq!(setup.check(&newer, &fresh).status, 0);
+    setup.succeed("DEL", &newer);
+    setup.succeed("DEL", &newer);
+    assert_eq!((setup.endpoints(), setup.fabric.keys("/calico/ipam/v2/handle/")), (Vec::new(), Vec::new()));
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
-fn a_pods_address_goes_to_its_next_sandbox_after_the_link_that_the_go_plugin_made_is_gone() {
-    // calico-cni.md section 2.5.3. The Go plugin had another prefix, and writes no owner on its links.
-    let mut scene = Scene::new();
-    let _api = api(&scene, json!({"cni.projectcalico.org/ipAddrs": "[\"10.65.0.77\"]"}));
-    let (old, new) = (scene.node.pod(), scene.node.pod());
-    scene.add(&of_pod(&scene, &old, "4be1", json!({})));
-    let node = scene.node.netns_name().to_owned();
+fn a_pods_address_moves_to_its_next_sandbox_after_the_go_plugins_link_is_deleted() {
+    // calico-cni.md section 2.5.3. The Go plugin uses another prefix, and writes no owner on its
+    // links.
+    let mut setup = CalicoSetup::new();
+    let _api = api(&setup, json!({"cni.projectcalico.org/ipAddrs": "[\"10.65.0.77\"]"}));
+    let (old, new) = (setup.node.pod(), setup.node.pod());
+    setup.add(&of_pod(&setup, &old, "4be1", json!({})));
+    let node = setup.node.netns_name().to_owned();
     let (ours, gos) = ("calia4fc3c48bd8", "tapa4fc3c48bd8");
-    scene.ip(&node, &["link", "set", ours, "down"]);
-    scene.ip(&node, &["link", "set", ours, "alias", "", "name", gos]);
-    scene.ip(&node, &["link", "set", gos, "up"]);
-    scene.ip(&node, &["route", "add", "10.65.0.77", "dev", gos, "scope", "link"]);
+    setup.ip(&node, &["link", "set", ours, "down"]);
+    setup.ip(&node, &["link", "set", ours, "alias", "", "name", gos]);
+    setup.ip(&node, &["link", "set", gos, "up"]);
+    setup.ip(&node, &["route", "add", "10.65.0.77", "dev", gos, "scope", "link"]);
     let key = format!("{RESOURCES}/workloadendpoints/shop/n1-k8s-web--0-eth0");
-    let mut endpoint = scene.fabric.get(&key);
+    let mut endpoint = setup.fabric.get(&key);
     endpoint["spec"]["interfaceName"] = json!(gos);
-    scene.fabric.put(&key, &endpoint.to_string());
-    assert!(scene.node.links().contains(&gos.to_owned()), "{:?}", scene.node.links());
-    let again = of_pod(&scene, &new, "5cf2", json!({}));
-    assert_eq!(address(&scene.add(&again)), "10.65.0.77/32");
-    assert!(!scene.node.links().contains(&gos.to_owned()), "{:?}", scene.node.links());
-    let route = scene.ip(&node, &["route", "get", "10.65.0.77"]);
+    setup.fabric.put(&key, &endpoint.to_string());
+    assert!(setup.node.links().contains(&gos.to_owned()), "{:?}", setup.node.links());
+    let again = of_pod(&setup, &new, "5cf2", json!({}));
+    assert_eq!(address(&setup.add(&again)), "10.65.0.77/32");
+    assert!(!setup.node.links().contains(&gos.to_owned()), "{:?}", setup.node.links());
+    let route = setup.ip(&node, &["route", "get", "10.65.0.77"]);
     assert!(route.contains(&format!("dev {ours} ")), "{route}");
-    assert!(!scene.ip(&old.netns_name, &["link"]).contains("eth0"), "nothing answers for it any more");
-    scene.succeed("DEL", &again);
+    assert!(!setup.ip(&old.netns_name, &["link"]).contains("eth0"), "nothing answers for it any more");
+    setup.succeed("DEL", &again);
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip, host-local"]
 fn oracle_30_host_local_takes_the_nodes_pod_prefix_and_its_routes() {
-    let mut scene = Scene::new();
-    let server = api(&scene, json!({}));
+    let mut setup = CalicoSetup::new();
+    let server = api(&setup, json!({}));
     let routes = json!([{"dst": "10.20.0.0/16"}]);
-    let config = scene.host_local(json!({"subnet": "usePodCidr", "routes": routes}));
+    let config = setup.host_local(json!({"subnet": "usePodCidr", "routes": routes}));
     let mut given = Vec::new();
     for container in ["one", "two"] {
-        let pod = scene.node.pod();
-        let ask = of_pod(&scene, &pod, container, config.clone());
-        let result = scene.add(&ask);
+        let pod = setup.node.pod();
+        let request = of_pod(&setup, &pod, container, config.clone());
+        let result = setup.add(&request);
         assert!(address(&result).starts_with("10.10.0."), "{result}");
         // calico-cni.md oracle 32.
         assert_eq!(
-            scene.routes(&pod),
+            setup.routes(&pod),
             ["10.20.0.0/16 via 169.254.1.1 dev eth0", "169.254.1.1 dev eth0 scope link"]
         );
-        assert_eq!(scene.add(&ask)["ips"], result["ips"], "the same container again");
-        assert_eq!(scene.check(&ask, &result).status, 0);
+        assert_eq!(setup.add(&request)["ips"], result["ips"], "the same container again");
+        assert_eq!(setup.check(&request, &result).status, 0);
         given.push((pod, container, address(&result)));
     }
     assert_ne!(given[0].2, given[1].2);
     // calico-cni.md section 3.6: DEL asks no API server.
     drop(server);
     for (pod, container, _) in &given {
-        scene.succeed("DEL", &of_pod(&scene, pod, container, config.clone()));
+        setup.succeed("DEL", &of_pod(&setup, pod, container, config.clone()));
     }
-    let left = std::fs::read_dir(scene.node.path("host-local/net1")).unwrap();
+    let left = std::fs::read_dir(setup.node.path("host-local/net1")).unwrap();
     let left: Vec<String> = left.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
     assert!(!left.iter().any(|name| name.starts_with("10.10.")), "{left:?}");
 }
@@ -528,66 +535,66 @@ fn oracle_30_host_local_takes_the_nodes_pod_prefix_and_its_routes() {
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip, nft, portmap"]
 fn a_chain_of_calico_and_portmap_opens_a_port_and_closes_it_again() {
-    let mut scene = Scene::new();
-    let pod = scene.node.pod();
-    let mut calico = scene.config(json!({}));
+    let mut setup = CalicoSetup::new();
+    let pod = setup.node.pod();
+    let mut calico = setup.config(json!({}));
     calico.as_object_mut().unwrap().retain(|key, _| key != "name" && key != "cniVersion");
     let portmap = json!({"type": "portmap", "snat": true, "capabilities": {"portMappings": true}});
     let list = json!({"cniVersion": "1.0.0", "name": "net1", "plugins": [calico, portmap]});
     let list = russet_cni_spec::ConfigList::parse(list.to_string().as_bytes()).unwrap();
-    let dirs = vec![scene.bin.clone(), "/usr/lib/cni".into()];
-    let runtime = Runtime::new(dirs, scene.node.path("cache"));
+    let dirs = vec![setup.bin.clone(), "/usr/lib/cni".into()];
+    let runtime = Runtime::new(dirs, setup.node.path("cache"));
     let mut attachment = Attachment::new("abc123".parse().unwrap(), pod.path(), "eth0".parse().unwrap());
     let mapping = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
     attachment.capability_args.insert("portMappings".into(), mapping);
-    let result = scene.node.netns().with(|| runtime.add(&list, &attachment)).unwrap().unwrap();
+    let result = setup.node.netns().with(|| runtime.add(&list, &attachment)).unwrap().unwrap();
     assert_eq!((result.interfaces.len(), result.interfaces[0].name.as_str()), (2, "caliabc123"));
     let netns = russet_linux::NetNs::open(pod.path()).unwrap();
     let listener = netns.with(|| TcpListener::bind("0.0.0.0:80")).unwrap().unwrap();
     let accepted = std::thread::spawn(move || listener.accept().unwrap().1);
-    let connect = || TcpStream::connect_timeout(&"10.77.0.11:8080".parse().unwrap(), PATIENCE);
-    scene.node.netns().with(connect).unwrap().unwrap();
+    let connect = || TcpStream::connect_timeout(&"10.77.0.11:8080".parse().unwrap(), TIMEOUT);
+    setup.node.netns().with(connect).unwrap().unwrap();
     accepted.join().unwrap();
     for _ in 0..2 {
-        scene.node.netns().with(|| runtime.del(&list, &attachment)).unwrap().unwrap();
-        assert!(scene.node.netns().with(connect).unwrap().is_err());
+        setup.node.netns().with(|| runtime.del(&list, &attachment)).unwrap().unwrap();
+        assert!(setup.node.netns().with(connect).unwrap().is_err());
     }
-    assert_eq!((scene.endpoints(), scene.fabric.keys("/calico/ipam/v2/handle/")), (Vec::new(), Vec::new()));
+    assert_eq!((setup.endpoints(), setup.fabric.keys("/calico/ipam/v2/handle/")), (Vec::new(), Vec::new()));
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip, ping"]
-fn through_the_agent_the_same_plugin_gives_the_same_endpoint_and_the_pod_is_reached() {
-    let mut scene = Scene::new();
-    let _api = api(&scene, json!({}));
-    // In a fresh datastore the agent stands in for calico/node.
-    scene.fabric.etcdctl(&["del", &format!("{RESOURCES}/clusterinformations/default")]);
-    scene.node.start_agent();
-    let pod = scene.node.pod();
-    let ask = of_pod(&scene, &pod, "4be1", json!({}));
-    let result = scene.add(&ask);
-    assert_eq!(scene.add(&ask)["ips"], result["ips"]);
-    assert_eq!(scene.check(&ask, &result).status, 0);
-    assert_eq!(scene.endpoint("shop/n1-k8s-web--0-eth0")["spec"]["ipNetworks"], json!([address(&result)]));
-    let ping = ["netns", "exec", scene.node.netns_name(), "ping", "-c", "1", "-W", "2"];
+fn the_agent_makes_the_same_endpoint_and_the_pod_is_reachable() {
+    let mut setup = CalicoSetup::new();
+    let _api = api(&setup, json!({}));
+    // In a fresh datastore the agent replaces calico/node.
+    setup.fabric.etcdctl(&["del", &format!("{RESOURCES}/clusterinformations/default")]);
+    setup.node.start_agent();
+    let pod = setup.node.pod();
+    let request = of_pod(&setup, &pod, "4be1", json!({}));
+    let result = setup.add(&request);
+    assert_eq!(setup.add(&request)["ips"], result["ips"]);
+    assert_eq!(setup.check(&request, &result).status, 0);
+    assert_eq!(setup.endpoint("shop/n1-k8s-web--0-eth0")["spec"]["ipNetworks"], json!([address(&result)]));
+    let ping = ["netns", "exec", setup.node.netns_name(), "ping", "-c", "1", "-W", "2"];
     let bare = address(&result).replace("/32", "");
     assert!(Command::new("ip").args(ping).arg(&bare).stdout(Stdio::null()).status().unwrap().success());
-    // A second network's STATUS, and GC that keeps what is valid and takes what is not.
-    assert_eq!(scene.run("STATUS", &with_version(&ask)).status, 0);
+    // A second network's STATUS, and GC that keeps valid attachments and deletes others.
+    assert_eq!(setup.run("STATUS", &with_version(&request)).status, 0);
     let valid = |id: &str| json!({"cni.dev/valid-attachments": [{"containerID": id, "ifname": "eth0"}]});
     for (id, left) in [("4be1", 1), ("other", 0)] {
-        let mut gc = with_version(&ask);
+        let mut gc = with_version(&request);
         gc.config.as_object_mut().unwrap().extend(valid(id).as_object().unwrap().clone());
-        scene.succeed("GC", &gc);
-        assert_eq!(scene.endpoints().len(), left, "{id}");
-        assert_eq!(scene.fabric.keys("/calico/ipam/v2/handle/net1.").len(), left, "{id}");
+        setup.succeed("GC", &gc);
+        assert_eq!(setup.endpoints().len(), left, "{id}");
+        assert_eq!(setup.fabric.keys("/calico/ipam/v2/handle/net1.").len(), left, "{id}");
     }
-    scene.succeed("DEL", &ask);
+    setup.succeed("DEL", &request);
 }
 
 /// The same request in the version that has STATUS and GC.
-fn with_version<'a>(ask: &Ask<'a>) -> Ask<'a> {
-    let mut config = ask.config.clone();
+fn with_version<'a>(request: &Request<'a>) -> Request<'a> {
+    let mut config = request.config.clone();
     config["cniVersion"] = json!("1.1.0");
-    Ask { args: ask.args.clone(), config, ..*ask }
+    Request { args: request.args.clone(), config, ..*request }
 }

@@ -1,4 +1,4 @@
-//! `russet agent --calico`: a node of a Calico cluster whose routes are ours (calico-cni.md sections 4.1 to 4.7).
+//! `russet agent --calico`: a node of a Calico cluster whose routes Russet programs (calico-cni.md sections 4.1 to 4.7).
 
 use std::process::{Child, Command, Stdio};
 
@@ -7,7 +7,7 @@ use russet_testkit::{eventually, run};
 use serde_json::json;
 
 use crate::fabric::Fabric;
-use crate::node::{PATIENCE, TestNode, TestPod};
+use crate::node::{TIMEOUT, TestNode, TestPod};
 
 const POOLS: &str = "/calico/resources/v3/projectcalico.org/ippools";
 const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes";
@@ -22,8 +22,8 @@ fn put_pool(fabric: &Fabric, vxlan_mode: &str) {
     fabric.put(&format!("{POOLS}/default-ipv4-ippool"), &pool.to_string());
 }
 
-/// What calico/node and Felix of a Go node leave in the datastore: the node, and a block with one pod in it, and an address that another
-/// node's pod has borrowed.
+/// The datastore records of calico/node and Felix on a Go node: the node, a block with one pod in
+/// it, and an address that another node's pod has borrowed.
 fn put_go_node(fabric: &Fabric, name: &str, address: &str, borrower: &str) {
     let node = json!({
         "kind": "Node", "apiVersion": "projectcalico.org/v3",
@@ -68,8 +68,8 @@ fn ping(from: &TestPod, to: &str) -> bool {
     Command::new("ip").args(ping).stdout(Stdio::null()).status().unwrap().success()
 }
 
-/// A process that looks like another program and does nothing, in the node's namespace.
-fn disguised(node: &TestNode, name: &str) -> Child {
+/// A process with the name of another program that does nothing, in the node's namespace.
+fn decoy(node: &TestNode, name: &str) -> Child {
     let program = node.path(name);
     std::fs::copy("/bin/sleep", &program).unwrap();
     let mut command = Command::new(program);
@@ -89,7 +89,7 @@ fn two_agents_in_calicos_place_and_a_go_node_are_peers() {
     let (a, b) = (n1.pod(), n2.pod());
     let to = n2.add(&b).addresses().remove(0);
     n1.add(&a).result();
-    eventually(PATIENCE, || ping(&a, &to));
+    eventually(TIMEOUT, || ping(&a, &to));
 
     // calico-cni.md section 4.6: node data, tunnel addresses and their handles are Calico's.
     let node = fabric.get(&format!("{NODES}/n1"));
@@ -107,20 +107,20 @@ fn two_agents_in_calicos_place_and_a_go_node_are_peers() {
 
     // calico-cni.md sections 4.3 and 4.4; oracles 57 and 58.
     put_go_node(&fabric, "node1", "10.77.0.99", "n2");
-    eventually(PATIENCE, || routes(&n1, "80").contains("10.65.9.0/26 via 10.65.9.0 dev vxlan.calico onlink"));
+    eventually(TIMEOUT, || routes(&n1, "80").contains("10.65.9.0/26 via 10.65.9.0 dev vxlan.calico onlink"));
     assert!(routes(&n1, "80").contains("blackhole 10.65."));
     assert!(!routes(&n1, "114").contains("10.65.9."), "only the pods that the native plugin wired");
     let fdb = run("bridge", &["-n", n1.netns_name(), "fdb", "show", "dev", "vxlan.calico"]);
     assert!(fdb.contains("66:f9:37:c3:7e:94 dst 10.77.0.99"), "{fdb}");
-    // The borrowed address leads to the node that has it, over the block's route.
+    // The borrowed address is routed to the node that uses it, in preference to the block's route.
     let tunnel = fabric.get(&format!("{NODES}/n2"))["spec"]["ipv4VXLANTunnelAddr"].clone();
     let borrowed = format!("10.65.9.2 via {} dev vxlan.calico", tunnel.as_str().unwrap());
-    eventually(PATIENCE, || routes(&n1, "80").contains(&borrowed));
+    eventually(TIMEOUT, || routes(&n1, "80").contains(&borrowed));
     assert!(!routes(&n2, "80").contains("10.65.9.2 "), "n2 has the pod's own route");
 
     // calico-cni.md section 4.6: a node that lacks its data is omitted.
     fabric.etcdctl(&["del", &format!("{NODES}/node1")]);
-    eventually(PATIENCE, || !routes(&n1, "80").contains("10.65.9.0/26"));
+    eventually(TIMEOUT, || !routes(&n1, "80").contains("10.65.9.0/26"));
 }
 
 #[test]
@@ -134,9 +134,9 @@ fn agents_that_are_not_in_calicos_place_route_what_pods_of_calicos_plugin_borrow
     n1.start_agent();
     n2.start_agent();
     put_go_node(&fabric, "node1", "10.77.0.99", "n2");
-    eventually(PATIENCE, || routes(&n1, "114").contains("10.65.9.0/26 via 10.65.9.0 "));
+    eventually(TIMEOUT, || routes(&n1, "114").contains("10.65.9.0/26 via 10.65.9.0 "));
     assert!(!routes(&n1, "114").contains("10.65.9.2 "));
-    // The first pod of Calico's plugin, on whatever node.
+    // The first pod of Calico's plugin, on any node.
     let endpoint = "/calico/resources/v3/projectcalico.org/workloadendpoints/shop/n2-k8s-b-eth0";
     fabric.put(endpoint, r#"{"kind":"WorkloadEndpoint","metadata":{"name":"n2-k8s-b-eth0"},"spec":{}}"#);
     let tunnel = || fabric.get(&format!("{NODES}/n2"))["spec"]["ipv4VXLANTunnelAddr"].clone();
@@ -144,18 +144,18 @@ fn agents_that_are_not_in_calicos_place_route_what_pods_of_calicos_plugin_borrow
         let borrowed = format!("10.65.9.2 via {} ", tunnel().as_str().unwrap());
         routes(&n1, "114").contains(&borrowed)
     };
-    eventually(PATIENCE, routed);
+    eventually(TIMEOUT, routed);
     assert!(n1.log().contains("the cluster has pods of Calico's plugin"), "{}", n1.log());
     assert!(!routes(&n2, "114").contains("10.65.9.2 "), "n2 has the pod's own route");
-    // It comes home, and is gone.
+    // The address moves to the block's own node, and is released.
     put_go_node(&fabric, "node1", "10.77.0.99", "node1");
-    eventually(PATIENCE, || !routes(&n1, "114").contains("10.65.9.2 "));
-    // An agent that starts finds them there.
+    eventually(TIMEOUT, || !routes(&n1, "114").contains("10.65.9.2 "));
+    // A starting agent finds existing ones.
     n1.stop_agent();
     put_go_node(&fabric, "node1", "10.77.0.99", "n2");
     n1.start_agent();
     let borrowed = format!("10.65.9.2 via {} ", tunnel().as_str().unwrap());
-    eventually(PATIENCE, || routes(&n1, "114").contains(&borrowed));
+    eventually(TIMEOUT, || routes(&n1, "114").contains(&borrowed));
 }
 
 #[test]
@@ -165,11 +165,11 @@ fn an_agent_in_calicos_place_leaves_routes_to_a_running_felix() {
     put_pool(&fabric, "CrossSubnet");
     let mut node = fabric.node("n1", &["--calico"]);
     for rival in ["calico-felix", "bird"] {
-        let mut felix = disguised(&node, rival);
+        let mut felix = decoy(&node, rival);
         node.start_agent();
         put_go_node(&fabric, "node1", "10.77.0.99", "node1");
         ip(&node, &["route", "replace", "blackhole", "10.66.0.0/26", "proto", "80"]);
-        eventually(PATIENCE, || node.log().contains("another program keeps this node's routes"));
+        eventually(TIMEOUT, || node.log().contains("another program keeps this node's routes"));
         assert!(node.log().contains(&format!("pid={}", felix.id())), "{}", node.log());
         assert_eq!(node.status().status, 0, "pods can be attached");
         assert_eq!(routes(&node, "80").trim(), "blackhole 10.66.0.0/26");
@@ -178,14 +178,14 @@ fn an_agent_in_calicos_place_leaves_routes_to_a_running_felix() {
         felix.wait().unwrap();
         node.stop_agent();
     }
-    // Nobody is there now: its leftovers are taken over, and on one subnet the route is direct (calico-cni.md oracle 57).
+    // Felix has ended: its routes are replaced, and on one subnet the route is direct (calico-cni.md oracle 57).
     node.start_agent();
     let direct = "10.65.9.0/26 via 10.77.0.99 dev eth0 onlink";
-    eventually(PATIENCE, || routes(&node, "80").contains(direct));
+    eventually(TIMEOUT, || routes(&node, "80").contains(direct));
     assert!(!routes(&node, "80").contains("10.66.0.0/26"));
-    // A Felix that comes later is noticed, and finds what it would have made.
-    let mut felix = disguised(&node, "calico-felix");
-    eventually(PATIENCE, || node.log().contains(&format!("pid={}", felix.id())));
+    // A Felix that starts later is detected, and finds the routes that it would have made.
+    let mut felix = decoy(&node, "calico-felix");
+    eventually(TIMEOUT, || node.log().contains(&format!("pid={}", felix.id())));
     ip(&node, &["route", "del", "10.65.9.0/26"]);
     fabric.etcdctl(&["put", "/calico/resources/v3/projectcalico.org/nodes/other", "{}"]);
     node.stop_agent();
@@ -194,7 +194,7 @@ fn an_agent_in_calicos_place_leaves_routes_to_a_running_felix() {
     felix.wait().unwrap();
 }
 
-/// What the endpoint of a node's pod says that it may send from.
+/// The source prefixes in the endpoint of a node's pod.
 fn put_endpoint(fabric: &Fabric, node: &str, host_end: &str, prefixes: &[&str]) {
     let endpoint = json!({
         "kind": "WorkloadEndpoint", "apiVersion": "projectcalico.org/v3",
@@ -228,24 +228,24 @@ fn an_agent_in_calicos_place_guards_ends_and_tunnel_and_leaves_both_to_a_felix()
     let allowed = || list("set inet russet-policy sources4");
     let peers = || list("set inet russet overlay-peers4").contains("10.77.0.99");
     node.start_agent();
-    eventually(PATIENCE, || ends() && peers());
+    eventually(TIMEOUT, || ends() && peers());
     assert!(
         allowed().contains("\"cali0123456789a\" . 192.0.2.0/24") && !allowed().contains("198.51"),
         "{}",
         allowed()
     );
-    // Whatever others do to it.
+    // The rules are restored, whatever other programs do to them.
     run("ip", &["netns", "exec", &netns, "nft", "flush", "ruleset"]);
-    eventually(PATIENCE, || ends() && peers() && allowed().contains("cali0123456789a"));
-    let mut felix = disguised(&node, "calico-felix");
-    eventually(PATIENCE, || !ends() && !list("table inet russet").contains("peers"));
+    eventually(TIMEOUT, || ends() && peers() && allowed().contains("cali0123456789a"));
+    let mut felix = decoy(&node, "calico-felix");
+    eventually(TIMEOUT, || !ends() && !list("table inet russet").contains("peers"));
     assert!(!allowed().contains("cali0123456789a"), "Felix allows it now");
     felix.kill().unwrap();
     felix.wait().unwrap();
-    // An agent that starts does not wait for a Felix that may only be started again.
+    // A starting agent does not wait for a Felix that may be about to restart.
     node.stop_agent();
     node.start_agent();
-    eventually(PATIENCE, || ends() && peers() && allowed().contains("cali0123456789a"));
+    eventually(TIMEOUT, || ends() && peers() && allowed().contains("cali0123456789a"));
     node.stop_agent();
     assert!(ends() && peers(), "what guards stays when the agent ends");
 }
@@ -255,8 +255,8 @@ fn iptables(node: &TestNode, args: &str) -> String {
     run("ip", &[&["netns", "exec", node.netns_name(), "iptables", "-w"], &words[..]].concat())
 }
 
-/// The packets that each of the agent's accepts in FORWARD has let through.
-fn let_through(node: &TestNode) -> Vec<u64> {
+/// The packet counters of the agent's accept rules in FORWARD.
+fn accepted_packets(node: &TestNode) -> Vec<u64> {
     let text = iptables(node, "-v -S FORWARD");
     let ours = text.lines().filter(|line| line.contains("--comment \"russet-agent forward\""));
     let packets = ours.map(|line| line.split_once(" -c ").unwrap().1.split(' ').next().unwrap());
@@ -278,26 +278,26 @@ fn oracle_76_pods_reach_each_other_where_the_forward_policy_drops() {
         let (a, b) = (n1.pod(), n2.pod());
         let to = n2.add(&b).addresses().remove(0);
         n1.add(&a).result();
-        eventually(PATIENCE, || ping(&a, &to));
+        eventually(TIMEOUT, || ping(&a, &to));
         for node in [&n1, &n2] {
-            let counts = let_through(node);
+            let counts = accepted_packets(node);
             assert!(counts.len() == 2 && counts.iter().sum::<u64>() >= 2, "{dialect:?}: {counts:?}");
         }
-        // Somebody empties the chain; then nobody drops any more; then somebody does again.
+        // Another program flushes the chain; then its policy accepts; then it drops again.
         iptables(&n1, "-F FORWARD");
-        eventually(PATIENCE, || let_through(&n1).len() == 2);
-        eventually(PATIENCE, || ping(&a, &to));
+        eventually(TIMEOUT, || accepted_packets(&n1).len() == 2);
+        eventually(TIMEOUT, || ping(&a, &to));
         iptables(&n1, "-P FORWARD ACCEPT");
-        eventually(PATIENCE, || let_through(&n1).is_empty());
+        eventually(TIMEOUT, || accepted_packets(&n1).is_empty());
         iptables(&n1, "-P FORWARD DROP");
-        eventually(PATIENCE, || ping(&a, &to));
-        // An agent that ends leaves them: pods go on.
+        eventually(TIMEOUT, || ping(&a, &to));
+        // An agent that stops leaves them: pods keep working.
         n2.stop_agent();
-        assert_eq!(let_through(&n2).len(), 2);
+        assert_eq!(accepted_packets(&n2).len(), 2);
         n2.start_agent();
         fabric.etcdctl(&["del", POOLS, "--prefix"]);
         for node in [&n1, &n2] {
-            eventually(PATIENCE, || let_through(node).is_empty());
+            eventually(TIMEOUT, || accepted_packets(node).is_empty());
         }
         assert!(!ping(&a, &to), "{dialect:?}");
     }

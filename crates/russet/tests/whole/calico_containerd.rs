@@ -1,4 +1,5 @@
-//! Calico's conflist under a real containerd, on two nodes whose plugins and agents are ours (calico-cni.md section 1.8).
+//! Calico's conflist under a real containerd, on two nodes whose plugins and agents are Russet's
+//! (calico-cni.md section 1.8).
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -13,13 +14,13 @@ use serde_json::{Value, json};
 
 use crate::containerd::Containerd;
 use crate::fabric::Fabric;
-use crate::node::{PATIENCE, TestNode};
+use crate::node::{TIMEOUT, TestNode};
 use crate::sandboxes::pings;
 
 const RESOURCES: &str = "/calico/resources/v3/projectcalico.org";
-/// Pods at once, half of them on each node.
+/// Concurrent pods, half of them on each node.
 const PODS: usize = 50;
-/// A port of a node, and the pod's to which it leads.
+/// A port of a node, and the pod's port to which it is forwarded.
 const HOST_PORT: (u16, u16) = (18_080, 8_080);
 const ANSWER: &[u8] = b"from the pod";
 
@@ -31,7 +32,7 @@ struct Worker {
     name: &'static str,
 }
 
-/// A server in a pod, that greets whoever comes.
+/// A server in a pod that sends a greeting to every connection.
 struct Greeter {
     address: SocketAddr,
     netns: NetNs,
@@ -52,7 +53,7 @@ impl Worker {
         Self { containerd, api, node, name }
     }
 
-    /// What the scheduler has put here.
+    /// The pods that the scheduler assigned to this node.
     fn schedule(&self, pod: &Pod) {
         let metadata = json!({"name": pod.name, "namespace": pod.namespace, "labels": {"app": "web"}});
         let container = json!({"name": "c", "image": "i"});
@@ -60,13 +61,13 @@ impl Worker {
         self.api.put(json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}));
     }
 
-    /// Starts many pods at once.
+    /// Starts many pods concurrently.
     fn run(&self, pods: &[Pod]) -> Vec<(String, Sandbox)> {
         pods.iter().for_each(|pod| self.schedule(pod));
         self.containerd.run_all(pods)
     }
 
-    /// What `portmap` has set up here.
+    /// The rules that `portmap` has written here.
     fn port_maps(&self) -> String {
         let mut save = std::process::Command::new(require_tool("iptables-save"));
         process::in_netns(save.args(["-t", "nat"]), self.node.netns()).unwrap();
@@ -79,7 +80,8 @@ impl Worker {
     }
 }
 
-/// What Calico's manifest for etcd installs; what an operator fills in is the place of etcd, the node's name and two paths.
+/// The conflist of Calico's manifest for etcd; the operator sets etcd's address, the node's name
+/// and two paths.
 fn conflist(node: &TestNode, name: &str) -> Value {
     json!({
         "name": "k8s-pod-network",
@@ -106,7 +108,7 @@ fn conflist(node: &TestNode, name: &str) -> Value {
     })
 }
 
-/// What `calicoctl` and kube-controllers have made of an empty etcd.
+/// The records that `calicoctl` and kube-controllers write to an empty etcd.
 pub fn found_cluster(fabric: &Fabric) {
     let resource = |kind: &str, name: &str, spec: Value| {
         let metadata = json!({"name": name, "creationTimestamp": "2026-08-22T10:00:00Z"});
@@ -121,7 +123,8 @@ pub fn found_cluster(fabric: &Fabric) {
     fabric.put(&format!("{RESOURCES}/ippools/default-ipv4-ippool"), &pool);
 }
 
-/// Everything in etcd, without what counts events: who has which address, and every other record as it stands.
+/// Everything in etcd without event counters: the owner of each address, and every other record
+/// unchanged.
 fn contents(fabric: &Fabric) -> Vec<(String, Value)> {
     let record = |key: String| {
         let value = fabric.get(&key);
@@ -145,7 +148,7 @@ impl Greeter {
         let serve = move || {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
-                // Whoever only knocks ends it.
+                // A connection without data ends it.
                 let mut byte = [0];
                 if stream.read(&mut byte).unwrap() == 0 {
                     return;
@@ -156,22 +159,22 @@ impl Greeter {
         Self { address, netns, thread: Some(std::thread::spawn(serve)) }
     }
 
-    /// What somebody hears who calls a node's port.
-    fn heard(from: &NetNs, node: [u8; 4]) -> Vec<u8> {
+    /// The greeting that a client of a node's port receives.
+    fn greeting_from(from: &NetNs, node: [u8; 4]) -> Vec<u8> {
         let address = SocketAddr::from((node, HOST_PORT.0));
         let connect = || TcpStream::connect_timeout(&address, Duration::from_secs(5));
         let mut stream = from.with(connect).unwrap().unwrap_or_else(|error| panic!("{address}: {error}"));
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream.write_all(b"?").unwrap();
-        let mut heard = Vec::new();
-        stream.read_to_end(&mut heard).unwrap();
-        heard
+        let mut greeting_from = Vec::new();
+        stream.read_to_end(&mut greeting_from).unwrap();
+        greeting_from
     }
 }
 
 impl Drop for Greeter {
     fn drop(&mut self) {
-        let knocked = self.netns.with(|| TcpStream::connect_timeout(&self.address, PATIENCE)).unwrap();
+        let knocked = self.netns.with(|| TcpStream::connect_timeout(&self.address, TIMEOUT)).unwrap();
         if let (Ok(knock), Some(thread)) = (knocked, self.thread.take()) {
             drop(knock);
             let _ = thread.join();
@@ -194,21 +197,22 @@ fn calicos_conflist_under_containerd_on_two_nodes_works_and_leaves_nothing() {
     let before = contents(&fabric);
     let [n1, n2] = &workers;
 
-    // A pod behind a port of its node, called by the other node, by a pod over there, and by its own node.
+    // A pod behind a port of its node, called by the other node, by a pod on it, and by its own
+    // node.
     let web = n1.run(&[Pod { host_ports: vec![HOST_PORT], ..Pod::named("web") }]);
     let caller = n2.run(&[Pod::named("caller")]);
-    eventually(PATIENCE, || pings(&caller[0].1, &web[0].1.addresses[0]));
+    eventually(TIMEOUT, || pings(&caller[0].1, &web[0].1.addresses[0]));
     let greeter = Greeter::start(&web[0].1);
     let pod = NetNs::open(&caller[0].1.netns).unwrap();
     for from in [n2.node.netns(), &pod, n1.node.netns()] {
-        assert_eq!(Greeter::heard(from, [10, 77, 0, 11]), ANSWER);
+        assert_eq!(Greeter::greeting_from(from, [10, 77, 0, 11]), ANSWER);
     }
     drop(greeter);
     n1.containerd.remove_all(&web);
     n2.containerd.remove_all(&caller);
     assert_eq!(n1.port_maps(), "");
 
-    // Fifty at once.
+    // Fifty concurrently.
     let pods: Vec<Pod> = (0..PODS).map(|n| Pod::named(&format!("pod-{n}"))).collect();
     let (ours, theirs) = pods.split_at(PODS / 2);
     let (on_n1, on_n2) = std::thread::scope(|scope| {
@@ -232,7 +236,7 @@ fn calicos_conflist_under_containerd_on_two_nodes_works_and_leaves_nothing() {
     n1.containerd.assert_forgotten(&on_n1);
     n2.containerd.assert_forgotten(&on_n2);
     for worker in &workers {
-        eventually(PATIENCE, || worker.pods_links().is_empty());
+        eventually(TIMEOUT, || worker.pods_links().is_empty());
     }
     assert_eq!(contents(&fabric), before);
 }

@@ -1,5 +1,6 @@
-//! Plugins that work without an agent, several at once, on a datastore that keeps them waiting (crates/agent/src/turn.rs has the locks and their
-//! order): each request has a way to etcd of its own, which the test opens when it likes.
+//! Concurrent plugins without an agent, on a datastore that does not answer at first
+//! (crates/agent/src/turn.rs has the locks and their order): each request reaches etcd through a
+//! proxy of its own, which the test opens.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,36 +13,36 @@ use russet_linux::{FileLock, NetNs};
 use russet_testkit::eventually;
 use serde_json::{Value, json};
 
-use crate::calico::{Ask, Scene, address};
-use crate::node::{Answer, PATIENCE, TestPod};
+use crate::calico::{CalicoSetup, Request, address};
+use crate::node::{Answer, TIMEOUT, TestPod};
 
 const ETCD: &str = "10.77.0.1:2379";
 
-/// A way to etcd, closed at first: whoever comes is let in and gets no answer.
-struct Toll {
+/// A proxy to etcd, closed at first: it accepts connections and forwards nothing.
+struct EtcdProxy {
     at: SocketAddr,
-    state: Arc<State>,
+    state: Arc<ProxyState>,
 }
 
 #[derive(Default)]
-struct State {
-    /// Connections so far, and whether the way is open.
-    gate: Mutex<(usize, bool)>,
+struct ProxyState {
+    /// The number of connections so far, and whether the proxy forwards.
+    connections_and_open: Mutex<(usize, bool)>,
     changed: Condvar,
 }
 
-// === impl Toll ===
+// === impl EtcdProxy ===
 
-impl Toll {
+impl EtcdProxy {
     fn new(node: &NetNs) -> Self {
         let node = node.try_clone().unwrap();
         let listener = node.with(|| TcpListener::bind("127.0.0.1:0")).unwrap().unwrap();
-        let (at, state) = (listener.local_addr().unwrap(), Arc::<State>::default());
+        let (at, state) = (listener.local_addr().unwrap(), Arc::<ProxyState>::default());
         let keeper = Arc::clone(&state);
         // Ends with the test's process.
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                keeper.gate.lock().unwrap().0 += 1;
+                keeper.connections_and_open.lock().unwrap().0 += 1;
                 keeper.changed.notify_all();
                 let (keeper, node) = (Arc::clone(&keeper), node.try_clone().unwrap());
                 std::thread::spawn(move || keeper.pass(&client, &node));
@@ -51,30 +52,30 @@ impl Toll {
     }
 
     fn open(&self) {
-        self.state.gate.lock().unwrap().1 = true;
+        self.state.connections_and_open.lock().unwrap().1 = true;
         self.state.changed.notify_all();
     }
 
-    /// Connections so far.
-    fn came(&self) -> usize {
-        self.state.gate.lock().unwrap().0
+    /// The number of connections so far.
+    fn connections(&self) -> usize {
+        self.state.connections_and_open.lock().unwrap().0
     }
 
-    /// A request that goes this way.
-    fn ask<'a>(&self, scene: &Scene, pod: &'a TestPod, extra: Value) -> Ask<'a> {
-        let mut ask =
-            scene.ask(pod, &pod.container, json!({"etcd_endpoints": format!("http://{}", self.at)}));
-        ask.config.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-        ask
+    /// A request that uses this proxy.
+    fn request<'a>(&self, setup: &CalicoSetup, pod: &'a TestPod, extra: Value) -> Request<'a> {
+        let mut request =
+            setup.request(pod, &pod.container, json!({"etcd_endpoints": format!("http://{}", self.at)}));
+        request.config.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        request
     }
 }
 
-// === impl State ===
+// === impl ProxyState ===
 
-impl State {
+impl ProxyState {
     fn pass(&self, client: &TcpStream, node: &NetNs) {
-        let closed = |gate: &mut (usize, bool)| !gate.1;
-        drop(self.changed.wait_while(self.gate.lock().unwrap(), closed).unwrap());
+        let closed = |connections_and_open: &mut (usize, bool)| !connections_and_open.1;
+        drop(self.changed.wait_while(self.connections_and_open.lock().unwrap(), closed).unwrap());
         let server = node.with(|| TcpStream::connect(ETCD)).unwrap().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| copy(client, &server));
@@ -84,7 +85,7 @@ impl State {
 }
 
 fn copy(mut from: &TcpStream, mut to: &TcpStream) {
-    // Either end may go at any time: a plugin that is done closes nothing in order.
+    // Either end may close at any time: a plugin does not close its connections in order.
     let _ = io::copy(&mut from, &mut to);
     let _ = to.shutdown(std::net::Shutdown::Write);
 }
@@ -93,109 +94,113 @@ fn answer(child: Child) -> Answer {
     child.wait_with_output().unwrap().into()
 }
 
-/// Whether the process has a file open whose path ends so.
+/// Whether the process has a file open whose path ends with `path`.
 fn has_open(process: u32, path: &str) -> bool {
     let Ok(files) = std::fs::read_dir(format!("/proc/{process}/fd")) else { return false };
     let names = files.flatten().filter_map(|file| std::fs::read_link(file.path()).ok());
     names.into_iter().any(|name| name.to_string_lossy().ends_with(path))
 }
 
-/// What requests without an agent leave: no lock of a container or pod.
-fn assert_no_locks(scene: &Scene) {
-    let left: Vec<_> = std::fs::read_dir(scene.node.path("run/russet/locks")).unwrap().flatten().collect();
+/// Requests without an agent must leave no lock of a container or pod.
+fn assert_no_locks(setup: &CalicoSetup) {
+    let left: Vec<_> = std::fs::read_dir(setup.node.path("run/russet/locks")).unwrap().flatten().collect();
     assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
 fn adds_without_an_agent_wait_for_the_datastore_together_and_get_an_address_each() {
-    let mut scene = Scene::new();
-    let pods: Vec<TestPod> = (0..6).map(|_| scene.node.pod()).collect();
-    let tolls: Vec<Toll> = pods.iter().map(|_| Toll::new(scene.node.netns())).collect();
-    let asks: Vec<Ask<'_>> =
-        pods.iter().zip(&tolls).map(|(pod, toll)| toll.ask(&scene, pod, json!({}))).collect();
-    let children: Vec<Child> = asks.iter().map(|ask| scene.spawn("ADD", ask)).collect();
-    // None has had an answer yet, and all have asked: they do not wait for each other.
-    eventually(PATIENCE, || tolls.iter().all(|toll| toll.came() > 0));
-    tolls.iter().for_each(Toll::open);
+    let mut setup = CalicoSetup::new();
+    let pods: Vec<TestPod> = (0..6).map(|_| setup.node.pod()).collect();
+    let proxies: Vec<EtcdProxy> = pods.iter().map(|_| EtcdProxy::new(setup.node.netns())).collect();
+    let asks: Vec<Request<'_>> =
+        pods.iter().zip(&proxies).map(|(pod, proxy)| proxy.request(&setup, pod, json!({}))).collect();
+    let children: Vec<Child> = asks.iter().map(|request| setup.spawn("ADD", request)).collect();
+    // None has an answer yet, and all have connected: they do not wait for each other.
+    eventually(TIMEOUT, || proxies.iter().all(|proxy| proxy.connections() > 0));
+    proxies.iter().for_each(EtcdProxy::open);
     let given: BTreeSet<String> =
         children.into_iter().map(|child| address(&answer(child).result())).collect();
     assert_eq!(given.len(), pods.len(), "{given:?}");
-    assert_no_locks(&scene);
-    let children: Vec<Child> = asks.iter().map(|ask| scene.spawn("DEL", ask)).collect();
+    assert_no_locks(&setup);
+    let children: Vec<Child> = asks.iter().map(|request| setup.spawn("DEL", request)).collect();
     for child in children {
         let answer = answer(child);
         assert_eq!(answer.status, 0, "{answer:?}");
     }
-    assert_eq!(scene.fabric.keys("/calico/ipam/v2/handle/"), Vec::<String>::new());
-    assert_no_locks(&scene);
+    assert_eq!(setup.fabric.keys("/calico/ipam/v2/handle/"), Vec::<String>::new());
+    assert_no_locks(&setup);
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
-fn two_adds_of_one_container_without_an_agent_come_one_after_the_other() {
-    let mut scene = Scene::new();
-    let pod = scene.node.pod();
-    let (one, two) = (Toll::new(scene.node.netns()), Toll::new(scene.node.netns()));
+fn two_adds_of_one_container_without_an_agent_are_serialised() {
+    let mut setup = CalicoSetup::new();
+    let pod = setup.node.pod();
+    let (one, two) = (EtcdProxy::new(setup.node.netns()), EtcdProxy::new(setup.node.netns()));
     two.open();
-    let first = scene.spawn("ADD", &one.ask(&scene, &pod, json!({})));
-    eventually(PATIENCE, || one.came() > 0);
-    let second = scene.spawn("ADD", &two.ask(&scene, &pod, json!({})));
+    let first = setup.spawn("ADD", &one.request(&setup, &pod, json!({})));
+    eventually(TIMEOUT, || one.connections() > 0);
+    let second = setup.spawn("ADD", &two.request(&setup, &pod, json!({})));
     let lock = format!("/locks/container-{}", pod.container);
-    eventually(PATIENCE, || has_open(second.id(), &lock));
-    assert_eq!(two.came(), 0, "the container is another request's");
+    eventually(TIMEOUT, || has_open(second.id(), &lock));
+    assert_eq!(two.connections(), 0, "the container is another request's");
     one.open();
     let (first, second) = (answer(first).result(), answer(second).result());
     assert_eq!(first["ips"], second["ips"]);
-    assert_no_locks(&scene);
+    assert_no_locks(&setup);
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
-fn an_agent_that_starts_waits_for_requests_under_way_and_answers_those_that_come_then() {
-    let mut scene = Scene::new();
-    let (early, late) = (scene.node.pod(), scene.node.pod());
-    let (one, two) = (Toll::new(scene.node.netns()), Toll::new(scene.node.netns()));
+fn a_starting_agent_waits_for_requests_in_progress_and_answers_later_ones() {
+    let mut setup = CalicoSetup::new();
+    let (early, late) = (setup.node.pod(), setup.node.pod());
+    let (one, two) = (EtcdProxy::new(setup.node.netns()), EtcdProxy::new(setup.node.netns()));
     two.open();
-    let first = scene.spawn("ADD", &one.ask(&scene, &early, json!({})));
-    eventually(PATIENCE, || one.came() > 0);
-    let mut agent = scene.node.spawn_agent();
-    let gate = scene.node.path("run/russet/gate.lock");
-    eventually(PATIENCE, || FileLock::shared(&gate, Instant::now()).is_err());
-    let second = scene.spawn("ADD", &two.ask(&scene, &late, json!({})));
-    eventually(PATIENCE, || has_open(second.id(), "/run/russet/gate.lock"));
-    assert!(two.came() == 0 && !scene.node.path("run/russet/cni.sock").exists());
+    let first = setup.spawn("ADD", &one.request(&setup, &early, json!({})));
+    eventually(TIMEOUT, || one.connections() > 0);
+    let mut agent = setup.node.spawn_agent();
+    let connections_and_open = setup.node.path("run/russet/connections_and_open.lock");
+    eventually(TIMEOUT, || FileLock::shared(&connections_and_open, Instant::now()).is_err());
+    let second = setup.spawn("ADD", &two.request(&setup, &late, json!({})));
+    eventually(TIMEOUT, || has_open(second.id(), "/run/russet/connections_and_open.lock"));
+    assert!(two.connections() == 0 && !setup.node.path("run/russet/cni.sock").exists());
     one.open();
     let (first, second) = (address(&answer(first).result()), address(&answer(second).result()));
     assert_ne!(first, second);
-    // The second one's datastore was opened by the agent, which has the node to itself.
-    let node = scene.node.path("run/russet/node.lock");
-    assert!(two.came() > 0 && FileLock::shared(&node, Instant::now()).is_err(), "{}", scene.node.log());
-    assert!(agent.try_wait().unwrap().is_none(), "{}", scene.node.log());
+    // The agent opened the second one's datastore; it has the node's lock.
+    let node = setup.node.path("run/russet/node.lock");
+    assert!(
+        two.connections() > 0 && FileLock::shared(&node, Instant::now()).is_err(),
+        "{}",
+        setup.node.log()
+    );
+    assert!(agent.try_wait().unwrap().is_none(), "{}", setup.node.log());
     let pid = rustix::process::Pid::from_child(&agent);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    assert!(agent.wait().unwrap().success(), "{}", scene.node.log());
+    assert!(agent.wait().unwrap().success(), "{}", setup.node.log());
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip"]
-fn a_pod_whose_policy_comes_late_keeps_nobody_waiting() {
+fn a_late_policy_of_one_pod_delays_no_other_pod() {
     // calico-cni.md section 4.9
-    let mut scene = Scene::new();
-    let pod = scene.node.pod();
-    let toll = Toll::new(scene.node.netns());
-    toll.open();
-    let status = scene.node.path("status");
+    let mut setup = CalicoSetup::new();
+    let pod = setup.node.pod();
+    let proxy = EtcdProxy::new(setup.node.netns());
+    proxy.open();
+    let status = setup.node.path("status");
     let wish = json!({"policy_setup_timeout_seconds": 60, "endpoint_status_dir": status});
     let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0".to_owned();
-    let ask = Ask { args, ..toll.ask(&scene, &pod, wish) };
-    let mut add = scene.spawn("ADD", &ask);
-    let locks = scene.node.path("run/russet/locks");
+    let request = Request { args, ..proxy.request(&setup, &pod, wish) };
+    let mut add = setup.spawn("ADD", &request);
+    let locks = setup.node.path("run/russet/locks");
     let unlocked = || std::fs::read_dir(&locks).is_ok_and(|mut entries| entries.next().is_none());
-    // Written, and nothing is locked any more, although nobody has its answer.
-    eventually(PATIENCE, || !scene.endpoints().is_empty() && unlocked());
-    scene.succeed("DEL", &ask);
-    assert_eq!(scene.endpoints(), Vec::<String>::new());
+    // The endpoint is written and no lock is held, although the answer is still pending.
+    eventually(TIMEOUT, || !setup.endpoints().is_empty() && unlocked());
+    setup.succeed("DEL", &request);
+    assert_eq!(setup.endpoints(), Vec::<String>::new());
     assert!(add.try_wait().unwrap().is_none(), "it waits for the policy");
     std::fs::create_dir_all(&status).unwrap();
     std::fs::write(status.join("k8s shop%2Fweb-0 eth0"), "").unwrap();

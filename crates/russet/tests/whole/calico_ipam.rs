@@ -1,5 +1,6 @@
-//! `calico-ipam` as Debian's Go `bridge` calls it, on a real etcd: without an agent, with one that keeps its own store, and with one on that etcd
-//! (calico-ipam.md section 4, calico-cni.md sections 1 and 5).
+//! `calico-ipam` called by Debian's Go `bridge`, on a real etcd: without an agent, with an agent
+//! that has its own store, and with one on that etcd (calico-ipam.md section 4, calico-cni.md
+//! sections 1 and 5).
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -16,7 +17,7 @@ const GO_PLUGINS: &str = "/usr/lib/cni";
 const POOLS: &str = "/calico/resources/v3/projectcalico.org/ippools";
 const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes";
 
-/// Who carries out the requests.
+/// The process that executes the requests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Agent {
     None,
@@ -25,15 +26,15 @@ enum Agent {
 }
 
 /// A node with our executable under Calico's name.
-struct Scene {
+struct CalicoSetup {
     fabric: Fabric,
     node: TestNode,
     plugins: tempfile::TempDir,
 }
 
-// === impl Scene ===
+// === impl CalicoSetup ===
 
-impl Scene {
+impl CalicoSetup {
     fn new(agent: Agent) -> Self {
         let mut fabric = Fabric::new();
         let pool = |name: &str, cidr: &str| {
@@ -45,7 +46,7 @@ impl Scene {
         pool("pool-b", "10.66.0.0/24");
         pool("pool-six", "fd00:65::/112");
         if agent != Agent::OnThatEtcd {
-            // Else the agent registers its node.
+            // Otherwise the agent registers its node.
             for name in ["node-a", "node-b"] {
                 let node = json!({"kind": "Node", "apiVersion": "projectcalico.org/v3", "metadata": {"name": name}, "spec": {}});
                 fabric.put(&format!("{NODES}/{name}"), &node.to_string());
@@ -104,7 +105,7 @@ impl Scene {
         self.call(&self.plugins.path().join("calico-ipam"), verb, pod, config, more)
     }
 
-    /// How many addresses the blocks say are taken; handles must agree.
+    /// How many addresses are taken by the blocks; the handles must agree.
     fn taken(&self) -> usize {
         let blocks = self.fabric.keys("/calico/ipam/v2/assignment/");
         let taken = |key: &String| {
@@ -134,15 +135,15 @@ fn address(result: &Value) -> String {
 }
 
 fn the_life_of_a_container(agent: Agent) {
-    let mut scene = Scene::new(agent);
+    let mut setup = CalicoSetup::new(agent);
     for version in ["0.2.0", "0.3.1", "0.4.0", "1.0.0"] {
-        let pod = scene.node.pod();
-        let config = scene.config(version, json!({}), json!({}));
-        let added = scene.bridge("ADD", &pod, &config);
+        let pod = setup.node.pod();
+        let config = setup.config(version, json!({}), json!({}));
+        let added = setup.bridge("ADD", &pod, &config);
         let result = added.result();
         assert_eq!(result["cniVersion"], version);
         if agent != Agent::None {
-            let by_agent = format!("[INFO][{}] calico-ipam: ", scene.node.agent_pid());
+            let by_agent = format!("[INFO][{}] calico-ipam: ", setup.node.agent_pid());
             assert!(added.stderr.contains(&by_agent), "it was not the agent that did it: {added:?}");
         }
         let net = address(&result);
@@ -155,22 +156,22 @@ fn the_life_of_a_container(agent: Agent) {
             assert!(added.stderr.contains(&fact), "{fact}: {added:?}");
         }
         assert!(inside(&pod, &["-o", "-4", "address"]).contains(&net), "{net}");
-        assert_eq!(scene.taken(), 1);
+        assert_eq!(setup.taken(), 1);
         // The plugin by itself, as a main plugin would repeat it.
-        assert_eq!(address(&scene.ipam("ADD", &pod, &config, &[]).result()), net);
-        assert_eq!(scene.taken(), 1);
+        assert_eq!(address(&setup.ipam("ADD", &pod, &config, &[]).result()), net);
+        assert_eq!(setup.taken(), 1);
         if version >= "0.4.0" {
             let mut with_result = config.clone();
             with_result["prevResult"] = result;
-            let checked = scene.bridge("CHECK", &pod, &with_result);
+            let checked = setup.bridge("CHECK", &pod, &with_result);
             assert_eq!(checked.status, 0, "{checked:?}");
-            let other = TestPod { container: "somebody-else".into(), ..pod.clone() };
-            assert_eq!(scene.ipam("CHECK", &other, &with_result, &[]).code(), 100);
+            let other = TestPod { container: "another".into(), ..pod.clone() };
+            assert_eq!(setup.ipam("CHECK", &other, &with_result, &[]).code(), 100);
         }
         for _ in 0..2 {
-            let deleted = scene.bridge("DEL", &pod, &config);
+            let deleted = setup.bridge("DEL", &pod, &config);
             assert_eq!(deleted.status, 0, "{deleted:?}");
-            assert_eq!(scene.taken(), 0);
+            assert_eq!(setup.taken(), 0);
         }
     }
 }
@@ -197,28 +198,28 @@ fn go_bridge_calls_calico_ipam_of_an_agent_on_the_same_etcd() {
 #[ignore = "root: makes network namespaces; tool: ip, bridge (containernetworking-plugins), etcd, etcdctl"]
 fn a_requested_address_and_two_families_work_under_go_bridge() {
     // calico-ipam.md section 4.2: requested ones /32, chosen ones with the block's prefix
-    let mut scene = Scene::new(Agent::None);
-    let pod = scene.node.pod();
-    let config = scene.config("1.0.0", json!({}), json!({}));
+    let mut setup = CalicoSetup::new(Agent::None);
+    let pod = setup.node.pod();
+    let config = setup.config("1.0.0", json!({}), json!({}));
     let bridge = Path::new(GO_PLUGINS).join("bridge");
-    let asked = [("CNI_ARGS", "IgnoreUnknown=1;IP=10.66.0.77")];
-    let added = scene.call(&bridge, "ADD", &pod, &config, &asked);
+    let with_request = [("CNI_ARGS", "IgnoreUnknown=1;IP=10.66.0.77")];
+    let added = setup.call(&bridge, "ADD", &pod, &config, &with_request);
     assert_eq!(address(&added.result()), "10.66.0.77/32");
     assert!(added.stderr.contains("Calico CNI IPAM request IP: 10.66.0.77"), "{added:?}");
-    assert_eq!(scene.bridge("DEL", &pod, &config).status, 0);
-    let pod = scene.node.pod();
+    assert_eq!(setup.bridge("DEL", &pod, &config).status, 0);
+    let pod = setup.node.pod();
     let dual = json!({"assign_ipv6": "true", "ipv4_pools": ["pool-b"], "ipv6_pools": ["fd00:65::/112"]});
-    let config = scene.config("1.0.0", dual, json!({}));
-    let result = scene.bridge("ADD", &pod, &config).result();
+    let config = setup.config("1.0.0", dual, json!({}));
+    let result = setup.bridge("ADD", &pod, &config).result();
     let ips: Vec<&str> =
         result["ips"].as_array().unwrap().iter().map(|ip| ip["address"].as_str().unwrap()).collect();
     assert!(
         ips[0].starts_with("10.66.0.") && ips[1].starts_with("fd00:65::") && ips[1].ends_with("/122"),
         "{ips:?}"
     );
-    assert_eq!(scene.taken(), 2);
-    assert_eq!(scene.bridge("DEL", &pod, &config).status, 0);
-    assert_eq!(scene.taken(), 0);
+    assert_eq!(setup.taken(), 2);
+    assert_eq!(setup.bridge("DEL", &pod, &config).status, 0);
+    assert_eq!(setup.taken(), 0);
 }
 
 #[test]
@@ -226,14 +227,14 @@ fn a_requested_address_and_two_families_work_under_go_bridge() {
 fn the_environment_counts_in_the_same_order_with_and_without_an_agent() {
     // calico-ipam.md section 4.1: CALICO_ETCD_ENDPOINTS, then the configuration, then ETCD_ENDPOINTS
     for agent in [Agent::None, Agent::OnItsOwnStore] {
-        let mut scene = Scene::new(agent);
-        let pod = scene.node.pod();
+        let mut setup = CalicoSetup::new(agent);
+        let pod = setup.node.pod();
         let good = "http://10.77.0.1:2379";
         let bad = "http://10.77.0.1:1";
         let with =
-            |endpoints: Value| scene.config("1.0.0", json!({}), json!({ "etcd_endpoints": endpoints }));
+            |endpoints: Value| setup.config("1.0.0", json!({}), json!({ "etcd_endpoints": endpoints }));
         let code = |config: &Value, vars: &[(&str, &str)]| {
-            let answer = scene.ipam("ADD", &pod, config, vars);
+            let answer = setup.ipam("ADD", &pod, config, vars);
             if answer.status == 0 { 0 } else { answer.code() }
         };
         assert_eq!(code(&with(Value::Null), &[("ETCD_ENDPOINTS", good)]), 0, "{agent:?}");
@@ -241,16 +242,16 @@ fn the_environment_counts_in_the_same_order_with_and_without_an_agent() {
         assert_eq!(code(&with(json!(bad)), &[("CALICO_ETCD_ENDPOINTS", good)]), 0, "{agent:?}");
         assert_eq!(code(&with(json!(good)), &[("CALICO_ETCD_ENDPOINTS", bad)]), 11, "{agent:?}");
         assert_eq!(code(&with(json!(good)), &[("CALICO_DATASTORE_TYPE", "kubernetes")]), 2, "{agent:?}");
-        assert_eq!(scene.taken(), 1);
+        assert_eq!(setup.taken(), 1);
     }
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: ip, etcd, etcdctl"]
 fn every_refusal_is_one_document_with_its_code_and_leaves_nothing() {
-    let mut scene = Scene::new(Agent::None);
-    let pod = scene.node.pod();
-    let ipam = |ipam: Value, more: Value| scene.ipam("ADD", &pod, &scene.config("1.0.0", ipam, more), &[]);
+    let mut setup = CalicoSetup::new(Agent::None);
+    let pod = setup.node.pod();
+    let ipam = |ipam: Value, more: Value| setup.ipam("ADD", &pod, &setup.config("1.0.0", ipam, more), &[]);
     assert_eq!(ipam(json!({"assign_ipv4": "false"}), json!({})).code(), 7);
     let short = ipam(json!({"ipv4_pools": ["10.99.0.0/24"]}), json!({}));
     assert!(
@@ -260,14 +261,14 @@ fn every_refusal_is_one_document_with_its_code_and_leaves_nothing() {
     assert_eq!(ipam(json!({}), json!({"datastore_type": "etcdv2"})).code(), 7, "it holds v3 data");
     assert_eq!(ipam(json!({}), json!({"datastore_type": "kubernetes"})).code(), 2);
     assert_eq!(ipam(json!({}), json!({"nodename": "a/b"})).code(), 7);
-    assert_eq!(scene.fabric.keys("/calico/ipam/"), Vec::<String>::new());
-    // STATUS needs no agent, either: ADD does not.
-    let status = scene.config("1.1.0", json!({}), json!({}));
+    assert_eq!(setup.fabric.keys("/calico/ipam/"), Vec::<String>::new());
+    // STATUS without an agent works, since ADD does.
+    let status = setup.config("1.1.0", json!({}), json!({}));
     let vars = [("CNI_CONTAINERID", ""), ("CNI_NETNS", "")];
-    assert_eq!(scene.ipam("STATUS", &pod, &status, &vars).status, 0);
-    let version = scene.ipam("VERSION", &pod, &json!({"cniVersion": "1.0.0"}), &[]).result();
+    assert_eq!(setup.ipam("STATUS", &pod, &status, &vars).status, 0);
+    let version = setup.ipam("VERSION", &pod, &json!({"cniVersion": "1.0.0"}), &[]).result();
     assert!(version["supportedVersions"].as_array().unwrap().contains(&json!("0.1.0")), "{version}");
-    let printed = Command::new(scene.plugins.path().join("calico-ipam")).arg("-v").output().unwrap();
+    let printed = Command::new(setup.plugins.path().join("calico-ipam")).arg("-v").output().unwrap();
     assert!(printed.status.success() && printed.stdout.starts_with(b"Russet "));
 }
 
@@ -276,22 +277,22 @@ fn every_refusal_is_one_document_with_its_code_and_leaves_nothing() {
 fn many_containers_at_once_on_two_nodes_have_addresses_of_their_own() {
     // One node has an agent, the other none; both claim blocks of the same pool.
     const EACH: usize = 12;
-    let mut scene = Scene::new(Agent::OnItsOwnStore);
-    let other = scene.fabric.node("node-b", &["--calico"]);
-    let pods: Vec<TestPod> = (0..EACH).map(|_| scene.node.pod()).collect();
+    let mut setup = CalicoSetup::new(Agent::OnItsOwnStore);
+    let other = setup.fabric.node("node-b", &["--calico"]);
+    let pods: Vec<TestPod> = (0..EACH).map(|_| setup.node.pod()).collect();
     let config = |node: &TestNode, name: &str| {
         let mut config =
-            scene.config("1.0.0", json!({"ipv4_pools": ["pool-a"]}), json!({ "nodename": name }));
+            setup.config("1.0.0", json!({"ipv4_pools": ["pool-a"]}), json!({ "nodename": name }));
         let own = node.config(json!({}));
         for key in ["agent_socket", "root"] {
             config[key] = own[key].clone();
         }
         config
     };
-    let configs = [config(&scene.node, "node-a"), config(&other, "node-b")];
+    let configs = [config(&setup.node, "node-a"), config(&other, "node-b")];
     let both = |verb: &str, pod: &TestPod| {
         let there = TestPod { container: format!("{}-b", pod.container), ..pod.clone() };
-        [scene.ipam(verb, pod, &configs[0], &[]), scene.ipam(verb, &there, &configs[1], &[])]
+        [setup.ipam(verb, pod, &configs[0], &[]), setup.ipam(verb, &there, &configs[1], &[])]
     };
     let all = |verb: &str| -> Vec<Answer> {
         std::thread::scope(|scope| {
@@ -302,22 +303,22 @@ fn many_containers_at_once_on_two_nodes_have_addresses_of_their_own() {
     let added = all("ADD");
     let given: std::collections::BTreeSet<String> = added.iter().map(|it| address(&it.result())).collect();
     assert_eq!(given.len(), 2 * EACH, "{added:?}");
-    assert_eq!(scene.taken(), 2 * EACH);
+    assert_eq!(setup.taken(), 2 * EACH);
     assert!(all("DEL").iter().all(|answer| answer.status == 0));
-    assert_eq!(scene.taken(), 0);
+    assert_eq!(setup.taken(), 0);
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: ip, etcd, etcdctl"]
 fn the_log_file_has_the_same_lines_with_and_without_an_agent() {
     for agent in [Agent::None, Agent::OnThatEtcd] {
-        let mut scene = Scene::new(agent);
-        let pod = scene.node.pod();
-        let file = scene.node.path("log/cni.log");
-        let config = scene.config("1.0.0", json!({}), json!({ "log_file_path": file }));
+        let mut setup = CalicoSetup::new(agent);
+        let pod = setup.node.pod();
+        let file = setup.node.path("log/cni.log");
+        let config = setup.config("1.0.0", json!({}), json!({ "log_file_path": file }));
         let mut said = String::new();
         for verb in ["ADD", "DEL"] {
-            let answer = scene.ipam(verb, &pod, &config, &[]);
+            let answer = setup.ipam(verb, &pod, &config, &[]);
             assert_eq!(answer.status, 0, "{answer:?}");
             said.push_str(&answer.stderr);
         }
@@ -333,15 +334,15 @@ fn the_log_file_has_the_same_lines_with_and_without_an_agent() {
 #[ignore = "root: makes network namespaces; tool: ip, flock, etcd, etcdctl"]
 fn an_add_waits_for_another_plugin_of_the_host_that_holds_calicos_lock() {
     // calico-ipam.md section 4.4: flock(2) on the same file
-    let mut scene = Scene::new(Agent::None);
-    let pod = scene.node.pod();
-    let lock = scene.node.path("calico-ipam.lock");
-    let marker = scene.node.path("released");
-    let config = scene.config("1.0.0", json!({}), json!({ "ipam_lock_file": lock }));
+    let mut setup = CalicoSetup::new(Agent::None);
+    let pod = setup.node.pod();
+    let lock = setup.node.path("calico-ipam.lock");
+    let marker = setup.node.path("released");
+    let config = setup.config("1.0.0", json!({}), json!({ "ipam_lock_file": lock }));
     let hold = format!("touch {0}.held; sleep 1; touch {0}", marker.display());
     let mut holder = Command::new("flock").arg(&lock).args(["sh", "-c", &hold]).spawn().unwrap();
-    russet_testkit::eventually(crate::node::PATIENCE, || marker.with_extension("held").exists());
-    let answer = scene.ipam("ADD", &pod, &config, &[]);
+    russet_testkit::eventually(crate::node::TIMEOUT, || marker.with_extension("held").exists());
+    let answer = setup.ipam("ADD", &pod, &config, &[]);
     assert!(marker.exists(), "the ADD was answered while another held the lock: {answer:?}");
     assert!(holder.wait().unwrap().success());
     assert_eq!(answer.status, 0, "{answer:?}");

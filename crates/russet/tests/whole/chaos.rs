@@ -1,16 +1,16 @@
-//! kill -9 at random moments of storms of ADD and DEL: plugins, agents and etcd. The agents are set up by flags, by variables or by their file, and plugins
-//! without them by nothing.
+//! kill -9 at random moments during many ADDs and DELs: plugins, agents and etcd. The agents get
+//! their settings by flags, by variables or by their file, and plugins without them get none.
 //!
-//! What is tried is decided by a seed, which is printed; what it meets is the machine's affair. `RUSSET_CHAOS_SEED` repeats one,
-//! `RUSSET_CHAOS_MOMENTS` says how often something is killed.
+//! A seed, which is printed, decides the operations; the timing is the machine's.
+//! `RUSSET_CHAOS_SEED` repeats one, `RUSSET_CHAOS_MOMENTS` is the number of kills.
 
-mod books;
 mod kernel;
-mod lane;
 mod owners;
 mod site;
+mod store_records;
 mod trial;
 mod victims;
+mod worker;
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
@@ -20,105 +20,110 @@ use russet_testkit::{eventually, let_pass};
 use crate::configured::Configured;
 use crate::conversation::Conversation;
 use crate::fabric::Fabric;
-use crate::node::{PATIENCE, TestPod};
+use crate::node::{TIMEOUT, TestPod};
 use crate::pinging::Pinging;
-use books::Books;
-use lane::{Alive, Left, Storm};
 use russet_testkit::Random;
 use site::{Plugin, Site};
+use store_records::StoreRecords;
 use victims::Victims;
+use worker::{Alive, Remaining, SharedLoad};
 
-/// Moments at which something is killed, unless the environment says otherwise.
+/// The number of kills, unless the environment sets it.
 const MOMENTS: usize = 50;
-/// Plugins at once on each node.
-const LANES: usize = 3;
-/// Longest time until the next thing is killed, and from then until it is started again.
+/// Concurrent plugins on each node.
+const WORKERS: usize = 3;
+/// Longest time until the next kill, and from then until the restart.
 const PAUSE: Duration = Duration::from_millis(150);
-/// After a blow, how long it may take until requests succeed again: etcd's own restart takes two seconds.
+/// How long after a kill requests may fail: etcd's own restart takes two seconds.
 const RECOVERY: Duration = Duration::from_secs(90);
-/// Between the two looks of a repair. By then every request is answered.
+/// The time between a repair's two checks. By then every request is answered.
 const REPAIR_GRACE: &str = "1s";
-/// A little longer than that.
+/// A little longer than the grace.
 const YOUNG: Duration = Duration::from_millis(1200);
-/// A connection's pace: each round trip is checked, and the processors are for the storm.
+/// The interval between a connection's round trips: each is checked, and the CPUs are needed for
+/// the load.
 const GAP: Duration = Duration::from_millis(5);
 
-/// Ends the storm when its conductor panics, too: the lanes would go on for ever.
-struct Conductor<'a>(&'a Storm);
+/// Stops the workers when the test's main thread panics, too: they would never end.
+struct StopOnPanic<'a>(&'a SharedLoad);
 
 fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|error| panic!("{name}={text}: {error}")))
 }
 
-// === impl Conductor ===
+// === impl StopOnPanic ===
 
-impl Drop for Conductor<'_> {
+impl Drop for StopOnPanic<'_> {
     fn drop(&mut self) {
         self.0.over.store(true, Ordering::Relaxed);
     }
 }
 
-/// Something dies, and comes back.
-fn strike(victims: &mut Victims<'_>, storm: &Storm, random: &mut Random) {
+/// Kills a process, and starts it again.
+fn kill_and_restart(victims: &mut Victims<'_>, load: &SharedLoad, random: &mut Random) {
     let_pass(random.delay(PAUSE));
     match random.below(10) {
         0..4 => {
-            storm.orders.fetch_add(1, Ordering::Relaxed);
-            eventually(PATIENCE, || storm.orders.load(Ordering::Relaxed) == 0);
+            load.orders.fetch_add(1, Ordering::Relaxed);
+            eventually(TIMEOUT, || load.orders.load(Ordering::Relaxed) == 0);
         }
         4..8 => victims.kill_agent(random.below(victims.sites.len()), random.delay(PAUSE)),
         _ => victims.kill_etcd(random.delay(PAUSE)),
     }
-    // Mostly everything is well again before the next blow; now and then it is not.
+    // Mostly every request succeeds again before the next kill; sometimes not.
     if !random.once_in(3) {
-        let before = storm.successes.load(Ordering::Relaxed);
-        eventually(RECOVERY, || storm.successes.load(Ordering::Relaxed) > before + LANES);
+        let before = load.successes.load(Ordering::Relaxed);
+        eventually(RECOVERY, || load.successes.load(Ordering::Relaxed) > before + WORKERS);
     }
     victims.assert_alive();
 }
 
-/// A storm on every node while the victims are struck; returns what the lanes of each node left.
-fn rage(storm: &Storm, victims: &mut Victims<'_>, seed: u64, moments: usize) -> Vec<Left> {
+/// Runs workers on every node while processes are killed; returns each node's remaining pods.
+fn run_load(load: &SharedLoad, victims: &mut Victims<'_>, seed: u64, moments: usize) -> Vec<Remaining> {
     let sites = &victims.sites.clone();
     std::thread::scope(|scope| {
-        let conductor = Conductor(storm);
-        let lanes: Vec<_> = (0..sites.len() * LANES)
-            .map(|lane| {
-                let random = Random::of_thread(seed, lane as u64 + 1);
-                scope.spawn(move || (lane % sites.len(), Left::by(storm, sites[lane % sites.len()], random)))
+        let stop_on_panic = StopOnPanic(load);
+        let workers: Vec<_> = (0..sites.len() * WORKERS)
+            .map(|worker| {
+                let random = Random::of_thread(seed, worker as u64 + 1);
+                scope.spawn(move || {
+                    (worker % sites.len(), Remaining::by(load, sites[worker % sites.len()], random))
+                })
             })
             .collect();
         let mut random = Random::of_thread(seed, 0);
         for _ in 0..moments {
-            assert!(!lanes.iter().any(std::thread::ScopedJoinHandle::is_finished), "a lane has failed");
-            strike(victims, storm, &mut random);
+            assert!(!workers.iter().any(std::thread::ScopedJoinHandle::is_finished), "a worker has failed");
+            kill_and_restart(victims, load, &mut random);
         }
-        drop(conductor);
-        let mut left: Vec<Left> = sites.iter().map(|_| Left::default()).collect();
-        for lane in lanes {
-            let (site, lane) = lane.join().unwrap();
-            left[site].alive.extend(lane.alive);
-            left[site].dead.extend(lane.dead);
-            left[site].forgotten.extend(lane.forgotten);
+        drop(stop_on_panic);
+        let mut left: Vec<Remaining> = sites.iter().map(|_| Remaining::default()).collect();
+        for worker in workers {
+            let (site, worker) = worker.join().unwrap();
+            left[site].alive.extend(worker.alive);
+            left[site].dead.extend(worker.dead);
+            left[site].forgotten.extend(worker.forgotten);
         }
         left
     })
 }
 
-/// What runtimes do afterwards with the pods that they know to be dead.
-fn bury(site: &Site, dead: &[TestPod]) {
+/// Sends the DELs that runtimes owe for their dead pods.
+fn delete_dead(site: &Site, dead: &[TestPod]) {
     for pod in dead {
         let answer = site.call("DEL", pod, None).unwrap();
         assert_eq!(answer.status, 0, "{}: {answer:?}", pod.container);
     }
 }
 
-/// One repair pass for the pods that nobody knows any more: the node's own on one node, the runtime's GC on the other. Endpoints of Calico's speak for
-/// addresses, so that there GC has the last word on both.
+/// Repairs once for the pods that no runtime knows any more: by the node's own repair on one node,
+/// by the runtime's GC on the other. Calico's endpoints count as owners of addresses, so with
+/// Calico's plugin GC is needed on both.
 fn repair(sites: &[Site], plugin: Plugin, alive: &[Vec<&Alive>]) {
     for (index, (site, alive)) in sites.iter().zip(alive).enumerate() {
         if index == 0 {
-            // What is younger than the grace is left alone, and the storm forgot pods to its last moment.
+            // Addresses younger than the grace are not released, and the workers forgot pods until
+            // the end.
             let_pass(YOUNG);
             let answer = site.node.russet_inside(&["ipam", "repair", "--grace", REPAIR_GRACE]);
             assert_eq!(answer.status, 0, "{}{}", answer.stdout, answer.stderr);
@@ -132,11 +137,11 @@ fn repair(sites: &[Site], plugin: Plugin, alive: &[Vec<&Alive>]) {
     }
 }
 
-/// The store has the records of its pods and no others, and so has each node.
+/// The store has the records of exactly its pods, and so has each node's kernel.
 fn assert_holds(sites: &[Site], alive: &[Vec<&Alive>]) {
-    // A DEL is answered before its addresses are back.
-    sites.iter().for_each(|site| eventually(PATIENCE, || site.node.unfinished() == 0));
-    let mut faults = Books::read(&sites[0]).unwrap().faults(&alive.concat());
+    // A DEL is answered before its addresses are released.
+    sites.iter().for_each(|site| eventually(TIMEOUT, || site.node.unfinished() == 0));
+    let mut faults = StoreRecords::read(&sites[0]).unwrap().faults(&alive.concat());
     for (site, alive) in sites.iter().zip(alive) {
         faults.extend(kernel::faults(site, alive));
     }
@@ -159,24 +164,23 @@ fn weather(plugin: Plugin) {
         crate::calico_containerd::found_cluster(&fabric);
     }
     let sites = [("n1", 0), ("n2", 1)]
-        .map(|(name, node)| Site::new(&mut fabric, name, plugin, Configured::of_seed(seed, node)));
+        .map(|(name, node)| Site::new(&mut fabric, name, plugin, Configured::from_seed(seed, node)));
     let mut victims = Victims::new(Some(&mut fabric), sites.iter().collect());
-    let storm = Storm::default();
+    let load = SharedLoad::default();
 
-    // Two pods on one node and one on the other, that must notice nothing.
-    let spared = [&sites[0], &sites[0], &sites[1]].map(|site| {
+    // Two pods on one node and one on the other, whose traffic must not be interrupted.
+    let untouched = [&sites[0], &sites[0], &sites[1]].map(|site| {
         let pod = site.new_pod();
         let alive = Alive::of(pod.clone(), &site.call("ADD", &pod, None).unwrap());
-        storm.owners.claim(&alive);
+        load.owners.claim(&alive);
         alive
     });
-    let [a, b, c] = &spared;
+    let [a, b, c] = &untouched;
     let pinging = [b, c].map(|to| Pinging::start(&a.pod, &to.addresses[0]));
     let conversation = Conversation::start(&a.netns(), &c.netns(), &c.addresses[0], GAP);
 
-    let left = rage(&storm, &mut victims, seed, moments);
-    let (answers, successes) =
-        (storm.answers.load(Ordering::Relaxed), storm.successes.load(Ordering::Relaxed));
+    let left = run_load(&load, &mut victims, seed, moments);
+    let (answers, successes) = (load.answers.load(Ordering::Relaxed), load.successes.load(Ordering::Relaxed));
     println!("{answers} requests answered, {successes} of them with success");
     victims.wait_until_ready();
     conversation.finish();
@@ -189,15 +193,16 @@ fn weather(plugin: Plugin) {
             left.dead.len(),
             left.forgotten.len()
         );
-        bury(site, &left.dead);
+        delete_dead(site, &left.dead);
     }
-    let spared = [&spared[..2], &spared[2..]];
-    let alive = left.iter().zip(spared).map(|(left, spared)| left.alive.iter().chain(spared).collect());
+    let untouched = [&untouched[..2], &untouched[2..]];
+    let alive =
+        left.iter().zip(untouched).map(|(left, untouched)| left.alive.iter().chain(untouched).collect());
     let alive: Vec<Vec<&Alive>> = alive.collect();
     repair(&sites, plugin, &alive);
     assert_check_finds_nothing(&sites);
     assert_holds(&sites, &alive);
-    // Nothing stands in the way of the end of those that lived.
+    // The surviving pods can be deleted.
     for (site, alive) in sites.iter().zip(&alive) {
         alive.iter().for_each(|alive| assert_eq!(site.call("DEL", &alive.pod, None).unwrap().status, 0));
     }

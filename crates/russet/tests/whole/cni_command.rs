@@ -1,4 +1,4 @@
-//! `russet cni`: chains as a runtime runs them, and where their time went, in agents and without one.
+//! `russet cni`: chains as a runtime runs them, and their timing, with an agent and without one.
 
 use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
@@ -7,10 +7,10 @@ use russet_linux::process;
 use russet_testkit::eventually;
 use serde_json::{Value, json};
 
-use crate::node::{Answer, PATIENCE, TestNode, TestPod};
+use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
 use crate::verbs::get;
 
-/// A node with a network of two plugins, both ours.
+/// A node with a network of two plugins, both Russet's.
 fn node_with_network() -> TestNode {
     let node = TestNode::start(&[]);
     let conf = node.root().join("net.d");
@@ -49,7 +49,8 @@ fn document(answer: &Answer) -> Value {
     serde_json::from_str(&answer.stdout).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
 }
 
-/// The stages of a plugin that `russet cni -o json --timing` tells, when all of its numbers fit together.
+/// The stages of a plugin in the output of `russet cni -o json --timing`, after a check that all
+/// numbers are consistent.
 fn stages(document: &Value, plugin: &str, verb: &str) -> Vec<String> {
     let timing = &document["timing"];
     let us = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{document}"));
@@ -74,7 +75,7 @@ fn path(pod: &TestPod) -> String {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn a_chain_tells_where_its_time_went_with_an_agent_and_without_one() {
+fn timing_lists_the_stages_with_an_agent_and_without_one() {
     let mut node = node_with_network();
     for agent in [true, false] {
         let pod = node.pod();
@@ -93,7 +94,7 @@ fn a_chain_tells_where_its_time_went_with_an_agent_and_without_one() {
         assert_eq!(timed("check").status, 0);
         let deleted = timed("del");
         let of_del = stages(&self::document(&deleted), "russet", "DEL");
-        // An agent gives the addresses back after its answer.
+        // An agent releases the addresses after its answer.
         let of_release = if agent { None } else { Some("release") };
         for stage in ["turn", "wiring"].into_iter().chain(of_release) {
             assert!(of_del.iter().any(|it| it == stage), "{of_del:?}");
@@ -137,7 +138,7 @@ fn arguments_results_and_exit_codes_are_cnitools() {
 
     assert_eq!(cni(&node, &["gc", "testnet", &netns]).status, 2, "everything goes only when that is said");
     assert_eq!(cni(&node, &["gc", "testnet", "--all"]).status, 0);
-    eventually(PATIENCE, || node.links().is_empty());
+    eventually(TIMEOUT, || node.links().is_empty());
     assert_ne!(cni(&node, &["check", "testnet", &netns]).status, 0);
     node.stop_agent();
     assert_eq!(node.allocated(), 0);
@@ -145,7 +146,7 @@ fn arguments_results_and_exit_codes_are_cnitools() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn a_chain_of_ours_runs_inside_the_command_without_any_executable() {
+fn a_chain_of_russets_plugins_runs_in_process_without_executables() {
     let mut node = node_with_network();
     let nothing = node.root().join("empty");
     std::fs::create_dir(&nothing).unwrap();
@@ -179,7 +180,7 @@ fn a_chain_of_ours_runs_inside_the_command_without_any_executable() {
             let done = here(verb);
             assert_eq!(done.status, 0, "{verb}: {done:?}");
         }
-        // What the executables attach is detached here.
+        // Attachments of the executables are detached in process.
         assert_eq!(cni(&node, &["add", "testnet", &netns]).status, 0);
         assert_eq!(here("del").status, 0);
         assert_eq!(cni(&node, &["check", "testnet", &netns]).status, 1);
@@ -219,7 +220,7 @@ fn the_chain_is_shown_on_standard_error_and_a_network_is_validated() {
 }
 
 #[test]
-fn lint_says_what_is_wrong_and_where_and_ends_with_3() {
+fn lint_reports_problems_with_their_position_and_exits_with_3() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("10-x.conflist");
     let russet = |args: &[&str]| -> Answer {
@@ -246,7 +247,7 @@ fn lint_says_what_is_wrong_and_where_and_ends_with_3() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn metrics_tell_stages_store_pools_and_readiness_of_a_running_agent() {
+fn metrics_have_stages_store_pools_and_readiness_of_a_running_agent() {
     let mut node = node_with_network();
     let pod = node.pod();
     assert_eq!(cni(&node, &["add", "testnet", &path(&pod)]).status, 0);
@@ -254,9 +255,9 @@ fn metrics_tell_stages_store_pools_and_readiness_of_a_running_agent() {
         let line = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
         line.and_then(|value| value.parse::<f64>().ok())
     };
-    // The claim of the block that the pod's address is in comes back by the watch.
+    // The claim of the pod's block is reported by the watch.
     let claimed = |pool: &str| format!("russet_ipam_pool_claimed_blocks{{pool=\"{pool}\"}}");
-    eventually(PATIENCE, || {
+    eventually(TIMEOUT, || {
         value(&get(&node, "/metrics"), &claimed("default-ipv4")).is_some_and(|it| it >= 1.0)
     });
     let text = get(&node, "/metrics");
@@ -286,7 +287,7 @@ fn metrics_tell_stages_store_pools_and_readiness_of_a_running_agent() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn del_goes_by_the_cache_after_the_network_was_removed() {
+fn del_uses_the_cache_after_the_network_was_removed() {
     let mut node = node_with_network();
     let pod = node.pod();
     let netns = path(&pod);
@@ -295,7 +296,7 @@ fn del_goes_by_the_cache_after_the_network_was_removed() {
     std::fs::remove_file(node.root().join("net.d/10-testnet.conflist")).unwrap();
     let deleted = del();
     assert_eq!(deleted.status, 0, "{deleted:?}");
-    eventually(PATIENCE, || node.links().is_empty());
+    eventually(TIMEOUT, || node.links().is_empty());
     let again = del();
     assert_eq!(again.status, 1);
     assert!(
@@ -308,14 +309,14 @@ fn del_goes_by_the_cache_after_the_network_was_removed() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn gc_of_everything_also_takes_what_the_cache_does_not_know() {
+fn gc_of_everything_also_removes_attachments_that_are_not_in_the_cache() {
     let mut node = node_with_network();
     let pod = node.pod();
     assert_eq!(cni(&node, &["add", "testnet", &path(&pod)]).status, 0);
     std::fs::remove_dir_all(node.root().join("cache")).unwrap();
     let collected = cni(&node, &["gc", "testnet", "--all"]);
     assert_eq!(collected.status, 0, "{collected:?}");
-    eventually(PATIENCE, || node.links().is_empty());
+    eventually(TIMEOUT, || node.links().is_empty());
     node.stop_agent();
     assert_eq!(node.allocated(), 0);
 }
@@ -330,7 +331,7 @@ fn a_requested_address_and_mac_are_given_or_the_add_fails() {
         let added: Value = serde_json::from_str(&cni(&node, &["add", "testnet", &first]).stdout).unwrap();
         let taken = added["ips"][0]["address"].as_str().unwrap().trim_end_matches("/32").to_owned();
         let taken: std::net::Ipv4Addr = taken.parse().unwrap();
-        // Another one of the node's block.
+        // Another address of the node's block.
         let free = std::net::Ipv4Addr::from(u32::from(taken) ^ 32);
         let add = |args: &str| cni(&node, &["add", "testnet", &netns, "--args", args]);
         for (args, why) in [

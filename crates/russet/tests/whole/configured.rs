@@ -1,4 +1,5 @@
-//! How an agent gets its settings. Its plugins, and commands on its node, are given none of them.
+//! The ways in which an agent gets its settings. Its plugins, and commands on its node, get none of
+//! them.
 
 use std::fmt::Write as _;
 
@@ -6,7 +7,7 @@ use russet_testkit::Random;
 
 use crate::node::TestNode;
 
-/// Where an agent finds its settings.
+/// The source of an agent's settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Configured {
     Flags,
@@ -20,12 +21,13 @@ impl Configured {
     pub const ALL: [Self; 3] = [Self::Flags, Self::Environment, Self::File];
 
     /// One for each node of a random test; neighbours have different ones.
-    pub fn of_seed(seed: u64, node: usize) -> Self {
+    pub fn from_seed(seed: u64, node: usize) -> Self {
         let first = Random::of_thread(seed, 0xc0f1).below(Self::ALL.len());
         Self::ALL[(first + node) % Self::ALL.len()]
     }
 
-    /// Gives settings to the agents that are started from now on, by the keys of the settings file.
+    /// Passes settings to the agents that are started from now on, by the keys of the settings
+    /// file.
     pub fn give(self, node: &mut TestNode, settings: &[(&str, &str)]) {
         let names_the_node = settings.iter().any(|(key, _)| *key == "node_name");
         node.is_named |= names_the_node && self != Self::Flags;

@@ -1,5 +1,5 @@
-//! Debian's containerd on a node of a test: in the node's network namespace, with directories of its own, without a registry, asked over CRI
-//! (cni-runtime.md section 3.6).
+//! Debian's containerd on a test's node: in the node's network namespace, with directories of its
+//! own, without a registry, called over CRI (cni-runtime.md section 3.6).
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,9 +11,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::node::{PATIENCE, TestNode};
+use crate::node::{TIMEOUT, TestNode};
 
-/// A containerd; dropping it ends it, and whatever it has started.
+/// A containerd; dropping it ends it, and everything that it has started.
 pub struct Containerd {
     cri: Cri,
     server: Child,
@@ -24,16 +24,17 @@ pub struct Containerd {
 
 /// The name of the image that every sandbox runs.
 const PAUSE: &str = "registry.local/pause:1";
-/// Where Debian puts the reference plugins.
+/// The directory in which Debian installs the reference plugins.
 const REFERENCE_PLUGINS: &str = "/usr/lib/cni";
-/// What a node keeps where configurations without a word about it expect it. Several nodes on one machine each see their own.
-const PLACES: [&str; 6] =
+/// The default directories of a node's files. Several nodes on one machine each see their own.
+const DEFAULT_DIRS: [&str; 6] =
     ["run/russet", "var/lib/russet", "etc/russet", "var/lib/calico", "var/log/calico", "var/lib/cni"];
-/// In a mount namespace of its own, in which a node's directories ($1) lie over the host's; only that of network namespaces stays shared.
+/// Runs in a mount namespace in which a node's directories ($1) are mounted over the host's; only
+/// the mounts of network namespaces are shared.
 const AT_HOME: &str = r#"
 for mount in / /run /var /etc; do ! mountpoint -q $mount || mount --make-private $mount; done
 root=$1; shift
-for place in $PLACES; do mkdir -p $root/$place /$place; mount --bind $root/$place /$place; done
+for place in $DEFAULT_DIRS; do mkdir -p $root/$place /$place; mount --bind $root/$place /$place; done
 exec "$@"
 "#;
 
@@ -45,8 +46,9 @@ impl Containerd {
         &self.cri
     }
 
-    /// A containerd on the node whose only network is `conflist`. Plugins of ours are found under their names, Debian's `loopback`, `portmap` and
-    /// `bandwidth` beside them; the node's agent, and what plugins keep, is where it is on a node that is alone on its machine.
+    /// A containerd on the node whose only network is `conflist`. Russet's plugins are installed
+    /// under their names, beside Debian's `loopback`, `portmap` and `bandwidth`; the files of the
+    /// agent and of plugins are in the directories of a node that is alone on its machine.
     pub fn start(node: &TestNode, conflist: &Value) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
@@ -58,13 +60,13 @@ impl Containerd {
         let mut command = Command::new(require_tool("unshare"));
         command.args(["--mount", "--propagation", "unchanged", "sh", "-ec", AT_HOME, "sh"]).arg(node.root());
         command.arg(require_tool("containerd")).arg("--config").arg(path("config.toml"));
-        command.env("PLACES", PLACES.join(" "));
+        command.env("DEFAULT_DIRS", DEFAULT_DIRS.join(" "));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         process::in_netns(&mut command, node.netns()).unwrap();
         let server = command.spawn().unwrap();
         let results = node.path("var/lib/cni/results");
         let containerd = Self { cri: Cri::new(&path("c.sock")).unwrap(), server, directory, results };
-        eventually(PATIENCE, || containerd.cri.is_ready());
+        eventually(TIMEOUT, || containerd.cri.is_ready());
         containerd.import_pause();
         containerd
     }
@@ -84,7 +86,7 @@ impl Containerd {
         run("ctr", &["-a", text(&socket), "-n", "k8s.io", "images", "import", text(&archive)]);
     }
 
-    /// Starts one sandbox and tells what became of it.
+    /// Starts one sandbox and returns its state.
     pub fn run(&self, pod: &Pod) -> (String, Sandbox) {
         let id = self.cri.run(pod).unwrap();
         let sandbox = self.cri.sandbox(&id).unwrap();
@@ -92,7 +94,7 @@ impl Containerd {
         (id, sandbox)
     }
 
-    /// The same for many at once.
+    /// The same for many concurrently.
     pub fn run_all(&self, pods: &[Pod]) -> Vec<(String, Sandbox)> {
         std::thread::scope(|scope| {
             let threads: Vec<_> = pods.iter().map(|pod| scope.spawn(|| self.run(pod))).collect();
@@ -100,7 +102,7 @@ impl Containerd {
         })
     }
 
-    /// Stops and removes many at once, as kubelet does: the removal stops once more.
+    /// Stops and removes many concurrently, as kubelet does: the removal stops again.
     pub fn remove_all(&self, pods: &[(String, Sandbox)]) {
         std::thread::scope(|scope| {
             for (id, _) in pods {
@@ -112,15 +114,16 @@ impl Containerd {
         });
     }
 
-    /// Nothing of the sandboxes is left but what containerd itself keeps: no namespace, no process, no result in the cache of libcni.
+    /// Nothing of the sandboxes is left but containerd's own files: no namespace, no process, no
+    /// result in the cache of libcni.
     pub fn assert_forgotten(&self, pods: &[(String, Sandbox)]) {
         assert_eq!(self.cri.sandboxes().unwrap(), Vec::<String>::new());
-        eventually(PATIENCE, || self.shims().is_empty());
-        assert!(std::fs::read_dir(&self.results).unwrap().next().is_none(), "results are cached for nobody");
+        eventually(TIMEOUT, || self.shims().is_empty());
+        assert!(std::fs::read_dir(&self.results).unwrap().next().is_none(), "stale results are cached");
         assert_eq!(pods.iter().find(|(_, sandbox)| sandbox.netns.exists()), None);
     }
 
-    /// The processes that keep this containerd's sandboxes.
+    /// The shim processes of this containerd's sandboxes.
     fn shims(&self) -> Vec<u32> {
         let socket = self.path("c.sock");
         let pids = std::fs::read_dir("/proc").unwrap().flatten();
@@ -137,7 +140,7 @@ impl Containerd {
         std::fs::read_to_string(self.path("containerd.log")).unwrap_or_default()
     }
 
-    /// What a test that failed has left running.
+    /// Ends what a failed test has left running.
     fn clean_up(&mut self) {
         for id in self.cri.sandboxes().unwrap_or_default() {
             let sandbox = self.cri.sandbox(&id);
@@ -172,7 +175,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Under the names that configurations know, as an installer would put them there.
+/// Under the names in configurations, as an installer would do it.
 fn install_plugins(directory: &Path) {
     std::fs::create_dir(directory).unwrap();
     for ours in ["russet", "calico", "calico-ipam"] {
@@ -185,7 +188,8 @@ fn install_plugins(directory: &Path) {
     }
 }
 
-/// cni-runtime.md section 3.6: no systemd, no AppArmor, no CAP_SYS_RESOURCE; and nothing outside of the directory.
+/// cni-runtime.md section 3.6: no systemd, no AppArmor, no CAP_SYS_RESOURCE; and nothing outside of
+/// the directory.
 fn configuration(directory: &Path) -> String {
     let at = |name: &str| format!("{:?}", directory.join(name));
     let (root, state, socket) = (at("root"), at("state"), at("c.sock"));

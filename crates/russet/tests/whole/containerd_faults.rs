@@ -1,4 +1,5 @@
-//! What Debian's containerd does when a plugin of a chain fails, is missing or takes too long, and that nothing of ours is left behind by it.
+//! Debian's containerd with a plugin that fails, is missing or takes too long: Russet's plugins
+//! leave nothing behind.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,10 +9,10 @@ use russet_testkit::eventually;
 use serde_json::{Value, json};
 
 use crate::containerd::Containerd;
-use crate::node::{PATIENCE, TestNode};
+use crate::node::{TIMEOUT, TestNode};
 
-/// A plugin for a chain's end that does what files beside it say, and writes down its verbs.
-const JUDGE: &str = r#"#!/usr/bin/python3
+/// The last plugin of a chain; it behaves as files beside it say, and records its verbs.
+const FAULTY_PLUGIN: &str = r#"#!/usr/bin/python3
 import json, os, sys, time
 request, verb, here = json.load(sys.stdin), os.environ["CNI_COMMAND"], "HERE"
 if verb == "VERSION":
@@ -23,7 +24,7 @@ if verb == "ADD":
     if os.path.exists(here + ".slow"):
         time.sleep(30)
     if os.path.exists(here + ".broken"):
-        print(json.dumps({"cniVersion": "1.0.0", "code": 100, "msg": "the judge says no"}))
+        print(json.dumps({"cniVersion": "1.0.0", "code": 100, "msg": "the plugin fails on request"}))
         sys.exit(1)
     print(json.dumps(request["prevResult"]))
 "#;
@@ -31,16 +32,16 @@ if verb == "ADD":
 /// Longer than the plugins before the last one take, and shorter than that one.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The plugin, on disk.
-struct Judge(PathBuf);
+/// The plugin's path.
+struct FaultyPlugin(PathBuf);
 
-// === impl Judge ===
+// === impl FaultyPlugin ===
 
-impl Judge {
+impl FaultyPlugin {
     fn install(plugins: &Path) -> Self {
         use std::os::unix::fs::PermissionsExt as _;
-        let path = plugins.join("judge");
-        std::fs::write(&path, JUDGE.replace("HERE", path.to_str().unwrap())).unwrap();
+        let path = plugins.join("faulty");
+        std::fs::write(&path, FAULTY_PLUGIN.replace("HERE", path.to_str().unwrap())).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         Self(path)
     }
@@ -49,14 +50,14 @@ impl Judge {
         self.0.with_extension(ending)
     }
 
-    /// The plugin is so while `work` is done.
+    /// The plugin has this fault during `work`.
     fn while_it_is(&self, how: &str, work: impl FnOnce()) {
         std::fs::write(self.beside(how), "").unwrap();
         work();
         std::fs::remove_file(self.beside(how)).unwrap();
     }
 
-    /// The verbs since the last time.
+    /// The verbs since the last call.
     fn take(&self) -> Vec<String> {
         let log = std::fs::read_to_string(self.beside("log")).unwrap_or_default();
         let _ = std::fs::remove_file(self.beside("log"));
@@ -67,28 +68,28 @@ impl Judge {
 fn chain(node: &TestNode) -> Value {
     let ours = node.config(json!({}));
     json!({"cniVersion": "1.0.0", "name": "testnet", "plugins": [
-        ours, {"type": "portmap", "capabilities": {"portMappings": true}}, {"type": "judge"}]})
+        ours, {"type": "portmap", "capabilities": {"portMappings": true}}, {"type": "faulty"}]})
 }
 
 fn assert_nothing_is_left(node: &TestNode, containerd: &Containerd) {
-    eventually(PATIENCE, || containerd.cri().sandboxes().unwrap().is_empty());
-    eventually(PATIENCE, || node.allocated() == 0 && node.links().is_empty());
+    eventually(TIMEOUT, || containerd.cri().sandboxes().unwrap().is_empty());
+    eventually(TIMEOUT, || node.allocated() == 0 && node.links().is_empty());
     containerd.assert_forgotten(&[]);
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: containerd, runc, busybox, ctr, python3"]
-fn containerd_takes_down_what_a_failing_third_plugin_left() {
+fn containerd_detaches_after_a_failing_third_plugin() {
     // cni-runtime.md section 6.2 item 45
     let mut node = TestNode::start(&[]);
     let containerd = Containerd::start(&node, &chain(&node));
-    let judge = Judge::install(&containerd.plugins());
+    let plugin = FaultyPlugin::install(&containerd.plugins());
     let pod = Pod { host_ports: vec![(18081, 80)], ..Pod::named("web") };
-    judge.while_it_is("broken", || {
+    plugin.while_it_is("broken", || {
         let refused = containerd.cri().run(&pod).unwrap_err();
-        assert!(refused.to_string().contains("the judge says no"), "{refused}");
+        assert!(refused.to_string().contains("the plugin fails on request"), "{refused}");
     });
-    let verbs = judge.take();
+    let verbs = plugin.take();
     assert!(verbs[0] == "ADD" && verbs.len() > 1 && verbs[1..].iter().all(|verb| verb == "DEL"), "{verbs:?}");
     assert_nothing_is_left(&node, &containerd);
     node.stop_agent();
@@ -96,18 +97,18 @@ fn containerd_takes_down_what_a_failing_third_plugin_left() {
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: containerd, runc, busybox, ctr, python3"]
-fn containerd_lists_a_sandbox_whose_plugin_is_missing_and_removes_it_when_that_is_back() {
+fn containerd_removes_a_sandbox_once_its_missing_plugin_is_back() {
     // cni-runtime.md section 6.2 item 46
     let mut node = TestNode::start(&[]);
     let containerd = Containerd::start(&node, &chain(&node));
-    let judge = Judge::install(&containerd.plugins());
-    std::fs::rename(&judge.0, judge.beside("away")).unwrap();
+    let plugin = FaultyPlugin::install(&containerd.plugins());
+    std::fs::rename(&plugin.0, plugin.beside("away")).unwrap();
     let refused = containerd.cri().run(&Pod::named("web")).unwrap_err();
-    assert!(refused.to_string().contains("judge"), "{refused}");
+    assert!(refused.to_string().contains("faulty"), "{refused}");
     let listed = containerd.cri().list(v1::PodSandboxFilter::default()).unwrap();
     assert_eq!(listed.len(), 1, "{listed:?}");
     assert_eq!(listed[0].state(), v1::PodSandboxState::SandboxNotready);
-    std::fs::rename(judge.beside("away"), &judge.0).unwrap();
+    std::fs::rename(plugin.beside("away"), &plugin.0).unwrap();
     containerd.cri().stop(&listed[0].id).unwrap();
     containerd.cri().remove(&listed[0].id).unwrap();
     assert_nothing_is_left(&node, &containerd);
@@ -116,12 +117,12 @@ fn containerd_lists_a_sandbox_whose_plugin_is_missing_and_removes_it_when_that_i
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: containerd, runc, busybox, ctr, python3"]
-fn containerd_takes_down_what_an_add_that_missed_its_deadline_left() {
+fn containerd_detaches_after_an_add_that_missed_its_deadline() {
     // cni-runtime.md section 6.2 item 47
     let mut node = TestNode::start(&[]);
     let containerd = Containerd::start(&node, &chain(&node));
-    let judge = Judge::install(&containerd.plugins());
-    judge.while_it_is("slow", || {
+    let plugin = FaultyPlugin::install(&containerd.plugins());
+    plugin.while_it_is("slow", || {
         let request =
             v1::RunPodSandboxRequest { config: Some(Pod::named("web").config()), ..Default::default() };
         let call = (v1::RUNTIME_SERVICE, "RunPodSandbox");
@@ -130,7 +131,7 @@ fn containerd_takes_down_what_an_add_that_missed_its_deadline_left() {
         assert!(matches!(code, Some(StatusCode::DeadlineExceeded | StatusCode::Cancelled)), "{code:?}");
     });
     assert_nothing_is_left(&node, &containerd);
-    let verbs = judge.take();
+    let verbs = plugin.take();
     assert!(verbs.len() > 1 && verbs[0] == "ADD" && verbs[1..].iter().all(|verb| verb == "DEL"), "{verbs:?}");
     node.stop_agent();
 }

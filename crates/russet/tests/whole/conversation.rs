@@ -10,11 +10,11 @@ use std::time::Duration;
 use russet_linux::NetNs;
 use russet_testkit::{eventually, let_pass};
 
-/// A connection that carries nothing for this long counts as broken.
+/// A connection without traffic for this long counts as broken.
 const STALL: Duration = Duration::from_secs(3);
 const PORT: u16 = 7000;
 
-/// A TCP connection between two pods that carries one byte there and back, again and again.
+/// A TCP connection between two pods that sends one byte there and back, again and again.
 pub struct Conversation {
     echoes: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -24,7 +24,7 @@ pub struct Conversation {
 // === impl Conversation ===
 
 impl Conversation {
-    /// Between two pods, of which the second has this address; there is a gap after each round trip.
+    /// Between two pods, of which the second has this address; pauses after each round trip.
     pub fn start(from: &NetNs, to: &NetNs, address: &str, gap: Duration) -> Self {
         let address: IpAddr = address.parse().unwrap();
         let listener = to.with(|| TcpListener::bind(SocketAddr::new(address, PORT)).unwrap()).unwrap();
@@ -52,7 +52,7 @@ impl Conversation {
         Self { echoes, stop, thread: Some(thread) }
     }
 
-    /// The connection has carried something since the last call.
+    /// The connection has had traffic since the last call.
     pub fn assert_alive(&self) {
         let before = self.echoes.load(Ordering::Relaxed);
         eventually(STALL, || self.echoes.load(Ordering::Relaxed) > before);

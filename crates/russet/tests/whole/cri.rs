@@ -1,5 +1,5 @@
-//! `russet cri` on a node of ours: the built-in engine, our plugin and our agent, asked over CRI as kubelet does
-//! (cni-runtime.md sections 3.2 and 3.3).
+//! `russet cri` on a node: the built-in engine, Russet's plugin and agent, called over CRI as
+//! kubelet does (cni-runtime.md sections 3.2 and 3.3).
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -17,7 +17,7 @@ use russet_testkit::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use crate::node::{PATIENCE, TestNode};
+use crate::node::{TIMEOUT, TestNode};
 use crate::sandboxes::pings;
 
 /// A node and the server on it; dropping it removes everything.
@@ -25,20 +25,20 @@ pub struct Server {
     pub cri: Cri,
     server: Option<Child>,
     pub node: TestNode,
-    /// What it is started with besides its places.
+    /// The server's arguments besides its directories.
     arguments: Vec<OsString>,
 }
 
-/// Sandboxes of the storm, and how many of them are made at once.
+/// How many sandboxes the load test makes.
 const SANDBOXES: usize = 200;
 const AT_ONCE: usize = 20;
-/// Our plugin, and a line for each time that it is called.
+/// Russet's plugin in a script that records each call.
 const RECORDER: &str = "#!/bin/sh\necho \"$CNI_COMMAND $CNI_CONTAINERID\" >> LOG\nexec PLUGIN\n";
 
 // === impl Server ===
 
 impl Server {
-    /// Whose plugin is somebody else's executable, which notes its calls and starts ours.
+    /// Its plugin is a foreign executable that records its calls and starts Russet's.
     fn start() -> Self {
         Self::with(|node, plugin| {
             let text = |path: PathBuf| path.to_str().unwrap().to_owned();
@@ -51,12 +51,13 @@ impl Server {
         })
     }
 
-    /// Whose plugin is ours, without any executable.
+    /// Its plugin is Russet's, without any executable.
     fn without_executables() -> Self {
         Self::with(|_, _| Vec::new())
     }
 
-    /// `prepare` sees the node and what its plugin is told, and says what the server is started with besides its places.
+    /// `prepare` gets the node and the plugin's configuration, and returns the server's arguments
+    /// besides its directories.
     pub fn with(prepare: impl FnOnce(&TestNode, &mut serde_json::Value) -> Vec<OsString>) -> Self {
         let node = TestNode::start(&[]);
         for directory in ["net.d", "bin"] {
@@ -74,7 +75,7 @@ impl Server {
 
     pub fn serve(&mut self) {
         self.server = Some(self.command().spawn().unwrap());
-        eventually(PATIENCE, || self.cri.is_ready());
+        eventually(TIMEOUT, || self.cri.is_ready());
     }
 
     fn command(&self) -> Command {
@@ -83,10 +84,10 @@ impl Server {
         command.arg("cri").arg("--root").arg(self.node.root());
         command.arg("--cni-conf-dir").arg(self.node.path("net.d"));
         command.arg("--cni-bin-dir").arg(self.node.path("bin"));
-        // Where the credentials are for a registry, if it asks for any.
+        // The directory of credentials for a registry, if it needs any.
         command.args(&self.arguments).env("DOCKER_CONFIG", self.node.path("docker"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.unwrap());
-        // Nobody is told that a test's server is ready, unless the test wants to know.
+        // A test's server announces its readiness only if the test asks for it.
         command.env_remove("NOTIFY_SOCKET");
         process::in_netns(&mut command, self.node.netns()).unwrap();
         command
@@ -126,10 +127,10 @@ impl Server {
         }
     }
 
-    /// What is left of sandboxes anywhere: files, namespaces, processes, links, results, addresses.
+    /// Leftovers of sandboxes: files, namespaces, processes, links, results, addresses.
     pub fn left(&mut self) -> Vec<String> {
         assert_eq!(self.cri.sandboxes().unwrap(), Vec::<String>::new());
-        eventually(PATIENCE, || self.node.links().is_empty());
+        eventually(TIMEOUT, || self.node.links().is_empty());
         let mut left = Vec::new();
         for place in [
             "run/russet/cri/netns",
@@ -206,8 +207,8 @@ fn a_sandbox_is_made_found_stopped_and_removed() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn plugins_of_ours_need_no_executable() {
-    // In-process short cut when the plugin is one of ours
+fn russets_plugins_need_no_executable() {
+    // Plugins of Russet run in process.
     let mut server = Server::without_executables();
     let id = server.cri.run(&Pod::named("web")).unwrap();
     assert_eq!(server.node.allocated(), 2);
@@ -240,20 +241,20 @@ fn sandboxes_do_not_notice_that_the_server_is_stopped_or_killed() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn a_second_server_says_for_whom_it_waits_and_tells_systemd_when_it_serves() {
+fn a_second_server_names_the_holder_and_notifies_systemd_when_it_serves() {
     let mut server = Server::start();
-    let told = server.node.path("notify");
-    let systemd = UnixDatagram::bind(&told).unwrap();
+    let notify_socket = server.node.path("notify");
+    let systemd = UnixDatagram::bind(&notify_socket).unwrap();
     systemd.set_nonblocking(true).unwrap();
     let first = server.server.as_ref().unwrap().id();
-    let next = server.command().env("NOTIFY_SOCKET", &told).spawn().unwrap();
-    eventually(PATIENCE, || server.log().contains(&format!("holder=process {first} (russet)")));
+    let next = server.command().env("NOTIFY_SOCKET", &notify_socket).spawn().unwrap();
+    eventually(TIMEOUT, || server.log().contains(&format!("holder=process {first} (russet)")));
     let mut inbox = [0; 64];
     assert_eq!(systemd.recv(&mut inbox).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     server.end(Signal::TERM);
     server.server = Some(next);
     systemd.set_nonblocking(false).unwrap();
-    systemd.set_read_timeout(Some(PATIENCE)).unwrap();
+    systemd.set_read_timeout(Some(TIMEOUT)).unwrap();
     let length = systemd.recv(&mut inbox).unwrap();
     assert_eq!(&inbox[..length], b"READY=1");
     server.cri.status().unwrap();
@@ -274,17 +275,17 @@ fn a_sandbox_that_lost_its_namespace_has_no_address_and_can_be_removed() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn a_server_that_is_killed_while_it_makes_sandboxes_leaves_none_that_cannot_be_found() {
+fn sandboxes_of_a_server_killed_while_making_them_are_all_found() {
     let mut server = Server::start();
     for round in 0..5 {
         let before = server.calls().len();
         std::thread::scope(|scope| {
             for n in 0..AT_ONCE {
                 let cri = &server.cri;
-                // Those that are cut off fail; that is the aim.
+                // Interrupted requests fail, as intended.
                 scope.spawn(move || drop(cri.run(&Pod::named(&format!("web-{round}-{n}")))));
             }
-            eventually(PATIENCE, || server.calls().len() > before + round * 3);
+            eventually(TIMEOUT, || server.calls().len() > before + round * 3);
             let child = server.server.as_ref().unwrap();
             kill_process(Pid::from_child(child), Signal::KILL).unwrap();
         });
@@ -318,7 +319,7 @@ fn two_hundred_sandboxes_twenty_at_a_time_leave_nothing() {
     assert_eq!(server.left(), Vec::<String>::new());
 }
 
-/// Does it for 0 to `count`, [`AT_ONCE`], and tells how fast.
+/// Runs `work` for 0 to `count`, [`AT_ONCE`] concurrently, and returns the rate.
 fn each<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> (Vec<T>, String) {
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let began = Instant::now();
@@ -337,6 +338,6 @@ fn each<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> (Vec<T>, Str
     let at = |percent: usize| times[(count * percent / 100).min(count - 1)].as_millis();
     let rate = count as f64 / took.as_secs_f64();
     done.sort_by_key(|(n, _, _)| *n);
-    let told = format!("{count} in {took:.1?}, {rate:.0} a second; p50 {} ms, p99 {} ms", at(50), at(99));
-    (done.into_iter().map(|(_, result, _)| result).collect(), told)
+    let summary = format!("{count} in {took:.1?}, {rate:.0} a second; p50 {} ms, p99 {} ms", at(50), at(99));
+    (done.into_iter().map(|(_, result, _)| result).collect(), summary)
 }

@@ -1,5 +1,6 @@
-//! What one runtime has attached and written down, another detaches: ours, containerd's and podman's Go libcni, in both directions, with our plugins in
-//! the chain (cni-runtime.md section 2.4).
+//! Attachments of one runtime that another one detaches by the cache: Russet's runtime, and the Go
+//! libcni of containerd and podman, in both directions, with Russet's plugins in the chain
+//! (cni-runtime.md section 2.4).
 
 use std::net::Ipv4Addr;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -13,9 +14,10 @@ use russet_testkit::{eventually, ip_json, require_cni_plugin, require_tool, run}
 use serde_json::{Value, json};
 
 use crate::containerd::Containerd;
-use crate::node::{PATIENCE, TestNode};
+use crate::node::{TIMEOUT, TestNode};
 
-/// A plugin for a chain's end that writes down what it is asked, one line each: the variables, and its standard input.
+/// The last plugin of a chain; it records each request in one line: the variables, and its standard
+/// input.
 const RECORDER: &str = r#"#!/usr/bin/python3
 import json, os, sys
 request = json.load(sys.stdin)
@@ -30,7 +32,7 @@ if line["COMMAND"] == "ADD":
     print(json.dumps(request["prevResult"]))
 "#;
 
-/// The recorder in a directory of plugins, and what it has written down.
+/// The recorder in a directory of plugins, and its records.
 struct Recorder(PathBuf);
 
 impl Recorder {
@@ -41,7 +43,7 @@ impl Recorder {
         Self(log)
     }
 
-    /// What was asked since the last time.
+    /// The requests since the last call.
     fn take(&self) -> Vec<Value> {
         let lines = std::fs::read_to_string(&self.0).unwrap_or_default();
         let _ = std::fs::remove_file(&self.0);
@@ -49,7 +51,8 @@ impl Recorder {
     }
 }
 
-/// The only attachment to the network in the cache of a runtime; containerd's loopback is one, too, to a network of its own.
+/// The only attachment to the network in a runtime's cache; containerd's loopback is an attachment
+/// to a network of its own.
 fn only(runtime: &Runtime) -> CacheEntry {
     let mut entries = runtime.attachments();
     entries.retain(|entry| entry.network.as_str() == "testnet");
@@ -57,19 +60,20 @@ fn only(runtime: &Runtime) -> CacheEntry {
     entries.remove(0)
 }
 
-/// The attachment that another runtime's result describes, for an ADD of ours: the same but for the namespace, which old libcnis do not write down.
+/// The attachment in another runtime's result, for an ADD of ours: the same but for the namespace,
+/// which old libcnis do not record.
 fn again(entry: &CacheEntry, list: &ConfigList) -> (Attachment, CniResult) {
     let result = entry.result(list.version().unwrap()).unwrap();
     let inside = result.interfaces.iter().find(|it| !it.sandbox.is_empty()).unwrap();
     (Attachment { netns: inside.sandbox.clone().into(), ..entry.attachment.clone() }, result)
 }
 
-/// The result that a plugin was given; Go writes an empty `dns` where there is none.
+/// The result that a plugin received; Go writes an empty `dns` for a missing one.
 fn previous(call: &Value) -> CniResult {
     CniResult::from_value(&call["stdin"]["prevResult"], Version::V1_0_0).unwrap()
 }
 
-/// One DEL, and what it was asked with.
+/// The request of the only DEL.
 fn the_only_del(calls: &[Value]) -> &Value {
     assert_eq!(
         calls.iter().map(|it| it["COMMAND"].as_str().unwrap()).collect::<Vec<_>>(),
@@ -93,8 +97,9 @@ fn port_rules(node: &TestNode) -> usize {
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: containerd, runc, busybox, ctr, python3, iptables-save"]
-fn what_containerd_attached_we_detach_and_what_we_attached_containerd_detaches() {
-    // cni-runtime.md section 2.4; section 6.2 item 42: what containerd asks, and that our plugin bears it
+fn russet_detaches_for_containerd_and_containerd_for_russet() {
+    // cni-runtime.md section 2.4; section 6.2 item 42: containerd's requests, and that Russet's
+    // plugin accepts them
     let mut node = TestNode::start(&[]);
     let containerd = Containerd::start(&node, &conflist_with_recorder(&node));
     let recorder = Recorder::install(&containerd.plugins());
@@ -120,7 +125,8 @@ fn what_containerd_attached_we_detach_and_what_we_attached_containerd_detaches()
     assert_eq!(del["ARGS"].as_str().map(sorted), added[0]["ARGS"].as_str().map(sorted));
     containerd.remove_all(std::slice::from_ref(&theirs));
     containerd.assert_forgotten(&[theirs]);
-    // The first with the namespace, those after it without; none with a result, since the entry is gone.
+    // The first with the namespace, those after it without; none with a result, since the entry is
+    // gone.
     let calls = recorder.take();
     let netns = |call: &Value| call["NETNS"].as_str().unwrap().is_empty();
     assert!(calls.len() >= 2 && !netns(&calls[0]) && calls[1..].iter().all(netns), "{calls:?}");
@@ -140,19 +146,19 @@ fn what_containerd_attached_we_detach_and_what_we_attached_containerd_detaches()
     containerd.remove_all(std::slice::from_ref(&ours));
     containerd.assert_forgotten(&[ours]);
     assert_eq!(previous(&recorder.take()[0]), result, "from the file that we wrote");
-    eventually(PATIENCE, || node.links().is_empty());
+    eventually(TIMEOUT, || node.links().is_empty());
     assert_eq!((port_rules(&node), node.allocated()), (0, 0));
     node.stop_agent();
 }
 
-/// containerd makes them of a map, in another order each time.
+/// containerd builds them from a map, in varying order.
 fn sorted(args: &str) -> Vec<&str> {
     let mut pairs: Vec<&str> = args.split(';').collect();
     pairs.sort_unstable();
     pairs
 }
 
-/// podman with directories of its own, its CNI backend and no image: a program of the host's in a container.
+/// podman with directories of its own, its CNI backend and no image: a host program in a container.
 struct Podman {
     root: tempfile::TempDir,
 }
@@ -174,7 +180,7 @@ default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 "#;
 
 impl Podman {
-    /// Our plugins and a recorder, as one network.
+    /// Russet's plugins and a recorder, as one network.
     fn new() -> (Self, Recorder) {
         let podman = Self::with(&[
             json!({"type": "bridge", "bridge": "br0", "isGateway": true, "ipam": {"type": "host-local",
@@ -241,7 +247,7 @@ impl Podman {
 
 impl Drop for Podman {
     fn drop(&mut self) {
-        // What a test that failed has left running, and nobody else's: these directories are the test's own.
+        // Ends what a failed test has left running; these directories are the test's own.
         let mut command = Command::new("podman");
         command.env("CONTAINERS_CONF", self.path("containers.conf")).args(["--storage-driver", "vfs"]);
         command.arg("--root").arg(self.path("storage")).arg("--runroot").arg(self.path("run"));
@@ -249,7 +255,7 @@ impl Drop for Podman {
     }
 }
 
-/// What our plugins hold on this node for containers.
+/// Objects of Russet's plugins on this node for containers.
 fn held() -> Vec<String> {
     let links = ip_json(&["link"]);
     let links = links.as_array().unwrap().iter().map(|it| it["ifname"].as_str().unwrap().to_owned());
@@ -265,10 +271,10 @@ fn held() -> Vec<String> {
 
 #[test]
 #[ignore = "kernel: bridge, veth, nf_tables; root; tool: podman, runc, conmon, busybox, python3, ip, nft, mount, the Go plugin tuning"]
-fn what_podman_attached_we_detach_and_what_we_attached_podman_detaches() {
+fn russet_detaches_for_podman_and_podman_for_russet() {
     // cni-runtime.md sections 2.4 and 3.5; section 6.2 item 56: podman takes no interface without a MAC
     russet_testkit::in_netns_with_loopback(|| {
-        // The host's again, which has the control groups.
+        // The host's /sys again, which has the control groups.
         run("umount", &["/sys"]);
         let (podman, recorder) = Podman::new();
         for dir in ["/run", "/var/lib"] {

@@ -1,4 +1,4 @@
-//! The demo as a user runs it: it works, tells the truth, and leaves nothing behind.
+//! The demo as a user runs it: it works, reports correctly, and leaves nothing behind.
 
 use std::process::{Command, Stdio};
 
@@ -83,8 +83,8 @@ fn pings_from_outside_the_program_agree() {
 fn ctrl_c_leaves_nothing() {
     let _turn = demo_turn();
     let before = HostState::now();
-    // At different moments: as soon as anything is said (often, because that one is a race), while agents start, while
-    // pods are attached, while pings run.
+    // At different moments: after the first output (often, because that is a race), while agents
+    // start, while pods are attached, while pings run.
     let first = std::iter::repeat_n("node namespaces", 20);
     for marker in first.chain(["agents", "pods, attached", "pings between"]) {
         let mut demo = Russet::demo(&["--nodes", "4", "--pods", "4"]).start();
@@ -98,7 +98,7 @@ fn ctrl_c_leaves_nothing() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn what_a_killed_demo_left_goes_with_the_next_run() {
+fn the_next_run_removes_a_killed_demos_leftovers() {
     let _turn = demo_turn();
     let before = HostState::now();
     for marker in ["agents", "pods, attached", "pings between"] {
@@ -114,7 +114,7 @@ fn what_a_killed_demo_left_goes_with_the_next_run() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn a_second_demo_waits_for_nobody_and_says_why() {
+fn a_second_demo_fails_at_once_and_names_the_reason() {
     let _turn = demo_turn();
     let mut first = Russet::demo(&[]).start();
     first.wait_for_progress("agents");

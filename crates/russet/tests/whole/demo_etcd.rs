@@ -1,4 +1,4 @@
-//! The demo with its data in etcd, the demo's own or one that is there.
+//! The demo with its data in etcd: a spawned one, or an existing one.
 
 use crate::demo::assert_all_reached;
 use crate::host::{HostState, Russet, demo_turn};
@@ -31,8 +31,8 @@ fn an_ordinary_user_can_have_an_etcd_of_the_demo_but_not_the_hosts() {
     let report = Russet::demo(&["--etcd", "spawn"]).by_ordinary_user().json();
     assert_all_reached(&report, 3, 2);
     let refused = Russet::demo(&["--etcd", "http://127.0.0.1:1"]).by_ordinary_user().output();
-    let told = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && told.contains("--etcd spawn"), "{told}");
+    let output = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && output.contains("--etcd spawn"), "{output}");
     assert_eq!(HostState::now(), before);
 }
 
@@ -74,7 +74,7 @@ fn an_etcd_that_holds_a_cluster_is_not_touched() {
     let before = HostState::now();
     etcd.members[0].etcdctl(&["put", "/calico/resources/v3/projectcalico.org/ippools/mine", "{}"]);
     let refused = Russet::demo(&["--etcd", &url(&etcd)]).output();
-    let told = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && told.contains("ippools/mine"), "{told}");
+    let output = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && output.contains("ippools/mine"), "{output}");
     assert_eq!((records(&etcd), HostState::now()), (1, before));
 }

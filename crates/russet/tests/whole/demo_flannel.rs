@@ -1,4 +1,4 @@
-//! The demo with flannel's daemon and plugin as we have them.
+//! The demo with Russet's implementation of flannel's daemon and plugin.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! Something else flushes what is ours while traffic runs: it is back within milliseconds, counted, and told with who did it.
+//! Another program flushes Russet's objects while traffic runs: they are restored within
+//! milliseconds, counted, and reported with the program's name.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -12,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::fabric::Fabric;
-use crate::node::{PATIENCE, TestNode, TestPod};
+use crate::node::{TIMEOUT, TestNode, TestPod};
 use crate::reference_plugins::{call, installed};
 
 /// Arguments of `ip`.
@@ -34,20 +35,21 @@ impl Drop for Spawned {
     }
 }
 
-/// How long nothing came through at most.
+/// The longest interruption of the traffic.
 struct Gap {
     sent: u32,
     lost: usize,
     longest_ms: f64,
 }
 
-/// What traffic may lose before the test says that nobody repaired: the machine of a test is busy. The goal, 50 ms, is what is printed beside it.
+/// The loss after which the test counts as not repaired: the machine of a test is busy. The goal of
+/// 50 ms is printed beside the measured time.
 const LOST_MAX: usize = 2000;
-/// What nobody tells of is found once a minute.
-const SWEEP_PATIENCE: Duration = Duration::from_secs(100);
-/// Pods that come and go beside flushes.
+/// Changes without an event are found once a minute.
+const RESYNC_TIMEOUT: Duration = Duration::from_secs(100);
+/// Limit for pods that come and go during flushes.
 const ROUNDS_MAX: u32 = 5_000;
-/// Elements of somebody else's firewall: far more than the agent has room for in one go.
+/// Elements of a foreign firewall: far more than the agent's buffer holds.
 const OTHERS_ELEMENTS: u32 = 100_000;
 
 // === impl Traffic ===
@@ -61,7 +63,7 @@ impl Traffic {
             process::in_netns(&mut ping, &netns).unwrap();
             ping
         };
-        eventually(PATIENCE, || command(&["-c", "1", "-W", "1"]).output().unwrap().status.success());
+        eventually(TIMEOUT, || command(&["-c", "1", "-W", "1"]).output().unwrap().status.success());
         let mut ping = command(&["-n", "-D", "-i", "0.001"]).spawn().unwrap();
         let mut stdout = ping.stdout.take().unwrap();
         let read = move || {
@@ -111,7 +113,7 @@ pub fn drift(node: &TestNode) -> Value {
     serde_json::from_str(&answer.stdout).unwrap()
 }
 
-/// What was repaired, of one kind.
+/// The number of repairs of one kind.
 pub fn repaired(node: &TestNode, kind: &str) -> u64 {
     let report = drift(node);
     let repairs = report["repairs"].as_array().unwrap();
@@ -129,7 +131,7 @@ fn cluster(fabric: &mut Fabric) -> (Vec<TestNode>, [TestPod; 2], String) {
     let pods = [nodes[0].pod(), nodes[1].pod()];
     nodes[0].add(&pods[0]).result();
     let there = nodes[1].add(&pods[1]).addresses().remove(0);
-    eventually(PATIENCE, || quiet(&nodes[0]) && quiet(&nodes[1]));
+    eventually(TIMEOUT, || quiet(&nodes[0]) && quiet(&nodes[1]));
     (nodes, pods, there)
 }
 
@@ -153,10 +155,10 @@ fn a_flush_of_everything_while_traffic_runs_is_repaired_counted_and_explained() 
     for (program, kind, args) in flushes {
         let traffic = Traffic::start(&from, &there);
         let was = repaired(node, kind);
-        // Of forwarding entries `bridge flush` takes those that it finds; some versions cannot.
+        // `bridge flush` removes the forwarding entries that it finds; some versions cannot.
         inside(node, program, args);
-        eventually(PATIENCE, || repaired(node, kind) > was);
-        eventually(PATIENCE, || quiet(node));
+        eventually(TIMEOUT, || repaired(node, kind) > was);
+        eventually(TIMEOUT, || quiet(node));
         let gap = traffic.finish();
         println!(
             "{program} {}: {} of {} pings lost, at most {:.1} ms without an answer",
@@ -175,7 +177,8 @@ fn a_flush_of_everything_while_traffic_runs_is_repaired_counted_and_explained() 
         let who = repairs.iter().flat_map(|repair| repair["who"].as_array().unwrap());
         who.filter(|who| who["process"] == name).count()
     };
-    // Of nf_tables the kernel says who it was; see `who_keeps_its_socket_open_is_known` for the rest.
+    // The kernel's nf_tables events name the process; see `a_process_with_an_open_netlink_socket_is_identified` for
+    // the rest.
     assert!(by("nft") >= 1, "{report:#}");
     let metrics = inside(node, "curl", &["-sf", "http://127.0.0.1:9471/metrics"]);
     for kind in ["nat", "route", "fdb"] {
@@ -187,16 +190,16 @@ fn a_flush_of_everything_while_traffic_runs_is_repaired_counted_and_explained() 
 
 #[test]
 #[ignore = "kernel: a node that is flushed while pods come and go; tool: nft"]
-fn a_flush_while_pods_come_and_go_is_repaired_and_brings_back_nothing_that_has_gone() {
+fn a_flush_while_pods_come_and_go_is_repaired_without_restoring_deleted_pods() {
     let mut node = TestNode::start(&[]);
     let [stays, goes] = [node.pod(), node.pod()];
     node.add(&stays).result();
     let (before, over) = (routes(&node), AtomicBool::new(false));
     let total = || drift(&node)["repairs_total"].as_u64().unwrap();
     let flush_routes = || {
-        // A route that goes with its pod while `ip` is at it ends the flush half-way.
+        // A route that is deleted with its pod during the flush makes `ip` fail half-way.
         let flush = || node.netns().with(|| Command::new("ip").args(FLUSH_ROUTES).output().unwrap()).unwrap();
-        eventually(PATIENCE, || {
+        eventually(TIMEOUT, || {
             let output = flush();
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success() || said.contains("No such process"), "{said}");
@@ -209,7 +212,7 @@ fn a_flush_while_pods_come_and_go_is_repaired_and_brings_back_nothing_that_has_g
                 node.add(&goes).result();
                 assert_eq!(node.del(&goes).status, 0);
             };
-            // Not for ever, if the other side fails.
+            // Limited, in case the other side fails.
             (0..ROUNDS_MAX).take_while(|_| !over.load(Ordering::Relaxed)).inspect(once).count()
         });
         for _ in 0..10 {
@@ -217,7 +220,7 @@ fn a_flush_while_pods_come_and_go_is_repaired_and_brings_back_nothing_that_has_g
             for flush in [&flush_routes as &dyn Fn(), &flush_tables] {
                 let was = total();
                 flush();
-                eventually(PATIENCE, || total() > was || coming_and_going.is_finished());
+                eventually(TIMEOUT, || total() > was || coming_and_going.is_finished());
             }
         }
         over.store(true, Ordering::Relaxed);
@@ -229,13 +232,13 @@ fn a_flush_while_pods_come_and_go_is_repaired_and_brings_back_nothing_that_has_g
         let (median, longest) = (took[took.len() / 2], took[took.len() - 1]);
         println!("{rounds} ADDs and DELs, {} repairs, median {median} ms, at most {longest} ms", took.len());
     });
-    eventually(PATIENCE, || quiet(&node));
+    eventually(TIMEOUT, || quiet(&node));
     assert_eq!(routes(&node), before);
 }
 
 #[test]
 #[ignore = "kernel: a node whose routes `ip` flushes, and stays"]
-fn who_keeps_its_socket_open_is_known() {
+fn a_process_with_an_open_netlink_socket_is_identified() {
     let mut fabric = Fabric::new();
     let (nodes, _pods, _there) = cluster(&mut fabric);
     let node = &nodes[0];
@@ -244,7 +247,7 @@ fn who_keeps_its_socket_open_is_known() {
     let mut ip = process::in_netns(&mut ip, node.netns()).unwrap().spawn().unwrap();
     let mut words = ip.stdin.take().unwrap();
     writeln!(words, "route flush table main proto 114").unwrap();
-    eventually(PATIENCE, || repaired(node, "route") > 0);
+    eventually(TIMEOUT, || repaired(node, "route") > 0);
     let report = drift(node);
     drop(words);
     ip.wait().unwrap();
@@ -256,8 +259,8 @@ fn who_keeps_its_socket_open_is_known() {
 }
 
 #[test]
-#[ignore = "kernel: a node whose tunnel device is changed, and taken away"]
-fn the_tunnel_device_comes_back_in_whatever_way_it_was_changed() {
+#[ignore = "kernel: a node whose tunnel device is changed, and deleted"]
+fn the_tunnel_device_is_restored_after_every_kind_of_change() {
     let mut fabric = Fabric::new();
     let (nodes, [from, _to], there) = cluster(&mut fabric);
     let node = &nodes[0];
@@ -273,14 +276,14 @@ fn the_tunnel_device_comes_back_in_whatever_way_it_was_changed() {
         let total = drift(node)["repairs_total"].as_u64().unwrap();
         inside(node, "ip", args);
         if args.contains(&"eth0") {
-            // Somebody's own affair; the routes that went with it are ours.
+            // This change is the operator's; the routes that were deleted with it are Russet's.
             inside(node, "ip", &["link", "set", "eth0", "up"]);
             inside(node, "ip", &["route", "replace", "default", "via", "10.77.0.1"]);
         }
-        // Nothing of ours leads directly through that one here.
+        // No route of Russet leads directly through that one here.
         let untouched = args.contains(&"eth0");
-        eventually(PATIENCE, || untouched || drift(node)["repairs_total"].as_u64().unwrap() > total);
-        eventually(PATIENCE, || quiet(node));
+        eventually(TIMEOUT, || untouched || drift(node)["repairs_total"].as_u64().unwrap() > total);
+        eventually(TIMEOUT, || quiet(node));
     }
     let gap = traffic.finish();
     println!("{} of {} pings lost, at most {:.1} ms without an answer", gap.lost, gap.sent, gap.longest_ms);
@@ -289,7 +292,7 @@ fn the_tunnel_device_comes_back_in_whatever_way_it_was_changed() {
 
 #[test]
 #[ignore = "kernel: a node whose pods' host ends are changed"]
-fn what_is_taken_from_a_pods_host_end_comes_back_and_what_is_deleted_stays_away() {
+fn a_host_ends_objects_are_restored_and_a_deleted_pods_are_not() {
     let mut fabric = Fabric::new();
     let (mut nodes, [from, _to], there) = cluster(&mut fabric);
     let second = nodes[0].pod();
@@ -305,18 +308,18 @@ fn what_is_taken_from_a_pods_host_end_comes_back_and_what_is_deleted_stays_away(
     ] {
         let total = drift(node)["repairs_total"].as_u64().unwrap();
         inside(node, "ip", args);
-        eventually(PATIENCE, || drift(node)["repairs_total"].as_u64().unwrap() > total);
-        eventually(PATIENCE, || quiet(node));
+        eventually(TIMEOUT, || drift(node)["repairs_total"].as_u64().unwrap() > total);
+        eventually(TIMEOUT, || quiet(node));
     }
     inside(node, "sysctl", &["-w", &format!("net.ipv4.conf.{name}.forwarding=0")]);
-    eventually(PATIENCE, || repaired(node, "pod_sysctl") > 0);
+    eventually(TIMEOUT, || repaired(node, "pod_sysctl") > 0);
     let gap = traffic.finish();
     println!("{} of {} pings lost, at most {:.1} ms without an answer", gap.lost, gap.sent, gap.longest_ms);
     println!("{}", node.russet(&["drift", "--last", "50"]).stdout);
-    // A deleted pod does not come back, whatever happens to the others.
+    // A deleted pod's objects are not restored, whatever happens to the others.
     assert_eq!(node.del(&second).status, 0);
     inside(node, "ip", &FLUSH_ROUTES);
-    eventually(PATIENCE, || quiet(node) && repaired(node, "route") > 0);
+    eventually(TIMEOUT, || quiet(node) && repaired(node, "route") > 0);
     let routes = inside(node, "ip", &["route", "show", "table", "main", "proto", "114"]);
     assert!(!routes.lines().any(|line| line.starts_with(&format!("{address} "))), "{routes}");
 }
@@ -332,11 +335,11 @@ fn the_verdict_of_a_pod_whose_namespace_goes_without_a_del_goes_with_it() {
     let verdicts = || inside(&node, "nft", &["list", "table", "inet", "russet-policy"]);
     assert!(verdicts().contains(host_end));
     NetNs::delete_named(&pod.netns_name).unwrap();
-    eventually(PATIENCE, || !verdicts().contains(host_end));
+    eventually(TIMEOUT, || !verdicts().contains(host_end));
 }
 
 #[test]
-#[ignore = "kernel: etcd is away while somebody flushes"]
+#[ignore = "kernel: etcd is away during a flush"]
 fn drift_is_repaired_while_the_datastore_is_away() {
     let mut fabric = Fabric::new();
     let (nodes, _pods, _there) = cluster(&mut fabric);
@@ -344,20 +347,20 @@ fn drift_is_repaired_while_the_datastore_is_away() {
     let before = routes(node);
     fabric.kill_etcd();
     inside(node, "ip", &FLUSH_ROUTES);
-    eventually(PATIENCE, || routes(node) == before);
-    // Of this one the kernel does not tell.
+    eventually(TIMEOUT, || routes(node) == before);
+    // The kernel sends no event for this one.
     let name = node.links().into_iter().find(|link| link.starts_with("russ")).unwrap();
     let delay = format!("net.ipv4.neigh.{name}.proxy_delay");
     let read = || inside(node, "sysctl", &["-n", &delay]);
     let right = read();
     inside(node, "sysctl", &["-w", &format!("{delay}=80")]);
     assert_ne!(read(), right);
-    eventually(SWEEP_PATIENCE, || read() == right);
+    eventually(RESYNC_TIMEOUT, || read() == right);
 }
 
 #[test]
 #[ignore = "kernel: a node whose agent starts again, and pods of before; tool: nft"]
-fn an_agent_that_starts_again_knows_the_links_of_before_at_once() {
+fn a_restarted_agent_knows_existing_links_at_once() {
     let mut node = TestNode::start(&[]);
     let [stays, goes] = [node.pod(), node.pod()];
     let [stays_end, goes_end] = [&stays, &goes].map(|pod| {
@@ -369,14 +372,14 @@ fn an_agent_that_starts_again_knows_the_links_of_before_at_once() {
     inside(&node, "ip", &FLUSH_ROUTES);
     inside(&node, "ip", &["link", "set", &stays_end, "down"]);
     node.start_agent();
-    eventually(PATIENCE, || routes(&node) == before);
-    eventually(PATIENCE, || quiet(&node));
+    eventually(TIMEOUT, || routes(&node) == before);
+    eventually(TIMEOUT, || quiet(&node));
     inside(&node, "sysctl", &["-w", &format!("net.ipv4.conf.{stays_end}.forwarding=0")]);
-    eventually(PATIENCE, || repaired(&node, "pod_sysctl") > 0);
+    eventually(TIMEOUT, || repaired(&node, "pod_sysctl") > 0);
     let verdicts = || inside(&node, "nft", &["list", "table", "inet", "russet-policy"]);
     assert!(verdicts().contains(&goes_end));
     NetNs::delete_named(&goes.netns_name).unwrap();
-    eventually(PATIENCE, || !verdicts().contains(&goes_end));
+    eventually(TIMEOUT, || !verdicts().contains(&goes_end));
 }
 
 #[test]
@@ -397,7 +400,7 @@ fn a_deleted_bridge_comes_back_with_the_mac_that_pods_know() {
     for _ in 0..3 {
         let was = repaired(&node, "bridge");
         inside(&node, "ip", &["link", "delete", "cni7"]);
-        eventually(PATIENCE, || repaired(&node, "bridge") > was);
+        eventually(TIMEOUT, || repaired(&node, "bridge") > was);
         assert_eq!(mac(), Some(before.clone()));
     }
     let mut checked = config.clone();
@@ -407,10 +410,10 @@ fn a_deleted_bridge_comes_back_with_the_mac_that_pods_know() {
 
 #[test]
 #[ignore = "kernel: bridge, veth, nf_tables; a node whose pods' masquerade and ports are flushed; tool: nft"]
-fn masquerade_and_published_ports_come_back_as_requests_last_left_them() {
+fn masquerade_and_published_ports_are_restored_to_their_latest_state() {
     let mut node = TestNode::start(&[]);
     let bin = installed(&["bridge", "host-local", "portmap"]);
-    // So much at a time that not all of it is heard.
+    // So many changes that some events are lost.
     let element = |n: u32| std::net::Ipv4Addr::from(0x0b00_0000 + n).to_string();
     let others = (0..OTHERS_ELEMENTS).map(element).collect::<Vec<_>>().join(", ");
     let loud = node.path("loud.nft");
@@ -444,14 +447,14 @@ fn masquerade_and_published_ports_come_back_as_requests_last_left_them() {
         ] {
             let was = repaired(&node, "pod_nat");
             inside(&node, "nft", vandal);
-            eventually(PATIENCE, || repaired(&node, "pod_nat") > was);
+            eventually(TIMEOUT, || repaired(&node, "pod_nat") > was);
             assert_eq!(table(), before);
         }
     }
     println!("{}", node.russet(&["drift"]).stdout);
 }
 
-/// Seconds that a process's threads have had a processor.
+/// CPU time of a process's threads in seconds.
 fn busy_s(pid: u32) -> f64 {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let stats = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("schedstat")).ok());
@@ -459,8 +462,8 @@ fn busy_s(pid: u32) -> f64 {
 }
 
 #[test]
-#[ignore = "kernel: 20,000 routes of somebody else's on a node"]
-fn a_flood_of_others_changes_is_no_drift_and_is_left_alone() {
+#[ignore = "kernel: 20,000 foreign routes on a node"]
+fn a_flood_of_foreign_changes_is_no_drift() {
     const ROUTES: u32 = 20_000;
     let mut fabric = Fabric::new();
     let (nodes, _pods, _there) = cluster(&mut fabric);
@@ -474,15 +477,15 @@ fn a_flood_of_others_changes_is_no_drift_and_is_left_alone() {
         std::fs::write(&file, (0..ROUTES).map(line).collect::<String>()).unwrap();
         inside(node, "ip", &["-batch", file.to_str().unwrap()]);
     }
-    // What is ours is heard in the middle of it, and afterwards.
+    // Changes of Russet's objects are detected in the middle of it, and afterwards.
     inside(node, "ip", &FLUSH_ROUTES);
-    eventually(PATIENCE, || routes(node) == before);
+    eventually(TIMEOUT, || routes(node) == before);
     let (took, busy) = (began.elapsed().as_secs_f64(), busy_s(node.agent_pid()) - busy);
     println!("{ROUTES} foreign routes added and deleted in {took:.1} s: the agent was busy for {busy:.2} s");
-    eventually(PATIENCE, || quiet(node));
+    eventually(TIMEOUT, || quiet(node));
     let report = drift(node);
     let repairs = report["repairs_total"].as_u64().unwrap() - total.as_u64().unwrap();
-    // The pods' part and the overlay's of the flush; a dump in the middle of it may see half of that.
+    // The repairs of pods and of the overlay; a dump in the middle of the flush may see half of it.
     assert!((2..=8).contains(&repairs), "{report:#}");
     let kinds = ["route", "pod_route"];
     for repair in report["repairs"].as_array().unwrap().iter().take(repairs as usize) {
@@ -493,20 +496,20 @@ fn a_flood_of_others_changes_is_no_drift_and_is_left_alone() {
 
 #[test]
 #[ignore = "kernel: an agent whose etcd is away from the start"]
-fn an_agent_that_has_not_read_its_store_gives_no_all_clear() {
+fn an_agent_that_has_not_read_its_store_does_not_report_no_drift() {
     let mut fabric = Fabric::new();
     fabric.kill_etcd();
     let node = fabric.node("node-a", &[]);
     let _agent = Spawned(node.spawn_agent());
     let listens = || std::net::TcpStream::connect("127.0.0.1:9471").is_ok();
-    eventually(PATIENCE, || node.netns().with(listens).unwrap());
-    eventually(PATIENCE, || crate::verbs::get(&node, "/readyz?verbose").contains("[-] store: "));
+    eventually(TIMEOUT, || node.netns().with(listens).unwrap());
+    eventually(TIMEOUT, || crate::verbs::get(&node, "/readyz?verbose").contains("[-] store: "));
     let answer = node.russet(&["drift"]);
     assert_eq!(answer.status, 1, "{answer:?}");
     assert!(answer.stdout.contains("the agent has not read its store yet"), "{answer:?}");
     assert!(!answer.stdout.contains("nothing differs from what should be"), "{answer:?}");
     fabric.start_etcd();
-    eventually(PATIENCE, || quiet(&node));
+    eventually(TIMEOUT, || quiet(&node));
 }
 
 #[test]
@@ -518,14 +521,14 @@ fn a_closed_tunnel_and_an_underlay_that_is_down_are_seen_by_drift_and_readyz() {
     let node = &nodes[0];
     let ready = || crate::verbs::get(node, "/readyz?verbose");
     let is_ready = || ready().contains("[+] underlay") && quiet(node);
-    eventually(PATIENCE, is_ready);
+    eventually(TIMEOUT, is_ready);
     let sees = |what: &str| {
-        eventually(PATIENCE, || {
+        eventually(TIMEOUT, || {
             let answer = node.russet(&["drift"]);
             answer.status == 3 && answer.stdout.contains(what)
         });
-        // The loop looks every 10 s.
-        eventually(PATIENCE, || ready().contains(&format!("[-] underlay: {what}")));
+        // The loop checks every 10 s.
+        eventually(TIMEOUT, || ready().contains(&format!("[-] underlay: {what}")));
     };
     inside(
         node,
@@ -536,15 +539,16 @@ fn a_closed_tunnel_and_an_underlay_that_is_down_are_seen_by_drift_and_readyz() {
     );
     sees("chain inet foreign guard drops what comes from other nodes at UDP port 4789");
     inside(node, "nft", &["delete", "table", "inet", "foreign"]);
-    eventually(PATIENCE, is_ready);
-    // With it go the default route and the datastore; drift knows all the same.
+    eventually(TIMEOUT, is_ready);
+    // The default route and the datastore become unreachable with it; drift is detected all the
+    // same.
     inside(node, "ip", &["link", "set", "eth0", "down"]);
     let answer = node.russet(&["drift"]);
     assert!(
         answer.status == 3 && answer.stdout.contains("interface eth0 to the other nodes is down"),
         "{answer:?}"
     );
-    eventually(PATIENCE, || ready().contains("[-] underlay: interface eth0 to the other nodes is down"));
+    eventually(TIMEOUT, || ready().contains("[-] underlay: interface eth0 to the other nodes is down"));
 }
 
 #[test]
@@ -559,10 +563,10 @@ fn an_underlay_that_is_down_or_has_no_address_is_seen_by_drift_and_readyz() {
     assert_eq!(node.russet(&["apply", "-f", file.to_str().unwrap()]).status, 0);
     let ready = || crate::verbs::get(&node, "/readyz?verbose");
     let is_ready = || ready().contains("[+] underlay") && quiet(&node);
-    eventually(PATIENCE, is_ready);
+    eventually(TIMEOUT, is_ready);
     let ip = |words: &str| inside(&node, "ip", &words.split(' ').collect::<Vec<_>>());
     let sees = |what: &str| {
-        eventually(PATIENCE, || ready().contains(&format!("[-] underlay: {what}")));
+        eventually(TIMEOUT, || ready().contains(&format!("[-] underlay: {what}")));
         let answer = node.russet(&["drift"]);
         assert!(answer.status == 3 && answer.stdout.contains(what), "{answer:?}");
     };
@@ -570,10 +574,10 @@ fn an_underlay_that_is_down_or_has_no_address_is_seen_by_drift_and_readyz() {
     sees("interface eth0 to the other nodes is down");
     ip("link set eth0 up");
     ip("route replace default via 10.77.0.1");
-    eventually(PATIENCE, is_ready);
+    eventually(TIMEOUT, is_ready);
     ip("address flush dev eth0");
     sees("");
     ip("address add 10.77.0.11/24 dev eth0");
     ip("route replace default via 10.77.0.1");
-    eventually(PATIENCE, is_ready);
+    eventually(TIMEOUT, is_ready);
 }

@@ -1,5 +1,5 @@
-//! `russet cri` whose sandboxes are containers of containerd, with an image from a registry that wants a password, and our plugin and agent
-//! (cni-runtime.md section 3.1).
+//! `russet cri` whose sandboxes are containers of containerd, with an image from a registry that
+//! requires a password, and Russet's plugin and agent (cni-runtime.md section 3.1).
 
 use std::path::Path;
 
@@ -11,11 +11,11 @@ use russet_testkit::registry::{Access, Registry};
 use rustix::process::Signal;
 
 use crate::cri::Server;
-use crate::node::PATIENCE;
+use crate::node::TIMEOUT;
 use crate::sandbox_command::{Host, WEB, address};
 use crate::sandboxes::pings;
 
-/// The server, and the containerd and the registry that it asks. They end in this order.
+/// The server, and its containerd and registry. Dropped in this order.
 struct Fixture {
     server: Server,
     containerd: Containerd,
@@ -44,8 +44,8 @@ impl Fixture {
         Self { server, containerd, registry: registry.unwrap() }
     }
 
-    /// What the node's files say of the registry.
-    fn let_in(&self, password: &str) {
+    /// The registry's configuration and credentials in the node's files.
+    fn write_credentials(&self, password: &str) {
         let directory = self.server.node.path("docker");
         std::fs::create_dir_all(&directory).unwrap();
         let auths = format!(
@@ -78,13 +78,13 @@ impl NodesRegistry {
 
 impl Drop for NodesRegistry {
     fn drop(&mut self) {
-        // It ends when somebody comes, from where it can be reached.
+        // Its thread ends on the next connection.
         let registry = self.registry.take();
         self.netns.with(|| drop(registry)).unwrap();
     }
 }
 
-/// What makes either command use a containerd and an image.
+/// The arguments that make either command use a containerd and an image.
 fn arguments(containerd: &Containerd, image: &str) -> [String; 8] {
     let socket = containerd.socket().to_str().unwrap().to_owned();
     let [engine, namespace, image] = ["containerd", NAMESPACE, image].map(str::to_owned);
@@ -103,7 +103,7 @@ fn names(containerd: &Containerd, of: &str) -> Vec<String> {
 #[track_caller]
 fn assert_no_containers(containerd: &Containerd) {
     assert_eq!((names(containerd, "containers"), names(containerd, "tasks")), (Vec::new(), Vec::new()));
-    eventually(PATIENCE, || containerd.shims().is_empty());
+    eventually(TIMEOUT, || containerd.shims().is_empty());
 }
 
 #[test]
@@ -113,12 +113,12 @@ fn pods_of_the_server_are_containers_of_containerd_from_an_image_that_is_pulled_
     let mut fixture = Fixture::new();
     let refused = fixture.server.cri.run(&Pod::named("web")).unwrap_err().to_string();
     assert!(refused.contains("anonymous") && refused.contains("401"), "{refused}");
-    fixture.let_in("wrong");
+    fixture.write_credentials("wrong");
     let refused = fixture.server.cri.run(&Pod::named("web")).unwrap_err().to_string();
     assert!(refused.contains("kubelet"), "{refused}");
     fixture.assert_nothing_left();
 
-    fixture.let_in("right");
+    fixture.write_credentials("right");
     let mut ids = vec![fixture.server.cri.run(&Pod::named("web")).unwrap()];
     assert!(!fixture.registry.get().asked().is_empty());
     ids.push(fixture.server.cri.run(&Pod::named("db")).unwrap());
@@ -134,7 +134,7 @@ fn pods_of_the_server_are_containers_of_containerd_from_an_image_that_is_pulled_
     sorted.sort();
     assert_eq!(names(&fixture.containerd, "tasks"), sorted);
 
-    // Whoever dies, and comes back, finds them as they were.
+    // The sandboxes survive restarts of both processes.
     for signal in [Signal::TERM, Signal::KILL] {
         fixture.server.end(signal);
         fixture.containerd.kill();

@@ -1,4 +1,5 @@
-//! Several nodes on one network, and an etcd on it that all of them reach: a bridge in a namespace of its own, a wire to each node.
+//! Several nodes on one network, with an etcd that all of them reach: a bridge in a namespace of
+//! its own, a veth to each node.
 
 use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
@@ -7,20 +8,20 @@ use russet_linux::{NetNs, process};
 use russet_testkit::{eventually, require_tool, run};
 use tempfile::TempDir;
 
-use crate::node::{PATIENCE, TestNode, unique};
+use crate::node::{TIMEOUT, TestNode, unique};
 
 /// The network; dropping it removes everything but the nodes.
 pub struct Fabric {
     hub: String,
     /// None while it is down.
     etcd: Option<Child>,
-    /// Wires that were ever made, and the namespaces of the nodes.
+    /// The number of veths so far, and the namespaces of the nodes.
     wires: u32,
     nodes: Vec<String>,
     data: TempDir,
 }
 
-/// Where the hub's etcd is found, from every node and from the hub.
+/// The address of the hub's etcd, for every node and for the hub.
 const ETCD: &str = "10.77.0.1:2379";
 
 // === impl Fabric ===
@@ -31,18 +32,19 @@ impl Fabric {
         let hub = unique("hub");
         NetNs::create_named(&hub).unwrap();
         run("ip", &["-n", &hub, "link", "set", "lo", "up"]);
-        // An address of its own: that of a port would change when a node goes, and the others would not know it for a while.
+        // A MAC of its own: without one the bridge takes a port's, which changes when a node goes,
+        // and the other nodes would use the old one for a while.
         run("ip", &["-n", &hub, "link", "add", "br0", "address", "02:00:0a:4d:00:01", "type", "bridge"]);
         run("ip", &["-n", &hub, "address", "add", "10.77.0.1/24", "dev", "br0"]);
         run("ip", &["-n", &hub, "link", "set", "br0", "up"]);
         let mut fabric =
             Self { hub, etcd: None, wires: 0, nodes: Vec::new(), data: tempfile::tempdir().unwrap() };
         fabric.start_etcd();
-        eventually(PATIENCE, || fabric.etcd_serves());
+        eventually(TIMEOUT, || fabric.etcd_serves());
         fabric
     }
 
-    /// Starts etcd on the data that are there; it serves a little later.
+    /// Starts etcd on its existing data; does not wait until it serves.
     pub fn start_etcd(&mut self) {
         assert!(self.etcd.is_none(), "etcd runs");
         let mut etcd = Command::new(require_tool("etcd"));
@@ -80,12 +82,12 @@ impl Fabric {
         self.wired(TestNode::without_agent(&[]))
     }
 
-    /// The same, but its agent would keep a store of its own.
+    /// The same, but its agent would use a store of its own.
     pub fn node_with_own_store(&mut self, name: &str) -> TestNode {
         self.wired(TestNode::without_agent(&["--node-name", name]))
     }
 
-    /// The namespace of the hub, where its etcd is.
+    /// The namespace of the hub and its etcd.
     pub fn hub(&self) -> &str {
         &self.hub
     }
@@ -96,7 +98,7 @@ impl Fabric {
         node
     }
 
-    /// A wire to a node, which has the same address as ever; also after its namespace was made anew.
+    /// Connects a node by its fixed address, also after its namespace was made again.
     pub fn wire(&mut self, node: &TestNode) {
         self.wires += 1;
         let netns = node.netns_name();

@@ -1,6 +1,9 @@
-//! Every fault of every plugin of a chain of our own on a node with an agent, in ADD and in DEL, before and after it has done its work; and what can go wrong
-//! around the chain. Once the fault is gone, one DEL leaves no address, no link, no rule, no entry and nothing unfinished in the journal. The steps are
-//! counted. The same over others' plugins is in crates/runtime/tests/runtime/faults.rs, the agent's death at each of its system calls in recovery.rs.
+//! Every fault of every plugin of a chain of Russet's plugins on a node with an agent, in ADD and
+//! in DEL, before and after the plugin's work; and faults of the chain's environment. Once the
+//! fault is removed, one DEL leaves no address, no link, no rule, no entry and nothing unfinished
+//! in the journal. The steps are counted. The same over foreign plugins is in
+//! crates/runtime/tests/runtime/faults.rs, the agent's death at each of its system calls in
+//! recovery.rs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,27 +18,27 @@ use russet_testkit::{eventually, eventually_some, require_tool, run};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::node::{PATIENCE, TestNode, TestPod};
+use crate::node::{TIMEOUT, TestNode, TestPod};
 use crate::reference_plugins::installed;
 
-/// What is wrong.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fault {
     /// The plugin's executable is not there.
     Missing,
-    /// It never ends, nor does what it has started, which has left its process group and holds its standard output.
+    /// It never ends, nor does its child, which has left its process group and holds its standard
+    /// output.
     Hanging,
-    /// It prints what is no JSON.
+    /// It prints text that is not JSON.
     Garbage,
     /// It prints two documents.
     Two,
     /// It ends by SIGKILL.
     Killed,
-    /// The agent ends by SIGKILL, and nobody starts another one yet.
+    /// The agent is killed and not restarted.
     Agentless,
 }
 
-/// When it is.
+/// When the fault happens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Moment {
     /// Before the plugin has done anything.
@@ -53,10 +56,10 @@ struct Step {
     moment: Moment,
 }
 
-/// A node with an agent, a runtime whose plugins can be made ill, and a pod.
+/// A node with an agent, a runtime whose plugins can be made faulty, and a pod.
 struct Machine {
     node: TestNode,
-    /// Where the plugins really are.
+    /// The directory of the real plugins.
     ours: TempDir,
     pod: TestPod,
     runtime: Runtime,
@@ -68,9 +71,9 @@ struct Machine {
 const KINDS: [&str; 3] = ["russet", "portmap", "bandwidth"];
 /// A port that nothing else on the node has.
 const PORT: u16 = 18_473;
-/// For a plugin that hangs, and with it for the two others of its chain.
+/// For a hanging plugin, and with it for the two others of its chain.
 const HANGING_DEADLINE: Duration = Duration::from_secs(5);
-/// A plugin that is as ill as the file `fault` says, and else does its work.
+/// A plugin with the fault in the file `fault`, which otherwise does its work.
 const FAULTY: &str = r#"#!/bin/sh
 LAB='@LAB'; KIND=@KIND
 work() { '@OURS'/@KIND; }
@@ -94,7 +97,8 @@ impl Fault {
     const ALL: [Self; 6] =
         [Self::Missing, Self::Hanging, Self::Garbage, Self::Two, Self::Killed, Self::Agentless];
 
-    /// What is said about it; an agent that is gone is nobody's failure: the plugin then does its work alone.
+    /// The expected words of the error; without an agent there is no error: the plugin then works
+    /// alone.
     fn words(self) -> Option<&'static str> {
         match self {
             Self::Missing => Some("failed to find plugin"),
@@ -173,7 +177,7 @@ impl Machine {
         left
     }
 
-    /// Links go in the background.
+    /// Links are deleted in the background.
     fn assert_nothing_is_left(&self, when: &str) {
         let mut left = Vec::new();
         let empty = || {
@@ -212,15 +216,15 @@ impl Machine {
         fs::remove_file(self.node.path("fault")).unwrap();
     }
 
-    /// It is in a session of its own, so that the runtime cannot know it.
+    /// It is in a session of its own, so that the runtime cannot find it.
     fn end_sleeper(&self) {
         let path = self.node.path("pid");
-        let pid = eventually_some(PATIENCE, || fs::read_to_string(&path).ok());
+        let pid = eventually_some(TIMEOUT, || fs::read_to_string(&path).ok());
         Command::new("kill").args(["-9", pid.trim()]).status().unwrap();
         fs::remove_file(path).unwrap();
     }
 
-    /// Does one step, and undoes it.
+    /// Executes one step, and undoes it.
     fn take(&mut self, step: Step) {
         let mut runtime = self.runtime.clone();
         if step.fault == Fault::Hanging {
@@ -238,7 +242,7 @@ impl Machine {
         match (step.fault.words(), done) {
             (Some(words), Err(error)) => assert!(error.to_string().contains(words), "{step:?}: {error}"),
             (None, Ok(())) => {}
-            // It died with the request in its hands.
+            // It was killed while it handled the request.
             (None, Err(error)) if error.to_cni().code == code::TRY_AGAIN_LATER => {}
             (_, done) => panic!("{step:?}: {done:?}"),
         }
@@ -248,7 +252,7 @@ impl Machine {
         self.del(&self.runtime, &self.list).unwrap_or_else(|error| panic!("{step:?}: twice: {error}"));
     }
 
-    /// Takes every step of a verb; how many there were.
+    /// Executes every step of a verb; returns how many there were.
     fn take_all(mut self, verb: Verb) -> usize {
         self.assert_nothing_is_left("before");
         let steps = Step::all(verb);
@@ -259,9 +263,9 @@ impl Machine {
     }
 }
 
-/// Whether it comes to be, within the tests' patience.
+/// Whether it happens within the tests' timeout.
 fn gone(empty: impl FnMut() -> bool) -> bool {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| eventually(PATIENCE, empty))).is_ok()
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| eventually(TIMEOUT, empty))).is_ok()
 }
 
 fn conflist(node: &TestNode) -> Value {
@@ -276,14 +280,14 @@ fn parse(list: &Value) -> ConfigList {
 
 #[test]
 #[ignore = "kernel: veth, ifb, tbf, nf_tables; root; tool: ip, nft"]
-fn whatever_is_wrong_with_one_of_our_plugins_in_an_add_one_del_leaves_nothing_once_it_is_gone() {
+fn one_del_leaves_nothing_after_any_fault_of_a_plugin_in_an_add() {
     // cni-runtime.md section 0 item 12, section 2.2 and appendix A.5
     assert_eq!(Machine::start().take_all(Verb::Add), STEPS / 2);
 }
 
 #[test]
 #[ignore = "kernel: veth, ifb, tbf, nf_tables; root; tool: ip, nft"]
-fn whatever_is_wrong_with_one_of_our_plugins_in_a_del_the_next_leaves_nothing_once_it_is_gone() {
+fn the_next_del_leaves_nothing_after_any_fault_of_a_plugin_in_a_del() {
     // cni-runtime.md section 0 item 12, section 2.2 and appendix A.5
     assert_eq!(Machine::start().take_all(Verb::Del), STEPS / 2);
 }
@@ -353,7 +357,7 @@ fn our_plugins_leave_nothing_of_a_namespace_that_was_unmounted_or_removed() {
     machine.node.stop_agent();
 }
 
-/// A small file system that is taken away again.
+/// A small file system that is unmounted when dropped.
 struct Mounted(String);
 
 impl Mounted {

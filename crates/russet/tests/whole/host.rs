@@ -1,4 +1,4 @@
-//! Running the real executable, and comparing the host before and after.
+//! Runs the real executable, and compares the host before and after.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
@@ -11,9 +11,9 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::node::PATIENCE;
+use crate::node::TIMEOUT;
 
-/// What must be the same before and after: namespaces, links, routes, nft tables, and processes of ours.
+/// What must be equal before and after: namespaces, links, routes, nft tables, and our processes.
 #[derive(Debug, PartialEq, Eq)]
 pub struct HostState {
     namespaces: BTreeSet<String>,
@@ -29,14 +29,15 @@ pub struct Russet {
     command: Command,
 }
 
-/// A run that is under way.
+/// A process in progress.
 pub struct Running {
     child: Child,
     progress: BufReader<ChildStderr>,
     seen: String,
 }
 
-/// The demo's names are fixed, so that its tests take turns; the lock is a file, because tests are several programs.
+/// The demo's names are fixed, so its tests run one at a time; the lock is a file, because tests
+/// are several programs.
 pub fn demo_turn() -> std::fs::File {
     let path = std::env::temp_dir().join("russet-demo-tests.lock");
     let file = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(path).unwrap();
@@ -69,10 +70,11 @@ impl HostState {
         }
     }
 
-    /// It is so again: what a killed process held is given up by the kernel in its own time.
+    /// Waits until it is equal again: the kernel releases a killed process's objects
+    /// asynchronously.
     #[track_caller]
     pub fn assert_returns(&self, when: &str) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while Self::now() != *self && Instant::now() < end {
             let_pass(Duration::from_millis(20));
         }
@@ -80,7 +82,7 @@ impl HostState {
     }
 }
 
-/// Processes that run the executable under test with the demo's directory among their arguments.
+/// Processes of the executable under test with the demo's directory among their arguments.
 fn processes_of_ours() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -102,7 +104,7 @@ impl Russet {
         Self { command }
     }
 
-    /// As uid 65534, from a directory and executable that everybody may read.
+    /// As uid 65534, from a directory and executable that every user may read.
     pub fn by_ordinary_user(self) -> Self {
         let copy = std::env::temp_dir().join(format!("russet-under-test-{}", std::process::id()));
         std::fs::copy(env!("CARGO_BIN_EXE_russet"), &copy).unwrap();
@@ -115,7 +117,7 @@ impl Russet {
         self.command.stdin(Stdio::null()).output().unwrap()
     }
 
-    /// The report of a run that has to succeed.
+    /// The report of a run that must succeed.
     pub fn json(self) -> Value {
         let output = self.output();
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -139,7 +141,7 @@ impl Russet {
 // === impl Running ===
 
 impl Running {
-    /// Reads progress lines until one holds `marker`.
+    /// Reads progress lines until one contains `marker`.
     pub fn wait_for_progress(&mut self, marker: &str) {
         let mut line = String::new();
         while !line.contains(marker) {

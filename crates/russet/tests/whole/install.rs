@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::node::{Answer, TestNode, TestPod};
 
-/// Executables of a version: whole ones that work, told apart by what stands behind their end.
+/// Executables of a version: complete and working, distinguished by bytes after their end.
 fn version(root: &Path, name: &str) -> PathBuf {
     let dir = root.join(name);
     fs::create_dir(&dir).unwrap();
@@ -44,7 +44,7 @@ fn plugin(node: &TestNode, path: &Path, verb: &str, pod: &TestPod) -> Answer {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn no_pod_fails_while_the_executables_are_replaced_again_and_again() {
+fn no_pod_fails_while_the_executables_are_replaced_repeatedly() {
     const INSTALLATIONS: usize = 4;
     let mut node = TestNode::start(&[]);
     let pod = node.pod();
@@ -120,21 +120,21 @@ fn the_unit_of_flanneld_is_installed_without_an_agent_and_uninstalled() {
 
 #[test]
 #[ignore = "root, tool: unshare, mount"]
-fn a_russet_cri_that_does_not_start_is_an_error_and_keeps_nobody_elses_pods() {
+fn a_russet_cri_that_does_not_start_is_an_error_and_other_pods_keep_working() {
     let machine = tempfile::tempdir().unwrap();
     let russet = version(machine.path(), "v1");
     let script = |path: PathBuf, text: &str| {
         fs::write(&path, text).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     };
-    // An agent that is ready, and a systemd that cannot start everything.
+    // A ready agent, and a systemd that cannot start everything.
     script(russet.with_file_name("russet-cni"), "#!/bin/sh\ncat >/dev/null\n");
     script(
         russet.with_file_name("systemctl"),
         "#!/bin/sh\ncase \"$*\" in *restart*cri*) echo it hangs >&2; exit 1;; esac\n",
     );
     let mut command = Command::new("unshare");
-    // What was installed is recorded below /, and this machine's record is none of ours.
+    // The installation is recorded below /, and this machine's record must not be changed.
     command.args(["--mount", "sh", "-c", "mount -t tmpfs none /var/lib && exec \"$0\" \"$@\""]);
     command.arg(&russet).args(["install", "--start", "--with", "cri"]);
     for (option, dir) in [

@@ -1,4 +1,4 @@
-//! `russet ipam` over planted records: no agent, no namespace, only a directory.
+//! `russet ipam` over given records: no agent, no namespace, only a directory.
 
 use std::process::{Child, Command, Stdio};
 
@@ -6,7 +6,7 @@ use russet_testkit::eventually;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::node::{Answer, PATIENCE, TestNode};
+use crate::node::{Answer, TIMEOUT, TestNode};
 
 /// TV4 of calico-ipam.md: aaaa has one address, bbbb two, the tunnel one.
 const TV4: &str = r#"{"cidr":"10.1.0.16/29","affinity":"host:node-a","allocations":[0,1,1,2,null,null,null,null],"unallocated":[4,5,6,7],"attributes":[{"handle_id":"net.aaaa","secondary":{"namespace":"default","node":"node-a","pod":"web-0"}},{"handle_id":"net.bbbb","secondary":{"namespace":"default","node":"node-b","pod":"job-1"}},{"handle_id":"vxlan-tunnel-addr-node-a","secondary":{"node":"node-a","type":"vxlanTunnelAddress"}}],"sequenceNumber":1767322800000000003,"sequenceNumberForAllocation":{"0":1767322800000000000,"1":1767322800000000001,"2":1767322800000000001,"3":1767322800000000002},"deleted":false}"#;
@@ -25,7 +25,7 @@ struct Planted {
 // === impl Planted ===
 
 impl Planted {
-    /// Nothing but the directory.
+    /// Only the directory.
     fn empty() -> Self {
         Self { root: tempfile::tempdir().unwrap() }
     }
@@ -52,7 +52,7 @@ impl Planted {
         self.run(&[&["ipam"], args].concat())
     }
 
-    /// The output of a verb that has to succeed.
+    /// The output of a verb that must succeed.
     fn good(&self, args: &[&str]) -> String {
         let answer = self.ipam(args);
         assert_eq!(answer.status, 0, "{answer:?}");
@@ -79,7 +79,7 @@ impl Planted {
         self.run(&["store", "dump", "--prefix", prefix]).stdout
     }
 
-    /// `check -o json`, which has to find something: its text, and the kinds of what it found.
+    /// `check -o json`, which must find something: its text, and the kinds of its findings.
     fn report(&self) -> (String, Vec<String>) {
         let answer = self.ipam(&["check", "-o", "json"]);
         assert_eq!(answer.status, 3, "{answer:?}");
@@ -118,7 +118,7 @@ fn check_finds_every_planted_fault_and_writes_nothing() {
     planted.put(&BLOCK.replace("0.16", "0.24"), r#"{"cidr":"10.1.0.24/29","allocations":[0]}"#);
     planted.put(
         &BLOCK.replace("0.16-29", "0.18-31"),
-        r#"{"cidr":"10.1.0.18/31","affinity":"host:node-c","allocations":[0,null],"unallocated":[1],"attributes":[{"handle_id":"net.nobody"}],"sequenceNumber":9,"sequenceNumberForAllocation":{"0":8},"deleted":false}"#,
+        r#"{"cidr":"10.1.0.18/31","affinity":"host:node-c","allocations":[0,null],"unallocated":[1],"attributes":[{"handle_id":"net.gone"}],"sequenceNumber":9,"sequenceNumberForAllocation":{"0":8},"deleted":false}"#,
     );
     planted.put(
         &BLOCK.replace("10.1.0.16-29", "10.9.0.0-32"),
@@ -189,7 +189,8 @@ fn check_compares_addresses_with_endpoints_both_ways() {
     ] {
         assert!(text.stdout.contains(line), "{text:?}");
     }
-    // A report says that none is leaked, because pods of plugin `russet` have no endpoints; who knows better changes that.
+    // The report marks none as leaked, because pods of plugin `russet` have no endpoints; an
+    // operator may edit that.
     let (report, _) = planted.report();
     let released = planted.good(&["release", "--from-report", &planted.file("report.json", &report)]);
     assert!(released.contains("0 of 0 leaks released"), "{released}");
@@ -219,13 +220,14 @@ fn an_address_that_an_endpoint_has_is_released_by_force_only() {
 #[test]
 fn a_report_releases_its_leaks_and_nothing_that_changed_since() {
     let planted = Planted::tv4();
-    // Two orphans of a 3.32 peer (TV8), and aaaa without its record: a handle of that name takes no part.
+    // Two orphans of a 3.32 peer (TV8), and aaaa without its record: a handle of that name is
+    // irrelevant.
     planted.handle("net.one", 1);
     planted.handle("net.two", 1);
     planted.put(BLOCK, &TV4.replace("net.aaaa", "net.lost").replace("net.bbbb", "net.kept"));
     let (report, kinds) = planted.report();
     assert_eq!(kinds.iter().filter(|kind| *kind == "handle-missing").count(), 3, "{kinds:?}");
-    // Since the report: two is written anew, and the first address of kept has changed hands.
+    // Since the report: two is written again, and the first address of kept has a new owner.
     planted.handle("net.two", 1);
     planted.put(
         BLOCK,
@@ -242,7 +244,7 @@ fn a_report_releases_its_leaks_and_nothing_that_changed_since() {
     assert!(out.contains("kept 10.1.0.17") && out.contains("1767322800000000003 is stored"), "{out}");
     assert!(out.contains("released handle net.one\n"), "{out}");
     assert!(out.contains("kept handle net.two") && out.contains("it has changed since the report"), "{out}");
-    // What is left is what changed; another look and it is released, too.
+    // What is left has changed; after another report it is released, too.
     let (second, kinds) = planted.report();
     assert_eq!(kinds, ["handle-missing", "handle-leaked"]);
     let both = [planted.file("a.json", &second), planted.file("b.json", &planted.report().0)];
@@ -289,7 +291,7 @@ fn a_file_that_is_no_report_is_refused() {
 }
 
 #[test]
-fn no_verb_is_aborted_by_what_others_stored() {
+fn no_stored_record_aborts_a_verb() {
     let planted = Planted::tv4();
     let long = "a".repeat(70_000);
     planted.put(BLOCK, &TV4.replace("net.aaaa", &long));
@@ -386,7 +388,7 @@ fn pools_blocks_holders_and_borrowers_are_shown() {
          10.1.0.18  node-b          10.1.0.16/29  node-a       Pod   default/job-1\n"
     );
     assert_eq!(planted.good(&["show", "--ip", "10.1.0.20"]), "10.1.0.20 is not assigned\n");
-    // calicoctl says "not assigned" of addresses of a disabled pool.
+    // calicoctl reports addresses of a disabled pool as "not assigned".
     planted.put(POOL, r#"{"kind":"IPPool","metadata":{"name":"p"},"spec":{"cidr":"10.1.0.0/24","blockSize":29,"disabled":true}}"#);
     let text = planted.good(&["show", "--ip", "10.1.0.16"]);
     assert!(text.starts_with("IP 10.1.0.16 is in use\n") && text.contains("  pod: web-0\n"), "{text}");
@@ -397,7 +399,7 @@ fn pools_blocks_holders_and_borrowers_are_shown() {
 }
 
 #[test]
-fn where_there_is_no_store_none_is_made() {
+fn a_missing_store_is_not_created() {
     let planted = Planted::empty();
     let answer = planted.ipam(&["check"]);
     assert_eq!(answer.status, 1);
@@ -416,13 +418,13 @@ impl Drop for Owner {
 }
 
 #[test]
-fn the_store_of_the_settings_file_is_asked_through_its_owner() {
+fn the_store_of_the_settings_file_is_accessed_through_its_owner() {
     let (owner, other) = (Planted::tv4(), Planted::empty());
     let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
     command.args(["store", "serve", "--root"]).arg(owner.root.path());
     let _owner = Owner(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
     let socket = owner.root.path().join("var/lib/russet/store.sock");
-    eventually(PATIENCE, || std::os::unix::net::UnixStream::connect(&socket).is_ok());
+    eventually(TIMEOUT, || std::os::unix::net::UnixStream::connect(&socket).is_ok());
     assert!(owner.good(&["check"]).contains("no problems found"));
     let store = format!("unix:{}", socket.display());
     assert!(other.good(&["check", "--store", &store]).contains("4 addresses in use"));
@@ -450,7 +452,7 @@ fn what_an_agent_writes_has_no_problems_and_is_shown_while_it_runs() {
         let holder = ipam(&node, &["show", "--ip", address]).stdout;
         assert!(holder.contains(&format!("Handle: testnet.{}\n", pods[0].container)), "{holder}");
     }
-    // The agent remembers its blocks: what is released behind its back must not confuse it.
+    // The agent caches its blocks: a release by another program must not confuse it.
     let refused = ipam(&node, &["release", "--ip", &addresses[0]]);
     assert!(refused.status == 1 && format!("{refused:?}").contains("--force"), "{refused:?}");
     let released = ipam(&node, &["release", "--ip", &addresses[0], "--force"]);
@@ -471,10 +473,10 @@ fn a_live_pods_address_that_was_released_is_seen_by_check_repair_and_drift() {
     let mut node = TestNode::start(&["--ipv4-pool", "10.77.0.0/24", "--ipv6-pool", "none"]);
     let pods = [node.pod(), node.pod()];
     let addresses = pods.each_ref().map(|pod| node.add(pod).addresses().remove(0));
-    // The verbs have to know which node this is.
+    // The verbs must know the node's name.
     std::fs::create_dir_all(node.path("etc/russet")).unwrap();
     std::fs::write(node.path("etc/russet/russet.toml"), "node_name = 'node-a'\n").unwrap();
-    eventually(PATIENCE, || node.russet(&["drift"]).status == 0);
+    eventually(TIMEOUT, || node.russet(&["drift"]).status == 0);
     let repair = ["ipam", "repair", "--dry-run", "--grace", "1s"];
     assert_eq!(node.russet_inside(&repair).status, 0);
     assert_eq!(node.russet(&["ipam", "release", "--ip", &addresses[0], "--force"]).status, 0);
@@ -496,10 +498,10 @@ fn a_live_pods_address_that_was_released_is_seen_by_check_repair_and_drift() {
     assert_eq!(node.russet_inside(&repair).status, 0);
 }
 
-/// Who has an address, and who had it when.
+/// The owner of an address, and its earlier owners.
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn who_remembers_pods_that_are_gone_with_and_without_an_agent() {
+fn who_shows_deleted_pods_with_and_without_an_agent() {
     let mut node = TestNode::start(&["--ipv6-pool", "none"]);
     let pod = node.pod();
     let address = node.add(&pod).addresses().remove(0);
@@ -518,10 +520,10 @@ fn who_remembers_pods_that_are_gone_with_and_without_an_agent() {
     let (status, known) = who(&node, &[]);
     assert_eq!((status, &known["now"]), (0, &Value::Null), "{known}");
     let until = known["history"][0]["until"].as_str().unwrap().to_owned();
-    assert_eq!(who(&node, &["--at", "2020-01-01T00:00:00Z"]).0, 3, "nobody had it then");
+    assert_eq!(who(&node, &["--at", "2020-01-01T00:00:00Z"]).0, 3, "no owner is known then");
     assert_eq!(who(&node, &["--at", &until]).0, 3, "it ended at that moment");
 
-    // A plugin that works without the agent remembers, too.
+    // A plugin without an agent writes the history, too.
     node.stop_agent();
     let other = node.pod();
     node.add(&other).result();
@@ -542,16 +544,16 @@ fn why_refuses_the_name_of_a_node_that_is_not_registered() {
     assert_eq!(own.status, 0, "the agent of this machine registers its own name: {own:?}");
 }
 
-/// Why a request gets what it gets.
+/// The reasons for the result of a request.
 #[test]
 fn why_names_the_pools_and_the_limit_and_writes_nothing() {
     let planted = Planted::tv4();
     planted.register_node_a();
     let before = planted.dump("/");
-    let told: Value =
+    let output: Value =
         serde_json::from_str(&planted.good(&["why", "--node", "node-a", "-o", "json"])).unwrap();
-    let family = &told["families"][0];
-    assert_eq!(family["pools"][0]["serves"], true, "{told}");
+    let family = &output["families"][0];
+    assert_eq!(family["pools"][0]["serves"], true, "{output}");
     assert_eq!(
         (&family["blocks"][0]["cidr"], &family["blocks"][0]["free"]),
         (&json!("10.1.0.16/29"), &json!(4))

@@ -1,4 +1,4 @@
-//! Whole-program tests: real executables in real namespaces, one topology a file.
+//! Whole-program tests: real executables in real namespaces, one topology per file.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends where it stands")]
 
@@ -14,6 +14,7 @@ mod calico_place;
 mod calico_v1;
 mod chaos;
 mod cni_command;
+mod concurrency;
 mod configured;
 mod containerd;
 mod containerd_faults;
@@ -48,7 +49,6 @@ mod restart;
 mod sandbox_command;
 mod sandboxes;
 mod settings;
-mod storm;
 mod uninstall;
 mod v1_data;
 mod verbs;

@@ -72,7 +72,7 @@ impl Old {
 
 #[test]
 #[ignore = "tool: etcd"]
-fn a_v1_cluster_is_carried_over_once_and_again_and_stays_as_it_was() {
+fn a_v1_cluster_is_migrated_repeatedly_and_stays_unchanged() {
     let old = Old::planted();
     let before = old.v2.everything();
     let dry = old.migrate(&["--dry-run"]);
@@ -97,7 +97,7 @@ fn a_v1_cluster_is_carried_over_once_and_again_and_stays_as_it_was() {
     assert_eq!((Old::count(&again, "blocks", "created"), Old::count(&again, "blocks", "already")), (0, 1));
     assert_eq!(old.v3(), written, "a second run changes nothing");
 
-    // The new store is sound: the allocator's own check finds nothing.
+    // The new store is consistent: the allocator's own check finds nothing.
     let mut check = Command::new(env!("CARGO_BIN_EXE_russet"));
     let check: Answer =
         check.args(["ipam", "check", "--store", &old.cluster.location()]).output().unwrap().into();
@@ -106,7 +106,7 @@ fn a_v1_cluster_is_carried_over_once_and_again_and_stays_as_it_was() {
 
 #[test]
 #[ignore = "tool: etcd"]
-fn a_migration_that_was_interrupted_goes_on_where_it_stopped() {
+fn an_interrupted_migration_is_resumed() {
     let old = Old::planted();
     assert_eq!(old.migrate(&[]).status, 0);
     let whole = old.v3();
@@ -121,7 +121,7 @@ fn a_migration_that_was_interrupted_goes_on_where_it_stopped() {
 
 #[test]
 #[ignore = "tool: etcd"]
-fn what_the_new_store_says_differently_is_listed_and_kept_unless_forced() {
+fn differing_records_of_the_new_store_are_kept_unless_forced() {
     let old = Old::planted();
     let theirs = block("10.1.0.0/26", "n2", "k8s-pod-network.beef");
     old.cluster.members[0].etcdctl(&["put", BLOCK, &theirs]);
@@ -137,7 +137,7 @@ fn what_the_new_store_says_differently_is_listed_and_kept_unless_forced() {
 
 #[test]
 #[ignore = "tool: etcd"]
-fn open_v1_data_are_refused_unless_somebody_says_that_nothing_uses_them() {
+fn open_v1_data_are_refused_unless_an_option_allows_them() {
     let old = Old::planted();
     old.v2.put("/calico/v1/Ready", "true");
     let refused = old.migrate(&[]);
@@ -167,7 +167,7 @@ fn a_store_with_pools_is_in_use_and_force_is_refused() {
 
 #[test]
 #[ignore = "tool: etcd"]
-fn names_that_cannot_be_are_listed_and_nothing_is_written() {
+fn invalid_names_are_listed_and_nothing_is_written() {
     let old = Old::planted();
     old.v2.put("/calico/v1/policy/profile/kns.shop/tags", "[]");
     old.v2.put("/calico/v1/host/Node_1/metadata", "{}");
@@ -181,7 +181,7 @@ fn names_that_cannot_be_are_listed_and_nothing_is_written() {
 
 #[test]
 #[ignore = "tool: etcd"]
-fn an_empty_or_a_wrong_etcd_is_an_error_that_says_so() {
+fn an_empty_or_wrong_etcd_is_an_error() {
     let cluster = Cluster::start(1, "http", |_| vec!["--enable-v2".to_owned()], Vec::new());
     let without = Cluster::single();
     for (from, said) in

@@ -10,7 +10,7 @@ use crate::v1_data::V2;
 
 const PREFIX: &str = "/coreos.com/network";
 const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
-/// As v0.10 writes it.
+/// The format of v0.10.
 const LEASE: &str =
     r#"{"PublicIP":"10.37.7.195","BackendType":"vxlan","BackendData":{"VtepMAC":"82:4b:b6:2f:54:4e"}}"#;
 const RESERVED: &str = r#"{"PublicIP":"10.37.7.196","BackendType":"vxlan"}"#;
@@ -51,15 +51,15 @@ impl Old {
         self.cluster.members[0].etcdctl(&["put", &format!("{PREFIX}/{below}"), value]);
     }
 
-    /// What a lease was granted for in v3, and what it has left; none for a key that lives for ever.
+    /// What a lease was granted for in v3, and what it has left; None for a key that never expires.
     fn time(&self, subnet: &str) -> Option<(i64, i64)> {
         let json = |arguments: &[&str]| -> Value {
             serde_json::from_str(&self.cluster.members[0].etcdctl(arguments)).unwrap()
         };
         let found = json(&["get", &format!("{PREFIX}/subnets/{subnet}"), "--write-out=json"]);
         let id = format!("{:x}", found["kvs"][0]["lease"].as_i64()?);
-        let told = json(&["lease", "timetolive", &id, "--write-out=json"]);
-        Some((told["granted-ttl"].as_i64().unwrap(), told["ttl"].as_i64().unwrap()))
+        let output = json(&["lease", "timetolive", &id, "--write-out=json"]);
+        Some((output["granted-ttl"].as_i64().unwrap(), output["ttl"].as_i64().unwrap()))
     }
 }
 
@@ -72,7 +72,7 @@ fn done(report: &Answer, key: &str) -> String {
 
 #[test]
 #[ignore = "tool: etcd"]
-fn a_v2_network_is_carried_over_once_and_again_and_stays_as_it_was() {
+fn a_v2_network_is_migrated_repeatedly_and_stays_unchanged() {
     let old = Old::planted();
     let dry = old.migrate(&["--dry-run"]);
     assert_eq!(dry.status, 0, "{dry:?}");
@@ -138,7 +138,7 @@ fn another_config_is_refused_unless_forced_and_leases_of_others_are_never_overwr
 
 #[test]
 #[ignore = "tool: etcd"]
-fn a_place_without_data_is_an_error_and_not_an_empty_network() {
+fn a_prefix_without_data_is_an_error_and_not_an_empty_network() {
     let old = Old::planted();
     let nothing = old.migrate(&["--prefix", "/elsewhere"]);
     assert_eq!(nothing.status, 1, "{nothing:?}");

@@ -53,7 +53,7 @@ fn tenants_are_created_joined_made_global_isolated_and_deleted() {
 }
 
 #[test]
-fn what_cannot_be_is_said_and_told_by_the_exit_code() {
+fn impossible_requests_fail_with_a_message_and_exit_code() {
     let root = tempfile::tempdir().unwrap();
     assert_eq!(run(&root, &["list"]).status, 1, "there is no store, and looking makes none");
     good(&root, &["create", "default"]);

@@ -1,4 +1,5 @@
-//! One node for tests: a namespace, an agent process in it on an embedded store, and pods attached as a runtime would.
+//! One node for tests: a namespace, an agent process in it on an embedded store, and pods attached
+//! as a runtime would.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// How long an agent may take until it serves, or a process until it ends.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A node and its agent; dropping it removes everything.
 pub struct TestNode {
@@ -21,10 +22,10 @@ pub struct TestNode {
     name: String,
     netns: NetNs,
     agent: Option<Child>,
-    /// What its agents are started with, besides the root.
+    /// The arguments of its agents, besides the root.
     pub agent_args: Vec<String>,
     pub agent_env: Vec<(String, String)>,
-    /// Its agents find their name elsewhere than among the arguments.
+    /// Its agents get their name from another source than the arguments.
     pub is_named: bool,
     pods: Vec<TestPod>,
 }
@@ -46,15 +47,15 @@ pub struct Answer {
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
-/// A name for a namespace that nobody else has.
+/// A unique name for a namespace.
 pub fn unique(what: &str) -> String {
     static TIDIED: Once = Once::new();
     TIDIED.call_once(remove_leftovers);
     format!("rstest-{}-{what}{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Removes the namespaces of test processes that were killed. Their interfaces have addresses, and an agent that looks for leaks takes those for
-/// addresses that are in use.
+/// Removes the namespaces of test processes that were killed. Their interfaces have addresses, and
+/// an agent's search for leaks treats those as addresses in use.
 fn remove_leftovers() {
     for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -88,7 +89,8 @@ impl TestNode {
         Self { root, name, netns, agent: None, agent_args, agent_env, is_named: false, pods }
     }
 
-    /// What a power cut takes and a boot makes anew, when all of the node's processes are dead: its namespace with everything that was in it, and `/run`.
+    /// What a power cut removes and a boot makes again, when all of the node's processes are dead:
+    /// its namespace with everything in it, and `/run`.
     pub fn reboot(&mut self) {
         NetNs::delete_named(&self.name).unwrap();
         self.netns = NetNs::create_named(&self.name).unwrap();
@@ -127,7 +129,7 @@ impl TestNode {
         });
     }
 
-    /// An agent that the caller keeps, and for which nobody waits.
+    /// An agent that the caller owns; does not wait until it serves.
     pub fn spawn_agent(&self) -> Child {
         self.spawn_agent_by(Command::new(env!("CARGO_BIN_EXE_russet")))
     }
@@ -149,24 +151,24 @@ impl TestNode {
         self.agent.as_ref().unwrap().id()
     }
 
-    /// What the journal has that is not over.
+    /// The number of unfinished operations in the journal.
     pub fn unfinished(&self) -> usize {
         self.russet(&["journal", "-o", "json"]).result()["unfinished"].as_array().unwrap().len()
     }
 
-    /// Whether the agent is there no more: somebody killed it.
+    /// Whether the agent's process has ended, because it was killed.
     pub fn has_lost_its_agent(&mut self) -> bool {
         self.agent.as_mut().is_none_or(|agent| agent.try_wait().unwrap().is_some())
     }
 
-    /// Waits for the end of an agent that somebody killed.
+    /// Waits for the end of an agent that was killed.
     pub fn wait_for_agents_death(&mut self) {
         self.agent.take().unwrap().wait().unwrap();
     }
 
     /// Whether the agent lives: it answers, or it is dead, and reaped.
     pub fn agent_lives(&mut self) -> bool {
-        eventually(PATIENCE, || {
+        eventually(TIMEOUT, || {
             self.agent.take_if(|agent| agent.try_wait().unwrap().is_some());
             self.agent.is_none() || self.status().status == 0
         });
@@ -180,7 +182,7 @@ impl TestNode {
         agent.wait().unwrap();
     }
 
-    /// Asks the agent to stop, and waits until it has.
+    /// Stops the agent, and waits until it has ended.
     pub fn stop_agent(&mut self) {
         if let Some(mut agent) = self.agent.take() {
             rustix::process::kill_process(
@@ -282,12 +284,12 @@ impl TestNode {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Writes a record, whatever is there.
+    /// Writes a record, whether it exists or not.
     pub fn store_put(&self, key: &str, value: &str) {
         self.store("put", &[key, value]);
     }
 
-    /// The same, when it may be refused.
+    /// The same, if it may be refused.
     pub fn try_store_put(&self, key: &str, value: &str) -> bool {
         self.run_store("put", &[key, value]).status.success()
     }
@@ -297,10 +299,11 @@ impl TestNode {
         self.store("dump", &["--prefix", prefix])
     }
 
-    /// How many addresses pods hold, once what the agent has answered is done: a DEL's release follows its answer.
+    /// How many addresses pods hold, once all answered requests are complete: a DEL's release
+    /// follows its answer.
     pub fn allocated(&self) -> usize {
         if self.agent.is_some() {
-            eventually(PATIENCE, || self.unfinished() == 0);
+            eventually(TIMEOUT, || self.unfinished() == 0);
         }
         let records: Value = serde_json::from_str(&self.store_get("/calico/ipam/v2/assignment/")).unwrap();
         let is_pod =
@@ -344,13 +347,13 @@ impl TestPod {
 // === impl Answer ===
 
 impl Answer {
-    /// The result of a request that has to succeed.
+    /// The result of a request that must succeed.
     pub fn result(&self) -> Value {
         assert_eq!(self.status, 0, "{self:?}");
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The error object of a request that has to fail: one JSON document, nothing else.
+    /// The error object of a request that must fail: one JSON document, nothing else.
     pub fn error(&self) -> Value {
         assert_eq!(self.status, 1, "{self:?}");
         let error: Value =

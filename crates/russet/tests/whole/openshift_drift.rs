@@ -1,5 +1,6 @@
-//! Something else flushes what OpenShift's tenants have in the kernel while every pod sends to every other: it is back within milliseconds, counted and
-//! told, and nothing crosses from tenant to tenant meanwhile, as their receivers see it.
+//! Another program flushes the kernel objects of OpenShift's tenants while every pod sends to every
+//! other: they are restored within milliseconds, counted and reported, and no packet crosses
+//! tenants meanwhile, as the receivers see it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,16 +10,17 @@ use russet_testkit::eventually;
 
 use crate::drift::{drift, inside, quiet, repaired};
 use crate::fabric::Fabric;
-use crate::node::{PATIENCE, TestNode};
+use crate::node::{TIMEOUT, TestNode};
 use crate::openshift_tenants::{Attached, across, agent_args, attach, crossfire, netnamespace, pairs};
 
 /// Pods: blue and red on each of two nodes.
 const PODS: u8 = 4;
-/// The machine of a test is busy; the goal, 50 ms, is what is printed beside it.
+/// The machine of a test is busy; the goal of 50 ms is printed beside the measured time.
 const GAP_MAX: Duration = Duration::from_secs(2);
 
-/// What is done to the second node, the program first, and what has to be repaired then; where nothing has, traffic goes on all the same.
-const HARMS: [(&[&str], Option<&str>); 10] = [
+/// Each change of the second node, the program first, and the expected repair; without one, traffic
+/// goes on all the same.
+const CHANGES: [(&[&str], Option<&str>); 10] = [
     (&["nft", "flush", "ruleset"], Some("sdn_table")),
     (&["nft", "flush", "chain", "ip", "russet-sdn", "leaving"], Some("sdn_table")),
     (&["nft", "flush", "chain", "ip", "russet-sdn", "prerouting"], Some("sdn_table")),
@@ -26,13 +28,14 @@ const HARMS: [(&[&str], Option<&str>); 10] = [
     (&["nft", "flush", "chain", "ip", "russet-sdn", "forward"], Some("sdn_table")),
     (&["ip", "route", "flush", "table", "main", "proto", "116"], Some("sdn_route")),
     (&["ip", "neighbour", "flush", "nud", "permanent"], Some("sdn_neighbour")),
-    // The programs say where packets go, not the entries.
+    // BPF programs decide where packets go, not the entries.
     (&["bridge", "fdb", "flush", "dev", "vxlan-sdn"], None),
     (&["ip", "link", "set", "vxlan-sdn", "down"], Some("sdn_device")),
     (&["ip", "link", "delete", "vxlan-sdn"], Some("sdn_device")),
 ];
 
-/// The longest time between two packets that arrived one after the other, of all pairs that may talk and one of whom is on the second node.
+/// The longest time between two consecutive packets, of all pairs that may talk and one of whom is
+/// on the second node.
 fn longest_gap(arrivals: &[Arrival], from_ns: u64) -> Duration {
     let mut sent: BTreeMap<(u8, u8), Vec<u64>> = BTreeMap::new();
     for arrival in arrivals.iter().filter(|it| it.sent_ns >= from_ns && (it.from / 2 == 1 || it.to / 2 == 1))
@@ -48,7 +51,7 @@ fn longest_gap(arrivals: &[Arrival], from_ns: u64) -> Duration {
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: ip, bridge, nft, etcd, curl"]
-fn whatever_is_flushed_of_openshifts_comes_back_at_once_and_tenants_stay_apart_meanwhile() {
+fn flushed_openshift_objects_are_restored_and_tenants_stay_isolated() {
     let mut fabric = Fabric::new();
     let args = agent_args();
     let mut nodes: Vec<TestNode> = (1..=2).map(|n| fabric.node(&format!("node-{n}"), &args)).collect();
@@ -58,15 +61,15 @@ fn whatever_is_flushed_of_openshifts_comes_back_at_once_and_tenants_stay_apart_m
     let pods: Vec<Attached> =
         nodes.iter_mut().flat_map(|node| [attach(node, "blue"), attach(node, "red")]).collect();
     let node = &nodes[1];
-    eventually(PATIENCE, || nodes.iter().all(quiet));
-    for (harm, kind) in HARMS {
+    eventually(TIMEOUT, || nodes.iter().all(quiet));
+    for (harm, kind) in CHANGES {
         let traffic = crossfire(&pods);
         traffic.flows(&pairs(PODS, false), 0);
         let was = kind.map(|kind| repaired(node, kind));
         let began = traffic.now();
         inside(node, harm[0], &harm[1..]);
-        eventually(PATIENCE, || kind.is_none_or(|kind| Some(repaired(node, kind)) > was));
-        eventually(PATIENCE, || quiet(node));
+        eventually(TIMEOUT, || kind.is_none_or(|kind| Some(repaired(node, kind)) > was));
+        eventually(TIMEOUT, || quiet(node));
         traffic.flows(&pairs(PODS, false), traffic.now());
         let arrivals = traffic.end();
         let gap = longest_gap(&arrivals, began);
@@ -87,7 +90,7 @@ fn whatever_is_flushed_of_openshifts_comes_back_at_once_and_tenants_stay_apart_m
     };
     assert!(repairs.iter().any(|repair| by_nft(&repair) && repair["kinds"]["sdn_table"] == 1), "{report:#}");
     let metrics = inside(node, "curl", &["-sf", "http://127.0.0.1:9471/metrics"]);
-    for kind in HARMS.iter().filter_map(|(_, kind)| *kind) {
+    for kind in CHANGES.iter().filter_map(|(_, kind)| *kind) {
         let line = format!("russet_drift_repairs_total{{kind=\"{kind}\"}}");
         assert!(metrics.contains(&line), "{metrics}");
     }

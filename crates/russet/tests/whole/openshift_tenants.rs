@@ -1,5 +1,6 @@
-//! Two tenants on three nodes, whole: agents in openshift-sdn's place on one etcd, its thin plugin as ours has it, and `russet netnamespace` while every
-//! pod sends to every other. What arrives is judged by when it was sent.
+//! Two tenants on three nodes: agents in place of openshift-sdn on one etcd, Russet's version of
+//! its thin plugin, and `russet netnamespace` while every pod sends to every other. Packets that
+//! arrive are checked against the time when they were sent.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -23,7 +24,7 @@ pub struct Attached {
 }
 
 const NODES: u8 = 3;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const ETCD: &str = "etcd:http://10.77.0.1:2379";
 
 pub fn agent_args() -> Vec<&'static str> {
@@ -32,7 +33,7 @@ pub fn agent_args() -> Vec<&'static str> {
     [&["--interface", "eth0", "--openshift"][..], &pods, &services].concat()
 }
 
-/// What the runtime has the thin plugin do, which is the executable under its name.
+/// Runs a verb of the thin plugin, which is the executable under its name.
 fn verb(node: &TestNode, verb: &str, pod: &TestPod, namespace: &str) -> crate::node::Answer {
     let args = format!(
         "IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={}",
@@ -60,7 +61,7 @@ pub fn attach(node: &mut TestNode, namespace: &str) -> Attached {
     Attached { pod, address: address.split('/').next().unwrap().parse().unwrap() }
 }
 
-/// Runs a verb of `russet netnamespace` and answers with the network ID.
+/// Runs a verb of `russet netnamespace` and returns the network ID.
 #[track_caller]
 pub fn netnamespace(node: &TestNode, args: &[&str]) -> u64 {
     let all = [&["netnamespace"], args, &["-o", "json", "--store", ETCD]].concat();
@@ -70,8 +71,8 @@ pub fn netnamespace(node: &TestNode, args: &[&str]) -> u64 {
     shown["netid"].as_u64().unwrap()
 }
 
-/// The network IDs by which a node judges its pods, in order.
-fn judged(node: &TestNode) -> Vec<u64> {
+/// The network IDs in a node's verdicts of its pods, in order.
+fn verdict_netids(node: &TestNode) -> Vec<u64> {
     let list = ["-j", "list", "map", "ip", "russet-sdn", "netids"];
     let output = node.netns().with(|| Command::new("nft").args(list).output().unwrap()).unwrap();
     let shown: Value = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
@@ -82,7 +83,7 @@ fn judged(node: &TestNode) -> Vec<u64> {
     ids
 }
 
-/// Everybody sends to everybody else.
+/// Every pod sends to every other.
 pub fn crossfire(pods: &[Attached]) -> Crossfire {
     Crossfire::start(pods.iter().map(|attached| (attached.pod.netns_name.as_str(), attached.address)))
 }
@@ -99,7 +100,7 @@ pub fn pairs(pods: u8, open: bool) -> BTreeSet<(u8, u8)> {
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: ip, nft, etcd"]
-fn no_packet_crosses_between_isolated_tenants_while_they_change_under_traffic() {
+fn two_tenants_on_three_nodes_change_under_traffic_and_nothing_crosses_while_isolated() {
     // cni-runtime.md section 6.2, row 51
     let mut fabric = Fabric::new();
     let args = agent_args();
@@ -115,18 +116,18 @@ fn no_packet_crosses_between_isolated_tenants_while_they_change_under_traffic() 
         [("isolate", false), ("join", true), ("isolate", false), ("global", true), ("isolate", false)];
     for (round, (action, open)) in rounds.into_iter().chain(rounds).enumerate() {
         let other: &[&str] = if action == "join" { &["blue"] } else { &[] };
-        // In the second half one agent hears of every change only when it starts again.
-        let asleep = round >= rounds.len();
-        if asleep {
+        // In the second half one agent learns of every change only when it is started again.
+        let stopped = round >= rounds.len();
+        if stopped {
             nodes[1].stop_agent();
         }
         let red = netnamespace(&nodes[1], &[&[action, "red"], other].concat());
-        if asleep {
+        if stopped {
             nodes[1].start_agent();
         }
         let mut wanted = vec![blue, red];
         wanted.sort_unstable();
-        eventually(PATIENCE, || nodes.iter().all(|node| judged(node) == wanted));
+        eventually(TIMEOUT, || nodes.iter().all(|node| verdict_netids(node) == wanted));
         let since = traffic.now();
         traffic.flows(&pairs(NODES * 2, open), since);
         if !open {
@@ -148,5 +149,5 @@ fn no_packet_crosses_between_isolated_tenants_while_they_change_under_traffic() 
         let answer = verb(&nodes[index / 2], "DEL", &pod.pod, namespace);
         assert_eq!(answer.status, 0, "{answer:?}");
     }
-    assert!(nodes.iter().all(|node| judged(node).is_empty()), "no entry is left");
+    assert!(nodes.iter().all(|node| verdict_netids(node).is_empty()), "no entry is left");
 }

@@ -1,4 +1,5 @@
-//! Pings from one pod to another that go on whatever a test does to the programs around them: none may be lost.
+//! Pings from one pod to another that continue whatever a test does to the programs around them:
+//! none may be lost.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -8,19 +9,19 @@ use russet_linux::{NetNs, process};
 use russet_testkit::{eventually, require_tool};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::node::{PATIENCE, TestPod};
+use crate::node::{TIMEOUT, TestPod};
 
 /// Fifty pings a second.
 pub struct Pinging {
     ping: Child,
-    /// What `ping` says, read as it comes: a pipe that is full would stop it.
-    said: std::thread::JoinHandle<String>,
+    /// The output of `ping`, read as it comes: a full pipe would stop it.
+    output: std::thread::JoinHandle<String>,
 }
 
 // === impl Pinging ===
 
 impl Pinging {
-    /// Begins when the address answers.
+    /// Starts when the address answers.
     pub fn start(from: &TestPod, address: &str) -> Self {
         let netns = NetNs::open_named(&from.netns_name).unwrap();
         let command = |args: &[&str]| {
@@ -29,7 +30,7 @@ impl Pinging {
             process::in_netns(&mut ping, &netns).unwrap();
             ping
         };
-        eventually(PATIENCE, || command(&["-c", "1", "-W", "1"]).output().unwrap().status.success());
+        eventually(TIMEOUT, || command(&["-c", "1", "-W", "1"]).output().unwrap().status.success());
         let mut ping = command(&["-n", "-i", "0.02"]).spawn().unwrap();
         let mut stdout = ping.stdout.take().unwrap();
         let read = move || {
@@ -37,16 +38,16 @@ impl Pinging {
             stdout.read_to_string(&mut text).unwrap();
             text
         };
-        Self { ping, said: std::thread::spawn(read) }
+        Self { ping, output: std::thread::spawn(read) }
     }
 
-    /// Ends it; every ping but the last, which may be under way, must have been answered.
+    /// Ends it; every ping but the last, which may be in progress, must have been answered.
     pub fn finish(mut self) {
         kill_process(Pid::from_child(&self.ping), Signal::INT).unwrap();
         self.ping.wait().unwrap();
-        let said = self.said.join().unwrap();
+        let output = self.output.join().unwrap();
         // An ICMP error has a number, too.
-        let replies = said.lines().filter(|line| line.contains(" bytes from "));
+        let replies = output.lines().filter(|line| line.contains(" bytes from "));
         let words = replies.flat_map(str::split_whitespace);
         let numbers = words.filter_map(|word| word.strip_prefix("icmp_seq=")?.parse::<u32>().ok());
         let answered: BTreeSet<u32> = numbers.collect();

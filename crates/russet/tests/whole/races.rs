@@ -1,5 +1,5 @@
-//! What happens while something else happens: a kernel that refuses for a while, records deleted under a running agent, networks whose names resemble
-//! each other.
+//! Concurrent events: a kernel that refuses for a while, records deleted under a running agent,
+//! networks with similar names.
 
 use std::io::{Read as _, Write as _};
 use std::process::Command;
@@ -8,7 +8,7 @@ use russet_store::{Remote, Step, Store};
 use russet_testkit::eventually;
 use serde_json::{Value, json};
 
-use crate::node::{PATIENCE, TestNode};
+use crate::node::{TIMEOUT, TestNode};
 
 const NODE_KEY: &str = "/calico/resources/v3/projectcalico.org/nodes/node-a";
 
@@ -31,7 +31,7 @@ fn underlay(node: &TestNode) {
 fn a_kernel_that_refused_at_first_does_not_keep_the_node_unready() {
     let mut node = TestNode::without_agent(&["--ipv6-pool", "none", "--interface", "up0"]);
     underlay(&node);
-    // It has the port and VNI that the tunnel wants.
+    // It has the port and VNI that the tunnel needs.
     ip(&node, &["link", "add", "vxlan-rival", "type", "vxlan", "id", "4096", "dstport", "4789"]);
     ip(&node, &["link", "set", "vxlan-rival", "up"]);
     let netns = russet_linux::NetNs::open(node.netns().path()).unwrap();
@@ -39,7 +39,7 @@ fn a_kernel_that_refused_at_first_does_not_keep_the_node_unready() {
     let rival = std::thread::spawn(move || {
         let refused =
             || std::fs::read_to_string(&log).is_ok_and(|log| log.contains("the kernel refused a change"));
-        eventually(PATIENCE, refused);
+        eventually(TIMEOUT, refused);
         let delete = || Command::new("ip").args(["link", "del", "vxlan-rival"]).status().unwrap();
         assert!(netns.with(delete).unwrap().success());
     });
@@ -47,7 +47,7 @@ fn a_kernel_that_refused_at_first_does_not_keep_the_node_unready() {
     rival.join().unwrap();
 }
 
-/// The node's record as the store has it; none when there is none.
+/// The node's record in the store, if there is one.
 fn record(node: &TestNode) -> Option<Value> {
     let dump: Value = serde_json::from_str(&node.store_get(NODE_KEY)).unwrap();
     dump["records"].as_array().unwrap().first().map(|record| record["value"].clone())
@@ -63,7 +63,7 @@ fn a_node_whose_record_is_deleted_registers_with_its_tunnel_again() {
     let spec = |record: &Value| record["spec"].clone();
     assert!(before.to_string().contains("ipv4VXLANTunnelAddr"), "{before}");
     delete_record(&node, NODE_KEY);
-    eventually(PATIENCE, || record(&node).is_some_and(|now| spec(&now) == spec(&before)));
+    eventually(TIMEOUT, || record(&node).is_some_and(|now| spec(&now) == spec(&before)));
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn pools_made_one_right_after_another_all_get_their_tunnel() {
     for round in 0..20 {
         node.store_put(&key("other"), &pool("other", &format!("10.{round}.0.0/16"), 26, "Never"));
         node.store_put(&key("six"), &pool("six", "fd00:1::/48", 122, "Always"));
-        eventually(PATIENCE, || {
+        eventually(TIMEOUT, || {
             record(&node).is_some_and(|now| now["spec"]["ipv6VXLANTunnelAddr"].is_string())
         });
         delete_record(&node, &key("six"));
@@ -91,7 +91,7 @@ fn pools_made_one_right_after_another_all_get_their_tunnel() {
     }
 }
 
-/// Deletes a record behind the agent's back, through the store's socket.
+/// Deletes a record without the agent, through the store's socket.
 fn delete_record(node: &TestNode, key: &str) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let socket = node.path("var/lib/russet/store.sock");
@@ -155,13 +155,13 @@ fn pods_are_attached_while_another_process_has_the_health_address() {
         "{answer}"
     );
     drop(squatter);
-    eventually(PATIENCE, || ask().starts_with("HTTP/1.1 200 "));
+    eventually(TIMEOUT, || ask().starts_with("HTTP/1.1 200 "));
     assert!(crate::verbs::get(&node, "/healthz").starts_with("HTTP/1.1 200"));
 }
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn an_edited_pool_is_obeyed_at_once_although_the_agent_remembers() {
+fn an_edited_pool_takes_effect_at_once_despite_the_agents_cache() {
     let mut node = TestNode::start(&["--ipv6-pool", "none"]);
     let pod = node.pod();
     node.add(&pod).result();
@@ -170,7 +170,7 @@ fn an_edited_pool_is_obeyed_at_once_although_the_agent_remembers() {
     let mut pool = dump["records"][0]["value"].clone();
     pool["spec"]["disabled"] = true.into();
     node.store_put(key, &pool.to_string());
-    // The agent would believe what it remembers for 30 s; its watch tells it sooner.
+    // The agent caches pools for 30 s; its watch notifies it sooner.
     let other = node.pod();
     eventually(std::time::Duration::from_secs(10), || {
         let answer = node.add(&other);

@@ -1,4 +1,5 @@
-//! An agent that is killed in the middle of requests: the next one rolls back or forward what it had begun, and pods that run do not notice.
+//! An agent that is killed in the middle of requests: the next one rolls its unfinished operations
+//! back or forward, and running pods are not affected.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -13,20 +14,21 @@ use russet_testkit::{eventually, let_pass, require_tool};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::node::{Answer, PATIENCE, TestNode, TestPod};
+use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
 use crate::pinging::Pinging;
 
 /// More steps of one kind than any request has.
 const STEPS_MAX: usize = 200;
-/// What writes into files, the journal among them, and what talks to the kernel's netlink. Each thread's are counted by themselves.
+/// The system calls that write to files, the journal among them, and to the kernel's netlink. Each
+/// thread's are counted separately.
 const KINDS: [&str; 3] = ["pwrite64", "sendto", "sendmsg"];
 
 /// Kills the agent as it is about to make its `nth` system call of a kind.
-struct Executioner(Child);
+struct SyscallKiller(Child);
 
-// === impl Executioner ===
+// === impl SyscallKiller ===
 
-impl Executioner {
+impl SyscallKiller {
     fn wait_for(agent: u32, kind: &str, nth: usize) -> Self {
         let inject = format!("inject={kind}:signal=SIGKILL:when={nth}");
         let mut command = Command::new(require_tool("strace"));
@@ -35,33 +37,34 @@ impl Executioner {
         let it = Self(command.spawn().unwrap());
         let traced = || {
             let tasks = std::fs::read_dir(format!("/proc/{agent}/task")).unwrap().flatten();
-            // A thread may end between the one look and the other.
+            // A thread may end between the two reads.
             let mut states =
                 tasks.filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
             states.all(|status| !status.contains("TracerPid:\t0\n"))
         };
-        eventually(PATIENCE, traced);
+        eventually(TIMEOUT, traced);
         it
     }
 
-    /// Lets the agent live, unless it comes to that step in this very moment.
-    fn pardon(mut self) {
+    /// Detaches from the agent, unless it reaches that step in this very moment.
+    fn detach(mut self) {
         kill_process(Pid::from_child(&self.0), Signal::INT).unwrap();
-        // Asked to let go of an agent that is just dying, strace waits for its first thread, which the kernel gives back last of all: for ever.
+        // When strace detaches from an agent that is just dying, it waits for its first thread,
+        // which the kernel reaps last: for ever.
         if !self.ends() {
             self.0.kill().unwrap();
         }
         self.0.wait().unwrap();
     }
 
-    /// It has done its work.
+    /// It has killed the agent.
     fn done(mut self) {
         assert!(self.ends(), "the agent refused, and lives");
     }
 
     fn ends(&mut self) -> bool {
         let began = Instant::now();
-        while began.elapsed() < PATIENCE {
+        while began.elapsed() < TIMEOUT {
             if self.0.try_wait().unwrap().is_some() {
                 return true;
             }
@@ -71,15 +74,17 @@ impl Executioner {
     }
 }
 
-/// What became of a request.
+/// The result of a request.
 struct Step<'a> {
     name: &'a str,
-    /// It was answered with success. The agent may have died after that, at work that follows, or before it, at work of its own: then the plugin did it alone.
+    /// The answer was success. The agent may have died after that, during later work, or before it,
+    /// during work of its own: then the plugin worked without it.
     succeeded: bool,
 }
 
-/// Carries `request` out again and again with the agent killed at one step after the other, until it is carried out before the agent comes to that step;
-/// `check` looks after each restart. Tells how often the agent was killed.
+/// Repeats `request` with the agent killed at one step after the other, until it completes before
+/// the agent reaches that step; `check` runs after each restart. Returns how many times the agent
+/// was killed.
 fn killed_at_each_step(
     node: &mut TestNode,
     request: impl Fn(&TestNode) -> Answer,
@@ -89,13 +94,13 @@ fn killed_at_each_step(
     for kind in KINDS {
         for nth in 1..=STEPS_MAX {
             let name = format!("{kind} {nth}");
-            let executioner = Executioner::wait_for(node.agent_pid(), kind, nth);
+            let executioner = SyscallKiller::wait_for(node.agent_pid(), kind, nth);
             let answer = request(node);
             let succeeded = answer.status == 0;
             if succeeded {
-                // A DEL has something left to do.
-                eventually(PATIENCE, || node.has_lost_its_agent() || node.unfinished() == 0);
-                executioner.pardon();
+                // A DEL leaves work to do.
+                eventually(TIMEOUT, || node.has_lost_its_agent() || node.unfinished() == 0);
+                executioner.detach();
             } else {
                 assert_eq!(answer.code(), 11, "{name}: {answer:?}");
                 executioner.done();
@@ -141,14 +146,15 @@ fn an_add_killed_at_any_step_leaves_nothing_and_running_pods_lose_no_packet() {
             if succeeded {
                 assert_eq!(node.del(&new).status, 0, "{step}");
             }
-            // What was taken down waits a moment for its deletion.
-            eventually(PATIENCE, || node.links() == links);
+            // Detached interfaces are deleted a moment later.
+            eventually(TIMEOUT, || node.links() == links);
             assert_eq!(interfaces(&new), ["lo"], "{step}");
             assert_eq!(node.allocated(), 4, "{step}");
             assert_eq!(node.unfinished(), 0, "{step}");
         },
     );
-    // At least: the journal's three records before its end, the store's commit, and the batches of the wiring.
+    // At least: the journal's three records before its end, the store's commit, and the batches of
+    // the wiring.
     assert!(kills > 8, "{kills}");
     assert_eq!(node.add(&new).addresses().len(), 2);
     assert_eq!(journal(&node)["attachments"].as_array().unwrap().len(), 3);
@@ -192,25 +198,27 @@ fn a_del_killed_at_any_step_is_finished_by_the_next_agent_also_when_it_was_answe
         &mut node,
         |node| node.del(&old),
         |node, Step { name: step, succeeded }| {
-            // Killed before a word was written of it: nothing was begun, and the pod is whole.
-            let begun = succeeded || journal(node)["attachments"].as_array().unwrap().len() == 2;
-            carried_out += usize::from(begun);
+            // Killed before anything was recorded: nothing was started, and the pod is complete.
+            let started = succeeded || journal(node)["attachments"].as_array().unwrap().len() == 2;
+            carried_out += usize::from(started);
             answered += usize::from(succeeded);
             assert_eq!(node.unfinished(), 0, "{step}");
-            if begun {
-                eventually(PATIENCE, || node.links().len() == 2);
+            if started {
+                eventually(TIMEOUT, || node.links().len() == 2);
                 assert_eq!((interfaces(&old), node.allocated()), (vec!["lo".to_owned()], 4), "{step}");
             }
             assert_eq!(node.add(&old).addresses().len(), 2, "{step}");
         },
     );
     assert!(kills > 4 && carried_out > 4, "{kills}, {carried_out}");
-    // Beside the last one of each kind, which nobody killed: at the store's commit, and at the journal's last word.
+    // Besides the last run of each kind, in which the agent was not killed: at the store's commit,
+    // and at the journal's last record.
     assert!(answered > KINDS.len() + 1, "{answered}");
     pings.finish();
 }
 
-/// Connections to the agent, also those that it has not accepted; the kernel lists them with the listener's path.
+/// Connections to the agent, also those that it has not accepted; the kernel lists them with the
+/// listener's path.
 fn connections(node: &TestNode) -> usize {
     let list = || std::fs::read_to_string("/proc/thread-self/net/unix").unwrap();
     node.netns().with(list).unwrap().lines().filter(|line| line.ends_with("run/russet/cni.sock")).count() - 1
@@ -221,7 +229,7 @@ fn connections(node: &TestNode) -> usize {
 fn row_64_a_hundred_adds_with_the_agent_killed_in_the_middle_are_told_to_try_again_and_converge() {
     // cni-runtime.md section 6.2, row 64
     const PODS: usize = 100;
-    // The name that plugins have without an agent, too.
+    // The node name of plugins without an agent.
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_lowercase();
     let mut node = TestNode::start(&["--node-name", &name]);
     let pods: Vec<TestPod> = (0..PODS).map(|_| node.pod()).collect();
@@ -232,18 +240,20 @@ fn row_64_a_hundred_adds_with_the_agent_killed_in_the_middle_are_told_to_try_aga
     let first = std::thread::scope(|scope| {
         let node = &node;
         let adds: Vec<_> = pods.iter().map(|pod| scope.spawn(move || node.add(pod))).collect();
-        // In the middle: some have their interfaces, and others are connected to an agent that does nothing more.
-        eventually(PATIENCE, || node.links().len() > 2);
+        // In the middle: some have their interfaces, and others are connected to an agent that has
+        // stopped.
+        eventually(TIMEOUT, || node.links().len() > 2);
         let agent = Pid::from_raw(i32::try_from(agent).unwrap()).unwrap();
         kill_process(agent, Signal::STOP).unwrap();
-        eventually(PATIENCE, || connections(node) > 0);
+        eventually(TIMEOUT, || connections(node) > 0);
         kill_process(agent, Signal::KILL).unwrap();
         adds.into_iter().map(|add| add.join().unwrap()).collect::<Vec<_>>()
     });
     node.wait_for_agents_death();
-    // Whoever came after the death found no agent, and did it alone; whoever was under way is told to try again.
+    // Requests after the agent's death found no agent, and worked directly; those in progress get
+    // the code to try again.
     let failed: Vec<&Answer> = first.iter().filter(|answer| answer.status != 0).collect();
-    assert!(!failed.is_empty(), "nobody was under way");
+    assert!(!failed.is_empty(), "no request was in progress");
     for answer in failed {
         assert_eq!(answer.code(), 11, "{answer:?}");
     }
@@ -263,20 +273,20 @@ fn row_64_a_hundred_adds_with_the_agent_killed_in_the_middle_are_told_to_try_aga
     for pod in &pods {
         assert_eq!(node.del(pod).status, 0);
     }
-    eventually(PATIENCE, || node.links().len() == 2);
+    eventually(TIMEOUT, || node.links().len() == 2);
     assert_eq!(node.allocated(), 4);
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; takes a minute and a half"]
-fn after_a_reboot_what_nobody_has_any_more_is_given_back_after_two_looks() {
+fn after_a_reboot_leaked_addresses_are_released_after_two_checks() {
     // cni-runtime.md appendix A.5, cri-o#4727, plugins#252
     let mut node = TestNode::start(&["--leak-repair", "1h"]);
     let (old, stays) = (node.pod(), node.pod());
     node.add(&old);
     node.stop_agent();
     let_pass(Duration::from_secs(31));
-    // What a reboot takes: links, namespaces' interfaces, and all below /run.
+    // What a reboot removes: links, namespaces' interfaces, and all below /run.
     for link in node.links() {
         russet_testkit::run("ip", &["-n", node.netns_name(), "link", "del", &link]);
     }
@@ -310,13 +320,13 @@ fn the_journal_is_shown_with_and_without_an_agent_and_is_of_no_use_to_others() {
     std::fs::remove_file(node.path("run/russet/journal")).unwrap();
     let none = node.russet(&["journal"]);
     assert!(none.status == 1 && none.stderr.contains("there is no journal at"), "{none:?}");
-    // Without a journal, the kernel's word is taken.
+    // Without a journal, the agent trusts the kernel's state.
     node.start_agent();
     assert_eq!(journal(&node)["attachments"][0]["addresses"], json!(addresses));
     assert_eq!(node.add(&pod).addresses(), addresses);
 }
 
-/// Starts an ADD through the agent that hangs in an IPAM plugin, and gives the process of that one.
+/// Starts an ADD through the agent that hangs in an IPAM plugin, and returns that plugin's process.
 fn hang(node: &TestNode, pod: &TestPod, bin: &Path) -> (Child, Pid) {
     let (plugin, began) = (bin.join("hang"), bin.join("began"));
     std::fs::write(
@@ -333,36 +343,37 @@ fn hang(node: &TestNode, pod: &TestPod, bin: &Path) -> (Child, Pid) {
     russet_linux::process::in_netns(&mut command, node.netns()).unwrap();
     let mut add = command.spawn().unwrap();
     add.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
-    eventually(PATIENCE, || began.exists());
+    eventually(TIMEOUT, || began.exists());
     let pid = std::fs::read_to_string(&began).unwrap().trim().parse().unwrap();
     (add, Pid::from_raw(pid).unwrap())
 }
 
-/// A dead process has no arguments, and neither has one that its parent has not asked for yet.
-fn is_at_work(process: Pid) -> bool {
+/// A dead process has no arguments, and neither has one that its parent has not reaped yet.
+fn is_running(process: Pid) -> bool {
     let arguments = std::fs::read(format!("/proc/{}/cmdline", process.as_raw_nonzero()));
     arguments.is_ok_and(|arguments| !arguments.is_empty())
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; takes 20 s"]
-fn an_agent_that_stops_keeps_the_node_until_nothing_of_it_is_at_work() {
+fn a_stopping_agent_holds_the_nodes_lock_until_its_work_has_ended() {
     let mut node = TestNode::start(&[]);
     let (pod, bin) = (node.pod(), tempfile::tempdir().unwrap());
     let (mut add, plugin) = hang(&node, &pod, bin.path());
     let agent = node.agent_pid();
     kill_process(Pid::from_raw(agent.try_into().unwrap()).unwrap(), Signal::TERM).unwrap();
-    // Whoever gets the node may take down what this agent has begun.
-    let lock = FileLock::exclusive(node.path("run/russet/node.lock"), Instant::now() + PATIENCE * 3).unwrap();
+    // The next holder of the lock may revert this agent's unfinished work.
+    let lock = FileLock::exclusive(node.path("run/russet/node.lock"), Instant::now() + TIMEOUT * 3).unwrap();
     let files = std::fs::read_dir(format!("/proc/{agent}/fd")).map_or(0, Iterator::count);
-    assert_eq!(files, 0, "the agent still has files, and threads at work");
-    // The kernel killed it with the agent's thread; its parent now is whoever takes orphans, and may take a moment.
-    eventually(PATIENCE, || !is_at_work(plugin));
+    assert_eq!(files, 0, "the agent still has files, and running threads");
+    // The kernel killed it with the agent's thread; its parent now is the reaper of orphans, which
+    // may take a moment.
+    eventually(TIMEOUT, || !is_running(plugin));
     node.wait_for_agents_death();
     assert!(!add.wait().unwrap().success());
     drop(lock);
-    // Undone by a plugin that works again.
+    // Reverted by a plugin that works again.
     std::fs::write(bin.path().join("hang"), "#!/bin/sh\n").unwrap();
     node.start_agent();
-    eventually(PATIENCE, || node.unfinished() == 0);
+    eventually(TIMEOUT, || node.unfinished() == 0);
 }

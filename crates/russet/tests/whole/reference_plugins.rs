@@ -1,5 +1,6 @@
-//! The reference plugins' names on real executables: flannel's shipped conflist as a runtime runs it, without an agent and through one, with Debian's Go
-//! plugins in the path and without (flannel.md section 8, docs/plugins.md).
+//! Executables with the reference plugins' names: flannel's shipped conflist as a runtime runs it,
+//! without an agent and through one, with Debian's Go plugins in the path and without (flannel.md
+//! section 8, docs/plugins.md).
 
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
@@ -12,7 +13,7 @@ use russet_runtime::{Attachment, Runtime};
 use russet_testkit as testkit;
 use serde_json::{Value, json};
 
-use crate::node::{Answer, PATIENCE, TestNode, TestPod};
+use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
 
 const GO_PLUGINS: &str = "/usr/lib/cni";
 const ENV: &str =
@@ -58,7 +59,7 @@ fn shipped_conflist_works(ours: &[&str], more: &[&str]) {
         assert_eq!(testkit::ip_json(&["link", "show", "cni0"])[0]["mtu"], 1450);
         let listener = pod.with(|| TcpListener::bind("0.0.0.0:80")).unwrap().unwrap();
         let accepted = std::thread::spawn(move || listener.accept().unwrap().1);
-        let connect = || TcpStream::connect_timeout(&"10.5.29.1:8080".parse().unwrap(), PATIENCE);
+        let connect = || TcpStream::connect_timeout(&"10.5.29.1:8080".parse().unwrap(), TIMEOUT);
         connect().unwrap();
         accepted.join().unwrap();
         for _ in 0..2 {
@@ -111,7 +112,7 @@ pub fn call(node: &TestNode, bin: &Path, name: &str, verb: &str, pod: &TestPod, 
 #[ignore = "kernel: bridge, veth; root; tool: ip"]
 fn an_agent_runs_flannel_bridge_and_host_local_in_one_process_whatever_is_in_the_path() {
     let mut node = TestNode::start(&[]);
-    // As copies, which a plugin that ran them would wait for while they wait for it.
+    // Copies: a plugin that executed them would deadlock with them.
     let bin = tempfile::tempdir().unwrap();
     for name in ["flannel", "bridge", "host-local"] {
         std::fs::copy(env!("CARGO_BIN_EXE_russet"), bin.path().join(name)).unwrap();
@@ -136,7 +137,7 @@ fn an_agent_runs_flannel_bridge_and_host_local_in_one_process_whatever_is_in_the
     assert!(!held.exists());
 }
 
-/// Kills a plugin `after` it was started, if it still runs then.
+/// Kills a plugin `after` its start, if it still runs then.
 fn killed(bin: &Path, name: &str, verb: &str, container: &str, config: &Value, after: std::time::Duration) {
     let mut child = started(bin, name, verb, container, config);
     testkit::let_pass(after);
@@ -177,7 +178,7 @@ fn whenever_a_plugin_is_killed_del_leaves_nothing() {
         for round in 0..24_u32 {
             let container = format!("c{round}");
             NetNs::create_named(&container).unwrap();
-            // From at once to well after the end, whatever the machine's speed.
+            // From immediately to well after the end, whatever the machine's speed.
             let after = std::time::Duration::from_millis(u64::from(round * 8));
             killed(bin.path(), "bridge", "ADD", &container, &bridge, after);
             killed(bin.path(), "portmap", "ADD", &container, &portmap, after);

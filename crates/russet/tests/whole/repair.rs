@@ -1,4 +1,5 @@
-//! `russet ipam repair`, and the agent's own: leaks of every kind go, and nothing that lives loses its address (projectcalico/calico#5044 and #12257).
+//! `russet ipam repair`, and the agent's periodic repair: leaks of every kind are released, and no
+//! live pod loses its address (USERS.md pain 1; calico#5044, #12257).
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,14 +13,14 @@ use russet_store::{Remote, Store};
 use russet_testkit::eventually;
 use serde_json::{Value, json};
 
-use crate::node::{Answer, PATIENCE, TestNode, TestPod};
+use crate::node::{Answer, TIMEOUT, TestNode, TestPod};
 
 const OLD: &str = "2026-01-02 03:04:05.678901234 +0000 UTC";
 const IPAM: &str = "/calico/ipam/v2";
 const ENDPOINTS: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints";
 
-/// Arguments of an agent whose pool is no other test's, since namespaces of other tests are on this machine, too, and is one block, so that what is
-/// planted is beside it.
+/// Arguments of an agent whose pool no other test has, since namespaces of other tests are on this
+/// machine, too, and is one block, so that the given records are beside it.
 fn args<'a>(pool: &'a str, leak_repair: &'a str) -> [&'a str; 10] {
     [
         "--ipv4-pool",
@@ -75,7 +76,7 @@ fn with_outcome(report: &Value, outcome: &str) -> Vec<String> {
     found
 }
 
-/// A block of node-a's whose first ordinals have these owners, with its claim and a handle for each.
+/// A block of node-a whose first ordinals have these owners, with its claim and a handle for each.
 fn plant_block(node: &TestNode, cidr: &str, owners: &[Value]) {
     let cells: Vec<Value> = (0..64).map(|i| if i < owners.len() { json!(i) } else { Value::Null }).collect();
     let numbers: serde_json::Map<String, Value> =
@@ -103,7 +104,7 @@ fn plant_handle(node: &TestNode, name: &str, blocks: &Value) {
     );
 }
 
-/// What a Go peer stores beside an address: no interface.
+/// The attributes that a Go peer stores for an address: no interface.
 fn gos(handle: &str, more: Value) -> Value {
     let mut secondary = json!({"namespace": "default", "node": "node-a", "pod": "web-0", "timestamp": OLD});
     secondary.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -132,11 +133,11 @@ fn wire_as_go_calico_does(node: &TestNode, pod: &TestPod, host: &str, address: &
         .unwrap();
 }
 
-/// A repair that has found `address` leaked once and waits for its second look.
-fn second_look(node: &TestNode, address: &str) -> Child {
+/// A repair that has found `address` leaked once and waits for its second check.
+fn until_second_check(node: &TestNode, address: &str) -> Child {
     const GRACE: &str = "6s";
-    // Once it is old enough, it looks leaked.
-    eventually(PATIENCE, || {
+    // Once it is old enough, it counts as leaked.
+    eventually(TIMEOUT, || {
         let dry = repair(node, &["--grace", GRACE, "-o", "json", "--dry-run"]);
         with_outcome(&report(&dry), "leaked").contains(&address.to_owned())
     });
@@ -144,7 +145,7 @@ fn second_look(node: &TestNode, address: &str) -> Child {
     let before = looks();
     let mut running = command(node, &["--grace", GRACE, "-o", "json"]);
     let running = running.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    eventually(PATIENCE, || looks() > before);
+    eventually(TIMEOUT, || looks() > before);
     running
 }
 
@@ -160,7 +161,7 @@ fn dump(node: &TestNode) -> String {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn leaks_of_every_kind_go_and_whatever_lives_stays() {
+fn leaks_of_every_kind_are_released_and_live_addresses_stay() {
     let mut node = TestNode::start(&args("10.231.0.64/26", "off"));
     let (one, two, go) = (node.pod(), node.pod(), node.pod());
     wire_as_go_calico_does(&node, &go, "cali0123456789a", "10.231.0.64");
@@ -184,7 +185,7 @@ fn leaks_of_every_kind_go_and_whatever_lives_stays() {
             json!({"handle_id": "testnet.ourleak", "secondary": {"node": "node-a", "interface": "eth0", "timestamp": OLD}}),
         ],
     );
-    // Our pods live in the same block.
+    // Our pods use the same block.
     let addresses = [&one, &two].map(|pod| node.add(pod).addresses()[0].clone());
     plant_handle(&node, "k8s-pod-network.orphan", &json!({"10.231.0.64/26": 1}));
     plant_handle(&node, "k8s-pod-network.golive", &json!({"10.231.0.64/26": 1, "10.231.0.192/26": 4}));
@@ -226,16 +227,16 @@ fn leaks_of_every_kind_go_and_whatever_lives_stays() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn what_changes_between_the_looks_is_left_alone() {
+fn changes_between_the_two_checks_prevent_the_release() {
     let mut node = TestNode::start(&args("10.232.0.0/26", "off"));
     let pod = node.pod();
     let address = node.add(&pod).addresses()[0].clone();
     plant_block(&node, "10.232.0.64/26", &[gos("k8s-pod-network.retaken", json!({}))]);
-    // The pod's wiring is gone, its address is not: a leak, until its runtime asks for the pod once more.
+    // The pod's wiring is gone, its address is not: a leak, until its runtime repeats the ADD.
     for link in node.links() {
         ip(&node, &["link", "del", &link]);
     }
-    let running = second_look(&node, &address);
+    let running = until_second_check(&node, &address);
     assert_eq!(node.add(&pod).addresses(), std::slice::from_ref(&address), "it has its old address again");
     let block = format!("{IPAM}/assignment/ipv4/block/10.232.0.64-26");
     let records: Value = serde_json::from_str(&node.store_get(&block)).unwrap();
@@ -253,15 +254,15 @@ fn what_changes_between_the_looks_is_left_alone() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn a_container_that_is_asked_for_between_the_looks_keeps_its_address() {
+fn a_request_for_a_container_between_the_checks_keeps_its_address() {
     let mut node = TestNode::start(&args("10.233.0.0/26", "off"));
     let pod = node.pod();
     let address = node.add(&pod).addresses()[0].clone();
     for link in node.links() {
         ip(&node, &["link", "del", &link]);
     }
-    let running = second_look(&node, &address);
-    // CHECK wires nothing and fails, but somebody is at work on the container.
+    let running = until_second_check(&node, &address);
+    // CHECK wires nothing and fails, but it proves that a runtime uses the container.
     assert_ne!(node.verb("CHECK", &pod, "eth0", json!({})).status, 0);
     let report = report(&running.wait_with_output().unwrap().into());
     assert_eq!(with_outcome(&report, "alive"), [address], "{report}");
@@ -294,7 +295,7 @@ fn evidence_that_cannot_be_read_ends_the_repair() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn addresses_of_nodes_without_a_record_go_when_that_is_asked_for() {
+fn addresses_of_nodes_without_a_record_are_released_on_request() {
     let node = TestNode::start(&args("10.237.0.0/26", "off"));
     plant_block(
         &node,
@@ -311,7 +312,7 @@ fn addresses_of_nodes_without_a_record_go_when_that_is_asked_for() {
     assert_eq!(with_outcome(&report(&answer), "released"), ["10.237.0.65"], "{answer:?}");
     let after = dump(&node);
     assert!(after.contains(".here") && after.contains(".named") && !after.contains(".gone"), "{after}");
-    // Once it has a record, it is for its own agent to judge.
+    // A node with a record is repaired by its own agent.
     node.store_put(
         "/calico/resources/v3/projectcalico.org/nodes/node-b",
         r#"{"kind":"Node","metadata":{"name":"node-b"},"spec":{}}"#,
@@ -329,7 +330,7 @@ fn the_agent_repairs_by_itself_and_counts_what_it_did() {
     let address = node.add(&two).addresses()[0].clone();
     plant_block(&node, "10.235.0.64/26", &[gos("k8s-pod-network.goleak", json!({}))]);
     plant_handle(&node, "k8s-pod-network.orphan", &json!({"10.235.0.64/26": 1}));
-    eventually(PATIENCE, || !dump(&node).contains("k8s-pod-network"));
+    eventually(TIMEOUT, || !dump(&node).contains("k8s-pod-network"));
     let metrics = node.netns().with(metrics).unwrap();
     for line in
         ["russet_ipam_repaired_total{kind=\"address\"} 1", "russet_ipam_repaired_total{kind=\"handle\"} 1"]
@@ -349,7 +350,7 @@ fn metrics() -> String {
     text
 }
 
-/// A store of its own process, as several nodes on one machine share it.
+/// A store in a process of its own, as several nodes on one machine share it.
 struct StoreProcess {
     dir: tempfile::TempDir,
     child: Child,
@@ -362,7 +363,7 @@ impl StoreProcess {
         command.args(["store", "serve", "--root"]).arg(dir.path()).stdin(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().unwrap();
         let store = Self { dir, child };
-        eventually(PATIENCE, || UnixStream::connect(store.socket()).is_ok());
+        eventually(TIMEOUT, || UnixStream::connect(store.socket()).is_ok());
         store
     }
 
@@ -378,7 +379,8 @@ impl Drop for StoreProcess {
     }
 }
 
-/// Carries a plugin's talk with the store, until the store holds `key`: then the plugin is killed, and never sees the answer.
+/// Forwards a plugin's connection to the store until the store has `key`: then kills the plugin,
+/// which never gets the answer.
 fn kill_once_stored(listen: &Path, store: PathBuf, key: String, pid: Receiver<u32>) {
     let listener = UnixListener::bind(listen).unwrap();
     std::thread::spawn(move || {
@@ -428,8 +430,8 @@ fn without_an_agent_a_plugin_killed_between_address_and_wiring_is_repaired_after
     let address = node.add(&two).addresses()[0].clone();
     let links = node.links();
 
-    let (tell, told) = channel();
-    kill_once_stored(&proxy, store.socket(), format!("{IPAM}/handle/testnet.{}", killed.container), told);
+    let (sender, receiver) = channel();
+    kill_once_stored(&proxy, store.socket(), format!("{IPAM}/handle/testnet.{}", killed.container), receiver);
     let text = std::fs::read_to_string(node.path("etc/russet/russet.toml")).unwrap();
     let through = text.replace(&store.socket().display().to_string(), &proxy.display().to_string());
     std::fs::write(node.path("etc/russet/russet.toml"), through).unwrap();
@@ -441,14 +443,14 @@ fn without_an_agent_a_plugin_killed_between_address_and_wiring_is_repaired_after
         .env("CNI_IFNAME", "eth0");
     process::in_netns(&mut plugin, node.netns()).unwrap();
     let mut plugin = plugin.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    tell.send(plugin.id()).unwrap();
+    sender.send(plugin.id()).unwrap();
     plugin.stdin.take().unwrap().write_all(node.config(json!({})).to_string().as_bytes()).unwrap();
     let status = plugin.wait().unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{status}");
     std::fs::write(node.path("etc/russet/russet.toml"), text).unwrap();
     assert_eq!((node.allocated(), node.links()), (3, links));
 
-    eventually(PATIENCE, || {
+    eventually(TIMEOUT, || {
         let answer = repair(&node, &["--grace", "1s", "-o", "json"]);
         assert_eq!(answer.status, 0, "{answer:?}");
         let released = with_outcome(&report(&answer), "released");

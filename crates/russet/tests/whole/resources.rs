@@ -30,7 +30,7 @@ items:
 - {apiVersion: projectcalico.org/v3, kind: IPReservation, metadata: {name: gateways}, spec: {reservedCIDRs: [10.20.0.1]}}
 ";
 
-/// A directory whose store the verbs work on.
+/// A directory with the store of the verbs.
 struct Store {
     root: TempDir,
 }
@@ -42,7 +42,7 @@ impl Store {
         Self { root: tempfile::tempdir().unwrap() }
     }
 
-    /// With what `text` says.
+    /// A store with the resources of `text`.
     fn with(text: &str) -> Self {
         let store = Self::empty();
         let answer = store.apply(text);
@@ -55,7 +55,7 @@ impl Store {
         command.args(args).arg("--root").arg(self.root.path()).env_remove("RUSSET_STORE");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // Whoever refuses its arguments reads no input.
+        // A verb that refuses its arguments reads no input.
         let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
         child.wait_with_output().unwrap().into()
     }
@@ -64,14 +64,14 @@ impl Store {
         self.run_with(args, "")
     }
 
-    /// The output of a verb that has to succeed.
+    /// The output of a verb that must succeed.
     fn good(&self, args: &[&str]) -> String {
         let answer = self.run(args);
         assert_eq!(answer.status, 0, "{answer:?}");
         answer.stdout
     }
 
-    /// What a verb that has to fail says.
+    /// The error of a verb that must fail.
     fn bad(&self, args: &[&str]) -> String {
         let answer = self.run(args);
         assert_eq!(answer.status, 1, "{answer:?}");
@@ -82,7 +82,7 @@ impl Store {
         self.run_with(&["apply", "-f", "-"], text)
     }
 
-    /// Why a text is refused.
+    /// The reason for which a text is refused.
     fn refusal(&self, text: &str) -> String {
         let answer = self.apply(text);
         assert_eq!(answer.status, 1, "{answer:?}");
@@ -104,7 +104,7 @@ impl Store {
         dump["records"].as_array().unwrap().len()
     }
 
-    /// A block of `node` with one address, as its agent leaves it, in pool 10.20.0.0/16.
+    /// A block of `node` with one address, as its agent writes it, in pool 10.20.0.0/16.
     fn occupy(&self, node: &str) {
         self.put(
             "/calico/ipam/v2/assignment/ipv4/block/10.20.0.0-26",
@@ -126,7 +126,7 @@ impl Store {
 }
 
 #[test]
-fn what_is_applied_is_shown_with_calicos_defaults() {
+fn applied_resources_have_calicos_defaults() {
     let store = Store::empty();
     let answer = store.apply(POOLS);
     assert_eq!(
@@ -158,7 +158,7 @@ fn what_is_applied_is_shown_with_calicos_defaults() {
 }
 
 #[test]
-fn what_is_shown_can_be_applied_again_and_changes_nothing() {
+fn output_of_get_can_be_applied_without_a_change() {
     let store = Store::with(POOLS);
     for format in ["yaml", "json"] {
         let shown = store.good(&["get", "pools", "-o", format]);
@@ -170,7 +170,7 @@ fn what_is_shown_can_be_applied_again_and_changes_nothing() {
 }
 
 #[test]
-fn what_is_exported_can_be_applied_to_another_store() {
+fn exported_resources_can_be_applied_to_another_store() {
     let store = Store::with(POOLS);
     let pools = store.good(&["get", "pools", "-o", "yaml", "--export"]);
     assert!(!pools.contains("uid") && !pools.contains("resourceVersion"), "{pools}");
@@ -185,7 +185,7 @@ fn what_is_exported_can_be_applied_to_another_store() {
 }
 
 #[test]
-fn a_change_needs_no_version_and_with_one_nobody_else_is_overwritten() {
+fn a_change_with_a_version_does_not_overwrite_another_clients_change() {
     let store = Store::with(POOLS);
     let first = store.good(&["get", "pool", "blue", "-o", "yaml"]);
     let disabled = POOLS.replace("natOutgoing: true", "natOutgoing: true\n  disabled: true");
@@ -209,7 +209,7 @@ fn a_change_needs_no_version_and_with_one_nobody_else_is_overwritten() {
 }
 
 #[test]
-fn one_mistake_in_the_files_and_nothing_at_all_is_written() {
+fn one_mistake_in_the_files_prevents_every_write() {
     let store = Store::with(POOLS);
     let reservation = "---\n{apiVersion: projectcalico.org/v3, kind: IPReservation, metadata: {name: other}, spec: {reservedCidrs: []}}\n";
     let changed = POOLS.replace("natOutgoing: true", "natOutgoing: false");
@@ -282,7 +282,7 @@ fn a_dry_run_says_what_would_happen_and_does_nothing() {
 }
 
 #[test]
-fn a_file_that_keeps_silent_does_not_erase_a_nodes_tunnel() {
+fn a_file_without_tunnel_members_does_not_erase_a_nodes_tunnel() {
     // calico-cni.md section 4.6
     let store = Store::with(POOLS);
     let node = json!({ "kind": "Node", "apiVersion": "projectcalico.org/v3",
@@ -304,7 +304,7 @@ fn a_file_that_keeps_silent_does_not_erase_a_nodes_tunnel() {
 }
 
 #[test]
-fn what_newer_releases_stored_outlives_an_older_file() {
+fn members_of_newer_releases_survive_an_older_file() {
     // calico-ipam.md section 1.10
     let store = Store::with(POOLS);
     let mut pool = store.json(&["get", "pool", "blue"]);
@@ -322,7 +322,7 @@ fn what_newer_releases_stored_outlives_an_older_file() {
 }
 
 #[test]
-fn writers_at_once_lose_nothing() {
+fn concurrent_writers_lose_no_change() {
     let store = Store::with(POOLS);
     let text = |zone: usize| {
         format!(
@@ -516,7 +516,7 @@ fn resources_of_other_programs_in_a_file_are_skipped_on_request() {
 }
 
 #[test]
-fn verbs_and_kinds_of_kubectl_and_calicoctl_lead_to_russets() {
+fn verbs_and_kinds_of_kubectl_and_calicoctl_get_a_hint() {
     let store = Store::empty();
     for (args, words) in [
         (&["status"][..], "russet drift"),
@@ -536,7 +536,7 @@ fn a_node_with_tunnel_addresses_is_deleted_at_the_first_attempt() {
     let node = "---\n{apiVersion: projectcalico.org/v3, kind: Node, metadata: {name: n1}, spec: {bgp: {ipv4Address: 10.0.0.1/24}}}\n";
     assert_eq!(store.apply(node).status, 0);
     store.occupy("n1");
-    // Its VXLAN device's address, and one of IPIP beside it, for which there is no handle's record.
+    // Its VXLAN device's address, and one of IPIP beside it, which has no handle record.
     let block = "/calico/ipam/v2/assignment/ipv4/block/10.20.0.0-26";
     let mut value = serde_json::from_str::<Value>(&store.good(&["store", "dump", "--prefix", block]))
         .unwrap()["records"][0]["value"]
@@ -563,7 +563,7 @@ fn a_node_with_tunnel_addresses_is_deleted_at_the_first_attempt() {
 }
 
 #[test]
-fn what_cannot_be_read_is_passed_over_and_told() {
+fn unreadable_records_are_skipped_with_a_warning() {
     let store = Store::with(POOLS);
     store.put("/calico/resources/v3/projectcalico.org/ippools/broken", &json!({ "kind": "IPPool" }));
     let answer = store.run(&["get", "pools"]);

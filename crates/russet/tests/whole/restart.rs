@@ -1,4 +1,5 @@
-//! What survives a restart: connections live on while agents are killed and the store's owner stands still.
+//! What survives a restart: connections continue while agents are killed and the store's owner is
+//! stopped.
 
 use std::io::Write;
 use std::net::IpAddr;
@@ -12,9 +13,9 @@ use serde_json::{Value, json};
 
 use crate::conversation::Conversation;
 use crate::host::{HostState, Russet, demo_turn};
-use crate::node::{Answer, PATIENCE};
+use crate::node::{Answer, TIMEOUT};
 
-/// How long the store's owner stands still.
+/// How long the store's owner is stopped.
 const STORE_STOPPED: Duration = Duration::from_secs(30);
 
 fn conversation(from: &Value, to: &Value, family: usize) -> Conversation {
@@ -22,7 +23,7 @@ fn conversation(from: &Value, to: &Value, family: usize) -> Conversation {
     Conversation::start(&netns(from), &netns(to), to["ips"][family].as_str().unwrap(), Duration::ZERO)
 }
 
-/// A process of the demo, started again as it was.
+/// A process of the demo, restarted with the same arguments.
 struct Agent {
     pid: u32,
     node: NetNs,
@@ -86,7 +87,7 @@ fn store_pid() -> u32 {
 
 #[test]
 #[ignore = "root: makes network namespaces; takes 40 s"]
-fn connections_outlive_every_agent_and_a_store_that_stands_still() {
+fn connections_survive_every_agents_death_and_a_stopped_store() {
     let _turn = demo_turn();
     let before = HostState::now();
     let report = Russet::demo(&["--keep"]).json();
@@ -99,7 +100,7 @@ fn connections_outlive_every_agent_and_a_store_that_stands_still() {
     conversations.iter().for_each(Conversation::assert_alive);
     let mut restarted: Vec<_> = agents.iter().map(Agent::restart).collect();
     for node in ["n1", "n2", "n3"] {
-        eventually(PATIENCE, || plugin(node, "STATUS", "", "").status == 0);
+        eventually(TIMEOUT, || plugin(node, "STATUS", "", "").status == 0);
     }
     conversations.iter().for_each(Conversation::assert_alive);
 
@@ -107,13 +108,13 @@ fn connections_outlive_every_agent_and_a_store_that_stands_still() {
     kill_process(store, Signal::STOP).unwrap();
     let stopped = Instant::now();
     NetNs::create_named("rsdemo-late").unwrap();
-    // An ADD meanwhile is told to try again, and leaves nothing.
+    // An ADD meanwhile gets the code to try again, and leaves nothing.
     assert_eq!(plugin("n1", "ADD", "late", "/run/netns/rsdemo-late").code(), 11);
     while stopped.elapsed() < STORE_STOPPED {
         conversations.iter().for_each(Conversation::assert_alive);
     }
     kill_process(store, Signal::CONT).unwrap();
-    eventually(PATIENCE, || plugin("n1", "ADD", "late", "/run/netns/rsdemo-late").status == 0);
+    eventually(TIMEOUT, || plugin("n1", "ADD", "late", "/run/netns/rsdemo-late").status == 0);
     let late = plugin("n1", "ADD", "late", "/run/netns/rsdemo-late").addresses();
     let target: IpAddr = late[0].parse().unwrap();
     let ping = ["netns", "exec", "rsdemo-n3-p1", "ping", "-c", "1", "-W", "2", &target.to_string()];

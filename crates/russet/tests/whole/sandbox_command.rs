@@ -1,4 +1,4 @@
-//! `russet sandbox`: pods from manifests on a node with our agent, and host programs inside them.
+//! `russet sandbox`: pods from manifests on a node with an agent, and host programs inside them.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -8,9 +8,9 @@ use russet_linux::{FileLock, process};
 use russet_testkit::eventually;
 use serde_json::{Value, json};
 
-use crate::node::{Answer, PATIENCE, TestNode};
+use crate::node::{Answer, TIMEOUT, TestNode};
 
-/// A node with a network of ours, on which pods are made by the command alone.
+/// A node with a Russet network, on which only the command makes pods.
 pub struct Host {
     pub node: TestNode,
 }
@@ -34,7 +34,7 @@ const DB: &str =
 impl Host {
     pub fn new() -> Self {
         let node = TestNode::start(&[]);
-        // There are no executables of plugins: ours needs none.
+        // There are no plugin executables: Russet's plugin needs none.
         let conf = node.path("etc/cni/net.d");
         std::fs::create_dir_all(&conf).unwrap();
         let mut plugin = node.config(json!({}));
@@ -52,7 +52,7 @@ impl Host {
         path
     }
 
-    /// `russet sandbox` in the node's network, with everything where it is by default.
+    /// `russet sandbox` in the node's network, with the default directories.
     pub fn sandbox<A: AsRef<std::ffi::OsStr>>(&self, args: &[A]) -> Answer {
         self.command(args).output().unwrap().into()
     }
@@ -71,7 +71,7 @@ impl Host {
         self.sandbox(&args).result()
     }
 
-    /// What a program inside a pod says; it has to succeed.
+    /// The output of a program inside a pod, which must succeed.
     pub fn exec(&self, pod: &str, program: &[&str]) -> String {
         let args: Vec<&str> = ["exec", pod, "--"].iter().chain(program).copied().collect();
         let answer = self.sandbox(&args);
@@ -79,7 +79,7 @@ impl Host {
         answer.stdout
     }
 
-    /// What is left of pods: files, mounts and processes, by name.
+    /// Leftovers of pods: files, mounts and processes, by name.
     pub fn left(&self) -> Vec<String> {
         let mut left = Vec::new();
         for dir in [
@@ -101,7 +101,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // Only a test that failed has any left.
+        // Only a failed test has any left.
         let answer = self.sandbox(&["rm", "--all"]);
         let netns = self.node.path("run/russet/sandbox/netns");
         let _ = rustix::mount::unmount(&netns, rustix::mount::UnmountFlags::DETACH);
@@ -109,7 +109,7 @@ impl Drop for Host {
     }
 }
 
-/// The first address of a pod as `russet sandbox` tells of it.
+/// The first address of a pod in the output of `russet sandbox`.
 pub fn address(pod: &Value) -> &str {
     pod["addresses"][0].as_str().unwrap_or_else(|| panic!("{pod}"))
 }
@@ -122,7 +122,7 @@ fn process_lives(pod: &Value) -> bool {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn a_command_that_waits_for_another_says_for_which() {
+fn a_command_that_waits_for_another_names_it() {
     let host = Host::new();
     let dir = host.node.path("run/russet/sandbox");
     std::fs::create_dir_all(&dir).unwrap();
@@ -171,7 +171,7 @@ fn two_pods_from_manifests_reach_each_other_and_rm_leaves_nothing() {
     );
     assert_eq!(host.sandbox(&["rm", "--all"]).status, 0);
     assert_eq!(host.left(), [""; 0]);
-    eventually(PATIENCE, || host.node.links().is_empty());
+    eventually(TIMEOUT, || host.node.links().is_empty());
     host.node.stop_agent();
     assert_eq!(host.node.allocated(), 0);
 }
@@ -218,11 +218,11 @@ fn a_pod_that_runs_keeps_its_name_until_it_is_replaced_or_has_died() {
     let second = host.run(&manifest, &["--replace"]);
     assert_ne!(first["id"], second["id"]);
     assert!(!process_lives(&first) && process_lives(&second));
-    // What the OOM killer does.
+    // The signal of the OOM killer.
     let pid =
         rustix::process::Pid::from_raw(i32::try_from(second["pid"].as_u64().unwrap()).unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    eventually(PATIENCE, || !process_lives(&second));
+    eventually(TIMEOUT, || !process_lives(&second));
     assert_eq!(host.sandbox(&["exec", "web", "true"]).status, 1, "it does not run");
     let third = host.run(&manifest, &[]);
     assert!(process_lives(&third));
@@ -250,7 +250,7 @@ fn a_manifest_that_is_wrong_or_a_host_without_a_network_leaves_nothing() {
     let node = host.node.netns().id().inode.to_string();
     assert_eq!(host.exec("db", &["stat", "-Lc", "%i", "/proc/self/ns/net"]).trim(), node);
     assert_eq!(host.sandbox(&["rm", "db"]).status, 0);
-    // No pod had a network, so that there is no directory of results.
+    // No pod had a network, so there is no directory of results.
     std::fs::create_dir_all(host.node.path("var/lib/cni/results")).unwrap();
     std::fs::create_dir_all(host.node.path("run/russet/sandbox/netns")).unwrap();
     assert_eq!(host.left(), [""; 0]);
@@ -258,7 +258,7 @@ fn a_manifest_that_is_wrong_or_a_host_without_a_network_leaves_nothing() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn without_a_network_a_pod_is_refused_with_what_to_run() {
+fn without_a_network_a_pod_is_refused_with_a_remedy() {
     let host = Host::new();
     let web = host.manifest("web.yaml", WEB);
     std::fs::remove_file(host.node.path("etc/cni/net.d/10-testnet.conflist")).unwrap();
@@ -277,7 +277,7 @@ fn plugins_are_looked_for_in_the_directory_of_the_networks_vendor() {
     let host = Host::new();
     let vendor = host.node.path("vendors/opt/russet/bin");
     std::fs::create_dir_all(&vendor).unwrap();
-    // It hands on the result of the plugin before it.
+    // It passes on the result of the plugin before it.
     let script = "#!/usr/bin/python3\nimport json, os, sys\nprevious = json.load(sys.stdin).get('prevResult')\nif os.environ['CNI_COMMAND'] == 'ADD': print(json.dumps(previous))\n";
     std::fs::write(vendor.join("vendors-own"), script).unwrap();
     std::fs::set_permissions(vendor.join("vendors-own"), std::fs::Permissions::from_mode(0o755)).unwrap();

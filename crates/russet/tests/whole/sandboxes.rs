@@ -1,4 +1,4 @@
-//! Pods as containerd makes them, on one node, with the native plugin.
+//! Pods made by containerd, on one node, with the native plugin.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
@@ -12,10 +12,10 @@ use serde_json::json;
 use crate::containerd::Containerd;
 use crate::node::TestNode;
 
-/// Pods at once.
+/// Concurrent pods.
 const PODS: usize = 20;
 
-/// Whether a packet gets from one sandbox to an address and back.
+/// Whether an address answers a ping from a sandbox.
 pub fn pings(from: &Sandbox, address: &str) -> bool {
     let mut ping = Command::new("ping");
     ping.args(["-c", "1", "-W", "2", address]).stdout(Stdio::null()).stderr(Stdio::null());
@@ -26,7 +26,7 @@ pub fn pings(from: &Sandbox, address: &str) -> bool {
 #[ignore = "root: makes network namespaces; tool: containerd, runc, busybox, ctr, ping"]
 fn twenty_pods_of_containerd_at_once_reach_each_other_and_leave_nothing() {
     let mut node = TestNode::start(&[]);
-    // Debian's containerd 1.6 knows versions up to 1.0.0.
+    // Debian's containerd 1.6 supports versions up to 1.0.0.
     let conflist = json!({"cniVersion": "1.0.0", "name": "testnet", "plugins": [{"type": "russet"}]});
     let containerd = Containerd::start(&node, &conflist);
     let pods: Vec<Pod> = (0..PODS).map(|n| Pod::named(&format!("web-{n}"))).collect();

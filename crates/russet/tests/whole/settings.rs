@@ -1,4 +1,5 @@
-//! One node, one store: what an agent was set up with holds for plugins without it and for commands, wherever the agent had it from.
+//! One node, one store: an agent's settings apply to plugins without it and to commands, whatever
+//! their source was.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -8,13 +9,13 @@ use russet_testkit::eventually;
 
 use crate::configured::Configured;
 use crate::fabric::Fabric;
-use crate::node::{Answer, PATIENCE, TestNode};
+use crate::node::{Answer, TIMEOUT, TestNode};
 
 const STORE: &str = "etcd:http://10.77.0.1:2379";
-/// Which no other test's pods have: repairs look at all namespaces of the machine.
+/// A pool that no other test's pods have: repairs read all namespaces of the machine.
 const POOL: &str = "10.246.0.0/24";
 
-/// One that ought to end by itself.
+/// An agent that should end by itself.
 struct Agent(Child);
 
 impl Drop for Agent {
@@ -24,7 +25,7 @@ impl Drop for Agent {
     }
 }
 
-/// Runs a verb with these variables and no others.
+/// Runs a verb with only these variables.
 fn russet(root: &std::path::Path, args: &[&str], variables: &[(&str, &str)]) -> Answer {
     let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
     command.args(args).arg("--root").arg(root).env_clear().envs(variables.iter().copied());
@@ -63,7 +64,7 @@ fn without_its_agent(how: Configured) {
     assert_eq!(node.add(&three).code(), 11, "no etcd, no address");
     assert!(!node.path("var/lib/russet/store.redb").exists(), "the plugin fell back to a store of its own");
     fabric.start_etcd();
-    eventually(PATIENCE, || fabric.etcd_serves());
+    eventually(TIMEOUT, || fabric.etcd_serves());
     for pod in [&one, &two, &three] {
         assert_eq!(node.del(pod).status, 0);
     }
@@ -134,7 +135,7 @@ fn without_the_agent_and_its_records_no_store_is_guessed() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn an_agent_that_looks_elsewhere_than_the_last_one_says_so_and_warns_of_pods() {
+fn an_agent_with_another_store_than_the_last_logs_it_and_warns_of_pods() {
     let mut node = TestNode::start(&["--node-name", "old", "--ipv4-pool", POOL, "--ipv6-pool", "none"]);
     let pod = node.pod();
     assert_eq!(node.add(&pod).status, 0);
@@ -149,13 +150,13 @@ fn an_agent_that_looks_elsewhere_than_the_last_one_says_so_and_warns_of_pods() {
 }
 
 #[test]
-fn a_verb_that_looks_leaves_no_store_behind_and_says_where_it_looked() {
+fn a_reading_verb_creates_no_store_and_names_the_one_it_looked_for() {
     let root = tempfile::tempdir().unwrap();
     let looked = russet(root.path(), &["ipam", "show"], &[]);
     assert!(looked.status == 1 && looked.stderr.contains("there is no store at"), "{looked:?}");
     assert!(looked.stderr.contains("(default)"), "{looked:?}");
     assert!(!root.path().join("var").exists(), "a state directory was made");
-    // A state directory alone is no store.
+    // A state directory alone is not a store.
     std::fs::create_dir_all(root.path().join("var/lib/russet")).unwrap();
     for args in [&["ipam", "show"][..], &["get", "ippools"], &["store", "dump"], &["netnamespace", "list"]] {
         let looked = russet(root.path(), args, &[]);
@@ -187,7 +188,7 @@ fn a_verb_uses_its_flag_its_variable_and_the_agents_record_in_this_order() {
 }
 
 #[test]
-fn where_nothing_else_names_a_store_calicoctls_configuration_does() {
+fn calicoctls_configuration_is_the_last_source_of_the_store() {
     let root = tempfile::tempdir().unwrap();
     let variables = [("ETCD_ENDPOINTS", "http://127.0.0.1:1"), ("DATASTORE_TYPE", "etcdv3")];
     let shown = russet(root.path(), &["ipam", "show"], &variables);
@@ -207,7 +208,7 @@ fn an_agent_in_calicos_place_does_not_start_on_a_store_of_its_own() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
     command.args(["agent", "--calico", "--root"]).arg(root.path()).env_clear();
     let mut agent = Agent(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
-    eventually(PATIENCE, || agent.0.try_wait().unwrap().is_some());
+    eventually(TIMEOUT, || agent.0.try_wait().unwrap().is_some());
     let mut refused = String::new();
     agent.0.stderr.take().unwrap().read_to_string(&mut refused).unwrap();
     for remedy in ["--store etcd:URL", "calicoctl.cfg"] {
@@ -216,7 +217,7 @@ fn an_agent_in_calicos_place_does_not_start_on_a_store_of_its_own() {
     assert!(!root.path().join("var").exists() && !root.path().join("run").exists());
 }
 
-/// What `/readyz?verbose` answers in the node's namespace, once it is served.
+/// The answer to `/readyz?verbose` in the node's namespace, once it is served.
 fn readyz(node: &TestNode) -> String {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect("127.0.0.1:9471")?;
@@ -233,11 +234,11 @@ fn readyz(node: &TestNode) -> String {
 fn an_agent_whose_etcd_is_away_says_so_long_before_its_requests_run_out() {
     for (is_silent, logged) in [(true, "the store does not answer yet"), (false, "refused")] {
         let node = TestNode::without_agent(&["--store", "etcd:http://127.0.0.1:2379"]);
-        // It never accepts: connections are made, and nothing is answered.
+        // It never accepts: connections are established, and not answered.
         let listen = || TcpListener::bind("127.0.0.1:2379").unwrap();
         let _listener = is_silent.then(|| node.netns().with(listen).unwrap());
         let _agent = Agent(node.spawn_agent());
-        eventually(PATIENCE, || node.log().contains(logged));
+        eventually(TIMEOUT, || node.log().contains(logged));
         if is_silent {
             assert!(
                 !node.log().contains("the loop starts again"),
@@ -245,8 +246,8 @@ fn an_agent_whose_etcd_is_away_says_so_long_before_its_requests_run_out() {
                 node.log()
             );
         }
-        eventually(PATIENCE, || readyz(&node).contains("[-] store: "));
-        let told = readyz(&node);
-        assert!(told.contains("127.0.0.1:2379") && !told.contains("store: not yet"), "{told}");
+        eventually(TIMEOUT, || readyz(&node).contains("[-] store: "));
+        let output = readyz(&node);
+        assert!(output.contains("127.0.0.1:2379") && !output.contains("store: not yet"), "{output}");
     }
 }

@@ -1,4 +1,5 @@
-//! `russet owned` lists everything, `russet uninstall` takes everything away: the host is as it was before.
+//! `russet owned` lists everything, and `russet uninstall` removes everything: the host is in its
+//! earlier state.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +18,7 @@ fn inside(node: &TestNode, program: &str, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The node's network as others see it, without numbers that only count.
+/// The node's network as other programs see it, without counters.
 fn kernel(node: &TestNode) -> Vec<String> {
     let mut all: Vec<String> = inside(node, "nft", &["list", "ruleset"]).lines().map(str::to_owned).collect();
     for args in [
@@ -58,7 +59,7 @@ fn owned(node: &TestNode) -> Vec<(String, String)> {
 
 #[test]
 #[ignore = "kernel: a node is set up and taken down again; tool: nft, ip"]
-fn the_host_is_after_uninstall_as_it_was_before_install() {
+fn uninstall_restores_the_host_to_its_state_before_install() {
     let mut node = TestNode::without_agent(&[]);
     let before = kernel(&node);
     assert!(owned(&node).is_empty(), "{:?}", owned(&node));
@@ -100,7 +101,7 @@ fn the_host_is_after_uninstall_as_it_was_before_install() {
         "{refused:?}"
     );
 
-    // One pod goes as it should, the other by force.
+    // One pod is deleted by its runtime, the other by force.
     assert_eq!(node.del(&pods[0]).status, 0);
     let dry = node.russet_inside(&["uninstall", "--dry-run", "--force", "--purge"]);
     assert_eq!(dry.status, 0, "{dry:?}");
@@ -115,13 +116,13 @@ fn the_host_is_after_uninstall_as_it_was_before_install() {
     assert!(left.iter().all(|file| file.ends_with("agent.log")), "{left:?}");
     assert!(owned(&node).is_empty(), "{:?}", owned(&node));
     println!("{}", done.stdout);
-    // Once more finds nothing to do.
+    // A second run finds nothing to do.
     assert_eq!(node.russet_inside(&["uninstall", "--force", "--purge"]).status, 0);
 }
 
 #[test]
 #[ignore = "kernel: a node whose uninstall is cut off"]
-fn an_uninstall_that_was_cut_off_is_finished_by_the_next_and_the_state_stays_without_purge() {
+fn an_interrupted_uninstall_is_completed_by_the_next_and_keeps_the_state_without_purge() {
     let mut node = TestNode::without_agent(&[]);
     let before = kernel(&node);
     node.start_agent();
@@ -129,13 +130,13 @@ fn an_uninstall_that_was_cut_off_is_finished_by_the_next_and_the_state_stays_wit
     assert_eq!(node.add(&pod).status, 0);
     assert_eq!(node.del(&pod).status, 0);
     node.stop_agent();
-    // What a killed one would have left: some of it is gone.
+    // The state after a killed one: some objects are gone.
     inside(&node, "nft", &["delete", "table", "inet", "russet-policy"]);
     std::fs::remove_file(node.path("run/russet/mtu")).unwrap();
-    // And what an agent leaves that is killed within an ADD: a veth that has no owner yet.
-    let newborn = ["link", "add", "russ0123456789", "address", "ee:ee:ee:ee:ee:ee", "group", "7272"];
+    // And after an agent killed within an ADD: a veth that has no owner yet.
+    let precreated = ["link", "add", "russ0123456789", "address", "ee:ee:ee:ee:ee:ee", "group", "7272"];
     let peer = ["type", "veth", "peer", "name", "eth0", "netns", &pod.netns_name];
-    inside(&node, "ip", &[&newborn[..], &peer].concat());
+    inside(&node, "ip", &[&precreated[..], &peer].concat());
     let link = ("link".to_owned(), "russ0123456789".to_owned());
     assert!(owned(&node).contains(&link), "{:?}", owned(&node));
     let done = node.russet_inside(&["uninstall"]);
@@ -145,7 +146,7 @@ fn an_uninstall_that_was_cut_off_is_finished_by_the_next_and_the_state_stays_wit
     assert!(!node.path("run/russet").exists());
 }
 
-/// `russet uninstall` of a root that no kernel knows.
+/// `russet uninstall` of a root without kernel objects.
 fn uninstall(root: &Path, more: &[&str]) -> Answer {
     let mut command = Command::new(env!("CARGO_BIN_EXE_russet"));
     command.args(["uninstall", "--files-only", "--root"]).arg(root).args(more);
@@ -153,7 +154,7 @@ fn uninstall(root: &Path, more: &[&str]) -> Answer {
 }
 
 #[test]
-fn an_uninstall_pulls_nothing_from_under_those_who_keep_sandboxes() {
+fn an_uninstall_is_refused_while_sandboxes_are_kept() {
     let root = tempfile::tempdir().unwrap();
     let program = root.path().join("run/russet/mtu");
     for dir in ["run/russet/cri", "run/russet/sandbox", "var/lib/russet/cri/checkpoints"] {
@@ -165,13 +166,13 @@ fn an_uninstall_pulls_nothing_from_under_those_who_keep_sandboxes() {
     assert_eq!(refused.status, 1, "{refused:?}");
     assert!(refused.stderr.contains("systemctl stop russet-cri.service"), "an idle server: {refused:?}");
     drop(server);
-    // One that has only just begun has its socket, and no sandboxes yet.
+    // A server that has just started has its socket, and no sandboxes yet.
     let door = FileLock::try_exclusive(root.path().join("run/russet/cri.sock.lock")).unwrap().unwrap();
     assert_eq!(uninstall(root.path(), &[]).status, 1);
     drop(door);
     assert!(program.exists());
 
-    // An earlier boot's: nothing of it runs, and its addresses have not been given back.
+    // From an earlier boot: nothing of it runs, and its addresses have not been released.
     let checkpoint = root.path().join("var/lib/russet/cri/checkpoints").join("ab".repeat(32));
     std::fs::write(&checkpoint, "").unwrap();
     for more in [&[][..], &["--purge"], &["--force", "--purge"]] {
@@ -206,7 +207,7 @@ fn an_uninstall_that_is_refused_leaves_nothing_that_was_not_there() {
         let found = std::fs::read_dir(path("run/russet")).unwrap();
         found.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>()
     };
-    // What is in its way is held by somebody, or found when all is held.
+    // Its obstacle is a held lock, or is found when all locks are held.
     let door = FileLock::try_exclusive(path("run/russet/cri.sock.lock")).unwrap().unwrap();
     assert_eq!(uninstall(root.path(), &[]).status, 1);
     assert_eq!(names(), ["cri.sock.lock"]);

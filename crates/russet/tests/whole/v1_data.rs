@@ -1,4 +1,5 @@
-//! Records of Calico's v1 model, written and read as its own programs would: with plain requests to etcd's v2 API.
+//! Records of Calico's v1 model, written and read as its own programs would: with plain requests to
+//! etcd's v2 API.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! CHECK, GC and STATUS against the kernel, and what the agent tells about itself.
+//! CHECK, GC and STATUS against the kernel, and the agent's reports on itself.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use russet_testkit::eventually;
 use serde_json::{Value, json};
 
-use crate::node::{PATIENCE, TestNode, TestPod};
+use crate::node::{TIMEOUT, TestNode, TestPod};
 
 fn ping(from: &TestPod, to: &str) -> bool {
     let args = ["netns", "exec", &from.netns_name, "ping", "-c", "1", "-W", "2", to];
@@ -28,7 +28,7 @@ pub fn get(node: &TestNode, path: &str) -> String {
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: ip"]
-fn check_sees_what_somebody_changed() {
+fn check_detects_foreign_changes() {
     let mut node = TestNode::start(&[]);
     let pod = node.pod();
     let result = node.add(&pod).result();
@@ -44,7 +44,7 @@ fn check_sees_what_somebody_changed() {
     inside(&["link", "set", "eth0", "mtu", &result["interfaces"][1]["mtu"].to_string()]);
     inside(&["-4", "route", "del", "default"]);
     assert!(check().error()["details"].as_str().unwrap().contains("0.0.0.0/0"));
-    // An ADD repeated repairs it.
+    // A repeated ADD repairs it.
     assert_eq!(node.add(&pod).status, 0);
     assert_eq!(check().status, 0);
     assert_eq!(node.del(&pod).status, 0);
@@ -53,7 +53,7 @@ fn check_sees_what_somebody_changed() {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn gc_takes_what_nobody_lists_and_keeps_the_rest() {
+fn gc_deletes_unlisted_attachments_and_keeps_the_rest() {
     let mut node = TestNode::start(&[]);
     let pods: Vec<_> = (0..3).map(|_| node.pod()).collect();
     for pod in &pods {
@@ -66,22 +66,22 @@ fn gc_takes_what_nobody_lists_and_keeps_the_rest() {
     };
     for _ in 0..2 {
         assert_eq!(gc(kept.clone()).status, 0);
-        eventually(PATIENCE, || node.links().len() == 1);
+        eventually(TIMEOUT, || node.links().len() == 1);
     }
-    // Without a list nothing is known to be stale.
+    // Without a list of valid attachments none is known to be stale.
     let refused = node.run(&[("CNI_COMMAND", "GC")], node.config(json!({})).to_string().as_bytes());
     assert!(refused.status != 0 && refused.stdout.contains("cni.dev/valid-attachments"), "{refused:?}");
     assert_eq!(node.links().len(), 1);
     assert_eq!(node.verb("CHECK", &pods[1], "eth0", json!({})).status, 0);
     assert_eq!(gc(json!([])).status, 0);
-    eventually(PATIENCE, || node.links().is_empty());
+    eventually(TIMEOUT, || node.links().is_empty());
     node.stop_agent();
     assert_eq!(node.allocated(), 0);
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: ping"]
-fn pods_reach_each_other_while_the_agent_is_stopped_and_it_says_how_it_is() {
+fn pods_reach_each_other_while_the_agent_is_stopped_and_the_agent_reports_its_state() {
     let mut node = TestNode::start(&[]);
     let (one, two) = (node.pod(), node.pod());
     assert_eq!(node.add(&one).status, 0);
@@ -93,12 +93,12 @@ fn pods_reach_each_other_while_the_agent_is_stopped_and_it_says_how_it_is() {
     assert!(metrics.contains("russet_cni_requests_total{verb=\"ADD\",code=\"0\"} 2"), "{metrics}");
     node.stop_agent();
     assert!(addresses.iter().all(|address| ping(&one, address)));
-    // A pod can go while there is no agent, and the agent comes back to what is there.
+    // A pod can be deleted without an agent, and the next agent finds the current state.
     assert_eq!(node.del(&two).status, 0);
     node.start_agent();
     assert_eq!(node.verb("CHECK", &one, "eth0", json!({})).status, 0);
     assert_eq!(node.del(&one).status, 0);
-    eventually(PATIENCE, || node.links().is_empty());
+    eventually(TIMEOUT, || node.links().is_empty());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a node's kernel has of pods, beside what it should have.
+//! The kernel's objects of pods on a node, compared with the expected ones.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -7,15 +7,16 @@ use russet_linux::NetNs;
 use russet_testkit::{let_pass, require_tool, run};
 use serde_json::Value;
 
-use super::books::differences;
-use super::lane::Alive;
 use super::site::Site;
-use crate::node::{PATIENCE, TestPod};
+use super::store_records::differences;
+use super::worker::Alive;
+use crate::node::{TIMEOUT, TestPod};
 
-/// Links that are no pod's.
+/// The link that belongs to no pod.
 const UNDERLAY: &str = "eth0";
 
-/// Waits until the node has the objects of these pods and no others, and says what is wrong when that does not come: agents delete interfaces in groups.
+/// Waits until the node has the objects of exactly these pods, and returns the differences if that
+/// does not happen: agents delete interfaces in groups.
 pub fn faults(site: &Site, alive: &[&Alive]) -> Vec<String> {
     let began = Instant::now();
     loop {
@@ -23,7 +24,7 @@ pub fn faults(site: &Site, alive: &[&Alive]) -> Vec<String> {
         if faults.is_empty() {
             return faults;
         }
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > TIMEOUT {
             faults.push(run("ip", &["-n", site.node.netns_name(), "-d", "link", "show"]));
             return faults;
         }
@@ -39,8 +40,9 @@ fn faults_now(site: &Site, alive: &[&Alive]) -> Vec<String> {
     let addresses: BTreeSet<String> = alive.iter().flat_map(|alive| alive.addresses.clone()).collect();
     let (routed, known) = (routes(netns, &links), neighbours(netns, &links));
     faults.extend(differences("route", &routed, &addresses));
-    // A node resolves its pods; what it has not resolved yet is no fault, and neither is one that vanishes with its interface.
-    faults.extend(known.difference(&addresses).map(|address| format!("neighbour of nobody: {address}")));
+    // The node resolves its pods' neighbours; a missing entry is no fault, and neither is one that
+    // vanishes with its interface.
+    faults.extend(known.difference(&addresses).map(|address| format!("stray neighbour: {address}")));
     faults.extend(rules(netns, &host_ends));
     faults
 }
@@ -57,24 +59,26 @@ fn routes(netns: &str, links: &BTreeSet<String>) -> BTreeSet<String> {
     routed
 }
 
-/// Neighbours on pods' interfaces that somebody has entered by hand.
+/// Permanent neighbour entries on pods' interfaces.
 fn neighbours(netns: &str, links: &BTreeSet<String>) -> BTreeSet<String> {
     let neighbours = json(&["-n", netns, "-j", "neigh", "show", "nud", "permanent"]);
     let of_pods = neighbours.iter().filter(|entry| links.contains(entry["dev"].as_str().unwrap_or("")));
     of_pods.map(|entry| entry["dst"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Entries of nf_tables that name an interface that no pod has. Ours are called `russ...`, Calico's `cali...`.
+/// Entries of nf_tables that name an interface that no pod has. Russet's are called `russ...`,
+/// Calico's `cali...`.
 fn rules(netns: &str, host_ends: &BTreeSet<String>) -> Vec<String> {
     let text = run("ip", &["netns", "exec", netns, "nft", "-j", "list", "ruleset"]);
     let ruleset: Value = serde_json::from_str(&text).unwrap();
     let mut named = BTreeSet::new();
     strings(&ruleset, &mut named);
-    // As long as a host end's name, so that tables and chains that are called `russet...` are not meant.
+    // Of the same length as a host end's name, so that tables and chains named `russet...` do not
+    // match.
     let is_host_end =
         |name: &&String| name.len() == 15 && (name.starts_with("russ") || name.starts_with("cali"));
     let strange = named.iter().filter(is_host_end).filter(|name| !host_ends.contains(*name));
-    strange.map(|name| format!("nf_tables entry of nobody: {name}")).collect()
+    strange.map(|name| format!("stray nf_tables entry: {name}")).collect()
 }
 
 fn strings(value: &Value, found: &mut BTreeSet<String>) {
@@ -94,7 +98,7 @@ fn json(args: &[&str]) -> Vec<Value> {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("ip {args:?}: {error}: {text}"))
 }
 
-/// What differs inside a pod from what it was told: its interfaces and their addresses.
+/// The differences inside a pod: its interfaces and their addresses.
 pub fn faults_inside(alive: &Alive) -> Vec<String> {
     let show = ["-n", &alive.pod.netns_name, "-j", "address", "show"];
     let output = std::process::Command::new(require_tool("ip")).args(show).output().unwrap();
@@ -117,7 +121,8 @@ pub fn faults_inside(alive: &Alive) -> Vec<String> {
     faults.iter().map(|fault| format!("{}: {fault}", alive.pod.container)).collect()
 }
 
-/// What a DEL has left in a pod's namespace, if that is still there. Interfaces that wait for the agent to delete them have a name of their own.
+/// Leftovers of a DEL in a pod's namespace, if that still exists. Interfaces that wait for deletion
+/// by the agent have names of their own.
 pub fn left_inside(pod: &TestPod) -> Vec<String> {
     let Ok(netns) = NetNs::open_named(&pod.netns_name) else { return Vec::new() };
     let devices = netns.with(|| std::fs::read_to_string("/proc/thread-self/net/dev").unwrap()).unwrap();

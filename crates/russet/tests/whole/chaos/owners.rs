@@ -1,18 +1,18 @@
-//! Who has which address, as the answers of plugins tell.
+//! The owner of each address, by the plugins' answers.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use super::lane::Alive;
+use super::worker::Alive;
 
-/// From the answer to the ADD to the start of the DEL.
+/// Owners from the answer to the ADD to the start of the DEL.
 #[derive(Default)]
 pub struct Owners(Mutex<BTreeMap<String, String>>);
 
 // === impl Owners ===
 
 impl Owners {
-    /// Enters a pod; nobody else may have its addresses.
+    /// Records a pod; no other pod may have its addresses.
     pub fn claim(&self, alive: &Alive) {
         for address in &alive.addresses {
             let container = alive.pod.container.clone();
@@ -21,7 +21,7 @@ impl Owners {
         }
     }
 
-    /// From here on the addresses may be others'.
+    /// From here on others may have the addresses.
     pub fn give_up(&self, alive: &Alive) {
         let mut owners = self.0.lock().unwrap();
         alive.addresses.iter().for_each(|address| drop(owners.remove(address)));

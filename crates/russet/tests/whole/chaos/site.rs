@@ -1,4 +1,4 @@
-//! A node in the storm: its plugin, run as a runtime runs it, and killed when somebody wants that.
+//! A node under load: its plugin, run as a runtime runs it, and killed on request.
 
 use std::io::Write;
 use std::os::unix::fs::symlink;
@@ -15,14 +15,14 @@ use crate::fabric::Fabric;
 use crate::node::{Answer, TestNode, TestPod, unique};
 use russet_testkit::Random;
 
-/// Which plugin the pods have.
+/// The pods' plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plugin {
     Russet,
     Calico,
 }
 
-/// A node, without its agent: that is killed and started by whoever conducts the storm.
+/// A node without its agent, which the test's main thread kills and starts.
 pub struct Site {
     pub node: TestNode,
     plugin: Plugin,
@@ -50,7 +50,8 @@ impl Site {
         Self::with(TestNode::without_agent(&[]), name, Plugin::Russet, how, &[])
     }
 
-    /// Only the agent is set up. Plugins that find no agent, and commands, have to find out by themselves.
+    /// Only the agent is configured. Plugins without an agent, and commands, must find its settings
+    /// by themselves.
     fn with(
         node: TestNode,
         name: &'static str,
@@ -74,7 +75,8 @@ impl Site {
         self.how.give(&mut self.node, settings);
     }
 
-    /// A pod's empty namespace, and a container ID such as runtimes make: Calico names interfaces by its beginning.
+    /// A pod's empty namespace, and a container ID such as runtimes make: Calico derives interface
+    /// names from its first characters.
     pub fn new_pod(&self) -> TestPod {
         let netns_name = unique("p");
         self.pods.lock().unwrap().push(netns_name.clone());
@@ -83,10 +85,10 @@ impl Site {
         TestPod { container: Random::of_thread(netns_name.bytes().fold(0, mix), 0).hex(), netns_name }
     }
 
-    /// The namespaces of all pods that were ever here.
+    /// Deletes the namespaces of all pods that were ever here.
     pub fn remove_pods(&self) {
         for name in self.pods.lock().into_iter().flat_map(|mut pods| std::mem::take(&mut *pods)) {
-            // Most are gone already.
+            // Most no longer exist.
             let _ = NetNs::delete_named(&name);
         }
     }
@@ -104,7 +106,7 @@ impl Site {
         config
     }
 
-    /// Runs the plugin; none when it was killed after so long, and had not answered.
+    /// Runs the plugin; returns None if it was killed before its answer.
     pub fn call(&self, verb: &str, pod: &TestPod, killed_after: Option<Duration>) -> Option<Answer> {
         self.call_with(verb, pod, json!({}), killed_after)
     }
@@ -123,12 +125,12 @@ impl Site {
         self.run(verb, &env, &self.config(extra), killed_after)
     }
 
-    /// Whether the agent would take a request.
+    /// Whether the agent accepts requests.
     pub fn is_ready(&self) -> bool {
         self.run("STATUS", &[], &self.node.config(json!({})), None).unwrap().status == 0
     }
 
-    /// The runtime's list of what is left; none when the plugin was killed after so long, and had not answered.
+    /// GC with the runtime's list of valid pods; returns None if it was killed before its answer.
     pub fn gc(&self, valid: &[&TestPod], killed_after: Option<Duration>) -> Option<Answer> {
         let valid = valid.iter().map(|pod| json!({"containerID": pod.container, "ifname": "eth0"}));
         let config = self.config(json!({"cni.dev/valid-attachments": valid.collect::<Vec<_>>()}));

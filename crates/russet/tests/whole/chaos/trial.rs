@@ -1,17 +1,20 @@
-//! `cargo xtask chaos`: operations of runtimes by the thousand, with kill -9 of plugins, agents and etcd by the hundred.
+//! `cargo xtask chaos`: thousands of runtimes' operations, with hundreds of kill -9 of plugins,
+//! agents and etcd.
 //!
-//! A seed decides what is done and who is killed ([`plan`]). Lanes do it ([`player`]) and remember what must be there ([`ward`]); a watcher compares that
-//! with the store and the pods all the time, and after each round everything there is with everything there should be ([`reckoning`]). Between pods
-//! that nobody touches datagrams are counted. `RUSSET_CHAOS_SEED`, `RUSSET_CHAOS_OPS` and `RUSSET_CHAOS_KILLS` say what is asked for.
+//! A seed decides the operations and the kills ([`plan`]). Threads execute them ([`runtime_thread`]) and
+//! record what must exist ([`tracked_node`]); a watcher compares that with the store and the pods all the
+//! time, and each round ends with a comparison of everything ([`final_check`]). Datagrams between
+//! pods that are not touched are counted. `RUSSET_CHAOS_SEED`, `RUSSET_CHAOS_OPS` and
+//! `RUSSET_CHAOS_KILLS` set the amount.
 
-mod diary;
+mod event_log;
 mod files;
+mod final_check;
 mod plan;
-mod player;
 mod power;
-mod reckoning;
+mod runtime_thread;
 mod stream;
-mod ward;
+mod tracked_node;
 mod watcher;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,49 +22,51 @@ use std::time::{Duration, Instant, SystemTime};
 
 use russet_testkit::{eventually, let_pass};
 
-use super::lane::Alive;
 use super::setting;
 use super::site::{Plugin, Site};
 use super::victims::Victims;
+use super::worker::Alive;
 use crate::configured::Configured;
 use crate::conversation::Conversation;
 use crate::fabric::Fabric;
 use crate::node::TestPod;
 use crate::pinging::Pinging;
-use plan::{Blow, Order, Plan, SLOTS, Victim};
-use player::{Arena, Player};
-use reckoning::reckon;
+use final_check::check_everything;
+use plan::{Parameters, Plan, PlannedKill, SLOTS, Victim};
+use runtime_thread::{Arena, RuntimeThread};
 use stream::Stream;
-use ward::{State, Ward};
+use tracked_node::{PodState, TrackedNode};
 
-/// What `cargo xtask test` does.
+/// The amount of `cargo xtask test`.
 const OPS: usize = 500;
 const KILLS: usize = 25;
-/// Operations between two reckonings.
+/// Operations between two full comparisons.
 const OPS_PER_ROUND: usize = 250;
-/// Lanes of each node.
-const LANES: usize = 3;
-/// After a blow, how long it may take until requests succeed again.
+/// Runtime threads of each node.
+const WORKERS: usize = 3;
+/// How long after a kill requests may fail.
 const RECOVERY: Duration = Duration::from_secs(90);
-/// A connection's pace: each round trip is checked, and the processors are for the storm.
+/// The interval between a connection's round trips: each is checked, and the CPUs are needed for
+/// the load.
 const GAP: Duration = Duration::from_millis(5);
-/// Pools that are no other test's: repairs look at all namespaces of the machine. Agents look for leaks all the time.
+/// Pools that no other test has: repairs read all namespaces of the machine. Agents look for leaks
+/// all the time.
 const SETTINGS: [(&str, &str); 3] =
     [("leak_repair", "2s"), ("ipv4_pool", "10.249.0.0/20"), ("ipv6_pool", "fd72:7573:7365:c4a0::/64")];
 
-/// Where a trial takes place.
+/// The topology of a trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Field {
     /// One node with a store of its own.
     Embedded,
-    /// Two nodes with an etcd in common.
+    /// Two nodes with a common etcd.
     Etcd(Plugin),
 }
 
 // === impl Field ===
 
 impl Field {
-    /// As `cargo xtask chaos --field` calls it.
+    /// Its name for `cargo xtask chaos --field`.
     fn name(self) -> &'static str {
         match self {
             Self::Embedded => "embedded",
@@ -70,22 +75,22 @@ impl Field {
         }
     }
 
-    /// Whether the forgotten are found by GC in this round, or by the agents themselves. Endpoints of Calico's speak for addresses, so that there only
-    /// GC can tell.
+    /// Whether GC removes the forgotten pods in this round, or the agents' own repair. Calico's
+    /// endpoints count as owners of addresses, so with Calico's plugin only GC can.
     fn by_gc(self, round: usize) -> bool {
         self == Self::Etcd(Plugin::Calico) || round.is_multiple_of(2)
     }
 }
 
-/// Pods that nobody touches, and what they say to each other.
-struct Spared {
+/// Pods that no operation touches, and the traffic between them.
+struct UntouchedPods {
     pods: Vec<TestPod>,
     streams: Vec<Stream>,
     pinging: Vec<Pinging>,
     conversation: Conversation,
 }
 
-/// Ends a round for everybody when somebody panics.
+/// Ends a round for all threads when one panics.
 struct OverOnPanic<'a>(&'a Arena);
 
 // === impl OverOnPanic ===
@@ -98,18 +103,18 @@ impl Drop for OverOnPanic<'_> {
     }
 }
 
-// === impl Spared ===
+// === impl UntouchedPods ===
 
-impl Spared {
+impl UntouchedPods {
     /// Two pods on the first node, and one on the last.
-    fn settle(arena: &Arena, wards: &[Ward]) -> Self {
-        let (first, last) = (&wards[0], &wards[wards.len() - 1]);
-        let [a, b, c] = [first, first, last].map(|ward| {
-            let pod = ward.site.new_pod();
-            let answer = ward.site.call("ADD", &pod, None).unwrap();
+    fn settle(arena: &Arena, nodes: &[TrackedNode]) -> Self {
+        let (first, last) = (&nodes[0], &nodes[nodes.len() - 1]);
+        let [a, b, c] = [first, first, last].map(|node| {
+            let pod = node.site.new_pod();
+            let answer = node.site.call("ADD", &pod, None).unwrap();
             let alive = Alive::of(pod.clone(), &answer);
             arena.owners.claim(&alive);
-            ward.set(&pod, State::There(alive.clone(), answer.result()));
+            node.set(&pod, PodState::There(alive.clone(), answer.result()));
             alive
         });
         let streams = [(&a, &b), (&c, &a)].map(|(from, to)| Stream::start(from, to, &to.addresses[0]));
@@ -121,7 +126,7 @@ impl Spared {
         Self { pods, streams: streams.into(), pinging, conversation }
     }
 
-    /// Nothing may have been lost.
+    /// No datagram may have been lost.
     fn finish(self) {
         self.conversation.finish();
         let counts: Vec<u64> = self.streams.into_iter().map(Stream::finish).collect();
@@ -129,79 +134,84 @@ impl Spared {
         self.pinging.into_iter().for_each(Pinging::finish);
     }
 
-    /// The same, and from now on nobody needs them.
-    fn retire(self, arena: &Arena, ward: &Ward) {
+    /// The same, and from now on the pods are not needed.
+    fn retire(self, arena: &Arena, node: &TrackedNode) {
         let mine = |alive: &Alive| self.pods.iter().any(|pod| pod.container == alive.pod.container);
-        for (alive, _) in ward.alive().iter().filter(|(alive, _)| mine(alive)) {
+        for (alive, _) in node.alive().iter().filter(|(alive, _)| mine(alive)) {
             arena.owners.give_up(alive);
-            ward.set(&alive.pod, State::Dead);
+            node.set(&alive.pod, PodState::Dead);
         }
         self.finish();
     }
 }
 
-/// One thing dies when the plan says so, and comes back.
-fn strike(arena: &Arena, victims: &mut Victims<'_>, blow: &Blow, finished: &dyn Fn() -> bool) {
-    eventually(RECOVERY, || arena.reached.load(Ordering::Relaxed) >= blow.at || finished());
-    let_pass(blow.delay);
-    arena.diary.note(format_args!("kill {:?} after #{} and {:?}", blow.victim, blow.at, blow.delay));
-    match blow.victim {
-        Victim::Agent(index) => victims.kill_agent(index, blow.down),
-        Victim::Etcd => victims.kill_etcd(blow.down),
+/// Kills a process at its planned time, and starts it again.
+fn kill_and_restart(
+    arena: &Arena,
+    victims: &mut Victims<'_>,
+    kill: &PlannedKill,
+    finished: &dyn Fn() -> bool,
+) {
+    eventually(RECOVERY, || arena.reached.load(Ordering::Relaxed) >= kill.at || finished());
+    let_pass(kill.delay);
+    arena.events.note(format_args!("kill {:?} after #{} and {:?}", kill.victim, kill.at, kill.delay));
+    match kill.victim {
+        Victim::Agent(index) => victims.kill_agent(index, kill.down),
+        Victim::Etcd => victims.kill_etcd(kill.down),
     }
-    if !blow.hasty {
+    if !kill.skip_recovery_wait {
         let before = arena.successes.load(Ordering::Relaxed);
-        eventually(RECOVERY, || arena.successes.load(Ordering::Relaxed) > before + LANES || finished());
+        eventually(RECOVERY, || arena.successes.load(Ordering::Relaxed) > before + WORKERS || finished());
     }
     victims.assert_alive();
 }
 
 type Slots = [Option<TestPod>; SLOTS];
 
-/// All lanes of a round at once, while the plan's victims die; and what is to happen after these.
-fn rage(
+/// Runs all threads of a round while processes are killed; returns the time of the next kill.
+fn run_load(
     arena: &Arena,
-    wards: &[Ward],
+    nodes: &[TrackedNode],
     victims: &mut Victims<'_>,
     (plan, slots): (&Plan, &mut [Slots]),
     last: impl FnOnce(&mut Victims<'_>, &dyn Fn() -> bool),
 ) {
     std::thread::scope(|scope| {
         let _over = OverOnPanic(arena);
-        let lanes: Vec<_> = plan
-            .lanes
+        let workers: Vec<_> = plan
+            .workers
             .iter()
             .zip(slots)
             .enumerate()
             .map(|(index, (steps, slots))| {
-                let ward = &wards[index % wards.len()];
+                let node = &nodes[index % nodes.len()];
                 scope.spawn(move || {
                     let _over = OverOnPanic(arena);
-                    Player::play(arena, ward, slots, steps);
+                    RuntimeThread::play(arena, node, slots, steps);
                 })
             })
             .collect();
         let watcher = scope.spawn(|| {
             let _over = OverOnPanic(arena);
-            arena.seen.watch(arena, wards);
+            arena.seen.watch(arena, nodes);
         });
-        let finished = || lanes.iter().all(std::thread::ScopedJoinHandle::is_finished) || arena.is_over();
-        for blow in &plan.blows {
+        let finished = || workers.iter().all(std::thread::ScopedJoinHandle::is_finished) || arena.is_over();
+        for kill in &plan.kills {
             if arena.is_over() {
                 break;
             }
-            strike(arena, victims, blow, &finished);
+            kill_and_restart(arena, victims, kill, &finished);
         }
         last(victims, &finished);
-        lanes.into_iter().for_each(|lane| lane.join().unwrap());
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
         arena.over.store(true, Ordering::Relaxed);
         watcher.join().unwrap();
     });
     arena.over.store(false, Ordering::Relaxed);
 }
 
-/// What is left of a trial that failed: the nodes' files and what their kernels have.
-struct Evidence<'a>(&'a Arena, &'a [Ward]);
+/// The evidence of a failed trial: the nodes' files and their kernels' state.
+struct Evidence<'a>(&'a Arena, &'a [TrackedNode]);
 
 // === impl Evidence ===
 
@@ -210,9 +220,9 @@ impl Drop for Evidence<'_> {
         if !std::thread::panicking() {
             return;
         }
-        let place = self.0.diary.place();
-        for (index, ward) in self.1.iter().enumerate() {
-            let (node, netns) = (&ward.site.node, ward.site.node.netns_name());
+        let place = self.0.events.place();
+        for (index, node) in self.1.iter().enumerate() {
+            let (node, netns) = (&node.site.node, node.site.node.netns_name());
             let dir = place.join(format!("node-{index}"));
             let copy = "mkdir -p \"$2\"; cp -r \"$1\"/agent.log \"$1\"/run \"$1\"/var \"$1\"/etc \"$2\"/; \
                 for what in 'link' 'address' '-4 route' '-6 route' 'neigh'; do ip -n \"$3\" -d $what; done >\"$2\"/ip.txt; \
@@ -220,15 +230,15 @@ impl Drop for Evidence<'_> {
             let mut sh = std::process::Command::new("sh");
             sh.args(["-c", copy, "sh"]).arg(node.root()).arg(&dir).arg(netns);
             let _ = sh.stderr(std::process::Stdio::null()).status();
-            let books = node.russet_inside(&["store", "dump"]);
-            let _ = std::fs::write(dir.join("store.json"), books.stdout);
+            let records = node.russet_inside(&["store", "dump"]);
+            let _ = std::fs::write(dir.join("store.json"), records.stdout);
         }
         eprintln!("--- artefacts: {}", place.display());
     }
 }
 
-fn wards(field: Field, fabric: &mut Option<Fabric>, seed: u64) -> Vec<Ward> {
-    let how = |node| Configured::of_seed(seed, node);
+fn nodes(field: Field, fabric: &mut Option<Fabric>, seed: u64) -> Vec<TrackedNode> {
+    let how = |node| Configured::from_seed(seed, node);
     let mut sites = match field {
         Field::Embedded => vec![Site::alone("n1", how(0))],
         Field::Etcd(plugin) => {
@@ -239,20 +249,20 @@ fn wards(field: Field, fabric: &mut Option<Fabric>, seed: u64) -> Vec<Ward> {
             vec![Site::new(fabric, "n1", plugin, how(0)), Site::new(fabric, "n2", plugin, how(1))]
         }
     };
-    // In Calico's place the pools are the cluster's.
+    // In place of Calico the pools are the cluster's.
     let settings = if field == Field::Etcd(Plugin::Calico) { &SETTINGS[..1] } else { &SETTINGS };
     sites.iter_mut().for_each(|site| site.set(settings));
-    sites.into_iter().map(Ward::new).collect()
+    sites.into_iter().map(TrackedNode::new).collect()
 }
 
-/// Every pod is deleted, and nothing may be left.
-fn end(arena: &Arena, wards: &[Ward]) {
-    for ward in wards {
-        for pod in ward.valid() {
-            ward.set(&pod, State::Dead);
+/// Deletes every pod; nothing may be left.
+fn end(arena: &Arena, nodes: &[TrackedNode]) {
+    for node in nodes {
+        for pod in node.valid() {
+            node.set(&pod, PodState::Dead);
         }
     }
-    reckon(arena, wards, false);
+    check_everything(arena, nodes, false);
 }
 
 fn number(name: &str, otherwise: usize) -> usize {
@@ -264,11 +274,11 @@ fn seed() -> u64 {
         .unwrap_or_else(|| SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs())
 }
 
-/// Slots whose pods are gone are free.
-fn clear(slots: &mut [Slots], wards: &[Ward]) {
-    for (lane, slots) in slots.iter_mut().enumerate() {
-        let ward = &wards[lane % wards.len()];
-        slots.iter_mut().for_each(|slot| _ = slot.take_if(|pod| ward.get(&pod.container).is_none()));
+/// Clears slots whose pods are gone.
+fn clear(slots: &mut [Slots], nodes: &[TrackedNode]) {
+    for (worker, slots) in slots.iter_mut().enumerate() {
+        let node = &nodes[worker % nodes.len()];
+        slots.iter_mut().for_each(|slot| _ = slot.take_if(|pod| node.get(&pod.container).is_none()));
     }
 }
 
@@ -277,42 +287,42 @@ fn trial(field: Field) {
     let (ops, kills) = (number("RUSSET_CHAOS_OPS", OPS), number("RUSSET_CHAOS_KILLS", KILLS));
     println!("cargo xtask chaos --ops {ops} --kills {kills} --seed {seed} --field {}", field.name());
     let mut fabric = None;
-    let wards = wards(field, &mut fabric, seed);
+    let nodes = nodes(field, &mut fabric, seed);
     let etcd = fabric.is_some();
-    let order = Order { seed, ops, kills, lanes: LANES * wards.len(), sites: wards.len(), etcd };
+    let order = Parameters { seed, ops, kills, workers: WORKERS * nodes.len(), sites: nodes.len(), etcd };
     let (plan, rounds) = (Plan::of(order), ops.div_ceil(OPS_PER_ROUND));
     let arena = Arena::new(&format!("{seed}-{}", field.name()));
-    let _evidence = Evidence(&arena, &wards);
-    let mut victims = Victims::new(fabric.as_mut(), wards.iter().map(|ward| &ward.site).collect());
-    let spared = Spared::settle(&arena, &wards);
-    let mut slots = vec![Slots::default(); order.lanes];
+    let _evidence = Evidence(&arena, &nodes);
+    let mut victims = Victims::new(fabric.as_mut(), nodes.iter().map(|node| &node.site).collect());
+    let untouched = UntouchedPods::settle(&arena, &nodes);
+    let mut slots = vec![Slots::default(); order.workers];
     let began = Instant::now();
     for round in 0..rounds {
-        rage(&arena, &wards, &mut victims, (&plan.round(round, rounds), &mut slots), |_, _| {});
+        run_load(&arena, &nodes, &mut victims, (&plan.round(round, rounds), &mut slots), |_, _| {});
         victims.wait_until_ready();
-        let tally = reckon(&arena, &wards, field.by_gc(round));
-        clear(&mut slots, &wards);
-        println!("round {} of {rounds}, {:.0?}: {tally:?}", round + 1, began.elapsed());
+        let counts = check_everything(&arena, &nodes, field.by_gc(round));
+        clear(&mut slots, &nodes);
+        println!("round {} of {rounds}, {:.0?}: {counts:?}", round + 1, began.elapsed());
     }
-    spared.finish();
-    end(&arena, &wards);
+    untouched.finish();
+    end(&arena, &nodes);
     summary(&arena, &plan, began);
     let seen = [&arena.seen.in_store, &arena.seen.in_pods].map(|count| count.load(Ordering::Relaxed));
-    assert!(seen.iter().all(|count| *count > 0), "nobody was looked at: {seen:?}");
+    assert!(seen.iter().all(|count| *count > 0), "nothing was checked: {seen:?}");
     let (planned, killed) = (plan.plugin_kills(), arena.killed.load(Ordering::Relaxed));
     assert!(2 * killed >= planned, "of {planned} plugins that were to be killed only {killed} were");
 }
 
-/// What a trial came to.
+/// The result of a trial.
 fn summary(arena: &Arena, plan: &Plan, began: Instant) {
     let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     println!(
         "{} operations, {} requests answered ({} with success), {} plugins and {} daemons killed, {:.0?}",
-        count(&arena.begun),
+        count(&arena.started),
         count(&arena.answers),
         count(&arena.successes),
         count(&arena.killed),
-        plan.blows.len(),
+        plan.kills.len(),
         began.elapsed()
     );
     let (in_store, in_pods) = (count(&arena.seen.in_store), count(&arena.seen.in_pods));

@@ -1,4 +1,4 @@
-//! Agents and etcd, which are killed and started by one thread.
+//! Agents and etcd, which one thread kills and starts.
 
 use std::process::Child;
 use std::time::Duration;
@@ -7,9 +7,9 @@ use russet_testkit::{eventually, let_pass};
 
 use super::site::Site;
 use crate::fabric::Fabric;
-use crate::node::PATIENCE;
+use crate::node::TIMEOUT;
 
-/// The nodes' agents, and the etcd of those that have one in common.
+/// The nodes' agents, and their common etcd.
 pub struct Victims<'a> {
     pub fabric: Option<&'a mut Fabric>,
     pub sites: Vec<&'a Site>,
@@ -28,10 +28,10 @@ impl<'a> Victims<'a> {
 
     pub fn wait_until_ready(&self) {
         if let Some(fabric) = &self.fabric {
-            eventually(PATIENCE, || fabric.etcd_serves());
+            eventually(TIMEOUT, || fabric.etcd_serves());
         }
         for site in &self.sites {
-            eventually(PATIENCE, || site.is_ready());
+            eventually(TIMEOUT, || site.is_ready());
         }
     }
 
@@ -50,14 +50,14 @@ impl<'a> Victims<'a> {
         fabric.start_etcd();
     }
 
-    /// Nobody has killed them since they were started, so they must be there.
+    /// They were not killed since their start, so they must run.
     pub fn assert_alive(&mut self) {
         for (agent, site) in self.agents.iter_mut().zip(&self.sites) {
             assert_eq!(agent.try_wait().unwrap(), None, "an agent ended:\n{}", site.node.log());
         }
     }
 
-    /// For good.
+    /// Ends the agent for good.
     pub fn end_agent(&mut self, index: usize) {
         self.agents[index].kill().unwrap();
         self.agents[index].wait().unwrap();

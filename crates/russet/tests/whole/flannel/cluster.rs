@@ -1,4 +1,5 @@
-//! Several nodes of a Kubernetes cluster (flannel.md section 5): their daemons against one API server on the hub.
+//! Several nodes of a Kubernetes cluster (flannel.md section 5): their daemons against one API
+//! server on the hub.
 
 use std::path::PathBuf;
 
@@ -10,7 +11,7 @@ use tempfile::TempDir;
 
 use super::lab::{Host, Lab};
 use super::traffic::ping;
-use crate::node::PATIENCE;
+use crate::node::TIMEOUT;
 
 const PREFIX: &str = "flannel.alpha.coreos.com/";
 
@@ -46,7 +47,7 @@ impl Cluster {
             "spec": { "podCIDR": ranges.first(), "podCIDRs": ranges } }));
     }
 
-    /// A machine that is this node, without a daemon.
+    /// The machine of this node, without a daemon.
     fn host(&mut self, name: &str) -> Host {
         let kubeconfig = format!("-kubeconfig-file={}", self.file("kubeconfig").display());
         let net_conf = format!("-net-config-path={}", self.file("net-conf.json").display());
@@ -84,35 +85,38 @@ fn t47_and_t48_kube_pods_reach_each_other_by_pod_cidrs_until_a_node_is_deleted()
     assert_eq!(one.env("FLANNEL_SUBNET"), "10.244.1.1/24");
     assert_eq!(one.env("FLANNEL_NETWORK"), "10.244.0.0/16");
     assert_eq!(cluster.annotation("n1", "public-ip").as_deref(), Some("10.77.0.11"));
-    eventually(PATIENCE, || {
+    eventually(TIMEOUT, || {
         let node = cluster.server.object("Node", "", "n1").unwrap();
         node["status"]["conditions"][0]["reason"] == "FlannelIsUp"
     });
     let ((from, _), (_to, address)) = (one.pod(), two.pod());
-    eventually(PATIENCE, || ping(&from, &address, &[]));
+    eventually(TIMEOUT, || ping(&from, &address, &[]));
     one.routes_to("10.244.2.0-24");
     cluster.server.delete("Node", "", "n2");
-    eventually(PATIENCE, || {
+    eventually(TIMEOUT, || {
         !one.ip(&["route"]).contains("10.244.2.0/24") && !one.fdb().contains("10.77.0.12")
     });
 }
 
-/// flannel.md sections 5.1 and 10: the annotation outlives the device, and the daemon that wrote it.
+/// flannel.md sections 5.1 and 10: the annotation outlives the device, and the daemon that wrote
+/// it.
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd"]
 fn t52_kube_a_device_that_is_made_anew_has_the_mac_that_peers_know() {
     let mut cluster = Cluster::vxlan();
     let mut host = cluster.running("n1", "10.244.1.0/24");
-    let told = cluster.annotation("n1", "backend-data").unwrap();
-    let mac =
-        told.strip_prefix(r#"{"VNI":1,"VtepMAC":""#).and_then(|rest| rest.strip_suffix(r#""}"#)).unwrap();
-    assert!(host.ip(&["link", "show", "flannel.1"]).contains(mac), "{told}");
+    let annotation = cluster.annotation("n1", "backend-data").unwrap();
+    let mac = annotation
+        .strip_prefix(r#"{"VNI":1,"VtepMAC":""#)
+        .and_then(|rest| rest.strip_suffix(r#""}"#))
+        .unwrap();
+    assert!(host.ip(&["link", "show", "flannel.1"]).contains(mac), "{annotation}");
     let patches = cluster.patches();
     host.stop();
     host.ip(&["link", "del", "flannel.1"]);
     host.start();
-    assert!(host.ip(&["link", "show", "flannel.1"]).contains(mac), "{told}");
-    assert_eq!(cluster.patches(), patches, "there was nothing to tell");
+    assert!(host.ip(&["link", "show", "flannel.1"]).contains(mac), "{annotation}");
+    assert_eq!(cluster.patches(), patches, "the annotation was already written");
 }
 
 /// flannel.md sections 5.1 and 10.
@@ -128,7 +132,7 @@ fn t51_kube_peers_tunnel_to_an_overwritten_public_ip() {
     let mut two = cluster.host("n2");
     two.start();
     assert_eq!(cluster.annotation("n2", "public-ip").as_deref(), Some("198.51.100.7"));
-    eventually(PATIENCE, || one.fdb().contains("dst 198.51.100.7"));
+    eventually(TIMEOUT, || one.fdb().contains("dst 198.51.100.7"));
 }
 
 /// flannel.md section 1.5.
@@ -139,7 +143,7 @@ fn a_daemon_that_waits_for_the_api_server_ends_when_it_is_told_to() {
     let mut host = cluster.host("n1");
     cluster.server.fail_next(usize::MAX, 503);
     host.spawn();
-    eventually(PATIENCE, || host.log().contains("waiting for this node"));
+    eventually(TIMEOUT, || host.log().contains("waiting for this node"));
     host.stop();
     assert!(!host.env_path().exists());
 }

@@ -1,4 +1,5 @@
-//! What happens to a running network: restarts, crashes, an etcd that is away, a hand in the kernel.
+//! Faults of a running network: restarts, crashes, an etcd that is down, changes by hand in the
+//! kernel.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +7,10 @@ use russet_testkit::{eventually, let_pass, run};
 use rustix::process::Signal;
 
 use super::lab::{Host, Lab};
-use crate::node::PATIENCE;
+use crate::node::TIMEOUT;
 use crate::pinging::Pinging;
 
-/// The rules are compared without a reason every 5 s.
+/// Without an event the rules are compared every 5 s.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// Two nodes, and pings from a pod of the first to one of the second.
@@ -20,7 +21,7 @@ fn pinging(lab: &mut Lab, flags: &[&str]) -> (Host, Host, Pinging) {
     (near, far, pings)
 }
 
-/// Every object of the network in the kernel, in words.
+/// Every object of the network in the kernel, as text.
 fn state(host: &Host) -> String {
     let routes = host.ip(&["route"]);
     let neighbours = host.ip(&["neigh", "show", "dev", "flannel.1"]);
@@ -80,25 +81,25 @@ fn t25_an_etcd_that_is_away_for_a_minute_leaves_the_data_path_and_news_come_thro
     let mut lab = Lab::vxlan();
     let (mut near, mut far, pings) = pinging(&mut lab, &["-healthz-ip=127.0.0.1", "-healthz-port=8081"]);
     let netns = near.node.netns_name().to_owned();
-    let asked = |path: &str| {
+    let answer = |path: &str| {
         let url = format!("http://127.0.0.1:8081/{path}");
         run("ip", &["netns", "exec", &netns, "curl", "-sS", &url])
     };
-    assert!(asked("metrics").contains("flanneld_etcd_reachable 1"));
+    assert!(answer("metrics").contains("flanneld_etcd_reachable 1"));
     lab.fabric.kill_etcd();
     let_pass(Duration::from_secs(60));
     assert!(near.runs() && far.runs());
-    // One line that it is lost, and nothing else changes.
+    // One log line says that it is unreachable, and nothing else changes.
     let lines = |host: &Host, words: &str| host.log().lines().filter(|line| line.contains(words)).count();
     let (lost, back) = ("etcd has not answered for 10 s", "etcd answers again");
     assert_eq!((lines(&near, lost), lines(&near, back)), (1, 0), "{}", near.log());
-    assert!(asked("metrics").contains("flanneld_etcd_reachable 0"));
-    assert_eq!(asked("readyz"), "flanneld is ready");
+    assert!(answer("metrics").contains("flanneld_etcd_reachable 0"));
+    assert_eq!(answer("readyz"), "flanneld is ready");
     lab.fabric.start_etcd();
-    eventually(PATIENCE, || lab.fabric.etcd_serves());
-    eventually(PATIENCE, || lines(&near, back) == 1);
+    eventually(TIMEOUT, || lab.fabric.etcd_serves());
+    eventually(TIMEOUT, || lines(&near, back) == 1);
     assert_eq!(lines(&near, lost), 1);
-    eventually(PATIENCE, || asked("metrics").contains("flanneld_etcd_reachable 1"));
+    eventually(TIMEOUT, || answer("metrics").contains("flanneld_etcd_reachable 1"));
     lab.put_peer("10.5.199.0-24", "10.77.0.99", "02:00:00:00:00:99");
     near.routes_to("10.5.199.0-24");
     far.routes_to("10.5.199.0-24");
@@ -123,13 +124,13 @@ fn t26_what_happened_behind_a_compaction_is_found_by_listing_again() {
     let now: serde_json::Value =
         serde_json::from_str(&lab.fabric.etcdctl(&["get", "nothing", "-w", "json"])).unwrap();
     lab.fabric.etcdctl(&["compact", &now["header"]["revision"].to_string()]);
-    // Its connection breaks as well, so that it has to ask for what is no longer there.
+    // Its connection breaks as well, so that it requests revisions that no longer exist.
     lab.fabric.kill_etcd();
     lab.fabric.start_etcd();
-    eventually(PATIENCE, || lab.fabric.etcd_serves());
+    eventually(TIMEOUT, || lab.fabric.etcd_serves());
     host.signal(Signal::CONT);
     host.routes_to("10.5.204.0-24");
-    eventually(PATIENCE, || {
+    eventually(TIMEOUT, || {
         let (routes, fdb) = (host.ip(&["route"]), host.fdb());
         !routes.contains("10.5.202.0")
             && fdb.contains("02:00:00:00:00:aa dst 10.77.1.1")
@@ -145,19 +146,20 @@ fn t27_and_t38_a_deleted_device_and_flushed_rules_and_routes_are_back_at_once() 
     let mut lab = Lab::vxlan();
     let (near, far, pings) = pinging(&mut lab, &["-ip-masq"]);
     let (before, rules) = (state(&near), rules_of(&near));
-    // Thrice, since a machine may stand still for a second. Who only compares is in time twice in one run of ten.
+    // Three times, since a machine may stall for a second. Periodic comparison alone would be in
+    // time twice in one run of ten.
     let back_at_once = (0..3).filter(|_| {
         near.nft(&["flush", "ruleset"]);
         let flushed = Instant::now();
-        eventually(PATIENCE, || rules_of(&near) == rules);
+        eventually(TIMEOUT, || rules_of(&near) == rules);
         flushed.elapsed() < AT_ONCE
     });
     assert!(back_at_once.count() >= 2, "the rules come back late");
-    // It is compared when the rules are back.
-    eventually(PATIENCE, || near.nft(&["list", "tables"]).contains("russet-flannel-1"));
+    // The comparison runs after the rules are restored.
+    eventually(TIMEOUT, || near.nft(&["list", "tables"]).contains("russet-flannel-1"));
     pings.finish();
     near.ip(&["route", "flush", "dev", "flannel.1"]);
-    eventually(PATIENCE, || state(&near) == before);
+    eventually(TIMEOUT, || state(&near) == before);
     let mac = |host: &Host| {
         host.ip(&["-o", "link", "show", "flannel.1"])
             .split("link/ether ")
@@ -178,7 +180,7 @@ fn the_blackhole_route_is_there_when_it_is_asked_for_and_comes_back() {
     let mut lab = Lab::vxlan();
     let host = lab.running(&["-ip-blackhole-route", "-iptables-resync=1"]);
     let route = format!("blackhole {}", host.subnet().replace('-', "/"));
-    eventually(PATIENCE, || host.ip(&["route"]).contains(&route));
+    eventually(TIMEOUT, || host.ip(&["route"]).contains(&route));
     host.ip(&["route", "del", "blackhole", &host.subnet().replace('-', "/")]);
-    eventually(PATIENCE, || host.ip(&["route"]).contains(&route));
+    eventually(TIMEOUT, || host.ip(&["route"]).contains(&route));
 }

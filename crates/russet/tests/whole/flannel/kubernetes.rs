@@ -1,4 +1,5 @@
-//! The daemon with `-kube-subnet-mgr`, against a server that speaks the API's shapes (flannel.md section 5).
+//! The daemon with `-kube-subnet-mgr`, against a server with the API's objects (flannel.md section
+//! 5).
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,12 +9,12 @@ use russet_testkit::eventually;
 use serde_json::{Value, json};
 
 use super::lab::{Host, Lab};
-use crate::node::PATIENCE;
+use crate::node::TIMEOUT;
 
 const PREFIX: &str = "flannel.alpha.coreos.com/";
 
 /// One node, and an API server on its loopback.
-struct Bench {
+struct KubeNode {
     server: Server,
     host: Host,
     files: tempfile::TempDir,
@@ -28,9 +29,9 @@ fn peer(range: &str, public_ip: &str, mac: &str) -> Value {
     } }, "spec": { "podCIDR": range, "podCIDRs": [range] } })
 }
 
-// === impl Bench ===
+// === impl KubeNode ===
 
-impl Bench {
+impl KubeNode {
     fn new(annotations: Value) -> Self {
         let mut lab = Lab::new("");
         lab.fabric.kill_etcd();
@@ -68,23 +69,23 @@ impl Bench {
 fn t47_and_t48_and_t52_a_node_of_kubernetes_tells_of_itself_and_follows_the_others() {
     let known = "32:fc:b5:dc:f0:38";
     let data = format!(r#"{{"VNI":1,"VtepMAC":"{known}"}}"#);
-    let mut bench = Bench::new(json!({ format!("{PREFIX}backend-data"): data.clone() }));
+    let mut bench = KubeNode::new(json!({ format!("{PREFIX}backend-data"): data.clone() }));
     let daemon = bench.command().spawn().unwrap();
     bench.host.adopt(daemon);
-    eventually(PATIENCE, || bench.host.env_path().exists());
+    eventually(TIMEOUT, || bench.host.env_path().exists());
     assert_eq!(bench.host.env("FLANNEL_SUBNET"), "10.244.1.1/24");
     assert_eq!(bench.annotation("kube-subnet-manager").as_deref(), Some("true"));
     assert_eq!(bench.annotation("public-ip").as_deref(), Some("10.77.0.11"));
     assert_eq!(bench.annotation("backend-data"), Some(data), "the MAC that peers know is kept");
     assert!(bench.host.ip(&["-o", "link", "show", "flannel.1"]).contains(known));
     let condition = || bench.server.object("Node", "", "n1").unwrap()["status"]["conditions"].to_string();
-    eventually(PATIENCE, || condition().contains("FlannelIsUp"));
+    eventually(TIMEOUT, || condition().contains("FlannelIsUp"));
     bench.server.put(peer("10.244.2.0/24", "10.77.0.12", "0a:00:00:00:00:02"));
     bench.host.routes_to("10.244.2.0-24");
     bench.server.put(peer("10.244.2.0/24", "10.77.0.52", "0a:00:00:00:00:05"));
-    eventually(PATIENCE, || bench.host.fdb().contains("0a:00:00:00:00:05 dst 10.77.0.52"));
+    eventually(TIMEOUT, || bench.host.fdb().contains("0a:00:00:00:00:05 dst 10.77.0.52"));
     bench.server.delete("Node", "", "n2");
-    eventually(PATIENCE, || !bench.host.ip(&["route"]).contains("10.244.2.0"));
+    eventually(TIMEOUT, || !bench.host.ip(&["route"]).contains("10.244.2.0"));
     assert!(!bench.host.fdb().contains("10.77.0.52"));
     bench.host.stop();
     assert!(bench.annotation("public-ip").is_some(), "annotations stay");
@@ -94,7 +95,7 @@ fn t47_and_t48_and_t52_a_node_of_kubernetes_tells_of_itself_and_follows_the_othe
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd"]
 fn t50_a_node_without_a_name_a_range_or_a_configuration_ends_with_1() {
-    let bench = Bench::new(json!({}));
+    let bench = KubeNode::new(json!({}));
     let code = |command: &mut Command| command.status().unwrap().code();
     assert_eq!(code(bench.command().env_remove("NODE_NAME")), Some(1));
     assert_eq!(code(bench.command().arg("-kube-annotation-prefix=nodots")), Some(1));

@@ -10,9 +10,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::fabric::Fabric;
-use crate::node::{PATIENCE, TestNode, TestPod};
+use crate::node::{TIMEOUT, TestNode, TestPod};
 
-/// Where flannel keeps the network unless told otherwise.
+/// flannel's default prefix.
 pub const PREFIX: &str = "/coreos.com/network";
 
 /// The nodes' network and its etcd.
@@ -32,7 +32,7 @@ pub struct Host {
 // === impl Lab ===
 
 impl Lab {
-    /// A network of this configuration; nothing is configured when it is empty.
+    /// A network with this configuration; with none if it is empty.
     pub fn new(config: &str) -> Self {
         let fabric = Fabric::new();
         if !config.is_empty() {
@@ -63,7 +63,7 @@ impl Lab {
         self.fabric.keys(&format!("{PREFIX}/subnets"))
     }
 
-    /// The record of the host's lease, with etcd's own words about it.
+    /// The record of the host's lease, with etcd's metadata.
     #[track_caller]
     pub fn record(&self, host: &Host) -> Value {
         let text = self.fabric.etcdctl(&["get", &host.lease_key(), "-w", "json"]);
@@ -71,19 +71,19 @@ impl Lab {
         answer["kvs"][0].clone()
     }
 
-    /// What the host's lease says.
+    /// The value of the host's lease.
     pub fn value(&self, host: &Host) -> String {
         self.fabric.etcdctl(&["get", &host.lease_key(), "--print-value-only"]).trim().to_owned()
     }
 
-    /// Seconds that the host's lease still lives.
+    /// The remaining seconds of the host's lease.
     pub fn ttl(&self, host: &Host) -> u64 {
         let lease = self.record(host)["lease"].as_u64().unwrap();
         let text = self.fabric.etcdctl(&["lease", "timetolive", &format!("{lease:x}"), "-w", "json"]);
         serde_json::from_str::<Value>(&text).unwrap()["ttl"].as_u64().unwrap()
     }
 
-    /// Writes the lease of a node that is not there.
+    /// Writes the lease of a node that does not exist.
     pub fn put_peer(&self, subnet: &str, public_ip: &str, mac: &str) {
         let value = format!(
             r#"{{"PublicIP":"{public_ip}","PublicIPv6":null,"BackendType":"vxlan","BackendData":{{"VNI":1,"VtepMAC":"{mac}"}}}}"#
@@ -95,7 +95,7 @@ impl Lab {
 // === impl Host ===
 
 impl Host {
-    /// Has the daemon find this in its environment.
+    /// Sets a variable of the daemon's environment.
     pub fn with_variable(mut self, name: &str, value: &str) -> Self {
         self.variables.push((name.to_owned(), value.to_owned()));
         self
@@ -125,12 +125,12 @@ impl Host {
         command
     }
 
-    /// Starts the daemon and waits until its subnet file is there, written by it.
+    /// Starts the daemon and waits until it has written its subnet file.
     #[track_caller]
     pub fn start(&mut self) {
         let before = std::fs::metadata(self.env_path()).and_then(|file| file.modified()).ok();
         self.spawn();
-        eventually(PATIENCE, || {
+        eventually(TIMEOUT, || {
             let ended = self.daemon.as_mut().unwrap().try_wait().unwrap();
             assert!(ended.is_none(), "the daemon ended with {ended:?}:\n{}", self.log());
             let written = std::fs::metadata(self.env_path()).and_then(|file| file.modified()).ok();
@@ -138,12 +138,12 @@ impl Host {
         });
     }
 
-    /// Starts the daemon, and waits for nothing.
+    /// Starts the daemon without waiting.
     pub fn spawn(&mut self) {
         self.daemon = Some(self.command().spawn().unwrap());
     }
 
-    /// Looks after a daemon that a test started.
+    /// Manages a daemon that a test started.
     pub fn adopt(&mut self, daemon: Child) {
         self.daemon = Some(daemon);
     }
@@ -160,25 +160,25 @@ impl Host {
         self.daemon.as_mut().is_some_and(|daemon| daemon.try_wait().unwrap().is_none())
     }
 
-    /// How the daemon ends, by itself or because it was told to.
+    /// The exit status of the daemon, whether it ends by itself or by a signal.
     #[track_caller]
     pub fn ends(&mut self) -> ExitStatus {
         let mut daemon = self.daemon.take().unwrap();
-        eventually_some(PATIENCE, || daemon.try_wait().unwrap())
+        eventually_some(TIMEOUT, || daemon.try_wait().unwrap())
     }
 
-    /// Runs a daemon that is not meant to last.
+    /// Runs a daemon that should end by itself.
     #[track_caller]
     pub fn run_to_end(&mut self) -> ExitStatus {
         self.spawn();
         self.ends()
     }
 
-    /// How a second daemon ends beside the one that runs.
+    /// The exit code of a second daemon beside the running one.
     #[track_caller]
     pub fn run_second(&self) -> Option<i32> {
         let mut second = self.command().spawn().unwrap();
-        eventually_some(PATIENCE, || second.try_wait().unwrap()).code()
+        eventually_some(TIMEOUT, || second.try_wait().unwrap()).code()
     }
 
     pub fn stop(&mut self) {
@@ -203,7 +203,7 @@ impl Host {
         format!("{PREFIX}/subnets/{}", self.subnet())
     }
 
-    /// What `ip` says of the node's network.
+    /// The output of `ip` in the node's namespace.
     pub fn ip(&self, args: &[&str]) -> String {
         run("ip", &[&["-n", self.node.netns_name()], args].concat())
     }
@@ -216,11 +216,11 @@ impl Host {
         run("ip", &[&["netns", "exec", self.node.netns_name(), "nft"], args].concat())
     }
 
-    /// Waits until packets to `subnet` have a route.
+    /// Waits until the kernel has a route to `subnet`.
     #[track_caller]
     pub fn routes_to(&self, subnet: &str) {
         let shown = subnet.replace('-', "/");
-        eventually(PATIENCE, || self.ip(&["route"]).lines().any(|line| line.starts_with(&shown)));
+        eventually(TIMEOUT, || self.ip(&["route"]).lines().any(|line| line.starts_with(&shown)));
     }
 
     /// A pod on the node's bridge.

@@ -6,7 +6,7 @@ use russet_testkit::eventually;
 use rustix::process::Signal;
 
 use super::lab::{Lab, PREFIX};
-use crate::node::PATIENCE;
+use crate::node::TIMEOUT;
 
 /// flannel.md sections 3.1, 3.2 and 10.
 #[test]
@@ -44,7 +44,8 @@ fn t02_without_a_backend_it_is_udp_whose_device_lives_as_long_as_the_daemon() {
     assert!(!host.ip(&["-o", "link"]).contains("flannel0"));
 }
 
-/// flannel.md sections 3.4 and 10, section 12 item 2: ours renews by keep-alive, so that the lease stays the same one, and only the time is new.
+/// flannel.md sections 3.4, 10 and 12.2: Russet renews by keep-alive, so that the lease stays the
+/// same, and only its time changes.
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd; takes 70 s"]
 fn t17_a_margin_of_1439_minutes_renews_every_minute() {
@@ -67,9 +68,9 @@ fn t19_and_t20_a_deleted_lease_ends_its_daemon_with_0_and_peers_forget_it() {
     lab.fabric.etcdctl(&["del", &far.lease_key()]);
     assert_eq!(far.ends().code(), Some(0), "{}", far.log());
     let gone = far.subnet().replace('-', "/");
-    eventually(PATIENCE, || !near.ip(&["route"]).contains(&gone) && !near.fdb().contains("10.77.0.12"));
+    eventually(TIMEOUT, || !near.ip(&["route"]).contains(&gone) && !near.fdb().contains("10.77.0.12"));
     assert!(far.ip(&["route"]).contains("dev flannel.1"), "its own data path stays");
-    // The subnet is taken again by the next daemon.
+    // The next daemon takes the subnet again.
     let before = far.subnet();
     far.start();
     assert_eq!(far.subnet(), before);
@@ -84,25 +85,27 @@ fn a_lost_lease_is_taken_again_when_the_operator_wants_that() {
     let mut host = lab.running(&["-lease-lost=reacquire", "-ip-masq"]);
     let before = host.subnet();
     lab.fabric.etcdctl(&["del", &host.lease_key()]);
-    eventually(PATIENCE, || lab.lease_keys() == [host.lease_key()]);
+    eventually(TIMEOUT, || lab.lease_keys() == [host.lease_key()]);
     assert!(host.runs());
     assert_eq!(host.subnet(), before);
-    // Somebody else has it now: another one is taken, and everything follows. Again and again, for it may happen in the middle of work on the kernel.
+    // Another node has it now: the daemon takes another one and reprograms everything. Repeated,
+    // for it may happen while the kernel is being programmed.
     for round in 0..5_u8 {
         let before = host.subnet();
         let leases = lab.lease_keys().len();
         host.signal(Signal::STOP);
         lab.put_peer(&before, &format!("10.77.0.9{round}"), &format!("02:00:00:00:00:9{round}"));
         host.signal(Signal::CONT);
-        eventually(PATIENCE, || host.subnet() != before && lab.lease_keys().len() == leases + 1);
+        eventually(TIMEOUT, || host.subnet() != before && lab.lease_keys().len() == leases + 1);
         host.routes_to(&before);
         let own = host.subnet().replace('-', "/");
-        eventually(PATIENCE, || host.nft(&["list", "ruleset"]).contains(&own));
+        eventually(TIMEOUT, || host.nft(&["list", "ruleset"]).contains(&own));
         assert!(host.runs());
     }
 }
 
-/// flannel.md section 3.3: a node whose public address changed is another node to its peers; its lease of before runs out.
+/// flannel.md section 3.3: a node whose public address changed is another node to its peers; its
+/// earlier lease expires.
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd"]
 fn a_changed_public_address_is_published_after_a_restart() {
@@ -117,7 +120,7 @@ fn a_changed_public_address_is_published_after_a_restart() {
     far.start();
     assert!(lab.value(&far).contains(r#""PublicIP":"10.77.0.52""#), "{}", lab.value(&far));
     near.routes_to(&far.subnet());
-    eventually(PATIENCE, || near.fdb().contains("dst 10.77.0.52"));
+    eventually(TIMEOUT, || near.fdb().contains("dst 10.77.0.52"));
 }
 
 /// flannel.md sections 3.6 and 10.
@@ -136,9 +139,9 @@ fn t23_and_t24_garbage_is_skipped_and_bursts_are_programmed() {
         );
     }
     let routes = || host.ip(&["route"]).lines().filter(|line| line.contains("dev flannel.1")).count();
-    eventually(PATIENCE, || routes() == 50);
+    eventually(TIMEOUT, || routes() == 50);
     for number in 151..201 {
         lab.fabric.etcdctl(&["del", &format!("{PREFIX}/subnets/10.5.{number}.0-24")]);
     }
-    eventually(PATIENCE, || routes() == 0);
+    eventually(TIMEOUT, || routes() == 0);
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use russet_testkit::{eventually, run};
 
 use super::lab::{Lab, PREFIX};
-use crate::node::PATIENCE;
+use crate::node::TIMEOUT;
 
 fn usage(arguments: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_russet")).arg("flanneld").args(arguments).output().unwrap();
@@ -106,9 +106,9 @@ fn t34_to_t36_the_interface_is_chosen_as_flannel_chooses_it() {
 fn t53_health_is_told_from_the_start_and_readiness_once_the_subnet_is_written() {
     let mut lab = Lab::new("");
     let mut host = lab.host(&["-healthz-ip=127.0.0.1", "-healthz-port=8081"]);
-    let told = host.node.path("notify");
-    let service_manager = UnixDatagram::bind(&told).unwrap();
-    let mut daemon = host.command().env("NOTIFY_SOCKET", &told).spawn().unwrap();
+    let notify_socket = host.node.path("notify");
+    let service_manager = UnixDatagram::bind(&notify_socket).unwrap();
+    let mut daemon = host.command().env("NOTIFY_SOCKET", &notify_socket).spawn().unwrap();
     let netns = host.node.netns().try_clone().unwrap();
     let ask = |path: &str| {
         let mut stream = netns.with(|| TcpStream::connect("127.0.0.1:8081")).unwrap().ok()?;
@@ -117,21 +117,21 @@ fn t53_health_is_told_from_the_start_and_readiness_once_the_subnet_is_written() 
         stream.read_to_string(&mut text).unwrap();
         Some(text)
     };
-    eventually(PATIENCE, || ask("/healthz").is_some_and(|answer| answer.ends_with("flanneld is running")));
+    eventually(TIMEOUT, || ask("/healthz").is_some_and(|answer| answer.ends_with("flanneld is running")));
     assert!(ask("/readyz").unwrap().starts_with("HTTP/1.1 503 "));
     assert!(lab.lease_keys().is_empty());
-    eventually(PATIENCE, || host.log().contains("no network config"));
+    eventually(TIMEOUT, || host.log().contains("no network config"));
     lab.fabric.put(&format!("{PREFIX}/config"), r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#);
     let mut inbox = [0; 64];
-    service_manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    service_manager.set_read_timeout(Some(TIMEOUT)).unwrap();
     let length = service_manager.recv(&mut inbox).unwrap();
     assert_eq!(&inbox[..length], b"READY=1");
-    assert!(host.env_path().exists(), "it is told when pods can be attached");
+    assert!(host.env_path().exists(), "readiness is announced when pods can be attached");
     assert!(ask("/readyz").unwrap().ends_with("flanneld is ready"));
     daemon.kill().unwrap();
     daemon.wait().unwrap();
     host.spawn();
-    eventually(PATIENCE, || ask("/healthz").is_some());
+    eventually(TIMEOUT, || ask("/healthz").is_some());
     assert_eq!(host.run_second(), Some(1), "the place of the health server is taken");
 }
 
@@ -142,12 +142,13 @@ fn waiting_for_the_configuration_is_told_and_a_signal_ends_it() {
     let mut lab = Lab::new("");
     let mut host = lab.host(&[]);
     host.spawn();
-    eventually(PATIENCE, || host.log().matches("no network config").count() >= 2);
+    eventually(TIMEOUT, || host.log().matches("no network config").count() >= 2);
     host.stop();
     lab.fabric.kill_etcd();
     host.spawn();
-    // An etcd that refuses is an error at once; one that is silent has not answered yet when the line comes.
-    eventually(PATIENCE, || host.log().contains("refused"));
+    // An etcd that refuses connections is an error at once; a silent one has not answered yet when
+    // the line is written.
+    eventually(TIMEOUT, || host.log().contains("refused"));
     host.stop();
     let first = host.log().lines().find(|line| line.contains("refused")).unwrap().to_owned();
     assert!(first.contains("http://10.77.0.1:2379"), "{first}");
@@ -163,7 +164,7 @@ fn data_of_old_daemons_behind_the_v2_api_are_named_with_both_ways_out() {
     lab.fabric.etcdctl_v2(&["set", &format!("{PREFIX}/config"), config]);
     let mut host = lab.host(&[]);
     host.spawn();
-    eventually(PATIENCE, || host.log().contains("left one at /coreos.com/network/config behind the v2 API"));
+    eventually(TIMEOUT, || host.log().contains("left one at /coreos.com/network/config behind the v2 API"));
     host.stop();
     let (log, url) = (host.log(), "http://10.77.0.1:2379");
     assert!(log.contains("-etcd-api=v2"), "{log}");
@@ -186,6 +187,6 @@ fn a_device_that_stands_in_the_way_is_replaced_and_the_log_says_why() {
     assert!(host.log().contains("flannel.1: port 4789, not 8472"), "{}", host.log());
     let lines = host.log().lines().filter(|line| line.contains("a device was replaced")).count();
     assert_eq!(lines, 2, "{}", host.log());
-    // Nothing for a reader of Rust, and no number where a name is.
+    // No Rust debug output, and no number in place of a name.
     assert!(!host.log().contains("Some(") && !host.log().contains(" dev 1"), "{}", host.log());
 }

@@ -1,5 +1,6 @@
-//! `-takeover`: the state of a real flannel v0.20.0 is made by hand as flannel.md sections 6.2, 6.3 and 7.1 have it, and our daemon comes in its place under
-//! traffic; then back. Not one packet may be lost, and nothing may be there twice.
+//! `-takeover`: a real flannel v0.20.0's state is made by hand as in flannel.md sections 6.2, 6.3
+//! and 7.1, and our daemon replaces it under traffic; then back. Not one packet may be lost, and no
+//! object may exist twice.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, UdpSocket};
@@ -16,7 +17,7 @@ use serde_json::Value;
 
 use super::faults::rules_of;
 use super::lab::{Host, Lab};
-use crate::node::{PATIENCE, TestPod};
+use crate::node::{TIMEOUT, TestPod};
 use crate::pinging::Pinging;
 
 const VXLAN: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
@@ -51,7 +52,8 @@ COMMIT
 COMMIT
 "#;
 
-/// The rules of a current flannel with `EnableNFTables`, the dead one included (flannel.md section 7.2).
+/// The rules of a current flannel with `EnableNFTables`, the unused one included (flannel.md
+/// section 7.2).
 const NFT_RULES: &str = r#"
 table ip flannel-ipv4 {
     chain forward { type filter hook forward priority filter; policy accept;
@@ -69,7 +71,7 @@ table ip flannel-ipv4 {
 }
 "#;
 
-/// Where a flannel has its rules.
+/// The firewall that a flannel uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rules {
     Iptables,
@@ -79,7 +81,7 @@ enum Rules {
 // === impl Rules ===
 
 impl Rules {
-    /// What flannel does at its start, again too: its chains are flushed and filled.
+    /// What flannel does at each start: it flushes and fills its chains.
     fn fill(self, host: &Host) {
         match self {
             Self::Iptables => feed(host, &["iptables-restore", "--noflush"], RULES),
@@ -96,7 +98,7 @@ impl Rules {
         }
     }
 
-    /// Jumps, chains and tables, each there once, and none of the other kind.
+    /// Jumps, chains and tables exist once each, and none of the other kind.
     fn assert_once(self, host: &Host) {
         let (rules, tables) = (sh(host, "iptables-save"), host.nft(&["list", "tables"]));
         let chains = usize::from(self == Self::Iptables);
@@ -109,10 +111,10 @@ impl Rules {
     }
 }
 
-/// A moment that is long enough for whoever would do something.
+/// Long enough for another process to react.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The node that changes hands, and its peer, with a pod each.
+/// The node whose daemon is replaced, and its peer, with a pod each.
 struct Swap {
     lab: Lab,
     here: Host,
@@ -121,18 +123,19 @@ struct Swap {
     pods: [(TestPod, String); 2],
 }
 
-/// Somebody who has flannel's name, and perhaps a supervisor; gone when it is dropped.
+/// A process with flannel's name, and perhaps a supervisor; ends when it is dropped.
 struct StandIn(Child);
 
-/// New flows from a pod to a host outside of the network: each needs its masquerade rule at that moment.
-struct Strangers {
+/// New flows from a pod to a host outside of the network: each needs its masquerade rule at its
+/// first packet.
+struct OutboundFlows {
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<(u32, u32)>,
 }
 
-// === impl Strangers ===
+// === impl OutboundFlows ===
 
-impl Strangers {
+impl OutboundFlows {
     fn start(lab: &Lab, from: &TestPod) -> Self {
         let hub = NetNs::open_named(lab.fabric.hub()).unwrap();
         let server = hub.with(|| UdpSocket::bind("10.77.0.1:7007")).unwrap().unwrap();
@@ -145,12 +148,12 @@ impl Strangers {
         });
         let pod = NetNs::open_named(&from.netns_name).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
+        let stop_flag = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             let (mut sent, mut lost) = (0, 0);
-            while !told.load(Ordering::Relaxed) {
+            while !stop_flag.load(Ordering::Relaxed) {
                 sent += 1;
-                lost += u32::from(!asks(&pod));
+                lost += u32::from(!gets_reply(&pod));
                 let_pass(Duration::from_millis(10));
             }
             (sent, lost)
@@ -166,8 +169,8 @@ impl Strangers {
     }
 }
 
-/// One flow of its own, there and back.
-fn asks(pod: &NetNs) -> bool {
+/// One new flow, there and back.
+fn gets_reply(pod: &NetNs) -> bool {
     let socket = pod.with(|| UdpSocket::bind("0.0.0.0:0")).unwrap().unwrap();
     socket.set_read_timeout(Some(SECOND)).unwrap();
     socket.connect(SocketAddr::from(([10, 77, 0, 1], 7007))).unwrap();
@@ -215,7 +218,7 @@ impl StandIn {
 
 impl Drop for StandIn {
     fn drop(&mut self) {
-        // It and whatever it has started.
+        // Kills its process group.
         let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
         let _ = self.0.wait();
     }
@@ -231,14 +234,14 @@ fn sh(host: &Host, words: &str) -> String {
 // === impl Swap ===
 
 impl Swap {
-    /// What flannel leaves on the first node, with our daemon as its peer on the second.
+    /// The objects of flannel on the first node, with our daemon as its peer on the second.
     fn new(config: &str, rules: Rules) -> Self {
         Self::with_flags(config, rules, &["-ip-masq", "-iface=eth0", "-takeover"])
     }
 
     fn with_flags(config: &str, rules: Rules, flags: &[&str]) -> Self {
         let mut lab = Lab::new(config);
-        // The way in is by `takeover`; nothing is started yet.
+        // Our daemon starts by `-takeover`; nothing is started yet.
         let mut here = lab.host(flags);
         let mut there = lab.running(&["-ip-masq", "-iface=eth0"]);
         let vxlan = config == VXLAN;
@@ -263,7 +266,7 @@ impl Swap {
         swap
     }
 
-    /// As real flannel writes its lease: each time by an etcd lease of its own.
+    /// As real flannel writes its lease: each time by a new etcd lease.
     fn put_leased(&self, value: &str) {
         let fabric = &self.lab.fabric;
         let granted = fabric.etcdctl(&["lease", "grant", "86400"]);
@@ -271,7 +274,7 @@ impl Swap {
         fabric.etcdctl(&["put", "--lease", id, &self.here.lease_key(), value]);
     }
 
-    /// What flannel does for its peer's lease, at its start as at any time: everything by `replace`.
+    /// What flannel programs for its peer's lease, at its start and later: everything by `replace`.
     fn program_peer(&self) {
         let (lease, subnet) = (self.lab.value(&self.there), self.peer());
         let lease: Value = serde_json::from_str(&lease).unwrap();
@@ -294,12 +297,12 @@ impl Swap {
         self.here.ip(&["route", "show", &self.peer()]).lines().map(str::to_owned).collect()
     }
 
-    /// The tunnel and the way out; a bridge's timers never stand still.
+    /// The tunnel and the bridge; a bridge's timers change all the time.
     fn links(&self) -> String {
         self.here.ip(&["-d", "link", "show", "type", "vxlan"]) + &self.here.ip(&["link", "show", "eth0"])
     }
 
-    /// Everything that a takeover could touch.
+    /// Everything that a takeover could change.
     fn state(&self) -> String {
         let only = |text: String, keep: fn(&&str) -> bool| -> String {
             text.lines().filter(keep).map(|line| format!("{line}\n")).collect()
@@ -318,7 +321,7 @@ impl Swap {
         only(parts.join("\n"), |line| !line.starts_with("\"Revision\"") && !line.starts_with("\"RaftTerm\""))
     }
 
-    /// A daemon that is refused, or only asked: how it ends, and that it changed nothing.
+    /// A daemon that is refused, or only checks: its exit code, and that it changed nothing.
     #[track_caller]
     fn unchanged(&self, more: &[&str], code: i32, words: &[&str]) {
         let before = self.state();
@@ -341,19 +344,19 @@ fn assert_same(before: &str, after: &str, when: &str) {
     assert!(gone.is_empty() && new.is_empty(), "{when}: gone {gone:#?}, new {new:#?}");
 }
 
-/// There under traffic, and back.
+/// Takes over under traffic, and gives back.
 fn there_and_back(config: &str, rules: Rules) {
     let mut swap = Swap::new(config, rules);
     let mut flannel = stand_in(&swap.here, false);
     let (links, lease) = (swap.links(), swap.lab.value(&swap.here));
     let [(near, near_address), (far, far_address)] = swap.pods.clone();
     let pings = [Pinging::start(&near, &far_address), Pinging::start(&far, &near_address)];
-    let strangers = Strangers::start(&swap.lab, &near);
+    let flows = OutboundFlows::start(&swap.lab, &near);
 
     swap.here.start();
-    eventually(PATIENCE, || swap.routes().iter().any(|route| route.contains("proto 115")));
+    eventually(TIMEOUT, || swap.routes().iter().any(|route| route.contains("proto 115")));
     let_pass(SECOND);
-    assert!(!flannel.runs(), "the running daemon was asked to end");
+    assert!(!flannel.runs(), "the running daemon received SIGTERM");
     // The same device with its MAC, the same lease, the same chains; nothing twice.
     assert_eq!((swap.links(), swap.lab.value(&swap.here)), (links.clone(), lease.clone()));
     assert_eq!((swap.lab.lease_keys().len(), swap.here.subnet()), (2, KEY.to_owned()));
@@ -366,7 +369,7 @@ fn there_and_back(config: &str, rules: Rules) {
     swap.rules.fill(&swap.here);
     swap.put_leased(&lease);
     let_pass(SECOND);
-    strangers.finish();
+    flows.finish();
     pings.into_iter().for_each(Pinging::finish);
     assert_eq!(swap.links(), links);
     let routes = swap.routes();
@@ -376,19 +379,19 @@ fn there_and_back(config: &str, rules: Rules) {
 
 #[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip, bridge, iptables, nft, ping"]
-fn a_running_flannel_of_backend_vxlan_is_taken_over_and_given_back_without_a_lost_packet() {
+fn a_running_vxlan_flannel_is_replaced_and_restored_without_a_lost_packet() {
     there_and_back(VXLAN, Rules::Iptables);
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip, bridge, iptables, nft, ping"]
-fn a_running_flannel_with_rules_in_nf_tables_is_taken_over_and_given_back_without_a_lost_packet() {
+fn a_running_flannel_with_nf_tables_is_replaced_and_restored_without_a_lost_packet() {
     there_and_back(VXLAN, Rules::Nft);
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd, ip, bridge, iptables, nft, ping"]
-fn a_running_flannel_of_backend_host_gw_is_taken_over_and_given_back_without_a_lost_packet() {
+fn a_running_host_gw_flannel_is_replaced_and_restored_without_a_lost_packet() {
     there_and_back(HOST_GW, Rules::Iptables);
 }
 
@@ -404,7 +407,7 @@ fn a_check_says_what_a_takeover_would_do_and_changes_nothing() {
 
 #[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip, bridge, iptables, nft, ping"]
-fn a_flannel_that_masquerades_is_not_taken_over_without_ip_masq_unless_that_is_said() {
+fn a_masquerading_flannel_is_not_replaced_without_ip_masq_unless_forced() {
     let swap = Swap::with_flags(VXLAN, Rules::Iptables, &["-iface=eth0"]);
     let mut flannel = stand_in(&swap.here, false);
     for takeover in ["-takeover-check", "-takeover"] {
@@ -427,29 +430,30 @@ fn a_flannel_called_by_its_version_is_found_and_an_ordinary_start_beside_it_warn
     let warning = log.lines().find(|line| line.contains("another flannel daemon runs on this node"));
     let warning = warning.unwrap_or_else(|| panic!("{log}"));
     assert!(warning.contains(&flannel.0.id().to_string()) && warning.contains("-takeover"), "{warning}");
-    // A second one that renews the same lease is noticed as well, where its process cannot be seen.
+    // A second daemon that renews the same lease is detected as well, if its process cannot be
+    // seen.
     let lease = swap.lab.value(&swap.here);
     swap.put_leased(&lease);
-    eventually(PATIENCE, || swap.here.log().contains("another process renews this node's lease"));
+    eventually(TIMEOUT, || swap.here.log().contains("another process renews this node's lease"));
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip, bridge, iptables, nft, ping"]
-fn rules_that_are_undone_again_and_again_are_warned_of() {
+fn repeated_reverts_of_rules_cause_a_warning() {
     let mut lab = Lab::vxlan();
     let host = lab.running(&["-ip-masq", "-iface=eth0"]);
     let warned = || host.log().contains("another process changes the rules again and again");
-    let guarded = || host.nft(&["list", "ruleset"]).contains("russet-flannel-");
+    let has_guard = || host.nft(&["list", "ruleset"]).contains("russet-flannel-");
     let rules = || rules_of(&host);
-    // The guard of the tunnel comes with the first list of leases, after the other rules.
-    eventually(PATIENCE, guarded);
+    // The tunnel's guard follows the first list of leases, after the other rules.
+    eventually(TIMEOUT, has_guard);
     let whole = rules();
     for _ in 0..6 {
         host.nft(&["flush", "ruleset"]);
-        eventually(PATIENCE, || rules() == whole);
+        eventually(TIMEOUT, || rules() == whole);
     }
-    eventually(PATIENCE, warned);
-    eventually(PATIENCE, guarded);
+    eventually(TIMEOUT, warned);
+    eventually(TIMEOUT, has_guard);
 }
 
 #[test]
@@ -458,7 +462,7 @@ fn a_check_of_a_datastore_that_does_not_answer_ends_with_the_reason() {
     let mut swap = Swap::new(VXLAN, Rules::Iptables);
     swap.lab.fabric.kill_etcd();
     let mut check = swap.here.command().arg("-takeover-check").spawn().unwrap();
-    let code = russet_testkit::eventually_some(PATIENCE, || check.try_wait().unwrap()).code();
+    let code = russet_testkit::eventually_some(TIMEOUT, || check.try_wait().unwrap()).code();
     assert_eq!(code, Some(1), "{}", swap.here.log());
     let log = swap.here.log();
     let last = log.lines().next_back().unwrap();
@@ -467,10 +471,10 @@ fn a_check_of_a_datastore_that_does_not_answer_ends_with_the_reason() {
 
 #[test]
 #[ignore = "root: makes network namespaces; kernel: vxlan; tool: etcd, ip, bridge, iptables, nft, ping"]
-fn a_node_that_is_not_as_the_flags_say_is_left_alone() {
+fn a_node_that_does_not_match_the_flags_is_unchanged() {
     let swap = Swap::new(VXLAN, Rules::Iptables);
     let mut flannel = stand_in(&swap.here, false);
-    // Its packets would go by another device for a moment.
+    // Its packets would use another device for a moment.
     sh(&swap.here, "ip link del flannel.1");
     swap.unchanged(&[], 1, &["there is no device flannel.1"]);
     let device = format!("ip link add flannel.1 address {MAC} type vxlan");
@@ -493,12 +497,12 @@ fn a_flannel_that_a_supervisor_starts_again_keeps_its_place() {
 #[ignore = "root: makes network namespaces; kernel: tun; tool: etcd, ip, ping"]
 fn a_daemon_of_ours_is_taken_over_as_well_and_udps_tunnel_is_there_again() {
     let mut lab = Lab::new(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}"#);
-    // Both daemons serve health at one place: the second begins when the first has left it.
+    // Both daemons serve health at one address: the second starts when the first has released it.
     let flags = ["-iface=eth0", "-healthz-ip=127.0.0.1", "-healthz-port=8081"];
     let (mut here, mut there) = (lab.running(&flags), lab.running(&flags));
     let ((near, _), (_, far)) = (here.pod(), there.pod());
     let ping = || {
-        // Begins when the address answers.
+        // Starts when the address answers.
         let pings = Pinging::start(&near, &far);
         let_pass(SECOND);
         pings.finish();
@@ -507,7 +511,7 @@ fn a_daemon_of_ours_is_taken_over_as_well_and_udps_tunnel_is_there_again() {
     let (subnet, keys) = (here.subnet(), lab.lease_keys());
     let mut command = here.command();
     let successor = StandIn(command.arg("-takeover").process_group(0).spawn().unwrap());
-    assert_eq!(here.ends().code(), Some(0), "it was asked to end");
+    assert_eq!(here.ends().code(), Some(0), "it received SIGTERM");
     ping();
     assert_eq!((here.subnet(), lab.lease_keys()), (subnet, keys));
     drop(successor);

@@ -3,7 +3,7 @@
 use russet_testkit::{eventually, run};
 
 use super::lab::{Host, Lab};
-use crate::node::{PATIENCE, TestPod};
+use crate::node::{TIMEOUT, TestPod};
 
 pub fn ping(from: &TestPod, to: &str, more: &[&str]) -> bool {
     let base = ["netns", "exec", &from.netns_name, "ping", "-n", "-c", "1", "-W", "1"];
@@ -23,7 +23,7 @@ fn t43_vxlan_carries_1450_bytes_and_no_more() {
     let mut lab = Lab::vxlan();
     let (mut near, mut far) = two(&mut lab);
     let ((from, _), (_, to)) = (near.pod(), far.pod());
-    eventually(PATIENCE, || ping(&from, &to, &[]));
+    eventually(TIMEOUT, || ping(&from, &to, &[]));
     assert!(ping(&from, &to, &["-M", "do", "-s", "1422"]), "1450 bytes with its headers");
     assert!(!ping(&from, &to, &["-M", "do", "-s", "1423"]));
 }
@@ -35,12 +35,12 @@ fn t37_host_gw_carries_pods_packets_and_masquerades_what_leaves() {
     let mut lab = Lab::new(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#);
     let (mut near, mut far) = two(&mut lab);
     let ((from, _), (_, to)) = (near.pod(), far.pod());
-    eventually(PATIENCE, || ping(&from, &to, &[]));
+    eventually(TIMEOUT, || ping(&from, &to, &[]));
     assert_eq!(near.env("FLANNEL_MTU"), "1500");
     assert!(
         near.ip(&["route"]).contains(&format!("{} via 10.77.0.12 dev eth0", far.subnet().replace('-', "/")))
     );
-    // The hub knows no way back to pods: it answers because it sees the node's address.
+    // The hub has no route to pods: it answers because the packet has the node's address.
     assert!(ping(&from, "10.77.0.1", &[]));
     assert!(lab.value(&near).ends_with(r#""BackendType":"host-gw"}"#));
 }
@@ -52,11 +52,11 @@ fn udp_carries_pods_packets_also_after_a_restart_of_either_daemon() {
     let mut lab = Lab::new(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}"#);
     let (mut near, mut far) = two(&mut lab);
     let ((from, _), (_, to)) = (near.pod(), far.pod());
-    eventually(PATIENCE, || ping(&from, &to, &[]));
+    eventually(TIMEOUT, || ping(&from, &to, &[]));
     for host in [&mut near, &mut far] {
         host.stop();
         host.start();
-        eventually(PATIENCE, || ping(&from, &to, &[]));
+        eventually(TIMEOUT, || ping(&from, &to, &[]));
     }
 }
 
@@ -82,7 +82,7 @@ fn t44_dual_stack_has_one_key_two_devices_and_six_lines() {
     let base = |host: &Host| host.env("FLANNEL_IPV6_SUBNET").replace("1/64", "");
     near.routes_to(&far.subnet());
     let subnet = format!("{}/64", base(&far));
-    eventually(PATIENCE, || {
+    eventually(TIMEOUT, || {
         near.ip(&["-6", "route"]).contains(&format!("{subnet} via {} dev flannel-v6.1", base(&far)))
     });
     let fdb = run("bridge", &["-n", near.node.netns_name(), "fdb", "show", "dev", "flannel-v6.1"]);
@@ -93,5 +93,5 @@ fn t44_dual_stack_has_one_key_two_devices_and_six_lines() {
         let ping = ["netns", "exec", &netns, "ping", "-n", "-c", "1", "-W", "1", "-I", &own, to];
         std::process::Command::new("ip").args(ping).output().unwrap().status.success()
     };
-    eventually(PATIENCE, || reached(&base(&far)));
+    eventually(TIMEOUT, || reached(&base(&far)));
 }

@@ -1,4 +1,5 @@
-//! The daemon in other manners: the v2 API of old peers, iptables, the embedded store, the operator's commands.
+//! Variants of the daemon: the v2 API of old peers, iptables, the embedded store, the operator's
+//! commands.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -7,9 +8,10 @@ use russet_testkit::{eventually, run};
 
 use super::lab::{Host, Lab, PREFIX};
 use super::traffic::ping;
-use crate::node::PATIENCE;
+use crate::node::TIMEOUT;
 
-/// flannel.md section 3.1a, section 12 item 1: two nodes on the keys API reach each other, and their leases live a day there.
+/// flannel.md sections 3.1a and 12.1: two nodes on the keys API reach each other, and their leases
+/// live a day there.
 #[test]
 #[ignore = "root: makes network namespaces; tool: etcd with the v2 API, ping"]
 fn two_nodes_on_the_v2_api_reach_each_other_and_hear_of_a_third() {
@@ -21,7 +23,7 @@ fn two_nodes_on_the_v2_api_reach_each_other_and_hear_of_a_third() {
     ]);
     let (mut near, mut far) = (lab.running(&["-etcd-api=v2"]), lab.running(&["-etcd-api=v2"]));
     let ((from, _), (_, to)) = (near.pod(), far.pod());
-    eventually(PATIENCE, || ping(&from, &to, &[]));
+    eventually(TIMEOUT, || ping(&from, &to, &[]));
     let value = lab.fabric.etcdctl_v2(&["get", &near.lease_key()]);
     assert!(value.contains(r#""PublicIP":"10.77.0.11""#), "{value}");
     assert!(lab.lease_keys().is_empty(), "the other store knows nothing of it");
@@ -30,7 +32,7 @@ fn two_nodes_on_the_v2_api_reach_each_other_and_hear_of_a_third() {
     lab.fabric.etcdctl_v2(&["set", &format!("{PREFIX}/subnets/10.5.199.0-24"), third]);
     near.routes_to("10.5.199.0-24");
     lab.fabric.etcdctl_v2(&["rm", &format!("{PREFIX}/subnets/10.5.199.0-24")]);
-    eventually(PATIENCE, || !near.ip(&["route"]).contains("10.5.199.0"));
+    eventually(TIMEOUT, || !near.ip(&["route"]).contains("10.5.199.0"));
     lab.fabric.etcdctl_v2(&["rm", &far.lease_key()]);
     assert_eq!(far.ends().code(), Some(0), "{}", far.log());
 }
@@ -50,7 +52,7 @@ fn t37_and_t38_in_iptables_flannels_chains_are_made_and_repaired() {
     let flags = ["-ip-masq", "-firewall=iptables", "-iptables-resync=1"];
     let (mut near, mut far) = (lab.running(&flags), lab.running(&flags));
     let ((from, _), (_, to)) = (near.pod(), far.pod());
-    eventually(PATIENCE, || ping(&from, &to, &[]));
+    eventually(TIMEOUT, || ping(&from, &to, &[]));
     assert!(ping(&from, "10.77.0.1", &[]), "what leaves is masqueraded");
     let before = chains(&near);
     assert!(before.contains("-A POSTROUTING") && before.contains("-A FORWARD"), "{before}");
@@ -67,7 +69,8 @@ fn t37_and_t38_in_iptables_flannels_chains_are_made_and_repaired() {
     without.stop();
 }
 
-/// docs/flanneld.md: daemons of one machine share its embedded store, whoever has it open.
+/// docs/flanneld.md: daemons of one machine share its embedded store, whichever of them has it
+/// open.
 #[test]
 #[ignore = "root: makes network namespaces; tool: ping"]
 fn two_daemons_on_one_machines_store_reach_each_other() {
@@ -78,7 +81,7 @@ fn two_daemons_on_one_machines_store_reach_each_other() {
     let mut store = Command::new(env!("CARGO_BIN_EXE_russet"));
     store.args(["store", "serve", "--root"]).arg(shared.path());
     let mut store = store.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-    eventually(PATIENCE, || socket.exists());
+    eventually(TIMEOUT, || socket.exists());
     let put = Command::new(env!("CARGO_BIN_EXE_russet"))
         .args(["store", "put", "--root"])
         .arg(shared.path())
@@ -89,7 +92,7 @@ fn two_daemons_on_one_machines_store_reach_each_other() {
     let flag = format!("-store=unix:{}", socket.display());
     let (mut near, mut far) = (lab.running(&[&flag]), lab.running(&[&flag]));
     let ((from, _), (_, to)) = (near.pod(), far.pod());
-    eventually(PATIENCE, || ping(&from, &to, &[]));
+    eventually(TIMEOUT, || ping(&from, &to, &[]));
     store.kill().unwrap();
     store.wait().unwrap();
     assert!(near.runs() && far.runs() && ping(&from, &to, &[]), "the data path needs no store");
@@ -110,9 +113,9 @@ fn commands_of_the_operator_carry_the_network() {
         lab.value(&near)
     );
     let ((from, _), (_, to)) = (near.pod(), far.pod());
-    eventually(PATIENCE, || ping(&from, &to, &[]));
+    eventually(TIMEOUT, || ping(&from, &to, &[]));
     let gone = far.subnet().replace('-', "/");
     lab.fabric.etcdctl(&["del", &far.lease_key()]);
     assert_eq!(far.ends().code(), Some(0));
-    eventually(PATIENCE, || !near.ip(&["route"]).contains(&gone));
+    eventually(TIMEOUT, || !near.ip(&["route"]).contains(&gone));
 }

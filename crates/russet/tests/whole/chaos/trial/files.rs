@@ -1,10 +1,11 @@
-//! The files of a node: which there may be, and how large.
+//! The files of a node: allowed names and sizes.
 
 use std::path::Path;
 
 use crate::chaos::site::Site;
 
-/// Files below `/run/russet` and `/var/lib/russet` of a node whose agent is at rest; a name that ends with `*` is a beginning.
+/// Files below `/run/russet` and `/var/lib/russet` of a node whose agent is idle; a name that ends
+/// with `*` is a prefix.
 const KNOWN: [&str; 18] = [
     "run/russet/cni.sock",
     "run/russet/health.sock",
@@ -22,19 +23,20 @@ const KNOWN: [&str; 18] = [
     "var/lib/russet/history.lock",
     "var/lib/calico/nodename",
     "var/lib/calico/mtu",
-    // Both are of Calico's IPAM plugins.
+    // Both belong to Calico's IPAM plugins.
     "var/run/calico/*",
     "run/calico/*",
 ];
 
 const JOURNAL: &str = "run/russet/journal";
-/// The journal of a node with a handful of pods: it is written anew when it has more than 256 KiB and twice what it must have.
+/// The journal of a node with a few pods: it is compacted when it has more than 256 KiB and twice
+/// its minimum.
 const JOURNAL_MAX_BYTES: u64 = 1 << 20;
-/// No file of a node with a handful of pods has a reason to be larger than this; the history's own limit is 4 MiB.
+/// No file of a node with a few pods is larger; the history's own limit is 4 MiB.
 const FILE_MAX_BYTES: u64 = 16 << 20;
 
-/// Files that nobody should have left.
-pub fn strange(site: &Site) -> Vec<String> {
+/// Files with unexpected names.
+pub fn unexpected(site: &Site) -> Vec<String> {
     let mut found = Vec::new();
     for top in ["run", "var"] {
         each_file(&site.node.path(top), &mut |path| {
@@ -44,14 +46,14 @@ pub fn strange(site: &Site) -> Vec<String> {
                 None => name == *known,
             });
             if !known {
-                found.push(format!("file of nobody: {name}"));
+                found.push(format!("stray file: {name}"));
             }
         });
     }
     found
 }
 
-/// At any time.
+/// Must hold at any time.
 pub fn assert_bounded(site: &Site) {
     for top in ["run", "var"] {
         each_file(&site.node.path(top), &mut |path| {
@@ -63,7 +65,7 @@ pub fn assert_bounded(site: &Site) {
 }
 
 fn each_file(dir: &Path, take: &mut dyn FnMut(&Path)) {
-    // Files come and go while plugins work.
+    // Files come and go while plugins run.
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         match entry.file_type() {
             Ok(kind) if kind.is_dir() => each_file(&entry.path(), take),

@@ -1,13 +1,16 @@
-//! The power of a node fails in the middle of it all, and comes back.
+//! A power cut of a node during operations, and the boot after it.
 //!
-//! What goes is what goes with a real cut: every process, every namespace with its interfaces, routes and rules, `/run`, and whatever was not synced to the
-//! disk. `/var` of the node is a file system of its own ([`Disk`]) that the kernel shuts down without writing anything more, mounted with options under which ext4
-//! promises least; so no file of ours is cut where it was synced, and each may be where it was not. The history of addresses, which is never synced, is cut at a
-//! random place besides, or ends in garbage.
+//! It takes what a real cut takes: every process, every namespace with its interfaces, routes and
+//! rules, `/run`, and whatever was not synced to the disk. The node's `/var` is a file system of
+//! its own ([`Disk`]) that the kernel shuts down without writing anything more, mounted with the
+//! options under which ext4 promises least; so no file of ours is cut where it was synced, and each
+//! may be where it was not. The history of addresses, which is never synced, is also cut at a
+//! random place, or ends in garbage.
 //!
-//! What must be true when the power is back: the store opens, and has every address whose ADD was answered and none whose DEL was, but for the few that were on
-//! their way back; the journal that would know these is gone, so the agent's own look must find them, or GC. Then the agent
-//! starts, a third of the pods that were get their DEL, as kubelet sends it, and the others are never heard of again; nothing of either may be left.
+//! After the boot: the store opens, and has every address whose ADD was answered and none whose DEL
+//! was, except for the few whose release was in progress; the journal with these is lost, so the
+//! agent's repair must find them, or GC. Then the agent starts, a third of the earlier pods get
+//! their DEL, as kubelet sends it, and the others get none; nothing of either may be left.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -17,45 +20,47 @@ use std::time::Instant;
 
 use russet_testkit::{Disk, eventually, let_pass};
 
-use super::plan::{KILL_WITHIN, Order, Plan};
-use super::player::Arena;
-use super::reckoning::reckon;
-use super::ward::{Entry, State, Ward};
+use super::final_check::check_everything;
+use super::plan::{KILL_WITHIN, Parameters, Plan};
+use super::runtime_thread::Arena;
+use super::tracked_node::{Entry, PodState, TrackedNode};
 use super::{
-    Evidence, Field, LANES, RECOVERY, Slots, Spared, clear, end, number, rage, seed, summary, wards,
+    Evidence, Field, RECOVERY, Slots, UntouchedPods, WORKERS, clear, end, nodes, number, run_load, seed,
+    summary,
 };
-use crate::chaos::books::Books;
+use crate::chaos::store_records::StoreRecords;
 use crate::chaos::victims::Victims;
 use crate::fabric::Fabric;
 use crate::node::TestPod;
 use russet_testkit::Random;
 
-/// What `cargo xtask test` does.
+/// The amount of `cargo xtask test`.
 const CUTS: usize = 4;
 /// Operations and kills before each cut.
 const OPS_PER_CUT: usize = 60;
 const KILLS_PER_CUT: usize = 2;
-/// Options of ext4's: the usual ones, and those under which the least is on the disk after a cut.
+/// Options of ext4: the usual ones, and those with which the least is on the disk after a cut.
 const OPTIONS: [&str; 3] = [
     "defaults",
     "data=writeback,noauto_da_alloc,commit=1",
     "data=writeback,nodelalloc,noauto_da_alloc,commit=1",
 ];
 
-/// Of how many pods the addresses may be on their way back at a time: each lane can have answers to a few DELs before the first store commit is through.
-const LATE_MAX: usize = 4 * LANES;
+/// The maximum number of pods whose addresses are being released at a time: each thread can have
+/// answers to a few DELs before the first store commit completes.
+const LATE_MAX: usize = 4 * WORKERS;
 /// A file that is never synced.
 const HISTORY: &str = "var/lib/russet/history";
 
-/// A power cut that is to come.
+/// A planned power cut.
 struct Cut {
     /// The node.
     victim: usize,
-    /// When the plan is so far, which is somewhere in the middle of its round.
+    /// The operation at which it happens, which is somewhere in the middle of its round.
     at: usize,
-    /// Somebody was in the middle of something.
+    /// Whether an operation was in progress.
     interrupts: bool,
-    /// What the history of addresses had when the power failed.
+    /// The size of the address history when the power failed.
     history_bytes: u64,
     random: Random,
 }
@@ -63,60 +68,65 @@ struct Cut {
 // === impl Cut ===
 
 impl Cut {
-    fn of(order: Order, round: usize, plan: &Plan) -> Self {
+    fn of(order: Parameters, round: usize, plan: &Plan) -> Self {
         let mut random = Random::of_thread(order.seed, 1_000 + round as u64);
-        let numbers = plan.lanes.iter().flatten().map(|step| step.number);
+        let numbers = plan.workers.iter().flatten().map(|step| step.number);
         let (first, last) = (numbers.clone().min().unwrap_or(0), numbers.max().unwrap_or(0));
         let half = (last - first) / 2;
         let at = first + half / 2 + random.below(half);
         Self { victim: round % order.sites, at, interrupts: false, history_bytes: 0, random }
     }
 
-    /// At its moment the disk stands still, then everything is dead.
+    /// At its time the disk stops, then everything is killed.
     fn happen(
         &mut self,
         arena: &Arena,
-        wards: &[Ward],
+        nodes: &[TrackedNode],
         victims: &mut Victims<'_>,
         finished: &dyn Fn() -> bool,
     ) {
         eventually(RECOVERY, || arena.reached.load(Ordering::Relaxed) >= self.at || finished());
         let_pass(self.random.delay(KILL_WITHIN));
         self.interrupts = !finished();
-        let ward = &wards[self.victim];
-        self.history_bytes = history_bytes(ward);
-        arena.diary.note(format_args!("the power of node {} fails after #{}", self.victim, self.at));
-        ward.dark.store(true, Ordering::Relaxed);
-        ward.disk.as_ref().unwrap().cut_power();
+        let node = &nodes[self.victim];
+        self.history_bytes = history_bytes(node);
+        arena.events.note(format_args!("the power of node {} fails after #{}", self.victim, self.at));
+        node.dark.store(true, Ordering::Relaxed);
+        node.disk.as_ref().unwrap().cut_power();
         victims.end_agent(self.victim);
         arena.over.store(true, Ordering::Relaxed);
     }
 
-    /// The power is back, and no process runs yet. Returns who was not known to be gone.
-    fn power_on(&mut self, arena: &Arena, wards: &mut [Ward], fabric: Option<&mut Fabric>) -> Vec<Entry> {
-        let ward = &mut wards[self.victim];
-        let before = ward.forget_all();
+    /// The power is back, and no process runs yet. Returns the pods that may still exist.
+    fn power_on(
+        &mut self,
+        arena: &Arena,
+        nodes: &mut [TrackedNode],
+        fabric: Option<&mut Fabric>,
+    ) -> Vec<Entry> {
+        let node = &mut nodes[self.victim];
+        let before = node.forget_all();
         for entry in &before {
-            if let State::There(alive, _) = &entry.state {
+            if let PodState::There(alive, _) = &entry.state {
                 arena.owners.give_up(alive);
             }
         }
-        ward.site.remove_pods();
-        ward.site.node.reboot();
+        node.site.remove_pods();
+        node.site.node.reboot();
         if let Some(fabric) = fabric {
-            fabric.wire(&ward.site.node);
+            fabric.wire(&node.site.node);
         }
-        let disk = ward.disk.as_mut().unwrap();
+        let disk = node.disk.as_mut().unwrap();
         disk.power_off();
         disk.power_on(OPTIONS[self.random.below(OPTIONS.len())]);
-        println!("{} of {} bytes of the history are there", history_bytes(ward), self.history_bytes);
-        self.garble_history(ward);
-        ward.dark.store(false, Ordering::Relaxed);
+        println!("{} of {} bytes of the history are there", history_bytes(node), self.history_bytes);
+        self.garble_history(node);
+        node.dark.store(false, Ordering::Relaxed);
         before
     }
 
-    fn garble_history(&mut self, ward: &Ward) {
-        let Ok(mut history) = OpenOptions::new().append(true).open(ward.site.node.path(HISTORY)) else {
+    fn garble_history(&mut self, node: &TrackedNode) {
+        let Ok(mut history) = OpenOptions::new().append(true).open(node.site.node.path(HISTORY)) else {
             return;
         };
         let bytes = usize::try_from(history.metadata().unwrap().len()).unwrap();
@@ -127,16 +137,17 @@ impl Cut {
         }
     }
 
-    /// What the store must have kept, and what it must have lost: all but the addresses that DELs were about to give back when the power failed, which
-    /// belong to nobody from here on.
-    fn assert_kept(&self, wards: &[Ward], before: &[Entry]) -> usize {
-        let books = Books::read(&wards[self.victim].site).expect("the store can be read after a power cut");
+    /// Checks what the store must have kept, and what it must have lost: all but the addresses that
+    /// DELs were about to release when the power failed, which have no owner from here on.
+    fn assert_kept(&self, nodes: &[TrackedNode], before: &[Entry]) -> usize {
+        let records =
+            StoreRecords::read(&nodes[self.victim].site).expect("the store can be read after a power cut");
         let mut acknowledged = 0;
         for entry in before {
-            let State::There(alive, _) = &entry.state else { continue };
+            let PodState::There(alive, _) = &entry.state else { continue };
             let wanted = alive.addresses.iter().map(String::as_str).collect();
             assert_eq!(
-                books.addresses(&alive.pod.container),
+                records.addresses(&alive.pod.container),
                 wanted,
                 "{} after a power cut",
                 alive.pod.container
@@ -144,111 +155,117 @@ impl Cut {
             acknowledged += 1;
         }
         let here = |container: &str| before.iter().any(|entry| entry.pod.container == container);
-        let elsewhere = |container: &str| wards.iter().any(|ward| ward.get(container).is_some());
+        let elsewhere = |container: &str| nodes.iter().any(|node| node.get(container).is_some());
         let containers =
-            books.held.iter().filter_map(|entry| entry.split_once(' ')).map(|(container, _)| container);
+            records.held.iter().filter_map(|entry| entry.split_once(' ')).map(|(container, _)| container);
         let held: BTreeSet<&str> =
             containers.filter(|container| !here(container) && !elsewhere(container)).collect();
         println!("{} pods were deleted, and their addresses are still held", held.len());
         assert!(held.len() <= LATE_MAX, "deleted, and held after a power cut: {held:?}");
         for container in held {
             let netns_name = format!("gone-{}", &container[..12]);
-            wards[self.victim]
-                .set(&TestPod { container: container.to_owned(), netns_name }, State::Forgotten);
+            nodes[self.victim]
+                .set(&TestPod { container: container.to_owned(), netns_name }, PodState::Forgotten);
         }
         acknowledged
     }
 
-    /// Runtimes know some of their dead.
-    fn mourn(&mut self, ward: &Ward, before: &[Entry]) {
+    /// The runtimes delete some of their dead pods.
+    fn delete_some_dead(&mut self, node: &TrackedNode, before: &[Entry]) {
         for Entry { pod, .. } in before {
-            ward.set(pod, if self.random.once_in(3) { State::Dead } else { State::Forgotten });
+            node.set(pod, if self.random.once_in(3) { PodState::Dead } else { PodState::Forgotten });
         }
     }
 }
 
-fn history_bytes(ward: &Ward) -> u64 {
-    ward.site.node.path(HISTORY).metadata().map_or(0, |metadata| metadata.len())
+fn history_bytes(node: &TrackedNode) -> u64 {
+    node.site.node.path(HISTORY).metadata().map_or(0, |metadata| metadata.len())
 }
 
-/// The node of those who are spared; there is none where there is one node only.
-fn survivor<'a>(wards: &'a [Ward], cut: &Cut) -> Option<&'a Ward> {
-    let next = (cut.victim + 1) % wards.len();
-    (next != cut.victim).then(|| &wards[next])
+/// The node of the untouched pods; None if there is only one node.
+fn survivor<'a>(nodes: &'a [TrackedNode], cut: &Cut) -> Option<&'a TrackedNode> {
+    let next = (cut.victim + 1) % nodes.len();
+    (next != cut.victim).then(|| &nodes[next])
 }
 
 pub fn trial(field: Field) {
     let (seed, cuts) = (seed(), number("RUSSET_CHAOS_CUTS", CUTS));
     println!("cargo xtask chaos --cuts {cuts} --seed {seed} --field power-{}", field.name());
     let mut fabric = None;
-    let mut wards = wards(field, &mut fabric, seed);
-    for ward in &mut wards {
-        std::fs::create_dir(ward.site.node.path("var")).unwrap();
-        ward.disk = Some(Disk::new(&ward.site.node.path("var"), OPTIONS[0]));
+    let mut nodes = nodes(field, &mut fabric, seed);
+    for node in &mut nodes {
+        std::fs::create_dir(node.site.node.path("var")).unwrap();
+        node.disk = Some(Disk::new(&node.site.node.path("var"), OPTIONS[0]));
     }
     let (ops, kills) = (cuts * OPS_PER_CUT, cuts * KILLS_PER_CUT);
-    let order =
-        Order { seed, ops, kills, lanes: LANES * wards.len(), sites: wards.len(), etcd: fabric.is_some() };
+    let order = Parameters {
+        seed,
+        ops,
+        kills,
+        workers: WORKERS * nodes.len(),
+        sites: nodes.len(),
+        etcd: fabric.is_some(),
+    };
     let plan = Plan::of(order);
     let arena = Arena::new(&format!("{seed}-power-{}", field.name()));
-    let mut slots = vec![Slots::default(); order.lanes];
+    let mut slots = vec![Slots::default(); order.workers];
     let (mut interrupted, mut kept, began) = (0, 0, Instant::now());
     for round in 0..cuts {
         let mut plan = plan.round(round, cuts);
         let mut cut = Cut::of(order, round, &plan);
-        // Whoever dies later would be waited for, until all is quiet.
-        plan.blows.retain(|blow| blow.at < cut.at);
-        let spared = until_cut(&arena, &wards, fabric.as_mut(), (&plan, &mut slots), &mut cut);
-        let before = cut.power_on(&arena, &mut wards, fabric.as_mut());
-        let _evidence = Evidence(&arena, &wards);
-        let acknowledged = cut.assert_kept(&wards, &before);
-        cut.mourn(&wards[cut.victim], &before);
-        let victims = boot(&wards, fabric.as_mut());
-        let tally = reckon(&arena, &wards, field.by_gc(round));
-        if let (Some(spared), Some(ward)) = (spared, survivor(&wards, &cut)) {
-            spared.retire(&arena, ward);
+        // Later kills would be waited for until the round ends.
+        plan.kills.retain(|kill| kill.at < cut.at);
+        let untouched = until_cut(&arena, &nodes, fabric.as_mut(), (&plan, &mut slots), &mut cut);
+        let before = cut.power_on(&arena, &mut nodes, fabric.as_mut());
+        let _evidence = Evidence(&arena, &nodes);
+        let acknowledged = cut.assert_kept(&nodes, &before);
+        cut.delete_some_dead(&nodes[cut.victim], &before);
+        let victims = boot(&nodes, fabric.as_mut());
+        let counts = check_everything(&arena, &nodes, field.by_gc(round));
+        if let (Some(untouched), Some(node)) = (untouched, survivor(&nodes, &cut)) {
+            untouched.retire(&arena, node);
         }
         interrupted += usize::from(cut.interrupts);
         kept += acknowledged;
         drop(victims);
-        clear(&mut slots, &wards);
+        clear(&mut slots, &nodes);
         println!(
-            "cut {} of {cuts}, {:.0?}: {acknowledged} of {} pods were acknowledged and all found; {tally:?}",
+            "cut {} of {cuts}, {:.0?}: {acknowledged} of {} pods were acknowledged and all found; {counts:?}",
             round + 1,
             began.elapsed(),
             before.len()
         );
     }
-    let _evidence = Evidence(&arena, &wards);
-    let _victims = boot(&wards, fabric.as_mut());
-    end(&arena, &wards);
+    let _evidence = Evidence(&arena, &nodes);
+    let _victims = boot(&nodes, fabric.as_mut());
+    end(&arena, &nodes);
     summary(&arena, &plan, began);
     println!("{interrupted} of {cuts} cuts were in the middle of something");
     assert!(2 * interrupted > cuts, "the power failed when all was quiet");
-    // Not who was looked at meanwhile: a boot may be over before a look.
+    // Checks by the watcher do not count: a boot may be over before one.
     assert!(kept >= cuts, "of {cuts} cuts there were {kept} pods to be kept");
 }
 
-fn boot<'a>(wards: &'a [Ward], fabric: Option<&'a mut Fabric>) -> Victims<'a> {
-    Victims::new(fabric, wards.iter().map(|ward| &ward.site).collect())
+fn boot<'a>(nodes: &'a [TrackedNode], fabric: Option<&'a mut Fabric>) -> Victims<'a> {
+    Victims::new(fabric, nodes.iter().map(|node| &node.site).collect())
 }
 
-/// From one boot to the next cut. Those who are spared live on a node that is not struck.
+/// From one boot to the next cut. The untouched pods are on a node whose power stays.
 fn until_cut(
     arena: &Arena,
-    wards: &[Ward],
+    nodes: &[TrackedNode],
     fabric: Option<&mut Fabric>,
     (plan, slots): (&Plan, &mut [Slots]),
     cut: &mut Cut,
-) -> Option<Spared> {
-    let _evidence = Evidence(arena, wards);
-    let mut victims = boot(wards, fabric);
-    let survivor = survivor(wards, cut);
-    let spared = survivor.map(|ward| Spared::settle(arena, std::slice::from_ref(ward)));
-    rage(arena, wards, &mut victims, (plan, slots), |victims, finished| {
-        cut.happen(arena, wards, victims, finished);
+) -> Option<UntouchedPods> {
+    let _evidence = Evidence(arena, nodes);
+    let mut victims = boot(nodes, fabric);
+    let survivor = survivor(nodes, cut);
+    let untouched = survivor.map(|node| UntouchedPods::settle(arena, std::slice::from_ref(node)));
+    run_load(arena, nodes, &mut victims, (plan, slots), |victims, finished| {
+        cut.happen(arena, nodes, victims, finished);
     });
-    spared
+    untouched
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Numbered datagrams from one pod to another, counted where they arrive: none may be lost, doubled or overtaken.
+//! Numbered datagrams from one pod to another, counted at the receiver: none may be lost, doubled
+//! or reordered.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -9,8 +10,8 @@ use std::time::Duration;
 use russet_linux::NetNs;
 use russet_testkit::{eventually, let_pass};
 
-use crate::chaos::lane::Alive;
-use crate::node::PATIENCE;
+use crate::chaos::worker::Alive;
+use crate::node::TIMEOUT;
 
 /// A hundred datagrams a second, until it is finished.
 pub struct Stream {
@@ -22,13 +23,13 @@ pub struct Stream {
 
 const PORT: u16 = 7001;
 const GAP: Duration = Duration::from_millis(10);
-/// The last datagram is at its receiver long before.
+/// The last datagram arrives long before this.
 const TAIL: Duration = Duration::from_millis(500);
 
 // === impl Stream ===
 
 impl Stream {
-    /// Between two pods, to one address of the second; begins when the way is there.
+    /// Between two pods, to one address of the second; starts when the path works.
     pub fn start(from: &Alive, to: &Alive, address: &str) -> Self {
         let address: IpAddr = address.parse().unwrap();
         let target = SocketAddr::new(address, PORT);
@@ -37,8 +38,8 @@ impl Stream {
         receiving.set_read_timeout(Some(TAIL)).unwrap();
         let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         let sending = bind(&from.netns(), any.parse().unwrap());
-        // Numbers count from one; zeros try whether the way is there.
-        eventually(PATIENCE, || {
+        // Numbers count from one; zeros probe the path.
+        eventually(TIMEOUT, || {
             sending.send_to(&0_u64.to_be_bytes(), target).is_ok() && receiving.recv(&mut [0; 8]).is_ok()
         });
         let (stop, arrived) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -53,10 +54,10 @@ impl Stream {
         Self { stop, sender, receiver, arrived }
     }
 
-    /// Ends it; how many arrived, which must be those that were sent, in their order.
+    /// Ends it; returns how many arrived, which must be all, in their order.
     pub fn finish(self) -> u64 {
         let now = self.arrived.load(Ordering::Relaxed);
-        eventually(PATIENCE, || self.arrived.load(Ordering::Relaxed) > now);
+        eventually(TIMEOUT, || self.arrived.load(Ordering::Relaxed) > now);
         self.stop.store(true, Ordering::Relaxed);
         let sent = self.sender.join().unwrap();
         let arrived = self.receiver.join().unwrap();

@@ -1,4 +1,4 @@
-//! What happened in a trial, kept for whoever has to find out why it failed.
+//! The events of a trial, kept for the analysis of a failure.
 
 use std::collections::VecDeque;
 use std::fmt::Arguments;
@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// Lines, of which the last are told on failure and all are in the artefacts.
-pub struct Diary {
+/// Lines: a failure prints the last ones, and the artefacts have all.
+pub struct EventLog {
     began: Instant,
     place: PathBuf,
     kept: Mutex<(VecDeque<String>, File)>,
 }
 
-/// Lines that are told on failure.
+/// How many lines a failure prints.
 const LAST: usize = 60;
 
-// === impl Diary ===
+// === impl EventLog ===
 
-impl Diary {
-    /// In a directory of its own, which goes when all went well.
+impl EventLog {
+    /// In a directory of its own, which is deleted after a success.
     pub fn new(name: &str) -> Self {
         let place = std::env::temp_dir().join(format!("russet-chaos-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&place).unwrap();
@@ -29,7 +29,7 @@ impl Diary {
         Self { began: Instant::now(), place, kept: Mutex::new((VecDeque::new(), file)) }
     }
 
-    /// Where the artefacts of a failure are.
+    /// The directory of a failure's artefacts.
     pub fn place(&self) -> &Path {
         &self.place
     }
@@ -37,7 +37,7 @@ impl Diary {
     pub fn note(&self, text: Arguments<'_>) {
         let line = format!("{:9.3} {text}", self.began.elapsed().as_secs_f64());
         let mut kept = self.kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // A full disk spoils the file and not the trial.
+        // A full disk must not fail the trial.
         let _ = writeln!(kept.1, "{line}");
         kept.0.push_back(line);
         if kept.0.len() > LAST {
@@ -46,7 +46,7 @@ impl Diary {
     }
 }
 
-impl Drop for Diary {
+impl Drop for EventLog {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             let _ = std::fs::remove_dir_all(&self.place);

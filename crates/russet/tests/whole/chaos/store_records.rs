@@ -1,16 +1,16 @@
-//! What the store says of pods, beside what it should say.
+//! The store's records of pods, compared with the expected ones.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::lane::Alive;
 use super::site::{NETWORK, Site};
+use super::worker::Alive;
 
 /// Addresses, handles and endpoints of the pods of a network.
 #[derive(Debug, PartialEq, Eq, Default)]
-pub struct Books {
-    /// `container address`.
+pub struct StoreRecords {
+    /// Pairs `container address`.
     pub held: BTreeSet<String>,
     /// Containers with a handle.
     pub handles: BTreeSet<String>,
@@ -24,10 +24,10 @@ const BLOCKS: &str = "/calico/ipam/v2/assignment/";
 const HANDLES: &str = "/calico/ipam/v2/handle/";
 const ENDPOINTS: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints/";
 
-// === impl Books ===
+// === impl StoreRecords ===
 
-impl Books {
-    /// The store of a node, all of it at one revision; why not, if it cannot be read now.
+impl StoreRecords {
+    /// Reads a node's store at one revision; returns the reason if it cannot be read now.
     pub fn read(site: &Site) -> Result<Self, String> {
         let answer = site.node.russet_inside(&["store", "dump", "--prefix", "/calico/"]);
         if answer.status != 0 {
@@ -35,11 +35,11 @@ impl Books {
         }
         let dump: Value =
             serde_json::from_str(&answer.stdout).map_err(|error| format!("{error}: {}", answer.stdout))?;
-        let mut books = Self::default();
+        let mut records = Self::default();
         for record in dump["records"].as_array().unwrap() {
-            books.enter(record["key"].as_str().unwrap(), &record["value"]);
+            records.enter(record["key"].as_str().unwrap(), &record["value"]);
         }
-        Ok(books)
+        Ok(records)
     }
 
     fn enter(&mut self, key: &str, value: &Value) {
@@ -58,7 +58,7 @@ impl Books {
         for (ordinal, index) in block["allocations"].as_array().unwrap().iter().enumerate() {
             let Some(index) = index.as_u64() else { continue };
             let attribute = &block["attributes"][usize::try_from(index).unwrap()];
-            let handle = attribute["handle_id"].as_str().unwrap_or("nobody");
+            let handle = attribute["handle_id"].as_str().unwrap_or("none");
             let Some(container) = handle.strip_prefix(&format!("{NETWORK}.")) else { continue };
             let address = cidr.address(ordinal).unwrap();
             assert!(self.held.insert(format!("{container} {address}")), "{key}: {block}");
@@ -71,7 +71,7 @@ impl Books {
         words.filter(|(of, _)| *of == container).map(|(_, address)| address).collect()
     }
 
-    /// What differs from the books of these pods and no others; nothing when all is well.
+    /// The differences from the records of exactly these pods.
     pub fn faults(&self, alive: &[&Alive]) -> Vec<String> {
         let held = alive.iter().flat_map(|alive| {
             alive.addresses.iter().map(|address| format!("{} {address}", alive.pod.container))
@@ -80,13 +80,13 @@ impl Books {
         let mut faults = differences("address", &self.held, &held.collect());
         faults.extend(differences("handle", &self.handles, &containers));
         let stray = self.endpoints.difference(&containers);
-        faults.extend(stray.map(|container| format!("an endpoint of nobody: {container}")));
+        faults.extend(stray.map(|container| format!("a stray endpoint: {container}")));
         faults
     }
 }
 
-/// What is there and should not be, and the other way round.
+/// Missing and unexpected entries.
 pub fn differences(what: &str, there: &BTreeSet<String>, wanted: &BTreeSet<String>) -> Vec<String> {
-    let leaked = there.difference(wanted).map(|it| format!("{what} of nobody: {it}"));
+    let leaked = there.difference(wanted).map(|it| format!("stray {what}: {it}"));
     leaked.chain(wanted.difference(there).map(|it| format!("{what} is missing: {it}"))).collect()
 }

@@ -1,18 +1,18 @@
-//! Many requests at once, and what is left afterwards.
+//! Many concurrent requests, and what is left afterwards.
 
 use std::collections::BTreeSet;
 
 use russet_testkit::eventually;
 use serde_json::json;
 
-use crate::node::{PATIENCE, TestNode, TestPod};
+use crate::node::{TIMEOUT, TestNode, TestPod};
 
 const ROUNDS: usize = 20;
 const PODS: usize = 50;
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn fifty_adds_and_dels_at_once_leave_nothing_twenty_times() {
+fn fifty_concurrent_adds_and_dels_leave_nothing_twenty_times() {
     let mut node = TestNode::start(&[]);
     let pods: Vec<_> = (0..PODS).map(|_| node.pod()).collect();
     for round in 0..ROUNDS {
@@ -27,7 +27,7 @@ fn fifty_adds_and_dels_at_once_leave_nothing_twenty_times() {
                 scope.spawn(|| assert_eq!(node.del(pod).status, 0));
             }
         });
-        eventually(PATIENCE, || node.links().is_empty());
+        eventually(TIMEOUT, || node.links().is_empty());
         assert_eq!(node.links(), Vec::<String>::new(), "round {round}");
     }
     node.stop_agent();
@@ -44,10 +44,10 @@ fn an_add_repeated_gives_the_same_address_and_a_del_may_be_repeated() {
     for _ in 0..3 {
         assert_eq!(node.del(&pod).status, 0);
     }
-    eventually(PATIENCE, || node.links().is_empty());
+    eventually(TIMEOUT, || node.links().is_empty());
 }
 
-/// Whether a plugin that found no agent is at work for the pod.
+/// Whether a plugin without an agent is working on the pod.
 fn works_directly(pod: &TestPod) -> bool {
     let container = format!("CNI_CONTAINERID={}", pod.container);
     let has = |path: std::path::PathBuf, word: &str| {
@@ -60,13 +60,13 @@ fn works_directly(pod: &TestPod) -> bool {
 
 #[test]
 #[ignore = "root: makes network namespaces"]
-fn a_request_that_waits_for_the_nodes_lock_is_handed_to_the_agent_that_has_come() {
+fn a_request_that_waits_for_the_nodes_lock_is_passed_to_a_new_agent() {
     let mut node = TestNode::start(&[]);
     let (pod, socket) = (node.pod(), node.path("late.sock"));
     std::thread::scope(|scope| {
-        // The agent has the lock, and seems not to listen yet.
+        // The agent has the lock, and does not seem to listen yet.
         let add = scope.spawn(|| node.verb("ADD", &pod, "eth0", json!({ "agent_socket": socket })));
-        eventually(PATIENCE, || works_directly(&pod));
+        eventually(TIMEOUT, || works_directly(&pod));
         std::os::unix::fs::symlink(node.path("run/russet/cni.sock"), &socket).unwrap();
         assert_eq!(add.join().unwrap().addresses().len(), 2);
     });

@@ -1,4 +1,4 @@
-//! One thread of the storm: what a runtime does with a few pods of one node, whatever happens around it.
+//! One worker thread: a runtime that manages a few pods of one node while processes are killed.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,17 +10,17 @@ use super::site::Site;
 use crate::node::{Answer, TestPod};
 use russet_testkit::Random;
 
-/// What the lanes of all nodes have in common.
+/// PodState that the workers of all nodes share.
 #[derive(Default)]
-pub struct Storm {
+pub struct SharedLoad {
     pub owners: Owners,
-    /// Set when it is time to stop.
+    /// Set to stop the workers.
     pub over: AtomicBool,
-    /// So many plugins are to be killed.
+    /// How many plugins must still be killed.
     pub orders: AtomicUsize,
     /// Plugins that ended by themselves.
     pub answers: AtomicUsize,
-    /// And those among them that did what they were asked for.
+    /// Those of them that succeeded.
     pub successes: AtomicUsize,
 }
 
@@ -33,25 +33,25 @@ pub struct Alive {
     pub host_end: String,
 }
 
-/// What a lane leaves behind.
+/// The pods of a worker after its end.
 #[derive(Default)]
-pub struct Left {
+pub struct Remaining {
     pub alive: Vec<Alive>,
-    /// Pods that are to be deleted once more: an ADD or DEL of theirs failed, or was killed.
+    /// Pods that need another DEL: their ADD or DEL failed, or was killed.
     pub dead: Vec<TestPod>,
-    /// Pods of which the runtime knows nothing any more, as after a crash of its own. Only GC can find them.
+    /// Pods that the runtime does not know any more, as after its own crash. Only GC can find them.
     pub forgotten: Vec<TestPod>,
 }
 
-/// A lane's running pods are at most this many.
+/// The maximum of running pods per worker.
 const ALIVE_MAX: usize = 5;
-/// The longest time from a plugin's start to its being killed: somewhat more than most take.
+/// The longest time from a plugin's start until it is killed: somewhat more than most take.
 const KILL_WITHIN: Duration = Duration::from_millis(40);
 
-// === impl Storm ===
+// === impl SharedLoad ===
 
-impl Storm {
-    /// Runs a plugin, which is killed if that is ordered.
+impl SharedLoad {
+    /// Runs a plugin, and kills it if a kill is ordered.
     fn call(&self, site: &Site, verb: &str, pod: &TestPod, random: &mut Random) -> Option<Answer> {
         let take = |orders: usize| orders.checked_sub(1);
         let ordered = self.orders.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
@@ -77,37 +77,37 @@ impl Alive {
     }
 }
 
-// === impl Left ===
+// === impl Remaining ===
 
-impl Left {
-    /// Starts and deletes pods until the storm is over.
-    pub fn by(storm: &Storm, site: &Site, mut random: Random) -> Self {
+impl Remaining {
+    /// Adds and deletes pods until the stop.
+    pub fn by(load: &SharedLoad, site: &Site, mut random: Random) -> Self {
         let mut left = Self::default();
-        while !storm.over.load(Ordering::Relaxed) {
+        while !load.over.load(Ordering::Relaxed) {
             if left.alive.len() < ALIVE_MAX && !random.once_in(left.alive.len() + 1) || left.alive.is_empty()
             {
-                left.add(storm, site, &mut random);
+                left.add(load, site, &mut random);
             } else {
                 let index = random.below(left.alive.len());
                 let alive = left.alive.swap_remove(index);
-                // From here on the address may be another's, even if the plugin is killed.
-                storm.owners.give_up(&alive);
+                // From here on another pod may have the address, even if the plugin is killed.
+                load.owners.give_up(&alive);
                 match random.once_in(6) {
                     true => left.forget(alive.pod),
-                    false => left.del(storm, site, alive.pod, &mut random),
+                    false => left.del(load, site, alive.pod, &mut random),
                 }
             }
         }
         left
     }
 
-    fn add(&mut self, storm: &Storm, site: &Site, random: &mut Random) {
+    fn add(&mut self, load: &SharedLoad, site: &Site, random: &mut Random) {
         let pod = site.new_pod();
-        // Some runtimes try the same container again.
+        // Some runtimes retry with the same container.
         for _ in 0..2 {
-            if let Some(answer) = storm.call(site, "ADD", &pod, random).filter(|answer| answer.status == 0) {
+            if let Some(answer) = load.call(site, "ADD", &pod, random).filter(|answer| answer.status == 0) {
                 let alive = Alive::of(pod, &answer);
-                storm.owners.claim(&alive);
+                load.owners.claim(&alive);
                 self.alive.push(alive);
                 return;
             }
@@ -118,22 +118,22 @@ impl Left {
         match random.below(6) {
             0..2 => self.forget(pod),
             2 => self.dead.push(pod),
-            _ => self.del(storm, site, pod, random),
+            _ => self.del(load, site, pod, random),
         }
     }
 
-    /// What a machine does that goes down without a word: there is no namespace any more, and nobody deletes the pod.
+    /// A machine that crashes: the namespace is gone, and no DEL follows.
     fn forget(&mut self, pod: TestPod) {
         NetNs::delete_named(&pod.netns_name).unwrap();
         self.forgotten.push(pod);
     }
 
-    fn del(&mut self, storm: &Storm, site: &Site, pod: TestPod, random: &mut Random) {
+    fn del(&mut self, load: &SharedLoad, site: &Site, pod: TestPod, random: &mut Random) {
         let gone = random.once_in(4);
         if gone {
             NetNs::delete_named(&pod.netns_name).unwrap();
         }
-        let done = storm.call(site, "DEL", &pod, random).is_some_and(|answer| answer.status == 0);
+        let done = load.call(site, "DEL", &pod, random).is_some_and(|answer| answer.status == 0);
         if !gone && done {
             NetNs::delete_named(&pod.netns_name).unwrap();
         }

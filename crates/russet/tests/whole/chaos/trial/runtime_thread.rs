@@ -1,4 +1,5 @@
-//! A lane of a trial: a runtime's thread, which does what the plan says with a few pods of one node, whatever happens around it.
+//! A thread of a trial: a runtime that executes the plan with a few pods of one node, while
+//! processes are killed.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -7,51 +8,53 @@ use russet_linux::NetNs;
 use russet_testkit::let_pass;
 use serde_json::json;
 
-use super::diary::Diary;
+use super::event_log::EventLog;
 use super::plan::{Afterwards, Op, SLOTS, Step};
-use super::ward::{State, Ward};
+use super::tracked_node::{PodState, TrackedNode};
 use super::watcher::Seen;
-use crate::chaos::books::Books;
 use crate::chaos::kernel;
-use crate::chaos::lane::Alive;
 use crate::chaos::owners::Owners;
+use crate::chaos::store_records::StoreRecords;
+use crate::chaos::worker::Alive;
 use crate::node::{Answer, TestPod};
 
-/// What the lanes of a trial have in common.
+/// PodState that the threads of a trial share.
 pub struct Arena {
     pub owners: Owners,
-    pub diary: Diary,
-    /// Operations that have begun.
-    pub begun: AtomicUsize,
-    /// How far the plan is: past the number of the operation that came last of those that have begun. Power cuts leave some out.
+    pub events: EventLog,
+    /// Operations that have started.
+    pub started: AtomicUsize,
+    /// The plan's progress: one more than the number of the latest operation that has started.
+    /// Power cuts skip some.
     pub reached: AtomicUsize,
-    /// Requests that were answered, and those among them with success.
+    /// Requests that were answered, and those that succeeded.
     pub answers: AtomicUsize,
     pub successes: AtomicUsize,
-    /// Plugins that were killed before they answered, and those that were to be and were too fast: another takes their place.
+    /// Plugins that were killed before their answer, and those that were to be killed and were too
+    /// fast: another is killed instead.
     pub killed: AtomicUsize,
     pub owed: AtomicUsize,
-    /// What was looked at meanwhile.
+    /// What the watcher has checked.
     pub seen: Seen,
-    /// No further operation is to begin.
+    /// No further operation may start.
     pub over: AtomicBool,
 }
 
-/// The lane.
-pub struct Player<'a> {
+pub struct RuntimeThread<'a> {
     arena: &'a Arena,
-    ward: &'a Ward,
+    node: &'a TrackedNode,
     slots: &'a mut [Option<TestPod>; SLOTS],
     step: Step,
-    /// Nobody was killed in this step yet who was to be.
+    /// A plugin of this step is still to be killed.
     due: AtomicBool,
 }
 
-/// A request that cannot be served now is answered with this code, and may be repeated.
+/// The code for a request that cannot be served now and may be repeated.
 const TRY_AGAIN_LATER: u64 = 11;
-/// How long a DEL may be refused: etcd's own restart takes two seconds, and etcd is killed again and again.
+/// How long a DEL may be refused: etcd's own restart takes two seconds, and etcd is killed
+/// repeatedly.
 const RECOVERY: Duration = Duration::from_secs(90);
-/// Between two DELs of a runtime that means it.
+/// The interval between DELs that are repeated until success.
 const RETRY: Duration = Duration::from_millis(30);
 
 // === impl Arena ===
@@ -60,8 +63,8 @@ impl Arena {
     pub fn new(name: &str) -> Self {
         Self {
             owners: Owners::default(),
-            diary: Diary::new(name),
-            begun: AtomicUsize::new(0),
+            events: EventLog::new(name),
+            started: AtomicUsize::new(0),
             reached: AtomicUsize::new(0),
             answers: AtomicUsize::new(0),
             successes: AtomicUsize::new(0),
@@ -77,37 +80,43 @@ impl Arena {
     }
 }
 
-// === impl Player ===
+// === impl RuntimeThread ===
 
-impl<'a> Player<'a> {
-    /// Does all steps, or as many as begin before the trial is over.
-    pub fn play(arena: &'a Arena, ward: &'a Ward, slots: &'a mut [Option<TestPod>; SLOTS], steps: &[Step]) {
+impl<'a> RuntimeThread<'a> {
+    /// Executes all steps, or those that start before the trial is over.
+    pub fn play(
+        arena: &'a Arena,
+        node: &'a TrackedNode,
+        slots: &'a mut [Option<TestPod>; SLOTS],
+        steps: &[Step],
+    ) {
         let Some(first) = steps.first() else { return };
-        let mut player = Self { arena, ward, slots, step: *first, due: AtomicBool::new(false) };
+        let mut thread = Self { arena, node, slots, step: *first, due: AtomicBool::new(false) };
         for step in steps {
             if arena.is_over() {
                 return;
             }
-            arena.begun.fetch_add(1, Ordering::Relaxed);
+            arena.started.fetch_add(1, Ordering::Relaxed);
             arena.reached.fetch_max(step.number + 1, Ordering::Relaxed);
-            player.step = *step;
-            player.due.store(step.killed_after.is_some(), Ordering::Relaxed);
-            player.perform();
-            if player.due.load(Ordering::Relaxed) {
+            thread.step = *step;
+            thread.due.store(step.killed_after.is_some(), Ordering::Relaxed);
+            thread.perform();
+            if thread.due.load(Ordering::Relaxed) {
                 arena.owed.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
     fn perform(&mut self) {
-        let ward = self.ward;
-        let quiet = (self.step.op != Op::Gc).then(|| ward.quiet.read().unwrap());
+        let node = self.node;
+        let quiet = (self.step.op != Op::Gc).then(|| node.quiet.read().unwrap());
         let present = self.slots[self.step.slot].clone();
         match (self.step.op, present) {
             (Op::Gc, _) => self.gc(),
-            (Op::DelOfNobody, _) => self.del_of_nobody(),
+            (Op::DelOfUnknown, _) => self.del_of_nobody(),
             (Op::DelInAdd, _) => self.del_in_add(),
-            // The plan cannot know which ADDs were killed: what is meant for a pod that is not there begins with one.
+            // The plan cannot know which ADDs were killed: an operation on a missing pod starts
+            // with an ADD.
             (_, None) => self.add(),
             (Op::Add | Op::AddAgain, Some(pod)) => self.add_again(pod),
             (Op::Check, Some(pod)) => self.check(&pod),
@@ -128,7 +137,7 @@ impl<'a> Player<'a> {
         drop(quiet);
     }
 
-    /// One request; killed if this step says so. None when it was.
+    /// One request, killed if this step says so. Returns None if it was.
     fn ask(&self, verb: &str, pod: &TestPod, killed_after: Option<Duration>) -> Option<Answer> {
         self.ask_with(verb, pod, json!({}), killed_after)
     }
@@ -141,20 +150,20 @@ impl<'a> Player<'a> {
         killed_after: Option<Duration>,
     ) -> Option<Answer> {
         let began = Instant::now();
-        let answer = self.ward.site.call_with(verb, pod, extra, killed_after);
+        let answer = self.node.site.call_with(verb, pod, extra, killed_after);
         if killed_after.is_some() && answer.is_some() {
             self.arena.owed.fetch_add(1, Ordering::Relaxed);
         }
-        let told = match &answer {
+        let outcome = match &answer {
             None => format!("killed after {killed_after:?}"),
             Some(answer) if answer.status == 0 => answer.stdout.replace('\n', " "),
             Some(answer) => format!("{} {}", answer.status, answer.stdout.replace('\n', " ")),
         };
-        self.note(verb, pod, &format!("{:.0?} {told}", began.elapsed()));
+        self.note(verb, pod, &format!("{:.0?} {outcome}", began.elapsed()));
         self.counted(answer)
     }
 
-    /// When this step's plugin dies: by the plan, or in place of one that had ended by then.
+    /// When this step's plugin is killed: by the plan, or in place of one that had ended by then.
     fn killed_after(&self) -> Option<Duration> {
         self.due.store(false, Ordering::Relaxed);
         let take = |owed: usize| owed.checked_sub(1);
@@ -162,16 +171,16 @@ impl<'a> Player<'a> {
         self.step.killed_after.or_else(|| inherits().then_some(self.step.gap / 2))
     }
 
-    fn note(&self, verb: &str, pod: &TestPod, told: &str) {
+    fn note(&self, verb: &str, pod: &TestPod, outcome: &str) {
         let Step { number, op, slot, .. } = self.step;
         let (container, netns) = (&pod.container[..12], &pod.netns_name);
-        let node = self.ward.site.node.netns_name();
+        let node = self.node.site.node.netns_name();
         self.arena
-            .diary
-            .note(format_args!("#{number} {node}/{slot} {op:?}: {verb} {container} {netns}: {told}"));
+            .events
+            .note(format_args!("#{number} {node}/{slot} {op:?}: {verb} {container} {netns}: {outcome}"));
     }
 
-    /// A refusal has to be one that a runtime may answer with another try.
+    /// A refusal must be one after which a runtime may retry.
     fn counted(&self, answer: Option<Answer>) -> Option<Answer> {
         let Some(answer) = answer else {
             self.arena.killed.fetch_add(1, Ordering::Relaxed);
@@ -180,20 +189,20 @@ impl<'a> Player<'a> {
         self.arena.answers.fetch_add(1, Ordering::Relaxed);
         match answer.status {
             0 => _ = self.arena.successes.fetch_add(1, Ordering::Relaxed),
-            _ if self.ward.is_dark() => {}
+            _ if self.node.is_dark() => {}
             _ => assert_eq!(answer.code(), TRY_AGAIN_LATER, "#{}: {answer:?}", self.step.number),
         }
         Some(answer)
     }
 
     fn add(&mut self) {
-        let pod = self.ward.site.new_pod();
+        let pod = self.node.site.new_pod();
         self.slots[self.step.slot] = Some(pod.clone());
         self.try_add(pod, None);
     }
 
     fn try_add(&mut self, pod: TestPod, before: Option<Alive>) {
-        self.ward.set(&pod, State::Maybe);
+        self.node.set(&pod, PodState::Maybe);
         let answer = self.ask("ADD", &pod, self.killed_after()).filter(|answer| answer.status == 0);
         let Some(answer) = answer else { return self.after_failure(pod, true) };
         let alive = Alive::of(pod.clone(), &answer);
@@ -207,11 +216,11 @@ impl<'a> Player<'a> {
             );
         }
         self.arena.owners.claim(&alive);
-        self.ward.set(&pod, State::There(alive, answer.result()));
+        self.node.set(&pod, PodState::There(alive, answer.result()));
     }
 
-    fn state(&self, pod: &TestPod) -> State {
-        self.ward.get(&pod.container).expect("a slot's pod is known").state
+    fn state(&self, pod: &TestPod) -> PodState {
+        self.node.get(&pod.container).expect("a slot's pod is known").state
     }
 
     fn add_again(&mut self, pod: TestPod) {
@@ -219,12 +228,12 @@ impl<'a> Player<'a> {
         self.try_add(pod, before);
     }
 
-    /// The addresses may be another's from here on; what the pod was.
+    /// From here on another pod may have the addresses; returns the pod's entry.
     fn give_up(&self, pod: &TestPod) -> Option<Alive> {
         match self.state(pod) {
-            State::There(alive, _) => {
+            PodState::There(alive, _) => {
                 self.arena.owners.give_up(&alive);
-                self.ward.set(pod, State::Maybe);
+                self.node.set(pod, PodState::Maybe);
                 Some(alive)
             }
             _ => None,
@@ -232,27 +241,27 @@ impl<'a> Player<'a> {
     }
 
     fn check(&self, pod: &TestPod) {
-        let State::There(_, result) = self.state(pod) else { return };
+        let PodState::There(_, result) = self.state(pod) else { return };
         self.ask_with("CHECK", pod, json!({"prevResult": result}), self.killed_after());
     }
 
-    /// True when it is gone.
+    /// Returns true when it is gone.
     fn del(&mut self, pod: TestPod) -> bool {
         self.give_up(&pod);
         let answer = self.ask("DEL", &pod, self.killed_after());
         if answer.is_some_and(|answer| answer.status == 0) {
-            self.buried(&pod);
+            self.deleted(&pod);
             return true;
         }
         self.after_failure(pod, self.step.op != Op::DelWithoutNetns);
         false
     }
 
-    fn buried(&mut self, pod: &TestPod) {
+    fn deleted(&mut self, pod: &TestPod) {
         let left = kernel::left_inside(pod);
         assert!(left.is_empty(), "#{}: DEL of {} left {left:?} in it", self.step.number, pod.container);
         remove_netns(pod);
-        self.ward.gone(pod);
+        self.node.gone(pod);
         self.slots[self.step.slot].take_if(|present| present.container == pod.container);
     }
 
@@ -263,12 +272,13 @@ impl<'a> Player<'a> {
             Afterwards::Never => self.forget(pod, false),
             Afterwards::Again | Afterwards::Later => {
                 self.slots[self.step.slot] = None;
-                self.ward.set(&pod, State::Dead);
+                self.node.set(&pod, PodState::Dead);
             }
         }
     }
 
-    /// What runtimes do with a pod that has to go. None of these is killed, and all must succeed in the end.
+    /// Deletes a pod as a runtime must. None of these DELs is killed, and one must succeed in the
+    /// end.
     fn del_until_done(&mut self, pod: &TestPod) {
         let began = Instant::now();
         while self.ask("DEL", pod, None).is_none_or(|answer| answer.status != 0) {
@@ -278,13 +288,13 @@ impl<'a> Player<'a> {
             assert!(began.elapsed() < RECOVERY, "#{}: {} cannot be deleted", self.step.number, pod.container);
             let_pass(RETRY);
         }
-        self.buried(pod);
+        self.deleted(pod);
     }
 
     fn forget(&mut self, pod: TestPod, running: bool) {
         self.give_up(&pod);
         self.slots[self.step.slot] = None;
-        self.ward.set(&pod, State::Forgotten);
+        self.node.set(&pod, PodState::Forgotten);
         if !running {
             remove_netns(&pod);
         }
@@ -292,16 +302,16 @@ impl<'a> Player<'a> {
     }
 
     fn del_of_nobody(&mut self) {
-        let pod = self.ward.site.new_pod();
-        self.ward.set(&pod, State::Maybe);
+        let pod = self.node.site.new_pod();
+        self.node.set(&pod, PodState::Maybe);
         self.ask("DEL", &pod, self.killed_after());
         self.del_until_done(&pod);
     }
 
     /// Either may come first, and either may be killed; the DEL after both counts.
     fn del_in_add(&mut self) {
-        let pod = self.ward.site.new_pod();
-        self.ward.set(&pod, State::Maybe);
+        let pod = self.node.site.new_pod();
+        self.node.set(&pod, PodState::Maybe);
         let this = &*self;
         std::thread::scope(|scope| {
             let add = scope.spawn(|| this.ask("ADD", &pod, this.killed_after()));
@@ -313,35 +323,35 @@ impl<'a> Player<'a> {
     }
 
     fn gc(&mut self) {
-        let _quiet = self.ward.quiet.write().unwrap();
-        let valid = self.ward.valid();
-        let forgotten = self.ward.those(|state| matches!(state, State::Forgotten));
+        let _quiet = self.node.quiet.write().unwrap();
+        let valid = self.node.valid();
+        let forgotten = self.node.those(|state| matches!(state, PodState::Forgotten));
         let killed_after = self.killed_after();
-        let answer = self.ward.site.gc(&valid.iter().collect::<Vec<_>>(), killed_after);
+        let answer = self.node.site.gc(&valid.iter().collect::<Vec<_>>(), killed_after);
         if killed_after.is_some() && answer.is_some() {
             self.arena.owed.fetch_add(1, Ordering::Relaxed);
         }
-        let node = self.ward.site.node.netns_name();
-        let told = format!("{} of {} valid: {answer:?}", valid.len(), valid.len() + forgotten.len());
-        self.arena.diary.note(format_args!("#{} {node} GC: {told}", self.step.number));
+        let node = self.node.site.node.netns_name();
+        let outcome = format!("{} of {} valid: {answer:?}", valid.len(), valid.len() + forgotten.len());
+        self.arena.events.note(format_args!("#{} {node} GC: {outcome}", self.step.number));
         if self.counted(answer).is_none_or(|answer| answer.status != 0) {
             return;
         }
-        // The store may be away by now; then the next look at it tells.
-        if let Ok(books) = Books::read(&self.ward.site) {
+        // The store may be unreachable by now; then the next comparison detects it.
+        if let Ok(records) = StoreRecords::read(&self.node.site) {
             for pod in &forgotten {
-                let left = books.addresses(&pod.container);
+                let left = records.addresses(&pod.container);
                 assert!(left.is_empty(), "#{}: GC left {left:?} of {}", self.step.number, pod.container);
             }
         }
         for pod in forgotten {
             remove_netns(&pod);
-            self.ward.gone(&pod);
+            self.node.gone(&pod);
         }
     }
 }
 
-/// Where it is gone already that is well.
+/// A missing namespace is fine.
 pub fn remove_netns(pod: &TestPod) {
     let _ = NetNs::delete_named(&pod.netns_name);
 }

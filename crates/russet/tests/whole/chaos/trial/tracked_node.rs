@@ -1,4 +1,4 @@
-//! A node of a trial, and what is known of its pods.
+//! A node of a trial, and the expected state of its pods.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,46 +7,48 @@ use std::sync::{Mutex, RwLock};
 use russet_testkit::Disk;
 use serde_json::Value;
 
-use crate::chaos::lane::Alive;
 use crate::chaos::site::Site;
+use crate::chaos::worker::Alive;
 use crate::node::TestPod;
 
 /// A node and its runtime's memory.
-pub struct Ward {
-    /// Where `/var` is, if its power is to be cut; it goes before the directory in which it is mounted.
+pub struct TrackedNode {
+    /// The disk of `/var`, if its power is to be cut; dropped before the directory in which it is
+    /// mounted.
     pub disk: Option<Disk>,
-    /// The power is off. Plugins that had begun still run for a moment, and what they answer tells nothing any more.
+    /// The power is off. Plugins that had started still run for a moment, and their answers mean
+    /// nothing.
     pub dark: AtomicBool,
     pub site: Site,
     /// Held for writing during GC: a runtime does nothing else meanwhile (CNI specification, GC).
     pub quiet: RwLock<()>,
-    /// By container; those that are gone are in no list.
+    /// By container; deleted pods are in no list.
     pods: Mutex<BTreeMap<String, Entry>>,
 }
 
-/// A pod that is not gone for certain.
+/// A pod that is not known to be deleted.
 #[derive(Clone)]
 pub struct Entry {
     pub pod: TestPod,
-    pub state: State,
+    pub state: PodState,
 }
 
-/// What must be true of a pod.
+/// The expected state of a pod.
 #[derive(Clone)]
-pub enum State {
-    /// Its ADD succeeded, and no DEL has begun: it must be there. With the result.
+pub enum PodState {
+    /// Its ADD succeeded, and no DEL has started: it must exist. With the result.
     There(Alive, Value),
-    /// An ADD or DEL is under way, or was killed, or failed: it may be there, also in part.
+    /// An ADD or DEL is in progress, or was killed, or failed: it may exist, also in part.
     Maybe,
-    /// The same, and the runtime means to send another DEL when things are quiet.
+    /// The same, and the runtime will send another DEL at the end of the round.
     Dead,
-    /// The runtime knows nothing of it.
+    /// The runtime does not know it.
     Forgotten,
 }
 
-// === impl Ward ===
+// === impl TrackedNode ===
 
-impl Ward {
+impl TrackedNode {
     pub fn new(site: Site) -> Self {
         Self {
             disk: None,
@@ -61,7 +63,7 @@ impl Ward {
         self.pods.lock().unwrap()
     }
 
-    pub fn set(&self, pod: &TestPod, state: State) {
+    pub fn set(&self, pod: &TestPod, state: PodState) {
         self.pods().insert(pod.container.clone(), Entry { pod: pod.clone(), state });
     }
 
@@ -74,31 +76,31 @@ impl Ward {
         self.pods().get(container).cloned()
     }
 
-    /// Those whose state is such.
-    pub fn those(&self, such: impl Fn(&State) -> bool) -> Vec<TestPod> {
+    /// The pods whose state matches.
+    pub fn those(&self, such: impl Fn(&PodState) -> bool) -> Vec<TestPod> {
         self.pods().values().filter(|entry| such(&entry.state)).map(|entry| entry.pod.clone()).collect()
     }
 
-    /// Those that must be there.
+    /// The pods that must exist.
     pub fn alive(&self) -> Vec<(Alive, Value)> {
         let pods = self.pods();
         let there = pods.values().filter_map(|entry| match &entry.state {
-            State::There(alive, result) => Some((alive.clone(), result.clone())),
+            PodState::There(alive, result) => Some((alive.clone(), result.clone())),
             _ => None,
         });
         there.collect()
     }
 
-    /// What the runtime has in its list.
+    /// The runtime's list of valid pods.
     pub fn valid(&self) -> Vec<TestPod> {
-        self.those(|state| matches!(state, State::There(..) | State::Maybe))
+        self.those(|state| matches!(state, PodState::There(..) | PodState::Maybe))
     }
 
     pub fn is_dark(&self) -> bool {
         self.dark.load(Ordering::Relaxed)
     }
 
-    /// Everybody that was not gone, as after a power cut, when only a memory of them is left.
+    /// Removes and returns all pods, as after a power cut.
     pub fn forget_all(&self) -> Vec<Entry> {
         std::mem::take(&mut *self.pods()).into_values().collect()
     }
