@@ -1,4 +1,5 @@
-//! `bandwidth`: limits on a pod's traffic (cni-runtime.md section 5, docs/plugins.md). Chained behind the plugin that made the interface.
+//! `bandwidth`: limits a pod's traffic (cni-runtime.md section 5, docs/plugins.md). Chained after
+//! the plugin that made the interface.
 
 use russet_addr::IfName;
 use russet_attach::{Limit, Owner, Shape, ShapeError};
@@ -13,25 +14,26 @@ use crate::target::Target;
 /// The plugin's name.
 pub const NAME: &str = "bandwidth";
 
-/// What the names of `ifb` devices begin with.
+/// The prefix of the names of `ifb` devices.
 const DEVICE_PREFIX: &str = "bwp";
-/// The kernel's longest name of a link.
+/// The kernel's limit for link names.
 const DEVICE_CHARS: usize = 15;
-/// Settings of the configuration itself, which come before the runtime's.
+/// Members of the configuration itself, which take precedence over `runtimeConfig`.
 const KEYS: [&str; 4] = ["ingressRate", "ingressBurst", "egressRate", "egressBurst"];
 const BITS: u64 = 8;
 
-/// Carries out one request.
 pub async fn run(node: &LocalNode, request: &Request) -> Result<Option<CniResult>, CniError> {
     if matches!(request.config.cni_version, Version::V0_1_0 | Version::V0_2_0) {
         let details = format!("config is {}, the plugin works from 0.3.0 on", request.config.cni_version);
         return Err(CniError::incompatible_version("incompatible CNI versions", details));
     }
     match &request.env.call {
-        Call::Add(target) => add(node, request, &Target::of(request, target)?).await.map(Some),
-        Call::Check(target) => check(node, request, &Target::of(request, target)?).await.map(|()| None),
+        Call::Add(target) => add(node, request, &Target::from_request(request, target)?).await.map(Some),
+        Call::Check(target) => {
+            check(node, request, &Target::from_request(request, target)?).await.map(|()| None)
+        }
         Call::Del(target) => {
-            let device = device(&Target::of(request, target)?)?;
+            let device = device(&Target::from_request(request, target)?)?;
             node.wiring.unshape(device).await.map(|()| None)
         }
         Call::Gc => {
@@ -69,7 +71,8 @@ async fn check(node: &LocalNode, request: &Request, target: &Target) -> Result<(
     Err(CniError::new(failure::WIRING, "bandwidth: the limits are not as they were set", found.join("; ")))
 }
 
-/// It makes no interface that a pod could use.
+/// The previous result. Without one the plugin cannot work, because it makes no interface of its
+/// own.
 fn previous(request: &Request) -> Result<CniResult, CniError> {
     let previous = request.config.prev_result()?;
     previous.ok_or_else(|| {
@@ -77,7 +80,7 @@ fn previous(request: &Request) -> Result<CniResult, CniError> {
     })
 }
 
-/// None if nothing is limited.
+/// `None` if nothing is limited.
 fn shape(request: &Request, target: &Target) -> Result<Option<Shape>, CniError> {
     let (ingress, egress) = limits(request)?;
     if ingress.is_none() && egress.is_none() {
@@ -87,7 +90,7 @@ fn shape(request: &Request, target: &Target) -> Result<Option<Shape>, CniError> 
     Ok(Some(Shape { owner, ifname: target.ifname.clone(), device: device(target)?, ingress, egress }))
 }
 
-/// To the pod, and from it.
+/// The limits of traffic to the pod and from it.
 fn limits(request: &Request) -> Result<(Option<Limit>, Option<Limit>), CniError> {
     let settings = &request.config.settings;
     for key in ["unshapedSubnets", "shapedSubnets"] {
@@ -112,7 +115,7 @@ fn owned((key, value): (&String, &Value)) -> (String, Value) {
     (key.clone(), value.clone())
 }
 
-/// From bits to bytes; none for no limit.
+/// Converts bits to bytes; `None` means unlimited.
 fn limit(which: &str, rate: u64, burst: u64) -> Result<Option<Limit>, CniError> {
     let wrong = |msg: &str| {
         let details = format!("{which}Rate is {rate}, {which}Burst is {burst}");
@@ -133,7 +136,7 @@ fn limit(which: &str, rate: u64, burst: u64) -> Result<Option<Limit>, CniError> 
     }
 }
 
-/// The name that the Go plugin would choose, so that either takes down what the other made.
+/// The name that the Go plugin would choose, so that each removes what the other created.
 fn device(target: &Target) -> Result<IfName, CniError> {
     let input = format!("{}{}", target.network, target.container);
     let digest = ring::digest::digest(&ring::digest::SHA512, input.as_bytes());
@@ -142,7 +145,8 @@ fn device(target: &Target) -> Result<IfName, CniError> {
     IfName::new(name).map_err(|error| CniError::internal("the name of the ifb cannot be", error))
 }
 
-/// A kernel without the feature is told apart: no ADD of this pod will ever succeed there.
+/// A kernel without the feature gets an error of its own, because no ADD of this pod can succeed
+/// there.
 pub fn refused(error: ShapeError) -> CniError {
     match error {
         missing @ ShapeError::Kernel { .. } => {

@@ -1,7 +1,8 @@
-//! `bridge`: a pod's interface as a port of a bridge, as the reference plugin of that name makes it (cni-runtime.md section 5, docs/plugins.md).
+//! `bridge`: a pod's interface as a port of a bridge, like the reference plugin of that name
+//! (cni-runtime.md section 5, docs/plugins.md).
 //!
-//! Addresses come first, then everything is wired in a few batches; what fails is undone and its addresses are given back. IPAM runs in this
-//! process where it is ours.
+//! Addresses are allocated first, then everything is wired in a few batches. After a failure, what
+//! was done is undone and the addresses are released. IPAM plugins of ours run in this process.
 
 mod addresses;
 mod check;
@@ -22,31 +23,34 @@ use crate::node::LocalNode;
 use crate::requested;
 use crate::stages::{Stage, during};
 use crate::target::Target;
-use crate::wiring::Unattached;
+use crate::wiring::AttachFailure;
 use conf::Conf;
 
 /// The plugin's name.
 pub const NAME: &str = "bridge";
 
-/// Carries out one request.
 pub async fn run(node: &LocalNode, request: &Request) -> Result<Option<CniResult>, CniError> {
     let ipam = match request.config.ipam_kind() {
         Some(kind) => Some(Delegation::new(node, request, kind, request.stdin.clone())?),
         None => None,
     };
     match &request.env.call {
-        Call::Add(target) => add(node, request, &Target::of(request, target)?, ipam.as_ref()).await.map(Some),
+        Call::Add(target) => {
+            add(node, request, &Target::from_request(request, target)?, ipam.as_ref()).await.map(Some)
+        }
         Call::Del(target) => {
-            del(node, request, &Target::of(request, target)?, ipam.as_ref()).await.map(|()| None)
+            del(node, request, &Target::from_request(request, target)?, ipam.as_ref()).await.map(|()| None)
         }
         Call::Check(target) => {
-            check::check(node, request, &Target::of(request, target)?, ipam.as_ref()).await.map(|()| None)
+            check::check(node, request, &Target::from_request(request, target)?, ipam.as_ref())
+                .await
+                .map(|()| None)
         }
         Call::Gc => collect(node, request, ipam.as_ref()).await.map(|()| None),
         Call::Status => {
             Conf::read(request)?;
             match ipam {
-                Some(ipam) => ipam.tell(Verb::Status).await.map(|()| None),
+                Some(ipam) => ipam.call(Verb::Status).await.map(|()| None),
                 None => Ok(None),
             }
         }
@@ -62,7 +66,7 @@ async fn add(
     request.env.args.check_known(&requested::ARGS)?;
     let conf = Conf::read(request)?;
     let netns = target.open_netns()?;
-    // Before IPAM is asked: its DEL after a failure would take an address from the interface that is there.
+    // Before IPAM: the DEL after a failure would release an address of the existing interface.
     if node.wiring.has_interface(netns, target.ifname.clone()).await? {
         let msg = format!("container veth name ({}) already exists", target.ifname);
         return Err(CniError::new(failure::WIRING, msg, "DEL removes it"));
@@ -70,20 +74,20 @@ async fn add(
     let Some(ipam) = ipam else {
         let mut result = CniResult::empty(request.config.cni_version);
         result.dns = request.config.dns.clone();
-        let attached = wire(node, &conf, target, &result).await.map_err(|unattached| unattached.error)?;
+        let attached = wire(node, &conf, target, &result).await.map_err(|failure| failure.error)?;
         return Ok(with_interfaces(result, &conf, target, &attached));
     };
     let mut result = during(Stage::Address, ipam.add()).await?;
-    match settle(node, request, &conf, target, &mut result).await {
+    match wire_with_addresses(node, request, &conf, target, &mut result).await {
         Ok(attached) => Ok(with_interfaces(result, &conf, target, &attached)),
-        Err(unattached) => Err(give_back(ipam, unattached).await),
+        Err(failure) => Err(give_back(ipam, failure).await),
     }
 }
 
-/// After a failed ADD: its addresses are free again as soon as nothing answers for them any more.
-async fn give_back(ipam: &Delegation<'_>, Unattached { mut error, undone }: Unattached) -> CniError {
+/// After a failed ADD: releases its addresses, but only if nothing answers for them any more.
+async fn give_back(ipam: &Delegation<'_>, AttachFailure { mut error, undone }: AttachFailure) -> CniError {
     let held = if undone {
-        during(Stage::Release, ipam.tell(Verb::Del)).await.err().map(|also| also.to_string())
+        during(Stage::Release, ipam.call(Verb::Del)).await.err().map(|also| also.to_string())
     } else {
         Some("something may still answer for them".to_owned())
     };
@@ -93,14 +97,14 @@ async fn give_back(ipam: &Delegation<'_>, Unattached { mut error, undone }: Unat
     error
 }
 
-/// Wires the interface with what IPAM gave. What had been done is undone if this fails.
-async fn settle(
+/// Wires the interface with the addresses from IPAM. A failure undoes what was done.
+async fn wire_with_addresses(
     node: &LocalNode,
     request: &Request,
     conf: &Conf,
     target: &Target,
     result: &mut CniResult,
-) -> Result<Attached, Unattached> {
+) -> Result<Attached, AttachFailure> {
     if result.ips.is_empty() {
         let missing = "IPAM plugin returned missing IP config";
         return Err(CniError::internal(missing, "a pod behind a bridge needs an address").into());
@@ -120,7 +124,7 @@ async fn settle(
             if let Err(also) = &undone {
                 error.details = format!("{}; the interface is still there: {also}", error.details);
             }
-            return Err(Unattached { error, undone: undone.is_ok() });
+            return Err(AttachFailure { error, undone: undone.is_ok() });
         }
     }
     Ok(attached)
@@ -131,12 +135,12 @@ async fn wire(
     conf: &Conf,
     target: &Target,
     result: &CniResult,
-) -> Result<Attached, Unattached> {
+) -> Result<Attached, AttachFailure> {
     let port = port(node, conf, target, result)?;
     node.wiring.attach_port(port, target.open_netns()?).await
 }
 
-/// The interface that `result` asks for.
+/// The interface that implements `result`.
 fn port(node: &LocalNode, conf: &Conf, target: &Target, result: &CniResult) -> Result<Port, CniError> {
     Ok(Port {
         network: target.network.clone(),
@@ -160,7 +164,7 @@ fn port(node: &LocalNode, conf: &Conf, target: &Target, result: &CniResult) -> R
     })
 }
 
-/// Bridge, host end, pod end, as the reference plugin lists them.
+/// Adds bridge, host interface and pod interface, in the order of the reference plugin.
 fn with_interfaces(mut result: CniResult, conf: &Conf, target: &Target, attached: &Attached) -> CniResult {
     let of_node = |name: String, mac: Option<String>| Interface {
         name,
@@ -181,7 +185,7 @@ fn with_interfaces(mut result: CniResult, conf: &Conf, target: &Target, attached
     result
 }
 
-/// The interface first: as long as it is there, something answers for its addresses.
+/// Removes the interface before the addresses: as long as it exists, it answers for them.
 async fn del(
     node: &LocalNode,
     request: &Request,
@@ -192,25 +196,25 @@ async fn del(
     node.teardown.doomed();
     detached?;
     if let (Some(netns), Some(bridge)) = (target.netns_if_any(), Conf::bridge_of(request)) {
-        // The Go plugin's, if it made the interface.
+        // The interface that the Go plugin made, if it did.
         node.wiring.detach_port(netns, target.ifname.clone(), bridge).await?;
     }
     let owner = owner(target);
-    let forgotten = node.wiring.forget(move |nft| nat::unmasquerade(nft, &owner)).await;
+    let masquerade_removed = node.wiring.forget(move |nft| nat::unmasquerade(nft, &owner)).await;
     if let Some(ipam) = ipam {
-        during(Stage::Release, ipam.tell(Verb::Del)).await?;
+        during(Stage::Release, ipam.call(Verb::Del)).await?;
     }
-    forgotten
+    masquerade_removed
 }
 
-/// Goes on past errors and tells them together.
+/// Continues after errors and reports them together.
 async fn collect(node: &LocalNode, request: &Request, ipam: Option<&Delegation<'_>>) -> Result<(), CniError> {
     let valid = request.config.required_attachments()?;
     let network = request.config.name.clone();
     let (_, mut errors): (BTreeSet<_>, Vec<String>) =
         gc::detach_stale(&node.wiring, &node.teardown, &network, &valid).await?;
     if let Some(ipam) = ipam.filter(|_| errors.is_empty()) {
-        errors.extend(ipam.tell(Verb::Gc).await.err().map(|error| error.to_string()));
+        errors.extend(ipam.call(Verb::Gc).await.err().map(|error| error.to_string()));
     }
     let valid: Vec<Owner> =
         valid.iter().map(|it| Owner::new(&network, &it.container_id, &it.ifname)).collect();
@@ -219,7 +223,11 @@ async fn collect(node: &LocalNode, request: &Request, ipam: Option<&Delegation<'
     if errors.is_empty() {
         return Ok(());
     }
-    Err(CniError::new(failure::WIRING, "some of what is no longer valid is still there", errors.join("; ")))
+    Err(CniError::new(
+        failure::WIRING,
+        "attachments that are no longer valid could not be removed",
+        errors.join("; "),
+    ))
 }
 
 fn owner(target: &Target) -> Owner {

@@ -1,5 +1,6 @@
-//! The `calico` plugin: an address from any IPAM plugin, Calico's wiring, and a workload endpoint in the datastore, from which Felix and every peer of
-//! the cluster know the pod (calico-cni.md sections 1 to 3). `calico-ipam` runs inside it.
+//! The `calico` plugin: allocates addresses by any IPAM plugin, wires the pod as Calico does, and
+//! writes a workload endpoint to the datastore, from which Felix and the other nodes learn of the
+//! pod (calico-cni.md sections 1 to 3). `calico-ipam` runs in this process.
 
 mod add;
 mod addresses;
@@ -30,12 +31,12 @@ use russet_kube::{KubeError, Kubernetes, absent_is_none};
 use serde_json::{Map, Value};
 
 use crate::calico_conf::{CalicoConf, DatastoreKind};
-use crate::calico_v1::{self, Model, PodFacts};
+use crate::calico_v1::{self, DataModel, PodFacts};
 use crate::target::Target;
 use crate::{CalicoNode, Datastore, Done, RequestLog, failure};
 pub(crate) use addresses::one_of_a_family;
-use annotations::Wishes;
-pub use recent::Recent;
+use annotations::PodOptions;
+pub use recent::RecentChecks;
 pub use status_file::{PolicyWait, endpoint_status_file};
 use wire::Kernel;
 use workload::Workload;
@@ -43,8 +44,8 @@ use workload::Workload;
 /// The plugin's name.
 pub const NAME: &str = "calico";
 
-/// A request with everything that it needs.
-struct Scene<'a> {
+/// The context of one request on v3 data.
+struct RequestContext<'a> {
     node: &'a CalicoNode,
     request: &'a Request,
     target: &'a Target,
@@ -56,11 +57,12 @@ struct Scene<'a> {
     stdin: Vec<u8>,
 }
 
-/// Carries out one request.
+/// Executes one request.
 pub async fn run(node: &CalicoNode, request: &Request, log: &RequestLog) -> Result<Done, CniError> {
     if let Call::Del(target) = &request.env.call {
-        // Needs neither configuration nor datastore: it is done whatever becomes of the rest.
-        del::detach(node, &Target::of(request, target)?).await?;
+        // First, because it needs neither configuration nor datastore: the interface is removed
+        // even if the rest fails.
+        del::detach(node, &Target::from_request(request, target)?).await?;
     }
     let conf = CalicoConf::read(request)?;
     log.set_level(conf.log.level);
@@ -82,24 +84,25 @@ async fn run_on(
     log: &RequestLog,
 ) -> Result<Done, CniError> {
     match model(node, conf).await? {
-        Model::V1(etcd) => {
+        DataModel::V1(etcd) => {
             let facts = facts(node, request, conf).await?;
             calico_v1::run(node, request, conf, *etcd, facts.as_ref(), log).await.map(Done::from)
         }
-        Model::V3 => run_v3(node, request, conf, log).await,
+        DataModel::V3 => run_v3(node, request, conf, log).await,
     }
 }
 
-/// Whose data the configuration means. One that names an etcd and no more is looked at closely only where there is nothing of v3.
-async fn model(node: &CalicoNode, conf: &CalicoConf) -> Result<Model, CniError> {
+/// Decides which data model the configuration means. If it names only an etcd, that etcd is
+/// examined for v1 data only if it has no v3 data.
+async fn model(node: &CalicoNode, conf: &CalicoConf) -> Result<DataModel, CniError> {
     let unclear = conf.datastore.kind == DatastoreKind::EtcdV3 && !conf.datastore.explicit;
     if unclear && node.host.has_v3(conf).await? {
-        return Ok(Model::V3);
+        return Ok(DataModel::V3);
     }
     calico_v1::choose(conf).await
 }
 
-/// What an ADD on v1 data wants to know of its pod (calico-cni.md section 2.6).
+/// Facts about the pod that an ADD on v1 data needs (calico-cni.md section 2.6).
 async fn facts(
     node: &CalicoNode,
     request: &Request,
@@ -113,8 +116,8 @@ async fn facts(
     let found = absent_is_none(kubernetes.pod(pod.namespace, pod.name).await)
         .map_err(|error| kubernetes_failed("the pod could not be looked up", error))?
         .ok_or_else(|| absent(format!("pod {}/{}", pod.namespace, pod.name)))?;
-    let wishes = Wishes::read(&Default::default(), &found.metadata.annotations)?;
-    let Wishes { ipv4_pools, ipv6_pools, ip_addrs, ip_addrs_no_ipam, .. } = wishes;
+    let pod_options = PodOptions::read(&Default::default(), &found.metadata.annotations)?;
+    let PodOptions { ipv4_pools, ipv6_pools, ip_addrs, ip_addrs_no_ipam, .. } = pod_options;
     let labels = found.metadata.labels;
     Ok(Some(PodFacts { labels, ipv4_pools, ipv6_pools, ip_addrs, ip_addrs_no_ipam }))
 }
@@ -128,14 +131,14 @@ async fn run_v3(
     match &request.env.call {
         Call::Add(target) => add(node, request, conf, target, log).await,
         Call::Del(target) => {
-            let target = Target::of(request, target)?;
-            let mut scene = Scene::open(node, request, conf, &target, log).await?;
-            del::forget(&mut scene).await.map(|()| None.into())
+            let target = Target::from_request(request, target)?;
+            let mut context = RequestContext::open(node, request, conf, &target, log).await?;
+            del::remove_records(&mut context).await.map(|()| None.into())
         }
         Call::Check(target) => {
-            let target = Target::of(request, target)?;
-            let mut scene = Scene::open(node, request, conf, &target, log).await?;
-            check::run(&mut scene).await.map(|()| None.into())
+            let target = Target::from_request(request, target)?;
+            let mut context = RequestContext::open(node, request, conf, &target, log).await?;
+            check::run(&mut context).await.map(|()| None.into())
         }
         Call::Gc => gc::run(node, request, conf).await.map(|()| None.into()),
         Call::Status => check::status(node, request, conf).await.map(|()| None.into()),
@@ -149,10 +152,10 @@ async fn add(
     target: &CniTarget,
     log: &RequestLog,
 ) -> Result<Done, CniError> {
-    let target = Target::of(request, target)?;
+    let target = Target::from_request(request, target)?;
     let netns = target.open_netns()?;
-    let mut scene = Scene::open(node, request, conf, &target, log).await?;
-    add::run(&mut scene, &Kernel { wiring: node.wiring.clone(), netns }).await
+    let mut context = RequestContext::open(node, request, conf, &target, log).await?;
+    add::run(&mut context, &Kernel { wiring: node.wiring.clone(), netns }).await
 }
 
 fn kubernetes_failed(msg: &str, error: KubeError) -> CniError {
@@ -168,10 +171,10 @@ fn absent(what: String) -> CniError {
     CniError::new(failure::NO_SUCH_POD, format!("{what} does not exist"), details)
 }
 
-// === impl Scene ===
+// === impl RequestContext ===
 
-impl<'a> Scene<'a> {
-    /// Opens the datastore that the configuration names, and finds out who this node is.
+impl<'a> RequestContext<'a> {
+    /// Opens the datastore that the configuration names, and determines this node's name.
     async fn open(
         node: &'a CalicoNode,
         request: &'a Request,
@@ -186,7 +189,7 @@ impl<'a> Scene<'a> {
             Call::Del(_) => choice.trimmed(),
             _ => choice.resolve(&*datastore.store).await?,
         };
-        let workload = Workload::of(request, conf, target, name);
+        let workload = Workload::from_request(request, conf, target, name);
         Ok(Self { node, request, target, conf, workload, datastore, log, stdin: request.stdin.clone() })
     }
 
@@ -194,12 +197,13 @@ impl<'a> Scene<'a> {
         &self.node.host.root
     }
 
-    /// `ipam`, as IPAM plugins get it.
+    /// The section `ipam`, as IPAM plugins get it.
     fn ipam(&self) -> Result<Map<String, Value>, CniError> {
         ipam_config::section(&self.stdin)
     }
 
-    /// Puts the node's pod prefixes into the configuration of `host-local` where that names them.
+    /// Replaces the names of the node's pod prefixes in a `host-local` configuration by the
+    /// prefixes.
     async fn fill_pod_cidrs(&mut self) -> Result<(), CniError> {
         let (clusters, node) = (&self.node.clusters, &self.workload.node);
         let filled = ipam_config::with_pod_cidrs(&self.stdin, clusters, self.conf, node, self.log).await?;
@@ -211,7 +215,7 @@ impl<'a> Scene<'a> {
         self.node.clusters.open(&self.conf.kubernetes)
     }
 
-    /// Namespace and name of the pod; empty where there is none.
+    /// Namespace and name of the pod; empty if the request names no pod.
     fn pod_names(&self) -> (String, String) {
         let pod = self.workload.pod.as_ref();
         pod.map(|pod| (pod.namespace.clone(), pod.name.clone())).unwrap_or_default()

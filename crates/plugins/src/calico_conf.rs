@@ -1,5 +1,6 @@
-//! The network configuration of Calico's plugins, with what the runtime's environment adds to it (calico-cni.md sections 1.2 to 1.7,
-//! calico-ipam.md section 4.1). Read by `calico` and `calico-ipam`; the latter gets the main plugin's whole configuration.
+//! The network configuration of Calico's plugins, combined with the runtime's environment
+//! (calico-cni.md sections 1.2 to 1.7, calico-ipam.md section 4.1). `calico` and `calico-ipam` read
+//! it; the latter gets the main plugin's whole configuration.
 
 mod datastore;
 mod fields;
@@ -20,22 +21,23 @@ pub use log_settings::{LogLevel, LogSettings};
 
 use fields::Fields;
 
-/// A network configuration of Calico's. Members that nobody reads on Linux are ignored, like unknown ones.
+/// A network configuration of Calico. Members that no plugin reads on Linux are ignored, like
+/// unknown ones.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CalicoConf {
-    /// `name`: the network; also the profile where policy is not Kubernetes'.
+    /// `name`: the network, and the profile if the policy is not Kubernetes'.
     pub network: NetworkName,
-    /// In which version ADD answers.
+    /// The CNI version of ADD's result.
     pub result_version: Version,
     /// `nodename`.
     pub nodename: Option<String>,
     /// `nodename_file`; see [`nodename_file`](Self::nodename_file).
     nodename_file: Option<PathBuf>,
-    /// `nodename_file_optional`: the main plugin does without the file.
+    /// `nodename_file_optional`: the main plugin works without the file.
     pub nodename_file_optional: bool,
     /// `hostname`: the old name of `nodename`.
     pub hostname: Option<String>,
-    /// Which datastore, and how to reach it.
+    /// The datastore and how to reach it.
     pub datastore: DatastoreSettings,
     /// `log_level` and `log_file_...`.
     pub log: LogSettings,
@@ -43,7 +45,7 @@ pub struct CalicoConf {
     pub ipam: IpamSettings,
     /// `ipam_lock_file`; see [`ipam_lock_file`](Self::ipam_lock_file).
     ipam_lock_file: Option<PathBuf>,
-    /// `mtu`; none: what the node's MTU file says.
+    /// `mtu`; `None` means the one in the node's MTU file.
     pub mtu_bytes: Option<u32>,
     /// `require_mtu_file`: an ADD without that file fails.
     pub require_mtu_file: bool,
@@ -69,11 +71,12 @@ pub struct CalicoConf {
     endpoint_status_dir: Option<PathBuf>,
     /// `policy`.
     pub policy: PolicySettings,
-    /// `kubernetes`, and what else says how to reach Kubernetes.
+    /// `kubernetes`, and other settings for the connection to Kubernetes.
     pub kubernetes: KubernetesSettings,
-    /// Labels of a Mesos task, as they came: `args."org.apache.mesos".network_info.labels.labels`.
+    /// Labels of a Mesos task, not yet sanitised:
+    /// `args."org.apache.mesos".network_info.labels.labels`.
     pub mesos_labels: Vec<(String, String)>,
-    /// `FELIX_INTERFACEPREFIX`, its first entry: what names of host ends begin with.
+    /// The first entry of `FELIX_INTERFACEPREFIX`: the prefix of the names of host interfaces.
     pub interface_prefix: Option<String>,
 }
 
@@ -82,7 +85,7 @@ pub struct CalicoConf {
 pub struct IpamSettings {
     /// `type`.
     pub kind: String,
-    /// `subnet`: only `host-local` has one.
+    /// `subnet`, which only `host-local` uses.
     pub subnet: Option<String>,
     /// `assign_ipv4`: everything but exactly `"false"` means yes.
     pub assign_ipv4: bool,
@@ -101,7 +104,7 @@ pub struct PolicySettings {
     pub kind: String,
 }
 
-/// How to reach Kubernetes; the environment is already in it (calico-ipam.md section 4.1).
+/// How to reach Kubernetes, including the environment's settings (calico-ipam.md section 4.1).
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct KubernetesSettings {
     /// `kubernetes.kubeconfig`.
@@ -128,19 +131,19 @@ pub struct KubernetesSettings {
     pub api_group: Option<String>,
 }
 
-/// Text that does not print.
+/// Text that is not printed by `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Hidden(String);
 
-/// Where the node's name is written by whoever set the node up.
+/// The file in which calico/node or the agent writes the node's name.
 const NODENAME_FILE: &str = "var/lib/calico/nodename";
 /// The lock that serialises IPAM on a host.
 const IPAM_LOCK_FILE: &str = "var/run/calico/ipam.lock";
-/// Where Felix says that an endpoint's policy is in place.
+/// The directory in which Felix reports endpoints whose policy is in place.
 const ENDPOINT_STATUS_DIR: &str = "var/run/calico/endpoint-status";
-/// The kernel's limit of veth.
+/// The kernel's limit for veth.
 const MTU_MAX_BYTES: u32 = 65535;
-/// The kernel's limit of queues of a device.
+/// The kernel's limit for queues of a device.
 const QUEUES_MAX: u32 = 4096;
 /// Longer than any runtime waits.
 const POLICY_TIMEOUT_MAX_S: u32 = 3600;
@@ -148,7 +151,8 @@ const POLICY_TIMEOUT_MAX_S: u32 = 3600;
 // === impl CalicoConf ===
 
 impl CalicoConf {
-    /// Reads a request's configuration. A member of the wrong type is code 7 and named; `null` is as good as absent, as in Go.
+    /// Reads a request's configuration. A member of the wrong type is an error with code 7 that
+    /// names it; `null` means absent, as in Go.
     pub fn read(request: &Request) -> Result<Self, CniError> {
         let config = &request.config;
         let root = Fields::new("", &config.settings);
@@ -186,7 +190,7 @@ impl CalicoConf {
         })
     }
 
-    /// What works and is not what it looks like; worth a warning.
+    /// Warnings about settings that work but do not mean what they seem to.
     pub fn remarks(&self) -> Vec<&'static str> {
         let old_name = self.hostname.is_some() && self.nodename.is_none();
         let remarks = [
@@ -199,7 +203,8 @@ impl CalicoConf {
         remarks.into_iter().filter_map(|(applies, remark)| applies.then_some(remark)).collect()
     }
 
-    /// The file with the node's name; defaults lie below `root`, which is `/` except in tests and demos.
+    /// The file with the node's name; the default lies below `root`, which is `/` except in tests
+    /// and demos.
     pub fn nodename_file(&self, root: &Path) -> PathBuf {
         self.nodename_file.clone().unwrap_or_else(|| root.join(NODENAME_FILE))
     }
@@ -209,13 +214,14 @@ impl CalicoConf {
         self.ipam_lock_file.clone().unwrap_or_else(|| root.join(IPAM_LOCK_FILE))
     }
 
-    /// Where Felix says that an endpoint's policy is in place.
+    /// The directory in which Felix reports endpoints whose policy is in place.
     pub fn endpoint_status_dir(&self, root: &Path) -> PathBuf {
         self.endpoint_status_dir.clone().unwrap_or_else(|| root.join(ENDPOINT_STATUS_DIR))
     }
 }
 
-/// Without a `cniVersion` Calico's plugins answer in 0.2.0 (calico-cni.md section 1.1); elsewhere absent means 0.1.0, whose shape is the same.
+/// Without a `cniVersion`, Calico's plugins answer in 0.2.0 (calico-cni.md section 1.1); other
+/// plugins answer in 0.1.0, which has the same format.
 fn result_version(request: &Request) -> Version {
     let version = request.config.cni_version;
     if version != Version::V0_1_0 {
@@ -272,7 +278,7 @@ impl IpamSettings {
 // === impl PolicySettings ===
 
 impl PolicySettings {
-    /// Whether Kubernetes' objects say what a pod's profiles and labels are.
+    /// Whether Kubernetes objects define a pod's profiles and labels.
     pub fn is_k8s(&self) -> bool {
         self.kind == "k8s"
     }
@@ -304,7 +310,7 @@ impl KubernetesSettings {
     }
 }
 
-/// Old configurations name `.../api/v1/`; clients add that themselves.
+/// Removes `/api/v1/`, which old configurations include and clients add themselves.
 fn without_path(api_root: &str) -> &str {
     api_root.split("/api/").next().unwrap_or(api_root)
 }
@@ -317,7 +323,7 @@ impl Hidden {
         Self(text.to_owned())
     }
 
-    /// The text itself, for the request that carries it.
+    /// The text, for the request that carries it.
     pub fn reveal(&self) -> &str {
         &self.0
     }

@@ -1,5 +1,6 @@
-//! `calico-ipam`: addresses from Calico's blocks for any main plugin (calico-ipam.md section 4). The main plugin `calico` calls [`assign`],
-//! [`release`] and [`give_back`] itself: no process between the two of us.
+//! `calico-ipam`: allocates addresses from Calico's blocks for any main plugin (calico-ipam.md
+//! section 4). The main plugin `calico` calls [`assign`], [`release`] and [`give_back`] directly,
+//! without a process between.
 
 mod assign;
 mod check;
@@ -27,7 +28,6 @@ pub(crate) use subject::{IpamRequest, Subject, Wanted};
 /// The plugin's name.
 pub(crate) const NAME: &str = "calico-ipam";
 
-/// Carries out one request.
 pub async fn run(
     host: &CalicoHost,
     request: &Request,
@@ -41,7 +41,7 @@ pub async fn run(
     let done = match &request.env.call {
         Call::Add(target) => add(host, &conf, request, target, log).await.map(Some),
         Call::Del(target) => {
-            let subject = Subject::of(request, target)?;
+            let subject = Subject::from_request(request, target)?;
             let datastore = host.datastore(&conf).await?;
             release(host, &datastore, &conf, &subject, log).await.map(|()| None)
         }
@@ -64,8 +64,8 @@ async fn add(
     log: &RequestLog,
 ) -> Result<CniResult, CniError> {
     request.env.args.check_known(&["IP"])?;
-    let wanted = Wanted::of(conf, requested_address(request)?)?;
-    let subject = Subject::of(request, target)?;
+    let wanted = Wanted::from_conf(conf, requested_address(request)?)?;
+    let subject = Subject::from_request(request, target)?;
     let datastore = host.datastore(conf).await?;
     let node = datastore.node_name(conf, &host.root).await?;
     let request = IpamRequest { node, subject, wanted, budget: BUDGET };
@@ -81,9 +81,11 @@ pub(crate) fn requested_address(request: &Request) -> Result<Option<IpAddr>, Cni
     text.parse().map(Some).map_err(wrong)
 }
 
-/// What another main plugin gets: addresses as the allocator gave them, and for each a route to itself alone. The route tells Go's `calico` to make the
-/// host's routes (calico-cni.md section 2.5 step 8). Go's `calico-ipam` gives it the block's prefix length; the kernel refuses such a destination, so that
-/// main plugins that put it into the container, such as `bridge`, would fail.
+/// The result for another main plugin: the addresses as allocated, and for each a route to that
+/// address alone. The routes make Go's `calico` install the host's routes (calico-cni.md section
+/// 2.5 step 8). Go's `calico-ipam` returns them with the block's prefix length; main plugins that
+/// install routes in the container, such as `bridge`, would fail with that, because the kernel
+/// refuses such a destination.
 fn result(conf: &CalicoConf, allocation: &Allocation) -> CniResult {
     let mut result = CniResult::empty(conf.result_version);
     result.ips = allocation.addresses.iter().copied().map(IpConfig::new).collect();
@@ -91,7 +93,7 @@ fn result(conf: &CalicoConf, allocation: &Allocation) -> CniResult {
     result
 }
 
-/// Text for a list of addresses, as Calico's plugins print it.
+/// A list of addresses, as Calico's plugins print it.
 fn shown(addresses: &[russet_addr::IpNet], family: Family) -> String {
     let of_family = addresses.iter().filter(|net| Family::of_net(net) == family);
     format!("[{}]", of_family.map(ToString::to_string).collect::<Vec<_>>().join(" "))

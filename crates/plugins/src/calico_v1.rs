@@ -1,10 +1,12 @@
-//! The `calico` plugin on the data of Calico v1.11, for clusters that were not migrated yet: addresses, endpoints and profiles in the v1 model
-//! behind etcd's v2 API (calico-cni.md sections 2.3, 2.6 and 3.6). Called by the `calico` plugin once [`choose`] has found that a
-//! configuration means that data.
+//! The `calico` plugin on the data of Calico v1.11, for clusters that are not migrated yet:
+//! addresses, endpoints and profiles in the v1 model behind etcd's v2 API (calico-cni.md sections
+//! 2.3, 2.6 and 3.6). The `calico` plugin calls it if [`choose`] finds that a configuration means
+//! that data.
 //!
-//! What the later releases of that line fixed is done as they do it: profiles are not repeated, only what a request took itself is given back,
-//! an endpoint is marked with its newest container. An endpoint that is there keeps its addresses (oracle 56) as long as the allocator
-//! says that they are still this workload's.
+//! Fixes of later v1.11 releases are included: profiles are not repeated, only allocations of the
+//! failed request are released, and an endpoint records its newest container. An existing endpoint
+//! keeps its addresses (oracle 56) as long as the allocator says that this workload still holds
+//! them.
 
 mod choice;
 mod delegated;
@@ -37,36 +39,37 @@ use crate::node::CalicoNode;
 use crate::pause::Pause;
 use crate::request_log::RequestLog;
 use crate::target::Target;
-use crate::wiring::Unattached;
-use endpoint::{Records, Stored, Unwritten};
-use view::View;
+use crate::wiring::AttachFailure;
+use endpoint::{Records, Stored, WriteFailure};
+use view::V3View;
 
 #[cfg(test)]
 pub(crate) use choice::nothing_found;
-pub use choice::{Model, choose, has_v1};
+pub use choice::{DataModel, choose, has_v1};
 
-/// MTU of pods where the configuration names none: the library's default (calico-cni.md section 1.2).
+/// The library's default MTU, if the configuration names none (calico-cni.md section 1.2).
 const MTU_DEFAULT_BYTES: u32 = 1500;
 /// The attribute with the time of a request.
 const MARK: &str = "timestamp";
 
-/// What Kubernetes says of a pod, for configurations whose policy is Kubernetes'.
+/// Facts from Kubernetes about a pod, for configurations with Kubernetes policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodFacts {
     /// The pod's labels.
     pub labels: BTreeMap<String, String>,
-    /// `cni.projectcalico.org/ipv4pools`, instead of the configuration's.
+    /// `cni.projectcalico.org/ipv4pools`, which overrides the configuration's pools.
     pub ipv4_pools: Option<Vec<String>>,
     /// `cni.projectcalico.org/ipv6pools`.
     pub ipv6_pools: Option<Vec<String>>,
     /// `cni.projectcalico.org/ipAddrs`: exactly these addresses.
     pub ip_addrs: Option<Vec<IpAddr>>,
-    /// `cni.projectcalico.org/ipAddrsNoIpam`: these, whatever the allocator knows about them. v1.11 had no switch for it.
+    /// `cni.projectcalico.org/ipAddrsNoIpam`: exactly these addresses, without IPAM. v1.11 had no
+    /// switch for it.
     pub ip_addrs_no_ipam: Option<Vec<IpAddr>>,
 }
 
-/// One request on the v1 model.
-struct Work<'a> {
+/// The context of one request on the v1 model.
+struct V1Request<'a> {
     node: &'a CalicoNode,
     request: &'a Request,
     conf: &'a CalicoConf,
@@ -82,13 +85,14 @@ struct Work<'a> {
 /// The addresses of an ADD.
 struct Taken {
     addresses: Vec<IpAddr>,
-    /// The mark of what this very request took; none when it took nothing.
+    /// The mark of what this request allocated; `None` if it allocated nothing.
     mark: Option<String>,
-    /// The other IPAM plugin that gave them to this very request.
+    /// The other IPAM plugin that allocated them for this request.
     delegate: Option<Delegate>,
 }
 
-/// Carries out a request on the data behind the v2 API of `etcd`. `facts` are the pod's, where somebody could ask Kubernetes.
+/// Executes a request on the data behind the v2 API of `etcd`. `facts` describe the pod, if
+/// Kubernetes could be asked.
 pub async fn run(
     node: &CalicoNode,
     request: &Request,
@@ -104,17 +108,18 @@ pub async fn run(
     run_on(node, request, conf, records, facts, log).await
 }
 
-/// The addresses of a configuration of v1.11, for `calico-ipam`: v1 data that look like v3's. `named` when the configuration names them.
+/// The datastore of a v1.11 configuration for `calico-ipam`: v1 data in the form of v3. `named`
+/// says that the configuration names v1 data explicitly.
 pub(crate) async fn datastore(settings: &EtcdSettings, named: bool) -> Result<Datastore, CniError> {
     if !choice::decide(settings, named).await? {
-        // Whoever asks has found no v3 data a moment ago.
+        // The caller has found no v3 data a moment ago.
         return Err(CniError::try_again_later("the datastore is being set up", "v3 data appeared just now"));
     }
     let etcd = EtcdV2::connect(settings.clone());
     let etcd = etcd.map_err(|error| CniError::invalid_config("etcd cannot be used", error))?;
-    let view: Rc<dyn Store> = Rc::new(View::of(Rc::new(etcd)));
+    let view: Rc<dyn Store> = Rc::new(V3View::new(Rc::new(etcd)));
     let allocator = v1_allocator(view.clone());
-    Ok(Datastore::new(view, allocator).of_v1())
+    Ok(Datastore::new(view, allocator).with_v1_names())
 }
 
 /// The allocator over a view of v1 data.
@@ -137,23 +142,24 @@ async fn run_on(
 ) -> Result<Option<CniResult>, CniError> {
     match &request.env.call {
         Call::Add(target) => {
-            Work::new(node, request, conf, target, records, facts, log)?.add().await.map(Some)
+            V1Request::new(node, request, conf, target, records, facts, log)?.add().await.map(Some)
         }
         Call::Del(target) => {
-            Work::new(node, request, conf, target, records, facts, log)?.del().await.map(|()| None)
+            V1Request::new(node, request, conf, target, records, facts, log)?.del().await.map(|()| None)
         }
         Call::Check(target) => {
-            Work::new(node, request, conf, target, records, facts, log)?.check().await.map(|()| None)
+            V1Request::new(node, request, conf, target, records, facts, log)?.check().await.map(|()| None)
         }
-        // Both came with CNI 1.1.0, which no configuration of that time names; there is nothing to collect that DEL did not.
+        // Both came with CNI 1.1.0, which no configuration of v1.11 names; DEL leaves nothing to
+        // collect.
         Call::Gc => Ok(None),
         Call::Status => records.refuse_unready().await.map(|()| None),
     }
 }
 
-// === impl Work ===
+// === impl V1Request ===
 
-impl<'a> Work<'a> {
+impl<'a> V1Request<'a> {
     fn new(
         node: &'a CalicoNode,
         request: &'a Request,
@@ -163,7 +169,7 @@ impl<'a> Work<'a> {
         facts: Option<&'a PodFacts>,
         log: &'a RequestLog,
     ) -> Result<Self, CniError> {
-        let target = Target::of(request, target)?;
+        let target = Target::from_request(request, target)?;
         let name = conf.v1_node_name()?;
         let (orchestrator, workload) = match &target.pod {
             Some(pod) => (ORCHESTRATOR_K8S, format!("{}.{}", pod.namespace, pod.name)),
@@ -171,7 +177,7 @@ impl<'a> Work<'a> {
         };
         let id = EndpointId::new(name.clone(), orchestrator, &workload, target.ifname.as_str());
         let id = id.map_err(|error| CniError::environment("the workload cannot be named", error))?;
-        let allocator = v1_allocator(Rc::new(View::of(records.store.clone())));
+        let allocator = v1_allocator(Rc::new(V3View::new(records.store.clone())));
         Ok(Self { node, request, conf, facts, log, name, target, id, records, allocator })
     }
 
@@ -201,7 +207,7 @@ impl<'a> Work<'a> {
         self.log.fact(format!("Setting the host side veth name to {host_name}"), &self.target);
         let attached = match self.node.wiring.attach(attachment, netns).await {
             Ok(attached) => attached,
-            Err(Unattached { error, undone }) => {
+            Err(AttachFailure { error, undone }) => {
                 return Err(if undone { self.give_back(&taken, error).await } else { error });
             }
         };
@@ -217,18 +223,20 @@ impl<'a> Work<'a> {
         Ok(self.result(&taken.addresses))
     }
 
-    /// Kubernetes' policies select by labels that only Kubernetes knows: an endpoint without them would escape its policies.
+    /// Kubernetes policies select pods by labels from Kubernetes: an endpoint without its labels
+    /// would escape them, so it is refused.
     fn refuse_blind_policy(&self) -> Result<(), CniError> {
         if !self.conf.policy.is_k8s() || !self.is_pod() || self.facts.is_some() {
             return Ok(());
         }
         Err(CniError::unsupported_field(
             "policy.type: \"k8s\" on the data of Calico v1: the pod's labels are not known here",
-            "without them its policies would not hold; carry the data over with: russet migrate calico-v1",
+            "without them its policies would not hold; migrate the data with: russet migrate calico-v1",
         ))
     }
 
-    /// A container that is on a network already joins another: it gets that network's profile and nothing else (calico-cni.md section 2.3, step 2).
+    /// Joins a container that is on another network already: it gets the network's profile and
+    /// nothing else (section 2.3, step 2).
     async fn join_network(&self, stored: &Stored) -> Result<CniResult, CniError> {
         let mut endpoint = stored.endpoint.clone();
         self.add_profile(&mut endpoint);
@@ -237,13 +245,13 @@ impl<'a> Work<'a> {
             self.log.fact(format!("Calico CNI endpoint already has profile: {network}"), &self.target);
         } else {
             self.log.fact(format!("Calico CNI appending profile: {network}"), &self.target);
-            self.publish(&endpoint, Some(stored)).await.map_err(|unwritten| unwritten.error)?;
+            self.publish(&endpoint, Some(stored)).await.map_err(|failure| failure.error)?;
         }
         let addresses: Vec<IpAddr> = endpoint.nets().map(|net| net.addr()).collect();
         Ok(self.result(&addresses))
     }
 
-    /// The endpoint's own addresses again, or new ones.
+    /// Returns the endpoint's existing addresses, or allocates new ones.
     async fn take(&self, existing: Option<&Stored>) -> Result<Taken, CniError> {
         if !self.conf.ipam.is_calico() {
             return self.take_delegated(existing).await;
@@ -276,7 +284,8 @@ impl<'a> Work<'a> {
         let exact = facts.ip_addrs.clone().or_else(|| requested.map(|address| vec![address]));
         match (exact, facts.ip_addrs_no_ipam) {
             (Some(_), Some(addresses)) if facts.ip_addrs.is_none() && one_a_family(&addresses) => {
-                // No allocator is asked, so that nothing reads `CNI_ARGS` (calico-cni.md section 2.5.3).
+                // No IPAM plugin is called, so nothing reads `CNI_ARGS` (calico-cni.md section
+                // 2.5.3).
                 Ok(Taken { addresses, mark: None, delegate: None })
             }
             (None, None) => {
@@ -299,7 +308,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The addresses that the pod's annotation names, all of them or none.
+    /// Allocates the addresses that the pod's annotation names, all of them or none.
     async fn take_exactly(
         &self,
         request: &AddressRequest,
@@ -317,7 +326,8 @@ impl<'a> Work<'a> {
         Ok(taken)
     }
 
-    /// The endpoint's addresses, if every one of them is still this workload's. One that was freed in the meantime may be anybody's.
+    /// The endpoint's addresses, if this workload still holds all of them. An address that was
+    /// released meanwhile may belong to another workload.
     async fn still_held(&self, endpoint: &Endpoint) -> Result<Option<Vec<IpAddr>>, CniError> {
         let addresses: Vec<IpAddr> = endpoint.nets().map(|net| net.addr()).collect();
         for address in &addresses {
@@ -335,7 +345,7 @@ impl<'a> Work<'a> {
         held.map_err(|error| failure::ipam("the pod's addresses could not be read", error))
     }
 
-    /// Whether what holds an address is this workload: by its name, or by one of its containers.
+    /// Whether the holder of an address is this workload: by its name, or by one of its containers.
     fn is_ours(&self, held: &Held, endpoint: &Endpoint) -> bool {
         let attribute = &held.attribute;
         if let (Some(pod), Some(of), Some(namespace)) =
@@ -355,7 +365,7 @@ impl<'a> Work<'a> {
             .is_some_and(|id| known.iter().any(|known| known == HandleId::sanitized(id)))
     }
 
-    /// The name under which addresses are held since 1.11.2.
+    /// The handle of addresses since 1.11.2.
     fn handle(&self) -> HandleId {
         HandleId::pod(&self.target.network, &self.target.container)
     }
@@ -369,13 +379,13 @@ impl<'a> Work<'a> {
         attachment
     }
 
-    /// Labels and profiles of an endpoint (calico-cni.md sections 2.3 and 2.6).
+    /// Sets labels and profiles of an endpoint (sections 2.3 and 2.6).
     fn describe(&self, endpoint: &mut Endpoint) {
         if let Some(pod) = &self.target.pod {
             endpoint.labels = self.facts.map(|facts| facts.labels.clone()).unwrap_or_default();
             endpoint.labels.insert(Endpoint::NAMESPACE_LABEL.to_owned(), pod.namespace.clone());
         } else {
-            endpoint.labels = labels::of_mesos(&self.conf.mesos_labels);
+            endpoint.labels = labels::from_mesos(&self.conf.mesos_labels);
         }
         match &self.target.pod {
             Some(pod) if self.conf.policy.is_k8s() => {
@@ -392,8 +402,9 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The profile before the endpoint that names it: without it the endpoint's packets are dropped.
-    async fn publish(&self, endpoint: &Endpoint, before: Option<&Stored>) -> Result<(), Unwritten> {
+    /// Writes the profile before the endpoint that refers to it: without the profile, Felix drops
+    /// the endpoint's packets.
+    async fn publish(&self, endpoint: &Endpoint, before: Option<&Stored>) -> Result<(), WriteFailure> {
         if self.conf.policy.kind.is_empty() {
             let network = &self.target.network;
             if self.records.ensure_profile(network.as_str(), !self.is_pod()).await? {
@@ -403,38 +414,40 @@ impl<'a> Work<'a> {
         self.records.write(&self.id, endpoint, before).await
     }
 
-    /// As plugins of that time answered: addresses alone, without gateways and interfaces (calico-cni.md section 1.10).
+    /// The result in the form of v1.11: addresses only, without gateways and interfaces (section
+    /// 1.10).
     fn result(&self, addresses: &[IpAddr]) -> CniResult {
         let mut result = CniResult::empty(self.request.config.cni_version);
         result.ips = addresses.iter().map(|address| IpConfig::new(host_net(*address))).collect();
         result
     }
 
-    /// After an endpoint that could not be written: a new interface goes, and with it this request's addresses. One that was there before is a
-    /// running container's, and so are its addresses; those of an endpoint that may have been written are DEL's.
-    async fn undo(&self, taken: &Taken, reused: bool, unwritten: Unwritten) -> CniError {
-        let Unwritten { mut error, surely } = unwritten;
-        let mut kept = |why: &str| {
+    /// Undoes an ADD whose endpoint could not be written: removes a new interface and releases this
+    /// request's addresses. An interface that existed before belongs to a running container, as do
+    /// its addresses; the addresses of an endpoint that may have been written are left to DEL.
+    async fn undo(&self, taken: &Taken, reused: bool, failure: WriteFailure) -> CniError {
+        let WriteFailure { mut error, certainly_absent } = failure;
+        let mut keep = |why: &str| {
             error.details = format!("{}; its addresses are still held until DEL: {why}", error.details);
         };
         if reused {
-            kept("the interface was there before");
+            keep("the interface was there before");
             return error;
         }
         let detached = self.node.wiring.detach(self.detachment(true), self.target.netns_if_any()).await;
         self.node.teardown.doomed();
         match detached {
-            Ok(()) if surely => return self.give_back(taken, error).await,
-            Ok(()) => kept("the endpoint may have been written"),
-            Err(also) => kept(&also.msg),
+            Ok(()) if certainly_absent => return self.give_back(taken, error).await,
+            Ok(()) => keep("the endpoint may have been written"),
+            Err(also) => keep(&also.msg),
         }
         error
     }
 
-    /// What this very request took is given back; what an earlier one holds stays.
+    /// Releases what this request allocated; allocations of an earlier request stay.
     async fn give_back(&self, taken: &Taken, mut error: CniError) -> CniError {
         let given = match (&taken.delegate, &taken.mark) {
-            (Some(delegate), _) => delegate.tell(Verb::Del).await.map_err(|error| error.to_string()),
+            (Some(delegate), _) => delegate.call(Verb::Del).await.map_err(|error| error.to_string()),
             (None, Some(mark)) => self.release_marked(mark).await.map_err(|error| error.to_string()),
             (None, None) => return error,
         };
@@ -464,13 +477,14 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The interface, then the endpoint, then the addresses: one is only free again when nothing answers for it, and nothing names it. A
-    /// container that is not the endpoint's newest takes only its own with it (calico-cni.md section 3.6).
+    /// Removes the interface, then the endpoint, then the addresses, because an address is free
+    /// only when nothing answers for it and nothing refers to it. A container that is not the
+    /// newest of the endpoint removes only its own state (section 3.6).
     async fn del(&self) -> Result<(), CniError> {
         self.records.refuse_unready().await?;
         let container = self.is_pod().then_some(self.target.container.as_str());
         let (mine, newer) = self.records.for_del(&self.id, container).await?;
-        // What a newer container has counts only where nothing is this one's.
+        // The addresses of newer containers matter only if this container has no endpoint.
         let newer = newer.filter(|_| mine.is_none());
         if let Some(stored) = mine.as_ref().filter(|_| self.conf.ipam.kind.is_empty()) {
             self.refuse_others_addresses(stored).await?;
@@ -492,16 +506,17 @@ impl<'a> Work<'a> {
 
     async fn release(&self, mine: Option<&Endpoint>, newer: Option<&[IpAddr]>) -> Result<(), IpamError> {
         let allocator = within(&self.allocator, BUDGET);
-        if let Some(kept) = newer {
-            // The newer container may have taken over what this one's handle holds.
+        if let Some(in_use) = newer {
+            // The newer container may use addresses that this one's handle holds.
             let handle = self.handle();
             let held = allocator.ips_to_free(&handle).await?;
-            let freed = held.iter().filter(|held| !kept.contains(&held.address));
+            let freed = held.iter().filter(|held| !in_use.contains(&held.address));
             let options: Vec<ReleaseOptions> = freed.map(|held| freeing(held, &handle)).collect();
             return allocator.release_ips(&options).await.map(drop);
         }
         allocator.release_by_handle(&self.handle(), None).await?;
-        // Plugins before 1.11.2 held addresses under the workload's own name, which may be spelt like another container's handle.
+        // Plugins before 1.11.2 used the workload's own name as the handle, which may look like
+        // another container's handle.
         if let Ok(workload) = HandleId::new(self.id.workload.as_str()) {
             let Target { network, container, ifname, pod, .. } = self.target.clone();
             let subject = Subject { network, container, ifname, pod };
@@ -510,7 +525,7 @@ impl<'a> Work<'a> {
             let options: Vec<ReleaseOptions> = ours.map(|held| freeing(held, &workload)).collect();
             allocator.release_ips(&options).await?;
         }
-        // What an earlier container of the workload took and this one had again.
+        // Addresses that an earlier container of the workload allocated and this one used again.
         for address in mine.into_iter().flat_map(Endpoint::nets).map(|net| net.addr()) {
             let held = match allocator.holder_of(address).await {
                 Ok(Some(held)) => held,
@@ -538,11 +553,7 @@ impl<'a> Work<'a> {
         let ours = |stored: &Stored| stored.endpoint.active_instance_id == container;
         let Some(stored) = stored.filter(ours) else {
             let msg = format!("{container} has no endpoint");
-            return Err(CniError::new(
-                failure::WIRING,
-                msg,
-                "somebody removed it, or a newer container has it",
-            ));
+            return Err(CniError::new(failure::WIRING, msg, "it was removed, or a newer container has it"));
         };
         let addresses: Vec<IpAddr> = stored.endpoint.nets().map(|net| net.addr()).collect();
         let attachment = Attachment { mac: stored.endpoint.mac, ..self.attachment(&addresses) };
@@ -585,12 +596,12 @@ fn fresh() -> Endpoint {
     }
 }
 
-/// Whether there is an address, and of each family at most one.
+/// Whether there is at least one address, and at most one of each family.
 fn one_a_family(addresses: &[IpAddr]) -> bool {
     !addresses.is_empty() && one_of_a_family(addresses)
 }
 
-/// Pools are named by their networks alone; none named is all.
+/// The pools of `named`, which v1 names by their networks; `None` if it is empty, which means all.
 fn pools(key: &str, named: &[String]) -> Result<Option<Vec<IpNet>>, CniError> {
     let parse = |text: &String| {
         text.parse().map_err(|_| {

@@ -1,4 +1,5 @@
-//! What cni-runtime.md section 6.2 expects of plugins together: `bridge`, `portmap` and `bandwidth` as a runtime chains them, and `flannel`.
+//! Tests for what cni-runtime.md section 6.2 expects of plugins together: `bridge`, `portmap` and
+//! `bandwidth` as a runtime chains them, and `flannel`.
 
 use russet_testkit as testkit;
 use serde_json::{Value, json};
@@ -10,7 +11,7 @@ const V6: &[&str] = &["fd00:204:1::/64"];
 
 type Chain = [(&'static str, Value); 3];
 
-/// The chain of cni-runtime.md section 6.2 item 57 without `tuning`, which is not ours.
+/// The chain of item 57 without `tuning`, which Russet does not have.
 fn chain(lab: &Lab, version: &str, subnets: &[&str]) -> Chain {
     let plugin = |kind: &str| json!({"cniVersion": version, "name": "net", "type": kind});
     let (mut bridge, mut portmap, mut bandwidth) = (plugin("bridge"), plugin("portmap"), plugin("bandwidth"));
@@ -24,17 +25,17 @@ fn chain(lab: &Lab, version: &str, subnets: &[&str]) -> Chain {
     [("bridge", bridge), ("portmap", portmap), ("bandwidth", bandwidth)]
 }
 
-/// ADD of all, each with the result of the one before.
+/// Runs ADD of all plugins, each with the result of the previous one.
 fn add(lab: &Lab, pod: Pod, chain: &Chain) -> Value {
     let [(bridge, config), rest @ ..] = chain;
     let first = lab.add(bridge, pod, config);
     rest.iter().fold(first, |result, (kind, config)| lab.add(kind, pod, &after(config, &result)))
 }
 
-/// DEL of all, the last one first.
+/// Runs DEL of all plugins in reverse order.
 fn del(lab: &Lab, pod: Pod, chain: &Chain, result: &Value) {
     for (kind, config) in chain.iter().rev() {
-        lab.tell(kind, "DEL", pod, &after(config, result));
+        lab.call(kind, "DEL", pod, &after(config, result));
     }
 }
 
@@ -63,7 +64,7 @@ fn a_chain_adds_up_to_one_result_and_checks_only_the_families_that_the_pod_has()
             let routes = inside("one", &["ip", family, "route", "show", "default"]);
             assert_eq!(routes.lines().count(), 1, "{routes}");
             for (kind, config) in &chain {
-                lab.tell(kind, "CHECK", one, &after(config, &result));
+                lab.call(kind, "CHECK", one, &after(config, &result));
             }
             del(lab, one, &chain, &result);
             nothing_is_left(lab);
@@ -126,7 +127,7 @@ fn the_nodes_own_namespace_is_refused_and_nothing_is_made_or_deleted_there() {
                 after(&config, &json!({"cniVersion": "1.0.0", "ips": [{"address": "10.204.1.2/24"}]}));
             let error = lab.error(kind, "ADD", one, &config);
             assert!(error.code == 8 && error.msg.contains("own network namespace"), "{kind}: {error}");
-            lab.tell(kind, "DEL", one, &config);
+            lab.call(kind, "DEL", one, &config);
             assert_eq!(
                 (links().join(" "), lab.addresses("net")),
                 ("eth0 lo w0".to_owned(), Vec::new()),

@@ -1,4 +1,5 @@
-//! Kubernetes API servers, as network configurations name them: a connection is kept from request to request.
+//! Clients for the Kubernetes API servers that network configurations name, kept open from request
+//! to request.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -8,7 +9,7 @@ use russet_kube::{Client, Kubernetes, Overrides, Secret, Source};
 
 use crate::calico_conf::{Hidden, KubernetesSettings, plaintext};
 
-/// API servers by how configurations say that they are reached. Clones share them.
+/// API servers, keyed by their connection settings. Clones share them.
 #[derive(Clone, Default)]
 pub struct Clusters {
     fixed: Option<Rc<dyn Kubernetes>>,
@@ -17,13 +18,13 @@ pub struct Clusters {
 
 type Open = (KubernetesSettings, Rc<dyn Kubernetes>);
 
-/// Nodes have one cluster; an operator who edits the configuration leaves one behind each time.
+/// A node normally has one cluster; each edit of the configuration leaves one client behind.
 const OPEN_MAX: usize = 4;
 
 // === impl Clusters ===
 
 impl Clusters {
-    /// The same one, whatever configurations say.
+    /// Always returns `kubernetes`, whatever configurations say.
     pub fn fixed(kubernetes: Rc<dyn Kubernetes>) -> Self {
         Self { fixed: Some(kubernetes), open: Rc::default() }
     }
@@ -52,7 +53,8 @@ impl Clusters {
     }
 }
 
-/// A kubeconfig, or what the configuration names by itself; without either we may be a pod with an account of its own.
+/// A kubeconfig, or what the configuration itself names; without either, the service account of the
+/// pod that this process may run in.
 fn source(settings: &KubernetesSettings) -> Source {
     let overrides = Overrides {
         server: settings.api_root.clone(),

@@ -1,4 +1,5 @@
-//! The datastores that requests of Calico's plugins name: each network says for itself where its addresses are, whatever the agent's store is.
+//! The datastores that requests of Calico's plugins name: each network configuration names its own,
+//! independently of the agent's store.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -12,29 +13,32 @@ use russet_model::{IpPool, Key, Prefix};
 use russet_store::{BoxFuture, Store, StoreError};
 use russet_store_etcd::Settings as EtcdSettings;
 
-use crate::calico::Recent;
+use crate::calico::RecentChecks;
 use crate::calico_conf::{CalicoConf, DatastoreKind};
 use crate::calico_ipam::HostLocks;
 use crate::calico_v1;
 use crate::failure;
 
-/// What plugins of Calico's work with that touch no kernel: they need neither the agent's store nor its name. Clones share everything.
+/// What those plugins of Calico need that do not touch the kernel. It depends neither on the
+/// agent's store nor on its name. Clones share everything.
 #[derive(Clone)]
 pub struct CalicoHost {
-    /// Below which default files lie: `/`, except in tests and demos.
+    /// The directory below which default files lie: `/`, except in tests and demos.
     pub root: PathBuf,
-    /// Opens what requests name.
+    /// Opens the datastores that requests name.
     pub datastores: Rc<dyn Datastores>,
     locks: Rc<HostLocks>,
 }
 
-/// Opens datastores: the agent keeps some open, a plugin without an agent opens the one it needs.
+/// Opens datastores: the agent keeps some open, a plugin without an agent opens the one that it
+/// needs.
 pub trait Datastores {
-    /// The etcd v3 of these settings.
+    /// Opens the etcd v3 of these settings.
     fn open<'a>(&'a self, settings: &'a EtcdSettings) -> BoxFuture<'a, Result<Datastore, StoreError>>;
 
-    /// The data of Calico v1.11 behind the v2 API of the same etcd, `named` when the configuration says that they are meant; or why they
-    /// cannot be had, and how to carry them over.
+    /// Opens the data of Calico v1.11 behind the v2 API of the same etcd; `named` says that the
+    /// configuration names v1 data explicitly. The error explains why they are not available and
+    /// how to migrate them.
     fn open_v1<'a>(
         &'a self,
         settings: &'a EtcdSettings,
@@ -43,33 +47,32 @@ pub trait Datastores {
         Box::pin(calico_v1::datastore(settings, named))
     }
 
-    /// Whether an etcd that says no more of v3 than the cluster's information means data of v1.
+    /// Whether an etcd whose only v3 record is the cluster information is meant to hold v1 data.
     fn means_v1<'a>(&'a self, settings: &'a EtcdSettings) -> BoxFuture<'a, Result<bool, CniError>> {
         Box::pin(calico_v1::means_v1(settings))
     }
 }
 
-/// A datastore with Calico's records, and the allocator over it. Clones share everything.
+/// A datastore with Calico's records, and the IPAM allocator over it. Clones share everything.
 #[derive(Clone)]
 pub struct Datastore {
-    /// Its records.
     pub store: Rc<dyn Store>,
-    /// Its addresses.
     pub allocator: Rc<Allocator>,
-    /// Which rules name its nodes: those of Calico v1.11 know no file and keep upper case.
+    /// Whether node names follow the rules of Calico v1.11, which reads no nodename file and keeps
+    /// upper case.
     names_as_v1: bool,
-    /// What `calico` believes of it for a moment.
-    pub(crate) recent: Rc<Recent>,
-    /// Pools or handles of Calico's v3 were seen in it.
-    seen: Rc<Cell<bool>>,
+    /// Results of checks by `calico` that stay valid for a moment.
+    pub(crate) recent: Rc<RecentChecks>,
+    /// Whether pools or handles of Calico v3 were found in it.
+    seen_v3: Rc<Cell<bool>>,
     /// Whether a pool selects namespaces, and when that was looked up.
     selects_namespaces: Rc<Cell<Option<(Instant, bool)>>>,
 }
 
-/// How long an edit of a pool's namespace selector may take to be seen; nothing watches for this look.
+/// How long a change of a pool's namespace selector may stay unnoticed; no watch covers it.
 const POOLS_MAX_AGE: Duration = Duration::from_secs(1);
 
-/// The same datastore whatever a request names.
+/// Always opens the same datastore.
 #[cfg(test)]
 pub(crate) struct Fixed(pub(crate) Datastore);
 
@@ -86,7 +89,8 @@ impl CalicoHost {
         &self.locks
     }
 
-    /// Whether the etcd that a configuration names by its address alone has records of v3. One that does not answer may be of etcd's v2.
+    /// Whether the etcd that a configuration names only by its address has records of v3. An etcd
+    /// that does not answer may be an etcd 2.
     pub(crate) async fn has_v3(&self, conf: &CalicoConf) -> Result<bool, CniError> {
         match self.datastores.open(&conf.datastore.etcd_v3()?).await {
             Ok(datastore) => Ok(datastore.has_v3().await.unwrap_or(false)),
@@ -94,9 +98,11 @@ impl CalicoHost {
         }
     }
 
-    /// The datastore that a configuration names. One that was not named as v3 must have records of v3: a configuration of v1.11 would otherwise
-    /// read an empty store where its v2 keys are full, and a DEL would forget addresses that are still held. Those of v1.11 get a view of
-    /// their v1 data, or an error that says how to carry these over.
+    /// Opens the datastore that a configuration names. If the configuration does not say that it
+    /// means v3, the datastore must have records of v3: otherwise a configuration of v1.11 would
+    /// read an empty v3 store where its v2 keys are full, and a DEL would miss addresses that are
+    /// still held. A configuration of v1.11 gets a view of its v1 data, or an error that explains
+    /// how to migrate them.
     pub(crate) async fn datastore(&self, conf: &CalicoConf) -> Result<Datastore, CniError> {
         if conf.datastore.kind == DatastoreKind::EtcdV2 {
             return self.datastores.open_v1(&conf.datastore.etcd.v1_settings()?, true).await;
@@ -105,11 +111,11 @@ impl CalicoHost {
         let opened = self.datastores.open(&settings).await;
         let failed = |error| failure::store("the datastore could not be opened", &error, &error);
         let datastore = opened.map_err(failed)?;
-        // One that does not answer may be an etcd 2, which has no v3 API; who looks closer finds out.
+        // An etcd that does not answer may be an etcd 2, which has no v3 API; `open_v1` finds out.
         if conf.datastore.explicit || datastore.has_v3().await.unwrap_or(false) {
             return Ok(datastore);
         }
-        // An agent may have written the information before the v1 data were carried over.
+        // An agent may have written the cluster information before the v1 data were migrated.
         if datastore.has_information().await.unwrap_or(false) && !self.datastores.means_v1(&settings).await? {
             return Ok(datastore);
         }
@@ -120,29 +126,29 @@ impl CalicoHost {
 // === impl Datastore ===
 
 impl Datastore {
-    /// A datastore and the allocator over it.
     pub fn new(store: Rc<dyn Store>, allocator: Allocator) -> Self {
         Self::of(store, Rc::new(allocator))
     }
 
-    /// Another handle for a store whose allocator is there already.
+    /// Another handle for a store that has an allocator already.
     pub fn of(store: Rc<dyn Store>, allocator: Rc<Allocator>) -> Self {
         Self {
             store,
             allocator,
             names_as_v1: false,
             recent: Rc::default(),
-            seen: Rc::default(),
+            seen_v3: Rc::default(),
             selects_namespaces: Rc::default(),
         }
     }
 
-    /// The same, with the data of Calico v1.11.
-    pub(crate) fn of_v1(self) -> Self {
+    /// The same, with data of Calico v1.11.
+    pub(crate) fn with_v1_names(self) -> Self {
         Self { names_as_v1: true, ..self }
     }
 
-    /// What this node is called in it: its blocks are found under that name alone (calico-cni.md section 1.6).
+    /// The node's name in this datastore; its blocks are found under that name alone (calico-cni.md
+    /// section 1.6).
     pub(crate) async fn node_name(&self, conf: &CalicoConf, root: &Path) -> Result<NodeName, CniError> {
         if self.names_as_v1 {
             return conf.v1_node_name();
@@ -150,12 +156,12 @@ impl Datastore {
         conf.node_choice(root)?.resolve(&*self.store).await
     }
 
-    /// Whether addresses are for nodes with a record. Calico v1.11 asked for none.
+    /// Whether only registered nodes may allocate addresses. Calico v1.11 did not require a record.
     pub(crate) fn registers_nodes(&self) -> bool {
         !self.names_as_v1
     }
 
-    /// Refuses a name that no record of a node has.
+    /// Fails if there is no record of the node.
     pub(crate) async fn require_node(&self, node: &NodeName) -> Result<(), CniError> {
         if !self.registers_nodes() {
             return Ok(());
@@ -167,7 +173,7 @@ impl Datastore {
         }
     }
 
-    /// Whether any enabled pool is for certain namespaces only.
+    /// Whether any enabled pool is restricted to certain namespaces.
     pub(crate) async fn selects_namespaces(&self) -> Result<bool, CniError> {
         if let Some((at, known)) = self.selects_namespaces.get()
             && at.elapsed() < POOLS_MAX_AGE
@@ -184,27 +190,26 @@ impl Datastore {
         Ok(found)
     }
 
-    /// All pools.
     pub(crate) async fn pools(&self) -> Result<Vec<IpPool>, CniError> {
         self.allocator.pools().await.map_err(|error| failure::ipam("the pools could not be read", error))
     }
 
-    /// Whether there is the cluster's information, which alone does not say that v3's data are meant.
+    /// Whether the cluster information exists. By itself it does not mean that v3 data are in use.
     async fn has_information(&self) -> Result<bool, StoreError> {
         Ok(self.store.get(&Key::cluster_information()).await?.is_some())
     }
 
     async fn has_v3(&self) -> Result<bool, CniError> {
-        if self.seen.get() {
+        if self.seen_v3.get() {
             return Ok(true);
         }
         let failed = |error| failure::store("the datastore could not be read", &error, &error);
-        let mut seen = false;
+        let mut seen_v3 = false;
         for prefix in [Prefix::pools(), Prefix::handles()] {
-            seen = seen || !self.store.list(&prefix).await.map_err(failed)?.records.is_empty();
+            seen_v3 = seen_v3 || !self.store.list(&prefix).await.map_err(failed)?.records.is_empty();
         }
-        self.seen.set(seen);
-        Ok(seen)
+        self.seen_v3.set(seen_v3);
+        Ok(seen_v3)
     }
 }
 
@@ -220,7 +225,7 @@ impl Datastores for Fixed {
         named: bool,
     ) -> BoxFuture<'a, Result<Datastore, CniError>> {
         let found = if named {
-            Ok(self.0.clone().of_v1())
+            Ok(self.0.clone().with_v1_names())
         } else {
             Err(calico_v1::nothing_found(&settings.endpoints.join(",")))
         };

@@ -1,4 +1,5 @@
-//! Other plugins, executed by the CNI protocol: IPAM plugins that a configuration names (cni-runtime.md sections 1.4 and 2.2).
+//! Executes plugins of other vendors by the CNI protocol, such as the IPAM plugin that a
+//! configuration names (cni-runtime.md sections 1.4 and 2.2).
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,9 +10,9 @@ use russet_cni_spec::{CniError, CniResult, Verb, Version};
 use russet_linux::execute::{ExecuteError, Execution, Finished};
 
 use crate::executable::{self, Found};
-use crate::threads::Threads;
+use crate::threads::BlockingPool;
 
-/// A plugin and what it is to be told.
+/// A plugin and its environment and configuration.
 #[derive(Debug, Clone)]
 pub struct Delegate {
     kind: String,
@@ -21,20 +22,23 @@ pub struct Delegate {
     version: Version,
 }
 
-/// A thread waits for each plugin that runs.
-static THREADS: Threads = Threads::new();
-/// dockershim gave a chain 220 s and CRI-O gives a DEL one minute: a plugin of a plugin has less than either.
+/// Each running plugin occupies one thread.
+static BLOCKING_POOL: BlockingPool = BlockingPool::new();
+/// dockershim gave a chain 220 s, and CRI-O gives a DEL one minute: a plugin called by a plugin
+/// must take less than either.
 const DEADLINE: Duration = Duration::from_secs(45);
-/// What every plugin gets besides `CNI_COMMAND` and `CNI_ARGS`.
+/// Environment variables that every plugin gets besides `CNI_COMMAND` and `CNI_ARGS`.
 const VARS: [&str; 4] = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"];
 
 // === impl Delegate ===
 
 impl Delegate {
-    /// The plugin called `kind`, for the container of `request`, with `stdin` as its configuration. Arguments that it does not know are to
-    /// be ignored by it: they are Kubernetes' (calico-cni.md section 1.1). One that would wait for the request that it is part of is refused.
+    /// The plugin `kind`, for the container of `request`, with `stdin` as its configuration. It is
+    /// asked to ignore arguments that it does not know, which are Kubernetes' (calico-cni.md
+    /// section 1.1). A plugin of ours that would wait for the request that it is part of is
+    /// refused.
     pub fn new(kind: &str, request: &Request, stdin: Vec<u8>) -> Result<Self, CniError> {
-        if crate::takes_a_turn(kind) && executable::find(kind, &request.env.path) == Found::Ours {
+        if crate::takes_container_lock(kind) && executable::find(kind, &request.env.path) == Found::Ours {
             let msg = format!("{kind:?} cannot work for another plugin: it would wait for that one to end");
             let details = "name it in the list of the network's plugins, and another one here";
             return Err(CniError::invalid_config(msg, details));
@@ -50,14 +54,15 @@ impl Delegate {
         Ok(Self { kind, dirs, vars, stdin, version: request.config.cni_version })
     }
 
-    /// Has it allocate, and gives its result. What it took is given back if nobody can read what it is.
+    /// Runs its ADD and returns the result. If the result cannot be decoded, runs DEL to release
+    /// what the plugin allocated.
     pub async fn add(&self) -> Result<CniResult, CniError> {
         let stdout = self.run(Verb::Add).await?;
         match CniResult::decode(&stdout, self.version).and_then(|it| it.convert(self.version)) {
             Ok(result) => Ok(result),
             Err(error) => {
                 let mut error = CniError::from(error).during(&format!("the result of {}", self.kind));
-                if let Err(also) = self.tell(Verb::Del).await {
+                if let Err(also) = self.call(Verb::Del).await {
                     error.details = format!("{} what it took is held until DEL: {also}", error.details);
                 }
                 Err(error)
@@ -65,15 +70,15 @@ impl Delegate {
         }
     }
 
-    /// Has it do anything else.
-    pub async fn tell(&self, verb: Verb) -> Result<(), CniError> {
+    /// Runs any verb but ADD.
+    pub async fn call(&self, verb: Verb) -> Result<(), CniError> {
         self.run(verb).await.map(drop)
     }
 
     async fn run(&self, verb: Verb) -> Result<Vec<u8>, CniError> {
         let Self { kind, dirs, mut vars, stdin, .. } = self.clone();
         vars.push(("CNI_COMMAND", verb.as_str().into()));
-        THREADS.run(verb == Verb::Add, move || execute(&kind, &dirs, &vars, &stdin)).await
+        BLOCKING_POOL.run(verb == Verb::Add, move || execute(&kind, &dirs, &vars, &stdin)).await
     }
 }
 
@@ -83,17 +88,18 @@ fn execute(
     env: &[(&'static str, OsString)],
     stdin: &[u8],
 ) -> Result<Vec<u8>, CniError> {
-    // A name with a slash would be looked for elsewhere.
+    // A name with a slash would be searched for outside `CNI_PATH`.
     let found = dirs.iter().map(|dir| dir.join(kind)).find(|path| !kind.contains('/') && path.is_file());
     let Some(binary) = found else {
         let msg = format!("failed to find plugin {kind:?} in path {dirs:?}");
         return Err(CniError::invalid_config(msg, "install it, or change `type`"));
     };
     let execution = Execution { binary: &binary, env, stdin, deadline: DEADLINE };
-    // With us goes the right to work on the node: whoever has it next undoes what it did so far.
+    // The plugin is killed together with this process: the locks that this process held are then
+    // free, and their next holder undoes what the plugin did so far.
     let finished = execution.run_while_we_live();
     let finished = finished.map_err(|error| {
-        let msg = format!("plugin {kind:?} did not come to its end");
+        let msg = format!("plugin {kind:?} did not finish");
         match error {
             ExecuteError::Deadline(_) => CniError::try_again_later(msg, error),
             _ => CniError::io(msg, error),
@@ -102,7 +108,7 @@ fn execute(
     if finished.status.success() { Ok(finished.stdout) } else { Err(complaint(kind, &finished)) }
 }
 
-/// What a plugin with a bad exit status meant to say: its own words, where it has any.
+/// The error of a plugin that failed: its own error object, if it printed one.
 fn complaint(kind: &str, finished: &Finished) -> CniError {
     CniError::decode(&finished.stdout).unwrap_or_else(|_| {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
@@ -133,7 +139,6 @@ mod tests {
         *request
     }
 
-    /// A plugin that is a shell script.
     fn scripted(script: &str, args: &str) -> (tempfile::TempDir, Delegate) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("fake");
@@ -148,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_gets_the_containers_variables_and_is_told_to_ignore_others() {
+    fn a_delegated_plugin_gets_the_containers_variables_and_ignore_unknown() {
         // calico-cni.md section 1.1
         let script = r#"cat >"$0.stdin"; env | grep ^CNI_ | sort >"$0.env"; echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.5/8"}]}'"#;
         let (dir, delegate) = scripted(script, "K8S_POD_NAME=web");
@@ -164,7 +169,7 @@ mod tests {
     #[test]
     fn without_arguments_only_the_request_to_ignore_is_passed() {
         let (dir, delegate) = scripted(r#"echo "$CNI_ARGS $CNI_COMMAND" >"$0.args""#, "");
-        wait(delegate.tell(Verb::Del)).unwrap();
+        wait(delegate.call(Verb::Del)).unwrap();
         assert_eq!(std::fs::read(dir.path().join("fake.args")).unwrap(), b"IgnoreUnknown=1 DEL\n");
     }
 
@@ -180,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_plugin_took_is_given_back_when_its_result_cannot_be_read() {
+    fn addresses_are_released_when_the_plugins_result_cannot_be_read() {
         // calico-cni.md section 2.3, step 4
         let (dir, delegate) = scripted(r#"echo "$CNI_COMMAND" >>"$0.verbs"; echo rubbish"#, "");
         let error = wait(delegate.add()).unwrap_err();
@@ -188,7 +193,7 @@ mod tests {
         assert_eq!(std::fs::read(dir.path().join("fake.verbs")).unwrap(), b"ADD\nDEL\n");
     }
 
-    /// For a process of its own, which is killed.
+    /// Runs in a child process, which the next test kills.
     #[test]
     fn waits_for_a_plugin() {
         if let Some(dir) = std::env::var_os(DIR) {
@@ -206,27 +211,27 @@ mod tests {
         let child = child.args(["--exact", "delegate::tests::waits_for_a_plugin"]).env(DIR, dir.path());
         let mut child = child.stdout(std::process::Stdio::null()).spawn().unwrap();
         let pid = dir.path().join("fake.pid");
-        russet_testkit::eventually(PATIENCE, || pid.exists());
+        russet_testkit::eventually(TEST_TIMEOUT, || pid.exists());
         let pid = std::fs::read_to_string(pid).unwrap().trim().parse().unwrap();
         let pid = rustix::process::Pid::from_raw(pid).unwrap();
         let plugin = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        let ended = russet_linux::process::has_ended(&plugin, PATIENCE).unwrap();
+        let ended = russet_linux::process::has_ended(&plugin, TEST_TIMEOUT).unwrap();
         if !ended {
             rustix::process::pidfd_send_signal(&plugin, rustix::process::Signal::KILL).unwrap();
         }
         assert!(ended);
     }
 
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
     #[test]
-    fn a_plugin_that_is_not_there_is_named() {
+    fn the_error_names_a_missing_plugin() {
         let dir = tempfile::tempdir().unwrap();
         for kind in ["absent", "../absent"] {
             let delegate = Delegate::new(kind, &request(dir.path(), ""), Vec::new()).unwrap();
-            let error = wait(delegate.tell(Verb::Del)).unwrap_err();
+            let error = wait(delegate.call(Verb::Del)).unwrap_err();
             assert!(error.msg.contains(kind), "{error}");
         }
     }
@@ -246,7 +251,7 @@ mod tests {
         for kind in ["calico", "loopback", "bridge"] {
             made(&foreign, kind).unwrap();
         }
-        // These wait for nobody.
+        // IPAM plugins wait for no other request.
         for kind in ["calico-ipam", "host-local"] {
             std::os::unix::fs::symlink("/proc/self/exe", ours.path().join(kind)).unwrap();
             made(&ours, kind).unwrap();

@@ -1,5 +1,7 @@
-//! Whose executable is found under a plugin's name. Ours under another plugin's request would ask the agent, which waits for that request: so
-//! [`delegation`](crate::delegation) has it work in this process, and [`delegate`](crate::delegate) refuses it where that cannot be.
+//! Finds out whether the executable under a plugin's name is Russet's. Executing ours from another
+//! plugin's request would deadlock: it would ask the agent, which waits for that request. So
+//! [`delegation`](crate::delegation) runs such a plugin in this process, and
+//! [`delegate`](crate::delegate) refuses it where that is not possible.
 
 use std::fs::{File, Metadata};
 use std::io::Read as _;
@@ -12,36 +14,37 @@ use russet_cni_spec::relay;
 /// What a runtime finds under a plugin's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// No file. An agent in a container may not see the directory.
+    /// There is no file. An agent in a container may not see the directory.
     Nothing,
     /// Our own executable, a link to it or a copy of it.
     Ours,
-    /// Somebody else's.
+    /// Another vendor's executable.
     Foreign,
 }
 
-/// A file as it was when it was looked at.
+/// Identifies a version of a file's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Identity {
+struct FileIdentity {
     device: u64,
     inode: u64,
     size_bytes: u64,
     changed: (i64, i64),
 }
 
-/// Answers about files, so that ten megabytes are not read for each request.
-struct Answers(Mutex<Vec<(Identity, bool)>>);
+/// Caches whether files are copies of ours, so that ten megabytes are not read for each request.
+struct OwnershipCache(Mutex<Vec<(FileIdentity, bool)>>);
 
-/// What our executables are called, whatever links lead to them.
+/// File names of our executables, after links are resolved.
 const OURS: [&str; 2] = ["russet", "russet-cni"];
-/// The largest file in which our mark is looked for; the small executable has less than one megabyte, the command some ten.
+/// The largest file that is searched for our mark; the small executable has less than one megabyte,
+/// the full command about ten.
 const EXECUTABLE_MAX_BYTES: u64 = 64 * 1024 * 1024;
-/// More than our plugins' names in a few directories; the oldest answer goes.
-const ANSWERS_MAX: usize = 32;
+/// More than the names of our plugins in a few directories; the oldest entry is dropped.
+const CACHE_MAX: usize = 32;
 
-static MARKED: Answers = Answers(Mutex::new(Vec::new()));
+static MARKED: OwnershipCache = OwnershipCache(Mutex::new(Vec::new()));
 
-/// Whose a file is.
+/// Whether there is a file at `path`, and whether it is ours.
 pub fn whose(path: &Path) -> Found {
     if !path.is_file() {
         return Found::Nothing;
@@ -49,7 +52,7 @@ pub fn whose(path: &Path) -> Found {
     if is_ours(path) { Found::Ours } else { Found::Foreign }
 }
 
-/// Looks for the plugin `kind` in `dirs`, the first that has it.
+/// Looks for the plugin `kind` in `dirs`; the first directory that has it decides.
 pub fn find(kind: &str, dirs: &[PathBuf]) -> Found {
     dirs.iter()
         .map(|dir| whose(&dir.join(kind)))
@@ -66,12 +69,12 @@ fn is_ours(path: &Path) -> bool {
     id(&target).is_some_and(|it| Some(it) == id(Path::new("/proc/self/exe"))) || is_copy(&target)
 }
 
-/// What cannot be read is no copy; whoever runs it will say what is wrong with it.
+/// A file that cannot be read counts as foreign: executing it will report the error.
 fn is_copy(path: &Path) -> bool {
     let answer = || {
         let file = File::open(path).ok()?;
-        let identity = Identity::of(&file.metadata().ok()?);
-        MARKED.of(identity, || has_mark(file))
+        let identity = FileIdentity::from_metadata(&file.metadata().ok()?);
+        MARKED.get_or_look(identity, || has_mark(file))
     };
     answer().unwrap_or(false)
 }
@@ -82,28 +85,30 @@ fn has_mark(file: File) -> Option<bool> {
     Some(memchr::memmem::find(&bytes, relay::MARK.as_bytes()).is_some())
 }
 
-// === impl Identity ===
+// === impl FileIdentity ===
 
-impl Identity {
-    fn of(it: &Metadata) -> Self {
+impl FileIdentity {
+    fn from_metadata(it: &Metadata) -> Self {
         let changed = (it.ctime(), it.ctime_nsec());
         Self { device: it.dev(), inode: it.ino(), size_bytes: it.size(), changed }
     }
 }
 
-// === impl Answers ===
+// === impl OwnershipCache ===
 
-impl Answers {
-    /// The answer about a file, from `look` if it is not known; none of its is no answer.
-    fn of(&self, identity: Identity, look: impl FnOnce() -> Option<bool>) -> Option<bool> {
-        let known = |answers: &[(Identity, bool)]| answers.iter().find(|it| it.0 == identity).map(|it| it.1);
+impl OwnershipCache {
+    /// The cached answer for a file, or that of `look`, which is cached unless it is `None`.
+    fn get_or_look(&self, identity: FileIdentity, look: impl FnOnce() -> Option<bool>) -> Option<bool> {
+        let known =
+            |answers: &[(FileIdentity, bool)]| answers.iter().find(|it| it.0 == identity).map(|it| it.1);
         if let Some(answer) = known(&self.0.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Some(answer);
         }
         let answer = look()?;
         let mut answers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // A file that was replaced has another inode, one that was written to another time: their old answers are never asked for again.
-        if answers.len() >= ANSWERS_MAX {
+        // A replaced file has another inode, a rewritten one another change time: entries of old
+        // versions are never read again.
+        if answers.len() >= CACHE_MAX {
             answers.remove(0);
         }
         answers.push((identity, answer));
@@ -140,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_becomes_another_is_looked_at_again() {
+    fn a_replaced_file_is_examined_again() {
         let dir = tempfile::tempdir().unwrap();
         let dirs = [dir.path().to_owned()];
         let path = dir.path().join("bridge");
@@ -155,22 +160,22 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_once_and_only_so_many_are_remembered() {
-        let answers = Answers(Mutex::new(Vec::new()));
+    fn ownership_is_cached_with_a_limit() {
+        let answers = OwnershipCache(Mutex::new(Vec::new()));
         let looks = Cell::new(0);
         let ask = |inode, answer| {
-            let identity = Identity { device: 1, inode, size_bytes: 7, changed: (1, 2) };
-            answers.of(identity, || {
+            let identity = FileIdentity { device: 1, inode, size_bytes: 7, changed: (1, 2) };
+            answers.get_or_look(identity, || {
                 looks.set(looks.get() + 1);
                 answer
             })
         };
         assert_eq!((ask(0, None), ask(0, Some(true)), ask(0, Some(false))), (None, Some(true), Some(true)));
         assert_eq!(looks.get(), 2, "a look that failed is repeated");
-        for inode in 1..=ANSWERS_MAX as u64 {
+        for inode in 1..=CACHE_MAX as u64 {
             assert_eq!(ask(inode, Some(false)), Some(false));
         }
-        assert_eq!(answers.0.lock().unwrap().len(), ANSWERS_MAX);
+        assert_eq!(answers.0.lock().unwrap().len(), CACHE_MAX);
         assert_eq!(ask(0, Some(false)), Some(false), "the oldest was forgotten");
     }
 }

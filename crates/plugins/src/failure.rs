@@ -1,4 +1,4 @@
-//! From the errors of the parts below to CNI error codes (docs/errors.md).
+//! Maps errors of the lower crates to CNI error codes (docs/errors.md).
 
 use russet_addr::NodeName;
 use russet_attach::nat::NatError;
@@ -12,7 +12,7 @@ use russet_store::StoreError;
 pub const NO_ADDRESS: u32 = 100;
 /// This node has as many blocks as it may have.
 pub const BLOCK_LIMIT: u32 = 101;
-/// A record in the store cannot be understood.
+/// A record in the store cannot be parsed.
 pub const CORRUPT_RECORD: u32 = 102;
 /// The kernel refused a step.
 pub const WIRING: u32 = 103;
@@ -23,7 +23,7 @@ pub const STORE_FULL: u32 = 104;
 pub const PORT_TAKEN: u32 = 105;
 /// Kubernetes has no such pod, or no such namespace.
 pub const NO_SUCH_POD: u32 = 106;
-/// OpenShift's server on this node refused, or its answer cannot be used.
+/// OpenShift's server on this node refused the request, or its answer is unusable.
 pub const SERVER: u32 = 110;
 
 /// The interface could not be wired; what had been done was undone.
@@ -44,7 +44,7 @@ pub fn nat(error: NatError) -> CniError {
     CniError::new(WIRING, "the node's address translation could not be changed", error)
 }
 
-/// No address, or it could not be given back.
+/// No address could be allocated, or it could not be released.
 pub fn ipam(msg: &str, error: IpamError) -> CniError {
     match &error {
         IpamError::Store { source, .. } => self::store(msg, source, &error),
@@ -72,12 +72,12 @@ pub fn unknown_node(node: &NodeName) -> CniError {
     CniError::invalid_config(msg, details)
 }
 
-/// The store did not do as asked; `error` is what is told.
+/// A store operation failed; `error` becomes the details.
 pub fn store(msg: &str, source: &StoreError, error: &impl ToString) -> CniError {
     match source {
         StoreError::Full { .. } => CniError::new(STORE_FULL, msg, error.to_string()),
         StoreError::Corrupt { .. } => CniError::new(CORRUPT_RECORD, msg, error.to_string()),
-        // How the store is to be reached, or what its user may do, is what an operator wrote.
+        // The operator wrote how the store is reached and which user it is used as.
         StoreError::Invalid { .. } => CniError::invalid_config(msg, error.to_string()),
         StoreError::Unsupported { .. } => CniError::internal(msg, error.to_string()),
         _ => CniError::try_again_later(msg, error.to_string()),
@@ -91,11 +91,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_file_that_is_missing_is_no_fault_of_the_plugin() {
+    fn a_missing_certificate_file_is_a_configuration_error() {
         let reason = "read /etc/etcd/ca.pem: No such file or directory".to_owned();
         let error = StoreError::Invalid { operation: "use etcd at https://a:2379".to_owned(), reason };
-        let told = store("the datastore could not be opened", &error, &error);
-        assert_eq!(told.code, code::INVALID_CONFIG);
-        assert!(told.details.contains("/etc/etcd/ca.pem"), "{told}");
+        let reported = store("the datastore could not be opened", &error, &error);
+        assert_eq!(reported.code, code::INVALID_CONFIG);
+        assert!(reported.details.contains("/etc/etcd/ca.pem"), "{reported}");
     }
 }

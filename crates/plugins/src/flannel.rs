@@ -1,5 +1,6 @@
-//! `flannel`: a plugin that has another one, `bridge` mostly, do its work with what the flannel daemon of this node wrote down
-//! (flannel.md section 8, docs/plugins.md). Where that other one is ours, and its IPAM, too, the chain runs in this process.
+//! `flannel`: calls another plugin, usually `bridge`, with a configuration made from the lease that
+//! the flannel daemon of this node wrote to a file (flannel.md section 8, docs/plugins.md). If that
+//! plugin and its IPAM plugin are ours, the whole chain runs in this process.
 
 mod rendered;
 mod state;
@@ -14,29 +15,27 @@ use serde_json::{Map, Value};
 use crate::delegation::Delegation;
 use crate::node::LocalNode;
 use crate::request_log::RequestLog;
-use state::{Saved, State};
+use state::{ConfigFiles, SavedConfig};
 use subnet_env::SubnetEnv;
 
 /// The plugin's name.
 pub const NAME: &str = "flannel";
 
-/// What the daemon wrote, below the root.
+/// The daemon's file, below the root.
 const SUBNET_FILE: &str = "run/flannel/subnet.env";
-/// What ADD leaves for DEL, below the root.
+/// The configurations that ADD saves for DEL, below the root.
 const DATA_DIR: &str = "var/lib/cni/flannel";
 /// The largest `subnet.env` that is read; real ones have six lines.
 const SUBNET_FILE_MAX_BYTES: u64 = 64 * 1024;
 
-/// One request.
-struct Scene<'r> {
+struct FlannelRequest<'r> {
     node: &'r LocalNode,
     request: &'r Request,
     log: &'r RequestLog,
     subnet_file: PathBuf,
-    state: State,
+    state: ConfigFiles,
 }
 
-/// Carries out one request.
 pub async fn run(
     node: &LocalNode,
     request: &Request,
@@ -44,20 +43,20 @@ pub async fn run(
 ) -> Result<Option<CniResult>, CniError> {
     let path = |key: &str, default: &str| path_setting(request, key, &node.root.join(default));
     let (subnet_file, data_dir) = (path("subnetFile", SUBNET_FILE)?, path("dataDir", DATA_DIR)?);
-    let scene = Scene { node, request, log, subnet_file, state: State::at(data_dir) };
+    let flannel = FlannelRequest { node, request, log, subnet_file, state: ConfigFiles::at(data_dir) };
     match &request.env.call {
-        Call::Add(target) => scene.add(target).await.map(Some),
-        Call::Del(target) => scene.del(target).await.map(|()| None),
-        Call::Check(target) => scene.check(target).await.map(|()| None),
-        Call::Gc => scene.gc().await.map(|()| None),
-        Call::Status => scene.status().await.map(|()| None),
+        Call::Add(target) => flannel.add(target).await.map(Some),
+        Call::Del(target) => flannel.del(target).await.map(|()| None),
+        Call::Check(target) => flannel.check(target).await.map(|()| None),
+        Call::Gc => flannel.gc().await.map(|()| None),
+        Call::Status => flannel.status().await.map(|()| None),
     }
 }
 
-// === impl Scene ===
+// === impl FlannelRequest ===
 
-impl Scene<'_> {
-    /// The file stays if the delegate fails: its DEL, which follows, takes back what it can.
+impl FlannelRequest<'_> {
+    /// The saved configuration stays if the delegate fails: the DEL that follows needs it.
     async fn add(&self, target: &Target) -> Result<CniResult, CniError> {
         let config = self.render()?;
         let delegation = self.delegation(&config)?;
@@ -66,23 +65,26 @@ impl Scene<'_> {
         delegation.add().await
     }
 
-    /// The file goes only once the delegate has done its part; the Go plugin of 1.2.0 removes it before, and leaks the address.
+    /// Removes the saved configuration only after the delegate's DEL; the Go plugin 1.2.0 removes
+    /// it before, and leaks the address if the delegate fails.
     async fn del(&self, target: &Target) -> Result<(), CniError> {
-        let (config, own) = match self.saved(target, State::load).await? {
-            Saved::Absent => return Ok(()),
-            Saved::Config { config, own } => (config, own),
-            Saved::Broken(why) => return self.del_without(target, &why).await,
+        let (config, own) = match self.saved(target, ConfigFiles::load).await? {
+            SavedConfig::Absent => return Ok(()),
+            SavedConfig::Config { config, own } => (config, own),
+            SavedConfig::Broken(why) => return self.del_without(target, &why).await,
         };
         match self.delegation(&config) {
-            Ok(delegation) => delegation.tell(Verb::Del).await?,
-            // Nobody could ever do better with it.
+            Ok(delegation) => delegation.call(Verb::Del).await?,
+            // No later DEL could do better with this configuration.
             Err(error) => self.log.warn(format!("flannel: the saved configuration cannot be used: {error}")),
         }
-        if own { self.saved(target, State::forget).await } else { Ok(()) }
+        if own { self.saved(target, ConfigFiles::forget).await } else { Ok(()) }
     }
 
-    /// A file that says nothing, left by a machine that lost power: what today's configuration would have said mostly finds the address. If there is
-    /// none to go by, the pod must go all the same; a delegate that fails is asked again, as with a file that can be read.
+    /// DEL with an unreadable saved configuration, as after a power failure: a configuration
+    /// rendered now usually finds the address. If none can be rendered, the DEL succeeds anyway, so
+    /// that the pod can be deleted; if the delegate fails, the DEL fails, as with a readable
+    /// configuration.
     async fn del_without(&self, target: &Target, why: &str) -> Result<(), CniError> {
         self.log.warn(format!("flannel: {why}; going by today's configuration"));
         let delegation = match self.render().and_then(|config| self.delegation(&config)) {
@@ -92,24 +94,24 @@ impl Scene<'_> {
                 return Ok(());
             }
         };
-        delegation.tell(Verb::Del).await?;
-        self.saved(target, State::forget).await
+        delegation.call(Verb::Del).await?;
+        self.saved(target, ConfigFiles::forget).await
     }
 
     async fn check(&self, target: &Target) -> Result<(), CniError> {
-        let mut config = match self.saved(target, State::load).await? {
-            Saved::Config { config, .. } => config,
-            Saved::Absent => return Err(lost("there is no saved configuration")),
-            Saved::Broken(why) => return Err(lost(&why)),
+        let mut config = match self.saved(target, ConfigFiles::load).await? {
+            SavedConfig::Config { config, .. } => config,
+            SavedConfig::Absent => return Err(not_ours("there is no saved configuration")),
+            SavedConfig::Broken(why) => return Err(not_ours(&why)),
         };
         let previous = self.given()?.get("prevResult").cloned();
         if let (Value::Object(config), Some(previous)) = (&mut config, previous) {
             config.insert("prevResult".to_owned(), previous);
         }
-        self.delegation(&config)?.tell(Verb::Check).await
+        self.delegation(&config)?.call(Verb::Check).await
     }
 
-    /// The delegate knows what it made; then what is saved for it goes.
+    /// The delegate collects what it made; then the configurations saved for it are removed.
     async fn gc(&self) -> Result<(), CniError> {
         let valid = self.request.config.required_attachments()?;
         let mut config = self.render()?;
@@ -119,36 +121,38 @@ impl Scene<'_> {
                 ATTACHMENT_KEYS.iter().filter_map(|key| Some(((*key).to_owned(), given.get(*key)?.clone())));
             config.extend(listed);
         }
-        self.delegation(&config)?.tell(Verb::Gc).await?;
+        self.delegation(&config)?.call(Verb::Gc).await?;
         let network = self.request.config.name.clone();
         self.files(move |state| state.collect(network.as_str(), &valid)).await
     }
 
-    /// Work on what is saved for an interface.
+    /// Works on the saved configuration of an interface.
     async fn saved<T: Send + 'static>(
         &self,
         target: &Target,
-        work: impl FnOnce(&State, &Target) -> Result<T, CniError> + Send + 'static,
+        work: impl FnOnce(&ConfigFiles, &Target) -> Result<T, CniError> + Send + 'static,
     ) -> Result<T, CniError> {
         let target = target.clone();
         self.files(move |state| work(state, &target)).await
     }
 
-    /// Work on files, which flushes disks: away from the thread that serves requests.
+    /// Works on files, which flushes disks, away from the thread that serves requests.
     async fn files<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&State) -> Result<T, CniError> + Send + 'static,
+        work: impl FnOnce(&ConfigFiles) -> Result<T, CniError> + Send + 'static,
     ) -> Result<T, CniError> {
         let state = self.state.clone();
         let done = tokio::task::spawn_blocking(move || work(&state)).await;
-        done.unwrap_or_else(|error| Err(CniError::internal("flannel: stopped half-way", error)))
+        done.unwrap_or_else(|error| {
+            Err(CniError::internal("flannel: the work on files was interrupted", error))
+        })
     }
 
-    /// Whether the daemon has written its file, and the delegate is ready.
+    /// Succeeds if the daemon has written its file and the delegate is ready.
     async fn status(&self) -> Result<(), CniError> {
         let env = self.subnet_env();
         env.map_err(|error| CniError::not_available("flannel: the daemon is not ready", error))?;
-        self.delegation(&self.render()?)?.tell(Verb::Status).await
+        self.delegation(&self.render()?)?.call(Verb::Status).await
     }
 
     fn render(&self) -> Result<Value, CniError> {
@@ -193,10 +197,10 @@ fn path_setting(request: &Request, key: &str, default: &Path) -> Result<PathBuf,
     }
 }
 
-fn lost(why: &str) -> CniError {
+fn not_ours(why: &str) -> CniError {
     CniError::new(
         crate::failure::WIRING,
-        "flannel: the interface was not made by this plugin, or its traces are lost",
+        "flannel: the interface was not made by this plugin, or its traces are not_ours",
         why,
     )
 }

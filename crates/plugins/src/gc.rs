@@ -1,4 +1,5 @@
-//! GC: takes down what is in a network on this node and in nobody's list (cni-runtime.md section 1.5).
+//! GC: removes interfaces and addresses of a network on this node that are not in the request's
+//! list of valid attachments (cni-runtime.md section 1.5).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,20 +16,26 @@ use crate::failure;
 use crate::node::{Node, Teardown};
 use crate::wiring::Wiring;
 
-/// Goes on past errors and tells them together. A request without a list is refused: it says nothing about what is valid.
+/// Continues after errors and reports them together. A request without a list is refused, because
+/// it does not say what is valid.
 pub async fn run(node: &Node, request: &Request) -> Result<(), CniError> {
     let valid = request.config.required_attachments()?;
     let network = &request.config.name;
     let (_, mut errors) = detach_stale(&node.wiring, &node.teardown, network, &valid).await?;
-    // Those of interfaces that went without us, too.
+    // Interfaces that disappeared without a DEL have stale verdicts, too.
     let verdicts = node.wiring.reconcile_verdicts().await;
     if errors.is_empty() {
-        // Not before: an interface that could not be taken down may still answer for its address. What has a verdict and no interface answers for nothing.
+        // Only if all interfaces are gone: one that could not be removed may still answer for its
+        // address. A stale verdict does not matter for that.
         release_stale(node, network, &valid).await?;
         return verdicts.map(drop);
     }
     errors.extend(verdicts.err().map(|error| error.to_string()));
-    Err(CniError::new(failure::WIRING, "some of what is no longer valid is still there", errors.join("; ")))
+    Err(CniError::new(
+        failure::WIRING,
+        "attachments that are no longer valid could not be removed",
+        errors.join("; "),
+    ))
 }
 
 async fn release_stale(
@@ -47,7 +54,8 @@ fn is_valid(valid: &[ValidAttachment], container: &ContainerId, ifname: Option<&
     valid.iter().any(|it| it.container_id == *container && ifname.is_none_or(|ifname| it.ifname == *ifname))
 }
 
-/// Takes down what nobody has in their list; says whose it was and how it was called, and what went wrong.
+/// Removes the interfaces that are not in `valid`. Returns their containers and host names, and the
+/// errors.
 pub async fn detach_stale(
     wiring: &Wiring,
     teardown: &Teardown,
@@ -57,7 +65,7 @@ pub async fn detach_stale(
     let (mut removed, mut errors) = (BTreeSet::new(), Vec::new());
     let stale = |link: &OwnedLink| {
         let container = link.owner.container();
-        // A container whose name did not fit into the alias is left to its own DEL.
+        // An alias that had no room for the container's name: the interface is left to its own DEL.
         !link.doomed
             && link.owner.network() == network
             && container.is_some_and(|it| !is_valid(valid, it, link.owner.ifname()))
@@ -71,8 +79,9 @@ pub async fn detach_stale(
     Ok((removed, errors))
 }
 
-/// What this node holds in `network` for nobody in the list. Each is to be released only if it is still the same
-/// allocation: GC looks first and acts later.
+/// Addresses that this node holds in `network` for containers not in `valid`. Each carries its
+/// sequence number, so that it is released only if it is still the same allocation: time passes
+/// between the look and the release.
 pub async fn stale_addresses(
     allocator: &Allocator,
     node: &NodeName,
@@ -83,7 +92,8 @@ pub async fn stale_addresses(
     let held = held.map_err(|error| failure::ipam("the node's addresses could not be read", error))?;
     let stale = |held: Held| {
         let handle = HandleId::new(held.attribute.handle_id.as_deref()?).ok()?;
-        // Blocks are shared with peers: only handles of this network are ours to judge (calico-cni.md section 3.7).
+        // Blocks are shared with peers: only handles of this network belong to this GC
+        // (calico-cni.md section 3.7).
         let container = container_of(&handle, network)?;
         let ifname = held.attribute.get("interface").and_then(|name| IfName::new(name).ok());
         let (address, sequence_number) = (held.address, Some(held.sequence_number));
@@ -93,8 +103,9 @@ pub async fn stale_addresses(
     Ok(held.into_iter().filter_map(stale).collect())
 }
 
-/// Those of `stale` that no valid container's endpoint names. Addresses of Calico v1 may be held under the pod's name, which in a namespace that is
-/// called like the network looks like a container's handle.
+/// Keeps those of `stale` that no valid container's endpoint names. Addresses of Calico v1 may be
+/// held under the pod's name, which looks like a container's handle if the namespace is called like
+/// the network.
 pub async fn unused(
     store: &dyn Store,
     mut stale: Vec<ReleaseOptions>,
@@ -113,8 +124,9 @@ pub async fn unused(
     Ok(stale)
 }
 
-/// The container that a handle of `network` is for. With a dot in it, `a.b.c` may as well be container `c` of network `a.b`, whose list of what is
-/// valid is another: it is left to its own DEL.
+/// The container in a handle of `network`. A rest with a dot in it is refused: `a.b.c` could also
+/// mean container `c` of network `a.b`, which has its own list of valid attachments; such addresses
+/// are left to their DEL.
 pub fn container_of(handle: &HandleId, network: &NetworkName) -> Option<ContainerId> {
     let container = handle.as_str().strip_prefix(network.as_str())?.strip_prefix('.')?;
     ContainerId::new(container).ok().filter(|container| !container.as_str().contains('.'))

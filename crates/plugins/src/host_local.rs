@@ -1,8 +1,10 @@
-//! `host-local`: addresses out of ranges in the configuration, remembered in files that the Go plugin of that name reads and writes, too
-//! (cni-runtime.md section 5.1, docs/plugins.md). Main plugins of ours call [`run`] themselves: no process between the two of us.
+//! `host-local`: allocates addresses from ranges in the configuration, and records them in files
+//! that the Go plugin of that name reads and writes, too (cni-runtime.md section 5.1,
+//! docs/plugins.md). Main plugins of ours call [`run`] directly, without a process between.
 //!
-//! Requests take the directory's lock once and decide under it. An ADD takes all of its addresses or none; one for an interface that holds
-//! addresses already is refused, as by the Go plugin, and takes nothing.
+//! A request takes the directory's lock once and decides under it. An ADD allocates all of its
+//! addresses or none; an ADD for an interface that holds addresses already is refused, as by the Go
+//! plugin, and allocates nothing.
 
 mod conf;
 mod disk;
@@ -17,37 +19,39 @@ use russet_cni_spec::{Call, CniError, CniResult, IpConfig, Target, ValidAttachme
 
 use crate::failure;
 use crate::stages::{Stage, during};
-use crate::threads::Threads;
+use crate::threads::BlockingPool;
 use conf::Conf;
-use disk::{Held, Holder, Store};
+use disk::{HeldAddress, Holder, NetworkDir};
 
 /// The plugin's name.
 pub const NAME: &str = "host-local";
 
-/// Each waits for the directory's lock.
-static THREADS: Threads = Threads::new();
+/// Each request may block on the directory's lock.
+static BLOCKING_POOL: BlockingPool = BlockingPool::new();
 
-/// Keys of `CNI_ARGS` that are not unknown: the second is for the main plugin.
+/// Keys of `CNI_ARGS` that are accepted; `MAC` is for the main plugin.
 const ARGS: [&str; 2] = ["IP", "MAC"];
 
-/// Carries out one request; default files lie below `root`.
+/// Executes one request; default files lie below `root`.
 pub async fn run(root: &Path, request: &Request) -> Result<Option<CniResult>, CniError> {
     let (root, request) = (root.to_owned(), request.clone());
-    // Files, and a wait for the lock: away from the thread that serves requests.
+    // It works on files and may wait for the lock, so it runs away from the thread that serves
+    // requests.
     let stage = if matches!(request.env.call, Call::Del(_)) { Stage::Release } else { Stage::Address };
     let adds = matches!(request.env.call, Call::Add(_));
-    during(stage, THREADS.run(adds, move || carry_out(&root, &request))).await
+    during(stage, BLOCKING_POOL.run(adds, move || execute(&root, &request))).await
 }
 
-fn carry_out(root: &Path, request: &Request) -> Result<Option<CniResult>, CniError> {
+fn execute(root: &Path, request: &Request) -> Result<Option<CniResult>, CniError> {
     let dir = conf::directory(&request.config, root)?;
     match &request.env.call {
         Call::Add(target) => add(request, target, dir).map(Some),
-        // DEL needs no ranges: a configuration that was broken since must not keep a pod from being deleted.
+        // DEL needs no ranges: a configuration that was broken later must not prevent a pod from
+        // being deleted.
         Call::Del(target) => del(target, dir).map(|()| None),
         Call::Check(target) => check(request, target, dir).map(|()| None),
         Call::Gc => gc(request, dir).map(|()| None),
-        Call::Status => Conf::read(request).and_then(|_| Store::open(dir)).map(|_| None),
+        Call::Status => Conf::read(request).and_then(|_| NetworkDir::open(dir)).map(|_| None),
     }
 }
 
@@ -55,12 +59,12 @@ fn add(request: &Request, target: &Target, dir: PathBuf) -> Result<CniResult, Cn
     request.env.args.check_known(&ARGS)?;
     let conf = Conf::read(request)?;
     let dns = conf.dns()?;
-    let store = Store::open(dir)?;
+    let store = NetworkDir::open(dir)?;
     let chosen = choose(&conf, &store.held()?, |set| store.last(set), target)?;
     for (index, (address, _)) in chosen.iter().enumerate() {
         if let Err(mut error) = store.reserve(address.addr(), index, target) {
             for (address, _) in &chosen[..index] {
-                if let Err(also) = store.give_back(address.addr()) {
+                if let Err(also) = store.unreserve(address.addr()) {
                     error.details = format!("{}; {address} is held until DEL: {also}", error.details);
                 }
             }
@@ -75,15 +79,15 @@ fn add(request: &Request, target: &Target, dir: PathBuf) -> Result<CniResult, Cn
     Ok(result)
 }
 
-/// An address of each range set, with its gateway. Pure.
+/// Chooses an address of each range set, with its gateway. Pure.
 fn choose(
     conf: &Conf,
-    held: &[Held],
+    held: &[HeldAddress],
     last: impl Fn(usize) -> Option<IpAddr>,
     target: &Target,
 ) -> Result<Vec<(IpNet, IpAddr)>, CniError> {
-    let own = Held::of(held, target);
-    let taken = Held::taken(held);
+    let own = HeldAddress::of_target(held, target);
+    let taken = HeldAddress::taken(held);
     let mut requested = conf.requested.clone();
     let mut chosen = Vec::new();
     for (index, set) in conf.sets.iter().enumerate() {
@@ -101,9 +105,9 @@ fn choose(
             );
             return refused(msg, "DEL frees it");
         }
-        let wished =
+        let requested_here =
             requested.iter().position(|it| set.range_of(*it).is_some()).map(|at| requested.remove(at));
-        let found = match wished {
+        let found = match requested_here {
             None => set.next_free(last(index), &taken),
             Some(address) => match set.range_of(address) {
                 Some(range) if range.gateway == address => {
@@ -137,19 +141,20 @@ fn choose(
 }
 
 fn del(target: &Target, dir: PathBuf) -> Result<(), CniError> {
-    let Some(store) = Store::open_existing(dir)? else { return Ok(()) };
+    let Some(store) = NetworkDir::open_existing(dir)? else { return Ok(()) };
     let held = store.held()?;
-    store.release(Held::of(&held, target))
+    store.release(HeldAddress::of_target(&held, target))
 }
 
-/// The Go plugin looks for any address; ours also that those of the result are the container's still.
+/// Checks that the container holds an address, as the Go plugin does, and also that it still holds
+/// those of the previous result.
 fn check(request: &Request, target: &Target, dir: PathBuf) -> Result<(), CniError> {
     let conf = Conf::read(request)?;
-    let held = match Store::open_existing(dir)? {
+    let held = match NetworkDir::open_existing(dir)? {
         Some(store) => store.held()?,
         None => Vec::new(),
     };
-    let own = Held::of(&held, target);
+    let own = HeldAddress::of_target(&held, target);
     let lost = |what: String| Err(CniError::new(failure::NO_ADDRESS, format!("host-local: {what}"), ""));
     if own.is_empty() {
         return lost(format!("failed to find address added by container {}", target.container_id));
@@ -163,17 +168,17 @@ fn check(request: &Request, target: &Target, dir: PathBuf) -> Result<(), CniErro
     }
 }
 
-/// Frees what nobody in the list holds, and what nobody holds at all.
+/// Releases addresses of containers that are not in the request's list, and those of empty files.
 fn gc(request: &Request, dir: PathBuf) -> Result<(), CniError> {
     let valid = request.config.required_attachments()?;
-    let Some(store) = Store::open_existing(dir)? else { return Ok(()) };
+    let Some(store) = NetworkDir::open_existing(dir)? else { return Ok(()) };
     let held = store.held()?;
     store.release(held.iter().filter(|held| is_stale(&held.holder, &valid)))
 }
 
 fn is_stale(holder: &Holder, valid: &[ValidAttachment]) -> bool {
     match holder {
-        Holder::Nobody => true,
+        Holder::None => true,
         Holder::Container(id) => !valid.iter().any(|it| it.container_id.as_str() == id),
         Holder::Interface(id, ifname) => {
             !valid.iter().any(|it| it.container_id.as_str() == id && it.ifname.as_str() == ifname)

@@ -1,6 +1,8 @@
-//! No interface of ours carries a packet before its verdict is in force: the gate of every ADD, and what DEL, GC and CHECK have to do with verdicts.
+//! Ensures that no interface of ours carries a packet before its verdict is in force: the gate of
+//! every ADD, and the part of DEL, GC and CHECK that concerns verdicts.
 //!
-//! Judged are the host ends of our own wiring, `russ*`. Ports of bridges are the bridge's, and what Calico's plugins wire is Felix's to judge.
+//! Verdicts exist for host interfaces of our own wiring, `russ*`. Bridge ports belong to their
+//! bridge, and Felix filters what Calico's plugins wire.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,15 +18,18 @@ use russet_policy::{Entry, Keeper, KeeperError, PREFIX, Report, Standing};
 
 use crate::stages::{self, Stage};
 
-/// How long an ADD waits for its verdict at most; where its caller waits less, so does it. A commit takes a tenth of a millisecond, unless somebody else
-/// commits a ruleset of hundreds of thousands of rules: those are done in seconds, and the few ADDs that wait hold up all others.
-pub const GATE_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a DEL waits until a verdict is gone. It is removed in its turn whoever waits, and an interface that is gone carries nothing anyway.
-const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
-/// How long the whole table may take; thousands of entries take a tenth of a second.
-const WHOLE_PATIENCE: Duration = Duration::from_secs(20);
+/// How long an ADD waits for its verdict, unless its caller gives up earlier. A commit takes a
+/// tenth of a millisecond, unless another program commits a ruleset of hundreds of thousands of
+/// rules, which takes seconds; the few ADDs that wait then hold up all others.
+pub const GATE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a DEL waits for the removal of a verdict. The keeper removes it later in any case, and
+/// an interface that is gone carries no packets.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a comparison of the whole table may take; thousands of entries take a tenth of a
+/// second.
+const RECONCILE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Keeps interfaces apart from everything until they have a verdict. Clones share the keeper.
+/// Keeps interfaces closed until they have a verdict. Clones share the keeper.
 #[derive(Debug, Clone)]
 pub(crate) struct Isolation {
     keeper: Keeper,
@@ -32,7 +37,7 @@ pub(crate) struct Isolation {
     until: Option<Instant>,
 }
 
-/// The gate of one interface.
+/// The gate of one interface during its ADD.
 struct Gate<'g> {
     keeper: &'g Keeper,
     entry: Entry,
@@ -40,13 +45,13 @@ struct Gate<'g> {
     outcome: Outcome,
 }
 
-/// What became of an interface at the gate.
+/// How far an interface came at its gate.
 enum Outcome {
     NotReached,
     Reached {
-        /// Whether the veth was there before.
+        /// Whether the veth existed before.
         reused: bool,
-        /// Whether the time was up, so that the verdict may still come.
+        /// Whether the time was up, so that the verdict may still be committed later.
         late: bool,
     },
 }
@@ -60,18 +65,17 @@ impl Default for Isolation {
 }
 
 impl Isolation {
-    /// With a keeper of the test's own.
     #[cfg(test)]
-    pub fn kept_by(keeper: Keeper) -> Self {
+    pub fn with_keeper(keeper: Keeper) -> Self {
         Self { keeper, until: None }
     }
 
-    /// The same for a request whose caller gives up then.
+    /// Returns a copy for a request whose caller gives up at `limit`.
     pub fn until(&self, limit: Instant) -> Self {
         Self { until: Some(limit), ..self.clone() }
     }
 
-    /// Who works on the table.
+    /// The keeper of the verdict table.
     pub const fn keeper(&self) -> &Keeper {
         &self.keeper
     }
@@ -81,15 +85,16 @@ impl Isolation {
         self.until.is_some_and(|until| until <= Instant::now())
     }
 
-    /// Wires an interface that carries nothing before its verdict is in force. When that does not come in time everything is undone.
+    /// Wires an interface that carries nothing before its verdict is in force. If the verdict does
+    /// not come in time, everything is undone.
     pub fn attach(
         &self,
         socket: &mut Socket,
         plan: &Plan,
         netns: &NetNs,
-        newborn: Option<Newborn>,
+        precreated: Option<Newborn>,
     ) -> Result<Attached, AttachError> {
-        let mut executor = Executor::new(socket).go_on_with(newborn);
+        let mut executor = Executor::new(socket).go_on_with(precreated);
         let is_port = plan.bridge().is_some();
         if plan.dialect != Dialect::Native || is_port {
             if is_port {
@@ -97,33 +102,36 @@ impl Isolation {
             }
             return executor.attach(plan, netns);
         }
-        let latest = Instant::now() + GATE_PATIENCE;
+        let latest = Instant::now() + GATE_TIMEOUT;
         let limit = self.until.map_or(latest, |until| until.min(latest));
         let entry = Entry::allow(plan.host_name.clone());
         let mut gate = Gate { keeper: &self.keeper, entry, limit, outcome: Outcome::NotReached };
         let done = executor.attach_with(plan, netns, &mut gate);
         match gate.outcome {
             _ if done.is_ok() => {}
-            // It was there before, and stays.
+            // A veth that existed before stays, with its verdict.
             Outcome::Reached { reused: true, .. } => {}
-            // In its turn: nobody has to wait for nf_tables once more.
+            // Later, by the keeper: the ADD must not wait for nf_tables a second time.
             Outcome::Reached { late: true, .. } => self.forget(&plan.host_name, Removal::Deferred),
             Outcome::Reached { .. } => self.forget(&plan.host_name, Removal::Synchronous),
-            // Somebody who compared the table may have seen the interface.
+            // A concurrent comparison of the table may have seen the interface and added a verdict.
             Outcome::NotReached => self.leave_name(socket, &plan.host_name, Removal::Synchronous),
         }
         done
     }
 
-    /// A host end is about to go, and nobody who gets its name finds its verdict. Says which name that is, where it is judged. With a deferred removal nobody
-    /// waits for nf_tables: the link goes down whatever its verdict says, and the keeper takes the verdict away before it puts another one under that name.
+    /// Removes the verdict of a host interface that is about to be deleted, so that the next
+    /// interface of that name does not inherit it. Returns the name if the interface has a verdict.
+    /// With a deferred removal the caller does not wait for nf_tables: the link goes down in any
+    /// case, and the keeper removes the verdict before it adds another one for that name.
     pub fn leave(&self, link: &OwnedLink, removal: Removal) -> Option<IfName> {
-        let name = judged(link)?;
+        let name = verdict_name(link)?;
         self.forget(&name, removal);
         Some(name)
     }
 
-    /// What a host end left that went without us, if there is none of that name. Whoever asks keeps the name from being used meanwhile.
+    /// Removes the verdict that a vanished host interface left, if there is no link of that name.
+    /// The caller ensures that the name is not used meanwhile.
     pub fn leave_name(&self, socket: &mut Socket, name: &IfName, removal: Removal) {
         let gone = |error: &russet_netlink::NetlinkError| error.is_not_found();
         if name.as_str().starts_with(PREFIX) && socket.link_by_name(name).is_err_and(|error| gone(&error)) {
@@ -131,10 +139,10 @@ impl Isolation {
         }
     }
 
-    /// How the verdict of a host end differs from what it should be.
+    /// The difference between the verdict of a host interface and the wanted one, if any.
     pub fn check(&self, host_name: &IfName) -> Result<Option<Mismatch>, KeeperError> {
         let entry = Entry::allow(host_name.clone());
-        let found = self.keeper.standing(host_name.clone(), Instant::now() + GATE_PATIENCE)?;
+        let found = self.keeper.standing(host_name.clone(), Instant::now() + GATE_TIMEOUT)?;
         let differs = found.filter(|found| *found != Standing::InForce(entry.verdict));
         Ok(differs.map(|found| Mismatch {
             side: Side::Host,
@@ -144,53 +152,56 @@ impl Isolation {
         }))
     }
 
-    /// Makes the table right for all interfaces that there are. Nobody else on the node may be at work on one without us.
+    /// Makes the table match all existing interfaces. The caller ensures that no interface is
+    /// changed meanwhile except through this type.
     pub fn reconcile(&self) -> Result<Report, KeeperError> {
-        let report = self.keeper.reconcile(Instant::now() + WHOLE_PATIENCE)?;
+        let report = self.keeper.reconcile(Instant::now() + RECONCILE_TIMEOUT)?;
         if links().is_ok_and(|links| links.iter().any(|link| link.bridged && !link.doomed)) {
             self.guard_ports();
         }
         Ok(report)
     }
 
-    /// Keeps pods behind bridges from what routers and DHCP's servers send. Without nf_tables they are wired as by the reference plugin.
+    /// Drops router advertisements and DHCP answers from pods behind bridges. A failure is only
+    /// logged: without nf_tables, pods are wired as by the reference plugin.
     fn guard_ports(&self) {
-        let latest = Instant::now() + GATE_PATIENCE;
+        let latest = Instant::now() + GATE_TIMEOUT;
         let limit = self.until.map_or(latest, |until| until.min(latest));
         if let Err(error) = self.keeper.guard_ports(limit) {
             tracing::warn!(%error, "router advertisements and answers of DHCP servers from ports of bridges are not dropped yet");
         }
     }
 
-    /// Takes a verdict back: in the keeper's turn, or before this returns.
+    /// Removes a verdict: later by the keeper if `removal` is deferred, otherwise before this
+    /// returns.
     fn forget(&self, name: &IfName, removal: Removal) {
         let _gate = stages::enter(Stage::Gate);
         let done = match removal {
             Removal::Deferred => self.keeper.forget(name.clone()),
-            // A process without an agent ends before the keeper would have come to it.
+            // A process without an agent ends before the keeper would remove it later.
             Removal::Synchronous | Removal::Batched => {
-                self.keeper.remove(name.clone(), Instant::now() + LEAVE_PATIENCE).map(drop)
+                self.keeper.remove(name.clone(), Instant::now() + LEAVE_TIMEOUT).map(drop)
             }
         };
         if let Err(error) = done {
-            tracing::warn!(link = %name, %error, "the verdict of an interface that is not there stays until the table is compared");
+            tracing::warn!(link = %name, %error, "the verdict of a removed interface stays until the next reconciliation");
         }
     }
 }
 
-/// The entries of all interfaces that are judged.
+/// The entries of all interfaces that have verdicts.
 fn running() -> Result<Vec<Entry>, String> {
     let links = links().map_err(|error| error.to_string())?;
-    Ok(links.iter().filter_map(judged).map(Entry::allow).collect())
+    Ok(links.iter().filter_map(verdict_name).map(Entry::allow).collect())
 }
 
-/// The host ends of our own wiring.
+/// The links that Russet owns.
 fn links() -> Result<Vec<OwnedLink>, NetlinkError> {
     russet_attach::list(&mut Socket::route()?)
 }
 
-/// The name of a host end that is judged.
-fn judged(link: &OwnedLink) -> Option<IfName> {
+/// The name of a host interface that has a verdict.
+fn verdict_name(link: &OwnedLink) -> Option<IfName> {
     let ours = !link.doomed && !link.bridged && link.name.starts_with(PREFIX);
     IfName::new(link.name.clone()).ok().filter(|_| ours)
 }

@@ -1,4 +1,5 @@
-//! A node in a namespace of its own, pods in named ones, and the plugins on it: ours in this process, the Go ones as their makers left them.
+//! Test harness: a node in a network namespace of its own, pods in named namespaces, our plugins in
+//! this process, and the Go plugins as executables.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -13,12 +14,12 @@ use crate::node::{LocalNode, Teardown};
 use crate::request_log::RequestLog;
 use crate::wiring::Wiring;
 
-/// A node.
+/// A node under test.
 pub struct Lab {
     root: tempfile::TempDir,
     node: LocalNode,
     runtime: tokio::runtime::Runtime,
-    /// Where delegated plugins are looked for.
+    /// The value of `CNI_PATH`.
     cni_path: String,
 }
 
@@ -27,19 +28,19 @@ pub struct Lab {
 pub struct Pod {
     pub container: &'static str,
     pub ifname: &'static str,
-    /// The name of its namespace, or a path; empty for none.
+    /// The name of the pod's namespace, or a path; empty for none.
     pub netns: &'static str,
 }
 
-/// Where Debian has the Go plugins.
+/// The directory of Debian's Go plugins.
 pub const GO: &str = "/usr/lib/cni";
 
-/// Runs `body` on a node of its own.
+/// Runs `body` on a node in a new namespace.
 pub fn on_a_node<T: Send>(body: impl FnOnce(&Lab) -> T + Send) -> T {
     testkit::in_netns_with_loopback(|| body(&Lab::new()))
 }
 
-/// `eth0` of a container whose namespace is made with it.
+/// Creates a namespace for a container; returns its interface `eth0`.
 pub fn pod(container: &'static str) -> Pod {
     NetNs::create_named(container).unwrap();
     Pod { container, ifname: "eth0", netns: container }
@@ -61,7 +62,7 @@ impl Lab {
         Self { root, node, runtime, cni_path: cni_path.to_owned() }
     }
 
-    /// Where `host-local` of this node keeps the addresses of a network.
+    /// The addresses of a network that `host-local` holds on this node.
     pub fn addresses(&self, network: &str) -> Vec<String> {
         let dir = self.data_dir().join(network);
         let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
@@ -75,12 +76,12 @@ impl Lab {
         self.path("nets")
     }
 
-    /// A file of the test's own.
+    /// A path in the test's temporary directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.root.path().join(name)
     }
 
-    /// `host-local` with one range set for each subnet.
+    /// An `ipam` section of `host-local` with one range set for each subnet.
     pub fn ipam(&self, subnets: &[&str]) -> Value {
         let ranges: Vec<Value> = subnets.iter().map(|subnet| json!([{"subnet": subnet}])).collect();
         json!({"type": "host-local", "dataDir": self.data_dir(), "ranges": ranges})
@@ -99,7 +100,7 @@ impl Lab {
         vars.map(|(key, value)| (key.to_owned(), value)).to_vec()
     }
 
-    /// One of our plugins, in this process.
+    /// Runs one of our plugins in this process.
     pub fn ours(
         &self,
         kind: &str,
@@ -111,7 +112,7 @@ impl Lab {
         self.wait(crate::run_local(&self.node, kind, &request, &RequestLog::new(kind)))
     }
 
-    /// A request, checked as for a plugin.
+    /// A validated request.
     pub fn request(&self, verb: &str, pod: Pod, config: &Value) -> Result<Request, CniError> {
         let stdin = config.to_string().into_bytes();
         let prepared = russet_cni_spec::plugin::prepare(self.vars(verb, pod), stdin, "test")?;
@@ -119,17 +120,17 @@ impl Lab {
         Ok(*request)
     }
 
-    /// The node, for parts of plugins.
+    /// The node, for tests of parts of plugins.
     pub fn node(&self) -> &LocalNode {
         &self.node
     }
 
-    /// Waits for a part of a plugin.
+    /// Waits for a future of a plugin.
     pub fn wait<T>(&self, future: impl Future<Output = T>) -> T {
         self.runtime.block_on(future)
     }
 
-    /// Our ADD, as a document.
+    /// Runs ADD of our plugin; returns the result as JSON.
     #[track_caller]
     pub fn add(&self, kind: &str, pod: Pod, config: &Value) -> Value {
         let done = self.ours(kind, "ADD", pod, config);
@@ -138,20 +139,20 @@ impl Lab {
         result.to_value()
     }
 
-    /// Any other verb of ours.
+    /// Runs any other verb of our plugin, which must succeed.
     #[track_caller]
-    pub fn tell(&self, kind: &str, verb: &str, pod: Pod, config: &Value) {
+    pub fn call(&self, kind: &str, verb: &str, pod: Pod, config: &Value) {
         let done = self.ours(kind, verb, pod, config);
         assert_eq!(done.unwrap_or_else(|error| panic!("{verb}: {error}")), None);
     }
 
-    /// Our error.
+    /// Runs our plugin, which must fail.
     #[track_caller]
     pub fn error(&self, kind: &str, verb: &str, pod: Pod, config: &Value) -> CniError {
         self.ours(kind, verb, pod, config).unwrap_err()
     }
 
-    /// A Go plugin.
+    /// Runs a Go plugin.
     #[track_caller]
     pub fn go(&self, kind: &str, verb: &str, pod: Pod, config: &Value) -> Value {
         let mut command = Command::new(testkit::require_cni_plugin(kind));
@@ -167,8 +168,8 @@ impl Lab {
     }
 }
 
-/// What runtimes refuse or crash of is in no result of ours: indices of interfaces that are not there, interfaces of pods without a MAC
-/// (cni-runtime.md section 6.2 items 55 and 56).
+/// Checks that a result has nothing that runtimes refuse or crash on: interface indexes out of
+/// range, interfaces of pods without a MAC (cni-runtime.md section 6.2 items 55 and 56).
 #[track_caller]
 pub fn well_formed(result: &CniResult) {
     result.validate().unwrap_or_else(|error| panic!("{error}"));
@@ -184,20 +185,19 @@ pub fn after(config: &Value, result: &Value) -> Value {
     config
 }
 
-/// Runs a program inside of a namespace.
+/// Runs a program in a namespace.
 #[track_caller]
 pub fn inside(netns: &str, command: &[&str]) -> String {
     testkit::run("ip", &[&["netns", "exec", netns][..], command].concat())
 }
 
-/// One packet there and back.
+/// Whether one ping is answered.
 pub fn pings(netns: &str, to: &str) -> bool {
     let args = ["netns", "exec", netns, "ping", "-n", "-c", "1", "-W", "2", to];
     let output = Command::new(testkit::require_tool("ip")).args(args).output().unwrap();
     output.status.success()
 }
 
-/// The names of the node's links, sorted.
 pub fn links() -> Vec<String> {
     let links = testkit::ip_json(&["link"]);
     let mut names: Vec<String> =

@@ -1,5 +1,8 @@
-//! The CNI plugins, one module each. The agent runs them for requests of its socket, `russet cni-direct` for a node
-//! without an agent: the same code, on a [`Node`] that says what it has to work with.
+//! The CNI plugins, one module each. The agent runs them for requests on its socket, and `russet
+//! cni-direct` runs them on a node without an agent: the same code, on a [`Node`] that provides
+//! what they work with.
+
+#![expect(missing_docs, reason = "used by the programs of this workspace only")]
 
 mod bandwidth;
 mod bridge;
@@ -21,9 +24,9 @@ mod host_local;
 mod isolation;
 #[cfg(test)]
 mod lab;
-mod ledger;
 mod loopback;
 mod node;
+mod observer;
 mod openshift_sdn;
 mod pause;
 mod portmap;
@@ -44,26 +47,27 @@ pub use calico::{PolicyWait, endpoint_status_file};
 pub use calico_v1::has_v1 as has_calico_v1_data;
 pub use clusters::Clusters;
 pub use datastore::{CalicoHost, Datastore, Datastores};
-pub use ledger::Ledger;
 pub use node::{CalicoNode, Clock, LocalNode, Node, NotReady, SystemClock, Teardown};
+pub use observer::Ledger;
 pub use pause::Pause;
 pub use releases::{Release, Releases};
 pub use request_log::RequestLog;
 pub use stages::{Stage, Stages};
 pub use wiring::Wiring;
 
-/// What a request came to.
+/// The outcome of a request.
 #[derive(Debug)]
 pub struct Done {
-    /// What is printed; an ADD's.
+    /// The result to print, for an ADD.
     pub result: Option<CniResult>,
-    /// What is still waited for before that, once nobody else is kept waiting by it.
+    /// What an ADD still waits for before its answer, after its locks are released.
     pub policy: Option<PolicyWait>,
-    /// What is left of a DEL. It may be run after the answer by whoever sees to it that it comes to its end, even if this process dies.
+    /// The last part of a DEL. It may run after the answer if the caller ensures that it is
+    /// completed even if this process dies.
     pub release: Option<Release>,
 }
 
-/// Types that [`run`] knows.
+/// Names of the plugins that [`run`] knows.
 pub const NAMES: [&str; 10] = [
     "russet",
     "loopback",
@@ -77,8 +81,9 @@ pub const NAMES: [&str; 10] = [
     openshift_sdn::NAME,
 ];
 
-/// Carries out one request of the plugin called `name`; `log` is for the runtime's standard error. Once started it is to be run to its end: dropping
-/// the future half-way may leave an address that only DEL gives back.
+/// Executes one request of the plugin `name`; `log` is for the runtime's standard error. Once
+/// started it must run to its end: dropping the future half-way may leave an address that only DEL
+/// releases.
 pub async fn run(node: &Node, name: &str, request: &Request, log: &RequestLog) -> Result<Done, CniError> {
     let result = match name {
         calico::NAME => return run_calico(&node.for_calico(), request, log).await,
@@ -98,15 +103,15 @@ async fn run_russet(node: &Node, request: &Request, log: &RequestLog) -> Result<
     russet::run(node, request, log).await.map_err(|error| error.in_version(request.config.cni_version))
 }
 
-/// What was left of a DEL ([`Done::release`]), once more, where it failed: nothing else of the DEL is done again.
+/// Repeats only the last part of a DEL ([`Done::release`]), after it failed.
 pub fn release(node: &Node, request: &Request) -> Result<Release, CniError> {
     match request.env.target() {
-        Some(target) => Ok(russet::release(node, request, &target::Target::of(request, target)?)),
+        Some(target) => Ok(russet::release(node, request, &target::Target::from_request(request, target)?)),
         None => Err(CniError::internal("nothing is released without a container", "")),
     }
 }
 
-/// Whether the plugin is Calico's main one, which needs no [`Node`]: [`run_calico`] will do.
+/// Whether the plugin is Calico's main plugin, which needs no [`Node`]: [`run_calico`] runs it.
 pub fn is_calico(name: &str) -> bool {
     name == calico::NAME
 }
@@ -117,7 +122,8 @@ pub async fn run_calico(node: &CalicoNode, request: &Request, log: &RequestLog) 
     done.map_err(|error| error.in_version(request.config.cni_version))
 }
 
-/// Whether the plugin works on this machine's files and kernel alone: it needs neither an agent nor a datastore, and no [`Node`]: [`run_local`] will do.
+/// Whether the plugin needs only this machine's files and kernel, and neither agent nor datastore:
+/// [`run_local`] runs it.
 pub fn is_local(name: &str) -> bool {
     relay::LOCAL.contains(&name) || name == openshift_sdn::NAME
 }
@@ -141,24 +147,25 @@ pub async fn run_local(
     done.map_err(|error| error.in_version(request.config.cni_version))
 }
 
-/// Whether the plugin only works on addresses. It is called in the middle of another plugin's request and must wait for none of these; and it needs
-/// no [`Node`]: [`run_ipam`] will do, or [`run_local`].
+/// Whether the plugin is an IPAM plugin. It is called in the middle of another plugin's request and
+/// must not wait for any; it needs no [`Node`]: [`run_ipam`] or [`run_local`] runs it.
 pub fn is_ipam(name: &str) -> bool {
     name == calico_ipam::NAME || name == host_local::NAME
 }
 
-/// Whether the plugin makes interfaces of its own.
+/// Whether the plugin creates interfaces.
 pub fn wires(name: &str) -> bool {
     ["russet", calico::NAME, bridge::NAME, flannel::NAME].contains(&name)
 }
 
-/// Whether the plugin leaves something that nobody but its own DEL takes back. IPAM plugins' callers have them do that, and `loopback` leaves nothing.
+/// Whether the plugin leaves state that only its own DEL removes. The callers of IPAM plugins call
+/// their DEL, and `loopback` leaves nothing.
 pub fn leaves_its_own(name: &str) -> bool {
-    takes_a_turn(name) && name != "loopback"
+    takes_container_lock(name) && name != "loopback"
 }
 
-/// Whether the plugin waits for whatever else works on its container.
-fn takes_a_turn(name: &str) -> bool {
+/// Whether the plugin waits for other requests for its container.
+fn takes_container_lock(name: &str) -> bool {
     NAMES.contains(&name) && !is_ipam(name)
 }
 
@@ -181,7 +188,7 @@ impl From<Option<CniResult>> for Done {
 }
 
 impl Done {
-    /// The same when all of a DEL is done: before anybody else works on its container.
+    /// Runs the rest of a DEL, while the caller still holds the container's lock.
     pub async fn released(mut self) -> Result<Self, CniError> {
         match self.release.take() {
             Some(release) => release.run().await.map(|()| self),
@@ -189,7 +196,7 @@ impl Done {
         }
     }
 
-    /// The result, after what is to be waited for. Not with a lock in hand.
+    /// The result, after everything that it waits for. The caller holds no lock.
     pub async fn settled(self) -> Result<Option<CniResult>, CniError> {
         let done = self.released().await?;
         if let Some(policy) = done.policy {
@@ -207,11 +214,11 @@ mod tests {
     #[test]
     fn every_plugin_that_needs_no_agent_is_one_of_ours() {
         let lab = Lab::with_path("/nowhere");
-        let nobody = Pod { container: "", ifname: "", netns: "" };
+        let no_pod = Pod { container: "", ifname: "", netns: "" };
         for name in relay::LOCAL {
             assert!(NAMES.contains(&name), "{name}");
             let config = serde_json::json!({"cniVersion": "1.1.0", "name": "net", "type": name});
-            let done = lab.ours(name, "STATUS", nobody, &config);
+            let done = lab.ours(name, "STATUS", no_pod, &config);
             let unknown = done.is_err_and(|error| error.msg.contains("no plugin of this machine"));
             assert!(!unknown, "{name}");
         }

@@ -10,11 +10,10 @@ use crate::failure;
 use crate::node::Node;
 use crate::target::Target;
 
-/// Carries out one request.
 pub async fn run(node: &Node, request: &Request) -> Result<Option<CniResult>, CniError> {
     match &request.env.call {
         Call::Add(target) => {
-            let target = Target::of(request, target)?;
+            let target = Target::from_request(request, target)?;
             node.wiring.loopback_up(target.open_netns()?).await?;
             match request.config.prev_result()? {
                 Some(previous) => Ok(Some(previous)),
@@ -22,18 +21,19 @@ pub async fn run(node: &Node, request: &Request) -> Result<Option<CniResult>, Cn
             }
         }
         Call::Check(target) => {
-            let netns = Target::of(request, target)?.open_netns()?;
+            let netns = Target::from_request(request, target)?.open_netns()?;
             if node.wiring.loopback_is_up(netns).await? {
                 Ok(None)
             } else {
                 Err(CniError::new(
                     failure::WIRING,
                     "lo is down",
-                    "it was raised by ADD; somebody took it down",
+                    "ADD raised it and another program took it down; run `ip link set lo up` in the namespace",
                 ))
             }
         }
-        // lo goes with its namespace; taking it down before would only break what still runs there.
+        // lo disappears with its namespace; taking it down would only break processes that still
+        // run there.
         Call::Del(_) | Call::Gc | Call::Status => Ok(None),
     }
 }
@@ -68,7 +68,7 @@ mod tests {
         let one = Pod { container: "one", ifname: "lo", netns: "one" };
         let config = serde_json::json!({"cniVersion": "1.0.0", "name": "lo", "type": "loopback"});
         let request = lab.request("ADD", one, &config).unwrap();
-        let target = Target::of(&request, request.env.target().unwrap()).unwrap();
+        let target = Target::from_request(&request, request.env.target().unwrap()).unwrap();
         let result = result(&request, &target);
         well_formed(&result);
         let named: Vec<&str> =

@@ -1,4 +1,4 @@
-//! What plugins work with: this node's name, its store, and its way to the kernel.
+//! What plugins work with: the node's name, its store, and access to its kernel.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -17,63 +17,63 @@ use crate::datastore::CalicoHost;
 use crate::releases::Releases;
 use crate::wiring::Wiring;
 
-/// Where interfaces of deleted pods go.
+/// How DEL removes interfaces.
 #[derive(Debug, Clone)]
 pub enum Teardown {
     /// They are deleted before DEL answers.
     Synchronous,
-    /// They are doomed, and the reaper is told.
+    /// They are doomed, and the reaper is notified.
     Deferred(Rc<tokio::sync::Notify>),
-    /// They are doomed, and [`Wiring::reap_batch`] deletes them before DEL answers, together with what other processes have doomed by then.
+    /// They are doomed. [`Wiring::reap_batch`] deletes them before DEL answers, together with links
+    /// that other processes have doomed by then.
     Batched,
 }
 
-/// A node, as plugins see it. Clones share everything.
+/// The node, as plugins see it. Clones share everything.
 #[derive(Clone)]
 pub struct Node {
-    /// Its name.
     pub name: NodeName,
-    /// The datastore.
     pub store: Rc<dyn Store>,
-    /// The allocator over it.
+    /// The IPAM allocator over `store`.
     pub allocator: Rc<Allocator>,
-    /// The way to the kernel.
+    /// Access to the kernel.
     pub wiring: Wiring,
-    /// MTU of pods, in bytes; the agent keeps it up to date.
+    /// MTU of pods, in bytes; the agent updates it.
     pub mtu_bytes: Rc<Cell<u32>>,
     /// What DEL does with interfaces.
     pub teardown: Teardown,
-    /// Why ADD cannot be served, if it cannot.
+    /// The reason why ADD cannot be served, if there is one.
     pub not_ready: Rc<dyn Fn() -> Option<NotReady>>,
-    /// What plugins of Calico's work with.
+    /// Datastores and locks for Calico's plugins.
     pub calico: CalicoHost,
-    /// Kubernetes, as configurations name it.
+    /// Kubernetes API servers that configurations name.
     pub clusters: Clusters,
-    /// Addresses that are on their way back.
+    /// Addresses of answered DELs that are still being released.
     pub releases: Releases,
 }
 
-/// A node, as the plugin `calico` sees it: its name and its datastore are the configuration's. Clones share everything.
+/// The node as the plugin `calico` sees it: name and datastore come from the network configuration.
+/// Clones share everything.
 #[derive(Clone)]
 pub struct CalicoNode {
-    /// What needs no kernel.
+    /// The part that needs no kernel.
     pub host: CalicoHost,
-    /// The way to the kernel.
+    /// Access to the kernel.
     pub wiring: Wiring,
     /// What DEL does with interfaces.
     pub teardown: Teardown,
-    /// Kubernetes, as configurations name it.
+    /// Kubernetes API servers that configurations name.
     pub clusters: Clusters,
-    /// Why ADD cannot be served, if it cannot.
+    /// The reason why ADD cannot be served, if there is one.
     pub not_ready: Rc<dyn Fn() -> Option<NotReady>>,
 }
 
-/// A node, as plugins see it that work on its files and its kernel alone. Clones share everything.
+/// The node as plugins see it that need only its files and its kernel. Clones share everything.
 #[derive(Clone)]
 pub struct LocalNode {
-    /// Below which default files lie: `/`, except in tests and demos.
+    /// The directory below which default files lie: `/`, except in tests and demos.
     pub root: PathBuf,
-    /// The way to the kernel.
+    /// Access to the kernel.
     pub wiring: Wiring,
     /// What DEL does with interfaces.
     pub teardown: Teardown,
@@ -82,27 +82,28 @@ pub struct LocalNode {
 /// Why ADD cannot be served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotReady {
-    /// For people.
+    /// Text for operators.
     pub reason: String,
-    /// The node has pods, and has lost its datastore or a part of its data path: what they reach may no longer follow the cluster.
+    /// The node has pods, and has lost its datastore or a part of its data path: their connectivity
+    /// may be out of date.
     pub pods_suffer: bool,
 }
 
 // === impl Node ===
 
 impl Node {
-    /// The same node for an ADD whose caller gives up then.
+    /// Returns a copy for an ADD whose caller gives up at `limit`.
     pub fn of_add(&self, limit: Instant) -> Self {
         Self { wiring: self.wiring.of_add(limit), ..self.clone() }
     }
 
-    /// The same node for the plugin `calico`.
+    /// The view for the plugin `calico`.
     pub fn for_calico(&self) -> CalicoNode {
         let Self { calico, wiring, teardown, clusters, not_ready, .. } = self.clone();
         CalicoNode { host: calico, wiring, teardown, clusters, not_ready }
     }
 
-    /// The same node for plugins that need no datastore.
+    /// The view for plugins that need no datastore.
     pub fn local(&self) -> LocalNode {
         let Self { calico, wiring, teardown, .. } = self.clone();
         LocalNode { root: calico.root, wiring, teardown }
@@ -136,7 +137,7 @@ impl CalicoNode {
 // === impl Teardown ===
 
 impl Teardown {
-    /// When links go.
+    /// When and how links are deleted.
     pub fn removal(&self) -> Removal {
         match self {
             Self::Synchronous => Removal::Synchronous,
@@ -145,12 +146,12 @@ impl Teardown {
         }
     }
 
-    /// Whether links go before DEL answers.
+    /// Whether links are gone before DEL answers.
     pub(crate) fn is_synchronous(&self) -> bool {
         matches!(self, Self::Synchronous | Self::Batched)
     }
 
-    /// Tells the reaper that there may be something to do.
+    /// Notifies the reaper that there may be doomed links.
     pub fn doomed(&self) {
         if let Self::Deferred(reaper) = self {
             reaper.notify_one();

@@ -1,9 +1,10 @@
-//! `openshift-sdn`: OpenShift's thin plugin (cni-runtime.md section 4.2, docs/openshift.md). It makes the pod's interface; which address it has, and how
-//! packets leave the node, is the business of a server on the node, a stock one or our agent's, which it asks over a socket of its own.
+//! `openshift-sdn`: OpenShift's thin plugin (cni-runtime.md section 4.2, docs/openshift.md). It
+//! makes the pod's interface. The pod's address and the way of packets out of the node are decided
+//! by a server on the node, OpenShift's or our agent's, which the plugin asks over a socket.
 //!
-//! What it does better than the stock one: it gives up in time, sends nothing of the runtime's environment but `CNI_*`, reports the real MAC and the
-//! routes, undoes what it did when a step fails, deletes pods while the server is away ([`deferred`]), and knows CHECK, GC and STATUS.
-//!
+//! Beyond what OpenShift's plugin does, it gives up in time, sends only `CNI_*` variables of the
+//! runtime's environment, reports the real MAC and the routes, undoes its steps after a failure,
+//! deletes pods while the server is down ([`deferred`]), and supports CHECK, GC and STATUS.
 
 mod conf;
 mod deferred;
@@ -21,44 +22,47 @@ use russet_linux::NetNs;
 use crate::failure;
 use crate::target::Target;
 use conf::Conf;
-use deferred::Deferred;
-use server::{Server, Unanswered};
+use deferred::SavedDels;
+use server::{RequestFailure, Server};
 
 /// The plugin's name.
 pub const NAME: &str = russet_cni_spec::relay::OPENSHIFT_SDN;
 
 /// Runtimes give up after one to four minutes; CRI-O gives DEL one.
 const WORK_DEADLINE: Duration = Duration::from_secs(50);
-/// For taking back what a server has done for an ADD that failed later; the runtime's own DEL follows.
+/// The time limit of the undo at the server after a failed ADD; the runtime's own DEL follows.
 const UNDO_DEADLINE: Duration = Duration::from_secs(5);
 
-/// The node, as the plugin sees it.
+/// The plugin on one node.
 struct Plugin {
     server: Server,
-    deferred: Deferred,
+    deferred: SavedDels,
 }
 
-/// Carries out one request; files and the socket lie below `root`.
+/// Executes one request; files and the socket lie below `root`.
 pub async fn run(root: &Path, request: &Request) -> Result<Option<CniResult>, CniError> {
     let (root, request) = (root.to_owned(), request.clone());
-    // One conversation and a few messages to the kernel, in a process of its own mostly: nothing is gained by not blocking.
-    let done = tokio::task::spawn_blocking(move || Plugin::new(&root).carry_out(&request)).await;
-    done.unwrap_or_else(|error| Err(CniError::internal("openshift-sdn stopped half-way", error)))
+    // One HTTP exchange and a few netlink messages, usually in a process of its own: asynchronous
+    // code would gain nothing.
+    let done = tokio::task::spawn_blocking(move || Plugin::new(&root).execute(&request)).await;
+    done.unwrap_or_else(|error| Err(CniError::internal("openshift-sdn: the request was interrupted", error)))
 }
 
 // === impl Plugin ===
 
 impl Plugin {
     fn new(root: &Path) -> Self {
-        Self { server: Server::below(root), deferred: Deferred::below(root) }
+        Self { server: Server::below(root), deferred: SavedDels::below(root) }
     }
 
-    fn carry_out(&self, request: &Request) -> Result<Option<CniResult>, CniError> {
+    fn execute(&self, request: &Request) -> Result<Option<CniResult>, CniError> {
         match &request.env.call {
-            Call::Add(target) => self.add(request, &Target::of(request, target)?).map(Some),
-            Call::Del(target) => self.del(request, &Target::of(request, target)?).map(|()| None),
-            Call::Check(target) => self.check(request, &Target::of(request, target)?).map(|()| None),
-            Call::Gc => self.server.tell(request).map(|()| None),
+            Call::Add(target) => self.add(request, &Target::from_request(request, target)?).map(Some),
+            Call::Del(target) => self.del(request, &Target::from_request(request, target)?).map(|()| None),
+            Call::Check(target) => {
+                self.check(request, &Target::from_request(request, target)?).map(|()| None)
+            }
+            Call::Gc => self.server.relay(request).map(|()| None),
             Call::Status => self.status(request).map(|()| None),
         }
     }
@@ -67,14 +71,14 @@ impl Plugin {
         let end = Instant::now() + WORK_DEADLINE;
         let conf = Conf::read(&self.server.config_file())?;
         let netns = target.open_netns()?;
-        // Ahead of everything: it is of an earlier interface with the same names.
+        // First, because it concerns an earlier interface with the same names.
         self.deferred.send_own(&self.server, target, end)?;
         let made = PodInterface::create(netns, target.ifname.clone(), conf.mtu);
         let mut interface = made.map_err(wiring)?;
         let added = self.server.add(request, interface.host_name(), end);
         let (reply, undo_there) = match added {
             Ok(reply) => (Ok(reply), true),
-            Err(unanswered) => (Err(unanswered.into_error()), false),
+            Err(request_failure) => (Err(request_failure.into_error()), false),
         };
         match reply.and_then(|body| settle(request, target, &conf, &mut interface, &body)) {
             Ok(result) => {
@@ -85,7 +89,7 @@ impl Plugin {
         }
     }
 
-    /// After a failure: nothing is left here, and nothing at the server if it can be told.
+    /// Undoes a failed ADD on this node, and at the server if it answers.
     fn undo(
         &self,
         request: &Request,
@@ -95,8 +99,8 @@ impl Plugin {
     ) -> CniError {
         let mut left = interface.undo();
         if there {
-            let told = self.server.del(request, Instant::now() + UNDO_DEADLINE);
-            left.extend(told.err().map(|also| format!("the server still has it: {}", also.into_error())));
+            let released = self.server.del(request, Instant::now() + UNDO_DEADLINE);
+            left.extend(released.err().map(|also| format!("the server still has it: {}", also.into_error())));
         }
         if !left.is_empty() {
             error.details = format!("{}; DEL has to clean up: {}", error.details, left.join("; "));
@@ -104,19 +108,20 @@ impl Plugin {
         error
     }
 
-    /// The server first: it stops answering for the pod. One that is away is told later, and the pod goes all the same.
+    /// DEL: the server first, so that it stops answering for the pod. If it is down, the request is
+    /// saved for later, and the pod is deleted all the same.
     fn del(&self, request: &Request, target: &Target) -> Result<(), CniError> {
-        let told = self.server.del(request, Instant::now() + WORK_DEADLINE);
-        let away = match told {
+        let released = self.server.del(request, Instant::now() + WORK_DEADLINE);
+        let server_down = match released {
             Ok(()) => false,
-            Err(Unanswered::Nobody(_)) => true,
+            Err(RequestFailure::NoListener(_)) => true,
             Err(other) => return Err(other.into_error()),
         };
         if let Some(netns) = target.netns_if_any() {
             self.remove(&netns, target)?;
         }
-        if away {
-            return self.deferred.keep(target, &self.server.del_body(request));
+        if server_down {
+            return self.deferred.save(target, &self.server.del_body(request));
         }
         self.deferred.forget(target)?;
         self.deferred.send_some(&self.server);
@@ -125,7 +130,7 @@ impl Plugin {
 
     fn remove(&self, netns: &NetNs, target: &Target) -> Result<(), CniError> {
         match sdn::remove(netns, &target.ifname) {
-            // A path that was given to another process meanwhile: the pod is gone.
+            // The path belongs to another process by now, so the pod is gone.
             Ok(()) | Err(SdnError::OwnNamespace(_)) => Ok(()),
             Err(error) => Err(wiring(error)),
         }
@@ -147,18 +152,18 @@ impl Plugin {
             let msg = format!("{} is not as ADD made it", target.ifname);
             return Err(CniError::new(failure::WIRING, msg, differences.join("; ")));
         }
-        self.server.tell(request)
+        self.server.relay(request)
     }
 
-    /// 50 without a server; what ours says of itself otherwise.
+    /// Error 50 without a server; otherwise the status of our agent's server.
     fn status(&self, request: &Request) -> Result<(), CniError> {
         let not_available = |error: CniError| CniError { code: code::NOT_AVAILABLE, ..error };
         Conf::read(&self.server.config_file()).map_err(not_available)?;
-        self.server.tell(request)
+        self.server.relay(request)
     }
 }
 
-/// Gives the interface what the server answered, and reports it.
+/// Configures the interface as the server answered, and builds the result.
 fn settle(
     request: &Request,
     target: &Target,
@@ -179,7 +184,7 @@ fn settle(
     });
     let gateway = settings.gateway.map(Into::into);
     result.ips.push(IpConfig { gateway, interface: Some(0), ..IpConfig::new(settings.address.into()) });
-    // Before 1.1.0 a route has no MTU.
+    // Before 1.1.0, a route in a result had no MTU.
     let mtu = settings.route_mtu.filter(|_| request.config.cni_version == Version::V1_1_0);
     let route = |(dst, via): &(russet_addr::Ipv4Net, Option<std::net::Ipv4Addr>)| Route {
         mtu,

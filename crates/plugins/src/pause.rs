@@ -1,4 +1,5 @@
-//! The pause between two attempts at a record that somebody else keeps writing. The agent's allocators take it, and those that a request opens.
+//! The pause between two attempts at a record that other writers keep changing. The agent's
+//! allocators use it, and those that a single request opens.
 
 use russet_ipam::{Backoff, delay};
 use russet_linux::random::random;

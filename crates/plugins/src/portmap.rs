@@ -1,5 +1,6 @@
-//! `portmap`: ports of the node that lead to a pod (cni-runtime.md sections 5 and A.4, docs/plugins.md). Chained behind the plugin that made the
-//! interface; all that it does is one transaction in nf_tables, which says of every element whose it is.
+//! `portmap`: publishes ports of a pod on the node (cni-runtime.md sections 5 and A.4,
+//! docs/plugins.md). Chained after the plugin that made the interface. All changes are one
+//! transaction in nf_tables, and every element is labelled with its owner.
 
 mod conf;
 mod legacy;
@@ -20,7 +21,6 @@ use conf::Conf;
 /// The plugin's name.
 pub const NAME: &str = "portmap";
 
-/// Carries out one request.
 pub async fn run(node: &LocalNode, request: &Request) -> Result<Option<CniResult>, CniError> {
     match &request.env.call {
         Call::Add(target) => add(node, request, target).await.map(Some),
@@ -54,7 +54,8 @@ async fn add(node: &LocalNode, request: &Request, target: &Target) -> Result<Cni
     let what = conf.publication(owner(request, target), &previous);
     let from_loopback: Vec<IpAddr> = what.hairpin.iter().map(IpNet::addr).filter(IpAddr::is_ipv4).collect();
     node.wiring.nat(move |nft| Ok(nat::publish(nft, &what))).await?.map_err(refused)?;
-    // Not before: among what was published is the guard that keeps others from the node's 127.0.0.1.
+    // Only now: the transaction above contains the guard that keeps other hosts from reaching the
+    // node's 127.0.0.1.
     for pod in from_loopback {
         if let Err(mut error) = node.wiring.route_localnet(pod).await {
             let owner = owner(request, target);
@@ -64,7 +65,8 @@ async fn add(node: &LocalNode, request: &Request, target: &Target) -> Result<Cni
             return Err(error);
         }
     }
-    // They come before ours: as long as they are there, a port that this ADD moved leads to its old place.
+    // The reference plugin's rules come before ours: while they exist, a port that this ADD moved
+    // leads to its old address.
     reference::remove(node, request, target).await?;
     Ok(previous)
 }
@@ -84,7 +86,8 @@ async fn check(node: &LocalNode, request: &Request, target: &Target) -> Result<(
     Err(CniError::new(failure::WIRING, "portmap: not everything is published any more", missing.join("; ")))
 }
 
-/// It makes no interface of its own.
+/// The previous result. Without one the plugin cannot work, because it makes no interface of its
+/// own.
 fn previous(request: &Request) -> Result<CniResult, CniError> {
     let previous = request.config.prev_result()?;
     previous.ok_or_else(|| {

@@ -1,6 +1,7 @@
-//! Addresses that a DEL gives back after everything else of it is done: whoever runs the plugin decides whether to wait for that before the answer
-//! ([`Done::settled`](crate::Done::settled)), or to answer and see to it that it comes to its end ([`Done::release`](crate::Done)). ADDs that find no address
-//! meanwhile wait for those that are on their way.
+//! Addresses that a DEL releases after everything else is done. The caller of the plugin decides
+//! whether to wait for the release before the answer ([`Done::settled`](crate::Done::settled)), or
+//! to answer first and finish the release later ([`Done::release`](crate::Done)). ADDs that find no
+//! free address wait for releases in progress.
 
 use std::fmt;
 use std::rc::Rc;
@@ -11,40 +12,41 @@ use russet_store::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// The rest of a DEL: its addresses go back to the store. Nothing of it happens unless it is run.
+/// The last part of a DEL: returning its addresses to the store. Nothing happens until it is run.
 #[must_use = "the addresses stay held"]
 pub struct Release {
     work: BoxFuture<'static, Result<(), CniError>>,
     _pending: Pending,
 }
 
-/// The releases of one node that are not done yet. Clones share them.
+/// The unfinished releases of one node. Clones share them.
 #[derive(Debug, Clone)]
-pub struct Releases(Rc<watch::Sender<Count>>);
+pub struct Releases(Rc<watch::Sender<ReleaseCount>>);
 
-/// Where the releases of a node stood.
+/// How many releases a node has started and ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Count {
-    begun: u64,
+pub(crate) struct ReleaseCount {
+    started: u64,
     ended: u64,
 }
 
-/// A release that is not done.
-struct Pending(Rc<watch::Sender<Count>>);
+/// Counts a release as unfinished until it is dropped.
+struct Pending(Rc<watch::Sender<ReleaseCount>>);
 
-/// How long an ADD waits for addresses that others are giving back. A store that takes longer is in trouble, and the runtime tries again.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an ADD waits for addresses that are being released. A store that takes longer is in
+/// trouble; the runtime tries again.
+pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 // === impl Release ===
 
 impl Release {
-    /// `work` as one of `releases`.
+    /// Registers `work` in `releases`.
     pub fn new(releases: &Releases, work: impl Future<Output = Result<(), CniError>> + 'static) -> Self {
-        releases.0.send_modify(|count| count.begun += 1);
+        releases.0.send_modify(|count| count.started += 1);
         Self { work: Box::pin(work), _pending: Pending(Rc::clone(&releases.0)) }
     }
 
-    /// Gives the addresses back. Once started it is to be run to its end.
+    /// Releases the addresses. Once started, it must run to its end.
     pub async fn run(self) -> Result<(), CniError> {
         let Self { work, _pending } = self;
         work.await
@@ -61,29 +63,32 @@ impl fmt::Debug for Release {
 
 impl Default for Releases {
     fn default() -> Self {
-        Self(Rc::new(watch::Sender::new(Count::default())))
+        Self(Rc::new(watch::Sender::new(ReleaseCount::default())))
     }
 }
 
 impl Releases {
-    /// How many are not done.
+    /// The number of unfinished releases.
     pub fn pending(&self) -> u64 {
         let count = *self.0.borrow();
-        count.begun - count.ended
+        count.started - count.ended
     }
 
-    /// Where they stand, for [`moved_on`](Self::moved_on).
-    pub(crate) fn count(&self) -> Count {
+    /// The current count, for [`wait_for_progress`](Self::wait_for_progress).
+    pub(crate) fn count(&self) -> ReleaseCount {
         *self.0.borrow()
     }
 
-    /// Waits until one more has ended than `before`; false if none of them is under way, and after `limit` whatever ends.
-    pub(crate) async fn moved_on(&self, before: Count, limit: Instant) -> bool {
+    /// Waits until one more release has ended than in `before`. Returns false if none is in
+    /// progress, and after `limit` in any case.
+    pub(crate) async fn wait_for_progress(&self, before: ReleaseCount, limit: Instant) -> bool {
         let mut counts = self.0.subscribe();
-        let moved = counts.wait_for(|now| now.ended > before.ended || now.ended == now.begun);
-        // Neither happens: the sender lives as long as we, and what is on its way ends.
+        let moved = counts.wait_for(|now| now.ended > before.ended || now.ended == now.started);
+        // The sender lives as long as `self`, so the wait ends by an end of a release or by the
+        // time limit.
         let _ = tokio::time::timeout_at(limit, moved).await;
-        // Where releases end all the time, and none of them is of use, each look would be followed by another.
+        // Past the limit the answer is false even if a release ended: otherwise a caller that none
+        // of them helps would retry for ever.
         self.count().ended > before.ended && Instant::now() < limit
     }
 }
@@ -105,23 +110,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_finds_nothing_waits_for_what_is_on_its_way_and_for_nothing_else() {
+    async fn the_wait_ends_with_the_next_release_and_at_once_without_one() {
         let releases = Releases::default();
         let before = releases.count();
-        assert!(!releases.moved_on(before, soon()).await, "none is under way");
+        assert!(!releases.wait_for_progress(before, soon()).await, "none is in progress");
         let [one, other] = [(); 2].map(|()| Release::new(&releases, async { Ok(()) }));
         assert_eq!(releases.pending(), 2);
-        assert!(!releases.moved_on(before, Instant::now()).await, "the time is up");
-        let (ended, moved) = tokio::join!(one.run(), releases.moved_on(before, soon()));
+        assert!(!releases.wait_for_progress(before, Instant::now()).await, "the time is up");
+        let (ended, moved) = tokio::join!(one.run(), releases.wait_for_progress(before, soon()));
         assert!(ended.is_ok() && moved);
-        // It ended between the look for an address and this question.
-        assert!(releases.moved_on(before, soon()).await);
+        // The release ended between the search for an address and this question.
+        assert!(releases.wait_for_progress(before, soon()).await);
         assert!(
-            !releases.moved_on(before, Instant::now()).await,
+            !releases.wait_for_progress(before, Instant::now()).await,
             "one has ended, and the time is up all the same"
         );
         drop(other);
-        assert_eq!(releases.pending(), 0, "one that is given up keeps nobody waiting");
-        assert!(!releases.moved_on(releases.count(), soon()).await);
+        assert_eq!(releases.pending(), 0, "a dropped release is not waited for");
+        assert!(!releases.wait_for_progress(releases.count(), soon()).await);
     }
 }

@@ -1,6 +1,8 @@
-//! What a plugin of Calico's says about one request: on the runtime's standard error, and in the file that the configuration names.
+//! The log of one request of Calico's plugins, written to the runtime's standard error and to the
+//! file that the configuration names.
 //!
-//! The agent sends it with the answer, so that it stands where it stands without an agent.
+//! The agent sends the lines with its answer, so that they appear where they would without an
+//! agent.
 
 mod file;
 
@@ -20,43 +22,40 @@ pub struct RequestLog {
     text: RefCell<String>,
 }
 
-/// More than any request has to say; a list of pools could be of any length.
+/// More than any request writes; the limit matters because a list of pools could have any length.
 const TEXT_MAX_BYTES: usize = 8 * 1024;
 
 // === impl RequestLog ===
 
 impl RequestLog {
-    /// An empty log of a plugin; everything from `Info` up is kept until the configuration says otherwise.
+    /// An empty log of a plugin; it keeps `Info` and above until the configuration sets another
+    /// level.
     pub fn new(plugin: impl Into<String>) -> Self {
         Self { plugin: plugin.into(), level: Cell::new(LogLevel::Info), text: RefCell::default() }
     }
 
-    /// From now on only what is at least so important is kept.
+    /// Sets the least important level that is kept from now on.
     pub(crate) fn set_level(&self, level: LogLevel) {
         self.level.set(level);
     }
 
-    /// For who looks for a fault.
     pub(crate) fn debug(&self, message: impl Display) {
         self.line(LogLevel::Debug, &message);
     }
 
-    /// What was asked and given.
     pub(crate) fn info(&self, message: impl Display) {
         self.line(LogLevel::Info, &message);
     }
 
-    /// The same about the interface of one container.
+    /// The same, with the fields that identify the container's interface.
     pub(crate) fn fact(&self, message: impl Display, target: &Target) {
         self.info(format!("{message} {}", target.log_fields()));
     }
 
-    /// What looks wrong.
     pub(crate) fn warn(&self, message: impl Display) {
         self.line(LogLevel::Warning, &message);
     }
 
-    /// What failed.
     pub(crate) fn error(&self, message: impl Display) {
         self.line(LogLevel::Error, &message);
     }
@@ -66,12 +65,13 @@ impl RequestLog {
         self.text.borrow().clone()
     }
 
-    /// Adds the lines to the file that the configuration names, if it names one.
+    /// Appends the lines to the file that the configuration names, if any.
     pub(crate) async fn save(&self, settings: &LogSettings) {
         file::append(settings, self.text()).await;
     }
 
-    /// `2026-01-02 03:04:05.678 [INFO][1234] calico-ipam: message`, as Calico's plugins have it but for the name of a source file; in UTC.
+    /// `2026-01-02 03:04:05.678 [INFO][1234] calico-ipam: message`, as Calico's plugins print it
+    /// but without the name of a source file; in UTC.
     fn line(&self, level: LogLevel, message: &dyn Display) {
         if level > self.level.get() {
             return;
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_has_an_end() {
+    fn a_log_is_limited_in_size() {
         let log = RequestLog::new("calico-ipam");
         for _ in 0..1000 {
             log.info("x".repeat(100));

@@ -11,7 +11,8 @@ use serde_json::Value;
 /// Keys of `CNI_ARGS` that are read here.
 pub const ARGS: [&str; 2] = ["MAC", "IP"];
 
-/// The addresses that the container is to have, each once: `IP` of `CNI_ARGS`, `args.cni.ips` and the capability `ips`, whose prefix lengths say nothing.
+/// The addresses that the container is to have, without duplicates: `IP` of `CNI_ARGS`,
+/// `args.cni.ips` and the capability `ips`, whose prefix lengths are ignored.
 pub fn addresses(request: &Request) -> Result<Vec<IpAddr>, CniError> {
     let config = &request.config;
     let mut texts: Vec<String> = Vec::new();
@@ -39,7 +40,8 @@ pub fn addresses(request: &Request) -> Result<Vec<IpAddr>, CniError> {
     Ok(requested)
 }
 
-/// The MAC: the runtime's (capability `mac`) comes before the orchestrator's (`args.cni.mac`), that before the arguments'.
+/// The requested MAC. The runtime's capability `mac` takes precedence over `args.cni.mac`, which
+/// takes precedence over `CNI_ARGS`.
 pub fn mac(request: &Request) -> Result<Option<Mac>, CniError> {
     if let Some(mac) = request.config.runtime_config.mac()? {
         return Ok(Some(mac));

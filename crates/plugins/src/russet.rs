@@ -21,25 +21,26 @@ use crate::requested;
 use crate::settings::Settings;
 use crate::stages::{Stage, during};
 use crate::target::Target;
-use crate::wiring::Unattached;
+use crate::wiring::AttachFailure;
 use crate::{Done, failure};
 
-/// The attribute with the time of a request, as peers write it.
+/// The attribute with the time of a request, named as Calico names it.
 const MARK: &str = "timestamp";
 
-/// Carries out one request.
 pub async fn run(node: &Node, request: &Request, log: &RequestLog) -> Result<Done, CniError> {
     let nothing = |()| Done::from(None);
     match &request.env.call {
         Call::Add(target) => {
-            let added = add(node, request, &Target::of(request, target)?, log).await;
+            let added = add(node, request, &Target::from_request(request, target)?, log).await;
             added.map(|result| Done::from(Some(result)))
         }
         Call::Del(target) => {
-            let release = del(node, request, &Target::of(request, target)?).await?;
+            let release = del(node, request, &Target::from_request(request, target)?).await?;
             Ok(Done { release: Some(release), ..Done::from(None) })
         }
-        Call::Check(target) => check(node, request, &Target::of(request, target)?).await.map(nothing),
+        Call::Check(target) => {
+            check(node, request, &Target::from_request(request, target)?).await.map(nothing)
+        }
         Call::Gc => crate::gc::run(node, request).await.map(nothing),
         Call::Status => status(&*node.not_ready).map(nothing),
     }
@@ -58,22 +59,22 @@ async fn add(
     let mark = time::go_timestamp(SystemClock.now());
     let mut attachment = attachment(node, &settings, target);
     let assigned = during(Stage::Address, allocate(node, &settings, target, (&handle, &mark), log));
-    let (assigned, newborn) = tokio::join!(assigned, node.wiring.bear(&attachment, &netns));
+    let (assigned, precreated) = tokio::join!(assigned, node.wiring.precreate_veth(&attachment, &netns));
     let assigned = match assigned {
         Ok(assigned) => assigned,
         Err(error) => {
-            node.wiring.forsake(newborn).await;
+            node.wiring.delete_precreated(precreated).await;
             return Err(error);
         }
     };
     attachment.addresses = assigned.addresses.iter().map(IpNet::addr).collect();
-    match node.wiring.attach_newborn(attachment, netns, newborn).await {
+    match node.wiring.attach_precreated(attachment, netns, precreated).await {
         Ok(attached) => Ok(result(request, target, &attached, &assigned.addresses)),
         Err(failed) => Err(give_back(node, &handle, &mark, failed).await),
     }
 }
 
-/// The name under which the addresses are held.
+/// The IPAM handle of the pod's addresses.
 fn handle(target: &Target) -> HandleId {
     HandleId::pod(&target.network, &target.container)
 }
@@ -96,16 +97,17 @@ async fn allocate(
         pools4: settings.ipv4_pools.clone(),
         pools6: settings.ipv6_pools.clone(),
         attributes: attributes(target, mark),
-        // Where a cluster has no other pods than ours, agents route blocks and no single addresses: nobody on other nodes would reach it.
+        // In a cluster with only our pods, agents route whole blocks: an address borrowed from
+        // another node's block would be unreachable from other nodes.
         borrow: false,
         ..AddressRequest::pod(node.name.clone(), handle.clone())
     };
-    let limit = Instant::now() + releases::PATIENCE;
+    let limit = Instant::now() + releases::WAIT_TIMEOUT;
     loop {
         let before = node.releases.count();
         match node.allocator.auto_assign(&request).await {
-            // A DEL may have been answered whose address is not back yet.
-            Err(error) if error.exhausted() && node.releases.moved_on(before, limit).await => {}
+            // The address of an answered DEL may still be on its way back to the store.
+            Err(error) if error.exhausted() && node.releases.wait_for_progress(before, limit).await => {}
             assigned => {
                 return assigned.map_err(|error| failure::ipam("no address could be allocated", error));
             }
@@ -113,7 +115,7 @@ async fn allocate(
     }
 }
 
-/// Gives exactly the addresses that the runtime asked for, or none: no other address would do.
+/// Allocates exactly the addresses that the runtime requested, or none.
 async fn assign_requested(
     node: &Node,
     settings: &Settings,
@@ -168,13 +170,14 @@ async fn assign_requested(
     Ok(assigned)
 }
 
-/// One requested address, once it is free: a DEL may have been answered that has not given it back yet.
+/// Allocates one requested address, waiting for answered DELs that have not released it yet.
 async fn assign_one(node: &Node, request: &AddressRequest, address: IpAddr) -> Result<Assigned, CniError> {
-    let limit = Instant::now() + releases::PATIENCE;
+    let limit = Instant::now() + releases::WAIT_TIMEOUT;
     loop {
         let before = node.releases.count();
         match node.allocator.assign_ip(request, address).await {
-            Err(IpamError::AlreadyAssigned { .. }) if node.releases.moved_on(before, limit).await => {}
+            Err(IpamError::AlreadyAssigned { .. })
+                if node.releases.wait_for_progress(before, limit).await => {}
             assigned => {
                 let msg = format!("the requested address {address} cannot be given");
                 return assigned.map_err(|error| failure::ipam(&msg, error));
@@ -183,13 +186,14 @@ async fn assign_one(node: &Node, request: &AddressRequest, address: IpAddr) -> R
     }
 }
 
-/// Whether the network is limited to pools of which none has the address.
+/// Whether the network is restricted to pools that do not contain the address.
 fn is_outside(settings: &Settings, address: IpAddr) -> bool {
     let pools = settings.pools(Family::of(address));
     pools.is_some_and(|pools| !pools.iter().any(|pool| pool.contains(&address)))
 }
 
-/// The families that this network gives its pods: those that were asked for, else those that have a pool.
+/// The address families of the network's pods: those that its settings name, otherwise those that
+/// have a pool.
 async fn families(node: &Node, settings: &Settings, log: &RequestLog) -> Result<Vec<Family>, CniError> {
     let asked = [(Family::V4, &settings.ipv4_pools), (Family::V6, &settings.ipv6_pools)];
     if asked.iter().any(|(_, pools)| pools.is_some()) {
@@ -209,8 +213,8 @@ async fn families(node: &Node, settings: &Settings, log: &RequestLog) -> Result<
     Ok(families)
 }
 
-/// What the block remembers of the pod, apart from what the allocator adds itself (calico-ipam.md section 1.4). The time tells this request's addresses
-/// from those that an earlier one took.
+/// Attributes of the allocation besides those that the allocator adds (calico-ipam.md section 1.4).
+/// The time distinguishes the addresses of this request from those of an earlier one.
 fn attributes(target: &Target, mark: &str) -> BTreeMap<String, String> {
     let mut attributes = BTreeMap::from([
         ("interface".to_owned(), target.ifname.to_string()),
@@ -223,7 +227,7 @@ fn attributes(target: &Target, mark: &str) -> BTreeMap<String, String> {
     attributes
 }
 
-/// All but its addresses.
+/// The attachment without its addresses.
 fn attachment(node: &Node, settings: &Settings, target: &Target) -> Attachment {
     let Target { network, container, ifname, pod, .. } = target.clone();
     let mut attachment = Attachment::new(Dialect::Native, network, container, ifname, pod);
@@ -253,8 +257,9 @@ fn result(request: &Request, target: &Target, attached: &Attached, addresses: &[
     result
 }
 
-/// After a failed ADD: what this very request took is given back; what an earlier one holds stays.
-async fn give_back(node: &Node, handle: &HandleId, mark: &str, failed: Unattached) -> CniError {
+/// After a failed ADD: releases the addresses that this request allocated; those of an earlier
+/// request stay.
+async fn give_back(node: &Node, handle: &HandleId, mark: &str, failed: AttachFailure) -> CniError {
     let mut error = failed.error;
     let held = if failed.undone {
         during(Stage::Release, release_marked(node, handle, mark)).await.err().map(|also| also.to_string())
@@ -278,7 +283,8 @@ async fn release_marked(node: &Node, handle: &HandleId, mark: &str) -> Result<()
     node.allocator.release_ips(&ours.map(options).collect::<Vec<_>>()).await.map(drop)
 }
 
-/// Everything is tried, whatever fails; errors are told together. What is left when nothing answers for the addresses any more is their release.
+/// Removes the interface. Returns the release of the addresses, which must not start before nothing
+/// answers for them any more.
 async fn del(node: &Node, request: &Request, target: &Target) -> Result<Release, CniError> {
     let netns = target.netns_if_any();
     let host_name = Attachment::new(
@@ -292,12 +298,12 @@ async fn del(node: &Node, request: &Request, target: &Target) -> Result<Release,
     let what = detachment(node, &target.container, &target.ifname, Some(host_name));
     let detached = node.wiring.detach(what, netns).await;
     node.teardown.doomed();
-    // An address is only free again when nothing on this node answers for it any more.
+    // An address is free only when nothing on this node answers for it any more.
     detached?;
     Ok(release(node, request, target))
 }
 
-/// What is left of a DEL when the interface is gone.
+/// The last part of a DEL, after the interface is gone.
 pub(crate) fn release(node: &Node, request: &Request, target: &Target) -> Release {
     let (allocator, handle) = (Rc::clone(&node.allocator), handle(target));
     let (ifname, version) = (target.ifname.clone(), request.config.cni_version);
@@ -338,7 +344,7 @@ async fn check(node: &Node, request: &Request, target: &Target) -> Result<(), Cn
         return Err(CniError::new(
             failure::NO_ADDRESS,
             msg,
-            "somebody released it while the pod was running",
+            "it was released while the pod was running; recreate the pod",
         ));
     }
     let mut attachment = attachment(node, &settings, target);
@@ -353,7 +359,7 @@ async fn check(node: &Node, request: &Request, target: &Target) -> Result<(), Cn
     Err(CniError::new(failure::WIRING, "the interface is not as ADD left it", details.join("; ")))
 }
 
-/// Whether an entry is of this interface; those of Go peers name none.
+/// Whether an allocation belongs to this interface; allocations by Go peers name no interface.
 fn is_of(attribute: &Attribute, ifname: &IfName) -> bool {
     attribute.get("interface").is_none_or(|name| name == ifname.as_str())
 }
@@ -365,7 +371,7 @@ fn expected(request: &Request, target: &Target) -> Result<Option<Vec<IpAddr>>, C
     Ok(Some(previous.ips.iter().filter(ours).map(|ip| ip.address.addr()).collect()))
 }
 
-/// The MTU that ADD reported: the node's may have changed since.
+/// The MTU that ADD reported; the node's may have changed since.
 fn recorded_mtu(request: &Request, target: &Target) -> Result<Option<u32>, CniError> {
     let Some(previous) = request.config.prev_result()? else { return Ok(None) };
     let ours =
@@ -373,7 +379,7 @@ fn recorded_mtu(request: &Request, target: &Target) -> Result<Option<u32>, CniEr
     Ok(ours.and_then(|interface| interface.mtu))
 }
 
-/// The MAC that ADD reported: it may have been asked for, and CHECK need not ask again.
+/// The MAC that ADD reported: it may have been requested, and CHECK does not repeat the request.
 fn recorded_mac(request: &Request, target: &Target) -> Result<Option<Mac>, CniError> {
     let Some(previous) = request.config.prev_result()? else { return Ok(None) };
     let ours =

@@ -1,4 +1,4 @@
-//! The `russet` plugin's own members of a network configuration.
+//! Members of a network configuration that only the `russet` plugin reads.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::requested;
 
-/// As they stand in the file. Unknown members are ignored: runtimes and operators add their own.
+/// As decoded from JSON. Unknown members are ignored: runtimes and operators add their own.
 #[derive(Debug, Default, Deserialize)]
 struct Raw {
     #[serde(default)]
@@ -20,30 +20,30 @@ struct Raw {
     ipv6_pools: Option<Vec<String>>,
 }
 
-/// What a network asks for.
+/// Settings of one network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// MTU of pods; by default what the node computed.
+    /// MTU of pods, in bytes; by default the one that the node computed.
     pub mtu_bytes: Option<u32>,
     /// Pools for IPv4; by default every pool that selects this node.
     pub ipv4_pools: Option<Vec<IpNet>>,
     /// Pools for IPv6.
     pub ipv6_pools: Option<Vec<IpNet>>,
-    /// The addresses that the pod is to have, at most one of each family; empty: any.
+    /// The addresses that the pod must get, at most one of each family; empty means any.
     pub requested: Vec<IpAddr>,
-    /// The MAC that the pod is to have; by default one that follows from its container.
+    /// The MAC that the pod must get; by default one that is derived from its container.
     pub mac: Option<Mac>,
 }
 
-/// Below this IPv6 does not work (RFC 8200 section 5), and every pod may have IPv6.
+/// IPv6 needs at least this MTU (RFC 8200 section 5), and every pod may have IPv6.
 const MTU_MIN_BYTES: u32 = 1280;
-/// The kernel's limit of veth.
+/// The kernel's limit for veth.
 const MTU_MAX_BYTES: u32 = 65535;
 
 // === impl Settings ===
 
 impl Settings {
-    /// Reads and checks the configuration.
+    /// Reads and validates the configuration.
     pub fn read(request: &Request) -> Result<Self, CniError> {
         if let Some(kind) = request.config.ipam_kind().filter(|kind| *kind != "russet") {
             let details = "leave `ipam` out: this plugin allocates addresses itself";
@@ -53,7 +53,7 @@ impl Settings {
             ));
         }
         let raw: Raw = request.config.read_settings()?;
-        // 0 is how Calico's configurations spell "computed".
+        // 0 means "computed", as in Calico's configurations.
         let mtu_bytes = raw.mtu.filter(|mtu| *mtu != 0);
         if let Some(mtu) = mtu_bytes.filter(|mtu| !(MTU_MIN_BYTES..=MTU_MAX_BYTES).contains(mtu)) {
             let details =
@@ -69,7 +69,7 @@ impl Settings {
         })
     }
 
-    /// The pools that the network is limited to, of one family.
+    /// The pools that the network restricts a family to.
     pub fn pools(&self, family: Family) -> Option<&[IpNet]> {
         match family {
             Family::V4 => self.ipv4_pools.as_deref(),
@@ -78,7 +78,7 @@ impl Settings {
     }
 }
 
-/// A pod has one address of a family: a second one would be given to no purpose.
+/// A pod has one address of a family; a second one would be unused.
 fn requested_addresses(request: &Request) -> Result<Vec<IpAddr>, CniError> {
     let requested = requested::addresses(request)?;
     for family in Family::BOTH {

@@ -1,6 +1,7 @@
-//! Where the time of a request goes: one line of time for each request, cut into stages that follow each other. Whoever carries a request out starts
-//! the line ([`Stages::of`]) and reads it at the end; plugins and the wiring say when they enter a stage, wherever they are called from. Without a
-//! line, as for work that is no request's, that does nothing.
+//! Measures where the time of a request goes: one timeline for each request, divided into
+//! consecutive stages. The code that serves a request starts the timeline ([`Stages::record`]) and
+//! reads it at the end; plugins and the wiring enter stages. Outside a request, entering a stage
+//! has no effect.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,82 +10,83 @@ use std::time::{Duration, Instant};
 use russet_cni_spec::relay::Timing;
 
 tokio::task_local! {
-    /// The line of the request that this task, or this thread, works for.
-    static LINE: Stages;
+    /// The timeline of the request that this task or thread works for.
+    static TIMELINE: Stages;
 }
 
-/// What a request may spend its time on. What is none of these is only in the total: reading the configuration, making the answer.
+/// Stages of a request. Time in none of them, such as parsing the configuration and encoding the
+/// answer, counts only in the total.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// It waits for other requests for its container, its pod or the whole node.
+    /// The request waits for other requests for its container, its pod or the whole node.
     Turn,
-    /// What is about to happen, and what happened, is written down.
+    /// The journal is written.
     Journal,
-    /// Addresses are found and taken, with the commit.
+    /// Addresses are selected and committed.
     Address,
-    /// It waits for one of the few places at the kernel.
+    /// The request waits for one of the few permits for kernel work.
     Place,
     /// The kernel works on interfaces, routes and rules.
     Wiring,
     /// The interface waits for its verdict.
     Gate,
-    /// Calico's records and Kubernetes' are read and written.
+    /// Records of Calico and Kubernetes are read and written.
     Endpoint,
-    /// Addresses are given back.
+    /// Addresses are released.
     Release,
-    /// Felix's word is waited for that the policy of a pod is in place.
+    /// The request waits until Felix reports that the pod's policy is in place.
     Policy,
 }
 
-/// The line of time of one request. Clones share it.
+/// The timeline of one request. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Stages(Arc<Mutex<Line>>);
+pub struct Stages(Arc<Mutex<Timeline>>);
 
 #[derive(Debug)]
-struct Line {
-    began: Instant,
+struct Timeline {
+    started: Instant,
     now: Option<Stage>,
-    /// Since when it is in `now`.
+    /// When `now` was entered.
     since: Instant,
     spent: [Option<Duration>; Stage::ALL.len()],
 }
 
-/// What a request has spent.
+/// Time that a request has spent.
 #[derive(Debug, Clone, Copy)]
 pub struct Spent {
-    /// From its beginning.
+    /// Since the request started.
     pub total: Duration,
     stages: [Option<Duration>; Stage::ALL.len()],
 }
 
-/// A stage that lasts as long as this is kept; then the one before goes on.
+/// Keeps a stage entered until it is dropped; then the previous stage continues.
 #[must_use = "the stage ends at once"]
-pub(crate) struct Entered(Option<(Stages, Option<Stage>)>);
+pub(crate) struct StageGuard(Option<(Stages, Option<Stage>)>);
 
 /// Enters a stage of the request that this task or thread works for.
-pub(crate) fn enter(stage: Stage) -> Entered {
-    let line = current();
-    Entered(line.map(|line| {
-        let before = line.turn_to(Some(stage));
-        (line, before)
+pub(crate) fn enter(stage: Stage) -> StageGuard {
+    let timeline = current();
+    StageGuard(timeline.map(|timeline| {
+        let before = timeline.switch_to(Some(stage));
+        (timeline, before)
     }))
 }
 
-/// `work` as a stage.
+/// Runs `work` as a stage.
 pub async fn during<T>(stage: Stage, work: impl Future<Output = T>) -> T {
     let _entered = enter(stage);
     work.await
 }
 
-/// The line of this task's request, for a thread that works for it.
+/// The timeline of this task's request, to be passed to a thread that works for it.
 pub(crate) fn current() -> Option<Stages> {
-    LINE.try_with(Clone::clone).ok()
+    TIMELINE.try_with(Clone::clone).ok()
 }
 
-/// Does `work` on this thread for the request of `line`.
-pub(crate) fn on_behalf<T>(line: Option<Stages>, work: impl FnOnce() -> T) -> T {
-    match line {
-        Some(line) => LINE.sync_scope(line, work),
+/// Runs `work` on this thread, on the timeline of a request.
+pub(crate) fn with_timeline<T>(timeline: Option<Stages>, work: impl FnOnce() -> T) -> T {
+    match timeline {
+        Some(timeline) => TIMELINE.sync_scope(timeline, work),
         None => work(),
     }
 }
@@ -92,7 +94,7 @@ pub(crate) fn on_behalf<T>(line: Option<Stages>, work: impl FnOnce() -> T) -> T 
 // === impl Stage ===
 
 impl Stage {
-    /// All, about in the order in which an ADD comes to them.
+    /// All stages, roughly in the order of an ADD.
     pub const ALL: [Stage; 9] = [
         Self::Turn,
         Self::Journal,
@@ -124,39 +126,39 @@ impl Stage {
 // === impl Stages ===
 
 impl Stages {
-    /// A line that begins now, in no stage.
+    /// Starts a timeline, in no stage.
     pub fn begin() -> Self {
         let now = Instant::now();
         let spent = [None; Stage::ALL.len()];
-        Self(Arc::new(Mutex::new(Line { began: now, now: None, since: now, spent })))
+        Self(Arc::new(Mutex::new(Timeline { started: now, now: None, since: now, spent })))
     }
 
-    /// Carries `request` out on this line.
+    /// Runs `request` on this timeline.
     pub async fn of<T>(&self, request: impl Future<Output = T>) -> T {
-        LINE.scope(self.clone(), request).await
+        TIMELINE.scope(self.clone(), request).await
     }
 
-    /// What was spent up to now.
+    /// The time spent so far.
     pub fn spent(&self) -> Spent {
-        let now = self.turn_to(None);
-        self.turn_to(now);
-        let line = self.line();
-        Spent { total: line.since.duration_since(line.began), stages: line.spent }
+        let now = self.switch_to(None);
+        self.switch_to(now);
+        let timeline = self.timeline();
+        Spent { total: timeline.since.duration_since(timeline.started), stages: timeline.spent }
     }
 
-    /// Ends the stage that it is in, and gives that.
-    fn turn_to(&self, stage: Option<Stage>) -> Option<Stage> {
+    /// Enters `stage` and returns the previous one.
+    fn switch_to(&self, stage: Option<Stage>) -> Option<Stage> {
         let now = Instant::now();
-        let mut line = self.line();
-        let past = now.saturating_duration_since(line.since);
-        if let Some(before) = line.now {
-            *line.spent[before as usize].get_or_insert_default() += past;
+        let mut timeline = self.timeline();
+        let past = now.saturating_duration_since(timeline.since);
+        if let Some(before) = timeline.now {
+            *timeline.spent[before as usize].get_or_insert_default() += past;
         }
-        line.since = line.since.max(now);
-        std::mem::replace(&mut line.now, stage)
+        timeline.since = timeline.since.max(now);
+        std::mem::replace(&mut timeline.now, stage)
     }
 
-    fn line(&self) -> std::sync::MutexGuard<'_, Line> {
+    fn timeline(&self) -> std::sync::MutexGuard<'_, Timeline> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -169,22 +171,22 @@ impl Spent {
         Stage::ALL.into_iter().filter_map(|stage| Some((stage, self.stages[stage as usize]?)))
     }
 
-    /// The same for the answer of `plugin`'s request.
+    /// The same for the answer to a request of `plugin`.
     pub fn timing(&self, plugin: &str) -> Timing {
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let stages = self.stages().map(|(stage, time)| (stage.as_str().to_owned(), us(time)));
-        // Only names that we know: it is the caller who gave this one.
+        // The caller chose this name: only known names are accepted, so that metrics stay bounded.
         let plugin = crate::NAMES.into_iter().find(|name| *name == plugin).unwrap_or("-");
         Timing { plugin: plugin.to_owned(), total_us: us(self.total), stages: stages.collect() }
     }
 }
 
-// === impl Entered ===
+// === impl StageGuard ===
 
-impl Drop for Entered {
+impl Drop for StageGuard {
     fn drop(&mut self) {
-        if let Some((line, before)) = self.0.take() {
-            line.turn_to(before);
+        if let Some((timeline, before)) = self.0.take() {
+            timeline.switch_to(before);
         }
     }
 }
@@ -204,12 +206,13 @@ mod tests {
     }
 
     #[test]
-    fn stages_never_add_up_to_more_than_the_total_however_they_are_nested() {
+    fn nested_stages_never_add_up_to_more_than_the_total() {
         let stages = Stages::begin();
         let work = stages.of(async {
             during(Stage::Address, async {
                 tokio::time::sleep(TICK).await;
-                // An IPAM plugin that wires, and a request that does two things at once.
+                // An IPAM plugin that wires an interface, and a request that does two things at
+                // once.
                 let wiring = during(Stage::Wiring, tokio::time::sleep(TICK));
                 let journal = during(Stage::Journal, tokio::time::sleep(TICK * 2));
                 tokio::join!(wiring, journal);
@@ -227,41 +230,41 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_works_for_a_request_adds_to_its_line() {
+    fn a_blocking_thread_records_stages_of_its_request() {
         let stages = Stages::begin();
         runtime().block_on(stages.of(during(Stage::Wiring, async {
-            let line = current();
+            let timeline = current();
             let gate = || drop(enter(Stage::Gate));
-            tokio::task::spawn_blocking(move || on_behalf(line, gate)).await.unwrap();
+            tokio::task::spawn_blocking(move || with_timeline(timeline, gate)).await.unwrap();
         })));
         assert_eq!(names(&stages.spent()), ["wiring", "gate"]);
     }
 
     #[test]
-    fn work_of_no_request_has_no_stages() {
+    fn work_outside_a_request_records_no_stages() {
         let stages = Stages::begin();
         runtime().block_on(during(Stage::Wiring, std::future::ready(())));
         assert_eq!(names(&stages.spent()), [""; 0]);
     }
 
     #[test]
-    fn a_stage_under_way_counts_and_goes_on() {
+    fn reading_the_time_does_not_end_the_current_stage() {
         let stages = Stages::begin();
-        stages.turn_to(Some(Stage::Turn));
+        stages.switch_to(Some(Stage::Turn));
         let first = stages.spent();
         assert_eq!(names(&first), ["turn"]);
-        assert_eq!(stages.turn_to(None), Some(Stage::Turn));
+        assert_eq!(stages.switch_to(None), Some(Stage::Turn));
         assert!(stages.spent().total >= first.total);
     }
 
     #[test]
-    fn a_plugin_that_nobody_knows_has_no_name() {
+    fn an_unknown_plugin_name_is_not_reported() {
         assert_eq!(Stages::begin().spent().timing("\u{1b}[2J").plugin, "-");
         assert_eq!(Stages::begin().spent().timing("bridge").plugin, "bridge");
     }
 
     #[test]
-    fn every_stage_has_its_place() {
+    fn stage_numbers_are_indexes_of_all() {
         for (index, stage) in Stage::ALL.into_iter().enumerate() {
             assert_eq!(stage as usize, index);
         }

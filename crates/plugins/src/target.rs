@@ -1,4 +1,5 @@
-//! What a request is about: one interface of one container, in a namespace that is neither missing nor our own.
+//! The target of a request: one interface of one container, in a network namespace that exists and
+//! is not the node's own.
 
 use russet_addr::{ContainerId, IfName, NetworkName};
 use russet_attach::Pod;
@@ -21,14 +22,14 @@ pub struct Target {
     netns_override: bool,
 }
 
-/// Kubernetes' limit of names of pods and namespaces.
+/// Kubernetes' limit for names of pods and namespaces.
 const POD_NAME_MAX_BYTES: usize = 253;
 
 // === impl Target ===
 
 impl Target {
-    /// Takes the target of a verb that has one.
-    pub fn of(request: &Request, target: &russet_cni_spec::Target) -> Result<Self, CniError> {
+    /// Reads the target of a verb that has one.
+    pub fn from_request(request: &Request, target: &russet_cni_spec::Target) -> Result<Self, CniError> {
         Ok(Self {
             network: request.config.name.clone(),
             container: target.container_id.clone(),
@@ -39,7 +40,7 @@ impl Target {
         })
     }
 
-    /// Whom a log line is about, in the words of Calico's plugin.
+    /// The log fields that identify the target, named as in the log of Calico's plugin.
     pub fn log_fields(&self) -> String {
         let container = format!("ContainerID={:?}", self.container.as_str());
         match &self.pod {
@@ -53,7 +54,7 @@ impl Target {
         &self.netns
     }
 
-    /// Opens the namespace, which has to be there and to be another than ours.
+    /// Opens the namespace; an error if it does not exist or is the node's own.
     pub fn open_netns(&self) -> Result<NetNs, CniError> {
         let netns = NetNs::open(&self.netns).map_err(|error| {
             CniError::environment(format!("CNI_NETNS {:?} cannot be used", self.netns), error)
@@ -62,7 +63,7 @@ impl Target {
         Ok(netns)
     }
 
-    /// The namespace if it is still there: DEL does not need one.
+    /// Opens the namespace if it still exists; DEL works without it.
     pub fn netns_if_any(&self) -> Option<NetNs> {
         if self.netns.is_empty() {
             return None;

@@ -1,86 +1,89 @@
-//! Threads for what blocks and may hang without the kernel's doing: other plugins' processes, and the lock of `host-local`. The process has threads for
-//! all kinds of blocking work together, so each kind has a limit of its own, and ADDs leave some of that to DELs. The work on the kernel has its places
-//! from here, too.
+//! Bounds the blocking work that may hang for other reasons than the kernel: processes of other
+//! plugins, and the lock of `host-local`. All blocking work of the process shares one set of
+//! threads, so each kind has a limit of its own, of which a part is reserved for DELs. The kernel
+//! work in `wiring` uses the same permits.
 
 use std::sync::{Arc, LazyLock};
 
 use russet_cni_spec::CniError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Threads that one kind of work may take at once. Two kinds and what works on the kernel take a bit more than half of the agent's.
-const AT_ONCE_MAX: usize = 16;
-/// Of these, what is left to DELs: a hundred ADDs whose plugin hangs keep no pod from being deleted.
-const DELS_MIN: usize = 4;
+/// Threads that one kind of work may use at once. Two kinds together with the kernel work use a bit
+/// more than half of the agent's threads.
+const CONCURRENT_MAX: usize = 16;
+/// Threads of these that are reserved for DELs, so that a hundred ADDs whose plugin hangs do not
+/// keep pods from being deleted.
+const RESERVED_FOR_DELS: usize = 4;
 
-/// How much of one kind of work goes on at once. Clones share the places.
+/// Limits how much work of one kind runs at once. Clones share the limit.
 #[derive(Debug, Clone)]
-pub(crate) struct Places {
+pub(crate) struct Permits {
     all: Arc<Semaphore>,
-    /// For ADDs, before they take a place.
-    births: Arc<Semaphore>,
+    /// Acquired by ADDs before `all`, so that ADDs never use the reserve of DELs.
+    add_permits: Arc<Semaphore>,
 }
 
-/// The right to work, for as long as it is kept.
-pub(crate) struct Place {
-    _birth: Option<OwnedSemaphorePermit>,
-    _place: OwnedSemaphorePermit,
+/// Permission to do blocking work, until it is dropped.
+pub(crate) struct Permit {
+    _add_permit: Option<OwnedSemaphorePermit>,
+    _permit: OwnedSemaphorePermit,
 }
 
-/// The threads of one kind of work.
-pub(crate) struct Threads(LazyLock<Places>);
+/// Runs one kind of blocking work on a bounded number of threads.
+pub(crate) struct BlockingPool(LazyLock<Permits>);
 
-// === impl Places ===
+// === impl Permits ===
 
-impl Places {
-    /// So many, of which ADDs never take the last `dels_min`.
-    pub fn new(at_once_max: usize, dels_min: usize) -> Self {
-        let births = Arc::new(Semaphore::new(at_once_max - dels_min));
-        Self { all: Arc::new(Semaphore::new(at_once_max)), births }
+impl Permits {
+    /// Allows `concurrent_max` at once, of which ADDs never take the last `reserved_for_dels`.
+    pub fn new(concurrent_max: usize, reserved_for_dels: usize) -> Self {
+        let add_permits = Arc::new(Semaphore::new(concurrent_max - reserved_for_dels));
+        Self { all: Arc::new(Semaphore::new(concurrent_max)), add_permits }
     }
 
-    /// One of them, in its turn; `adds` says that it is an ADD's.
-    pub async fn take(&self, adds: bool) -> Result<Place, CniError> {
-        let _birth = if adds { Some(one_of(&self.births).await?) } else { None };
-        Ok(Place { _birth, _place: one_of(&self.all).await? })
+    /// Waits for a permit, first come first served.
+    pub async fn acquire(&self, adds: bool) -> Result<Permit, CniError> {
+        let _add_permit = if adds { Some(acquire(&self.add_permits).await?) } else { None };
+        Ok(Permit { _add_permit, _permit: acquire(&self.all).await? })
     }
 
-    /// One for an ADD that nobody waits for.
-    pub fn take_free(&self) -> Option<Place> {
-        let one_of = |places: &Arc<Semaphore>| Arc::clone(places).try_acquire_owned().ok();
-        Some(Place { _birth: Some(one_of(&self.births)?), _place: one_of(&self.all)? })
+    /// Takes a permit for an ADD if it is available without waiting.
+    pub fn try_acquire(&self) -> Option<Permit> {
+        let acquire = |permits: &Arc<Semaphore>| Arc::clone(permits).try_acquire_owned().ok();
+        Some(Permit { _add_permit: Some(acquire(&self.add_permits)?), _permit: acquire(&self.all)? })
     }
 
     #[cfg(test)]
-    pub fn are_taken(&self) -> bool {
+    pub fn are_exhausted(&self) -> bool {
         self.all.available_permits() == 0
     }
 }
 
-async fn one_of(places: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, CniError> {
-    let place = Arc::clone(places).acquire_owned().await;
-    place.map_err(|error| CniError::internal("nothing is begun any more", error))
+async fn acquire(permits: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, CniError> {
+    let permit = Arc::clone(permits).acquire_owned().await;
+    permit.map_err(|error| CniError::internal("the process is ending, no more work is started", error))
 }
 
-// === impl Threads ===
+// === impl BlockingPool ===
 
-impl Threads {
+impl BlockingPool {
     pub const fn new() -> Self {
-        Self(LazyLock::new(|| Places::new(AT_ONCE_MAX, DELS_MIN)))
+        Self(LazyLock::new(|| Permits::new(CONCURRENT_MAX, RESERVED_FOR_DELS)))
     }
 
-    /// Does work on a thread, in its turn; `adds` says that it is an ADD's.
+    /// Runs `work` on a thread as soon as there is a permit; `adds` says that it is part of an ADD.
     pub async fn run<T: Send + 'static>(
         &'static self,
         adds: bool,
         work: impl FnOnce() -> Result<T, CniError> + Send + 'static,
     ) -> Result<T, CniError> {
-        let place = self.0.take(adds).await?;
+        let permit = self.0.acquire(adds).await?;
         let done = tokio::task::spawn_blocking(move || {
-            // Until the work has ended, whoever still waits for it.
-            let _place = place;
+            // Held until the work ends, even if its request no longer waits for it.
+            let _permit = permit;
             work()
         });
-        done.await.unwrap_or_else(|error| Err(CniError::internal("a plugin's work stopped half-way", error)))
+        done.await.unwrap_or_else(|error| Err(CniError::internal("a plugin's work was interrupted", error)))
     }
 }
 
@@ -92,26 +95,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hundred_adds_that_hang_leave_threads_to_dels_and_to_everything_else() {
-        static THREADS: Threads = Threads::new();
-        const PATIENCE: Duration = Duration::from_secs(10);
+    fn hundred_hanging_adds_leave_threads_to_dels_and_other_work() {
+        static BLOCKING_POOL: BlockingPool = BlockingPool::new();
+        const TEST_TIMEOUT: Duration = Duration::from_secs(10);
         let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.enable_time().max_blocking_threads(AT_ONCE_MAX + 1).build().unwrap();
+        let runtime = runtime.enable_time().max_blocking_threads(CONCURRENT_MAX + 1).build().unwrap();
         let (release, hang) = mpsc::channel::<()>();
         let hang = Arc::new(Mutex::new(hang));
         let hanging = |adds| {
             let hang = Arc::clone(&hang);
-            // Until the other end is dropped.
+            // Blocks until the sender is dropped.
             let work = move || Ok(_ = hang.lock().unwrap_or_else(PoisonError::into_inner).recv());
-            tokio::task::spawn_local(THREADS.run(adds, work))
+            tokio::task::spawn_local(BLOCKING_POOL.run(adds, work))
         };
         tokio::task::LocalSet::new().block_on(&runtime, async {
             let mut all: Vec<_> = (0..100).map(|_| hanging(true)).collect();
             tokio::task::yield_now().await;
-            let del = tokio::time::timeout(PATIENCE, THREADS.run(false, || Ok(()))).await;
+            let del = tokio::time::timeout(TEST_TIMEOUT, BLOCKING_POOL.run(false, || Ok(()))).await;
             all.extend((0..100).map(|_| hanging(false)));
             tokio::task::yield_now().await;
-            let other = tokio::time::timeout(PATIENCE, tokio::task::spawn_blocking(|| ())).await;
+            let other = tokio::time::timeout(TEST_TIMEOUT, tokio::task::spawn_blocking(|| ())).await;
             drop(release);
             for one in all {
                 one.await.unwrap().unwrap();

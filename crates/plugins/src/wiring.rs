@@ -1,4 +1,5 @@
-//! Blocking work on the kernel, away from the thread that serves requests.
+//! Runs blocking kernel work (netlink, nf_tables, sysctls) on a bounded number of threads, away
+//! from the thread that serves requests.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -22,47 +23,54 @@ use russet_policy::{Guards, Keeper, Report};
 use tokio::task::JoinHandle;
 
 use crate::isolation::Isolation;
-use crate::ledger::{Ledger, NoLedger};
+use crate::observer::{Ledger, NoObserver};
 use crate::stages::{self, Stage};
-use crate::threads::{Place, Places};
+use crate::threads::{Permit, Permits};
 use crate::{bandwidth, failure};
 
-/// Requests whose work on the kernel is under way at once; more would only queue at its RTNL mutex, and take threads from everything else. As many
-/// sockets stay open between requests: opening one costs as much as creating a link's address.
-const AT_ONCE_MAX: usize = 5;
-/// Of these, what is left to DELs, so that none waits behind a hundred ADDs that came before it.
-const DELS_MIN: usize = 1;
-/// How long an ADD waits until what its pod may send from is in force; a commit takes a tenth of a millisecond.
+/// Requests whose kernel work is in progress at once. More would only queue at the kernel's RTNL
+/// mutex and take threads from other work. As many sockets stay open between requests, because
+/// opening one costs as much as adding an address to a link.
+const CONCURRENT_MAX: usize = 5;
+/// How many of these are reserved for DELs, so that no DEL waits behind a hundred earlier ADDs.
+const RESERVED_FOR_DELS: usize = 1;
+/// How long an ADD waits until the list of prefixes that its pod may send from is in force. A
+/// commit takes a tenth of a millisecond.
 const SOURCES_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Route sockets of the node's namespace, used by one request at a time each.
+/// Runs kernel work on route sockets in the node's namespace; each socket serves one request at a
+/// time.
 #[derive(Clone)]
 pub struct Wiring {
     idle: Arc<Mutex<Vec<Socket>>>,
-    places: Places,
-    /// Whether it is an ADD that works this way.
+    permits: Permits,
+    /// Whether the request is an ADD, which must leave permits to DELs.
     adds: bool,
-    ledger: Rc<dyn Ledger>,
+    observer: Rc<dyn Ledger>,
     isolation: Isolation,
-    /// Whether the last interface that was born ahead came to be: where addresses have run out, each would have to be deleted again. None without a ledger: a
-    /// plugin that is killed in between has nobody who knows what it was at.
-    hopeful: Option<Rc<Cell<bool>>>,
-    /// Indexes of the links that were doomed here and that [`reap_batch`](Self::reap_batch) has to see gone.
+    /// Whether veths may be created before their addresses are known. False after an interface
+    /// failed: where addresses have run out, each precreated veth would have to be deleted again.
+    /// `None` without an agent: if a plugin process is killed in between, no record says which veth
+    /// it had created.
+    precreate_enabled: Option<Rc<Cell<bool>>>,
+    /// Interface indexes of links that were doomed here and that [`reap_batch`](Self::reap_batch)
+    /// must delete.
     doomed: Rc<RefCell<Vec<u32>>>,
 }
 
 /// An interface that could not be wired.
 #[derive(Debug)]
-pub struct Unattached {
-    /// Why.
+pub struct AttachFailure {
+    /// The error to report.
     pub error: CniError,
-    /// Nothing of it is left; otherwise something may still answer for its addresses.
+    /// True if nothing of the interface is left. If false, something may still answer for its
+    /// addresses.
     pub undone: bool,
 }
 
-// === impl Unattached ===
+// === impl AttachFailure ===
 
-impl From<CniError> for Unattached {
+impl From<CniError> for AttachFailure {
     fn from(error: CniError) -> Self {
         Self { error, undone: true }
     }
@@ -74,11 +82,11 @@ impl Default for Wiring {
     fn default() -> Self {
         Self {
             idle: Arc::default(),
-            places: Places::new(AT_ONCE_MAX, DELS_MIN),
+            permits: Permits::new(CONCURRENT_MAX, RESERVED_FOR_DELS),
             adds: false,
-            ledger: Rc::new(NoLedger),
+            observer: Rc::new(NoObserver),
             isolation: Isolation::default(),
-            hopeful: None,
+            precreate_enabled: None,
             doomed: Rc::default(),
         }
     }
@@ -86,92 +94,97 @@ impl Default for Wiring {
 
 impl fmt::Debug for Wiring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Wiring").field("places", &self.places).finish_non_exhaustive()
+        f.debug_struct("Wiring").field("permits", &self.permits).finish_non_exhaustive()
     }
 }
 
 impl Wiring {
-    /// The same way, with somebody who is told what becomes of interfaces.
-    pub fn told(self, ledger: Rc<dyn Ledger>) -> Self {
-        Self { ledger, hopeful: Some(Rc::new(Cell::new(true))), ..self }
+    /// Reports what happens to interfaces to `observer`, and creates veths before their addresses
+    /// are known.
+    pub fn told(self, observer: Rc<dyn Ledger>) -> Self {
+        Self { observer, precreate_enabled: Some(Rc::new(Cell::new(true))), ..self }
     }
 
-    /// The same with a ledger, for the process of one request: nothing is created before its addresses are known.
-    pub fn with_ledger(self, ledger: Rc<dyn Ledger>) -> Self {
-        Self { ledger, ..self }
+    /// Reports what happens to interfaces to `observer`, for the process of a single request:
+    /// nothing is created before its addresses are known.
+    pub fn with_ledger(self, observer: Rc<dyn Ledger>) -> Self {
+        Self { observer, ..self }
     }
 
-    /// The same way for an ADD whose caller gives up then: after that nothing is wired.
+    /// Returns a copy for an ADD whose caller gives up at `limit`; after that time nothing is
+    /// wired.
     pub fn of_add(&self, limit: Instant) -> Self {
         Self { isolation: self.isolation.until(limit), adds: true, ..self.clone() }
     }
 
-    /// The same way past another gate.
     #[cfg(test)]
-    pub(crate) fn isolated(self, isolation: Isolation) -> Self {
+    pub(crate) fn with_isolation(self, isolation: Isolation) -> Self {
         Self { isolation, ..self }
     }
 
-    /// Who works on the verdicts of interfaces.
+    /// The keeper of the verdict table.
     pub fn verdicts(&self) -> Keeper {
         self.isolation.keeper().clone()
     }
 
-    /// Makes the verdicts right for all interfaces that there are; nobody else may be at work on one but through this.
+    /// Makes the verdict table match all interfaces of the node. The caller ensures that no
+    /// interface is changed meanwhile except through this type.
     pub async fn reconcile_verdicts(&self) -> Result<Report, CniError> {
         let isolation = self.isolation.clone();
         let failed =
-            |error| CniError::try_again_later("the verdicts of interfaces could not be put right", error);
+            |error| CniError::try_again_later("the verdicts of interfaces could not be reconciled", error);
         self.run(move |_| isolation.reconcile().map_err(failed)).await
     }
 
-    /// Wires an interface.
-    pub async fn attach(&self, attachment: Attachment, netns: NetNs) -> Result<Attached, Unattached> {
+    pub async fn attach(&self, attachment: Attachment, netns: NetNs) -> Result<Attached, AttachFailure> {
         self.wire(Wired::Routed(attachment), netns, None).await
     }
 
-    /// Creates the veth of an interface whose addresses are still being looked for, in an agent and if nobody waits for the kernel: with [`attach_newborn`](Self::attach_newborn)
-    /// that takes the time of the longer of the two. Whatever keeps it from being created now, an attachment meets and tells.
-    pub async fn bear(&self, attachment: &Attachment, netns: &NetNs) -> Option<Newborn> {
-        self.hopeful.as_ref().filter(|hopeful| hopeful.get())?;
+    /// Creates the veth of an interface while its addresses are still being allocated, so that with
+    /// [`attach_precreated`](Self::attach_precreated) both together take the time of the slower
+    /// one. Does so only in an agent, and only if no request waits for the kernel. Errors are not
+    /// reported here: the attachment meets the same obstacle and reports it.
+    pub async fn precreate_veth(&self, attachment: &Attachment, netns: &NetNs) -> Option<Newborn> {
+        self.precreate_enabled.as_ref().filter(|precreate_enabled| precreate_enabled.get())?;
         let plan = Wired::Routed(attachment.clone()).plan().ok()?;
         let netns = netns.try_clone().ok()?;
-        let place = self.places.take_free()?;
-        let born = move |socket: &mut Socket| russet_attach::bear(socket, &plan, &netns).unwrap_or_default();
-        self.on_thread(place, move |socket| Ok::<_, CniError>(born(socket))).await.ok()?.ok()?
+        let permit = self.permits.try_acquire()?;
+        let create =
+            move |socket: &mut Socket| russet_attach::bear(socket, &plan, &netns).unwrap_or_default();
+        self.on_thread(permit, move |socket| Ok::<_, CniError>(create(socket))).await.ok()?.ok()?
     }
 
-    /// Wires an interface that may have been born.
-    pub async fn attach_newborn(
+    /// Wires an interface whose veth may have been created by
+    /// [`precreate_veth`](Self::precreate_veth).
+    pub async fn attach_precreated(
         &self,
         attachment: Attachment,
         netns: NetNs,
-        newborn: Option<Newborn>,
-    ) -> Result<Attached, Unattached> {
-        let done = self.wire(Wired::Routed(attachment), netns, newborn.clone()).await;
+        precreated: Option<Newborn>,
+    ) -> Result<Attached, AttachFailure> {
+        let done = self.wire(Wired::Routed(attachment), netns, precreated.clone()).await;
         match &done {
-            Ok(_) => self.hope(true),
-            Err(_) => self.forsake(newborn).await,
+            Ok(_) => self.set_precreate_enabled(true),
+            Err(_) => self.delete_precreated(precreated).await,
         }
         done
     }
 
-    fn hope(&self, came: bool) {
-        self.hopeful.iter().for_each(|hopeful| hopeful.set(came));
+    fn set_precreate_enabled(&self, enabled: bool) {
+        self.precreate_enabled.iter().for_each(|precreate_enabled| precreate_enabled.set(enabled));
     }
 
-    /// Deletes what was born for an interface that is not to be.
-    pub async fn forsake(&self, newborn: Option<Newborn>) {
-        let Some(newborn) = newborn else { return };
-        self.hope(false);
-        let work = move |socket: &mut Socket| russet_attach::forsake(socket, &newborn).map_err(listing);
+    /// Deletes a precreated veth whose interface is not going to be wired.
+    pub async fn delete_precreated(&self, precreated: Option<Newborn>) {
+        let Some(precreated) = precreated else { return };
+        self.set_precreate_enabled(false);
+        let work = move |socket: &mut Socket| russet_attach::forsake(socket, &precreated).map_err(listing);
         if let Err(error) = self.run(work).await {
-            tracing::warn!(%error, "a veth that was created too early stays until its DEL or the agent's next start");
+            tracing::warn!(%error, "a precreated veth could not be deleted; it stays until its DEL or the next start of the agent");
         }
     }
 
-    /// Wires an interface behind a bridge.
-    pub async fn attach_port(&self, port: Port, netns: NetNs) -> Result<Attached, Unattached> {
+    pub async fn attach_port(&self, port: Port, netns: NetNs) -> Result<Attached, AttachFailure> {
         self.wire(Wired::Port(port), netns, None).await
     }
 
@@ -179,38 +192,39 @@ impl Wiring {
         &self,
         wired: Wired,
         netns: NetNs,
-        newborn: Option<Newborn>,
-    ) -> Result<Attached, Unattached> {
+        precreated: Option<Newborn>,
+    ) -> Result<Attached, AttachFailure> {
         let plan = wired.plan().map_err(|e| CniError::invalid_config("the interface cannot be", e))?;
         let failed = |error: AttachError| {
             let undone = error.undo.is_empty();
-            Unattached { error: failure::attach(error), undone }
+            AttachFailure { error: failure::attach(error), undone }
         };
-        let place = self.place().await?;
+        let permit = self.permit().await?;
         if self.isolation.is_late() {
             let msg = "the request's time was over before its interface was wired";
-            return Err(CniError::try_again_later(msg, "its addresses are given back").into());
+            return Err(CniError::try_again_later(msg, "its addresses are released; repeat the ADD").into());
         }
-        self.tell(|ledger| ledger.wiring(&wired, netns.path()))?;
+        self.notify(|observer| observer.wiring(&wired, netns.path()))?;
         let isolation = self.isolation.clone();
         let work =
-            move |socket: &mut Socket| isolation.attach(socket, &plan, &netns, newborn).map_err(failed);
-        let done: Result<Attached, Unattached> = self.run_at(place, work).await;
+            move |socket: &mut Socket| isolation.attach(socket, &plan, &netns, precreated).map_err(failed);
+        let done: Result<Attached, AttachFailure> = self.run_at(permit, work).await;
         match &done {
-            Ok(attached) => self.tell(|ledger| ledger.wired(&wired, attached)),
-            Err(failed) if failed.undone => self.tell(|ledger| ledger.unwired(&wired)),
-            // Half of it may be there, up before its gate.
+            Ok(attached) => self.notify(|observer| observer.wired(&wired, attached)),
+            Err(failed) if failed.undone => self.notify(|observer| observer.unwired(&wired)),
+            // The interface may be half wired and already up without its verdict, so the observer
+            // keeps it as unfinished.
             Err(_) => {}
         }
         done
     }
 
-    fn tell<T>(&self, what: impl FnOnce(&dyn Ledger) -> T) -> T {
+    fn notify<T>(&self, call: impl FnOnce(&dyn Ledger) -> T) -> T {
         let _journal = stages::enter(Stage::Journal);
-        what(&*self.ledger)
+        call(&*self.observer)
     }
 
-    /// Removes an interface behind `bridge` that another plugin made.
+    /// Removes an interface behind `bridge` that another plugin created.
     pub async fn detach_port(&self, netns: NetNs, ifname: IfName, bridge: IfName) -> Result<(), CniError> {
         let failed = |error| CniError::new(failure::WIRING, "the interface could not be removed", error);
         let work = move |socket: &mut Socket| russet_attach::detach_port(socket, &netns, &ifname, &bridge);
@@ -219,12 +233,11 @@ impl Wiring {
 
     /// Whether a pod has an interface of this name.
     pub async fn has_interface(&self, netns: NetNs, ifname: IfName) -> Result<bool, CniError> {
-        let failed =
-            |error| CniError::new(failure::WIRING, "the pod's interfaces cannot be looked at", error);
+        let failed = |error| CniError::new(failure::WIRING, "the pod's interfaces cannot be read", error);
         self.run(move |_| russet_attach::has_interface(&netns, &ifname).map_err(failed)).await
     }
 
-    /// A link of the node.
+    /// Looks up a link of the node; `None` if there is none of that name.
     pub async fn link(&self, name: IfName) -> Result<Option<Link>, CniError> {
         self.run(move |socket| match socket.link_by_name(&name) {
             Ok(link) => Ok(Some(link)),
@@ -234,36 +247,36 @@ impl Wiring {
         .await
     }
 
-    /// How an interface differs from what a plan makes.
+    /// Differences between an interface and what `plan` would create.
     pub async fn check_plan(&self, plan: Plan, netns: NetNs) -> Result<Vec<Mismatch>, CniError> {
         let failed =
-            |error: CheckError| CniError::new(failure::WIRING, "the interface cannot be looked at", error);
+            |error: CheckError| CniError::new(failure::WIRING, "the interface cannot be read", error);
         self.run(move |socket| russet_attach::check_plan(&plan, socket, &netns).map_err(failed)).await
     }
 
-    /// Limits a pod's traffic; gives the MAC of the link that was made for it, if one was.
+    /// Limits a pod's traffic; returns the MAC of the ifb link, if one was created.
     pub async fn shape(&self, shape: Shape, netns: NetNs) -> Result<Option<Mac>, CniError> {
         self.run(move |socket| russet_attach::shape(socket, &netns, &shape).map_err(bandwidth::refused)).await
     }
 
-    /// How a pod's limits differ from what they should be.
+    /// Differences between a pod's traffic limits and `shape`.
     pub async fn check_shape(&self, shape: Shape, netns: NetNs) -> Result<Vec<String>, CniError> {
         self.run(move |socket| russet_attach::check_shape(socket, &netns, &shape).map_err(bandwidth::refused))
             .await
     }
 
-    /// Takes a pod's limits back.
+    /// Removes a pod's traffic limits.
     pub async fn unshape(&self, device: IfName) -> Result<(), CniError> {
         let work = move |socket: &mut Socket| russet_attach::unshape(socket, &device);
         self.run(move |socket| work(socket).map_err(|error| bandwidth::refused(error.into()))).await
     }
 
-    /// The devices by which pods are limited, and whose they are.
+    /// The ifb devices that limit pods, with their owners.
     pub async fn shaped(&self) -> Result<Vec<(IfName, Owner)>, CniError> {
         self.run(|socket| russet_attach::shaped(socket).map_err(listing)).await
     }
 
-    /// What the node's address translation has for whom; nothing on a kernel without nf_tables.
+    /// The address translation entries of pods, by label; empty on a kernel without nf_tables.
     pub async fn labelled(&self) -> Result<Vec<Labelled>, CniError> {
         match self.nat(nat::labelled).await {
             Err(_) if matches!(probe::supports(Feature::NfTables), Ok(false)) => Ok(Vec::new()),
@@ -271,13 +284,13 @@ impl Wiring {
         }
     }
 
-    /// Takes back the limits of a network's containers that are not valid.
+    /// Removes the traffic limits of containers of `network` that are not in `valid`.
     pub async fn collect_shapes(&self, network: NetworkName, valid: Vec<Owner>) -> Result<(), CniError> {
         let work = move |socket: &mut Socket| russet_attach::collect_shapes(socket, &network, &valid);
         self.run(move |socket| work(socket).map_err(bandwidth::refused)).await
     }
 
-    /// Work on the node's nf_tables.
+    /// Runs work on the node's nf_tables.
     pub async fn nat<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Nft) -> Result<T, NatError> + Send + 'static,
@@ -289,8 +302,8 @@ impl Wiring {
         .await
     }
 
-    /// [`nat`](Self::nat) for what takes something of ours away: a kernel without nf_tables has nothing of ours, and what was attached there must be
-    /// deletable there.
+    /// Like [`nat`](Self::nat), for removals: succeeds on a kernel without nf_tables, which has no
+    /// entries of ours, so that pods attached there can be deleted.
     pub async fn forget(
         &self,
         work: impl FnOnce(&mut Nft) -> Result<(), NatError> + Send + 'static,
@@ -301,7 +314,7 @@ impl Wiring {
         }
     }
 
-    /// Work with the programs of iptables.
+    /// Runs work that executes the iptables programs.
     pub async fn iptables<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, CniError> + Send + 'static,
@@ -309,14 +322,15 @@ impl Wiring {
         self.run(move |_| work()).await
     }
 
-    /// Lets the node's own packets from 127.0.0.1 go to a pod, whose answers the caller sees to.
+    /// Allows packets from 127.0.0.1 of the node to be routed to a pod. The caller installs the
+    /// rules that bring the answers back.
     pub async fn route_localnet(&self, pod: IpAddr) -> Result<(), CniError> {
         let failed = move |error: &dyn std::fmt::Display| {
-            CniError::new(failure::WIRING, format!("the way to {pod} could not be prepared"), error)
+            CniError::new(failure::WIRING, format!("packets from 127.0.0.1 cannot be routed to {pod}"), error)
         };
         self.run(move |socket| {
-            let way = socket.way_to(pod).map_err(|error| failed(&error))?;
-            let oif = way.oif.ok_or_else(|| failed(&"no link leads there"))?;
+            let route = socket.way_to(pod).map_err(|error| failed(&error))?;
+            let oif = route.oif.ok_or_else(|| failed(&"no link leads there"))?;
             let link = socket.link_by_index(oif).map_err(|error| failed(&error))?;
             let name = format!("net/ipv4/conf/{}/route_localnet", link.name);
             sysctl::write_if_different(&name, "1").map(drop).map_err(|error| failed(&error))
@@ -324,8 +338,9 @@ impl Wiring {
         .await
     }
 
-    /// Lets a pod of Calico's plugin send from these prefixes besides its own addresses, and from no others that an earlier pod of the name might. Where no
-    /// Felix runs `rp_filter` of the host end makes room as well, as Felix has it.
+    /// Sets the prefixes that a pod of Calico's plugin may send from besides its own addresses,
+    /// replacing those of an earlier pod with the same host interface name. Where no Felix runs,
+    /// `rp_filter` of the host interface is disabled as well, as Felix does.
     pub async fn allow_sources(&self, host_name: IfName, nets: Vec<IpNet>) -> Result<(), CniError> {
         let keeper = self.verdicts();
         let known = |guards: &Guards| match &guards.sources {
@@ -336,7 +351,7 @@ impl Wiring {
             return Ok(());
         }
         let failed = |error: &dyn fmt::Display| {
-            let msg = format!("what the pod behind {host_name} may send from could not be put in force");
+            let msg = format!("the allowed source prefixes of {host_name} could not be put in force");
             CniError::try_again_later(msg, error)
         };
         if nets.iter().any(|net| Family::of_net(net) == Family::V4) {
@@ -350,9 +365,9 @@ impl Wiring {
         self.run(put).await?.map_err(|error| failed(&error))
     }
 
-    /// Takes an interface down, from whatever state.
+    /// Removes an interface, whatever state it is in.
     pub async fn detach(&self, what: Detachment, netns: Option<NetNs>) -> Result<(), CniError> {
-        self.tell(|ledger| ledger.leaving(&what.container, &what.ifname));
+        self.notify(|observer| observer.leaving(&what.container, &what.ifname));
         let failed =
             |error: DetachError| CniError::new(failure::WIRING, "the interface could not be removed", error);
         let isolation = self.isolation.clone();
@@ -382,10 +397,10 @@ impl Wiring {
         }
     }
 
-    /// Takes an interface down that [`list`](Self::list) found.
+    /// Removes an interface that [`list`](Self::list) returned.
     pub async fn detach_owned(&self, link: OwnedLink, removal: Removal) -> Result<(), CniError> {
         if let (Some(container), Some(ifname)) = (link.owner.container(), link.owner.ifname()) {
-            self.tell(|ledger| ledger.leaving(container, ifname));
+            self.notify(|observer| observer.leaving(container, ifname));
         }
         let isolation = self.isolation.clone();
         let ifindex = link.ifindex;
@@ -399,10 +414,10 @@ impl Wiring {
         Ok(())
     }
 
-    /// How an interface differs from what it should be.
+    /// Differences between an interface and `attachment`.
     pub async fn check(&self, attachment: Attachment, netns: NetNs) -> Result<Vec<Mismatch>, CniError> {
         let failed =
-            |error: CheckError| CniError::new(failure::WIRING, "the interface cannot be looked at", error);
+            |error: CheckError| CniError::new(failure::WIRING, "the interface cannot be read", error);
         let isolation = self.isolation.clone();
         self.run(move |socket| {
             let mut found = russet_attach::check(&attachment, socket, &netns).map_err(failed)?;
@@ -416,23 +431,24 @@ impl Wiring {
         .await
     }
 
-    /// Everything that is completely wired on the node, whoever wired it.
+    /// All completely wired interfaces of the node, including those that other plugins wired.
     pub async fn adopt(&self) -> Result<Vec<Adopted>, CniError> {
         self.run(|socket| russet_attach::adopt(socket).map_err(listing)).await
     }
 
-    /// Every interface of the node that is ours.
+    /// All interfaces of the node that Russet owns.
     pub async fn list(&self) -> Result<Vec<OwnedLink>, CniError> {
         self.run(|socket| russet_attach::list(socket).map_err(listing)).await
     }
 
-    /// Deletes what deferred removals left.
+    /// Deletes the links that deferred removals left.
     pub async fn reap(&self) -> Result<Reaped, CniError> {
         self.run(|socket| russet_attach::reap(socket).map_err(listing)).await
     }
 
-    /// Sees to it that what was doomed here by [`Removal::Batched`] is gone: deletes it with whatever else is doomed on the node, unless another process has.
-    /// With nothing but the node's lock in hand: each deletion takes the kernel 20 ms, for one link as for many.
+    /// Ensures that links doomed here by [`Removal::Batched`] are gone: deletes them together with
+    /// all other doomed links of the node, unless another process has done so. The caller holds no
+    /// lock except the node's, because a deletion takes the kernel 20 ms, for one link as for many.
     pub async fn reap_batch(&self) -> Result<Reaped, CniError> {
         let own = self.doomed.take();
         if own.is_empty() {
@@ -441,20 +457,19 @@ impl Wiring {
         self.run(move |socket| russet_attach::reap_unless_gone(socket, &own).map_err(listing)).await
     }
 
-    /// Deletes what killed ADDs left without an owner; no ADD may be under way.
+    /// Deletes links without an owner that killed ADDs left. The caller ensures that no ADD is in
+    /// progress.
     pub async fn reap_newborn(&self) -> Result<usize, CniError> {
         self.run(|socket| russet_attach::reap_newborn(socket).map_err(listing)).await
     }
 
-    /// Raises a pod's loopback.
     pub async fn loopback_up(&self, netns: NetNs) -> Result<(), CniError> {
         let failed = |error| CniError::new(failure::WIRING, "lo cannot be raised", error);
         self.run(move |_| loopback::up(&netns).map_err(failed)).await
     }
 
-    /// Whether a pod's loopback is up.
     pub async fn loopback_is_up(&self, netns: NetNs) -> Result<bool, CniError> {
-        let failed = |error| CniError::new(failure::WIRING, "lo cannot be looked at", error);
+        let failed = |error| CniError::new(failure::WIRING, "the state of lo cannot be read", error);
         self.run(move |_| loopback::is_up(&netns).map_err(failed)).await
     }
 
@@ -462,33 +477,33 @@ impl Wiring {
         &self,
         work: impl FnOnce(&mut Socket) -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
-        let place = self.place().await?;
-        self.run_at(place, work).await
+        let permit = self.permit().await?;
+        self.run_at(permit, work).await
     }
 
-    async fn place(&self) -> Result<Place, CniError> {
-        stages::during(Stage::Place, self.places.take(self.adds)).await
+    async fn permit(&self) -> Result<Permit, CniError> {
+        stages::during(Stage::Place, self.permits.acquire(self.adds)).await
     }
 
     async fn run_at<T: Send + 'static, E: From<CniError> + Send + 'static>(
         &self,
-        place: Place,
+        permit: Permit,
         work: impl FnOnce(&mut Socket) -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
-        let done = stages::during(Stage::Wiring, self.on_thread(place, work)).await;
+        let done = stages::during(Stage::Wiring, self.on_thread(permit, work)).await;
         done.unwrap_or_else(|error| Err(stopped(&error).into()))
     }
 
     fn on_thread<T: Send + 'static, E: From<CniError> + Send + 'static>(
         &self,
-        place: Place,
+        permit: Permit,
         work: impl FnOnce(&mut Socket) -> Result<T, E> + Send + 'static,
     ) -> JoinHandle<Result<T, E>> {
         let idle = Arc::clone(&self.idle);
-        let line = stages::current();
+        let timeline = stages::current();
         tokio::task::spawn_blocking(move || {
-            // Until the work has ended, whoever still waits for it.
-            let _place = place;
+            // Held until the work ends, even if its request no longer waits for it.
+            let _permit = permit;
             let taken = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let mut socket = match taken {
                 Some(socket) => socket,
@@ -496,9 +511,9 @@ impl Wiring {
                     Socket::route().map_err(|e| CniError::new(failure::WIRING, "open a netlink socket", e))?
                 }
             };
-            let done = stages::on_behalf(line, || work(&mut socket));
+            let done = stages::with_timeline(timeline, || work(&mut socket));
             let mut idle = idle.lock().unwrap_or_else(PoisonError::into_inner);
-            if idle.len() < AT_ONCE_MAX {
+            if idle.len() < CONCURRENT_MAX {
                 idle.push(socket);
             }
             done
@@ -507,7 +522,7 @@ impl Wiring {
 }
 
 fn stopped(error: &dyn fmt::Display) -> CniError {
-    CniError::internal("the wiring stopped half-way", error)
+    CniError::internal("the kernel work was interrupted", error)
 }
 
 fn listing(error: NetlinkError) -> CniError {
@@ -521,7 +536,7 @@ mod tests {
 
     use super::*;
 
-    /// Work that lasts until the other end is dropped.
+    /// Work that lasts until the sender is dropped.
     fn hanging() -> (mpsc::Sender<()>, impl Fn(&mut Socket) -> Result<(), CniError> + Clone + Send + 'static)
     {
         let (release, hang) = mpsc::channel::<()>();
@@ -539,11 +554,11 @@ mod tests {
         tokio::task::LocalSet::new().block_on(&runtime, body)
     }
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
     #[test]
-    fn wiring_that_hangs_takes_a_few_threads_and_leaves_the_rest_to_others() {
-        let threads = AT_ONCE_MAX + 1;
+    fn hanging_kernel_work_occupies_a_bounded_number_of_threads() {
+        let threads = CONCURRENT_MAX + 1;
         let wiring = Wiring::default();
         let (release, work) = hanging();
         let hang = |_| {
@@ -553,8 +568,8 @@ mod tests {
         on_threads(threads, async {
             let all: Vec<_> = (0..threads).map(hang).collect();
             tokio::task::yield_now().await;
-            assert!(wiring.places.are_taken());
-            let other = tokio::time::timeout(PATIENCE, tokio::task::spawn_blocking(|| ())).await;
+            assert!(wiring.permits.are_exhausted());
+            let other = tokio::time::timeout(TEST_TIMEOUT, tokio::task::spawn_blocking(|| ())).await;
             drop(release);
             for one in all {
                 one.await.unwrap().unwrap();
@@ -564,18 +579,18 @@ mod tests {
     }
 
     #[test]
-    fn whatever_adds_do_at_the_kernel_leaves_a_place_to_dels() {
+    fn hanging_adds_leave_a_permit_to_dels() {
         let wiring = Wiring::default();
         let (release, work) = hanging();
-        let add = wiring.of_add(Instant::now() + PATIENCE);
+        let add = wiring.of_add(Instant::now() + TEST_TIMEOUT);
         let hang = |_| {
             let (add, work) = (add.clone(), work.clone());
             tokio::task::spawn_local(async move { add.run(work).await })
         };
-        on_threads(AT_ONCE_MAX, async {
-            let adds: Vec<_> = (0..2 * AT_ONCE_MAX).map(hang).collect();
+        on_threads(CONCURRENT_MAX, async {
+            let adds: Vec<_> = (0..2 * CONCURRENT_MAX).map(hang).collect();
             tokio::task::yield_now().await;
-            let del = tokio::time::timeout(PATIENCE, wiring.run(|_| Ok::<_, CniError>(()))).await;
+            let del = tokio::time::timeout(TEST_TIMEOUT, wiring.run(|_| Ok::<_, CniError>(()))).await;
             drop(release);
             for add in adds {
                 add.await.unwrap().unwrap();
@@ -584,7 +599,7 @@ mod tests {
         });
     }
 
-    /// Refuses everything, with a code of its own.
+    /// An observer that refuses all interfaces with error code 77.
     struct Refuses;
 
     impl Ledger for Refuses {
@@ -600,14 +615,14 @@ mod tests {
     }
 
     #[test]
-    fn an_add_whose_time_is_over_is_not_wired_and_nobody_is_told_that_it_will_be() {
+    fn an_add_past_its_deadline_is_not_wired_and_not_announced_to_the_observer() {
         let wiring = Wiring::default().told(Rc::new(Refuses));
         let network = "net".parse().unwrap();
         let mut attachment =
             Attachment::new(Dialect::Native, network, "c1".parse().unwrap(), "eth0".parse().unwrap(), None);
         attachment.addresses = vec!["10.1.0.7".parse().unwrap()];
-        for (patience, code) in [(Duration::ZERO, 11), (PATIENCE, 77)] {
-            let add = wiring.of_add(Instant::now() + patience);
+        for (time_left, code) in [(Duration::ZERO, 11), (TEST_TIMEOUT, 77)] {
+            let add = wiring.of_add(Instant::now() + time_left);
             let netns = NetNs::current().unwrap();
             let failed = on_threads(1, add.attach(attachment.clone(), netns)).unwrap_err();
             assert_eq!((failed.error.code, failed.undone), (code, true), "{}", failed.error);
@@ -616,24 +631,24 @@ mod tests {
 
     #[test]
     #[ignore = "kernel: root"]
-    fn nothing_is_born_ahead_from_a_forsaken_interface_until_the_next_one_that_comes_to_be() {
+    fn precreation_stops_after_a_failed_add_until_another_add_succeeds() {
         russet_testkit::in_new_netns(|| {
-            let alone = Wiring::default();
-            let wiring = alone.clone().told(Rc::new(NoLedger));
+            let without_agent = Wiring::default();
+            let wiring = without_agent.clone().told(Rc::new(NoObserver));
             let pod = NetNs::create_unnamed().unwrap();
             let of = |ifname: &str| {
                 let (network, container) = ("net".parse().unwrap(), "c1".parse().unwrap());
                 Attachment::new(Dialect::Native, network, container, ifname.parse().unwrap(), None)
             };
             on_threads(2, async {
-                assert_eq!(alone.bear(&of("eth0"), &pod).await, None, "there is no agent");
-                let born = wiring.bear(&of("eth0"), &pod).await;
-                assert!(born.is_some());
-                wiring.forsake(born).await;
-                assert_eq!(wiring.bear(&of("eth0"), &pod).await, None);
+                assert_eq!(without_agent.precreate_veth(&of("eth0"), &pod).await, None, "there is no agent");
+                let precreated = wiring.precreate_veth(&of("eth0"), &pod).await;
+                assert!(precreated.is_some());
+                wiring.delete_precreated(precreated).await;
+                assert_eq!(wiring.precreate_veth(&of("eth0"), &pod).await, None);
                 let attachment = Attachment { addresses: vec!["10.1.0.7".parse().unwrap()], ..of("eth0") };
-                wiring.attach_newborn(attachment, pod.try_clone().unwrap(), None).await.unwrap();
-                assert!(wiring.bear(&of("eth1"), &pod).await.is_some());
+                wiring.attach_precreated(attachment, pod.try_clone().unwrap(), None).await.unwrap();
+                assert!(wiring.precreate_veth(&of("eth1"), &pod).await.is_some());
             });
         });
     }

@@ -1,4 +1,4 @@
-//! `bandwidth` behind `bridge`, with `tc`, a real transfer and the Go plugin as second opinions.
+//! Tests of `bandwidth` behind `bridge`, compared with `tc`, a real transfer and the Go plugin.
 
 use std::process::{Command, Stdio};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::lab::{Lab, Pod, after, inside, links, on_a_node, pings, pod};
 
-/// 8 Mbit/s and 100,000 bytes to the pod, a quarter of that from it.
+/// 8 Mbit/s and a burst of 100,000 bytes to the pod, a quarter of that from it.
 fn limited() -> Value {
     json!({"IngressRate": 8_000_000, "IngressBurst": 800_000, "EgressRate": 2_000_000, "EgressBurst": 800_000})
 }
@@ -46,13 +46,13 @@ fn both_directions_are_limited_by_what_the_go_plugin_would_set() {
         let ours = (qdiscs(&host), qdiscs(&ifb));
         assert_eq!(ours.1, ["qdisc tbf 1: root refcnt 2 rate 2Mbit burst 100000b"]);
         assert!(pings("one", "10.203.1.1"));
-        lab.tell("bandwidth", "CHECK", one, &after);
+        lab.call("bandwidth", "CHECK", one, &after);
         lab.go("bandwidth", "CHECK", one, &after);
-        lab.tell("bandwidth", "DEL", one, &after);
-        lab.tell("bandwidth", "DEL", one, &after);
+        lab.call("bandwidth", "DEL", one, &after);
+        lab.call("bandwidth", "DEL", one, &after);
         assert!(!links().contains(&ifb));
         // The same, made by the Go plugin.
-        lab.tell(
+        lab.call(
             "bridge",
             "DEL",
             one,
@@ -65,8 +65,8 @@ fn both_directions_are_limited_by_what_the_go_plugin_would_set() {
         let host = result["interfaces"][1]["name"].as_str().unwrap();
         let theirs = shaped["interfaces"][3]["name"].as_str().unwrap();
         assert_eq!((qdiscs(host), qdiscs(theirs)), ours);
-        lab.tell("bandwidth", "CHECK", two, &after);
-        lab.tell("bandwidth", "DEL", two, &after);
+        lab.call("bandwidth", "CHECK", two, &after);
+        lab.call("bandwidth", "DEL", two, &after);
         assert!(!links().contains(&theirs.to_owned()), "the same name");
     });
 }
@@ -78,7 +78,8 @@ fn a_transfer_is_as_slow_as_its_limit() {
         let (one, result) = wired(lab, "one");
         lab.add("bandwidth", one, &config(&result, limited()));
         let server = "import socket\ns = socket.create_server(('', 99))\nprint('up', flush=True)\nc, _ = s.accept()\nwhile c.recv(65536): pass\n";
-        // 500 kB at 250 kB/s, 100 kB of them at once: 1.6 s; at the node's own speed it would take some milliseconds.
+        // 500 kB at 250 kB/s with a burst of 100 kB take 1.6 s; without a limit, a few
+        // milliseconds.
         let client = "import socket, time\ns = socket.create_connection(('10.203.1.1', 99))\nt = time.time()\ns.sendall(bytes(500000)); s.shutdown(1); s.recv(1)\nprint(time.time() - t)\n";
         let mut listening =
             Command::new("python3").args(["-c", server]).stdout(Stdio::piped()).spawn().unwrap();
@@ -93,7 +94,7 @@ fn a_transfer_is_as_slow_as_its_limit() {
 
 #[test]
 #[ignore = "kernel: bridge, veth, ifb, tbf; tool: tc; root"]
-fn check_names_a_limit_that_is_gone_and_gc_removes_what_nobody_has() {
+fn check_names_a_missing_limit_and_gc_removes_limits_of_invalid_containers() {
     on_a_node(|lab| {
         let (one, result) = wired(lab, "one");
         let after = config(&result, limited());
@@ -107,13 +108,13 @@ fn check_names_a_limit_that_is_gone_and_gc_removes_what_nobody_has() {
             &json!({"cniVersion": "1.0.0", "name": "net", "type": "bandwidth",
             "prevResult": result}),
         );
-        let nobody = Pod { container: "", ifname: "", netns: "" };
+        let no_pod = Pod { container: "", ifname: "", netns: "" };
         let mut gc = json!({"cniVersion": "1.1.0", "name": "net", "type": "bandwidth"});
         gc["cni.dev/valid-attachments"] = json!([{"containerID": "one", "ifname": "eth0"}]);
-        lab.tell("bandwidth", "GC", nobody, &gc);
+        lab.call("bandwidth", "GC", no_pod, &gc);
         assert!(links().contains(&ifb.as_str().unwrap().to_owned()));
         gc["cni.dev/valid-attachments"] = json!([]);
-        lab.tell("bandwidth", "GC", nobody, &gc);
+        lab.call("bandwidth", "GC", no_pod, &gc);
         assert!(!links().contains(&ifb.as_str().unwrap().to_owned()));
     });
 }
@@ -150,12 +151,12 @@ fn an_add_that_is_repeated_sets_the_limits_again() {
         for limits in [limited(), other, limited()] {
             let again = lab.add("bandwidth", one, &config(&result, limits.clone()));
             assert_eq!(again["interfaces"][3]["name"], ifb);
-            lab.tell("bandwidth", "CHECK", one, &config(&result, limits));
+            lab.call("bandwidth", "CHECK", one, &config(&result, limits));
             assert!(pings("one", "10.203.1.1"));
         }
         assert_eq!(state(), before, "one filter, which leads to the device that is there");
         assert_eq!(before.2, 1);
-        lab.tell("bandwidth", "DEL", one, &after);
+        lab.call("bandwidth", "DEL", one, &after);
         assert!(!links().contains(&ifb.to_owned()));
     });
 }

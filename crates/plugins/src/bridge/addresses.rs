@@ -1,4 +1,4 @@
-//! What an IPAM plugin's result means for a pod behind a bridge: gateways, default routes. Pure.
+//! Derives gateways and default routes of a pod behind a bridge from an IPAM plugin's result. Pure.
 
 use std::net::IpAddr;
 
@@ -9,11 +9,12 @@ use russet_netlink::Route as KernelRoute;
 
 use super::conf::Conf;
 
-/// The index of the pod's interface in the result: bridge, host end, pod end.
+/// The index of the pod's interface in the result, after bridge and host interface.
 const POD_INDEX: u32 = 2;
 
-/// Completes what IPAM gave: gateways where it named none, and the default routes. A default route without a gateway gets one instead of a
-/// second default route, which the kernel would refuse (cni-runtime.md section 6.2 item 59).
+/// Completes the result of IPAM: adds missing gateways and the default routes. A default route
+/// without a gateway gets one; a second default route would be refused by the kernel
+/// (cni-runtime.md section 6.2 item 59).
 pub fn complete(result: &mut CniResult, conf: &Conf) {
     for ip in &mut result.ips {
         ip.interface = Some(POD_INDEX);
@@ -40,7 +41,7 @@ pub fn complete(result: &mut CniResult, conf: &Conf) {
     }
 }
 
-/// The addresses that the bridge gets.
+/// The bridge's addresses.
 pub fn gateways(result: &CniResult, conf: &Conf) -> Vec<IpNet> {
     let net = |ip: &IpConfig| IpNet::new(ip.gateway?, ip.address.prefix_len()).ok();
     let mut all: Vec<IpNet> = Vec::new();
@@ -52,7 +53,7 @@ pub fn gateways(result: &CniResult, conf: &Conf) -> Vec<IpNet> {
     all
 }
 
-/// The pod's routes. One without a gateway has that of the first address of its family.
+/// The pod's routes. A route without a gateway gets that of the first address of its family.
 pub fn routes(result: &CniResult) -> Result<Vec<PlannedRoute>, CniError> {
     let mut all: Vec<PlannedRoute> = Vec::new();
     for route in &result.routes {

@@ -1,4 +1,4 @@
-//! CHECK of `bridge`: what the previous result says against what the kernel has.
+//! CHECK of `bridge`: compares the previous result with the kernel's state.
 
 use russet_addr::{IfName, Mac};
 use russet_attach::{Owner, Port, nat, plan_port};
@@ -11,7 +11,6 @@ use crate::failure;
 use crate::node::LocalNode;
 use crate::target::Target;
 
-/// Carries out a CHECK.
 pub async fn check(
     node: &LocalNode,
     request: &Request,
@@ -21,7 +20,7 @@ pub async fn check(
     let conf = Conf::read(request)?;
     let netns = target.open_netns()?;
     if let Some(ipam) = ipam {
-        ipam.tell(Verb::Check).await?;
+        ipam.call(Verb::Check).await?;
     }
     let previous = request.config.prev_result()?;
     let previous = previous
@@ -38,7 +37,7 @@ pub async fn check(
     let mut found: Vec<String> =
         node.wiring.check_plan(plan, netns).await?.iter().map(ToString::to_string).collect();
     found.extend(bridge_differs(node, &conf, &named).await?);
-    // What the Go plugin masquerades is in iptables.
+    // The Go plugin masquerades by iptables, which is not checked.
     if conf.ip_masq && ours {
         found.extend(masquerade_missing(node, owner, addresses).await?);
     }
@@ -48,7 +47,7 @@ pub async fn check(
     Err(CniError::new(failure::WIRING, "the interface is not as it was made", found.join("; ")))
 }
 
-/// The interfaces of a result that are this plugin's.
+/// The interfaces of this plugin in a result.
 struct Named {
     bridge_mac: String,
     host: IfName,
@@ -81,7 +80,8 @@ impl Named {
     }
 }
 
-/// The result with the pod's own addresses only: other plugins of the chain may have added some of other interfaces.
+/// The result with the pod's own addresses only: other plugins of the chain may have added
+/// addresses of other interfaces.
 fn of_pod(previous: &CniResult, index: u32) -> CniResult {
     let mut result = previous.clone();
     result.ips.retain(|ip| ip.interface.is_none_or(|it| it == index));

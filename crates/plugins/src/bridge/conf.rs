@@ -8,28 +8,27 @@ use serde_json::Value;
 
 use crate::requested;
 
-/// What a request says about the bridge.
+/// The validated configuration of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conf {
-    /// The bridge's name.
     pub bridge: IfName,
-    /// The bridge has the gateways' addresses.
+    /// Whether the bridge gets the gateways' addresses.
     pub is_gateway: bool,
-    /// Pods have a default route through it.
+    /// Whether pods get a default route through the bridge.
     pub is_default_gateway: bool,
-    /// Addresses of the bridge that are in the way go.
+    /// Whether conflicting addresses of the bridge are removed.
     pub force_address: bool,
-    /// What pods send elsewhere takes the node's address.
+    /// Whether packets from pods to other networks get the node's address.
     pub ip_masq: bool,
-    /// Bytes.
+    /// In bytes.
     pub mtu: Option<u32>,
-    /// A frame may leave through the port that it came in by.
+    /// Whether a frame may leave through the port by which it came.
     pub hairpin: bool,
-    /// The bridge takes frames for everybody.
+    /// Whether the bridge receives frames for all addresses.
     pub promiscuous: bool,
-    /// No frame goes from one pod to another.
+    /// Whether frames between pods are dropped.
     pub isolated: bool,
-    /// The pod's MAC.
+    /// The requested MAC of the pod.
     pub mac: Option<Mac>,
 }
 
@@ -58,7 +57,7 @@ const VLAN_MAX: i64 = 4094;
 // === impl Conf ===
 
 impl Conf {
-    /// Reads what `request` says, and refuses what this plugin does not do.
+    /// Reads the configuration of `request`, and refuses options that this plugin does not support.
     pub fn read(request: &Request) -> Result<Self, CniError> {
         let settings: Settings = request.config.read_settings()?;
         settings.refuse()?;
@@ -86,7 +85,7 @@ impl Conf {
         Ok(conf)
     }
 
-    /// The bridge's name alone: DEL must not fail on what ADD would have refused.
+    /// The bridge's name alone: DEL must not fail on a configuration that ADD would refuse.
     pub fn bridge_of(request: &Request) -> Option<IfName> {
         let name =
             request.config.settings.get("bridge").and_then(Value::as_str).filter(|name| !name.is_empty());

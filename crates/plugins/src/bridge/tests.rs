@@ -1,4 +1,4 @@
-//! `bridge` on real bridges, with `ip`, `ping`, `nft` and the Go plugin as second opinions.
+//! Tests of `bridge` on real bridges, compared with `ip`, `ping`, `nft` and the Go plugin.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::delegation::Delegation;
 use crate::lab::{GO, Lab, Pod, after, inside, links, on_a_node, pings, pod};
-use crate::wiring::Unattached;
+use crate::wiring::AttachFailure;
 
 fn config(lab: &Lab, version: &str, subnets: &[&str]) -> Value {
     json!({"cniVersion": version, "name": "net", "type": "bridge", "bridge": "br0", "isDefaultGateway": true,
@@ -52,11 +52,11 @@ fn pods_reach_each_other_their_gateway_and_themselves() {
         let port = &testkit::ip_json(&["link", "show", names[1]])[0];
         assert_eq!(port["linkinfo"]["info_slave_data"]["hairpin"], true);
         assert_eq!(port["master"], "br0");
-        lab.tell("bridge", "CHECK", one, &after(&config, &result));
+        lab.call("bridge", "CHECK", one, &after(&config, &result));
         for netns in ["one", ""] {
-            lab.tell("bridge", "DEL", Pod { netns, ..one }, &config);
+            lab.call("bridge", "DEL", Pod { netns, ..one }, &config);
         }
-        lab.tell("bridge", "DEL", Pod { netns: "", ..two }, &config);
+        lab.call("bridge", "DEL", Pod { netns: "", ..two }, &config);
         assert_eq!(links(), ["br0", "lo"]);
         assert_eq!(lab.addresses("net"), Vec::<String>::new());
     });
@@ -84,7 +84,7 @@ fn the_bridge_keeps_its_mac_and_the_node_forwards() {
 #[ignore = "kernel: bridge, veth, nf_tables; root"]
 fn ip_masq_hides_pods_behind_the_node() {
     on_a_node(|lab| {
-        // A world that knows no way back to the pods.
+        // An external host without a route to the pods.
         testkit::run("ip", &["netns", "add", "world"]);
         testkit::run("ip", &["link", "add", "up0", "type", "veth", "peer", "name", "w0", "netns", "world"]);
         testkit::run("ip", &["addr", "add", "192.0.2.1/24", "dev", "up0"]);
@@ -94,19 +94,20 @@ fn ip_masq_hides_pods_behind_the_node() {
         let mut config = config(lab, "1.1.0", V4);
         let one = pod("one");
         lab.add("bridge", one, &config);
-        assert!(!pings("one", "192.0.2.9"), "there is no way back");
-        lab.tell("bridge", "DEL", one, &config);
+        assert!(!pings("one", "192.0.2.9"), "there is no route back");
+        lab.call("bridge", "DEL", one, &config);
         config["ipMasq"] = true.into();
         let result = lab.add("bridge", one, &config);
         assert!(pings("one", "192.0.2.9"));
         assert_eq!(masqueraded(), [result["ips"][0]["address"].as_str().unwrap().split('/').next().unwrap()]);
-        lab.tell("bridge", "CHECK", one, &after(&config, &result));
+        lab.call("bridge", "CHECK", one, &after(&config, &result));
         testkit::run("nft", &["flush", "set", "inet", "russet-cni", "masq-pods4"]);
         let error = lab.error("bridge", "CHECK", one, &after(&config, &result));
         assert!(error.details.contains("not masqueraded"), "{error}");
-        lab.tell("bridge", "DEL", one, &config);
+        lab.call("bridge", "DEL", one, &config);
         assert_eq!(masqueraded(), Vec::<String>::new());
-        // What a container left that died without a DEL goes when another one gets its address.
+        // The rules of a container that died without a DEL are removed when another one gets its
+        // address.
         let two = pod("two");
         lab.add("bridge", two, &config);
         std::fs::remove_dir_all(lab.data_dir()).unwrap();
@@ -114,7 +115,7 @@ fn ip_masq_hides_pods_behind_the_node() {
         let three = pod("three");
         lab.add("bridge", three, &config);
         assert!(pings("three", "192.0.2.9"));
-        lab.tell("bridge", "DEL", two, &config);
+        lab.call("bridge", "DEL", two, &config);
         assert_eq!(masqueraded().len(), 1, "the newer container's");
     });
 }
@@ -161,7 +162,7 @@ fn check_names_what_was_changed() {
         inside("one", &["ip", "route", "del", "default"]);
         assert!(lab.error("bridge", "CHECK", one, &after).details.contains("0.0.0.0/0"));
         inside("one", &["ip", "route", "add", "default", "via", "10.201.1.1"]);
-        lab.tell("bridge", "CHECK", one, &after);
+        lab.call("bridge", "CHECK", one, &after);
         inside("one", &["ip", "link", "set", "eth0", "address", "02:00:00:00:00:77"]);
         let (error, made) =
             (lab.error("bridge", "CHECK", one, &after), &after["prevResult"]["interfaces"][2]["mac"]);
@@ -178,7 +179,7 @@ fn check_names_what_was_changed() {
 
 #[test]
 #[ignore = "kernel: bridge, veth, nf_tables; root"]
-fn gc_takes_down_what_is_in_nobodys_list() {
+fn gc_removes_attachments_that_are_not_in_the_list() {
     // cni-runtime.md section 6.2 item 63
     on_a_node(|lab| {
         let mut config = config(lab, "1.1.0", V4);
@@ -186,16 +187,16 @@ fn gc_takes_down_what_is_in_nobodys_list() {
         for container in ["one", "two"] {
             lab.add("bridge", pod(container), &config);
         }
-        let nobody = Pod { container: "", ifname: "", netns: "" };
+        let no_pod = Pod { container: "", ifname: "", netns: "" };
         config["cni.dev/valid-attachments"] = json!([{"containerID": "two", "ifname": "eth0"}]);
         for _ in 0..2 {
-            lab.tell("bridge", "GC", nobody, &config);
+            lab.call("bridge", "GC", no_pod, &config);
             assert_eq!((links().len(), lab.addresses("net")), (3, vec!["10.201.1.3".to_owned()]));
             assert_eq!(masqueraded(), ["10.201.1.3"]);
         }
-        lab.tell("bridge", "STATUS", nobody, &config);
+        lab.call("bridge", "STATUS", no_pod, &config);
         config["ipam"]["ranges"] = json!([]);
-        assert!(lab.error("bridge", "STATUS", nobody, &config).msg.contains("no IP ranges"));
+        assert!(lab.error("bridge", "STATUS", no_pod, &config).msg.contains("no IP ranges"));
     });
 }
 
@@ -209,8 +210,8 @@ fn a_network_without_addresses_is_a_plain_port() {
         let result = lab.add("bridge", one, &config);
         assert_eq!(result["interfaces"][2]["mac"], "02:00:00:00:00:42");
         assert!(result.get("ips").is_none());
-        lab.tell("bridge", "CHECK", one, &after(&config, &result));
-        lab.tell("bridge", "DEL", one, &config);
+        lab.call("bridge", "CHECK", one, &after(&config, &result));
+        lab.call("bridge", "DEL", one, &config);
         assert_eq!(links(), ["br0", "lo"]);
     });
 }
@@ -225,12 +226,12 @@ fn either_plugin_deletes_what_the_other_added() {
         let our_result = lab.add("bridge", ours, &config);
         let their_result = lab.go("bridge", "ADD", theirs, &config);
         assert!(pings("ours", "10.201.1.3") && pings("theirs", "10.201.1.2"));
-        lab.tell("bridge", "CHECK", theirs, &after(&config, &their_result));
+        lab.call("bridge", "CHECK", theirs, &after(&config, &their_result));
         lab.go("bridge", "CHECK", ours, &after(&config, &our_result));
-        lab.tell("bridge", "DEL", theirs, &after(&config, &their_result));
+        lab.call("bridge", "DEL", theirs, &after(&config, &their_result));
         lab.go("bridge", "DEL", ours, &after(&config, &our_result));
         assert_eq!((links(), lab.addresses("net")), (vec!["br0".to_owned(), "lo".to_owned()], Vec::new()));
-        // The other way round: the bridge is theirs.
+        // The reverse: the Go plugin creates the bridge.
         testkit::run("ip", &["link", "del", "br0"]);
         let their_result = lab.go("bridge", "ADD", theirs, &config);
         let our_result = lab.add("bridge", ours, &config);
@@ -241,20 +242,20 @@ fn either_plugin_deletes_what_the_other_added() {
 
 #[test]
 #[ignore = "kernel: bridge, veth; tool: the Go plugin host-local; root"]
-fn addresses_can_come_from_a_plugin_that_somebody_else_installed() {
+fn addresses_can_come_from_a_plugin_of_another_vendor() {
     on_a_node(|_| {
         let lab = Lab::with_path(GO);
         let config = config(&lab, "1.0.0", V4);
         let one = pod("one");
         let result = lab.add("bridge", one, &config);
         assert_eq!(result["ips"][0]["address"], "10.201.1.2/24");
-        lab.tell("bridge", "CHECK", one, &after(&config, &result));
-        lab.tell("bridge", "DEL", one, &config);
+        lab.call("bridge", "CHECK", one, &after(&config, &result));
+        lab.call("bridge", "DEL", one, &config);
         assert_eq!(lab.addresses("net"), Vec::<String>::new());
     });
 }
 
-/// IPAM that writes down what it is asked for.
+/// A node with an IPAM plugin that logs its calls.
 fn scripted_ipam(dir: &std::path::Path) -> Lab {
     let path = dir.join("scripted");
     std::fs::write(&path, "#!/bin/sh\necho $CNI_COMMAND >>$0.verbs\n").unwrap();
@@ -263,7 +264,7 @@ fn scripted_ipam(dir: &std::path::Path) -> Lab {
 }
 
 #[test]
-fn addresses_are_kept_from_others_while_their_interface_may_be_there() {
+fn addresses_stay_allocated_while_their_interface_may_exist() {
     // cni-runtime.md section 6.2 item 59
     let dir = tempfile::tempdir().unwrap();
     let lab = scripted_ipam(dir.path());
@@ -272,7 +273,7 @@ fn addresses_are_kept_from_others_while_their_interface_may_be_there() {
     let one = Pod { container: "one", ifname: "eth0", netns: "one" };
     let request = lab.request("ADD", one, &config).unwrap();
     let ipam = Delegation::new(lab.node(), &request, "scripted", request.stdin.clone()).unwrap();
-    let failed = |undone| Unattached { error: CniError::internal("wiring", "it failed"), undone };
+    let failed = |undone| AttachFailure { error: CniError::internal("wiring", "it failed"), undone };
     let error = lab.wait(super::give_back(&ipam, failed(false)));
     assert!(error.details.contains("held until DEL: something may still answer for them"), "{error}");
     assert!(!dir.path().join("scripted.verbs").exists(), "IPAM was asked");
@@ -282,7 +283,7 @@ fn addresses_are_kept_from_others_while_their_interface_may_be_there() {
 }
 
 #[test]
-fn what_this_plugin_does_not_do_is_refused_by_name() {
+fn unsupported_options_are_refused_by_name() {
     let refused = |more: Value| {
         let mut config = json!({"cniVersion": "1.0.0", "name": "n", "type": "bridge"});
         config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

@@ -1,5 +1,5 @@
-//! What a pod and its namespace ask for in their annotations (calico-cni.md sections 2.5.2 to 2.5.4). All of them are read before anything is
-//! taken, so that a wrong one costs nothing.
+//! Options that a pod and its namespace set in their annotations (calico-cni.md sections 2.5.2 to
+//! 2.5.4). All are parsed before any allocation, so that a wrong one needs no undo.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,36 +14,37 @@ use super::qos;
 /// Annotations by name.
 pub type Annotations = BTreeMap<String, String>;
 
-/// What was asked for.
+/// Parsed annotations.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Wishes {
-    /// The only IPv4 pools to take an address from, by name or prefix.
+pub struct PodOptions {
+    /// The only IPv4 pools to allocate from, by name or prefix.
     pub ipv4_pools: Option<Vec<String>>,
     /// The only IPv6 pools.
     pub ipv6_pools: Option<Vec<String>>,
-    /// The families to have an address of.
+    /// The families to allocate an address of.
     pub families: Option<Vec<Family>>,
-    /// Exactly these addresses.
+    /// Exactly these addresses, allocated by IPAM.
     pub ip_addrs: Option<Vec<IpAddr>>,
-    /// Exactly these addresses, whatever the allocator knows about them.
+    /// Exactly these addresses, without IPAM.
     pub ip_addrs_no_ipam: Option<Vec<IpAddr>>,
-    /// Addresses outside that lead to the pod.
+    /// External addresses that are translated to the pod's.
     pub floating_ips: Option<Vec<IpAddr>>,
-    /// The pod end's MAC.
+    /// The MAC of the pod's interface.
     pub mac: Option<Mac>,
     /// Source addresses besides its own that the pod may use.
     pub allowed_sources: Vec<IpNet>,
-    /// Limits on its traffic.
+    /// Limits on the pod's traffic.
     pub qos: Extra,
 }
 
-/// The names of Calico's annotations begin with this.
+/// The common prefix of Calico's annotations.
 const PREFIX: &str = "cni.projectcalico.org/";
 
-// === impl Wishes ===
+// === impl PodOptions ===
 
-impl Wishes {
-    /// Reads them; the pod's come before the namespace's, where those count at all.
+impl PodOptions {
+    /// Reads the annotations. For pools and families, the pod's take precedence over the
+    /// namespace's; all others are read from the pod only.
     pub fn read(namespace: &Annotations, pod: &Annotations) -> Result<Self, CniError> {
         let either = |name: &str| {
             let name = format!("{PREFIX}{name}");
@@ -68,15 +69,15 @@ impl Wishes {
     }
 }
 
-/// An annotation that is there: its name and its text.
-type Found<'a> = Option<(String, &'a str)>;
+/// Name and text of an annotation, if it is set.
+type Annotation<'a> = Option<(String, &'a str)>;
 
-fn json<T: DeserializeOwned>(found: Found<'_>) -> Result<Option<T>, CniError> {
+fn json<T: DeserializeOwned>(found: Annotation<'_>) -> Result<Option<T>, CniError> {
     let Some((name, text)) = found else { return Ok(None) };
     serde_json::from_str(text).map(Some).map_err(|error| wrong(&name, text, error))
 }
 
-fn addresses(found: Found<'_>) -> Result<Option<Vec<IpAddr>>, CniError> {
+fn addresses(found: Annotation<'_>) -> Result<Option<Vec<IpAddr>>, CniError> {
     json::<Vec<IpAddr>>(found)
 }
 
@@ -89,12 +90,12 @@ fn families(names: Vec<String>) -> Result<Vec<Family>, CniError> {
     names.into_iter().map(family).collect()
 }
 
-fn mac(found: Found<'_>) -> Result<Option<Mac>, CniError> {
+fn mac(found: Annotation<'_>) -> Result<Option<Mac>, CniError> {
     let Some((name, text)) = found else { return Ok(None) };
     text.parse().map(Some).map_err(|error| wrong(&name, text, error))
 }
 
-/// A prefix without host bits; an address alone is a prefix of its own.
+/// A prefix without host bits; a single address is a host prefix.
 fn prefix(text: &str) -> Result<IpNet, CniError> {
     let net = text.parse::<IpNet>().or_else(|_| text.parse().map(host_net));
     net.map(|net| net.trunc()).map_err(|error| wrong(&format!("{PREFIX}allowedSourcePrefixes"), text, error))
@@ -117,17 +118,17 @@ mod tests {
     fn oracle_36_a_pods_pools_override_those_of_its_namespace() {
         let namespace = annotations(&[("ipv4pools", r#"["a"]"#), ("ipv6pools", r#"["fd00::/64"]"#)]);
         let pod = annotations(&[("ipv4pools", r#"["10.1.0.0/16","b"]"#)]);
-        let wishes = Wishes::read(&namespace, &pod).unwrap();
-        assert_eq!(wishes.ipv4_pools.unwrap(), ["10.1.0.0/16", "b"]);
-        assert_eq!(wishes.ipv6_pools.unwrap(), ["fd00::/64"]);
-        assert_eq!(Wishes::read(&namespace, &Annotations::new()).unwrap().ipv4_pools.unwrap(), ["a"]);
+        let pod_options = PodOptions::read(&namespace, &pod).unwrap();
+        assert_eq!(pod_options.ipv4_pools.unwrap(), ["10.1.0.0/16", "b"]);
+        assert_eq!(pod_options.ipv6_pools.unwrap(), ["fd00::/64"]);
+        assert_eq!(PodOptions::read(&namespace, &Annotations::new()).unwrap().ipv4_pools.unwrap(), ["a"]);
     }
 
     #[test]
     fn oracle_45_prefixes_that_may_be_spoofed_are_normalised() {
         let pod = annotations(&[("allowedSourcePrefixes", r#"["8.8.8.8/32","10.1.2.3/8","fd00::1"]"#)]);
         let wanted = ["8.8.8.8/32", "10.0.0.0/8", "fd00::1/128"].map(|net| net.parse::<IpNet>().unwrap());
-        assert_eq!(Wishes::read(&Annotations::new(), &pod).unwrap().allowed_sources, wanted);
+        assert_eq!(PodOptions::read(&Annotations::new(), &pod).unwrap().allowed_sources, wanted);
     }
 
     #[test]
@@ -142,7 +143,7 @@ mod tests {
             ("hwAddr", "garbage"),
             ("allowedSourcePrefixes", r#"["8.8.8.8/33"]"#),
         ] {
-            let error = Wishes::read(&Annotations::new(), &annotations(&[(name, text)])).unwrap_err();
+            let error = PodOptions::read(&Annotations::new(), &annotations(&[(name, text)])).unwrap_err();
             assert!(error.msg.contains(name), "{name}: {error}");
         }
     }
@@ -155,7 +156,7 @@ mod tests {
             ("hwAddr", "ca:fe:ca:fe:ca:fe"),
             ("ipAddrs", r#"["10.0.0.1"]"#),
         ]);
-        let wishes = Wishes::read(&namespace, &Annotations::new()).unwrap();
-        assert_eq!(wishes, Wishes { families: Some(vec![Family::V6]), ..Wishes::default() });
+        let pod_options = PodOptions::read(&namespace, &Annotations::new()).unwrap();
+        assert_eq!(pod_options, PodOptions { families: Some(vec![Family::V6]), ..PodOptions::default() });
     }
 }

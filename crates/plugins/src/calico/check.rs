@@ -1,4 +1,4 @@
-//! CHECK and STATUS, of which Calico's own plugin has nothing to offer (calico-cni.md section 3.7).
+//! CHECK and STATUS, which Calico's own plugin does not implement (calico-cni.md section 3.7).
 
 use std::net::IpAddr;
 
@@ -6,19 +6,24 @@ use russet_addr::IpNet;
 use russet_cni_spec::plugin::Request;
 use russet_cni_spec::{CniError, Interface, IpConfig, Verb};
 
-use super::{Scene, add, endpoint, own_ipam, ready, wire};
+use super::{RequestContext, add, endpoint, own_ipam, ready, wire};
 use crate::calico_conf::CalicoConf;
 use crate::delegate::Delegate;
 use crate::target::Target;
 use crate::{CalicoNode, failure};
 
 /// Compares endpoint, addresses and interface with what ADD reported.
-pub async fn run(scene: &mut Scene<'_>) -> Result<(), CniError> {
-    let (request, target) = (scene.request, scene.target);
+pub async fn run(context: &mut RequestContext<'_>) -> Result<(), CniError> {
+    let (request, target) = (context.request, context.target);
     let netns = target.open_netns()?;
-    let spec = match endpoint::find(&*scene.datastore.store, &scene.workload).await? {
+    let spec = match endpoint::find(&*context.datastore.store, &context.workload).await? {
         Some(stored) => stored.endpoint.spec,
-        None => return Err(lost("the pod has no endpoint", "somebody deleted it while the pod was running")),
+        None => {
+            return Err(lost(
+                "the pod has no endpoint",
+                "it was deleted while the pod was running; recreate the pod",
+            ));
+        }
     };
     if spec.container_id != target.container.as_str() {
         let details = format!("it belongs to container {}", spec.container_id);
@@ -27,16 +32,19 @@ pub async fn run(scene: &mut Scene<'_>) -> Result<(), CniError> {
     let endpoints: Vec<IpAddr> = spec.ip_networks.iter().map(IpNet::addr).collect();
     let reported = reported(request, target)?.unwrap_or_else(|| endpoints.clone());
     if let Some(missing) = reported.iter().find(|address| !endpoints.contains(address)) {
-        return Err(lost(&format!("{missing} is not in the pod's endpoint"), "somebody changed it"));
+        return Err(lost(
+            &format!("{missing} is not in the pod's endpoint"),
+            "the endpoint was changed after ADD; recreate the pod",
+        ));
     }
-    let mut attachment = wire::attachment(scene.node, scene.conf, target)?;
-    attachment.routes = add::routes(scene).await?;
-    check_ipam(scene, &reported).await?;
+    let mut attachment = wire::attachment(context.node, context.conf, target)?;
+    attachment.routes = add::routes(context).await?;
+    check_ipam(context, &reported).await?;
     attachment.addresses = reported;
     attachment.mac = spec.mac;
     attachment.mtu =
-        recorded_mtu(request, target)?.map_or_else(|| ready::mtu_bytes(scene.conf, scene.root()), Ok)?;
-    let mismatches = scene.node.wiring.check(attachment, netns).await?;
+        recorded_mtu(request, target)?.map_or_else(|| ready::mtu_bytes(context.conf, context.root()), Ok)?;
+    let mismatches = context.node.wiring.check(attachment, netns).await?;
     if mismatches.is_empty() {
         return Ok(());
     }
@@ -48,23 +56,23 @@ fn lost(msg: &str, details: &str) -> CniError {
     CniError::new(failure::NO_ADDRESS, msg, details)
 }
 
-/// Whether the addresses are still the container's.
-async fn check_ipam(scene: &Scene<'_>, addresses: &[IpAddr]) -> Result<(), CniError> {
-    match scene.conf.ipam.kind.as_str() {
+/// Checks that the container still holds the addresses.
+async fn check_ipam(context: &RequestContext<'_>, addresses: &[IpAddr]) -> Result<(), CniError> {
+    match context.conf.ipam.kind.as_str() {
         "" => Ok(()),
-        // Addresses that an annotation took without asking are held by nobody.
-        "calico-ipam" if scene.conf.ip_addrs_no_ipam => Ok(()),
+        // Addresses from the annotation `ipAddrsNoIpam` are in no allocation.
+        "calico-ipam" if context.conf.ip_addrs_no_ipam => Ok(()),
         "calico-ipam" => {
-            let held = own_ipam::held(scene).await?;
+            let held = own_ipam::held(context).await?;
             match addresses.iter().find(|address| !held.contains(address)) {
                 None => Ok(()),
                 Some(missing) => {
-                    let msg = format!("{missing} is no longer held by {}", scene.workload.container);
-                    Err(lost(&msg, "somebody released it while the pod was running"))
+                    let msg = format!("{missing} is no longer held by {}", context.workload.container);
+                    Err(lost(&msg, "it was released while the pod was running; recreate the pod"))
                 }
             }
         }
-        kind => Delegate::new(kind, scene.request, scene.stdin.clone())?.tell(Verb::Check).await,
+        kind => Delegate::new(kind, context.request, context.stdin.clone())?.call(Verb::Check).await,
     }
 }
 
@@ -75,7 +83,7 @@ fn reported(request: &Request, target: &Target) -> Result<Option<Vec<IpAddr>>, C
     Ok(Some(previous.ips.iter().filter(ours).map(|ip| ip.address.addr()).collect()))
 }
 
-/// The MTU that ADD reported: the file's may have changed since.
+/// The MTU that ADD reported; the MTU file may have changed since.
 fn recorded_mtu(request: &Request, target: &Target) -> Result<Option<u32>, CniError> {
     let Some(previous) = request.config.prev_result()? else { return Ok(None) };
     let ours = |it: &&Interface| it.name == target.ifname.as_str() && !it.sandbox.is_empty();
@@ -103,6 +111,6 @@ pub async fn status(node: &CalicoNode, request: &Request, conf: &CalicoConf) -> 
     })?;
     match conf.ipam.kind.as_str() {
         "" | "calico-ipam" => Ok(()),
-        kind => Delegate::new(kind, request, request.stdin.clone())?.tell(Verb::Status).await,
+        kind => Delegate::new(kind, request, request.stdin.clone())?.call(Verb::Status).await,
     }
 }

@@ -1,16 +1,17 @@
-//! DEL (calico-cni.md section 3.6), in an order of our own: the interface first, which needs nobody else; then the endpoint, so that nobody looks for the
-//! addresses any more; then the addresses. Whatever fails, the same request again goes on from there.
+//! DEL (calico-cni.md section 3.6). The interface goes first, because that needs no datastore; then
+//! the endpoint, so that no peer uses the addresses any more; then the addresses. After a failure,
+//! the same request continues from there.
 
 use russet_addr::IpNet;
 use russet_cni_spec::{CniError, Verb};
 
-use super::{Scene, Workload, endpoint, ipam_config, own_ipam, ready, wire};
+use super::{RequestContext, Workload, endpoint, ipam_config, own_ipam, ready, wire};
 use crate::delegate::Delegate;
 use crate::stages::{Stage, during};
 use crate::target::Target;
 use crate::{CalicoNode, failure};
 
-/// Takes the interface down.
+/// Removes the interface.
 pub async fn detach(node: &CalicoNode, target: &Target) -> Result<(), CniError> {
     let what = wire::detachment_of(node, target);
     let detached = node.wiring.detach(what, target.netns_if_any()).await;
@@ -18,39 +19,42 @@ pub async fn detach(node: &CalicoNode, target: &Target) -> Result<(), CniError> 
     detached
 }
 
-/// Endpoint and addresses.
-pub async fn forget(scene: &mut Scene<'_>) -> Result<(), CniError> {
-    ready::datastore(&scene.datastore).await?;
-    if scene.conf.ipam.kind.is_empty() {
-        refuse_others_addresses(scene).await?;
+/// Removes the endpoint and releases the addresses.
+pub async fn remove_records(context: &mut RequestContext<'_>) -> Result<(), CniError> {
+    ready::datastore(&context.datastore).await?;
+    if context.conf.ipam.kind.is_empty() {
+        refuse_others_addresses(context).await?;
     }
-    during(Stage::Endpoint, remove_endpoint(scene)).await?;
-    match scene.conf.ipam.kind.as_str() {
-        // What Calico's IPAM gave is known by its handle.
-        "" | "calico-ipam" => own_ipam::release(scene).await,
+    during(Stage::Endpoint, remove_endpoint(context)).await?;
+    match context.conf.ipam.kind.as_str() {
+        // Allocations of Calico's IPAM are found by their handle, whatever the configuration says.
+        "" | "calico-ipam" => own_ipam::release(context).await,
         kind => {
             if kind == "host-local"
-                && let Some(filled) = ipam_config::with_dummies(&scene.stdin)?
+                && let Some(filled) = ipam_config::with_catch_all_cidrs(&context.stdin)?
             {
-                scene.stdin = filled;
+                context.stdin = filled;
             }
-            let delegate = Delegate::new(kind, scene.request, scene.stdin.clone())?;
-            during(Stage::Release, delegate.tell(Verb::Del)).await
+            let delegate = Delegate::new(kind, context.request, context.stdin.clone())?;
+            during(Stage::Release, delegate.call(Verb::Del)).await
         }
     }
 }
 
-/// Without `ipam` nothing says which plugin has to take the addresses back. Calico's are in its pools; for any other the DEL fails while the endpoint still
-/// names it, and succeeds once the configuration is whole.
-async fn refuse_others_addresses(scene: &Scene<'_>) -> Result<(), CniError> {
-    let found = match endpoint::find(&*scene.datastore.store, &scene.workload).await {
-        Ok(Some(stored)) if stored.endpoint.spec.container_id == scene.workload.container.as_str() => stored,
+/// Without `ipam` in the configuration, it is unknown which plugin must release the addresses.
+/// Addresses of Calico are in its pools; for others the DEL fails while the endpoint still names
+/// them, and succeeds once the configuration is complete.
+async fn refuse_others_addresses(context: &RequestContext<'_>) -> Result<(), CniError> {
+    let found = match endpoint::find(&*context.datastore.store, &context.workload).await {
+        Ok(Some(stored)) if stored.endpoint.spec.container_id == context.workload.container.as_str() => {
+            stored
+        }
         Ok(_) => return Ok(()),
         Err(error) if error.code == failure::CORRUPT_RECORD => return Ok(()),
         Err(error) => return Err(error),
     };
-    let held = own_ipam::held(scene).await?;
-    let pools = scene.datastore.pools().await?;
+    let held = own_ipam::held(context).await?;
+    let pools = context.datastore.pools().await?;
     let is_calicos = |net: &IpNet| {
         held.contains(&net.addr()) || pools.iter().any(|pool| pool.spec.cidr.contains(&net.addr()))
     };
@@ -59,7 +63,7 @@ async fn refuse_others_addresses(scene: &Scene<'_>) -> Result<(), CniError> {
         Some(net) => {
             let msg = format!("ipam.type is missing, and {} is in no pool of Calico's", net.addr());
             let details = format!(
-                "name the IPAM plugin that gave the address, and repeat the DEL; {} is kept until then",
+                "name the IPAM plugin that gave the address, and repeat the DEL; {} stays until then",
                 found.key
             );
             Err(CniError::invalid_config(msg, details))
@@ -67,16 +71,16 @@ async fn refuse_others_addresses(scene: &Scene<'_>) -> Result<(), CniError> {
     }
 }
 
-async fn remove_endpoint(scene: &Scene<'_>) -> Result<(), CniError> {
-    let store = &*scene.datastore.store;
-    if endpoint::remove(store, &scene.workload, &scene.workload.container).await? {
-        scene.log.info(format!("Removed the endpoint of {}", scene.workload.container));
+async fn remove_endpoint(context: &RequestContext<'_>) -> Result<(), CniError> {
+    let store = &*context.datastore.store;
+    if endpoint::remove(store, &context.workload, &context.workload.container).await? {
+        context.log.info(format!("Removed the endpoint of {}", context.workload.container));
     } else {
-        let Workload { container, ifname, pod, .. } = &scene.workload;
-        let prefix = scene.conf.interface_prefix.as_deref();
-        // With a prefix that makes no name nothing was ever wired.
+        let Workload { container, ifname, pod, .. } = &context.workload;
+        let prefix = context.conf.interface_prefix.as_deref();
+        // With a prefix that yields no valid name, nothing was ever wired.
         if let Ok(host_name) = wire::host_name(prefix, container, ifname, pod.as_ref()) {
-            endpoint::remove_described(store, &scene.workload, &host_name).await?;
+            endpoint::remove_described(store, &context.workload, &host_name).await?;
         }
     }
     Ok(())

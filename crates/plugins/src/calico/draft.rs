@@ -1,4 +1,5 @@
-//! What an endpoint will say, decided before anything is done: labels, profiles, ports and wishes (calico-cni.md sections 2.3 to 2.5).
+//! The contents of an endpoint that are decided before anything is changed: labels, profiles, ports
+//! and annotations (calico-cni.md sections 2.3 to 2.5).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,38 +10,37 @@ use russet_cni_spec::CniError;
 use russet_kube::{Container, Namespace, Pod};
 use russet_model::{EndpointPort, IpNat, WorkloadEndpointSpec};
 
-use super::annotations::Wishes;
+use super::annotations::PodOptions;
 use super::labels;
 use super::workload::Workload;
 use crate::calico_conf::CalicoConf;
 
-/// An endpoint to be, apart from its addresses and its interface.
+/// An endpoint without its addresses and its interface.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Draft {
-    /// Its labels, the forced ones among them.
+pub struct EndpointDraft {
+    /// Its labels, with those that every endpoint has.
     pub labels: BTreeMap<String, String>,
-    /// Its profiles.
     pub profiles: Vec<String>,
-    /// The beginning from which the pod's name was made.
+    /// The prefix from which Kubernetes generated the pod's name.
     pub generate_name: Option<String>,
     /// The pod's service account.
     pub service_account: String,
-    /// Ports that policies or the node may name.
+    /// Ports with a name or with a port on the node.
     pub ports: Vec<EndpointPort>,
-    /// What the annotations ask for.
-    pub wishes: Wishes,
-    /// Where the pod sends packets to.
+    /// Options from the pod's annotations.
+    pub pod_options: PodOptions,
+    /// The pod's routes.
     pub routes: PodRoutes,
 }
 
-// === impl Draft ===
+// === impl EndpointDraft ===
 
-impl Draft {
-    /// A container's that Kubernetes knows nothing of, or a pod's whose policy is not Kubernetes'.
-    pub fn of_network(conf: &CalicoConf, workload: &Workload) -> Self {
+impl EndpointDraft {
+    /// For a container without a Kubernetes pod, or a pod with other policy than Kubernetes'.
+    pub fn for_network(conf: &CalicoConf, workload: &Workload) -> Self {
         let mut labels = match workload.pod {
             Some(_) => BTreeMap::new(),
-            None => labels::of_mesos(&conf.mesos_labels),
+            None => labels::from_mesos(&conf.mesos_labels),
         };
         labels::force(&mut labels, &workload.namespace, workload.orchestrator(), "");
         Self {
@@ -49,13 +49,13 @@ impl Draft {
             generate_name: None,
             service_account: String::new(),
             ports: Vec::new(),
-            wishes: Wishes::default(),
+            pod_options: PodOptions::default(),
             routes: PodRoutes::Default,
         }
     }
 
-    /// A pod's whose policy is Kubernetes'.
-    pub fn of_pod(workload: &Workload, namespace: &Namespace, pod: &Pod) -> Result<Self, CniError> {
+    /// For a pod with Kubernetes policy.
+    pub fn from_pod(workload: &Workload, namespace: &Namespace, pod: &Pod) -> Result<Self, CniError> {
         let account = &pod.spec.service_account_name;
         let mut labels = pod.metadata.labels.clone();
         labels::force(&mut labels, &workload.namespace, workload.orchestrator(), account);
@@ -69,12 +69,12 @@ impl Draft {
             generate_name: Some(pod.metadata.generate_name.clone()).filter(|start| !start.is_empty()),
             service_account: account.clone(),
             ports: ports(pod),
-            wishes: Wishes::read(&namespace.metadata.annotations, &pod.metadata.annotations)?,
+            pod_options: PodOptions::read(&namespace.metadata.annotations, &pod.metadata.annotations)?,
             routes: PodRoutes::Default,
         })
     }
 
-    /// The NATs to the pod's addresses: each address outside leads to the pod's of its family.
+    /// The NATs from external addresses to the pod's address of the same family.
     pub fn nats(&self, addresses: &[IpAddr]) -> Result<Vec<IpNat>, CniError> {
         let nat = |external: &IpAddr| {
             let family = Family::of(*external);
@@ -84,10 +84,10 @@ impl Draft {
                 CniError::invalid_config(msg, format!("and the pod has no {family} address"))
             })
         };
-        self.wishes.floating_ips.iter().flatten().map(nat).collect()
+        self.pod_options.floating_ips.iter().flatten().map(nat).collect()
     }
 
-    /// What the endpoint says once its interface is there.
+    /// The endpoint's specification, once its interface exists.
     pub fn spec(
         &self,
         workload: &Workload,
@@ -108,14 +108,15 @@ impl Draft {
             interface_name: Some(attached.host_name.clone()),
             mac: Some(attached.pod_mac),
             ports: self.ports.clone(),
-            allow_spoofed_source_prefixes: self.wishes.allowed_sources.clone(),
-            qos_controls: self.wishes.qos.clone(),
+            allow_spoofed_source_prefixes: self.pod_options.allowed_sources.clone(),
+            qos_controls: self.pod_options.qos.clone(),
             ..WorkloadEndpointSpec::default()
         }
     }
 }
 
-/// The ports that have a name or a port on the node, of all containers that run as long as the pod does.
+/// The ports that have a name or a port on the node, of all containers that run as long as the pod
+/// does.
 fn ports(pod: &Pod) -> Vec<EndpointPort> {
     let sidecar = |container: &&Container| container.restart_policy == "Always";
     let containers = pod.spec.containers.iter().chain(pod.spec.init_containers.iter().filter(sidecar));
@@ -148,9 +149,9 @@ mod tests {
         }
     }
 
-    fn draft(pod: Value) -> Draft {
+    fn draft(pod: Value) -> EndpointDraft {
         let pod: Pod = serde_json::from_value(pod).unwrap();
-        Draft::of_pod(&workload(), &Namespace::default(), &pod).unwrap()
+        EndpointDraft::from_pod(&workload(), &Namespace::default(), &pod).unwrap()
     }
 
     #[test]

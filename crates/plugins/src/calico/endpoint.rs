@@ -1,4 +1,5 @@
-//! The workload endpoint in the datastore: found, written by compare-and-swap, removed (calico-cni.md sections 2.1 and 2.2).
+//! The workload endpoint in the datastore: lookup, writes by compare-and-swap, removal
+//! (calico-cni.md sections 2.1 and 2.2).
 
 use russet_addr::{ContainerId, IfName, IpNet};
 use russet_cni_spec::CniError;
@@ -9,32 +10,30 @@ use russet_store::{Record, Revision, Step, Store, StoreError};
 use super::workload::Workload;
 use crate::{Clock, failure};
 
-/// An endpoint as it stands in the datastore.
+/// An endpoint as stored in the datastore.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stored {
-    /// Where.
     pub key: Key,
-    /// What it says.
     pub endpoint: WorkloadEndpoint,
     /// The revision that a write must find.
     pub revision: Revision,
 }
 
-/// An endpoint that could not be written.
+/// The endpoint could not be written.
 #[derive(Debug)]
-pub struct Unwritten {
-    /// Why.
+pub struct WriteFailure {
     pub error: CniError,
-    /// It is surely not there, so that nobody will look for its addresses.
-    pub surely: bool,
+    /// True if the endpoint certainly does not exist, so that its addresses can be released.
+    pub certainly_absent: bool,
 }
 
-/// Tries at a write whose answers get lost.
+/// Attempts at a write whose answers get lost.
 const WRITE_MAX_TRIES: u32 = 3;
-/// Tries at a removal that races with other writers (calico-cni.md section 3.6).
+/// Attempts at a removal that races with other writers (calico-cni.md section 3.6).
 const REMOVE_MAX_TRIES: u32 = 6;
 
-/// The endpoint of the workload, whatever its interface. More than one cannot be told apart.
+/// Finds the endpoint of the workload, whatever its interface. More than one is an error, because
+/// nothing says which is the right one.
 pub async fn find(store: &dyn Store, workload: &Workload) -> Result<Option<Stored>, CniError> {
     let prefix = workload.prefix()?;
     let failed =
@@ -45,7 +44,7 @@ pub async fn find(store: &dyn Store, workload: &Workload) -> Result<Option<Store
         let (at_own_name, key) = (record.key == own, record.key.clone());
         match decode(record) {
             Ok(stored) if workload.owns(&stored.endpoint.spec) => found.push(stored),
-            // Not ours: `mypod--x` lies below `mypod-`.
+            // Another workload's: `mypod--x` is below the prefix `mypod-`.
             Ok(_) => {}
             Err(error) if at_own_name => return Err(error),
             Err(error) => russet_store::refused("an endpoint is passed over", &key, &error),
@@ -59,7 +58,7 @@ pub async fn find(store: &dyn Store, workload: &Workload) -> Result<Option<Store
     Ok(found.pop())
 }
 
-/// The endpoint of exactly this interface.
+/// Reads the endpoint of exactly this interface.
 pub async fn get(store: &dyn Store, workload: &Workload) -> Result<Option<Stored>, CniError> {
     let key = workload.key()?;
     let failed = |error: StoreError| failure::store("the pod's endpoint could not be read", &error, &error);
@@ -71,13 +70,14 @@ fn decode(record: Record) -> Result<Stored, CniError> {
     match WorkloadEndpoint::decode(&value) {
         Ok(endpoint) => Ok(Stored { key, endpoint, revision }),
         Err(error) => {
-            let msg = format!("the endpoint {key} cannot be understood");
+            let msg = format!("the endpoint {key} cannot be decoded");
             Err(CniError::new(failure::CORRUPT_RECORD, msg, error))
         }
     }
 }
 
-/// An endpoint of this workload with this specification: what was there before keeps its name, its identity and what others wrote beside it.
+/// Builds the endpoint of this workload with this specification. An existing endpoint keeps its
+/// name, its identity and the members that Russet does not know.
 pub fn prepare(
     workload: &Workload,
     existing: Option<&Stored>,
@@ -113,16 +113,17 @@ pub fn stamp(metadata: &mut russet_model::Metadata, clock: &dyn Clock) {
     metadata.creation_timestamp.get_or_insert_with(|| time::rfc3339(clock.now()));
 }
 
-/// Creates the endpoint, or replaces the one that was found. Whoever came first wins; only a write whose answer was lost is tried again.
+/// Creates the endpoint, or replaces the one that was found. If another writer was faster, that is
+/// an error; only a write whose answer was lost is repeated.
 pub async fn write(
     store: &dyn Store,
     workload: &Workload,
     existing: Option<&Stored>,
     endpoint: &WorkloadEndpoint,
-) -> Result<(), Unwritten> {
+) -> Result<(), WriteFailure> {
     let key = match existing {
         Some(stored) => stored.key.clone(),
-        None => workload.key().map_err(Unwritten::surely)?,
+        None => workload.key().map_err(WriteFailure::certainly_absent)?,
     };
     let bytes = endpoint.encode();
     let mut tries = 0;
@@ -133,22 +134,29 @@ pub async fn write(
             None => Step::create(key.clone(), bytes.clone()),
         };
         let Err(failed) = store.commit(vec![step]).await else { return Ok(()) };
-        let told = failure::store("the pod's endpoint could not be written", &failed.error, &failed.error);
+        let detached =
+            failure::store("the pod's endpoint could not be written", &failed.error, &failed.error);
         if !failed.error.outcome_unknown() && tries == 1 {
-            return Err(Unwritten::surely(told));
+            return Err(WriteFailure::certainly_absent(detached));
         }
-        // An earlier try may have been the one that took effect.
+        // An earlier attempt may have taken effect.
         match store.get(&key).await {
             Ok(Some(record)) if record.value == bytes => return Ok(()),
             Ok(_) if failed.error.outcome_unknown() && tries < WRITE_MAX_TRIES => {}
-            Ok(_) => return Err(Unwritten { error: told, surely: !failed.error.outcome_unknown() }),
-            Err(_) => return Err(Unwritten { error: told, surely: false }),
+            Ok(_) => {
+                return Err(WriteFailure {
+                    error: detached,
+                    certainly_absent: !failed.error.outcome_unknown(),
+                });
+            }
+            Err(_) => return Err(WriteFailure { error: detached, certainly_absent: false }),
         }
     }
 }
 
-/// Removes the endpoint, unless it is by now that of another container; that there is none is success. Says whether it went. One that nobody can
-/// understand stays, lest the pod could never be deleted.
+/// Removes the endpoint, unless it belongs to another container by now. Returns whether it was
+/// removed; that there is none is success. An endpoint that cannot be parsed stays, because
+/// otherwise the pod could never be deleted.
 pub async fn remove(
     store: &dyn Store,
     workload: &Workload,
@@ -181,7 +189,8 @@ pub async fn remove(
     }
 }
 
-/// Removes an endpoint that is named after another interface of the container, but says what this one was: its addresses are about to be freed (calico-cni.md oracle 50).
+/// Removes an endpoint that is named after another interface of the container but describes this
+/// one, because its addresses are about to be released (oracle 50).
 pub async fn remove_described(
     store: &dyn Store,
     workload: &Workload,
@@ -204,10 +213,10 @@ pub async fn remove_described(
     removed.map(drop).map_err(|failed| failure::store(msg, &failed.error, &failed.error))
 }
 
-// === impl Unwritten ===
+// === impl WriteFailure ===
 
-impl Unwritten {
-    fn surely(error: CniError) -> Self {
-        Self { error, surely: true }
+impl WriteFailure {
+    fn certainly_absent(error: CniError) -> Self {
+        Self { error, certainly_absent: true }
     }
 }

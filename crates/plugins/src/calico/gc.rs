@@ -1,5 +1,6 @@
-//! GC: takes down what is in a network on this node and in nobody's list, and removes its endpoints and addresses. Blocks and endpoints are shared with
-//! peers, so that only handles of this network and endpoints of this node are touched (calico-cni.md section 3.7).
+//! GC: removes interfaces, endpoints and addresses of a network on this node that are not in the
+//! request's list of valid attachments. Blocks and endpoints are shared with peers, so only handles
+//! of this network and endpoints of this node are touched (calico-cni.md section 3.7).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,7 +16,7 @@ use crate::delegate::Delegate;
 use crate::gc;
 use crate::{CalicoNode, Datastore, failure};
 
-/// Carries out a GC. Interfaces go first: what could not be taken down may still answer for its address.
+/// Runs a GC. Interfaces go first: one that could not be removed may still answer for its address.
 pub async fn run(node: &CalicoNode, request: &Request, conf: &CalicoConf) -> Result<(), CniError> {
     let valid = request.config.required_attachments()?;
     conf.require_nodename_file(&node.host.root)?;
@@ -24,7 +25,7 @@ pub async fn run(node: &CalicoNode, request: &Request, conf: &CalicoConf) -> Res
     let name = choice.resolve(&*store).await?;
     let (links, errors) = gc::detach_stale(&node.wiring, &node.teardown, &conf.network, &valid).await?;
     if !errors.is_empty() {
-        let msg = "some of what is no longer valid is still there";
+        let msg = "attachments that are no longer valid could not be removed";
         return Err(CniError::new(failure::WIRING, msg, errors.join("; ")));
     }
     let addresses = gc::stale_addresses(&allocator, &name, &conf.network, &valid).await?;
@@ -34,17 +35,18 @@ pub async fn run(node: &CalicoNode, request: &Request, conf: &CalicoConf) -> Res
         Some((container, it.address))
     });
     let mut stale = Stale { links, addresses: held.collect() };
-    stale.spare(|container| valid.iter().any(|kept| kept.container_id == *container));
+    stale.remove_if(|container| valid.iter().any(|it| it.container_id == *container));
     remove_endpoints(&*store, &name, &stale).await?;
     let released = allocator.release_ips(&addresses).await;
     released.map_err(|error| failure::ipam("addresses that are no longer valid are still held", error))?;
     match conf.ipam.kind.as_str() {
         "" | "calico-ipam" => Ok(()),
-        kind => Delegate::new(kind, request, request.stdin.clone())?.tell(Verb::Gc).await,
+        kind => Delegate::new(kind, request, request.stdin.clone())?.call(Verb::Gc).await,
     }
 }
 
-/// What is no longer valid: each container with the host end that it had, and with an address that it holds.
+/// Stale attachments: each container with the name of its host interface, and with an address that
+/// it holds.
 #[derive(Debug, Default)]
 struct Stale {
     links: BTreeSet<(ContainerId, String)>,
@@ -54,13 +56,14 @@ struct Stale {
 // === impl Stale ===
 
 impl Stale {
-    /// Leaves containers alone.
-    fn spare(&mut self, spared: impl Fn(&ContainerId) -> bool) {
-        self.links.retain(|(container, _)| !spared(container));
-        self.addresses.retain(|(container, _)| !spared(container));
+    /// Removes containers from the stale ones.
+    fn remove_if(&mut self, is_valid: impl Fn(&ContainerId) -> bool) {
+        self.links.retain(|(container, _)| !is_valid(container));
+        self.addresses.retain(|(container, _)| !is_valid(container));
     }
 
-    /// Whether an endpoint describes one of these. The container alone does not say so: it may be in other networks, too, whose lists are others.
+    /// Whether an endpoint describes one of these. The container alone is not enough: it may be in
+    /// other networks, which have their own lists of valid attachments.
     fn is_described_by(&self, spec: &WorkloadEndpointSpec) -> bool {
         let Ok(container) = spec.container_id.parse::<ContainerId>() else { return false };
         let link = |name: &IfName| self.links.contains(&(container.clone(), name.to_string()));
@@ -69,7 +72,8 @@ impl Stale {
     }
 }
 
-/// Removes the endpoints on this node that describe these; one that somebody changes meanwhile is looked at by the next GC.
+/// Removes the endpoints of this node that describe stale attachments. An endpoint that another
+/// writer changes meanwhile is left to the next GC.
 async fn remove_endpoints(store: &dyn Store, node: &NodeName, stale: &Stale) -> Result<(), CniError> {
     if stale.links.is_empty() && stale.addresses.is_empty() {
         return Ok(());

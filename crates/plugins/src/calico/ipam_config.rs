@@ -1,4 +1,5 @@
-//! The configuration that IPAM plugins get: the request's own, with the node's pod prefixes in the place of their names (calico-cni.md section 2.5.1).
+//! The configuration for IPAM plugins: that of the request, with the node's pod prefixes in place
+//! of their names (calico-cni.md section 2.5.1).
 
 use russet_addr::NodeName;
 use russet_cni_spec::CniError;
@@ -10,12 +11,13 @@ use super::pod_cidr::{self, PodCidrs};
 use crate::calico_conf::CalicoConf;
 use crate::{Clusters, RequestLog};
 
-/// The section `ipam`; empty where there is none.
+/// The section `ipam`; empty if there is none.
 pub fn section(stdin: &[u8]) -> Result<Map<String, Value>, CniError> {
     Ok(decoded(stdin)?.get("ipam").and_then(Value::as_object).cloned().unwrap_or_default())
 }
 
-/// The configuration with the prefixes that Kubernetes gave the node; none where it names no such prefix.
+/// The configuration with the node's pod prefixes from Kubernetes; `None` if it does not refer to
+/// them.
 pub async fn with_pod_cidrs(
     stdin: &[u8],
     clusters: &Clusters,
@@ -35,17 +37,18 @@ pub async fn with_pod_cidrs(
             CniError::invalid_config(msg, "set kubernetes.node_name")
         })?;
     let texts = node.pod_cidrs();
-    let filled = filled(stdin, &PodCidrs::of_node(&name, &texts)?)?;
+    let filled = filled(stdin, &PodCidrs::from_node(&name, &texts)?)?;
     log.info(format!("Calico CNI passing podCidr to {} IPAM: {}", conf.ipam.kind, texts.join(",")));
     Ok(Some(filled))
 }
 
-/// The configuration for a DEL, which asks no API server: prefixes that hold everything; none where it names no prefix of the node.
-pub fn with_dummies(stdin: &[u8]) -> Result<Option<Vec<u8>>, CniError> {
+/// The configuration for a DEL, which must not depend on the API server: prefixes that contain
+/// every address; `None` if it does not refer to pod prefixes.
+pub fn with_catch_all_cidrs(stdin: &[u8]) -> Result<Option<Vec<u8>>, CniError> {
     if !pod_cidr::wanted(&section(stdin)?) {
         return Ok(None);
     }
-    filled(stdin, &PodCidrs::dummies()).map(Some)
+    filled(stdin, &PodCidrs::catch_all()).map(Some)
 }
 
 fn filled(stdin: &[u8], cidrs: &PodCidrs) -> Result<Vec<u8>, CniError> {

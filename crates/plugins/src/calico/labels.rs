@@ -1,5 +1,5 @@
-//! Labels of endpoints: those of Mesos tasks, made fit for Kubernetes' syntax, and those that every endpoint has
-//! (calico-cni.md sections 2.2.2 and 2.4).
+//! Labels of endpoints: those of Mesos tasks, converted to Kubernetes' syntax, and those that every
+//! endpoint has (calico-cni.md sections 2.2.2 and 2.4).
 
 use std::collections::BTreeMap;
 
@@ -10,22 +10,23 @@ pub const ORCHESTRATOR: &str = "projectcalico.org/orchestrator";
 /// Its service account.
 pub const SERVICE_ACCOUNT: &str = "projectcalico.org/serviceaccount";
 
-/// Labels are shorter than this; the name of a service account need not be (calico-cni.md section 2.2.2).
+/// A label is shorter than this; a service account's name can be longer (calico-cni.md section
+/// 2.2.2).
 const LABEL_MAX_CHARS: usize = 63;
 
-/// The labels of a Mesos task; names and values are made fit.
-pub fn of_mesos(pairs: &[(String, String)]) -> BTreeMap<String, String> {
+/// The labels of a Mesos task, sanitised.
+pub fn from_mesos(pairs: &[(String, String)]) -> BTreeMap<String, String> {
     let fit = pairs.iter().map(|(key, value)| (sanitised(key), sanitised(value)));
     fit.filter(|(key, _)| !key.is_empty()).collect()
 }
 
-/// The namespace that a Mesos task asks for.
+/// The namespace that a Mesos task requests.
 pub fn mesos_namespace(pairs: &[(String, String)]) -> Option<String> {
     let (_, value) = pairs.iter().find(|(key, _)| key == NAMESPACE)?;
     Some(sanitised(value)).filter(|value| !value.is_empty())
 }
 
-/// Adds what every endpoint has, over whatever somebody else chose.
+/// Sets the labels that every endpoint has, overriding labels of the pod.
 pub fn force(
     labels: &mut BTreeMap<String, String>,
     namespace: &str,
@@ -39,8 +40,9 @@ pub fn force(
     }
 }
 
-/// calico-cni.md section 2.4: slashes become dots, other foreign characters one dash a run, a run of separators with a dot in it one dot, and
-/// none stand at the ends.
+/// calico-cni.md section 2.4: slashes become dots, a run of other invalid characters becomes one
+/// dash, a run of separators that contains a dot becomes one dot, and separators at the ends are
+/// removed.
 pub fn sanitised(text: &str) -> String {
     let is_separator = |c: char| matches!(c, '.' | '-');
     let mut dashed = String::new();
@@ -99,13 +101,13 @@ mod tests {
 
     #[test]
     fn oracle_13_labels_of_mesos_tasks_are_taken_over() {
-        assert_eq!(of_mesos(&args("k", "v")), BTreeMap::from([("k".into(), "v".into())]));
-        assert!(of_mesos(&[]).is_empty());
+        assert_eq!(from_mesos(&args("k", "v")), BTreeMap::from([("k".into(), "v".into())]));
+        assert!(from_mesos(&[]).is_empty());
     }
 
     #[test]
     fn oracle_14_a_path_becomes_a_label_with_dots() {
-        let labels = of_mesos(&args("DCOS_SPACE", "/a/b/c"));
+        let labels = from_mesos(&args("DCOS_SPACE", "/a/b/c"));
         assert_eq!(labels, BTreeMap::from([("DCOS_SPACE".into(), "a.b.c".into())]));
     }
 

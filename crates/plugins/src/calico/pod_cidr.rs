@@ -1,5 +1,5 @@
-//! `host-local` with the node's pod prefixes instead of ranges in the configuration, and its routes (calico-cni.md section 2.5.1). Pure: a
-//! configuration and prefixes in, a configuration out.
+//! `host-local` with the node's pod prefixes instead of ranges in the configuration, and its routes
+//! (calico-cni.md section 2.5.1). Pure: computes a configuration from a configuration and prefixes.
 
 use russet_addr::{Family, IpNet};
 use russet_cni_spec::CniError;
@@ -12,7 +12,7 @@ pub struct PodCidrs {
     v6: Option<IpNet>,
 }
 
-/// What stands for the node's IPv4 prefix, in any case.
+/// The placeholder for the node's IPv4 prefix, in any case of letters.
 const V4: &str = "usePodCidr";
 /// The same for IPv6.
 const V6: &str = "usePodCidrIPv6";
@@ -20,8 +20,8 @@ const V6: &str = "usePodCidrIPv6";
 // === impl PodCidrs ===
 
 impl PodCidrs {
-    /// The prefixes that Kubernetes gave the node.
-    pub fn of_node(node: &str, texts: &[&str]) -> Result<Self, CniError> {
+    /// Parses the prefixes that Kubernetes assigned to the node.
+    pub fn from_node(node: &str, texts: &[&str]) -> Result<Self, CniError> {
         let mut cidrs = Self::default();
         for text in texts {
             let wrong = |reason: String| {
@@ -29,26 +29,27 @@ impl PodCidrs {
             };
             let net: IpNet = text.parse().map_err(|_| wrong("which is no prefix".to_owned()))?;
             let family = Family::of_net(&net);
-            let place = match family {
+            let slot = match family {
                 Family::V4 => &mut cidrs.v4,
                 Family::V6 => &mut cidrs.v6,
             };
-            if place.replace(net).is_some() {
+            if slot.replace(net).is_some() {
                 return Err(wrong(format!("which is its second {family} prefix")));
             }
         }
         Ok(cidrs)
     }
 
-    /// Everything: DEL needs no range, and so no API server either.
-    pub fn dummies() -> Self {
+    /// Prefixes that contain every address, for DEL, which needs no range and therefore no API
+    /// server.
+    pub fn catch_all() -> Self {
         let [v4, v6] = Family::BOTH.map(|family| Some(family.default_net()));
         Self { v4, v6 }
     }
 
-    /// Puts the prefixes in for their names.
+    /// Replaces the placeholders by the prefixes.
     pub fn fill(&self, ipam: &mut Map<String, Value>) -> Result<(), CniError> {
-        each(ipam, &mut |text| match self.meant(text) {
+        each(ipam, &mut |text| match self.substitute(text) {
             None => Ok(()),
             Some((_, Some(net))) => {
                 *text = net.to_string();
@@ -61,7 +62,7 @@ impl PodCidrs {
         })
     }
 
-    fn meant(&self, text: &str) -> Option<(&'static str, Option<IpNet>)> {
+    fn substitute(&self, text: &str) -> Option<(&'static str, Option<IpNet>)> {
         if text.eq_ignore_ascii_case(V4) {
             Some((V4, self.v4))
         } else if text.eq_ignore_ascii_case(V6) {
@@ -72,18 +73,19 @@ impl PodCidrs {
     }
 }
 
-/// Whether a configuration names a node's prefixes anywhere.
+/// Whether a configuration contains a placeholder.
 pub fn wanted(ipam: &Map<String, Value>) -> bool {
     let mut wanted = false;
-    let nobody = PodCidrs::default();
+    let none = PodCidrs::default();
     let looked = each(&mut ipam.clone(), &mut |text| {
-        wanted |= nobody.meant(text).is_some();
+        wanted |= none.substitute(text).is_some();
         Ok(())
     });
     looked.is_ok() && wanted
 }
 
-/// The destinations of `ipam.routes`, defaults first where they are wanted, too. None without such routes: then there are only defaults.
+/// The destinations of `ipam.routes`, preceded by the default routes if `with_defaults`. `None`
+/// without such routes: the pod then gets the default routes only.
 pub fn routes(ipam: &Map<String, Value>, with_defaults: bool) -> Result<Option<Vec<IpNet>>, CniError> {
     let listed = ipam.get("routes").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     if listed.is_empty() {
@@ -101,7 +103,7 @@ pub fn routes(ipam: &Map<String, Value>, with_defaults: bool) -> Result<Option<V
     Ok(Some(nets))
 }
 
-/// Shows `visit` every place where a prefix may stand.
+/// Calls `visit` for every text that may be a placeholder.
 fn each(
     ipam: &mut Map<String, Value>,
     visit: &mut impl FnMut(&mut String) -> Result<(), CniError>,
@@ -131,7 +133,7 @@ mod tests {
 
     #[test]
     fn oracle_30_the_nodes_prefix_becomes_the_subnet() {
-        let cidrs = PodCidrs::of_node("n", &["10.10.0.0/24"]).unwrap();
+        let cidrs = PodCidrs::from_node("n", &["10.10.0.0/24"]).unwrap();
         let mut ipam = object(json!({"type": "host-local", "subnet": "usePodCidr"}));
         assert!(wanted(&ipam));
         cidrs.fill(&mut ipam).unwrap();
@@ -141,7 +143,7 @@ mod tests {
 
     #[test]
     fn oracle_31_ranges_of_both_families_and_routes_are_filled() {
-        let cidrs = PodCidrs::of_node("n", &["fd00:10::/80", "10.10.0.0/24"]).unwrap();
+        let cidrs = PodCidrs::from_node("n", &["fd00:10::/80", "10.10.0.0/24"]).unwrap();
         let mut ipam = object(json!({
             "ranges": [[{"subnet": "USEPODCIDR"}], [{"subnet": "usepodcidripv6", "gateway": "fd00:10::1"}]],
             "routes": [{"dst": "usePodCidr"}, {"dst": "10.0.0.0/8"}],
@@ -156,18 +158,18 @@ mod tests {
 
     #[test]
     fn a_node_without_a_prefix_of_the_family_is_an_error() {
-        let cidrs = PodCidrs::of_node("n", &["10.10.0.0/24"]).unwrap();
+        let cidrs = PodCidrs::from_node("n", &["10.10.0.0/24"]).unwrap();
         let error = cidrs.fill(&mut object(json!({"subnet": "usePodCidrIPv6"}))).unwrap_err();
         assert!(error.msg.contains("usePodCidrIPv6"), "{error}");
-        assert!(PodCidrs::of_node("n", &["10.10.0.0/24", "10.11.0.0/24"]).is_err());
-        assert!(PodCidrs::of_node("n", &["rubbish"]).is_err());
+        assert!(PodCidrs::from_node("n", &["10.10.0.0/24", "10.11.0.0/24"]).is_err());
+        assert!(PodCidrs::from_node("n", &["rubbish"]).is_err());
     }
 
     #[test]
-    fn for_del_everything_will_do() {
+    fn del_uses_prefixes_that_contain_every_address() {
         // calico-cni.md section 3.6
         let mut ipam = object(json!({"subnet": "usePodCidr", "ranges": [[{"subnet": "usePodCidrIPv6"}]]}));
-        PodCidrs::dummies().fill(&mut ipam).unwrap();
+        PodCidrs::catch_all().fill(&mut ipam).unwrap();
         assert_eq!(Value::Object(ipam), json!({"subnet": "0.0.0.0/0", "ranges": [[{"subnet": "::/0"}]]}));
     }
 

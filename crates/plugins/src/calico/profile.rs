@@ -1,4 +1,5 @@
-//! The profile of a network whose policies are not Kubernetes': created once, and then left to the operator (calico-cni.md sections 2.3 and 2.7).
+//! The profile of a network with other policies than Kubernetes': created once, and then left to
+//! the operator (calico-cni.md sections 2.3 and 2.7).
 
 use russet_addr::NetworkName;
 use russet_cni_spec::CniError;
@@ -8,11 +9,11 @@ use russet_store::{Step, Store, StoreError};
 use super::endpoint;
 use crate::{Clock, failure};
 
-/// Tries at a write whose answer gets lost.
+/// Attempts at a write whose answer gets lost.
 const MAX_TRIES: u32 = 3;
 
-/// Makes sure that there is a profile called like the network, and says whether there was none. One that exists is not looked at: a creation that loses is
-/// as good as a read.
+/// Ensures that there is a profile named like the network; returns whether it was created. An
+/// existing one is not read: a creation that fails because it exists is enough.
 pub async fn ensure(
     store: &dyn Store,
     network: &NetworkName,
@@ -31,7 +32,7 @@ pub async fn ensure(
         match store.commit(vec![create]).await.map_err(|failed| failed.error) {
             Ok(_) => return Ok(true),
             Err(StoreError::AlreadyExists { .. }) => return Ok(false),
-            // The next try is told that it exists if this one did take effect.
+            // If this attempt took effect, the next one finds that the profile exists.
             Err(error) if error.outcome_unknown() && tries < MAX_TRIES => {}
             Err(error) => return Err(failure::store(&msg, &error, &error)),
         }

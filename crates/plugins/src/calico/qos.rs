@@ -1,5 +1,5 @@
-//! Limits on a pod's traffic, from its annotations into its endpoint (calico-cni.md section 2.5.4); Felix enforces them. Values that make no
-//! sense are logged and left out, as upstream does.
+//! Limits on a pod's traffic, from its annotations to its endpoint (calico-cni.md section 2.5.4);
+//! Felix enforces them. Invalid values are logged and ignored, as upstream does.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use russet_model::Extra;
 
 /// `1k` to `1P` bits a second, in Kubernetes' own annotations and in Calico's.
 const BANDWIDTH: (u64, u64) = (1_000, 1_000_000_000_000_000);
-/// 4 Gibit: what may go at once where only a bandwidth is given.
+/// 4 Gibit: the burst if only a bandwidth is given.
 const BURST_DEFAULT: u64 = 1 << 32;
-/// Packets a second.
+/// Packets per second.
 const PACKET_RATE: (u64, u64) = (1, 10_000);
-/// Packets at once where only a rate is given.
+/// The packet burst if only a packet rate is given.
 const PACKET_BURST_DEFAULT: u64 = 5;
-/// For all that has no range of its own.
+/// Accepts any positive value.
 const ANY: (u64, u64) = (1, u64::MAX >> 1);
 
 /// The endpoint's `qosControls`.
@@ -46,7 +46,7 @@ pub fn controls(annotations: &BTreeMap<String, String>) -> Extra {
     if let Some(text) = annotations.get(name) {
         match text.parse::<u64>() {
             Ok(number @ 0..=63) => controls.extend([("dscp".to_owned(), number.into())]),
-            // Names such as AF11, which peers write as they are.
+            // Names such as AF11; peers write them unchanged.
             Err(_) if !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric()) => {
                 controls.extend([("dscp".to_owned(), text.as_str().into())]);
             }
@@ -94,7 +94,7 @@ fn quantity(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn of(pairs: &[(&str, &str)]) -> serde_json::Value {
+    fn controls_of(pairs: &[(&str, &str)]) -> serde_json::Value {
         let pairs = pairs.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
         serde_json::Value::Object(controls(&pairs.collect()))
     }
@@ -102,8 +102,10 @@ mod tests {
     #[test]
     fn bandwidths_of_kubernetes_annotations_become_controls() {
         // calico-cni.md section 2.5.4
-        let controls =
-            of(&[("kubernetes.io/ingress-bandwidth", "10M"), ("kubernetes.io/egress-bandwidth", "1Gi")]);
+        let controls = controls_of(&[
+            ("kubernetes.io/ingress-bandwidth", "10M"),
+            ("kubernetes.io/egress-bandwidth", "1Gi"),
+        ]);
         let wanted = serde_json::json!({
             "ingressBandwidth": 10_000_000, "ingressBurst": 1_u64 << 32,
             "egressBandwidth": 1 << 30, "egressBurst": 1_u64 << 32,
@@ -113,7 +115,7 @@ mod tests {
 
     #[test]
     fn calicos_own_annotations_come_first() {
-        let controls = of(&[
+        let controls = controls_of(&[
             ("kubernetes.io/ingress-bandwidth", "10M"),
             ("qos.projectcalico.org/ingressBandwidth", "20M"),
             ("qos.projectcalico.org/ingressBurst", "1M"),
@@ -130,7 +132,7 @@ mod tests {
 
     #[test]
     fn values_out_of_range_are_left_out() {
-        let controls = of(&[
+        let controls = controls_of(&[
             ("kubernetes.io/ingress-bandwidth", "999"),
             ("kubernetes.io/egress-bandwidth", "2P"),
             ("qos.projectcalico.org/ingressPacketRate", "10001"),

@@ -1,4 +1,5 @@
-//! Whether an ADD may begin: the datastore is not locked, the gates of the configuration are open (calico-cni.md section 2.1, steps 5, 6, 9 and 10).
+//! Preconditions of an ADD: the datastore is not locked, and the readiness gates of the
+//! configuration are open (calico-cni.md section 2.1, steps 5, 6, 9 and 10).
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,19 +15,19 @@ use super::workload::Workload;
 use crate::calico_conf::CalicoConf;
 use crate::{Datastore, RequestLog, failure};
 
-/// The kernel's own, where nobody says anything.
+/// The kernel's default.
 const MTU_DEFAULT_BYTES: u32 = 1500;
-/// Where Felix says what fits into its tunnels.
+/// The file in which Felix writes the MTU that fits into its tunnels.
 const MTU_FILE: &str = "var/lib/calico/mtu";
-/// Between two looks at a gate, and for how long (calico-cni.md section 1.3).
-const GATE_PAUSE: Duration = Duration::from_secs(5);
-const GATE_PATIENCE: Duration = Duration::from_secs(30);
-/// A gate is on this node: it answers at once or not at all.
-const GATE_ANSWER: Duration = Duration::from_secs(2);
-/// `HTTP/1.1 204` is what matters of an answer.
+/// Interval between two requests to a gate (calico-cni.md section 1.3).
+const GATE_INTERVAL: Duration = Duration::from_secs(5);
+const GATE_TIMEOUT: Duration = Duration::from_secs(30);
+/// A gate runs on this node, so it answers quickly or not at all.
+const GATE_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// Only `HTTP/1.1 204` of the answer is read.
 const STATUS_LINE_BYTES: usize = 12;
 
-/// Refuses what cannot be before anything is taken.
+/// Refuses impossible requests before any allocation.
 pub fn refuse_impossible(conf: &CalicoConf, workload: &Workload, log: &RequestLog) -> Result<(), CniError> {
     dataplane(conf)?;
     match conf.device_type.as_str() {
@@ -66,7 +67,8 @@ fn dataplane(conf: &CalicoConf) -> Result<(), CniError> {
     }
 }
 
-/// The MTU of the pod's interface, in bytes: the configuration's, else the file's, else the kernel's.
+/// The MTU of the pod's interface, in bytes: from the configuration, otherwise from Felix's file,
+/// otherwise the kernel's default.
 pub fn mtu_bytes(conf: &CalicoConf, root: &Path) -> Result<u32, CniError> {
     if let Some(mtu) = conf.mtu_bytes {
         return Ok(mtu);
@@ -88,7 +90,7 @@ pub fn mtu_bytes(conf: &CalicoConf, root: &Path) -> Result<u32, CniError> {
     }
 }
 
-/// Refuses to work while an upgrade has the datastore locked.
+/// Fails while an upgrade has locked the datastore.
 pub async fn datastore(datastore: &Datastore) -> Result<(), CniError> {
     if datastore.recent.is_ready() {
         return Ok(());
@@ -100,50 +102,48 @@ pub async fn datastore(datastore: &Datastore) -> Result<(), CniError> {
         let details = "calico/node (or the russet agent in Calico mode) creates it in a fresh datastore";
         return Err(CniError::try_again_later(format!("there is no {key}"), details));
     };
-    let information = ClusterInformation::decode(&record.value).map_err(|error| {
-        CniError::new(failure::CORRUPT_RECORD, format!("{key} cannot be understood"), error)
-    })?;
+    let information = ClusterInformation::decode(&record.value)
+        .map_err(|error| CniError::new(failure::CORRUPT_RECORD, format!("{key} cannot be decoded"), error))?;
     match information.spec.datastore_ready {
         Some(true) => {
-            datastore.recent.saw_ready(asked);
+            datastore.recent.record_ready(asked);
             Ok(())
         }
         _ => {
-            let details = format!("datastoreReady of {key} is not true: an upgrade is under way");
+            let details = format!("datastoreReady of {key} is not true: an upgrade is in progress");
             Err(CniError::try_again_later("Calico is currently not ready to process requests", details))
         }
     }
 }
 
-/// Waits until all gates are open.
 pub async fn gates(urls: &[String]) -> Result<(), CniError> {
-    let end = tokio::time::Instant::now() + GATE_PATIENCE;
+    let end = tokio::time::Instant::now() + GATE_TIMEOUT;
     for url in urls {
-        let place = Place::of(url)?;
-        while let Err(reason) = place.ask().await {
-            if tokio::time::Instant::now() + GATE_PAUSE > end {
+        let gate = GateUrl::parse(url)?;
+        while let Err(reason) = gate.check().await {
+            if tokio::time::Instant::now() + GATE_INTERVAL > end {
                 let msg = format!("the readiness gate {url} is still closed");
                 return Err(CniError::try_again_later(msg, reason));
             }
             tracing::debug!(url, reason, "readiness gate is closed");
-            tokio::time::sleep(GATE_PAUSE).await;
+            tokio::time::sleep(GATE_INTERVAL).await;
         }
     }
     Ok(())
 }
 
-/// Where a gate is.
+/// The parsed URL of a readiness gate.
 #[derive(Debug, PartialEq, Eq)]
-struct Place {
+struct GateUrl {
     authority: String,
     address: String,
     path: String,
 }
 
-// === impl Place ===
+// === impl GateUrl ===
 
-impl Place {
-    fn of(url: &str) -> Result<Self, CniError> {
+impl GateUrl {
+    fn parse(url: &str) -> Result<Self, CniError> {
         let refused = |why: &str| CniError::unsupported_field(format!("readiness_gates: {url:?}"), why);
         let rest = url.strip_prefix("http://").ok_or_else(|| refused("only http:// is supported"))?;
         let (authority, path) = match rest.find(['/', '?', '#']) {
@@ -161,9 +161,9 @@ impl Place {
         Ok(Self { authority: authority.to_owned(), address, path })
     }
 
-    /// Says why it is closed.
-    async fn ask(&self) -> Result<(), String> {
-        let answer = tokio::time::timeout(GATE_ANSWER, self.status()).await;
+    /// Asks the gate; the error says why it counts as closed.
+    async fn check(&self) -> Result<(), String> {
+        let answer = tokio::time::timeout(GATE_REQUEST_TIMEOUT, self.status()).await;
         let status = answer.map_err(|_| "no answer".to_owned())?.map_err(|error| error.to_string())?;
         if (200..400).contains(&status) { Ok(()) } else { Err(format!("it answers {status}")) }
     }
@@ -179,7 +179,7 @@ impl Place {
     }
 }
 
-/// Of `HTTP/1.1 204`. Whoever answers may answer anything.
+/// The status code in `HTTP/1.1 204`. The bytes are not trusted.
 fn status_code(line: &[u8]) -> Option<u16> {
     let line = std::str::from_utf8(line).ok().filter(|line| line.starts_with("HTTP/1."))?;
     line.get("HTTP/1.1 ".len()..)?.parse().ok()
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_in_other_letters_is_no_http_and_kills_nobody() {
+    fn a_non_ascii_status_line_is_refused_without_panic() {
         assert_eq!(status_code(b"HTTP/1.1 204"), Some(204));
         for line in ["HTTP/1.1\u{e9}20", "HTTP/1.\u{1f600}2", "HTTP/1.1 2x4", "HTTP/2   204"] {
             assert_eq!(status_code(line.as_bytes()), None, "{line}");

@@ -1,35 +1,37 @@
-//! Felix's word that an endpoint's policy is in place: a file for each endpoint (calico-cni.md section 4.9).
+//! The file by which Felix says that an endpoint's policy is in place (calico-cni.md section 4.9).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::workload::{K8S, Workload};
 
-/// Between two looks for the file.
+/// Interval between two looks for the file.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What is left to do once a pod is wired and written: its policy is waited for, and nothing is changed any more. So this comes after the request's locks are
-/// given back, lest a pod whose policy comes late keeps its own DEL waiting.
+/// The wait for a pod's policy, after the pod is wired and its endpoint is written. It changes
+/// nothing, so it runs after the request's locks are released: otherwise a pod whose policy comes
+/// late would block its own DEL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "the pod is started before its policy is in place"]
 pub struct PolicyWait {
     file: PathBuf,
-    patience: Duration,
+    timeout: Duration,
 }
 
 // === impl PolicyWait ===
 
 impl PolicyWait {
-    /// None for what is no pod, or where nobody is to wait.
-    pub(super) fn of(dir: &Path, workload: &Workload, patience: Duration) -> Option<Self> {
-        let file = path(dir, workload).filter(|_| !patience.is_zero())?;
-        Some(Self { file, patience })
+    /// `None` if the workload is no pod, or if the timeout is zero.
+    pub(super) fn new(dir: &Path, workload: &Workload, timeout: Duration) -> Option<Self> {
+        let file = path(dir, workload).filter(|_| !timeout.is_zero())?;
+        Some(Self { file, timeout })
     }
 
-    /// Waits until the file is there. It is only waited for: a pod without policy is denied, and comes to its own later.
+    /// Waits until the file exists or the timeout ends. A timeout is no error: Felix denies the
+    /// pod's traffic until the policy is in place.
     pub async fn wait(self) {
-        let Self { file, patience } = self;
-        let end = tokio::time::Instant::now() + patience;
+        let Self { file, timeout } = self;
+        let end = tokio::time::Instant::now() + timeout;
         while !file.exists() {
             if tokio::time::Instant::now() >= end {
                 tracing::warn!(file = %file.display(), "the pod's policy is not known to be in place yet");
@@ -45,12 +47,12 @@ fn path(dir: &Path, workload: &Workload) -> Option<PathBuf> {
     Some(dir.join(endpoint_status_file(&pod.namespace, &pod.name, workload.ifname.as_str())))
 }
 
-/// The name of the file that says that a pod's endpoint is set up.
+/// The name of the file by which Felix reports a pod's endpoint.
 pub fn endpoint_status_file(namespace: &str, pod: &str, endpoint: &str) -> String {
     [K8S, &format!("{namespace}/{pod}"), endpoint].map(escaped).join(" ")
 }
 
-/// As Go's `url.PathEscape` does.
+/// Escapes like Go's `url.PathEscape`.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for byte in text.bytes() {

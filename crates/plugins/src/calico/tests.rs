@@ -1,5 +1,5 @@
-//! ADD and DEL over the simulated store, with a wire that only remembers: what is decided and undone. The real wiring is in
-//! tests of its own (crates/russet/tests/whole/calico.rs).
+//! ADD and DEL over the simulated store, with a fake `Wire` that records calls: tests decisions and
+//! undo. The real wiring is tested in crates/russet/tests/whole/calico.rs.
 
 mod container;
 mod facts;
@@ -22,10 +22,10 @@ use serde_json::json;
 use super::wire::Wire;
 use super::*;
 use crate::datastore::Fixed;
-use crate::wiring::Unattached;
+use crate::wiring::AttachFailure;
 use crate::{CalicoHost, Clusters};
 
-/// A cluster with one node, and what its kernel was told.
+/// A cluster with one node, and the calls to its kernel.
 struct Stage {
     node: CalicoNode,
     sim: Sim,
@@ -35,7 +35,7 @@ struct Stage {
     api: Rc<Api>,
 }
 
-/// A request for a stage.
+/// A request for a [`Stage`].
 #[derive(Clone)]
 struct Ask {
     network: String,
@@ -46,7 +46,7 @@ struct Ask {
     config: Value,
 }
 
-/// A kernel on paper: host ends by name, with container and addresses.
+/// A fake kernel: host interfaces by name, with container and addresses.
 #[derive(Default)]
 struct Paper {
     links: RefCell<BTreeMap<String, Attachment>>,
@@ -56,7 +56,7 @@ struct Paper {
     detached: RefCell<Vec<Detachment>>,
 }
 
-/// A Kubernetes of a few objects.
+/// A fake API server with a few objects.
 #[derive(Default)]
 struct Api {
     pods: RefCell<BTreeMap<(String, String), Pod>>,
@@ -113,13 +113,13 @@ impl Stage {
     async fn add(&self, ask: &Ask) -> Result<CniResult, CniError> {
         let (request, target, conf) = ask.parts("ADD");
         let conf = conf?;
-        let done = add::run(&mut self.scene(&request, &conf, &target), &self.wire).await?;
+        let done = add::run(&mut self.context(&request, &conf, &target), &self.wire).await?;
         let result = done.settled().await.unwrap().unwrap();
         crate::lab::well_formed(&result);
         Ok(result)
     }
 
-    /// A DEL after its interface was taken down.
+    /// Runs a DEL after its interface was removed.
     async fn del(&self, ask: &Ask) -> Result<(), CniError> {
         let (request, target, conf) = ask.parts("DEL");
         let conf = conf?;
@@ -127,13 +127,18 @@ impl Stage {
             attachment.container == target.container && attachment.ifname == target.ifname
         };
         self.wire.links.borrow_mut().retain(|_, attachment| !ours(attachment));
-        del::forget(&mut self.scene(&request, &conf, &target)).await
+        del::remove_records(&mut self.context(&request, &conf, &target)).await
     }
 
-    fn scene<'a>(&'a self, request: &'a Request, conf: &'a CalicoConf, target: &'a Target) -> Scene<'a> {
-        let workload = Workload::of(request, conf, target, "n1".parse().unwrap());
+    fn context<'a>(
+        &'a self,
+        request: &'a Request,
+        conf: &'a CalicoConf,
+        target: &'a Target,
+    ) -> RequestContext<'a> {
+        let workload = Workload::from_request(request, conf, target, "n1".parse().unwrap());
         let (datastore, log) = (self.datastore.clone(), &self.log);
-        Scene {
+        RequestContext {
             node: &self.node,
             request,
             target,
@@ -170,7 +175,7 @@ impl Stage {
         held.into_iter().map(|held| held.address).collect()
     }
 
-    /// No address is held, no endpoint is there, no interface is left.
+    /// Asserts that no address is held, and that there is no endpoint and no interface.
     async fn assert_bare(&self, containers: &[&str]) {
         for container in containers {
             assert_eq!(self.held("net1", container).await, Vec::<IpAddr>::new(), "{container}");
@@ -239,7 +244,7 @@ impl Ask {
         let prepared =
             russet_cni_spec::plugin::prepare(vars, config.to_string().into_bytes(), "test").unwrap();
         let russet_cni_spec::Prepared::Request(request) = prepared else { panic!("{prepared:?}") };
-        let target = Target::of(&request, request.env.target().unwrap()).unwrap();
+        let target = Target::from_request(&request, request.env.target().unwrap()).unwrap();
         let conf = CalicoConf::read(&request);
         (*request, target, conf)
     }
@@ -248,7 +253,7 @@ impl Ask {
 // === impl Paper ===
 
 impl Wire for Paper {
-    fn attach(&self, attachment: Attachment) -> BoxFuture<'_, Result<Attached, Unattached>> {
+    fn attach(&self, attachment: Attachment) -> BoxFuture<'_, Result<Attached, AttachFailure>> {
         Box::pin(async move {
             if self.refuse.get() {
                 return Err(CniError::internal("the kernel says no", "").into());
@@ -264,7 +269,7 @@ impl Wire for Paper {
                 reused: self.links.borrow().get(attachment.host_name.as_str()) == Some(&attachment),
                 bridge_mac: None,
             };
-            // As Calico does, whatever has the name makes room.
+            // Like Calico's plugin, replaces an existing interface of the name.
             self.links.borrow_mut().insert(attachment.host_name.to_string(), attachment);
             Ok(attached)
         })

@@ -1,4 +1,4 @@
-//! The pod's interface as Calico makes it, and the way to it (calico-cni.md section 3).
+//! The pod's interface as Calico makes it (calico-cni.md section 3).
 
 use russet_addr::{ContainerId, IfName, IpNet};
 use russet_attach::{Attached, Attachment, Detachment, Dialect, Pod, naming};
@@ -10,27 +10,26 @@ use super::workload::Workload;
 use crate::CalicoNode;
 use crate::calico_conf::CalicoConf;
 use crate::target::Target;
-use crate::wiring::{Unattached, Wiring};
+use crate::wiring::{AttachFailure, Wiring};
 
-/// What an ADD does to the kernel: a test of what happens when it fails needs no kernel.
+/// The kernel operations of an ADD, as a trait so that failures can be tested without a kernel.
 pub trait Wire {
-    /// Wires the interface.
-    fn attach(&self, attachment: Attachment) -> BoxFuture<'_, Result<Attached, Unattached>>;
-    /// Lets a pod that is wired send from these prefixes besides its own addresses.
+    fn attach(&self, attachment: Attachment) -> BoxFuture<'_, Result<Attached, AttachFailure>>;
+    /// Allows a wired pod to send from these prefixes besides its own addresses.
     fn allow_sources(&self, host_name: IfName, nets: Vec<IpNet>) -> BoxFuture<'_, Result<(), CniError>>;
-    /// Takes it down again.
+    /// Removes the interface.
     fn detach(&self, what: Detachment) -> BoxFuture<'_, Result<(), CniError>>;
 }
 
-/// The real one: a pod's namespace, and the node's way to the kernel.
+/// The implementation for a pod's namespace.
 pub struct Kernel {
-    /// The way.
+    /// Access to the kernel.
     pub wiring: Wiring,
     /// The pod's namespace.
     pub netns: NetNs,
 }
 
-/// An interface without addresses, as the configuration wants it.
+/// An interface without addresses, as the configuration specifies it.
 pub fn attachment(node: &CalicoNode, conf: &CalicoConf, target: &Target) -> Result<Attachment, CniError> {
     let Target { network, container, ifname, pod, .. } = target.clone();
     let host_name = host_name(conf.interface_prefix.as_deref(), &container, &ifname, pod.as_ref())?;
@@ -41,7 +40,8 @@ pub fn attachment(node: &CalicoNode, conf: &CalicoConf, target: &Target) -> Resu
     Ok(attachment)
 }
 
-/// The host end's name; operators choose its prefix for Kubernetes' pods (calico-cni.md section 3.1).
+/// The name of the host interface; operators can choose its prefix for Kubernetes pods
+/// (calico-cni.md section 3.1).
 pub fn host_name(
     prefix: Option<&str>,
     container: &ContainerId,
@@ -57,8 +57,8 @@ pub fn host_name(
     }
 }
 
-/// What takes a DEL's interface down. Its host end is looked for by the name that it has without any choice of the operator's: nothing that DEL can do
-/// without the configuration may depend on it.
+/// The detachment for a DEL. It names the host interface with the default prefix, because the part
+/// of DEL that works without the configuration must not depend on it.
 pub fn detachment_of(node: &CalicoNode, target: &Target) -> Detachment {
     let Target { container, ifname, pod, .. } = target;
     Detachment {
@@ -71,15 +71,15 @@ pub fn detachment_of(node: &CalicoNode, target: &Target) -> Detachment {
     }
 }
 
-/// Whether `name` is that of the host end of `ifname` of this very pod, with whatever prefix the operator had chosen when it was wired: 44 bits of a hash of
-/// namespace and pod, which no other pod's link has.
+/// Whether `name` is that of the host interface of `ifname` of this pod, with any prefix. It ends
+/// with 44 bits of a hash of namespace and pod, which identify the pod.
 pub fn is_of_pod(name: &IfName, container: &ContainerId, ifname: &IfName, pod: &Pod) -> bool {
     let known = naming::host_end(Dialect::Calico, container, ifname, Some(pod));
     let hash = known.as_str().strip_prefix(naming::prefix(Dialect::Calico));
     hash.is_some_and(|hash| name.as_str().len() > hash.len() && name.as_str().ends_with(hash))
 }
 
-/// What takes the interface of `container` down again.
+/// The detachment of the interface of `container`.
 pub fn detachment(
     node: &CalicoNode,
     workload: &Workload,
@@ -99,7 +99,7 @@ pub fn detachment(
 // === impl Kernel ===
 
 impl Wire for Kernel {
-    fn attach(&self, attachment: Attachment) -> BoxFuture<'_, Result<Attached, Unattached>> {
+    fn attach(&self, attachment: Attachment) -> BoxFuture<'_, Result<Attached, AttachFailure>> {
         Box::pin(async move {
             let netns = self.netns.try_clone();
             let netns = netns.map_err(|error| CniError::internal("keep the pod's namespace open", error))?;

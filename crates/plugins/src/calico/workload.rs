@@ -1,4 +1,5 @@
-//! Who an endpoint is: orchestrator, node, namespace, pod or container (calico-cni.md sections 1.5 and 2.2.1).
+//! The identity of an endpoint: orchestrator, node, namespace, pod or container (calico-cni.md
+//! sections 1.5 and 2.2.1).
 
 use russet_addr::{ContainerId, IfName, NodeName};
 use russet_attach::Pod;
@@ -10,7 +11,7 @@ use super::labels;
 use crate::calico_conf::CalicoConf;
 use crate::target::Target;
 
-/// One interface of one container, as endpoints name it.
+/// One interface of one container, identified as in endpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Workload {
     /// The node that runs it.
@@ -27,19 +28,19 @@ pub struct Workload {
 
 /// The orchestrator of pods that Kubernetes named.
 pub const K8S: &str = "k8s";
-/// That of all other containers.
+/// The orchestrator of all other containers.
 pub const CNI: &str = "cni";
-/// Where endpoints of other containers live.
+/// The namespace of endpoints of other containers.
 const DEFAULT_NAMESPACE: &str = "default";
 
 // === impl Workload ===
 
 impl Workload {
     /// The workload of a request.
-    pub fn of(request: &Request, conf: &CalicoConf, target: &Target, node: NodeName) -> Self {
+    pub fn from_request(request: &Request, conf: &CalicoConf, target: &Target, node: NodeName) -> Self {
         let namespace = match &target.pod {
             Some(pod) => pod.namespace.clone(),
-            // Upstream's own tests choose a namespace with an argument.
+            // Upstream's tests choose a namespace by this argument.
             None => (request.env.args.get("CNI_TEST_NAMESPACE").map(str::to_owned))
                 .filter(|namespace| !namespace.is_empty())
                 .or_else(|| labels::mesos_namespace(&conf.mesos_labels))
@@ -54,7 +55,6 @@ impl Workload {
         if self.pod.is_some() { K8S } else { CNI }
     }
 
-    /// The endpoint's name.
     pub fn name(&self) -> Result<String, CniError> {
         let name = match &self.pod {
             Some(pod) => WorkloadEndpointSpec::k8s_name(&self.node, &pod.name, &self.ifname),
@@ -63,13 +63,13 @@ impl Workload {
         name.map_err(unnameable)
     }
 
-    /// The endpoint's key.
     pub fn key(&self) -> Result<Key, CniError> {
         Key::workload_endpoint(&self.namespace, &self.name()?)
             .map_err(|error| CniError::environment("the workload endpoint cannot be named", error))
     }
 
-    /// Where the workload's endpoints are, whatever their interface. Others may be there, too: see [`owns`](Self::owns).
+    /// The prefix of the keys of the workload's endpoints, whatever their interface. Endpoints of
+    /// other workloads may be below it: see [`owns`](Self::owns).
     pub fn prefix(&self) -> Result<Prefix, CniError> {
         let workload = self.pod.as_ref().map_or(self.container.as_str(), |pod| &pod.name);
         let start = WorkloadEndpointSpec::name_prefix(&self.node, self.orchestrator(), workload)
@@ -78,7 +78,8 @@ impl Workload {
             .map_err(|error| CniError::environment("the workload endpoint cannot be named", error))
     }
 
-    /// Whether an endpoint below [`prefix`](Self::prefix) is this workload's, whatever its interface.
+    /// Whether an endpoint below [`prefix`](Self::prefix) belongs to this workload, whatever its
+    /// interface.
     pub fn owns(&self, spec: &WorkloadEndpointSpec) -> bool {
         let same = match &self.pod {
             Some(pod) => spec.pod == pod.name,

@@ -1,4 +1,5 @@
-//! Which datastore a network's addresses and endpoints are in, and how to reach it (calico-cni.md section 1.7).
+//! The datastore of a network's addresses and endpoints, and how to reach it (calico-cni.md section
+//! 1.7).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,26 +12,26 @@ use super::fields::{Fields, choose, choose_path};
 /// A datastore as the configuration and the environment describe it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DatastoreSettings {
-    /// Which one.
     pub kind: DatastoreKind,
-    /// `datastore_type` was given. Otherwise an old configuration may mean etcd's v2 keys, and an etcd without Calico's v3 records is not to be believed.
+    /// Whether `datastore_type` was given. If not, an old configuration may mean etcd's v2 keys,
+    /// and an etcd without Calico's v3 records is not used as v3.
     pub explicit: bool,
-    /// Where etcd is; empty for Kubernetes.
+    /// How to reach etcd; empty for Kubernetes.
     pub etcd: EtcdMembers,
 }
 
-/// Datastores that Calico's plugins know.
+/// Datastores of Calico's plugins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DatastoreKind {
     /// etcd v3.
     EtcdV3,
-    /// etcd's v2 keys, of plugins up to v1.11.
+    /// etcd's v2 keys, used by plugins up to v1.11.
     EtcdV2,
     /// Kubernetes' own objects.
     Kubernetes,
 }
 
-/// How to reach etcd.
+/// Settings for the connection to etcd.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct EtcdMembers {
     /// `etcd_endpoints`, joined by commas.
@@ -51,16 +52,20 @@ pub struct EtcdMembers {
     pub username: Option<String>,
     /// `ETCD_PASSWORD`.
     pub password: Option<Secret>,
-    /// `etcd_password_file`, which Go's plugins do not have: a file with one line. `ETCD_PASSWORD` wins over it.
+    /// `etcd_password_file`, which Go's plugins do not have: a file with one line. `ETCD_PASSWORD`
+    /// takes precedence.
     pub password_file: Option<PathBuf>,
-    /// `allow_plaintext_credentials`, which Go's plugins do not have: user and password may go to other machines over http.
+    /// `allow_plaintext_credentials`, which Go's plugins do not have: user and password may be sent
+    /// to other machines over http.
     pub allow_plaintext: bool,
 }
 
-/// Less than the plugin waits for an agent's answer to STATUS, which would only say that the agent is slow.
+/// Less than the plugin waits for an agent's answer to STATUS: a timeout there would only say that
+/// the agent is slow.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(2500);
 
-/// Where systems keep the certificates of public authorities, which Go's client believes where no file is named.
+/// Files with the certificates of public authorities, which Go's client trusts if the configuration
+/// names no file.
 const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -68,7 +73,7 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// Where plugins of v1.11 looked for etcd when nobody said otherwise.
+/// The etcd that plugins of v1.11 used by default.
 const V1_AUTHORITY: &str = "127.0.0.1:2379";
 
 // === impl DatastoreSettings ===
@@ -86,20 +91,21 @@ impl DatastoreSettings {
                 return Err(root.wrong("datastore_type", reason));
             }
             None if etcd.endpoints.is_some() || etcd.discovery_srv.is_some() => DatastoreKind::EtcdV3,
-            // v3 never looked at these two: whoever writes only them means v1.11.
+            // v3 plugins never read these two, so a configuration with only them is one of v1.11.
             None if etcd.authority.is_some() || etcd.scheme.is_some() => DatastoreKind::EtcdV2,
             None => DatastoreKind::Kubernetes,
         };
         Ok(Self { kind, explicit: named.is_some(), etcd })
     }
 
-    /// How to reach etcd v3. What this version cannot reach is refused with what to do about it.
+    /// The settings of an etcd v3. Datastores that this version does not support are refused with a
+    /// remedy.
     pub fn etcd_v3(&self) -> Result<EtcdSettings, CniError> {
         match self.kind {
             DatastoreKind::EtcdV3 => self.etcd.settings(),
             DatastoreKind::EtcdV2 => Err(CniError::unsupported_field(
                 "datastore_type: \"etcdv2\" (the v2 keys of Calico v1.11) is not supported yet",
-                "carry the data over with `russet migrate calico-v1` and set datastore_type to \"etcdv3\"; nothing was read or written",
+                "migrate the data with `russet migrate calico-v1` and set datastore_type to \"etcdv3\"; nothing was read or written",
             )),
             DatastoreKind::Kubernetes => Err(CniError::unsupported_field(
                 "datastore_type: \"kubernetes\" is not supported yet",
@@ -110,7 +116,8 @@ impl DatastoreSettings {
 }
 
 impl DatastoreSettings {
-    /// What `answer` is, or that the datastore does not give one: a runtime waits a few seconds for STATUS, and shall hear what is silent.
+    /// Waits for `answer`, with a limit: a runtime waits a few seconds for STATUS, and must get an
+    /// error that names the silent datastore.
     pub async fn answer_in_time<T>(
         &self,
         answer: impl Future<Output = Result<T, CniError>>,
@@ -144,7 +151,8 @@ impl EtcdMembers {
         })
     }
 
-    /// How to reach the etcd of a v1.11 configuration, which may name it by authority and scheme, or not at all (calico-cni.md section 1.2).
+    /// The settings for the etcd of a v1.11 configuration, which may name it by authority and
+    /// scheme, or not at all (calico-cni.md section 1.2).
     pub fn v1_settings(&self) -> Result<EtcdSettings, CniError> {
         let authority = self.authority.as_deref().unwrap_or(V1_AUTHORITY);
         let one = || format!("{}://{authority}", self.scheme.as_deref().unwrap_or("http"));
@@ -175,7 +183,7 @@ impl EtcdMembers {
         }
     }
 
-    /// The password itself, or the first line of its file as it is now.
+    /// The password, or the first line of its file, which is read each time.
     fn password(&self) -> Result<Option<Secret>, CniError> {
         let (None, Some(path), Some(_)) = (&self.password, &self.password_file, &self.username) else {
             return Ok(self.password.clone());
@@ -185,7 +193,7 @@ impl EtcdMembers {
         Ok(Some(Secret::new(text.trim_end_matches(['\r', '\n']))))
     }
 
-    /// Whether certificates are named that no endpoint has a use for.
+    /// Whether certificates are configured that no endpoint uses.
     pub(super) fn has_idle_certificates(&self) -> bool {
         let named = self.ca.is_some() || self.cert.is_some() || self.key.is_some();
         named && self.endpoints.as_deref().is_some_and(|endpoints| !is_secured(endpoints))
@@ -205,7 +213,7 @@ impl EtcdMembers {
     }
 }
 
-/// Refuses to send `what` unencrypted over a network.
+/// The error for secrets that would be sent unencrypted over a network.
 pub(crate) fn plaintext(what: &str, server: &str) -> CniError {
     let details = "use https, or set allow_plaintext_credentials to true in the network configuration";
     CniError::invalid_config(format!("{what} would go to {server} in clear text"), details)

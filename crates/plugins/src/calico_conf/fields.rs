@@ -1,4 +1,4 @@
-//! Members of a configuration, read one by one, so that an error names the one that is wrong.
+//! Reads members of a configuration one by one, so that an error names the wrong member.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -7,7 +7,8 @@ use russet_cni_spec::{CniError, Overrides};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// An object and where it stands. Absent objects read as empty ones, and `null` as absent.
+/// An object and its path in the configuration. An absent object reads as an empty one, and `null`
+/// as absent.
 pub(super) struct Fields<'a> {
     path: String,
     object: Option<&'a Map<String, Value>>,
@@ -33,7 +34,7 @@ impl<'a> Fields<'a> {
         Ok(self.read(key)?.unwrap_or_default())
     }
 
-    /// A text; one that is empty says nothing.
+    /// A text; an empty one counts as absent.
     pub(super) fn text(&self, key: &str) -> Result<Option<String>, CniError> {
         Ok(self.read(key)?.filter(|text: &String| !text.is_empty()))
     }
@@ -42,7 +43,7 @@ impl<'a> Fields<'a> {
         Ok(self.read(key)?.unwrap_or_default())
     }
 
-    /// A path. Relative ones are refused: relative to what depends on the runtime.
+    /// A path. Relative paths are refused, because the runtime's working directory is not known.
     pub(super) fn path(&self, key: &str) -> Result<Option<PathBuf>, CniError> {
         let Some(text) = self.text(key)? else { return Ok(None) };
         let path = PathBuf::from(&text);
@@ -105,7 +106,8 @@ const fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// What counts of three: a variable with Calico's prefix, the configuration, the bare variable (calico-ipam.md section 4.1).
+/// Selects one of three sources: a variable with Calico's prefix, then the configuration, then the
+/// bare variable (calico-ipam.md section 4.1).
 pub(super) fn choose(overrides: &Overrides, name: &str, given: Option<String>) -> Option<String> {
     let prefixed = overrides.prefixed(name).map(str::to_owned);
     prefixed.or(given).or_else(|| overrides.bare(name).map(str::to_owned))

@@ -1,4 +1,5 @@
-//! How much Calico's plugins log, and into which file besides standard error (calico-cni.md section 1.3).
+//! The log level of Calico's plugins, and the log file besides standard error (calico-cni.md
+//! section 1.3).
 
 use std::path::PathBuf;
 
@@ -13,24 +14,19 @@ pub struct LogSettings {
     pub level: LogLevel,
     /// `log_file_path`.
     pub file: Option<PathBuf>,
-    /// `log_file_max_size`: above it the file is set aside.
+    /// `log_file_max_size`: a larger file is rotated.
     pub file_max_bytes: u64,
-    /// `log_file_max_age`: files set aside go after this many days.
+    /// `log_file_max_age`: rotated files are deleted after this many days.
     pub file_max_age_d: u32,
-    /// `log_file_max_count`: at most so many files set aside stay.
+    /// `log_file_max_count`: how many rotated files are kept.
     pub file_max_count: u32,
 }
 
-/// What is worth a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// What failed.
     Error,
-    /// What looks wrong.
     Warning,
-    /// What was asked and given.
     Info,
-    /// Everything.
     Debug,
 }
 
@@ -47,7 +43,7 @@ impl LogSettings {
             Ok::<u32, CniError>(given.filter(|number| *number != 0).unwrap_or(default))
         };
         Ok(Self {
-            level: LogLevel::of(root.text("log_level")?.as_deref().unwrap_or_default()),
+            level: LogLevel::parse(root.text("log_level")?.as_deref().unwrap_or_default()),
             file: root.path("log_file_path")?,
             file_max_bytes: u64::from(number("log_file_max_size", MAX_SIZE_MB)?) * 1_000_000,
             file_max_age_d: number("log_file_max_age", MAX_AGE_D)?,
@@ -59,8 +55,8 @@ impl LogSettings {
 // === impl LogLevel ===
 
 impl LogLevel {
-    /// Reads a level in any case; what is none of them means info, as it does for peers.
-    fn of(text: &str) -> Self {
+    /// Parses a level in any case of letters; unknown levels mean info, as for peers.
+    fn parse(text: &str) -> Self {
         match text.to_ascii_lowercase().as_str() {
             "debug" | "trace" => Self::Debug,
             "warning" | "warn" => Self::Warning,
@@ -69,7 +65,7 @@ impl LogLevel {
         }
     }
 
-    /// As it stands in a line.
+    /// The level's name in a log line.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Error => "ERROR",

@@ -1,4 +1,5 @@
-//! Which node this is: it must be byte for byte the name that Felix, BIRD and other IPAM plugins use (calico-cni.md section 1.6).
+//! The name of this node, which must be byte for byte the name that Felix, BIRD and other IPAM
+//! plugins use (calico-cni.md section 1.6).
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -14,9 +15,9 @@ use crate::failure;
 /// The node's name, as far as it is known without the datastore.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeChoice {
-    /// It is this.
     Name(NodeName),
-    /// The file ends in white space, which peers would take for a part of the name. It is left out only if there is a node of the name without it.
+    /// The file ends in white space, which peers take for a part of the name. It is removed only if
+    /// there is a node of the shorter name.
     Trimmed {
         /// The name without white space.
         name: NodeName,
@@ -25,13 +26,14 @@ pub enum NodeChoice {
     },
 }
 
-/// Longer files are no names.
+/// A longer file is not a name.
 const FILE_MAX_BYTES: u64 = 4096;
 
 // === impl CalicoConf ===
 
 impl CalicoConf {
-    /// `nodename`, else the contents of the file, else `hostname`, else the host's name in lower case.
+    /// From `nodename`, otherwise from the file, otherwise from `hostname`, otherwise the host's
+    /// name in lower case.
     pub fn node_choice(&self, root: &Path) -> Result<NodeChoice, CniError> {
         if let Some(name) = &self.nodename {
             return given("nodename", name);
@@ -47,14 +49,16 @@ impl CalicoConf {
         given("the host's name", &name.nodename().to_string_lossy().trim().to_lowercase())
     }
 
-    /// The name under which v1.11's plugins know this node: `nodename`, else `hostname`, else the host's name as it is. No file, and upper case stays.
+    /// The name by which v1.11's plugins know this node: `nodename`, otherwise `hostname`,
+    /// otherwise the host's name, with upper case, without the file.
     pub fn v1_node_name(&self) -> Result<NodeName, CniError> {
         let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
         let name = self.nodename.clone().or_else(|| self.hostname.clone()).unwrap_or_else(host);
         NodeName::new(name).map_err(|error| CniError::invalid_config("the node's name cannot be used", error))
     }
 
-    /// The main plugin fails ADD and DEL while the file is missing, unless it is optional (calico-cni.md section 1.3).
+    /// Fails ADD and DEL of the main plugin while the file is missing, unless it is optional
+    /// (calico-cni.md section 1.3).
     pub fn require_nodename_file(&self, root: &Path) -> Result<(), CniError> {
         let file = self.nodename_file(root);
         if self.nodename_file_optional || file.exists() {
@@ -71,7 +75,8 @@ fn given(what: &str, name: &str) -> Result<NodeChoice, CniError> {
     NodeName::new(name).map(NodeChoice::Name).map_err(wrong)
 }
 
-/// The file as it is. None where there is no such file; one that cannot be read is not passed over, lest the node works under two names.
+/// The unmodified contents; `None` if there is no such file. An unreadable file is an error,
+/// because otherwise the node could work under two names.
 fn read_nodename(file: &Path) -> Result<Option<String>, CniError> {
     let failed = |error: std::io::Error| CniError::io(format!("read {}", file.display()), error);
     match std::fs::metadata(file) {
@@ -99,14 +104,14 @@ fn from_file(text: &str, file: PathBuf) -> Result<NodeChoice, CniError> {
 // === impl NodeChoice ===
 
 impl NodeChoice {
-    /// The name for a DEL, which must be possible whatever became of the node's record.
+    /// The name for a DEL, which must be possible even if the node's record is gone.
     pub fn trimmed(self) -> NodeName {
         match self {
             Self::Name(name) | Self::Trimmed { name, .. } => name,
         }
     }
 
-    /// The name, once the datastore has been asked where it has to be.
+    /// The name, after the datastore has been asked if that is necessary.
     pub async fn resolve(self, store: &dyn Store) -> Result<NodeName, CniError> {
         let (name, file) = match self {
             Self::Name(name) => return Ok(name),

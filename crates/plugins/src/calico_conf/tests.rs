@@ -55,7 +55,7 @@ fn the_configuration_that_calico_ships_is_read_unmodified() {
 }
 
 #[test]
-fn null_is_as_good_as_absent_and_unknown_members_are_ignored() {
+fn null_means_absent_and_unknown_members_are_ignored() {
     // Go's decoder leaves a field alone for null
     let conf =
         read(r#","nodename":null,"mtu":null,"ipam":null,"policy":null,"etcd_endpoints":null,"x":[1]"#, &[]);
@@ -191,7 +191,7 @@ fn without_a_version_the_answer_has_calicos() {
     assert_eq!(read(r#","cniVersion":"0.4.0""#, &[]).result_version, Version::V0_4_0);
 }
 
-/// The choice on a node whose nodename file holds `file`.
+/// The choice on a node whose nodename file contains `file`.
 fn choice(config: &str, file: Option<&str>) -> Result<NodeChoice, CniError> {
     let root = tempfile::tempdir().unwrap();
     if let Some(text) = file {

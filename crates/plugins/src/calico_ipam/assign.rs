@@ -1,4 +1,4 @@
-//! ADD: addresses for one interface of one container (calico-ipam.md section 4.2).
+//! ADD: allocates addresses for one interface of one container (calico-ipam.md section 4.2).
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
@@ -15,25 +15,28 @@ use crate::failure;
 use crate::request_log::RequestLog;
 use crate::stages::{Stage, during};
 
-/// What an ADD was given.
+/// The allocation of an ADD.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Allocation {
     /// Chosen addresses have their block's prefix length, requested ones /32 or /128.
     pub(crate) addresses: Vec<IpNet>,
-    /// An earlier ADD of the same interface had them already.
+    /// Whether an earlier ADD of the same interface had allocated them.
     pub(crate) existing: bool,
     handle: HandleId,
     mark: String,
 }
 
-/// The attribute with the time of a request, as peers write it: it tells what this request took from what an earlier one did.
+/// The attribute with the time of a request, named as in Calico: it distinguishes the addresses of
+/// this request from those of an earlier one.
 const MARK: &str = "timestamp";
-/// How long the work on addresses may take once the lock is there, for ADD as for DEL (calico-ipam.md section 2.2).
+/// How long the work on addresses may take once the lock is held, for ADD as for DEL
+/// (calico-ipam.md section 2.2).
 pub(crate) const BUDGET: Duration = Duration::from_secs(90);
-/// How long giving back may take after that; peers have the same.
+/// How long releasing them may take after that; peers have the same limit.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// Gives the request's addresses: those that the interface has already, or new ones. All or nothing.
+/// Allocates the request's addresses, or returns those that the interface has already. All or
+/// nothing.
 pub(crate) async fn assign(
     host: &CalicoHost,
     datastore: &Datastore,
@@ -86,7 +89,8 @@ async fn assign_in_time(
     Ok(Allocation { addresses, existing, handle, mark })
 }
 
-/// Runs `work` for as long as `budget`. After that nobody knows how far it came: what it wrote is looked for and given back, and what arrives even later is DEL's.
+/// Runs `work` within `budget`. After a timeout its progress is unknown: allocations that it
+/// committed are looked for and released, and those that arrive even later are left to DEL.
 async fn in_time<T>(
     datastore: &Datastore,
     handle: &HandleId,
@@ -106,12 +110,12 @@ async fn in_time<T>(
     Err(CniError::try_again_later(format!("the datastore was too slow: no address within {budget:?}"), also))
 }
 
-/// The allocator with so long for one request.
+/// The allocator with a time limit for one request.
 pub(crate) fn within(allocator: &Allocator, budget: Duration) -> Allocator {
     allocator.until(SystemTime::now() + budget)
 }
 
-/// Fills in families, pools and labels.
+/// Sets families, pools and labels of the request.
 async fn describe(
     datastore: &Datastore,
     subject: &Subject,
@@ -131,7 +135,8 @@ async fn describe(
     Ok(())
 }
 
-/// Gives back what the ADD of `allocation` took itself; what an earlier one had stays. For a main plugin that failed later.
+/// Releases what the ADD of `allocation` allocated itself, for a main plugin that failed later;
+/// addresses of an earlier ADD stay.
 pub(crate) async fn give_back(datastore: &Datastore, allocation: &Allocation) -> Result<(), CniError> {
     during(Stage::Release, release_marked(datastore, &allocation.handle, &allocation.mark)).await
 }
@@ -153,7 +158,8 @@ async fn release_marked(datastore: &Datastore, handle: &HandleId, mark: &str) ->
     allocator.release_ips(&options).await.map(drop).map_err(failed)
 }
 
-/// Peers' words for a family that ran short (calico-ipam.md section 4.2).
+/// The error in the words of Go's plugins if a family has too few addresses (calico-ipam.md section
+/// 4.2).
 fn short(error: IpamError) -> CniError {
     let family = match &error {
         IpamError::PoolExhausted { family, .. }
@@ -168,7 +174,8 @@ fn short(error: IpamError) -> CniError {
     }
 }
 
-/// The allocator's reason belongs to the message: Go's plugins have no details, and their users look for these words there.
+/// The allocator's reason becomes part of the message: Go's plugins have no details, and their
+/// users look for these words in the message.
 fn refused(what: &str, error: IpamError) -> CniError {
     if let IpamError::NodeUnknown { node, .. } = &error {
         return failure::unknown_node(node);
@@ -177,9 +184,7 @@ fn refused(what: &str, error: IpamError) -> CniError {
     CniError { details: String::new(), ..failure::ipam(&msg, error) }
 }
 
-/// Whether `address` is among what was given.
 impl Allocation {
-    /// The bare addresses.
     pub(crate) fn hosts(&self) -> impl Iterator<Item = IpAddr> {
         self.addresses.iter().map(IpNet::addr)
     }

@@ -1,4 +1,5 @@
-//! CHECK and STATUS. Peers have neither; what they answer here is what ADD left and what ADD would find.
+//! CHECK and STATUS, which Go's plugin has not: CHECK verifies what ADD left, STATUS what ADD would
+//! need.
 
 use std::net::IpAddr;
 
@@ -11,21 +12,21 @@ use crate::calico_conf::CalicoConf;
 use crate::datastore::{CalicoHost, Datastore};
 use crate::failure;
 
-/// Whether the interface still holds what ADD gave it.
+/// Checks that the interface still holds the addresses that ADD allocated.
 pub(super) async fn check(
     host: &CalicoHost,
     conf: &CalicoConf,
     request: &Request,
     target: &russet_cni_spec::Target,
 ) -> Result<(), CniError> {
-    let subject = Subject::of(request, target)?;
+    let subject = Subject::from_request(request, target)?;
     let datastore = host.datastore(conf).await?;
     let held = datastore.allocator.ips_by_handle(&subject.handle()).await;
     let held = held.map_err(|error| failure::ipam("the pod's addresses could not be read", error))?;
     let held: Vec<IpAddr> = held.iter().filter(|held| subject.holds(held)).map(|held| held.address).collect();
     let lost = |address: &dyn std::fmt::Display| {
         let msg = format!("{address} is not held by handle {}", subject.handle());
-        CniError::new(failure::NO_ADDRESS, msg, "somebody released it while the pod was running")
+        CniError::new(failure::NO_ADDRESS, msg, "it was released while the pod was running; recreate the pod")
     };
     let Some(reported) = reported(request, &subject)? else {
         return if held.is_empty() { Err(lost(&"an address")) } else { Ok(()) };
@@ -41,24 +42,26 @@ pub(super) async fn check(
     Ok(())
 }
 
-/// The addresses of `prevResult` on this interface. The main plugin may have made it from other plugins' results, too.
+/// The addresses of `prevResult` on this interface. The main plugin may have combined results of
+/// several plugins.
 fn reported(request: &Request, subject: &Subject) -> Result<Option<Vec<IpAddr>>, CniError> {
     let Some(previous) = request.config.prev_result()? else { return Ok(None) };
     let ours = |ip: &&IpConfig| previous.interface_of(ip).is_none_or(|it| it.name == subject.ifname.as_str());
     Ok(Some(previous.ips.iter().filter(ours).map(|ip| ip.address.addr()).collect()))
 }
 
-/// Addresses outside all pools are some other plugin's.
+/// Addresses outside all pools come from another plugin.
 async fn in_a_pool(datastore: &Datastore, address: IpAddr) -> Result<bool, CniError> {
     let host = IpNet::from(address);
     Ok(datastore.pools().await?.iter().any(|pool| pool.spec.cidr.contains(&host)))
 }
 
-/// Whether an ADD could be served: the datastore answers, and each family that is asked for has an enabled pool.
+/// Succeeds if an ADD could be served: the datastore answers, and each requested family has an
+/// enabled pool.
 pub(super) async fn status(host: &CalicoHost, conf: &CalicoConf) -> Result<(), CniError> {
     let unavailable =
         |error: CniError| CniError::not_available("no address can be given on this node", error);
-    let Wanted::Families { v4, v6, .. } = Wanted::of(conf, None)? else { return Ok(()) };
+    let Wanted::Families { v4, v6, .. } = Wanted::from_conf(conf, None)? else { return Ok(()) };
     let pools = async {
         let datastore = host.datastore(conf).await?;
         let node = datastore.node_name(conf, &host.root).await?;

@@ -1,4 +1,5 @@
-//! GC: gives back what this node holds in the network for nobody in the runtime's list.
+//! GC: releases addresses that this node holds in the network and that are not in the request's
+//! list of valid attachments.
 
 use russet_cni_spec::CniError;
 use russet_cni_spec::plugin::Request;
@@ -11,7 +12,7 @@ use crate::request_log::RequestLog;
 
 use super::assign::{BUDGET, within};
 
-/// A request without a list is refused: it says nothing about what is valid.
+/// A request without a list is refused, because it does not say what is valid.
 pub(super) async fn gc(
     host: &CalicoHost,
     conf: &CalicoConf,

@@ -1,7 +1,9 @@
-//! The lock file that all of Calico's IPAM plugins of one host take, ours and the Go ones (calico-ipam.md section 4.4).
+//! The lock file that all IPAM plugins of Calico on one host take, Russet's and the Go ones
+//! (calico-ipam.md section 4.4).
 //!
-//! It keeps many ADDs of one host from fighting over one block; what is right is decided by guarded writes alone. So a lock that cannot be had
-//! is a line in the log. It is taken around the work on addresses only and nothing else is waited for while it is held.
+//! It only keeps concurrent ADDs of one host from contending for one block; correctness depends on
+//! compare-and-swap writes alone. Therefore a lock that cannot be acquired is only logged. It is
+//! held around the work on addresses only, and its holder waits for nothing else.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,34 +18,36 @@ use tokio::sync::Mutex;
 
 use crate::request_log::RequestLog;
 
-/// The locks that this process holds. Its own requests share one, so that the agent's can share commits.
+/// The locks that this process holds. Its requests share one, so that the agent's requests can
+/// share commits.
 #[derive(Default)]
 pub struct HostLocks {
-    held: RefCell<HashMap<PathBuf, Weak<Held>>>,
-    /// One request at a time waits for the others of the host.
-    turn: Mutex<()>,
+    held: RefCell<HashMap<PathBuf, Weak<HeldLock>>>,
+    /// Only one request at a time waits for other processes of the host.
+    waiter: Mutex<()>,
 }
 
-/// A lock that is held as long as somebody keeps this.
-pub struct Held {
+/// A lock that is released when this is dropped.
+pub struct HeldLock {
     _lock: FileLock,
     since: Instant,
 }
 
-/// Longer than a Go plugin with all of its 90 s never holds it, but a runtime would have given up on us: then we go on without.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// After this a lock that is held is not shared any more: the other plugins of the host want their turn.
-const SHARED_MAX: Duration = Duration::from_millis(500);
+/// A Go plugin may hold the lock for its whole limit of 90 s, but the runtime would have given up
+/// by then: after this time the request continues without the lock.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(20);
+/// After this time a held lock is no longer shared, so that other processes get it, too.
+const SHARING_MAX: Duration = Duration::from_millis(500);
 
 // === impl HostLocks ===
 
 impl HostLocks {
-    /// The lock, or nothing where it cannot be had.
-    pub(super) async fn take(&self, path: &Path, log: &RequestLog) -> Option<Rc<Held>> {
-        let end = Instant::now() + PATIENCE;
-        let turn = tokio::time::timeout(PATIENCE, self.turn.lock()).await;
-        let locked = match turn {
-            Ok(_turn) => match self.shared(path) {
+    /// The lock, or `None` if it cannot be acquired.
+    pub(super) async fn take(&self, path: &Path, log: &RequestLog) -> Option<Rc<HeldLock>> {
+        let end = Instant::now() + LOCK_TIMEOUT;
+        let waiter = tokio::time::timeout(LOCK_TIMEOUT, self.waiter.lock()).await;
+        let locked = match waiter {
+            Ok(_waiter) => match self.shared(path) {
                 Some(held) => return Some(held),
                 None => take(path.to_owned(), end).await,
             },
@@ -51,7 +55,7 @@ impl HostLocks {
         };
         match locked {
             Ok(lock) => {
-                let held = Rc::new(Held { _lock: lock, since: Instant::now() });
+                let held = Rc::new(HeldLock { _lock: lock, since: Instant::now() });
                 let mut known = self.held.borrow_mut();
                 known.retain(|_, held| held.strong_count() > 0);
                 known.insert(path.to_owned(), Rc::downgrade(&held));
@@ -64,14 +68,14 @@ impl HostLocks {
         }
     }
 
-    fn shared(&self, path: &Path) -> Option<Rc<Held>> {
-        self.held.borrow().get(path)?.upgrade().filter(|held| held.since.elapsed() < SHARED_MAX)
+    fn shared(&self, path: &Path) -> Option<Rc<HeldLock>> {
+        self.held.borrow().get(path)?.upgrade().filter(|held| held.since.elapsed() < SHARING_MAX)
     }
 }
 
 async fn take(path: PathBuf, end: Instant) -> Result<FileLock, String> {
     if let Some(parent) = path.parent() {
-        // As Go makes it, under the usual umask.
+        // With the mode that Go's plugin has under the usual umask.
         let made = DirBuilder::new().recursive(true).mode(0o755).create(parent);
         made.map_err(|error| format!("make {}: {error}", parent.display()))?;
     }

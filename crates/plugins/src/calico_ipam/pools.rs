@@ -1,4 +1,5 @@
-//! Pools that a configuration names, by prefix or by name (calico-ipam.md section 4.1), and the labels by which pools select namespaces.
+//! Pools that a configuration names by prefix or by name (calico-ipam.md section 4.1), and the
+//! labels by which pools select namespaces.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +11,10 @@ use crate::datastore::Datastore;
 use crate::failure;
 use crate::request_log::RequestLog;
 
-/// In a namespace's profile its labels have this before their names (calico-cni.md section 2.7).
+/// The prefix of a namespace's labels in its profile (calico-cni.md section 2.7).
 const NAMESPACE_LABEL: &str = "pcns.";
 
-/// The prefixes of `named`; none where nothing is named. The datastore is only read for names.
+/// The prefixes of `named`; `None` if it is empty. The datastore is read only if there are names.
 pub(super) async fn resolve(
     datastore: &Datastore,
     family: Family,
@@ -47,7 +48,8 @@ fn by_name(pools: &[IpPool], name: &str) -> Option<IpNet> {
     pools.iter().find(|pool| pool.metadata.name == name).map(|pool| pool.spec.cidr)
 }
 
-/// The labels of a pod's namespace, where any pool asks for them. In etcd they stand in the namespace's profile, which kube-controllers keeps.
+/// The labels of a pod's namespace, if any pool selects by them. In etcd they are in the
+/// namespace's profile, which kube-controllers writes.
 pub(super) async fn namespace_labels(
     datastore: &Datastore,
     namespace: &str,

@@ -1,4 +1,5 @@
-//! DEL: what one interface holds goes back, and what older plugins took for its pod (calico-ipam.md section 4.3). Nothing that is not there is an error.
+//! DEL: releases what the interface holds, and what older plugins allocated for its pod
+//! (calico-ipam.md section 4.3). That something does not exist is no error.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -16,7 +17,7 @@ use crate::failure;
 use crate::request_log::RequestLog;
 use crate::stages::{self, Stage};
 
-/// Both handles are tried whatever happens to the first; the first error is told.
+/// Tries both handles even if the first fails; the first error is returned.
 pub(crate) async fn release(
     host: &CalicoHost,
     datastore: &Datastore,
@@ -39,7 +40,7 @@ async fn release_both(datastore: &Datastore, subject: &Subject, log: &RequestLog
     let allocator = within(&datastore.allocator, BUDGET);
     let handle = subject.handle();
     let first = allocator.release_by_handle(&handle, Some(&subject.ifname)).await.map(|released| {
-        tell_unreadable(&released, log);
+        log_unreadable(&released, log);
         match released.addresses.as_slice() {
             [] => {
                 log.warn(format!("Asked to release address but it doesn't exist. Ignoring HandleID={handle}"))
@@ -54,8 +55,9 @@ async fn release_both(datastore: &Datastore, subject: &Subject, log: &RequestLog
     first.and(second)
 }
 
-/// What the workload ID holds, except for what was evidently taken for something else, and for what a newer container of the pod uses: v1 gave a pod
-/// its address again in every sandbox.
+/// Releases what the workload ID holds, except addresses that were evidently allocated for
+/// something else, and addresses that a newer container of the pod uses: v1 gave a pod the same
+/// address again in every sandbox.
 async fn release_legacy(
     store: &dyn Store,
     allocator: &Allocator,
@@ -72,7 +74,7 @@ async fn release_legacy(
         log.warn(format!("handle={handle} also holds addresses of others, which stay"));
     } else if !subject.is_ambiguous(handle) {
         let released = allocator.release_by_handle(handle, None).await?;
-        tell_unreadable(&released, log);
+        log_unreadable(&released, log);
         if !released.addresses.is_empty() {
             let addresses = released.addresses;
             log.info(format!("Released address using workloadID Workload={handle} addresses={addresses:?}"));
@@ -101,8 +103,9 @@ async fn used_by_others(store: &dyn Store, subject: &Subject) -> Result<BTreeSet
     Ok(others.flat_map(|spec| spec.ip_networks).map(|net| net.addr()).collect())
 }
 
-/// The pod goes all the same: a DEL that fails until somebody mends the datastore keeps it for ever.
-fn tell_unreadable(released: &Released, log: &RequestLog) {
+/// Logs unreadable records instead of failing: otherwise the pod could not be deleted until an
+/// operator repairs the datastore.
+fn log_unreadable(released: &Released, log: &RequestLog) {
     for record in &released.unreadable {
         log.error(format!("{record}. What only this record knows of is not released"));
     }

@@ -1,4 +1,4 @@
-//! Whose addresses a request is about, and what it wants.
+//! The identity of a request's interface, and the addresses that the request asks for.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -27,31 +27,29 @@ pub(crate) struct Subject {
     pub(crate) pod: Option<Pod>,
 }
 
-/// An ADD's share of IPAM.
+/// The IPAM part of an ADD.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct IpamRequest {
-    /// The node on which the addresses will live.
+    /// The node on which the addresses will be used.
     pub(crate) node: NodeName,
-    /// Whose they will be.
+    /// The interface that will hold them.
     pub(crate) subject: Subject,
-    /// Which they are to be.
     pub(crate) wanted: Wanted,
-    /// How long it may take once the lock is there.
+    /// How long the allocation may take once the lock is held.
     pub(crate) budget: Duration,
 }
 
-/// Which addresses are wanted.
+/// The addresses that are requested.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Wanted {
-    /// This one.
     Address(IpAddr),
-    /// One of each family that is switched on.
+    /// One of each enabled family.
     Families {
         /// IPv4.
         v4: bool,
         /// IPv6.
         v6: bool,
-        /// The only pools for IPv4, by prefix or name; empty: all that select the node.
+        /// The only pools for IPv4, by prefix or name; empty means all that select the node.
         v4_pools: Vec<String>,
         /// The same for IPv6.
         v6_pools: Vec<String>,
@@ -61,7 +59,10 @@ pub(crate) enum Wanted {
 // === impl Subject ===
 
 impl Subject {
-    pub(super) fn of(request: &Request, target: &russet_cni_spec::Target) -> Result<Self, CniError> {
+    pub(super) fn from_request(
+        request: &Request,
+        target: &russet_cni_spec::Target,
+    ) -> Result<Self, CniError> {
         Ok(Self {
             network: request.config.name.clone(),
             container: target.container_id.clone(),
@@ -70,12 +71,12 @@ impl Subject {
         })
     }
 
-    /// Under what its addresses are held.
+    /// The handle of its addresses.
     pub(crate) fn handle(&self) -> HandleId {
         HandleId::pod(&self.network, &self.container)
     }
 
-    /// Under what plugins before v1.11.2 held them (calico-ipam.md section 1.6).
+    /// The handle that plugins before v1.11.2 used (calico-ipam.md section 1.6).
     pub(super) fn legacy_handle(&self) -> Option<HandleId> {
         match &self.pod {
             Some(pod) => HandleId::workload(&pod.namespace, &pod.name).ok(),
@@ -83,7 +84,8 @@ impl Subject {
         }
     }
 
-    /// What is stored beside the addresses, apart from what the allocator adds itself (calico-ipam.md sections 1.4 and 9).
+    /// Attributes of the allocation besides those that the allocator adds (calico-ipam.md sections
+    /// 1.4 and 9).
     pub(super) fn attributes(&self) -> BTreeMap<String, String> {
         let mut attributes = BTreeMap::from([("interface".to_owned(), self.ifname.to_string())]);
         if let Some(pod) = &self.pod {
@@ -93,18 +95,20 @@ impl Subject {
         attributes
     }
 
-    /// Whether an address of its handle is this interface's; Go peers name none.
+    /// Whether an address of its handle belongs to this interface; Go peers record no interface.
     pub(super) fn holds(&self, held: &Held) -> bool {
         held.attribute.get("interface").is_none_or(|name| name == self.ifname.as_str())
     }
 
-    /// Whether its legacy handle may as well be a container's of its network: whoever names namespaces and pods could name a victim.
+    /// Whether its legacy handle could also be a container's handle in its network: a user who
+    /// chooses namespace and pod names could otherwise release the addresses of another container.
     pub(super) fn is_ambiguous(&self, legacy: &HandleId) -> bool {
         legacy.as_str().strip_prefix(self.network.as_str()).is_some_and(|rest| rest.starts_with('.'))
     }
 
-    /// Whether an address of its legacy handle may be this pod's: `<namespace>.<pod>` of one could be `<network>.<container>` of another. In its own
-    /// network only what names the pod is.
+    /// Whether an address of its legacy handle may belong to this pod: `<namespace>.<pod>` of one
+    /// could be `<network>.<container>` of another. If it is ambiguous, only addresses whose
+    /// attributes name the pod do.
     pub(crate) fn may_hold(&self, legacy: &HandleId, held: &Held) -> bool {
         let unnamed = !self.is_ambiguous(legacy);
         let says = |name: &str, ours: Option<&str>| match held.attribute.get(name) {
@@ -117,7 +121,8 @@ impl Subject {
             && self.holds(held)
     }
 
-    /// Refuses what cannot be in an endpoint's name, as peers do before they allocate (calico-ipam.md section 4.2 item 1).
+    /// Refuses values that cannot be part of an endpoint's name, as peers do before they allocate
+    /// (calico-ipam.md section 4.2 item 1).
     pub(super) fn refuse_bad_parts(&self, node: &NodeName) -> Result<(), CniError> {
         let name = match &self.pod {
             Some(pod) => WorkloadEndpointSpec::k8s_name(node, &pod.name, &self.ifname),
@@ -130,8 +135,9 @@ impl Subject {
 // === impl Wanted ===
 
 impl Wanted {
-    /// What a configuration asks for, unless `CNI_ARGS` names an address. Nothing at all is not worth a request.
-    pub(crate) fn of(conf: &CalicoConf, address: Option<IpAddr>) -> Result<Self, CniError> {
+    /// The addresses that a configuration asks for, unless `CNI_ARGS` name one. A configuration
+    /// that asks for none is an error.
+    pub(crate) fn from_conf(conf: &CalicoConf, address: Option<IpAddr>) -> Result<Self, CniError> {
         if let Some(address) = address {
             return Ok(Self::Address(address));
         }

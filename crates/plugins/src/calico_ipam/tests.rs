@@ -1,4 +1,5 @@
-//! `calico-ipam` over the simulated store, whose commits are atomic in one run and one by one in the other. This file is the bench.
+//! Tests of `calico-ipam` over the simulated store, once with atomic commits and once with one
+//! write at a time. This file has the harness.
 
 use std::rc::Rc;
 
@@ -25,7 +26,7 @@ struct Bench {
     _root: tempfile::TempDir,
 }
 
-/// One request; change what differs.
+/// The parameters of one request.
 #[derive(Clone)]
 struct Ask {
     version: &'static str,
@@ -62,7 +63,7 @@ async fn bench(sim: Sim, pools: &[(&str, &str)]) -> Bench {
     bench
 }
 
-/// Runs a test on a store whose commits are atomic, and on one that commits step by step.
+/// Runs a test on a store whose commits are atomic, and on one that writes step by step.
 fn on_both<F: Future<Output = ()>>(test: impl Fn(Sim) -> F) {
     for sim in [Sim::atomic(1), Sim::non_atomic(1)] {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -122,7 +123,7 @@ impl Bench {
         self.datastore.allocator.ips_by_handle(&handle.parse().unwrap()).await.unwrap().len()
     }
 
-    /// Everything in the store that is about addresses, pools apart.
+    /// All records of the store about addresses, without pools.
     fn written(&self) -> Vec<String> {
         let keys = self.sim.records().into_keys().map(|key| key.to_string());
         keys.filter(|key| key.starts_with("/calico/ipam/")).collect()

@@ -1,20 +1,21 @@
-//! Other IPAM plugins on the v1 model: `host-local`, with the node's pod prefix where the configuration names it (calico-cni.md sections 2.3, 2.5.1
-//! and 2.6).
+//! Other IPAM plugins on the v1 model: `host-local`, with the node's pod prefix if the
+//! configuration refers to it (calico-cni.md sections 2.3, 2.5.1 and 2.6).
 
 use std::net::IpAddr;
 
 use russet_cni_spec::{CniError, Verb};
 use russet_model::v1::V1Key;
 
-use super::{Stored, Taken, Work};
+use super::{Stored, Taken, V1Request};
 use crate::calico::ipam_config;
 use crate::delegate::Delegate;
 use crate::failure;
 use crate::stages::{Stage, during};
 
-impl Work<'_> {
-    /// The addresses that the IPAM plugin of the configuration gives. The same interface of the same container keeps those of its endpoint: such plugins
-    /// refuse to give a container addresses twice.
+impl V1Request<'_> {
+    /// Allocates addresses by the configured IPAM plugin. The same interface of the same container
+    /// keeps those of its endpoint, because such plugins refuse a second allocation for a
+    /// container.
     pub(super) async fn take_delegated(&self, existing: Option<&Stored>) -> Result<Taken, CniError> {
         let kind = &self.conf.ipam.kind;
         if kind.is_empty() {
@@ -26,7 +27,7 @@ impl Work<'_> {
             let msg = "the annotations ipAddrs and ipAddrsNoIpam cannot be used";
             return Err(CniError::invalid_config(msg, "they need ipam.type calico-ipam"));
         }
-        if let Some(addresses) = existing.and_then(|stored| self.kept(stored)) {
+        if let Some(addresses) = existing.and_then(|stored| self.existing_addresses(stored)) {
             return Ok(Taken { addresses, mark: None, delegate: None });
         }
         let delegate = Delegate::new(kind, self.request, self.ipam_stdin().await?)?;
@@ -41,7 +42,7 @@ impl Work<'_> {
         Ok(taken)
     }
 
-    fn kept(&self, stored: &Stored) -> Option<Vec<IpAddr>> {
+    fn existing_addresses(&self, stored: &Stored) -> Option<Vec<IpAddr>> {
         let same = stored.endpoint.active_instance_id == self.target.container.as_str()
             && stored.key == V1Key::Endpoint(self.id.clone()).key();
         let addresses: Vec<IpAddr> = stored.endpoint.nets().map(|net| net.addr()).collect();
@@ -59,35 +60,37 @@ impl Work<'_> {
         Ok(filled.unwrap_or_else(|| stdin.clone()))
     }
 
-    /// The plugin for a verb that needs no prefix.
+    /// The plugin for verbs that need no prefix.
     fn delegate(&self) -> Result<Delegate, CniError> {
-        let stdin = ipam_config::with_dummies(&self.request.stdin)?;
+        let stdin = ipam_config::with_catch_all_cidrs(&self.request.stdin)?;
         Delegate::new(&self.conf.ipam.kind, self.request, stdin.unwrap_or_else(|| self.request.stdin.clone()))
     }
 
-    /// Has the plugin take back what it gave. `newer` are addresses of a newer container of the pod: v1's plugin gave it those of the older one again, under
-    /// the older one's name, so that this release might free an address that is in use.
+    /// Has the plugin release its addresses. `newer` are addresses of a newer container of the pod:
+    /// v1's plugin gave it those of the older container again, under the older one's name, so this
+    /// release could free an address in use.
     pub(super) async fn release_delegated(&self, newer: Option<&[IpAddr]>) -> Result<(), CniError> {
         if newer.is_some_and(|addresses| !addresses.is_empty()) {
             let kind = &self.conf.ipam.kind;
-            let kept =
+            let warning =
                 format!("{kind} keeps the container's addresses: a newer container of the pod may use them");
-            self.log.warn(kept);
+            self.log.warn(warning);
             return Ok(());
         }
-        during(Stage::Release, self.delegate()?.tell(Verb::Del)).await
+        during(Stage::Release, self.delegate()?.call(Verb::Del)).await
     }
 
-    /// Whether the plugin still knows the addresses.
+    /// Checks that the plugin still knows the addresses.
     pub(super) async fn check_delegated(&self) -> Result<(), CniError> {
         match self.conf.ipam.kind.as_str() {
             "" | "calico-ipam" => Ok(()),
-            _ => self.delegate()?.tell(Verb::Check).await,
+            _ => self.delegate()?.call(Verb::Check).await,
         }
     }
 
-    /// Without `ipam` nothing says which plugin has to take the addresses back. Calico's are in its pools; for any other the DEL fails while the endpoint
-    /// still names it.
+    /// Without `ipam` in the configuration, it is unknown which plugin must release the addresses.
+    /// Addresses of Calico are in its pools; for others the DEL fails while the endpoint still
+    /// names them.
     pub(super) async fn refuse_others_addresses(&self, stored: &Stored) -> Result<(), CniError> {
         let pools = self.allocator.pools().await;
         let pools = pools.map_err(|error| failure::ipam("the pools could not be read", error))?;
@@ -97,7 +100,7 @@ impl Work<'_> {
             Some(address) => {
                 let msg = format!("ipam.type is missing, and {address} is in no pool of Calico's");
                 let details = format!(
-                    "name the IPAM plugin that gave the address, and repeat the DEL; {} is kept until then",
+                    "name the IPAM plugin that gave the address, and repeat the DEL; {} stays until then",
                     stored.key
                 );
                 Err(CniError::invalid_config(msg, details))

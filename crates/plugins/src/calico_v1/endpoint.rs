@@ -14,36 +14,34 @@ use crate::failure;
 /// Attempts at a record that others write at the same time; peers use the same number.
 const TRIES_MAX: u32 = 6;
 
-/// The records of the v1 model, apart from addresses.
+/// The records of the v1 model, without addresses.
 pub struct Records {
-    /// The store as it is.
+    /// The store with the records.
     pub store: Rc<dyn Store>,
-    /// The same, where it is a real one: only there directories are left behind.
+    /// The same etcd, outside tests, to remove empty directories.
     pub directories: Option<EtcdV2>,
 }
 
-/// An endpoint as it stands.
+/// An endpoint as stored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stored {
-    /// Where it lies: the interface in the key may be another than the one asked about.
+    /// Its key; the interface in it may differ from that of the request.
     pub key: Key,
-    /// What it says.
     pub endpoint: Endpoint,
     revision: Revision,
 }
 
-/// An endpoint that could not be written.
+/// The endpoint could not be written.
 #[derive(Debug)]
-pub struct Unwritten {
-    /// Why.
+pub struct WriteFailure {
     pub error: CniError,
-    /// It is surely not there, so that nobody will look for its addresses.
-    pub surely: bool,
+    /// True if the endpoint certainly does not exist, so that its addresses can be released.
+    pub certainly_absent: bool,
 }
 
-impl From<CniError> for Unwritten {
+impl From<CniError> for WriteFailure {
     fn from(error: CniError) -> Self {
-        Self { error, surely: true }
+        Self { error, certainly_absent: true }
     }
 }
 
@@ -61,20 +59,22 @@ fn read(record: Record) -> Result<Stored, CniError> {
 // === impl Records ===
 
 impl Records {
-    /// Refuses while an upgrade or an operator has the datastore closed. Plugins before 1.11.2 did not look, and their clusters have no flag.
+    /// Fails while an upgrade or an operator has closed the datastore. Plugins before 1.11.2 did
+    /// not check, and their clusters have no flag.
     pub async fn refuse_unready(&self) -> Result<(), CniError> {
         let ready = self.store.get(&V1Key::Ready.key()).await;
         match ready.map_err(|error| failed("the datastore could not be read", &error))? {
             Some(record) if record.value != b"true" => {
                 let details =
-                    "/calico/v1/Ready is not `true`: an upgrade is under way, or an operator closed it";
+                    "/calico/v1/Ready is not `true`: an upgrade is in progress, or an operator closed it";
                 Err(CniError::try_again_later("Calico's datastore is not ready", details))
             }
             _ => Ok(()),
         }
     }
 
-    /// The endpoint of a workload on this node, whatever its interface. More than one is nobody's guess.
+    /// The endpoint of a workload on this node, whatever its interface. More than one is an error,
+    /// because nothing says which is the right one.
     pub async fn of_workload(&self, id: &EndpointId) -> Result<Option<Stored>, CniError> {
         let listed = self.list(&id.workload_prefix()).await?;
         match <[Stored; 1]>::try_from(listed) {
@@ -88,8 +88,9 @@ impl Records {
         }
     }
 
-    /// The endpoint that a DEL may remove, and the addresses of others that newer containers have. `container` for a pod, which outlives its
-    /// containers. One that cannot be read stays, lest the pod could never be deleted, and may be a newer container's.
+    /// The endpoint that a DEL may remove, and the addresses of the workload's newer containers.
+    /// `container` is set for a pod, which outlives its containers. An unreadable endpoint stays,
+    /// because otherwise the pod could never be deleted, and counts as a newer container's.
     pub async fn for_del(
         &self,
         id: &EndpointId,
@@ -132,13 +133,14 @@ impl Records {
         listed.records.into_iter().map(read).collect()
     }
 
-    /// Writes an endpoint: a new one, or in place of the one that was read. A write whose answer was lost is looked up.
+    /// Writes an endpoint: a new one, or over the one that was read. If the answer is lost, reads
+    /// whether the write took effect.
     pub async fn write(
         &self,
         id: &EndpointId,
         endpoint: &Endpoint,
         before: Option<&Stored>,
-    ) -> Result<(), Unwritten> {
+    ) -> Result<(), WriteFailure> {
         let value = endpoint.encode();
         let step = match before {
             Some(stored) => Step::update(stored.key.clone(), value.clone(), stored.revision),
@@ -150,13 +152,14 @@ impl Records {
             Ok(_) => Ok(()),
             Err(error) if error.outcome_unknown() => match self.store.get(&key).await {
                 Ok(Some(record)) if record.value == value => Ok(()),
-                _ => Err(Unwritten { error: failed(msg, &error), surely: false }),
+                _ => Err(WriteFailure { error: failed(msg, &error), certainly_absent: false }),
             },
             Err(error) => Err(failed(msg, &error).into()),
         }
     }
 
-    /// Removes an endpoint as long as it is this container's, and the directories that hold nothing else.
+    /// Removes an endpoint as long as it is this container's, and the directories that become
+    /// empty.
     pub async fn remove(&self, id: &EndpointId, mut stored: Stored) -> Result<(), CniError> {
         let msg = "the endpoint could not be removed";
         for _ in 0..TRIES_MAX {
@@ -169,7 +172,7 @@ impl Records {
             let now = self.store.get(&stored.key).await.map_err(|error| failed(msg, &error))?;
             match now.map(read).transpose()? {
                 None => return self.remove_directories(id).await,
-                // A newer container has it.
+                // A newer container has taken it over.
                 Some(now) if now.endpoint.active_instance_id != stored.endpoint.active_instance_id => {
                     return Ok(());
                 }
@@ -180,7 +183,8 @@ impl Records {
         Err(CniError::try_again_later(msg, details))
     }
 
-    /// The v2 API keeps empty directories for ever; peers remove these, too. Failing here leaves nothing but them.
+    /// The v2 API keeps empty directories for ever; peers remove them, too. A failure leaves only
+    /// empty directories.
     async fn remove_directories(&self, id: &EndpointId) -> Result<(), CniError> {
         let Some(etcd) = &self.directories else { return Ok(()) };
         for directory in id.own_directories() {
@@ -192,7 +196,8 @@ impl Records {
         Ok(())
     }
 
-    /// Makes the network's profile where there is none, and says whether there was none; one that is there stays as it is.
+    /// Creates the network's profile if there is none, and returns whether it did; an existing one
+    /// is not changed.
     pub async fn ensure_profile(&self, network: &str, only_from_network: bool) -> Result<bool, CniError> {
         let msg = "the network's profile could not be made";
         let key = |part| V1Key::Profile { name: network.to_owned(), part }.key();
@@ -201,11 +206,11 @@ impl Records {
             return Ok(false);
         }
         let profile = Profile::of_network(network, only_from_network);
-        // The tags last: who finds them takes the profile for whole.
+        // The tags are written last: a reader that finds them assumes that the profile is complete.
         for part in [ProfilePart::Labels, ProfilePart::Rules, ProfilePart::Tags] {
             let step = Step::create(key(part), profile.encode(part));
             match self.store.commit(vec![step]).await.map_err(|error| error.error) {
-                // Another node makes the same profile.
+                // Another node creates the same profile.
                 Ok(_) | Err(StoreError::AlreadyExists { .. }) => {}
                 Err(error) => return Err(failed(msg, &error)),
             }

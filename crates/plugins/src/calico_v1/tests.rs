@@ -1,5 +1,5 @@
-//! Addresses and records of the v1 model over a simulated store that commits one step at a time, as the v2 API does. Kernel and real etcd:
-//! crates/russet/tests/whole/calico_v1.rs.
+//! Addresses and records of the v1 model over a simulated store that writes one step at a time, as
+//! the v2 API does. Tests with kernel and real etcd: crates/russet/tests/whole/calico_v1.rs.
 
 mod delegated;
 mod wired;
@@ -38,7 +38,7 @@ fn request_with(container: &str, args: &str, ipam: &str, path: &str, extra: &str
     *request
 }
 
-/// A node; what it would open is of no interest here.
+/// A node; the datastores that it would open are not used here.
 fn node(store: &Rc<Sim>) -> CalicoNode {
     let store: Rc<dyn Store> = store.clone();
     let allocator = Rc::new(Allocator::new(store.clone(), Rc::new(SystemClock)));
@@ -54,7 +54,7 @@ async fn planted() -> Rc<Sim> {
     store
 }
 
-/// What a test keeps of one container's requests.
+/// The state of one container in a test.
 struct Container {
     node: CalicoNode,
     request: Request,
@@ -74,13 +74,13 @@ impl Container {
         Self { node: node(store), conf, request, store: store.clone(), log }
     }
 
-    fn work(&self) -> Work<'_> {
+    fn work(&self) -> V1Request<'_> {
         let records = Records { store: self.store.clone(), directories: None };
         let target = self.request.env.target().unwrap();
-        Work::new(&self.node, &self.request, &self.conf, target, records, None, &self.log).unwrap()
+        V1Request::new(&self.node, &self.request, &self.conf, target, records, None, &self.log).unwrap()
     }
 
-    /// An ADD without its wiring.
+    /// An ADD without the wiring.
     async fn add(&self) -> Vec<IpAddr> {
         let work = self.work();
         let existing = work.records.of_workload(&work.id).await.unwrap();
@@ -94,7 +94,7 @@ impl Container {
         taken.addresses
     }
 
-    /// A DEL without its wiring.
+    /// A DEL without the wiring.
     async fn del(&self) {
         let work = self.work();
         let container = work.is_pod().then_some(work.target.container.as_str());
@@ -168,7 +168,7 @@ fn oracle_56_a_pod_that_comes_again_keeps_its_address_and_no_second_one_is_taken
         let second = Container::new(&store, "new", Some("web-0"));
         assert_eq!(second.add().await, addresses);
         assert_eq!(second.held().await, 1);
-        // The old container's DEL must not free what the new one has.
+        // The old container's DEL must not release addresses of the new one.
         first.del().await;
         assert_eq!(second.held().await, 1);
         let other = Container::new(&store, "other", Some("web-1"));
@@ -186,7 +186,7 @@ fn an_address_that_was_freed_meanwhile_is_not_taken_from_its_new_owner() {
         let store = planted().await;
         let pod = Container::new(&store, "old", Some("web-0"));
         let address = pod.add().await;
-        // Somebody frees it, and another pod gets it.
+        // The address is released, and another pod gets it.
         pod.work().release(None, None).await.unwrap();
         let thief = Container::new(&store, "thief", Some("web-1"));
         let request = AddressRequest {
@@ -218,7 +218,7 @@ fn a_node_may_have_more_blocks_than_v3_would_let_it() {
 
 #[test]
 fn addresses_of_old_plugins_are_found_by_the_workloads_name() {
-    // calico-ipam.md section 1.6: plugins up to 1.11.1 held them under `<namespace>.<pod>`
+    // calico-ipam.md 1.6: plugins up to 1.11.1 held addresses under `<namespace>.<pod>`.
     run(async {
         let store = planted().await;
         let pod = Container::new(&store, "f00d", Some("web-0"));
@@ -236,7 +236,7 @@ fn addresses_of_old_plugins_are_found_by_the_workloads_name() {
 
 #[test]
 fn a_pod_named_like_a_container_of_the_network_frees_nothing_of_it() {
-    // The namespace is called like the network: `<namespace>.<pod>` is the victim's handle
+    // The namespace is named like the network: `<namespace>.<pod>` is the other container's handle.
     run(async {
         let store = planted().await;
         let victim = Container::new(&store, "f00d", None);
@@ -250,7 +250,7 @@ fn a_pod_named_like_a_container_of_the_network_frees_nothing_of_it() {
 }
 
 #[test]
-fn a_del_goes_by_its_own_key_whatever_else_lies_beside_it() {
+fn del_prefers_the_endpoint_under_its_own_key() {
     run(async {
         let store = planted().await;
         let pod = Container::new(&store, "f00d", Some("web-0"));
@@ -264,7 +264,8 @@ fn a_del_goes_by_its_own_key_whatever_else_lies_beside_it() {
         pod.del().await;
         assert_eq!(pod.held().await, 0);
         assert!(store.get(&Key::from_stored(format!("{beside}eth0"))).await.unwrap().is_none());
-        // Its own cannot be read: the addresses go, and the record stays.
+        // The endpoint under its own key is unreadable: the addresses are released, and the record
+        // stays.
         let other = Container::new(&store, "beef", Some("web-0"));
         other
             .work()
@@ -279,7 +280,7 @@ fn a_del_goes_by_its_own_key_whatever_else_lies_beside_it() {
 }
 
 #[test]
-fn after_a_lost_race_an_interface_that_was_there_keeps_its_addresses_and_so_does_an_unclear_write() {
+fn addresses_stay_held_after_a_lost_race_if_the_interface_existed_or_the_write_is_uncertain() {
     run(async {
         let store = planted().await;
         let pod = Container::new(&store, "f00d", Some("web-0"));
@@ -289,11 +290,11 @@ fn after_a_lost_race_an_interface_that_was_there_keeps_its_addresses_and_so_does
         let error = work.undo(&taken, true, lost().into()).await;
         assert!(error.details.contains("was there before"), "{error:?}");
         assert_eq!(pod.held().await, 1);
-        // A request that was lost on the way looks like a lost answer.
+        // A lost request looks like a lost answer.
         use russet_store::sim::Fault;
         store.script([Fault::LostRequest]);
-        let unwritten = work.records.write(&work.id, &fresh(), None).await.unwrap_err();
-        assert!(!unwritten.surely, "{unwritten:?}");
+        let failure = work.records.write(&work.id, &fresh(), None).await.unwrap_err();
+        assert!(!failure.certainly_absent, "{failure:?}");
     });
 }
 
@@ -319,7 +320,7 @@ fn a_container_outside_kubernetes_is_its_own_workload_with_the_networks_profile(
 
 #[test]
 fn a_pod_may_name_its_addresses_and_gets_all_of_them_or_none() {
-    // calico-cni.md section 2.6: the annotations that v1.11 honours
+    // calico-cni.md section 2.6: the annotations that v1.11 reads.
     run(async {
         let store = planted().await;
         let six = russet_model::v1::Pool::new("fd00:1::/112".parse().unwrap());
@@ -331,7 +332,7 @@ fn a_pod_may_name_its_addresses_and_gets_all_of_them_or_none() {
             let records = Records { store: store.clone(), directories: None };
             let target = request.env.target().unwrap();
             let log = RequestLog::new("calico");
-            let work = Work::new(&node, &request, &conf, target, records, Some(&facts), &log).unwrap();
+            let work = V1Request::new(&node, &request, &conf, target, records, Some(&facts), &log).unwrap();
             work.take(None).await.map(|taken| taken.addresses)
         };
         let list =
@@ -372,14 +373,15 @@ fn a_closed_datastore_and_what_v1_cannot_do_are_refused() {
         let conf = conf(&request);
         let records = Records { store: store.clone(), directories: None };
         let target = request.env.target().unwrap();
-        let work = Work::new(&pod.node, &request, &conf, target, records, None, &pod.log).unwrap();
+        let work = V1Request::new(&pod.node, &request, &conf, target, records, None, &pod.log).unwrap();
         let error = work.refuse_blind_policy().unwrap_err();
         assert!(error.details.contains("russet migrate calico-v1"), "{error:?}");
         assert!(pools("ipv4_pools", &["a-name".to_owned()]).is_err());
     });
 }
 
-/// Writes that lose their reply or never arrive, and conflicts with nobody: of 100 each so many.
+/// How many of 100 writes get each fault: lost replies, lost requests, and conflicts without
+/// another writer.
 const FAULTS: russet_store::sim::Faults = russet_store::sim::Faults {
     conflict: 10,
     lost_reply: 15,
@@ -392,7 +394,7 @@ const SEEDS: u64 = 20;
 const PODS: usize = 24;
 
 #[test]
-fn no_address_is_given_twice_and_none_is_lost_whatever_becomes_of_the_replies() {
+fn random_lost_replies_neither_duplicate_nor_leak_addresses() {
     for seed in 0..SEEDS {
         run(async {
             let store = Rc::new(Sim::non_atomic(seed));
@@ -430,7 +432,7 @@ fn no_address_is_given_twice_and_none_is_lost_whatever_becomes_of_the_replies() 
     }
 }
 
-/// The only block, and a value for it.
+/// Changes the only block.
 async fn change_block(store: &Sim, change: impl FnOnce(&mut Block)) {
     let record = store.list(&Prefix::blocks(None)).await.unwrap().records.remove(0);
     let mut block = Block::decode(&record.value).unwrap();
@@ -441,7 +443,7 @@ async fn change_block(store: &Sim, change: impl FnOnce(&mut Block)) {
 
 #[test]
 fn a_strict_block_gives_addresses_to_its_own_node_only() {
-    // calico-ipam.md section 1.3: peers up to 3.13 go by the block and not by the settings
+    // calico-ipam.md section 1.3: peers up to 3.13 read the block's flag and not the settings.
     run(async {
         let store = Rc::new(Sim::non_atomic(1));
         let pool = russet_model::v1::Pool::new("10.1.0.0/26".parse().unwrap());
@@ -449,7 +451,7 @@ fn a_strict_block_gives_addresses_to_its_own_node_only() {
         let own = Container::new(&store, "own", Some("web-0"));
         own.add().await;
         let foreign = |id: &str| AddressRequest::pod("n2".parse().unwrap(), HandleId::new(id).unwrap());
-        let allocator = || v1_allocator(Rc::new(View::of(store.clone())));
+        let allocator = || v1_allocator(Rc::new(V3View::new(store.clone())));
         change_block(&store, |block| block.strict_affinity = true).await;
         let error = allocator().auto_assign(&foreign("net1.a")).await.unwrap_err();
         assert!(matches!(error, IpamError::StrictAffinity { .. }), "{error}");

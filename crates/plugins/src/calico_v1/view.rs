@@ -1,6 +1,7 @@
-//! The v1 model as the allocator wants to see it: a store whose pools, blocks, affinities and handles look like v3's and lie behind etcd's
-//! v2 API as v1 peers write them (calico-ipam.md section 1.9). Blocks, affinities, handles and settings have the same keys; pools and nodes
-//! do not, and are only read.
+//! Presents the v1 model to the allocator as v3: a store whose pools, blocks, affinities and
+//! handles look like v3's and are stored behind etcd's v2 API as v1 peers write them
+//! (calico-ipam.md section 1.9). Blocks, affinities, handles and settings have the same keys; pools
+//! and nodes do not, and are only read.
 
 use std::rc::Rc;
 
@@ -14,21 +15,21 @@ use russet_store::{
 /// More blocks than a node can have pods.
 const NO_LIMIT: u64 = u32::MAX as u64;
 
-/// A view of a store with v1 data.
-pub struct View {
+/// A v3 view of a store with v1 data.
+pub struct V3View {
     store: Rc<dyn Store>,
 }
 
-// === impl View ===
+// === impl V3View ===
 
-impl View {
-    pub fn of(store: Rc<dyn Store>) -> Self {
+impl V3View {
+    pub fn new(store: Rc<dyn Store>) -> Self {
         Self { store }
     }
 
     async fn read(&self, key: &Key) -> Result<Option<Record>, StoreError> {
         match key.kind() {
-            // v1 plugins asked for no node; and every pool is every node's.
+            // v1 plugins needed no node record, and every pool applies to every node.
             KeyKind::Node(node) => {
                 let value = Node::new(node.as_str(), NodeSpec::default()).encode();
                 Ok(Some(Record { key: key.clone(), value, revision: Revision(0) }))
@@ -52,7 +53,8 @@ impl View {
         Ok(snapshot)
     }
 
-    /// The pools of both families, in the order of the names that they would have in v3. One that cannot be read is passed over, as peers do.
+    /// The pools of both families, sorted by the names that they would have in v3. Unreadable pools
+    /// are skipped, as by peers.
     async fn pools(&self) -> Result<Snapshot, StoreError> {
         let mut pools = Snapshot::default();
         for family in Family::BOTH {
@@ -70,7 +72,8 @@ fn shared(kind: &KeyKind) -> bool {
     matches!(kind, KeyKind::Block(_) | KeyKind::Affinity { .. } | KeyKind::Handle(_) | KeyKind::IpamConfig)
 }
 
-/// The settings as v1 plugins understood them: they knew no limit of a node's blocks, where v3's is 20 unless another is set.
+/// The settings as v1 plugins understood them: without a limit of blocks per node, where v3's
+/// default is 20.
 fn unlimited(key: &Key, stored: Option<Record>) -> Record {
     let Some(record) = stored else {
         let settings = IpamConfig { max_blocks_per_host: NO_LIMIT, ..IpamConfig::default() };
@@ -94,7 +97,7 @@ fn pool(record: Record) -> Option<Record> {
     Some(Record { key, value: converted.encode(), revision: record.revision })
 }
 
-/// A record as v3 has it. What cannot be read stays as it is: the allocator says so itself.
+/// Converts a record to v3. An unreadable one is returned unchanged, and the allocator reports it.
 fn seen(record: Record) -> Record {
     match (record.key.kind(), Block::decode(&record.value)) {
         (KeyKind::Block(_), Ok(block)) => Record { value: v1::block_to_v3(&block).encode(), ..record },
@@ -102,7 +105,7 @@ fn seen(record: Record) -> Record {
     }
 }
 
-/// A step as it is carried out in the v1 model.
+/// Converts a step to the v1 model.
 fn written(mut step: Step) -> Result<Step, StoreError> {
     let kind = step.key().kind();
     if !shared(&kind) {
@@ -121,14 +124,15 @@ fn written(mut step: Step) -> Result<Step, StoreError> {
                     *value = v1::handle_from_v3(&handle);
                 }
             }
-            // Claims keep their state, which v1 peers ignore: without it a crash between claim and block could not be told from a claim.
+            // Claims keep their state, which v1 peers ignore: without it, a crash between claim and
+            // block could not be distinguished from a confirmed claim.
             _ => {}
         }
     }
     Ok(step)
 }
 
-impl Store for View {
+impl Store for V3View {
     fn claims(&self) -> Claims {
         Claims { ttl: false, ..self.store.claims() }
     }

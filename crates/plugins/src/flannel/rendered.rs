@@ -1,16 +1,18 @@
-//! The delegate's configuration, as the flannel plugin writes it (flannel.md section 8, ADD steps 2 to 4). Pure.
+//! Renders the delegate's configuration as the flannel plugin does (flannel.md section 8, ADD steps
+//! 2 to 4). Pure.
 
 use russet_cni_spec::{CniError, CniResult, NetworkConfig, Version};
 use serde_json::{Map, Value, json};
 
 use super::subnet_env::SubnetEnv;
 
-/// The type of the delegate when none is given.
+/// The delegate's type if none is given.
 const DEFAULT_DELEGATE: &str = "bridge";
-/// The type of IPAM when none is given.
+/// The type of the IPAM plugin if none is given.
 const DEFAULT_IPAM: &str = "host-local";
 
-/// Renders the delegate's configuration. `given` is `stdin` as it came: what is copied is copied as it was written.
+/// Renders the delegate's configuration. `given` is the decoded `stdin`, from which values are
+/// copied unchanged.
 pub fn render(
     config: &NetworkConfig,
     given: &Map<String, Value>,
@@ -57,7 +59,7 @@ pub fn render(
     Ok(sorted(Value::Object(delegate)))
 }
 
-/// The type of the plugin that a rendered configuration is for.
+/// The plugin type of a rendered configuration.
 pub fn kind(rendered: &Value) -> Option<&str> {
     rendered.get("type").and_then(Value::as_str).filter(|kind| !kind.is_empty())
 }
@@ -73,7 +75,8 @@ fn ipam(config: &NetworkConfig, env: &SubnetEnv) -> Result<Value, CniError> {
         Some(Value::Array(routes)) => routes.clone(),
         Some(other) => return Err(invalid("ipam.routes is no list", other)),
     };
-    // What is no route is refused here and not by the delegate: nobody would find it there.
+    // Invalid routes are refused here: an error from the delegate would not point to flannel's
+    // configuration.
     CniResult::from_value(&json!({ "routes": routes }), Version::LATEST)
         .map_err(|error| invalid("ipam.routes cannot be", error))?;
     let networks = env.networks.iter().map(ToString::to_string);
@@ -83,7 +86,7 @@ fn ipam(config: &NetworkConfig, env: &SubnetEnv) -> Result<Value, CniError> {
     Ok(Value::Object(ipam))
 }
 
-/// With the keys of all objects in order, as Go writes maps.
+/// Sorts the keys of all objects, as Go encodes maps.
 fn sorted(value: Value) -> Value {
     match value {
         Value::Object(object) => {
@@ -132,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_delegate_says_itself_stays() {
+    fn the_delegates_own_settings_are_kept() {
         let given = json!({"name": "n", "type": "flannel", "runtimeConfig": {"mac": "02:00:00:00:00:01"},
             "delegate": {"type": "macvlan", "ipMasq": true, "mtu": 1300, "master": "eth7"}});
         let value: Value = serde_json::from_str(&rendered(given, ENV).unwrap()).unwrap();
@@ -145,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_flannels_to_say_is_refused() {
+    fn members_that_flannel_sets_are_refused() {
         // flannel.md section 8, ADD step 2
         for (delegate, word) in [
             (json!({"name": "x"}), "'name'"),

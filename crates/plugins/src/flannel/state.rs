@@ -1,8 +1,11 @@
-//! What ADD leaves for DEL: the delegate's configuration, a file for each interface (flannel.md section 8, ADD step 5).
+//! The delegate's configurations that ADD saves for DEL, one file for each interface (flannel.md
+//! section 8, ADD step 5).
 //!
-//! The Go plugin names the file after the container alone, so a second interface overwrites the first one's. Ours has the file of that name for
-//! `eth0`, and `<container>:<interface>` for every other; no container's or interface's name has a colon in it. An interface without a file of its own is
-//! looked for in the Go plugin's, which then stays: it may be `eth0`'s.
+//! The Go plugin names the file after the container alone, so that a second interface overwrites
+//! the file of the first. Here that file name is used for `eth0` only, and
+//! `<container>:<interface>` for all other interfaces; neither container nor interface names
+//! contain a colon. An interface without a file of its own uses the Go plugin's file, which then is
+//! not removed, because it may be that of `eth0`.
 
 use std::fs::{DirBuilder, DirEntry};
 use std::io::ErrorKind;
@@ -13,41 +16,41 @@ use russet_cni_spec::{CniError, Target, ValidAttachment};
 use russet_linux::file;
 use serde_json::Value;
 
-/// The directory.
+/// The directory of saved configurations.
 #[derive(Debug, Clone)]
-pub struct State {
+pub struct ConfigFiles {
     dir: PathBuf,
 }
 
-/// What was found for an interface.
+/// The saved configuration of an interface.
 #[derive(Debug, PartialEq)]
-pub enum Saved {
-    /// Nothing: there is nothing to do.
+pub enum SavedConfig {
+    /// There is none, so there is nothing to undo.
     Absent,
-    /// Nothing that can be read as a configuration, and why.
+    /// The file cannot be decoded; the text says why.
     Broken(String),
     /// The delegate's configuration.
     Config {
-        /// As it was written.
+        /// Unchanged.
         config: Value,
-        /// Whether the file is this interface's alone.
+        /// Whether the file belongs to this interface alone.
         own: bool,
     },
 }
 
 const PRIMARY: &str = "eth0";
-/// The largest file that is read: configurations take a few hundred bytes, and no plugin reads more than this of standard input.
+/// The largest file that is read: configurations have a few hundred bytes, and no plugin reads more
+/// than this from standard input.
 const MAX_BYTES: u64 = 1024 * 1024;
 
-// === impl State ===
+// === impl ConfigFiles ===
 
-impl State {
-    /// The files in `dir`.
+impl ConfigFiles {
     pub fn at(dir: PathBuf) -> Self {
         Self { dir }
     }
 
-    /// Saves a configuration, durably and for root only.
+    /// Saves a configuration durably, readable by root only.
     pub fn save(&self, target: &Target, config: &[u8]) -> Result<(), CniError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.dir);
         made.map_err(|error| CniError::io(format!("flannel: make {}", self.dir.display()), error))?;
@@ -56,20 +59,23 @@ impl State {
             .map_err(|error| CniError::io("flannel: the delegate's configuration could not be saved", error))
     }
 
-    /// What is saved for an interface.
-    pub fn load(&self, target: &Target) -> Result<Saved, CniError> {
+    /// Loads the configuration of an interface.
+    pub fn load(&self, target: &Target) -> Result<SavedConfig, CniError> {
         match self.read(&self.path(target), true)? {
-            Saved::Absent if target.ifname.as_str() != PRIMARY => self.read(&self.shared(target), false),
+            SavedConfig::Absent if target.ifname.as_str() != PRIMARY => {
+                self.read(&self.shared(target), false)
+            }
             found => Ok(found),
         }
     }
 
-    /// Forgets an interface's own configuration.
+    /// Removes the interface's own file.
     pub fn forget(&self, target: &Target) -> Result<(), CniError> {
         remove(&self.path(target))
     }
 
-    /// Forgets what is saved for interfaces of `network` that nobody in the list has. Goes on past errors and tells them together.
+    /// Removes the files of interfaces of `network` that are not in `valid`. Continues after errors
+    /// and reports them together.
     pub fn collect(&self, network: &str, valid: &[ValidAttachment]) -> Result<(), CniError> {
         let failed = |error| CniError::io(format!("flannel: list {}", self.dir.display()), error);
         let entries = match std::fs::read_dir(&self.dir) {
@@ -85,7 +91,7 @@ impl State {
         if errors.is_empty() {
             return Ok(());
         }
-        let msg = "flannel: some of what is no longer valid is still saved";
+        let msg = "flannel: some saved configurations that are no longer valid could not be removed";
         Err(CniError::io(msg, errors.join("; ")))
     }
 
@@ -102,25 +108,26 @@ impl State {
         };
         let of_network = |config: &Value| config.get("name").and_then(Value::as_str) == Some(network);
         match self.read(&entry.path(), true)? {
-            Saved::Config { config, .. } if of_network(&config) && !valid.iter().any(is_valid) => {
+            SavedConfig::Config { config, .. } if of_network(&config) && !valid.iter().any(is_valid) => {
                 remove(&entry.path())
             }
             _ => Ok(()),
         }
     }
 
-    fn read(&self, path: &Path, own: bool) -> Result<Saved, CniError> {
+    fn read(&self, path: &Path, own: bool) -> Result<SavedConfig, CniError> {
         use std::io::Read as _;
         let mut bytes = Vec::new();
         let read = std::fs::File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes));
         match read {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Saved::Absent),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(SavedConfig::Absent),
             Err(error) => return Err(CniError::io(format!("flannel: read {}", path.display()), error)),
             Ok(_) => {}
         }
-        let broken = |why: &dyn std::fmt::Display| Ok(Saved::Broken(format!("{}: {why}", path.display())));
+        let broken =
+            |why: &dyn std::fmt::Display| Ok(SavedConfig::Broken(format!("{}: {why}", path.display())));
         match serde_json::from_slice(&bytes) {
-            Ok(config @ Value::Object(_)) => Ok(Saved::Config { config, own }),
+            Ok(config @ Value::Object(_)) => Ok(SavedConfig::Config { config, own }),
             Ok(_) => broken(&"an object is wanted"),
             Err(error) => broken(&error),
         }
@@ -133,7 +140,7 @@ impl State {
         }
     }
 
-    /// The file that the Go plugin has for all interfaces of a container.
+    /// The file that the Go plugin uses for all interfaces of a container.
     fn shared(&self, target: &Target) -> PathBuf {
         self.dir.join(target.container_id.as_str())
     }
@@ -161,15 +168,15 @@ mod tests {
         Target { container_id, ifname, netns: String::new() }
     }
 
-    fn saved(name: &str, own: bool) -> Saved {
-        Saved::Config { config: json!({ "name": name }), own }
+    fn saved(name: &str, own: bool) -> SavedConfig {
+        SavedConfig::Config { config: json!({ "name": name }), own }
     }
 
     #[test]
     fn t54_the_file_is_named_after_the_container_and_roots_alone() {
         // flannel.md section 8, ADD step 5
         let dir = tempfile::tempdir().unwrap();
-        let state = State::at(dir.path().join("flannel"));
+        let state = ConfigFiles::at(dir.path().join("flannel"));
         state.save(&target("eth0"), b"{\"name\":\"n\"}").unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         let path = dir.path().join("flannel/abc");
@@ -180,7 +187,7 @@ mod tests {
     #[test]
     fn a_second_interface_has_a_file_of_its_own_and_finds_the_go_plugins() {
         let dir = tempfile::tempdir().unwrap();
-        let state = State::at(dir.path().to_owned());
+        let state = ConfigFiles::at(dir.path().to_owned());
         std::fs::write(dir.path().join("abc"), "{\"name\":\"go\"}").unwrap();
         assert_eq!(state.load(&target("net1")).unwrap(), saved("go", false));
         state.save(&target("net1"), b"{\"name\":\"two\"}").unwrap();
@@ -192,28 +199,28 @@ mod tests {
     }
 
     #[test]
-    fn t55_what_cannot_be_read_is_told_apart_from_what_is_not_there() {
+    fn t55_an_unreadable_file_is_distinguished_from_a_missing_one() {
         let dir = tempfile::tempdir().unwrap();
-        let state = State::at(dir.path().join("none"));
-        assert_eq!(state.load(&target("eth0")).unwrap(), Saved::Absent);
-        let state = State::at(dir.path().to_owned());
+        let state = ConfigFiles::at(dir.path().join("none"));
+        assert_eq!(state.load(&target("eth0")).unwrap(), SavedConfig::Absent);
+        let state = ConfigFiles::at(dir.path().to_owned());
         for text in ["", "{", "[]", "\0"] {
             std::fs::write(dir.path().join("abc"), text).unwrap();
-            assert!(matches!(state.load(&target("eth0")).unwrap(), Saved::Broken(_)), "{text:?}");
+            assert!(matches!(state.load(&target("eth0")).unwrap(), SavedConfig::Broken(_)), "{text:?}");
         }
     }
 
     #[test]
-    fn gc_forgets_what_nobody_in_the_networks_list_has_and_goes_on_past_errors() {
+    fn gc_removes_files_of_invalid_attachments_and_continues_after_errors() {
         let dir = tempfile::tempdir().unwrap();
-        let state = State::at(dir.path().to_owned());
+        let state = ConfigFiles::at(dir.path().to_owned());
         for (name, network) in
             [("abc", "n"), ("abc:net1", "n"), ("gone", "n"), ("gone:net1", "n"), ("other", "m")]
         {
             std::fs::write(dir.path().join(name), json!({ "name": network }).to_string()).unwrap();
         }
         std::fs::write(dir.path().join("broken"), "").unwrap();
-        // These cannot be read, wherever in the order they come.
+        // Directories cannot be read as files; they are met in different positions of the listing.
         for name in ["a-directory", "h-directory", "z-directory"] {
             std::fs::create_dir(dir.path().join(name)).unwrap();
         }

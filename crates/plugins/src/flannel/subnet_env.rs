@@ -1,19 +1,20 @@
-//! `subnet.env`: what the flannel daemon of this node says about its lease (flannel.md section 7.3). Pure.
+//! Parses `subnet.env`, in which the flannel daemon of this node describes its lease (flannel.md
+//! section 7.3). Pure.
 
 use russet_addr::{Ipv4Net, Ipv6Net};
 
-/// What the plugin needs of it.
+/// The contents that the plugin needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubnetEnv {
-    /// All pods' IPv4 networks; several during a migration.
+    /// IPv4 networks of all pods; several during a migration.
     pub networks: Vec<Ipv4Net>,
-    /// All pods' IPv6 networks.
+    /// IPv6 networks of all pods.
     pub networks_v6: Vec<Ipv6Net>,
-    /// This node's, without host bits.
+    /// This node's IPv4 subnet, without host bits.
     pub subnet: Option<Ipv4Net>,
-    /// This node's, without host bits.
+    /// This node's IPv6 subnet, without host bits.
     pub subnet_v6: Option<Ipv6Net>,
-    /// Of pods, in bytes.
+    /// MTU of pods, in bytes.
     pub mtu: u32,
     /// Whether the daemon masquerades.
     pub ip_masq: bool,
@@ -22,7 +23,7 @@ pub struct SubnetEnv {
 // === impl SubnetEnv ===
 
 impl SubnetEnv {
-    /// Reads the file's text. Keys of later versions are passed over; what is missing is listed together.
+    /// Parses the file's text. Unknown keys are ignored; missing ones are reported together.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (mut mtu, mut ip_masq) = (None, None);
         let mut env = Self {
@@ -66,7 +67,7 @@ impl SubnetEnv {
     }
 }
 
-/// A list separated by commas, each once.
+/// A list separated by commas, without duplicates.
 fn nets<N: std::str::FromStr + PartialEq>(key: &str, value: &str) -> Result<Vec<N>, String> {
     let mut nets = Vec::new();
     for text in value.split(',') {
@@ -110,9 +111,9 @@ mod tests {
             (&["FLANNEL_SUBNET", "FLANNEL_IPV6_SUBNET"], "missing FLANNEL_SUBNET or FLANNEL_IPV6_SUBNET"),
             (&["FLANNEL_NETWORK", "FLANNEL_IPV6_NETWORK"], "missing FLANNEL_NETWORK or FLANNEL_IPV6_NETWORK"),
         ] {
-            let kept: Vec<&str> =
+            let left: Vec<&str> =
                 DUAL.lines().filter(|line| !gone.contains(&line.split('=').next().unwrap())).collect();
-            assert_eq!(SubnetEnv::parse(&kept.join("\n")), Err(named.to_owned()));
+            assert_eq!(SubnetEnv::parse(&left.join("\n")), Err(named.to_owned()));
         }
         let error = SubnetEnv::parse("").unwrap_err();
         assert!(["NETWORK", "SUBNET", "MTU", "IPMASQ"].iter().all(|key| error.contains(key)), "{error}");

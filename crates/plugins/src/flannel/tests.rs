@@ -1,4 +1,4 @@
-//! `flannel` on a real bridge, with our own and with the Go plugins as its delegates.
+//! Tests of `flannel` on a real bridge, with our own plugins and the Go plugins as delegates.
 
 use russet_testkit as testkit;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use crate::lab::{GO, Lab, Pod, after, links, on_a_node, pings, pod};
 const ENV: &str =
     "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.29.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
 
-/// The shipped conflist's plugin, in a directory of its own.
+/// The shipped conflist's plugin, with files in a temporary directory.
 fn config(lab: &Lab, version: &str) -> Value {
     std::fs::write(lab.path("subnet.env"), ENV).unwrap();
     json!({"name": "cbr0", "cniVersion": version, "type": "flannel", "subnetFile": lab.path("subnet.env"),
@@ -17,7 +17,8 @@ fn config(lab: &Lab, version: &str) -> Value {
         "delegate": {"hairpinMode": true, "isDefaultGateway": true}})
 }
 
-/// The Go plugin's CHECK fails for every route that names no gateway, as those of flannel do.
+/// Runs ADD and DEL, and CHECK if `checks`: the Go plugin's CHECK fails for every route without a
+/// gateway, which flannel's routes are.
 fn works(lab: &Lab, checks: bool) {
     let config = config(lab, "0.4.0");
     let (one, two) = (pod("one"), pod("two"));
@@ -30,12 +31,12 @@ fn works(lab: &Lab, checks: bool) {
     let saved: Value = serde_json::from_slice(&std::fs::read(lab.path("flannel/one")).unwrap()).unwrap();
     assert_eq!((&saved["ipMasq"], &saved["mtu"]), (&json!(false), &json!(1450)));
     if checks {
-        lab.tell("flannel", "CHECK", one, &after(&config, &result));
+        lab.call("flannel", "CHECK", one, &after(&config, &result));
     }
     testkit::run("ip", &["netns", "exec", "one", "ip", "route", "del", "default"]);
     lab.error("flannel", "CHECK", one, &after(&config, &result));
     for pod in [one, two, two] {
-        lab.tell("flannel", "DEL", pod, &config);
+        lab.call("flannel", "DEL", pod, &config);
     }
     assert_eq!((links(), lab.addresses("cbr0")), (vec!["cni0".to_owned(), "lo".to_owned()], Vec::new()));
     assert_eq!(std::fs::read_dir(lab.path("flannel")).unwrap().count(), 0);
@@ -60,16 +61,16 @@ fn t55_del_succeeds_twice_without_a_file_and_with_an_empty_one() {
     on_a_node(|lab| {
         let config = config(lab, "1.0.0");
         let one = pod("one");
-        lab.tell("flannel", "DEL", one, &config);
+        lab.call("flannel", "DEL", one, &config);
         lab.add("flannel", one, &config);
         std::fs::write(lab.path("flannel/one"), "").unwrap();
-        lab.tell("flannel", "DEL", one, &config);
+        lab.call("flannel", "DEL", one, &config);
         assert_eq!(lab.addresses("cbr0"), Vec::<String>::new(), "today's configuration found the address");
-        lab.tell("flannel", "DEL", one, &config);
+        lab.call("flannel", "DEL", one, &config);
         for text in ["", "{", "[]"] {
             std::fs::write(lab.path("flannel/one"), text).unwrap();
             std::fs::remove_file(lab.path("subnet.env")).ok();
-            lab.tell("flannel", "DEL", one, &config);
+            lab.call("flannel", "DEL", one, &config);
             assert_eq!(std::fs::read_to_string(lab.path("flannel/one")).unwrap(), text, "kept");
         }
     });
@@ -78,7 +79,8 @@ fn t55_del_succeeds_twice_without_a_file_and_with_an_empty_one() {
 #[test]
 #[ignore = "kernel: bridge, veth; root"]
 fn a_delegate_that_fails_to_delete_is_asked_again() {
-    // flannel.md section 8, DEL: from 1.2.0 on the Go plugin forgets, and the address leaks
+    // flannel.md section 8, DEL: from 1.2.0 on, the Go plugin removes the file first, and the
+    // address leaks.
     on_a_node(|lab| {
         let config = config(lab, "1.0.0");
         let (one, saved) = (pod("one"), lab.path("flannel/one"));
@@ -97,7 +99,7 @@ fn a_delegate_that_fails_to_delete_is_asked_again() {
             assert!(saved.exists(), "broken {broken}");
             std::fs::remove_dir_all(&file).unwrap();
             std::fs::rename(&aside, &file).unwrap();
-            lab.tell("flannel", "DEL", one, &config);
+            lab.call("flannel", "DEL", one, &config);
             assert_eq!(lab.addresses("cbr0"), Vec::<String>::new());
             assert!(!saved.exists(), "broken {broken}");
         }
@@ -116,13 +118,13 @@ fn a_delegate_that_would_wait_for_this_request_is_refused_and_nothing_is_saved()
         let error = lab.error("flannel", "ADD", one, &config);
         assert!(error.code == 7 && error.msg.contains(kind), "{error}");
         assert!(!lab.path("flannel/one").exists());
-        lab.tell("flannel", "DEL", one, &config);
+        lab.call("flannel", "DEL", one, &config);
     }
 }
 
 #[test]
 #[ignore = "kernel: bridge, veth; root"]
-fn two_interfaces_of_a_container_do_not_forget_each_other() {
+fn deleting_one_interface_keeps_the_file_of_the_other() {
     on_a_node(|lab| {
         let config = config(lab, "1.0.0");
         let one = pod("one");
@@ -135,10 +137,10 @@ fn two_interfaces_of_a_container_do_not_forget_each_other() {
         lab.add("flannel", one, &config);
         lab.add("flannel", net1, &second);
         for _ in 0..2 {
-            lab.tell("flannel", "DEL", net1, &second);
+            lab.call("flannel", "DEL", net1, &second);
         }
         assert_eq!((lab.addresses("cbr0").len(), lab.addresses("second").len()), (1, 0));
-        lab.tell("flannel", "DEL", one, &config);
+        lab.call("flannel", "DEL", one, &config);
         assert_eq!(lab.addresses("cbr0").len(), 0);
     });
 }
@@ -148,17 +150,17 @@ fn two_interfaces_of_a_container_do_not_forget_each_other() {
 fn status_and_gc_reach_the_delegate() {
     on_a_node(|lab| {
         let mut config = config(lab, "1.1.0");
-        let nobody = Pod { container: "", ifname: "", netns: "" };
-        lab.tell("flannel", "STATUS", nobody, &config);
+        let no_pod = Pod { container: "", ifname: "", netns: "" };
+        lab.call("flannel", "STATUS", no_pod, &config);
         for container in ["one", "two"] {
             lab.add("flannel", pod(container), &config);
         }
         config["cni.dev/valid-attachments"] = json!([{"containerID": "two", "ifname": "eth0"}]);
-        lab.tell("flannel", "GC", nobody, &config);
+        lab.call("flannel", "GC", no_pod, &config);
         assert_eq!((links().len(), lab.addresses("cbr0")), (3, vec!["10.5.29.3".to_owned()]));
         assert!(!lab.path("flannel/one").exists() && lab.path("flannel/two").exists());
         std::fs::write(lab.path("subnet.env"), "FLANNEL_MTU=1450\n").unwrap();
-        let error = lab.error("flannel", "STATUS", nobody, &config);
+        let error = lab.error("flannel", "STATUS", no_pod, &config);
         assert_eq!(error.code, 50);
         assert!(error.details.contains("missing FLANNEL_NETWORK"), "{error}");
         let error = lab.error("flannel", "ADD", pod("three"), &config);

@@ -1,5 +1,5 @@
-//! `host-local`'s configuration: `ipam`, and what a request wants beyond it (cni-runtime.md section 5.1). Pure, but for the `resolv.conf` that
-//! `ipam.resolvConf` names.
+//! The configuration of `host-local`: `ipam`, and what a request adds to it (cni-runtime.md section
+//! 5.1). Pure, except for reading the `resolv.conf` that `ipam.resolvConf` names.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -12,26 +12,27 @@ use serde_json::{Map, Value};
 use super::range::{Range, RangeSet};
 use crate::requested;
 
-/// What a request that allocates goes by.
+/// The validated configuration of a request that allocates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conf {
-    /// One address of each.
+    /// The container gets one address of each set.
     pub sets: Vec<RangeSet>,
-    /// Handed on.
+    /// Copied to the result.
     pub routes: Vec<Route>,
-    /// Addresses that the container is to have; every one of them, or none.
+    /// Addresses that the container must get, all of them or none.
     pub requested: Vec<IpAddr>,
     /// `resolvConf`.
     pub resolv_conf: Option<PathBuf>,
 }
 
-/// Where the Go plugin keeps its networks.
+/// The Go plugin's directory of networks.
 const DATA_DIR: &str = "var/lib/cni/networks";
 
-/// The largest `resolv.conf` that is read; the resolver itself looks at three servers and six domains.
+/// The largest `resolv.conf` that is read; the resolver itself uses three servers and six domains.
 const RESOLV_CONF_MAX_BYTES: u64 = 64 * 1024;
 
-/// The directory of the request's network; DEL needs nothing else. Default files lie below `root`.
+/// The directory of the request's network, which is all that DEL needs. Default files lie below
+/// `root`.
 pub fn directory(config: &NetworkConfig, root: &Path) -> Result<PathBuf, CniError> {
     let dir = match ipam(config)?.get("dataDir") {
         None | Some(Value::Null) => root.join(DATA_DIR),
@@ -47,7 +48,7 @@ pub fn directory(config: &NetworkConfig, root: &Path) -> Result<PathBuf, CniErro
 // === impl Conf ===
 
 impl Conf {
-    /// Reads what `request` says.
+    /// Reads the configuration of `request`.
     pub fn read(request: &Request) -> Result<Self, CniError> {
         let config = &request.config;
         let ipam = ipam(config)?;
@@ -63,7 +64,7 @@ impl Conf {
         })
     }
 
-    /// What `resolvConf` says.
+    /// The contents of `resolvConf`.
     pub fn dns(&self) -> Result<Dns, CniError> {
         let Some(path) = &self.resolv_conf else { return Ok(Dns::default()) };
         let read = || {
@@ -80,13 +81,11 @@ impl Conf {
 }
 
 fn ipam(config: &NetworkConfig) -> Result<&Map<String, Value>, CniError> {
-    config
-        .ipam
-        .as_ref()
-        .ok_or_else(|| invalid("the key \"ipam\" is missing", "host-local is told by it what to do"))
+    config.ipam.as_ref().ok_or_else(|| invalid("the key \"ipam\" is missing", "it configures host-local"))
 }
 
-/// Sets of the runtime first, then the single range of old configurations, then the list.
+/// The range sets: those of the runtime, then the single range of old configurations, then the
+/// list.
 fn sets(config: &NetworkConfig, ipam: &Map<String, Value>) -> Result<Vec<RangeSet>, CniError> {
     let mut sets = Vec::new();
     if let Some(given) = config.runtime_config.get("ipRanges") {
@@ -121,13 +120,13 @@ fn sets(config: &NetworkConfig, ipam: &Map<String, Value>) -> Result<Vec<RangeSe
     Ok(sets)
 }
 
-fn list(place: &str, value: &Value) -> Result<Vec<RangeSet>, CniError> {
-    let wrong = |index: usize, why: String| invalid(&format!("invalid range set {index} in {place}"), why);
+fn list(path: &str, value: &Value) -> Result<Vec<RangeSet>, CniError> {
+    let wrong = |index: usize, why: String| invalid(&format!("invalid range set {index} in {path}"), why);
     let shape = |value: &Value| format!("a list of lists of ranges is wanted, found {value}");
     let outer = match value {
         Value::Null => return Ok(Vec::new()),
         Value::Array(outer) => outer,
-        other => return Err(invalid(place, shape(other))),
+        other => return Err(invalid(path, shape(other))),
     };
     let set = |(index, value): (usize, &Value)| {
         let ranges = value.as_array().ok_or_else(|| wrong(index, shape(value)))?;

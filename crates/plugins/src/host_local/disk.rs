@@ -1,9 +1,12 @@
-//! The directory of a network, shared with the Go plugin: one file for each address that is held, `last_reserved_ip.<set>`, and `lock`, which
-//! both take with flock(2) before they look or write (cni-runtime.md section 5.1).
+//! The directory of a network, shared with the Go plugin: one file for each allocated address,
+//! `last_reserved_ip.<set>`, and `lock`, which both plugins take with flock(2) before they read or
+//! write (cni-runtime.md section 5.1).
 //!
-//! A file is written whole under another name and then renamed, so that one which is there says whose it is. One that says nothing is what a
-//! Go plugin left that was killed, or had its machine lose power, between making and writing it; as both are done under the lock, whoever holds
-//! that may take it over. Nothing is flushed: after a loss of power no container is left that could hold an address.
+//! A file is written completely under another name and then renamed, so that an existing file
+//! always names its holder. An empty file was left by a Go plugin that was killed, or whose machine
+//! lost power, between creating and writing it; since both happen under the lock, the holder of the
+//! lock may reuse it. Nothing is flushed: after a power failure no container exists that could hold
+//! an address.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};
@@ -19,46 +22,45 @@ use russet_linux::file::replace_unsynced;
 
 /// A network's directory, locked.
 #[derive(Debug)]
-pub struct Store {
+pub struct NetworkDir {
     dir: PathBuf,
     _lock: FileLock,
 }
 
-/// A file that stands for an address.
+/// An address file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
-    /// The address.
+pub struct HeldAddress {
     pub address: IpAddr,
-    /// Who has it.
     pub holder: Holder,
     name: String,
 }
 
-/// Who has an address.
+/// The holder of an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
-    /// Nobody: the file is empty.
-    Nobody,
-    /// A container; old plugins wrote no interface.
+    /// None: the file is empty.
+    None,
+    /// A container; old plugins recorded no interface.
     Container(String),
     /// An interface of a container.
     Interface(String, String),
 }
 
-/// Thousands of plugins may queue behind one lock (plugins#561); runtimes give up after one to four minutes.
-const LOCK_PATIENCE: Duration = Duration::from_secs(40);
-/// What files of the directory are called that are no addresses.
+/// Thousands of plugins may queue for one lock (plugins#561), and runtimes give up after one to
+/// four minutes.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(40);
+/// Files of the directory that are no addresses.
 const LAST_PREFIX: &str = "last_reserved_ip.";
 const LOCK: &str = "lock";
-/// Where a file is written before it gets its name. Only the holder of the lock writes it.
+/// A file is written under this name before it is renamed. Only the holder of the lock writes it.
 const UNFINISHED: &str = ".russet-unfinished";
-/// The largest file that can say whose an address is: no container ID is longer than a file's name.
+/// The largest file that is read: a container ID is not longer than a file name.
 const CONTENT_MAX_BYTES: u64 = 4096;
 
-// === impl Store ===
+// === impl NetworkDir ===
 
-impl Store {
-    /// Locks the directory, and makes it if need be.
+impl NetworkDir {
+    /// Locks the directory, and creates it if necessary.
     pub fn open(dir: PathBuf) -> Result<Self, CniError> {
         DirBuilder::new()
             .recursive(true)
@@ -68,7 +70,7 @@ impl Store {
         Self::lock(dir)
     }
 
-    /// Locks the directory; none if it is not there: then nobody holds an address.
+    /// Locks the directory; `None` if it does not exist, so that no address is held.
     pub fn open_existing(dir: PathBuf) -> Result<Option<Self>, CniError> {
         match fs::metadata(&dir) {
             Ok(_) => Self::lock(dir).map(Some),
@@ -78,7 +80,7 @@ impl Store {
     }
 
     fn lock(dir: PathBuf) -> Result<Self, CniError> {
-        let locked = FileLock::exclusive(dir.join(LOCK), Instant::now() + LOCK_PATIENCE);
+        let locked = FileLock::exclusive(dir.join(LOCK), Instant::now() + LOCK_TIMEOUT);
         let lock = locked.map_err(|error| {
             let msg = "host-local: the network's lock cannot be had";
             if error.is_timeout() { CniError::try_again_later(msg, error) } else { CniError::io(msg, error) }
@@ -86,20 +88,20 @@ impl Store {
         Ok(Self { dir, _lock: lock })
     }
 
-    /// Every address that has a file.
-    pub fn held(&self) -> Result<Vec<Held>, CniError> {
+    /// All addresses that have a file.
+    pub fn held(&self) -> Result<Vec<HeldAddress>, CniError> {
         let failed = |error| io_error("list", &self.dir, error);
         let mut held = Vec::new();
         for entry in fs::read_dir(&self.dir).map_err(failed)? {
             let Ok(name) = entry.map_err(failed)?.file_name().into_string() else { continue };
             let Ok(address) = name.parse::<IpAddr>() else { continue };
             let Some(holder) = self.holder(&name)? else { continue };
-            held.push(Held { address: address.to_canonical(), holder, name });
+            held.push(HeldAddress { address: address.to_canonical(), holder, name });
         }
         Ok(held)
     }
 
-    /// None where the file is gone.
+    /// `None` if the file does not exist.
     fn holder(&self, name: &str) -> Result<Option<Holder>, CniError> {
         let path = self.dir.join(name);
         match read(&path) {
@@ -109,30 +111,31 @@ impl Store {
         }
     }
 
-    /// The address that the set gave out last. A file that says nothing sensible costs no more than a turn.
+    /// The address that the set allocated last. An unreadable file only means that the search
+    /// starts at the beginning of the range.
     pub fn last(&self, set: usize) -> Option<IpAddr> {
         let text = read(&self.dir.join(format!("{LAST_PREFIX}{set}"))).ok()?;
         text.trim().parse::<IpAddr>().ok().map(|address| address.to_canonical())
     }
 
-    /// Gives an address that is free to the target, and remembers that `set` gave it last.
+    /// Allocates a free address to the target, and records that `set` allocated it last.
     pub fn reserve(&self, address: IpAddr, set: usize, target: &Target) -> Result<(), CniError> {
-        // First: should it fail, no address is lost.
+        // First, so that a failure loses no address.
         self.put(&format!("{LAST_PREFIX}{set}"), &address.to_string())?;
         self.put(&address.to_string(), &content(target))
     }
 
-    /// Frees addresses, goes on after an error, and gives the first one.
-    pub fn release<'h>(&self, held: impl IntoIterator<Item = &'h Held>) -> Result<(), CniError> {
+    /// Releases addresses. Continues after an error, and returns the first one.
+    pub fn release<'h>(&self, held: impl IntoIterator<Item = &'h HeldAddress>) -> Result<(), CniError> {
         let mut outcome = Ok(());
-        for Held { name, .. } in held {
+        for HeldAddress { name, .. } in held {
             outcome = outcome.and(self.remove(name));
         }
         outcome
     }
 
-    /// Frees an address that was just reserved.
-    pub fn give_back(&self, address: IpAddr) -> Result<(), CniError> {
+    /// Releases an address that was just reserved.
+    pub fn unreserve(&self, address: IpAddr) -> Result<(), CniError> {
         self.remove(&address.to_string())
     }
 
@@ -151,16 +154,17 @@ impl Store {
     }
 }
 
-// === impl Held ===
+// === impl HeldAddress ===
 
-impl Held {
-    /// The addresses that are not free.
+impl HeldAddress {
+    /// The addresses that are held.
     pub fn taken(held: &[Self]) -> BTreeSet<IpAddr> {
-        held.iter().filter(|held| held.holder != Holder::Nobody).map(|held| held.address).collect()
+        held.iter().filter(|held| held.holder != Holder::None).map(|held| held.address).collect()
     }
 
-    /// What the target holds. Files without an interface are only looked at where no other is the target's: an old plugin wrote them.
-    pub fn of<'h>(held: &'h [Self], target: &Target) -> Vec<&'h Self> {
+    /// The addresses that the target holds. Files without an interface, written by old plugins,
+    /// count only if no file names the target's interface.
+    pub fn of_target<'h>(held: &'h [Self], target: &Target) -> Vec<&'h Self> {
         let (id, ifname) = (target.container_id.as_str(), target.ifname.as_str());
         let exact = |held: &&Self| matches!(&held.holder, Holder::Interface(c, i) if c == id && i == ifname);
         let found: Vec<&Self> = held.iter().filter(exact).collect();
@@ -178,13 +182,13 @@ impl Holder {
         let text = text.trim();
         match text.split_once('\n') {
             Some((id, ifname)) => Self::Interface(id.trim_end().to_owned(), ifname.trim_start().to_owned()),
-            None if text.is_empty() => Self::Nobody,
+            None if text.is_empty() => Self::None,
             None => Self::Container(text.to_owned()),
         }
     }
 }
 
-/// Without an end of line, as the Go plugin writes it.
+/// Without a final newline, like the Go plugin.
 fn content(target: &Target) -> String {
     format!("{}\r\n{}", target.container_id, target.ifname)
 }
@@ -205,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_files_content_says_whose_it_is() {
+    fn a_files_content_names_the_holder() {
         // cni-runtime.md section 5.1; old plugins wrote the container alone
         let interface = Holder::Interface("abc".to_owned(), "eth0".to_owned());
         for text in ["abc\r\neth0", "abc\neth0", " abc\r\neth0\r\n"] {
@@ -213,7 +217,7 @@ mod tests {
         }
         assert_eq!(Holder::parse("abc"), Holder::Container("abc".to_owned()));
         for text in ["", "\n", " \r\n"] {
-            assert_eq!(Holder::parse(text), Holder::Nobody, "{text:?}");
+            assert_eq!(Holder::parse(text), Holder::None, "{text:?}");
         }
     }
 }

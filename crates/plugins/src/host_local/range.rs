@@ -1,5 +1,5 @@
-//! Ranges of addresses to give out, parsed and filled up as the Go plugin does it (cni-runtime.md section 5.1), and the order in which they are
-//! given out. Pure.
+//! Ranges of addresses, parsed and completed as the Go plugin does (cni-runtime.md section 5.1),
+//! and the order in which their addresses are allocated. Pure.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -7,30 +7,32 @@ use std::net::IpAddr;
 use russet_addr::{Family, IpNet};
 use serde_json::{Map, Value};
 
-/// Addresses of one subnet.
+/// A range of addresses of one subnet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Range {
     /// Without host bits.
     pub subnet: IpNet,
-    /// The first one; may be the gateway, which is left out.
+    /// The first address; may be the gateway, which is skipped.
     pub start: IpAddr,
-    /// The last one.
+    /// The last address.
     pub end: IpAddr,
-    /// Never given out.
+    /// Never allocated.
     pub gateway: IpAddr,
 }
 
-/// Ranges of one family, out of which a container gets one address.
+/// Ranges of one family, from which a container gets one address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RangeSet(Vec<Range>);
 
-/// A net that is longer has no address for a container beside its gateway: /30 and /126.
+/// Host bits that a subnet must have: one with a longer prefix than /30 or /126 has no address for
+/// a container besides the gateway's.
 const SPARE_BITS: u8 = 2;
 
 // === impl Range ===
 
 impl Range {
-    /// Reads a range from `object`, whose keys are compared without regard to case; containerd capitalises them.
+    /// Reads a range from `object`, whose keys are compared case-insensitively, because containerd
+    /// capitalises them.
     pub fn read(object: &Map<String, Value>) -> Result<Self, String> {
         let text = |key: &str| {
             let found = object.iter().find(|(known, _)| known.eq_ignore_ascii_case(key));
@@ -88,7 +90,6 @@ impl Range {
         Ok(range)
     }
 
-    /// Whether the address is one of the range's.
     pub fn contains(&self, address: IpAddr) -> bool {
         (self.start..=self.end).contains(&address)
     }
@@ -105,7 +106,7 @@ impl Range {
 // === impl RangeSet ===
 
 impl RangeSet {
-    /// Ranges of one family that do not overlap.
+    /// Creates a set of ranges; they must be of one family and must not overlap.
     pub fn new(ranges: Vec<Range>) -> Result<Self, String> {
         let Some(first) = ranges.first() else { return Err("it is empty".to_owned()) };
         if let Some(other) = ranges.iter().find(|range| range.family() != first.family()) {
@@ -124,18 +125,20 @@ impl RangeSet {
         self.0.first().map_or(Family::V4, Range::family)
     }
 
-    /// The range that an address is of.
+    /// The range that contains the address.
     pub fn range_of(&self, address: IpAddr) -> Option<&Range> {
         self.0.iter().find(|range| range.contains(address))
     }
 
-    /// Whether an address is in both.
+    /// Whether the sets have an address in common.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.0.iter().any(|range| other.0.iter().any(|it| range.overlaps(it)))
     }
 
-    /// The next address that is free, going round after `last`, which comes last of all: so a container that fails again and again does not get
-    /// the same address each time. As there are no more steps than addresses are taken, it ends soon in a large range, too.
+    /// The next free address in cyclic order after `last`; `last` itself comes last, so that a
+    /// container that fails again and again does not get the same address each time. The search
+    /// takes at most one step more than there are allocated addresses, so it is fast in a large
+    /// range, too.
     pub fn next_free(&self, last: Option<IpAddr>, taken: &BTreeSet<IpAddr>) -> Option<(IpAddr, &Range)> {
         let before =
             last.and_then(|last| Some((last, self.0.iter().position(|range| range.contains(last))?)));
@@ -156,7 +159,7 @@ impl RangeSet {
         found.or_else(|| Some((from(here, number(here.start), last)?, here)))
     }
 
-    /// In words.
+    /// Text for error messages.
     pub fn shown(&self) -> String {
         let ranges: Vec<String> =
             self.0.iter().map(|range| format!("{}-{}", range.start, range.end)).collect();
@@ -175,7 +178,7 @@ fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// The address with a number; IPv4 numbers have 32 bits wherever they come from.
+/// The address with this number; the numbers of IPv4 addresses have 32 bits.
 fn address(family: Family, number: u128) -> IpAddr {
     match family {
         Family::V4 => IpAddr::V4(u32::try_from(number).unwrap_or(u32::MAX).into()),
@@ -201,7 +204,7 @@ mod tests {
         list.iter().map(|text| text.parse().unwrap()).collect()
     }
 
-    /// All that is given out one after the other, starting after `last`.
+    /// All addresses in the order of allocation, starting after `last`.
     fn all(set: &RangeSet, last: Option<&str>) -> Vec<String> {
         let (mut taken, mut last) = (BTreeSet::new(), last.map(|last| last.parse().unwrap()));
         let mut given = Vec::new();
@@ -229,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_range_is_refused() {
+    fn invalid_ranges_are_refused() {
         // cni-runtime.md sections 5.1 and 6.2 item 36
         for (bad, why) in [
             (json!({"subnet": "10.0.0.0/31"}), "too small to allocate from"),
@@ -256,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_given_out_in_turn_and_the_last_one_comes_last() {
+    fn addresses_are_allocated_in_cyclic_order_after_the_last_one() {
         // cni-runtime.md section 5.1: start after last_reserved, wrap once, skip the gateway
         let set = set(&[
             json!({"subnet": "10.0.0.0/29"}),
@@ -274,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_one_of_a_huge_range_is_found_at_once() {
+    fn the_next_address_of_a_huge_range_is_found_quickly() {
         let set = set(&[json!({"subnet": "::/0", "rangeStart": "fd00::"})]);
         let taken = taken(&["fd00::", "fd00::1"]);
         assert_eq!(set.next_free(None, &taken).unwrap().0.to_string(), "fd00::2");

@@ -1,4 +1,4 @@
-//! `host-local` in a directory of its own, and beside the Go plugin in one directory.
+//! Tests of `host-local` alone, and beside the Go plugin in one directory.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A network in a directory of its own.
+/// A network in a temporary directory.
 struct Bench {
     root: tempfile::TempDir,
     version: &'static str,
@@ -51,7 +51,7 @@ impl Bench {
         let prepared =
             russet_cni_spec::plugin::prepare(self.vars(verb, container, args), self.stdin(), "test");
         let Prepared::Request(request) = prepared? else { panic!("not a request") };
-        carry_out(self.root.path(), &request)
+        execute(self.root.path(), &request)
     }
 
     fn add(&self, container: &str) -> Result<Vec<String>, CniError> {
@@ -72,7 +72,7 @@ impl Bench {
         names.filter(|name| name != "lock" && !name.starts_with("last_reserved_ip.")).collect()
     }
 
-    /// The Go plugin in the same place: its answer, or its words.
+    /// Runs the Go plugin in the same directory; returns its result or its error message.
     fn go(&self, verb: &str, container: &str) -> Result<Value, String> {
         let mut command = Command::new(russet_testkit::require_cni_plugin("host-local"));
         command.env_clear().envs(self.vars(verb, container, "")).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -131,7 +131,7 @@ fn results_have_the_shape_of_their_version() {
 }
 
 #[test]
-fn a_second_add_is_refused_and_takes_nothing() {
+fn a_second_add_is_refused_and_allocates_nothing() {
     // cni-runtime.md sections 5.1 and 6.2 item 23
     let bench = Bench::new(r#"[[{"subnet": "10.1.2.0/24"}], [{"subnet": "fd00:1::/64"}]]"#);
     bench.add("abc").unwrap();
@@ -144,7 +144,7 @@ fn a_second_add_is_refused_and_takes_nothing() {
 }
 
 #[test]
-fn all_addresses_are_taken_or_none() {
+fn all_addresses_are_allocated_or_none() {
     // cni-runtime.md section 6.2 item 37
     let bench = Bench::new(
         r#"[[{"subnet": "10.1.2.0/24"}], [{"subnet": "10.1.3.0/24", "rangeStart": "10.1.3.5", "rangeEnd": "10.1.3.5"}]]"#,
@@ -160,9 +160,9 @@ fn all_addresses_are_taken_or_none() {
 }
 
 #[test]
-fn a_write_that_fails_takes_nothing() {
+fn a_failed_write_allocates_nothing() {
     let bench = Bench::new(r#"[[{"subnet": "10.1.2.0/24"}], [{"subnet": "fd00:1::/64"}]]"#);
-    // What no rename replaces.
+    // A rename cannot replace a directory.
     std::fs::create_dir_all(bench.dir().join("last_reserved_ip.1/full")).unwrap();
     assert_eq!(bench.add("a").unwrap_err().code, russet_cni_spec::code::IO);
     assert_eq!(bench.files(), BTreeSet::new());
@@ -200,7 +200,7 @@ fn del_works_with_a_configuration_whose_ranges_are_broken() {
 
 #[test]
 fn an_empty_file_is_taken_over_and_collected() {
-    // flannel.md section 0; a machine that lost power between making and writing the file
+    // flannel.md section 0; the machine lost power between creating and writing the file.
     let bench = Bench::new(r#"[[{"subnet": "10.1.2.0/24", "rangeEnd": "10.1.2.2"}]]"#);
     std::fs::create_dir_all(bench.dir()).unwrap();
     std::fs::write(bench.dir().join("10.1.2.2"), "").unwrap();
@@ -260,7 +260,7 @@ fn check_finds_what_the_interface_has_lost() {
 }
 
 #[test]
-fn gc_frees_what_nobody_in_the_list_holds() {
+fn gc_frees_addresses_that_are_not_in_the_list() {
     // cni-runtime.md section 6.2 item 63; plugins#1047
     let mut bench = Bench::new(ONE);
     bench.add("a").unwrap();
@@ -313,12 +313,12 @@ fn nothing_in_the_directory_makes_a_request_panic() {
 
 #[test]
 #[ignore = "tool: the Go plugin host-local"]
-fn the_go_plugin_frees_what_we_took_and_we_what_it_took() {
+fn each_plugin_frees_addresses_of_the_other() {
     // flannel.md section 8; cni-runtime.md section 5.1
     let bench = Bench { version: "1.0.0", ..Bench::new(ONE) };
     assert_eq!(bench.one("ours"), "10.1.2.2/24");
     assert_eq!(bench.go_add("theirs"), "10.1.2.3/24");
-    assert_eq!(bench.one("ours2"), "10.1.2.4/24", "one turn for both");
+    assert_eq!(bench.one("ours2"), "10.1.2.4/24", "both continue one order");
     assert!(bench.go("ADD", "ours").unwrap_err().contains("duplicate allocation is not allowed"));
     assert!(bench.add("theirs").unwrap_err().msg.contains("duplicate allocation is not allowed"));
     bench.ask("CHECK", "theirs", "").unwrap();
@@ -343,7 +343,7 @@ fn both_give_the_same_answer_to_the_same_request() {
             }
         });
         for answer in &mut answers {
-            // Libraries before 1.1 print an empty one from 1.0.0 on, too.
+            // Libraries before 1.1 print an empty `dns` from 1.0.0 on, too.
             let _ = answer.as_object_mut().map(|object| object.remove("dns"));
         }
         if version == Version::V1_1_0 {
@@ -361,7 +361,7 @@ fn both_give_the_same_answer_to_the_same_request() {
 #[test]
 #[ignore = "tool: the Go plugin host-local"]
 fn both_at_once_never_give_an_address_twice() {
-    // plugins#561: many processes behind one lock
+    // plugins#561: many processes wait for one lock.
     const EACH: usize = 20;
     let bench = Bench { version: "1.0.0", ..Bench::new(ONE) };
     let given: Vec<String> = std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Real interfaces at a real gate, with `ip`, `nft`, `ping` and sockets as the second opinion.
+//! Real interfaces at a real gate, compared with `ip`, `nft`, `ping` and sockets.
 
 use std::collections::BTreeSet;
 use std::net::UdpSocket;
@@ -16,11 +16,11 @@ use super::*;
 use crate::lab::{inside, pings};
 use crate::wiring::Wiring;
 
-const PATIENCE: Duration = Duration::from_secs(20);
-/// An address of the node's own.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// An address of the node.
 const NODE: &str = "192.0.2.1";
 
-/// A node whose keeper can be held up.
+/// A node whose keeper can be blocked.
 struct Node {
     socket: Socket,
     isolation: Isolation,
@@ -43,12 +43,12 @@ impl Node {
             }
             running()
         };
-        let isolation = Isolation::kept_by(Keeper::new(Arc::new(load)));
+        let isolation = Isolation::with_keeper(Keeper::new(Arc::new(load)));
         isolation.reconcile().unwrap();
         Self { socket: Socket::route().unwrap(), isolation, held, release: Some(release) }
     }
 
-    /// Keeps the keeper busy, as a commit does that somebody else makes, until it is let go.
+    /// Blocks the keeper, like a long commit of another program, until [`let_go`](Self::let_go).
     fn hold(&self) {
         self.held.store(true, Ordering::SeqCst);
         let late = self.isolation.keeper.reconcile(Instant::now() + Duration::from_millis(50));
@@ -66,7 +66,7 @@ impl Node {
     }
 
     fn standing(&self, attachment: &Attachment) -> Standing {
-        let limit = Instant::now() + PATIENCE;
+        let limit = Instant::now() + TIMEOUT;
         self.isolation.keeper.standing(attachment.host_name.clone(), limit).unwrap().unwrap()
     }
 }
@@ -75,7 +75,7 @@ fn on_a_node<T: Send>(body: impl FnOnce(&mut Node) -> T + Send) -> T {
     testkit::in_netns_with_loopback(|| body(&mut Node::new()))
 }
 
-/// A pod, with its address of either family.
+/// A pod with an address of each family.
 fn pod(name: &str, number: u8) -> (Attachment, NetNs) {
     let netns = NetNs::create_named(name).unwrap();
     let (network, container) = ("net".parse().unwrap(), name.parse().unwrap());
@@ -103,7 +103,7 @@ fn wait<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// What the pod's end has received, in packets.
+/// Packets that the pod's interface has received.
 fn received(netns: &str) -> u64 {
     let links = testkit::ip_json(&["-n", netns, "-s", "link", "show", "eth0"]);
     links[0]["stats64"]["rx"]["packets"].as_u64().unwrap()
@@ -113,17 +113,18 @@ fn link_is_there(name: &IfName) -> bool {
     Socket::route().unwrap().link_by_name(name).is_ok()
 }
 
-/// Sends a datagram of the pod's to the node.
+/// Sends a datagram from the pod to the node.
 fn send(netns: &str, port: u16) {
     inside(netns, &["bash", "-c", &format!("echo hello > /dev/udp/{NODE}/{port}")]);
 }
 
-fn heard(socket: &UdpSocket, patience: Duration) -> bool {
-    socket.set_read_timeout(Some(patience)).unwrap();
+fn heard(socket: &UdpSocket, timeout: Duration) -> bool {
+    socket.set_read_timeout(Some(timeout)).unwrap();
     socket.recv_from(&mut [0; 64]).is_ok()
 }
 
-/// Which of a thousand pings get no reply. It ends with the 1100th reply, however late; the last may overtake each other.
+/// Which of a thousand pings get no reply. It ends with the 1100th reply, however late, because the
+/// last replies may overtake each other.
 fn flood(netns: &'static str, to: String) -> JoinHandle<Vec<u32>> {
     std::thread::spawn(move || {
         let ping = ["ping", "-n", "-c", "1100", "-i", "0.002", "-w", "120", &to];
@@ -136,11 +137,11 @@ fn flood(netns: &'static str, to: String) -> JoinHandle<Vec<u32>> {
     })
 }
 
-/// Sends to the pod and from it, and expects nothing to arrive.
+/// Sends to the pod and from it, and asserts that nothing arrives.
 fn nothing_passes(netns: &str, address: &str, node: &UdpSocket) {
     let before = received(netns);
     let mine = UdpSocket::bind((NODE, 0)).unwrap();
-    // Where the kernel knows a way at all.
+    // Fails if the kernel has no route.
     _ = mine.send_to(b"hello", (address, 9));
     send(netns, node.local_addr().unwrap().port());
     assert!(!heard(node, Duration::from_millis(300)), "the node heard the pod");
@@ -161,13 +162,13 @@ fn an_interface_carries_nothing_before_the_gate_opens_however_slow_it_is() {
                 let mut socket = Socket::route().unwrap();
                 isolation.attach(&mut socket, &plan, &netns, None).unwrap_or_else(|error| panic!("{error}"))
             });
-            // All is ready, and the host end down.
-            testkit::eventually(PATIENCE, || {
+            // Everything is configured except that the host interface is down.
+            testkit::eventually(TIMEOUT, || {
                 link_is_there(&attachment.host_name)
                     && inside("p1", &["ip", "route"]).contains("default via 169.254.1.1")
             });
             nothing_passes("p1", &address, &node_end);
-            // Somebody raises it, and gives it all that it needs.
+            // Another program raises it and configures all that it needs.
             let name = attachment.host_name.as_str();
             testkit::run("ip", &["link", "set", name, "up"]);
             testkit::run("ip", &["route", "add", &address, "dev", name]);
@@ -186,7 +187,7 @@ fn an_interface_carries_nothing_before_the_gate_opens_however_slow_it_is() {
         });
         assert_eq!(node.standing(&attachment), Standing::InForce(Verdict::Allow));
         send("p1", node_end.local_addr().unwrap().port());
-        assert!(heard(&node_end, PATIENCE));
+        assert!(heard(&node_end, TIMEOUT));
         assert!(pings("p1", NODE));
     });
 }
@@ -197,7 +198,7 @@ fn a_gate_that_does_not_open_in_time_leaves_nothing_and_asks_to_try_again() {
     on_a_node(|node| {
         let (attachment, netns) = pod("p1", 7);
         node.hold();
-        let wiring = Wiring::default().isolated(node.isolation.clone());
+        let wiring = Wiring::default().with_isolation(node.isolation.clone());
         let attach =
             |limit| wait(wiring.of_add(limit).attach(attachment.clone(), netns.try_clone().unwrap()));
         let failed = attach(Instant::now() + Duration::from_millis(100)).unwrap_err();
@@ -206,9 +207,9 @@ fn a_gate_that_does_not_open_in_time_leaves_nothing_and_asks_to_try_again() {
         assert!(failed.undone && !link_is_there(&attachment.host_name));
         assert_eq!(inside("p1", &["ip", "-o", "link"]).lines().count(), 1, "the pod has lo alone");
         node.let_go();
-        // What comes late has gone again, and the retry finds no trace.
+        // The late verdict has been removed, and the retry finds no trace of it.
         assert_eq!(node.standing(&attachment), Standing::None);
-        attach(Instant::now() + PATIENCE).unwrap();
+        attach(Instant::now() + TIMEOUT).unwrap();
         assert_eq!(node.standing(&attachment), Standing::InForce(Verdict::Allow));
         assert!(pings("p1", NODE));
     });
@@ -222,16 +223,16 @@ fn the_first_table_of_an_upgrade_loses_no_packet_of_pods_that_run() {
         let mut socket = Socket::route().unwrap();
         let pods = [pod("p1", 1), pod("p2", 2)];
         for (attachment, netns) in &pods {
-            // As a Russet without verdicts did it.
+            // As a version of Russet without verdicts wired it.
             Executor::new(&mut socket).attach(&russet_attach::plan(attachment).unwrap(), netns).unwrap();
         }
-        testkit::eventually(PATIENCE, || pings("p1", &v4(2)));
+        testkit::eventually(TIMEOUT, || pings("p1", &v4(2)));
         let flood = flood("p1", v4(2));
         let isolation = Isolation::default();
         testkit::let_pass(Duration::from_millis(200));
         assert_eq!(isolation.reconcile().unwrap().added.len(), 2);
-        // And an ADD that finds no table at all, without an agent.
-        // Rules first: packets may meet half of a flush of all at once, and be dropped.
+        // Then an ADD that finds no table, without an agent.
+        // Rules first: packets may see half of a flush of everything at once, and be dropped.
         testkit::run("nft", &["flush table inet russet-policy"]);
         testkit::run("nft", &["flush", "ruleset"]);
         let (third, netns) = pod("p3", 3);
@@ -248,12 +249,12 @@ fn a_verdict_comes_with_its_interface_and_leaves_before_it() {
         for removal in [Removal::Synchronous, Removal::Deferred] {
             let name = if removal == Removal::Deferred { "p1" } else { "p2" };
             let (attachment, netns) = pod(name, 7);
-            let wiring = Wiring::default().isolated(node.isolation.clone());
+            let wiring = Wiring::default().with_isolation(node.isolation.clone());
             for reused in [false, true] {
                 assert_eq!(node.attach(&attachment, &netns).reused, reused);
                 assert_eq!(node.standing(&attachment), Standing::InForce(Verdict::Allow));
             }
-            // The DEL of an older sandbox that knows no more than the name leaves it alone.
+            // The DEL of an older sandbox, which knows only the name, leaves it alone.
             let older =
                 Detachment { container: "older".parse().unwrap(), ..detachment(&attachment, removal) };
             wait(wiring.detach(older, None)).unwrap();
@@ -262,19 +263,19 @@ fn a_verdict_comes_with_its_interface_and_leaves_before_it() {
                 wait(wiring.detach(detachment(&attachment, removal), netns.try_clone().ok())).unwrap();
                 assert_eq!(node.standing(&attachment), Standing::None);
             }
-            // A pod that went with its namespace, and then DEL.
+            // A pod that disappeared with its namespace, and then DEL.
             node.attach(&attachment, &netns);
             testkit::run("ip", &["link", "del", attachment.host_name.as_str()]);
             wait(wiring.detach(detachment(&attachment, removal), None)).unwrap();
             assert_eq!(node.standing(&attachment), Standing::None);
-            // What GC finds.
+            // GC removes it.
             node.attach(&attachment, &netns);
             let mut found = wait(wiring.list()).unwrap();
             found.retain(|link| !link.doomed);
             assert_eq!(found.len(), 1);
             wait(wiring.detach_owned(found.remove(0), removal)).unwrap();
             assert_eq!(node.standing(&attachment), Standing::None);
-            // What nobody deletes.
+            // An interface that is never deleted.
             node.attach(&attachment, &netns);
             testkit::run("ip", &["link", "del", attachment.host_name.as_str()]);
             assert_eq!(node.isolation.reconcile().unwrap().removed, [attachment.host_name.as_str()]);
@@ -293,7 +294,7 @@ fn an_attachment_that_fails_behind_the_gate_leaves_no_verdict() {
         let error = node.isolation.attach(&mut node.socket, &plan, &netns, None).unwrap_err();
         assert!(error.to_string().contains("route 10.1.0.7/32 exists already"), "{error}");
         assert_eq!(node.standing(&attachment), Standing::None);
-        // Repeated, with the interface there and its verdict in force: both stay.
+        // Repeated while the interface exists with its verdict in force: both stay.
         testkit::run("ip", &["route", "del", &v4(7)]);
         node.attach(&attachment, &netns);
         testkit::run("ip", &["route", "del", &v4(7)]);
@@ -309,7 +310,7 @@ fn check_names_the_verdict_that_was_expected_and_the_one_that_was_found() {
     on_a_node(|node| {
         let (attachment, netns) = pod("p1", 7);
         node.attach(&attachment, &netns);
-        let wiring = Wiring::default().isolated(node.isolation.clone());
+        let wiring = Wiring::default().with_isolation(node.isolation.clone());
         let check = || {
             let found = wait(wiring.check(attachment.clone(), netns.try_clone().unwrap())).unwrap();
             found.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
@@ -356,7 +357,7 @@ fn a_port_of_a_bridge_has_no_verdict_and_needs_none() {
             mac: None,
             sync_delete: true,
         };
-        let wiring = Wiring::default().isolated(node.isolation.clone());
+        let wiring = Wiring::default().with_isolation(node.isolation.clone());
         wait(wiring.attach_port(port, netns.try_clone().unwrap()))
             .unwrap_or_else(|it| panic!("{}", it.error));
         assert_eq!(node.standing(&attachment), Standing::None);
@@ -366,7 +367,7 @@ fn a_port_of_a_bridge_has_no_verdict_and_needs_none() {
 }
 
 #[test]
-fn what_is_judged_is_what_our_own_wiring_makes() {
+fn only_interfaces_of_our_wiring_have_verdicts() {
     assert_eq!(PREFIX, russet_attach::naming::prefix(Dialect::Native));
     assert!(!russet_attach::naming::doomed(7).as_str().starts_with(PREFIX));
 }

@@ -1,5 +1,5 @@
-//! `config.json`, which the server leaves beside its socket (cni-runtime.md section 4.1): both forms, that with `routableMTU` and `platformType`, and
-//! the older one with `serviceNetworkCIDR`.
+//! `config.json`, which the server writes beside its socket (cni-runtime.md section 4.1), in both
+//! forms: with `routableMTU` and `platformType`, and the older one with `serviceNetworkCIDR`.
 
 use std::io::{ErrorKind, Read as _};
 use std::net::Ipv4Addr;
@@ -10,32 +10,32 @@ use russet_attach::sdn::METADATA;
 use russet_cni_spec::CniError;
 use serde_json::{Map, Value};
 
-/// What the server wants of every interface.
+/// Settings of the server for all interfaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conf {
-    /// `mtu`: that of both ends, in bytes; none: the kernel's default.
+    /// `mtu` of both ends, in bytes; `None` means the kernel's default.
     pub mtu: Option<u32>,
-    /// `routableMTU`: that of routes, in bytes.
+    /// `routableMTU` of routes, in bytes.
     pub route_mtu: Option<u32>,
     /// `serviceNetworkCIDR`.
     pub service: Option<Ipv4Net>,
-    /// Where this platform says who a machine is.
+    /// The address of the platform's metadata service.
     pub metadata: Ipv4Addr,
 }
 
-/// What the stock plugin says, too, before a server of this boot has run.
+/// The message of OpenShift's plugin before a server has run since boot.
 const ABSENT: &str = "OpenShift SDN network process is not (yet?) available";
-/// The stock file has 60 bytes.
+/// OpenShift's file has 60 bytes.
 const FILE_MAX_BYTES: u64 = 64 * 1024;
-/// The least that IPv4 wants of a link (RFC 791), and the most that a veth takes.
+/// The minimum of IPv4 (RFC 791) and the maximum of veth.
 const MTU_BYTES: std::ops::RangeInclusive<u64> = 68..=65535;
-/// Where Alibaba Cloud says who a machine is.
+/// Alibaba Cloud's metadata service.
 const METADATA_ALIBABA: Ipv4Addr = Ipv4Addr::new(100, 100, 100, 200);
 
 // === impl Conf ===
 
 impl Conf {
-    /// Reads the server's file. Without one there is no server yet.
+    /// Reads the server's file. If it does not exist, the server has not started yet.
     pub fn read(path: &Path) -> Result<Self, CniError> {
         let read = || -> std::io::Result<Vec<u8>> {
             let mut bytes = Vec::new();

@@ -1,5 +1,7 @@
-//! DELs that no server was there for. The pod is gone as far as its runtime is concerned; the server is told as soon as it answers again, by whichever
-//! request comes next, and before any ADD for the same interface. They are kept below `/run`: what they free does not outlive the boot either.
+//! DELs that could not be sent because the server was down. The runtime has deleted the pod; the
+//! next request that finds the server running sends the DEL, and an ADD for the same interface
+//! sends it first. The DELs are stored below `/run`, because the state that they free does not
+//! survive a reboot either.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -11,62 +13,66 @@ use russet_cni_spec::relay::RelayRequest;
 use russet_linux::FileLock;
 use russet_linux::file::write_atomic_with_mode;
 
-use super::server::{Server, Unanswered};
+use super::server::{RequestFailure, Server};
 use crate::target::Target;
 
 /// The directory of deferred DELs.
-pub struct Deferred {
+pub struct SavedDels {
     dir: PathBuf,
 }
 
 const DIR: &str = "run/russet/openshift-sdn";
 const LOCK: &str = ".lock";
-/// More pods than any node has; beyond it the runtime has to repeat its DEL itself.
-const KEPT_MAX: usize = 4096;
-/// How many others' a request sends, and how long that may take: its own caller waits.
+/// More pods than any node has; beyond it the runtime has to repeat its DEL.
+const SAVED_MAX: usize = 4096;
+/// How many saved DELs of other pods a request sends, and the time limit for that: its own caller
+/// waits.
 const SENT_AT_ONCE_MAX: usize = 16;
 const SENDING_MAX: Duration = Duration::from_secs(2);
-/// How long an ADD waits for whoever sends.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+/// How long an ADD waits for another request that is sending saved DELs.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-// === impl Deferred ===
+// === impl SavedDels ===
 
-impl Deferred {
-    /// That of the machine whose files lie below `root`.
+impl SavedDels {
+    /// The directory of the machine whose files lie below `root`.
     pub fn below(root: &Path) -> Self {
         Self { dir: root.join(DIR) }
     }
 
-    /// Keeps a DEL for later.
-    pub fn keep(&self, target: &Target, body: &[u8]) -> Result<(), CniError> {
+    /// Saves a DEL for later.
+    pub fn save(&self, target: &Target, body: &[u8]) -> Result<(), CniError> {
         use std::os::unix::fs::DirBuilderExt as _;
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir);
         made.map_err(|error| failed("make", &self.dir, error))?;
-        if self.names()?.len() >= KEPT_MAX {
-            let details = format!("{KEPT_MAX} others wait for it already");
-            return Err(CniError::try_again_later("the OpenShift SDN network process is away", details));
+        if self.names()?.len() >= SAVED_MAX {
+            let details = format!("{SAVED_MAX} others wait for it already");
+            return Err(CniError::try_again_later(
+                "the OpenShift SDN network process is down",
+                details,
+            ));
         }
         let path = self.path(target);
         write_atomic_with_mode(&path, body, 0o600)
             .map_err(|error| CniError::io(format!("keep the DEL in {}", path.display()), error))
     }
 
-    /// Forgets a DEL that has been done meanwhile.
+    /// Removes a saved DEL that has been executed meanwhile.
     pub fn forget(&self, target: &Target) -> Result<(), CniError> {
         remove(&self.path(target))
     }
 
-    /// Sends what was kept for the target's names, before they are used again.
+    /// Sends the DEL that was saved for the target's names, before the names are used again.
     pub fn send_own(&self, server: &Server, target: &Target, end: Instant) -> Result<(), CniError> {
         let path = self.path(target);
         if !path.exists() {
             return Ok(());
         }
-        let wait = Instant::now() + LOCK_PATIENCE;
+        let wait = Instant::now() + LOCK_TIMEOUT;
         let locked = FileLock::exclusive(self.dir.join(LOCK), wait.min(end));
-        let _lock =
-            locked.map_err(|error| CniError::try_again_later("an earlier DEL is still under way", error))?;
-        match self.send(server, &path, end).map_err(Unanswered::into_error) {
+        let _lock = locked
+            .map_err(|error| CniError::try_again_later("an earlier DEL is still in progress", error))?;
+        match self.send(server, &path, end).map_err(RequestFailure::into_error) {
             Ok(()) => Ok(()),
             Err(mut error) => {
                 error.msg = format!("an earlier DEL of this interface cannot be finished: {}", error.msg);
@@ -75,7 +81,8 @@ impl Deferred {
         }
     }
 
-    /// Sends a few, now that the server answers. What fails is tried again by the next request.
+    /// Sends a few saved DELs after the server has answered. Those that fail are tried again by the
+    /// next request.
     pub fn send_some(&self, server: &Server) {
         let Ok(names) = self.names() else { return };
         if names.is_empty() {
@@ -84,23 +91,23 @@ impl Deferred {
         let end = Instant::now() + SENDING_MAX;
         let Ok(Some(_lock)) = FileLock::try_exclusive(self.dir.join(LOCK)) else { return };
         for name in names.iter().take(SENT_AT_ONCE_MAX) {
-            let Err(unanswered) = self.send(server, &self.dir.join(name), end) else { continue };
-            tracing::warn!(error = %unanswered.error(), name, "a deferred DEL waits on");
-            // What is refused does not keep what is behind it.
-            if matches!(unanswered, Unanswered::Nobody(_)) || Instant::now() >= end {
+            let Err(request_failure) = self.send(server, &self.dir.join(name), end) else { continue };
+            tracing::warn!(error = %request_failure.error(), name, "a deferred DEL waits on");
+            // A refused DEL does not hold up those behind it.
+            if matches!(request_failure, RequestFailure::NoListener(_)) || Instant::now() >= end {
                 return;
             }
         }
     }
 
-    fn send(&self, server: &Server, path: &Path, end: Instant) -> Result<(), Unanswered> {
+    fn send(&self, server: &Server, path: &Path, end: Instant) -> Result<(), RequestFailure> {
         let body = match read(path) {
             Ok(body) => body,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(Unanswered::Failed(failed("read", path, error))),
+            Err(error) => return Err(RequestFailure::Failed(failed("read", path, error))),
         };
         server.send(&body, end)?;
-        remove(path).map_err(Unanswered::Failed)
+        remove(path).map_err(RequestFailure::Failed)
     }
 
     fn names(&self) -> Result<Vec<String>, CniError> {
@@ -110,11 +117,12 @@ impl Deferred {
             Err(error) => return Err(failed("list", &self.dir, error)),
         };
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        // The lock, and what is being written.
+        // Skips the lock and unfinished files.
         Ok(names.filter(|name| !name.starts_with('.')).collect())
     }
 
-    /// Neither a container ID nor an interface's name has a slash in it, and an ID begins with a letter or a digit.
+    /// Neither container IDs nor interface names contain a slash, and an ID begins with a letter or
+    /// a digit.
     fn path(&self, target: &Target) -> PathBuf {
         self.dir.join(format!("{}+{}", target.container, target.ifname))
     }

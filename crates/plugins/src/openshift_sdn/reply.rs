@@ -1,4 +1,5 @@
-//! The server's answer to an ADD: the result of its IPAM, in whichever shape. It may be anything; what comes out of here can be wired.
+//! The server's answer to an ADD: the result of its IPAM plugin in any version. The answer is not
+//! trusted; everything that this module returns can be wired.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -9,15 +10,16 @@ use russet_cni_spec::{CniError, CniResult, IpConfig, Route, Version};
 use super::conf::Conf;
 use crate::failure;
 
-/// The stock server sends four, and one for each further cluster network.
+/// OpenShift's server sends four, and one for each further cluster network.
 const MAX_ROUTES: usize = 256;
 
-/// Reads the body; one without a label has the configuration's version.
+/// Decodes the body; a result without `cniVersion` has the configuration's version.
 pub fn decode(body: &[u8], version: Version) -> Result<CniResult, CniError> {
     CniResult::decode(body, version).map_err(|error| unexpected(&error.to_string()))
 }
 
-/// What is to be wired: exactly one address, an IPv4 one, and routes of that family.
+/// The interface's settings: exactly one address, which is an IPv4 address, and routes of that
+/// family.
 pub fn settings(reply: &CniResult, conf: &Conf) -> Result<Settings, CniError> {
     let [IpConfig { address: IpNet::V4(address), gateway, .. }] = reply.ips[..] else {
         let found: Vec<String> = reply.ips.iter().take(8).map(|ip| ip.address.to_string()).collect();

@@ -1,4 +1,5 @@
-//! The conversation with the node's server, stock or ours (cni-runtime.md section 4.1): one POST for each verb, over a socket that only root may use.
+//! The exchange with the node's server, OpenShift's or ours (cni-runtime.md section 4.1): one POST
+//! for each verb, over a socket that only root may use.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,48 +14,47 @@ use serde_json::{Map, Value};
 use super::NAME;
 use crate::failure;
 
-/// Where the server has its socket and its configuration.
+/// The directory of the server's socket and configuration.
 const RUN_DIR: &str = "var/run/openshift-sdn/cniserver";
-/// The stock path of all requests.
+/// The path of all requests of OpenShift's protocol.
 const PATH: &str = "/";
-/// The name under which stock plugins address it.
+/// The value of `Host` that OpenShift's plugins send.
 const HOST: &str = "dummy";
-/// Longest part of a server's text that an error repeats; the stock server sends what its scripts print.
+/// Limit of the server's text in an error; OpenShift's server sends the output of its scripts.
 const TEXT_MAX_CHARS: usize = 1024;
-/// Runtimes allow GC and CHECK 30 seconds, and poll STATUS every 5.
-const TELL_DEADLINE: Duration = Duration::from_secs(20);
+/// Runtimes allow GC and CHECK 30 seconds, and poll STATUS every 5 seconds.
+const RELAY_DEADLINE: Duration = Duration::from_secs(20);
 const STATUS_DEADLINE: Duration = Duration::from_secs(4);
-/// How much longer than the server we wait: its own "try again", with the reason, shall win.
+/// How much longer than the server the plugin waits, so that the server's own "try again", with the
+/// reason, comes first.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The server.
 pub struct Server {
     dir: PathBuf,
 }
 
-/// Why there is no answer, or none that helps.
+/// Why a request failed.
 #[derive(Debug)]
-pub enum Unanswered {
-    /// Nobody listens: nothing has been done.
-    Nobody(CniError),
+pub enum RequestFailure {
+    /// There is no listener: nothing has been done.
+    NoListener(CniError),
     /// The answer was lost, or is a refusal.
     Failed(CniError),
 }
 
-// === impl Unanswered ===
+// === impl RequestFailure ===
 
-impl Unanswered {
-    /// Why.
+impl RequestFailure {
     pub fn error(&self) -> &CniError {
         match self {
-            Self::Nobody(error) | Self::Failed(error) => error,
+            Self::NoListener(error) | Self::Failed(error) => error,
         }
     }
 
-    /// For the runtime.
+    /// The error for the runtime.
     pub fn into_error(self) -> CniError {
         match self {
-            Self::Nobody(error) | Self::Failed(error) => error,
+            Self::NoListener(error) | Self::Failed(error) => error,
         }
     }
 }
@@ -67,7 +67,7 @@ impl Server {
         Self { dir: root.join(RUN_DIR) }
     }
 
-    /// What it wants of every interface.
+    /// The path of the server's settings.
     pub fn config_file(&self) -> PathBuf {
         self.dir.join("config.json")
     }
@@ -76,34 +76,41 @@ impl Server {
         self.dir.join("socket")
     }
 
-    /// Asks for an address and for the way to it; gives the server's result as it came.
-    pub fn add(&self, request: &Request, host_veth: &IfName, end: Instant) -> Result<Vec<u8>, Unanswered> {
+    /// Requests an address and the connection of the host interface; returns the server's result
+    /// undecoded.
+    pub fn add(
+        &self,
+        request: &Request,
+        host_veth: &IfName,
+        end: Instant,
+    ) -> Result<Vec<u8>, RequestFailure> {
         self.post(&body(request, Verb::Add, Some(host_veth)), end)
     }
 
-    /// Has it take both back.
-    pub fn del(&self, request: &Request, end: Instant) -> Result<(), Unanswered> {
+    /// Asks the server to release what ADD requested.
+    pub fn del(&self, request: &Request, end: Instant) -> Result<(), RequestFailure> {
         self.send(&self.del_body(request), end)
     }
 
-    /// What [`del`](Self::del) sends.
+    /// The request body of [`del`](Self::del).
     pub fn del_body(&self, request: &Request) -> Vec<u8> {
         body(request, Verb::Del, None)
     }
 
-    /// Sends a request that was made before.
-    pub fn send(&self, body: &[u8], end: Instant) -> Result<(), Unanswered> {
+    /// Sends a prepared request.
+    pub fn send(&self, body: &[u8], end: Instant) -> Result<(), RequestFailure> {
         self.post(body, end).map(drop)
     }
 
-    /// Verbs that the stock protocol does not have, in the form that our agent knows. A stock server, which has no such path, does nothing for them.
-    pub fn tell(&self, request: &Request) -> Result<(), CniError> {
+    /// Verbs that OpenShift's protocol does not have, in the form that our agent understands.
+    /// OpenShift's server has no such path and does nothing for them.
+    pub fn relay(&self, request: &Request) -> Result<(), CniError> {
         let verb = request.env.verb();
-        let deadline = if verb == Verb::Status { STATUS_DEADLINE } else { TELL_DEADLINE };
+        let deadline = if verb == Verb::Status { STATUS_DEADLINE } else { RELAY_DEADLINE };
         let (env, config) = (request.env.vars.clone(), request.stdin.clone());
         let message = RelayRequest { plugin: NAME.to_owned(), env, config, deadline, timing: false };
         let posted = relay::post_to(&self.socket(), HOST, HTTP_PATH, &message.encode(), deadline + GRACE);
-        let response = posted.map_err(|failure| match unanswered(failure).into_error() {
+        let response = posted.map_err(|failure| match request_failure(failure).into_error() {
             error if verb == Verb::Status => CniError { code: code::NOT_AVAILABLE, ..error },
             error => error,
         })?;
@@ -118,22 +125,23 @@ impl Server {
             .unwrap_or_else(|why| CniError::io("the server's answer is no error", why)))
     }
 
-    fn post(&self, body: &[u8], end: Instant) -> Result<Vec<u8>, Unanswered> {
+    fn post(&self, body: &[u8], end: Instant) -> Result<Vec<u8>, RequestFailure> {
         let limit = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let response = relay::post_to(&self.socket(), HOST, PATH, body, limit).map_err(unanswered)?;
+        let response = relay::post_to(&self.socket(), HOST, PATH, body, limit).map_err(request_failure)?;
         match response.status {
             200 => Ok(response.body),
-            status => Err(Unanswered::Failed(refusal(status, &response))),
+            status => Err(RequestFailure::Failed(refusal(status, &response))),
         }
     }
 }
 
-/// The stock request: the variables sorted, `hostVeth` for ADD alone. The stock plugin sends its whole environment; ours only what is a request's.
+/// A request of OpenShift's protocol: sorted variables, `hostVeth` for ADD only. OpenShift's plugin
+/// sends its whole environment; ours sends only the request's variables.
 pub(super) fn body(request: &Request, verb: Verb, host_veth: Option<&IfName>) -> Vec<u8> {
     let mut env: BTreeMap<&str, &str> =
         request.env.vars.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
     env.insert("CNI_COMMAND", verb.as_str());
-    // The server wants the keys, even without a value.
+    // The server requires these keys, even without a value.
     for key in ["CNI_NETNS", "CNI_ARGS"] {
         env.entry(key).or_default();
     }
@@ -148,21 +156,22 @@ pub(super) fn body(request: &Request, verb: Verb, host_veth: Option<&IfName>) ->
     Value::Object(object).to_string().into_bytes()
 }
 
-fn unanswered(failure: ExchangeError) -> Unanswered {
+fn request_failure(failure: ExchangeError) -> RequestFailure {
     match failure {
         ExchangeError::Connect(error) if relay::nobody_listens(error.kind()) => {
-            Unanswered::Nobody(CniError::try_again_later("failed to send CNI request", error))
+            RequestFailure::NoListener(CniError::try_again_later("failed to send CNI request", error))
         }
         ExchangeError::Connect(error) => {
-            Unanswered::Failed(CniError::try_again_later("failed to send CNI request", error))
+            RequestFailure::Failed(CniError::try_again_later("failed to send CNI request", error))
         }
         ExchangeError::Lost(error) => {
-            Unanswered::Failed(CniError::try_again_later("failed to read CNI result", error))
+            RequestFailure::Failed(CniError::try_again_later("failed to read CNI result", error))
         }
     }
 }
 
-/// A stock server refuses everything with 400; ours says with 503 that the same request may do better later.
+/// OpenShift's server refuses everything with 400; ours says with 503 that the same request may
+/// succeed later.
 fn refusal(status: u16, response: &RelayResponse) -> CniError {
     let text: String = String::from_utf8_lossy(&response.body).chars().take(TEXT_MAX_CHARS).collect();
     let msg = format!("CNI request failed with status {status}: '{text}'");

@@ -1,4 +1,5 @@
-//! The plugin against a server that answers what the test says, on a real kernel: cni-runtime.md sections 4.2 and 6.2.
+//! Tests of the plugin against a scripted server on a real kernel: cni-runtime.md sections 4.2 and
+//! 6.2.
 
 use std::io::Write as _;
 use std::os::unix::net::UnixListener;
@@ -15,13 +16,13 @@ use super::{sdn, server};
 use crate::failure;
 use crate::lab::{Lab, Pod, after, inside, links, on_a_node, pod};
 
-/// cni-runtime.md section 4.1, as captured from the stock server.
+/// cni-runtime.md section 4.1, as captured from OpenShift's server.
 const REPLY: &str = r#"{"cniVersion":"0.3.1","ips":[{"version":"4","address":"10.128.0.11/23","gateway":"10.128.0.1"}],"routes":[{"dst":"0.0.0.0/0","gw":"10.128.0.1"},{"dst":"172.30.0.0/16","gw":"10.128.0.1"},{"dst":"10.128.0.0/14"},{"dst":"224.0.0.0/4"}],"dns":{}}"#;
 const CONFIG_JSON: &str = r#"{"mtu":1400,"routableMTU":1350,"platformType":"AWS"}"#;
 const ARGS: &str =
     "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns1;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=ce3d8b63";
 
-/// A server that answers one request after the other; a closed one refuses.
+/// A server that handles one request after the other; a stopped one refuses connections.
 struct Fake {
     socket: PathBuf,
     seen: Arc<Mutex<Vec<(String, Value)>>>,
@@ -29,7 +30,7 @@ struct Fake {
 }
 
 impl Fake {
-    /// `answer` gives status and body for path and request.
+    /// `answer` returns status and body for path and request.
     fn start(
         lab: &Lab,
         config: &str,
@@ -41,12 +42,12 @@ impl Fake {
         let socket = dir.join("socket");
         let listener = UnixListener::bind(&socket).unwrap();
         let seen: Arc<Mutex<Vec<(String, Value)>>> = Arc::default();
-        let told = Arc::clone(&seen);
+        let seen_by_server = Arc::clone(&seen);
         let serve = move || {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
                 let Some((path, body)) = request_of(&mut stream) else { return };
-                told.lock().unwrap().push((path.clone(), body.clone()));
+                seen_by_server.lock().unwrap().push((path.clone(), body.clone()));
                 let (status, text) = answer(&path, &body);
                 let reply = format!(
                     "HTTP/1.1 {status} x\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",
@@ -58,7 +59,7 @@ impl Fake {
         Self { socket, seen, thread: Some(std::thread::spawn(serve)) }
     }
 
-    /// A stock server: its reply for ADD, nothing for DEL, and no other path.
+    /// OpenShift's server: its reply for ADD, nothing for DEL, and no other path.
     fn stock(lab: &Lab) -> Self {
         Self::start(lab, CONFIG_JSON, |path, body| match (path, body["env"]["CNI_COMMAND"].as_str()) {
             ("/", Some("ADD")) => (200, REPLY.to_owned()),
@@ -68,14 +69,14 @@ impl Fake {
         })
     }
 
-    /// The verbs of the stock path, so far.
+    /// The verbs that were requested under OpenShift's path.
     fn verbs(&self) -> Vec<String> {
         let seen = self.seen.lock().unwrap();
         let stock = seen.iter().filter(|(path, _)| path == "/");
         stock.map(|(_, body)| body["env"]["CNI_COMMAND"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Closes the socket and leaves its file there, as a server that was killed does.
+    /// Closes the socket and leaves its file, like a killed server.
     fn kill(&mut self) {
         drop(std::os::unix::net::UnixStream::connect(&self.socket).unwrap());
         self.thread.take().unwrap().join().unwrap();
@@ -91,7 +92,7 @@ impl Drop for Fake {
     }
 }
 
-/// Path and body; none when the other end sends nothing.
+/// Path and body; `None` if the client sends nothing.
 fn request_of(stream: &mut impl std::io::Read) -> Option<(String, Value)> {
     let mut received = Vec::new();
     let mut chunk = [0; 4096];
@@ -134,13 +135,14 @@ fn add(lab: &Lab, pod: Pod, config: &Value) -> Value {
     ask(lab, "ADD", pod, config).unwrap_or_else(|error| panic!("{error}")).unwrap().to_value()
 }
 
-/// What `ip` says of the pod, in JSON.
+/// The output of `ip` for the pod, decoded from JSON.
 fn ip(netns: &str, what: &[&str]) -> Value {
     let text = inside(netns, &[&["ip", "-json", "-details"][..], what].concat());
     serde_json::from_str(&text).unwrap()
 }
 
-/// Nothing of an ADD is left: no link at the node, nothing but a loopback that is down in the pod, no table.
+/// Asserts that an ADD left nothing: no link on the node, only a loopback that is down in the pod,
+/// no table.
 #[track_caller]
 fn untouched(netns: &str) {
     assert_eq!(links(), ["lo"]);
@@ -152,7 +154,8 @@ fn untouched(netns: &str) {
 
 #[test]
 fn the_request_has_the_stock_shape_byte_for_byte() {
-    // cni-runtime.md section 4.1, the capture: keys sorted as Go sorts them, hostVeth for ADD alone; but only CNI_* is sent
+    // cni-runtime.md section 4.1, the capture: keys sorted as Go sorts them, hostVeth for ADD
+    // alone; but only CNI_* is sent.
     let lab = Lab::with_path("/opt/cni/bin");
     let config = conf("0.3.1");
     let stdin = br#"{"cniVersion":"0.3.1","name":"openshift-sdn","type":"openshift-sdn"}"#;
@@ -176,7 +179,7 @@ fn the_request_has_the_stock_shape_byte_for_byte() {
 
 #[test]
 #[ignore = "kernel: veth, nf_tables; root"]
-fn a_pod_is_wired_as_the_stock_plugin_wires_it_and_the_result_tells_all_of_it() {
+fn a_pod_is_wired_like_the_stock_plugin_and_the_result_is_complete() {
     // cni-runtime.md section 4.2, effect; section 6.2 items 48 and 56
     on_a_node(|lab| {
         let server = Fake::stock(lab);
@@ -195,7 +198,7 @@ fn a_pod_is_wired_as_the_stock_plugin_wires_it_and_the_result_tells_all_of_it() 
         let link = &ip("one", &["link", "show", "eth0"])[0];
         assert_eq!((&link["address"], &link["mtu"]), (&json!("0a:58:0a:80:00:0b"), &json!(1400)));
         let host = server.seen.lock().unwrap()[0].1["hostVeth"].as_str().unwrap().to_owned();
-        assert_eq!(links(), ["lo", &host], "the server was told the host end's name");
+        assert_eq!(links(), ["lo", &host], "the server got the host end's name");
         assert!(host.len() == 12 && host.starts_with("veth"), "{host}");
         assert_eq!(testkit::ip_json(&["link", "show", &host])[0]["operstate"], "UP");
         assert_eq!(ip("one", &["link", "show", "lo"])[0]["flags"].as_array().unwrap()[1], "UP");
@@ -257,7 +260,7 @@ fn the_result_is_in_the_version_of_the_configuration() {
 
 #[test]
 #[ignore = "kernel: veth, nf_tables; root"]
-fn three_ways_to_fail_have_three_messages_and_leave_nothing() {
+fn three_kinds_of_failure_have_three_messages_and_leave_nothing() {
     // cni-runtime.md section 6.2 item 48: config.json missing, server down, server says 400
     on_a_node(|lab| {
         let one = pod("one");
@@ -285,14 +288,14 @@ fn three_ways_to_fail_have_three_messages_and_leave_nothing() {
 
 #[test]
 #[ignore = "kernel: veth, nf_tables; root"]
-fn a_reply_without_exactly_one_ipv4_address_leaves_nothing_here_and_nothing_there() {
-    // the issue's Must show: an error, never a crash
+fn a_reply_without_exactly_one_ipv4_address_leaves_nothing_on_node_and_server() {
+    // The Go plugin crashes on such replies.
     for reply in [
         r#"{"cniVersion":"0.3.1","ips":[]}"#,
         r#"{"cniVersion":"0.3.1","ips":[{"version":"6","address":"fd00::2/64"}]}"#,
         r#"{"cniVersion":"0.2.0","ips":[{"version":"4","address":"10.128.0.11/23"}]}"#,
         r#"{"cniVersion":"0.3.1","ips":[{"version":"4","address":"10.128.0.11/23"},{"version":"4","address":"10.128.0.12/23"}]}"#,
-        // well-formed, and the kernel refuses it after the address is set
+        // The JSON is valid, but the kernel refuses the route after the address is set.
         r#"{"cniVersion":"0.3.1","ips":[{"version":"4","address":"10.128.0.11/23"}],"routes":[{"dst":"10.9.0.0/16","gw":"192.0.2.1"}]}"#,
         "no JSON",
         "",
@@ -330,7 +333,7 @@ fn a_second_add_is_refused_and_the_first_interface_stays() {
 #[test]
 #[ignore = "kernel: macvlan, nf_tables; root"]
 fn a_pod_with_a_macvlan0_reaches_its_parent_and_the_services_through_the_gateway() {
-    // cni-runtime.md section 4.2 steps 7 and 8, and its older era; the issue's Must show
+    // cni-runtime.md section 4.2 steps 7 and 8, and its older version.
     on_a_node(|lab| {
         testkit::run("ip", &["link", "add", "nic0", "type", "veth", "peer", "name", "wire0"]);
         for address in ["192.0.2.7/24", "198.51.100.7/24"] {
@@ -357,9 +360,9 @@ fn a_pod_with_a_macvlan0_reaches_its_parent_and_the_services_through_the_gateway
             let wanted = format!("{dst} via 10.128.0.1 dev eth0 proto 114");
             assert!(routes.lines().any(|line| line.trim() == wanted), "{wanted} in {routes}");
         }
-        let told: Vec<&str> =
+        let destinations: Vec<&str> =
             result["routes"].as_array().unwrap().iter().map(|route| route["dst"].as_str().unwrap()).collect();
-        assert_eq!(told, ["0.0.0.0/0", "192.0.2.7/32", "198.51.100.7/32", "172.30.0.0/16"]);
+        assert_eq!(destinations, ["0.0.0.0/0", "192.0.2.7/32", "198.51.100.7/32", "172.30.0.0/16"]);
         ask(lab, "CHECK", one, &after(&conf("1.0.0"), &result)).unwrap();
 
         std::fs::write(root, r#"{"mtu":1450,"serviceNetworkCIDR":"172.30.0.0"}"#).unwrap();
@@ -373,14 +376,14 @@ fn a_pod_with_a_macvlan0_reaches_its_parent_and_the_services_through_the_gateway
 
 #[test]
 #[ignore = "kernel: veth, nf_tables; root"]
-fn check_names_what_is_no_longer_as_it_was() {
-    // cni-runtime.md section 4.2: the stock plugin has no CHECK
+fn check_names_every_difference() {
+    // cni-runtime.md section 4.2: OpenShift's plugin has no CHECK.
     on_a_node(|lab| {
         let _server = Fake::stock(lab);
         let one = pod("one");
         let config = after(&conf("1.0.0"), &add(lab, one, &conf("1.0.0")));
         ask(lab, "CHECK", one, &config).unwrap();
-        for (damage, told) in [
+        for (damage, reported) in [
             (&["ip", "link", "set", "eth0", "mtu", "1300"][..], "MTU 1300, not 1400"),
             (
                 &["ip", "route", "del", "172.30.0.0/16"][..],
@@ -406,14 +409,14 @@ fn check_names_what_is_no_longer_as_it_was() {
             }
             inside("one", damage);
             let error = ask(lab, "CHECK", one, &config).unwrap_err();
-            assert!(error.code == failure::WIRING && error.details.contains(told), "{told}: {error}");
+            assert!(error.code == failure::WIRING && error.details.contains(reported), "{reported}: {error}");
         }
     });
 }
 
 #[test]
 #[ignore = "kernel: veth, nf_tables; root"]
-fn a_pod_is_deleted_without_a_server_which_is_told_later() {
+fn a_pod_is_deleted_without_a_server_which_gets_the_del_later() {
     // cni-runtime.md section 4.2, last paragraph; section 7: "agent down -> pods cannot be deleted"
     on_a_node(|lab| {
         let mut server = Fake::stock(lab);
@@ -426,22 +429,23 @@ fn a_pod_is_deleted_without_a_server_which_is_told_later() {
         for netns in ["one", ""] {
             ask(lab, "DEL", Pod { netns, ..one }, &conf("0.3.1")).unwrap();
         }
-        let kept = lab.path("run/russet/openshift-sdn");
-        assert_eq!(std::fs::read_dir(&kept).unwrap().count(), 1, "once");
+        let saved = lab.path("run/russet/openshift-sdn");
+        assert_eq!(std::fs::read_dir(&saved).unwrap().count(), 1, "once");
         drop(server);
         let server = Fake::stock(lab);
         add(lab, two, &conf("0.3.1"));
         assert_eq!(server.verbs(), ["ADD", "DEL"]);
-        let told = server.seen.lock().unwrap()[1].1.clone();
-        assert_eq!(told["env"]["CNI_CONTAINERID"], "one");
-        let left = std::fs::read_dir(&kept).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap());
+        let seen_by_server = server.seen.lock().unwrap()[1].1.clone();
+        assert_eq!(seen_by_server["env"]["CNI_CONTAINERID"], "one");
+        let left =
+            std::fs::read_dir(&saved).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap());
         assert_eq!(left.collect::<Vec<_>>(), [".lock"]);
     });
 }
 
 #[test]
 #[ignore = "kernel: veth, nf_tables; root"]
-fn a_kept_del_that_is_refused_keeps_no_other_from_being_sent() {
+fn a_refused_saved_del_does_not_block_the_others() {
     on_a_node(|lab| {
         let mut server = Fake::stock(lab);
         let pods = ["one", "two", "three"].map(pod);
@@ -457,14 +461,14 @@ fn a_kept_del_that_is_refused_keeps_no_other_from_being_sent() {
         });
         add(lab, pod("four"), &conf("0.3.1"));
         assert_eq!(server.verbs(), ["ADD", "DEL", "DEL", "DEL"]);
-        let kept = std::fs::read_dir(lab.path("run/russet/openshift-sdn")).unwrap();
-        assert_eq!(kept.count(), 2, "the lock, and the one that was refused");
+        let saved = std::fs::read_dir(lab.path("run/russet/openshift-sdn")).unwrap();
+        assert_eq!(saved.count(), 2, "the lock, and the one that was refused");
     });
 }
 
 #[test]
 #[ignore = "kernel: veth, nf_tables; root"]
-fn a_kept_del_is_sent_before_the_same_names_are_used_again() {
+fn a_saved_del_is_sent_before_the_same_names_are_used_again() {
     on_a_node(|lab| {
         let mut server = Fake::stock(lab);
         let one = pod("one");
@@ -480,7 +484,8 @@ fn a_kept_del_is_sent_before_the_same_names_are_used_again() {
 
 #[test]
 fn status_without_a_server_has_code_50() {
-    // cni-runtime.md section 6.2 item 62, its first case; a stock server has no STATUS and is believed
+    // cni-runtime.md section 6.2 item 62, its first case; OpenShift's server has no STATUS and
+    // counts as ready.
     let lab = Lab::with_path("/opt/cni/bin");
     let none = Pod { container: "c", ifname: "eth0", netns: "" };
     let error = ask(&lab, "STATUS", none, &conf("1.1.0")).unwrap_err();
@@ -502,7 +507,7 @@ fn status_without_a_server_has_code_50() {
 }
 
 #[test]
-fn what_is_kept_has_a_limit_and_a_name_for_each_interface() {
+fn saved_dels_are_limited_and_named_by_interface() {
     let lab = Lab::with_path("/opt/cni/bin");
     for ifname in ["eth0", "net1"] {
         let target = Pod { container: "c.1", ifname, netns: "" };

@@ -1,4 +1,4 @@
-//! `portmap`'s configuration (cni-runtime.md sections 5 and A.4, docs/plugins.md). Pure.
+//! The configuration of `portmap` (cni-runtime.md sections 5 and A.4, docs/plugins.md). Pure.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use russet_cni_spec::{CniError, CniResult, PortMapping};
 use russet_nft::L4;
 use serde::Deserialize;
 
-/// What a request says.
+/// The validated configuration of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Conf {
     mappings: Vec<PortMapping>,
@@ -31,13 +31,13 @@ struct Settings {
     backend: Option<String>,
 }
 
-/// Bits of a mark.
+/// Bit numbers of a packet mark.
 const MARK_BITS: std::ops::RangeInclusive<i64> = 0..=31;
 
 // === impl Conf ===
 
 impl Conf {
-    /// Reads what `request` says.
+    /// Reads the configuration of `request`.
     pub fn read(request: &Request) -> Result<Self, CniError> {
         let settings: Settings = request.config.read_settings()?;
         let mark_chain = settings.external_set_mark_chain.as_deref().filter(|chain| !chain.is_empty());
@@ -68,12 +68,13 @@ impl Conf {
         })
     }
 
-    /// Whether nothing is to be published.
+    /// Whether there is nothing to publish.
     pub fn is_empty(&self) -> bool {
         self.mappings.is_empty()
     }
 
-    /// What the container with the addresses of `previous` publishes: ports of the families that it has.
+    /// The port rules of the container with the addresses of `previous`, for the address families
+    /// that it has.
     pub fn publication(&self, owner: Owner, previous: &CniResult) -> Publication {
         let pods: Vec<IpNet> =
             Family::BOTH.iter().filter_map(|family| pod_address(previous, *family)).collect();
@@ -91,7 +92,7 @@ impl Conf {
     }
 }
 
-/// The first address of the family that is inside of the container.
+/// The first address of the family on an interface inside the container.
 fn pod_address(previous: &CniResult, family: Family) -> Option<IpNet> {
     let inside = |ip: &&russet_cni_spec::IpConfig| {
         previous.interface_of(ip).is_none_or(|interface| !interface.sandbox.is_empty())
@@ -100,7 +101,7 @@ fn pod_address(previous: &CniResult, family: Family) -> Option<IpNet> {
     found.map(|ip| ip.address)
 }
 
-/// None where the node's address is of the other family.
+/// `None` if the mapping's host address is of the other family.
 fn rule(mapping: &PortMapping, to: IpAddr) -> Option<PortRule> {
     let host_ip = mapping.host_ip.map(|ip| ip.to_canonical());
     if host_ip.is_some_and(|ip| Family::of(ip) != Family::of(to)) {
@@ -141,7 +142,8 @@ fn mappings(request: &Request) -> Result<Vec<PortMapping>, CniError> {
     Ok(mappings)
 }
 
-/// Arguments of iptables, as the Go plugin takes them: sources and destinations, which may be negated.
+/// iptables arguments as the Go plugin accepts them: sources and destinations, which may be
+/// negated.
 fn conditions(key: &str, family: Family, words: &[String]) -> Result<Vec<Condition>, CniError> {
     let refused = |word: &str| {
         let details = "matches of iptables that can be used are -s and -d with a prefix, with ! before them";

@@ -1,4 +1,5 @@
-//! The reference plugin's chains in legacy iptables: read and removed with the programs of that flavour, and only in a network namespace that has such a table.
+//! The reference plugin's chains in legacy iptables, read and removed by the legacy programs, and
+//! only in a network namespace that has such a table.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +10,10 @@ use russet_overlay::firewall::{FirewallError, change_legacy_nat, legacy_nat};
 
 use crate::failure;
 
-/// Attempts at a change for which the table has to stay as it was read.
+/// Attempts at a change that fails if the table has changed since it was read.
 const MAX_TRIES: usize = 3;
 
-/// Removes the chains, and the rules that lead to them; that there are none is success.
+/// Removes the chains and the rules that jump to them; that there are none is success.
 pub fn remove(chains: &BTreeSet<String>) -> Result<(), CniError> {
     Family::BOTH.into_iter().try_for_each(|family| remove_of(family, chains))
 }
@@ -30,7 +31,7 @@ fn remove_of(family: Family, chains: &BTreeSet<String>) -> Result<(), CniError> 
     }
 }
 
-/// The comments of the rules that lead to containers' chains.
+/// The comments of the rules that jump to containers' chains.
 pub fn comments() -> Result<BTreeSet<String>, CniError> {
     let mut comments = BTreeSet::new();
     for family in Family::BOTH {
@@ -39,14 +40,15 @@ pub fn comments() -> Result<BTreeSet<String>, CniError> {
     Ok(comments)
 }
 
-/// How many port translations of a family the chain has, if packets reach it.
+/// The number of port translations of a family in the chain, if packets reach it.
 pub fn count(chain: &str, family: Family) -> Result<usize, CniError> {
     let saved = saved(family)?;
     let reached = rules(&saved, REFERENCE_DNAT).any(|rule| leads_to(rule) == Some(chain));
     Ok(if reached { rules(&saved, chain).filter(|rule| rule.contains(" -j DNAT ")).count() } else { 0 })
 }
 
-/// The table; empty where there is none. Without the programs nothing of it can be seen or changed, and a DEL has to come to its end all the same.
+/// The table; empty if there is none. Without the programs the table can be neither read nor
+/// changed, and a DEL must succeed all the same.
 fn saved(family: Family) -> Result<String, CniError> {
     match legacy_nat(family) {
         Ok(table) => Ok(table.unwrap_or_default()),
@@ -69,7 +71,7 @@ fn failed(error: FirewallError) -> CniError {
     )
 }
 
-/// What `iptables-restore` has to read to remove the chains; none where the table has none of them.
+/// Input for `iptables-restore` that removes the chains; `None` if the table has none of them.
 fn removal(saved: &str, chains: &BTreeSet<String>) -> Option<String> {
     let declared = saved.lines().filter_map(|line| line.strip_prefix(':')?.split(' ').next());
     let there: Vec<&str> = declared.filter(|name| chains.contains(*name)).collect();
@@ -88,7 +90,7 @@ fn removal(saved: &str, chains: &BTreeSet<String>) -> Option<String> {
     Some(changes)
 }
 
-/// The rules of a chain, behind its name.
+/// The rules of a chain, without the leading chain name.
 fn rules<'a>(saved: &'a str, chain: &str) -> impl Iterator<Item = &'a str> {
     let begin = format!("-A {chain} ");
     saved.lines().filter_map(move |line| line.strip_prefix(&begin))
@@ -120,7 +122,7 @@ mod tests {
     const SAVED: &str = include_str!("recorded/iptables.v4");
 
     #[test]
-    fn a_removal_takes_the_chain_and_what_leads_to_it_and_no_other_rule() {
+    fn a_removal_contains_the_chain_and_its_jumps_and_no_other_rule() {
         let chain = "CNI-DN-437252eec243bd2aa31b9";
         assert_eq!(removal(SAVED, &BTreeSet::from(["CNI-DN-0".to_owned()])), None);
         let changes = removal(SAVED, &BTreeSet::from([chain.to_owned()])).unwrap();

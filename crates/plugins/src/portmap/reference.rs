@@ -1,5 +1,6 @@
-//! Host ports of containers that the reference plugin `portmap` (versions 0.9 to 1.9) published before ours took its place. Its rules are evaluated
-//! before ours: what it left of a container would lead the container's ports to an address that is gone.
+//! Host ports that the reference plugin `portmap` (versions 0.9 to 1.9) published before Russet
+//! replaced it. Its rules are evaluated before ours: rules that it left would lead a container's
+//! ports to an address that is gone.
 
 use std::collections::BTreeSet;
 
@@ -11,10 +12,11 @@ use russet_cni_spec::{CniError, Target, ValidAttachment};
 use super::legacy;
 use crate::node::LocalNode;
 
-/// The longest name that iptables gives a chain.
+/// iptables' limit for chain names.
 const CHAIN_CHARS: usize = 28;
 
-/// Removes what the reference plugin published for the request's container, in nf_tables and in legacy iptables.
+/// Removes the ports that the reference plugin published for the request's container, in nf_tables
+/// and in legacy iptables.
 pub async fn remove(node: &LocalNode, request: &Request, target: &Target) -> Result<(), CniError> {
     let ports = ports_of(request.config.name.as_str(), target.container_id.as_str());
     let chains = BTreeSet::from([ports.dnat_chain.clone(), ports.snat_chain.clone()]);
@@ -22,8 +24,8 @@ pub async fn remove(node: &LocalNode, request: &Request, target: &Target) -> Res
     node.wiring.iptables(move || legacy::remove(&chains)).await.and(removed)
 }
 
-/// Removes what it published for containers of the network that are not valid. Rules in its own tables do not name their network: they are left to the
-/// container's DEL.
+/// Removes the ports that it published for containers of the network that are not valid. Rules in
+/// its own nf_tables table do not name their network: they are left to the container's DEL.
 pub async fn collect(
     node: &LocalNode,
     network: &NetworkName,
@@ -46,7 +48,7 @@ pub async fn collect(
     node.wiring.iptables(work).await.and(collected)
 }
 
-/// Whether the reference plugin publishes every one of these ports for the request's container.
+/// Whether the reference plugin publishes all of these ports for the request's container.
 pub async fn publishes(
     node: &LocalNode,
     request: &Request,
@@ -68,7 +70,7 @@ pub async fn publishes(
     Ok(true)
 }
 
-/// What it has of the network's containers that are not valid.
+/// The published ports of the network's containers that are not valid.
 fn stale(
     comments: &BTreeSet<String>,
     network: &NetworkName,

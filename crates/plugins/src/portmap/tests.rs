@@ -1,4 +1,5 @@
-//! `portmap` behind `bridge`, with real packets, `nft` and the Go plugins' conflist order as second opinions.
+//! Tests of `portmap` behind `bridge`, compared with real packets, `nft` and the plugin order of
+//! the Go conflists.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::lab::{Lab, Pod, after, inside, on_a_node, pod};
 
-/// A program that runs as long as this lives.
+/// A program that is killed when this is dropped.
 pub(super) struct Server(Child);
 
 impl Drop for Server {
@@ -18,13 +19,14 @@ impl Drop for Server {
     }
 }
 
-/// With hairpin mode: where bridged packets pass through nf_tables, a pod's packet to its own port leaves by the port that it came in by.
+/// A bridge with hairpin mode: where bridged packets pass through nf_tables, a pod's packet to its
+/// own published port leaves by the port by which it came.
 fn bridge(lab: &Lab, subnets: &[&str]) -> Value {
     json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "br0", "isDefaultGateway": true,
         "hairpinMode": true, "ipam": lab.ipam(subnets)})
 }
 
-/// The plugin's configuration behind `result`.
+/// The plugin's configuration after `result`.
 pub(super) fn portmap(result: &Value, mappings: Value) -> Value {
     after(
         &json!({"cniVersion": "1.1.0", "name": "net", "type": "portmap",
@@ -33,7 +35,8 @@ pub(super) fn portmap(result: &Value, mappings: Value) -> Value {
     )
 }
 
-/// A pod that says its name to whoever connects to port 80, or sends a datagram there.
+/// A pod that answers TCP connections to port 80 and datagrams to it with its name and the client's
+/// address.
 pub(super) fn serving(lab: &Lab, container: &'static str, subnets: &[&str]) -> (Pod, Value, Server) {
     let pod = pod(container);
     let result = lab.add("bridge", pod, &bridge(lab, subnets));
@@ -66,7 +69,8 @@ while True:
     (pod, result, Server(child))
 }
 
-/// What a client in `netns` (empty: on the node) hears from an address and port; nothing if nobody answers.
+/// The answer that a client in `netns` (empty: on the node) gets from an address and port; empty
+/// without an answer.
 pub(super) fn ask(netns: &str, kind: &str, to: &str, port: u16) -> String {
     let script = format!(
         r"
@@ -90,14 +94,15 @@ except OSError:
     .to_owned()
 }
 
-/// The answer of somebody who is to answer: a machine with other work may take longer than one question is waited for.
+/// Repeats a question until it is answered: on a loaded machine an answer may take longer than one
+/// attempt waits.
 pub(super) fn answer(netns: &str, kind: &str, to: &str, port: u16) -> String {
     testkit::eventually_some(Duration::from_secs(20), || {
         Some(ask(netns, kind, to, port)).filter(|said| !said.is_empty())
     })
 }
 
-/// A neighbour of the node: 192.0.2.9, and the node is 192.0.2.1.
+/// A neighbour of the node: it has 192.0.2.9, and the node 192.0.2.1.
 pub(super) fn neighbour() {
     testkit::run("ip", &["netns", "add", "world"]);
     testkit::run("ip", &["link", "add", "up0", "type", "veth", "peer", "name", "w0", "netns", "world"]);
@@ -152,14 +157,14 @@ fn a_published_port_is_reached_from_everywhere() {
         assert!(answer("", "STREAM", "127.0.0.1", 8080).starts_with("web"));
         let guard = testkit::run("nft", &["list", "chain", "inet", "russet-cni", "ports-guard"]);
         assert!(guard.contains(r#"ip daddr 127.0.0.0/8 iifname != "lo" drop"#), "{guard}");
-        lab.tell("portmap", "CHECK", web, &config);
+        lab.call("portmap", "CHECK", web, &config);
         testkit::run("nft", &["flush", "map", "inet", "russet-cni", "ports-any4"]);
         let error = lab.error("portmap", "CHECK", web, &config);
         assert!(error.details.contains("Tcp port 8080"), "{error}");
         lab.add("portmap", web, &config);
-        lab.tell("portmap", "CHECK", web, &config);
+        lab.call("portmap", "CHECK", web, &config);
         for _ in 0..2 {
-            lab.tell("portmap", "DEL", Pod { netns: "", ..web }, &config);
+            lab.call("portmap", "DEL", Pod { netns: "", ..web }, &config);
         }
         assert_eq!(left(), (0, 0));
         assert_eq!(ask("world", "STREAM", "192.0.2.1", 8080), "");
@@ -190,7 +195,7 @@ fn a_port_that_is_taken_is_an_error_and_an_address_comes_before_all() {
         );
         assert!(answer("world", "STREAM", "192.0.2.2", 8080).starts_with("two"));
         assert!(answer("world", "STREAM", "192.0.2.1", 8080).starts_with("one"));
-        lab.tell("portmap", "DEL", one, &portmap(&first, all.clone()));
+        lab.call("portmap", "DEL", one, &portmap(&first, all.clone()));
         lab.add("portmap", two, &portmap(&second, all));
         assert!(answer("world", "STREAM", "192.0.2.1", 8080).starts_with("two"));
     });
@@ -198,7 +203,7 @@ fn a_port_that_is_taken_is_an_error_and_an_address_comes_before_all() {
 
 #[test]
 #[ignore = "kernel: bridge, veth, nf_tables; tool: python3; root"]
-fn what_a_dead_container_left_goes_with_its_address_or_with_gc() {
+fn leftover_rules_are_removed_with_their_address_or_by_gc() {
     // plugins#683: stale rules after an unclean exit
     on_a_node(|lab| {
         let (one, first, _one) = serving(lab, "one", V4);
@@ -208,20 +213,20 @@ fn what_a_dead_container_left_goes_with_its_address_or_with_gc() {
         let mut same = first.clone();
         same["interfaces"][2]["sandbox"] = "/run/netns/two".into();
         lab.add("portmap", two, &portmap(&same, json!([{"hostPort": 8080, "containerPort": 80}])));
-        assert_eq!(left(), (3, 1), "one port, two ways back; the older container's port 8081 is gone");
-        let nobody = Pod { container: "", ifname: "", netns: "" };
+        assert_eq!(left(), (3, 1), "one port, two return rules; the older container's port 8081 is gone");
+        let no_pod = Pod { container: "", ifname: "", netns: "" };
         let mut gc = portmap(&first, json!([]));
         gc["cni.dev/valid-attachments"] = json!([{"containerID": "two", "ifname": "eth0"}]);
-        lab.tell("portmap", "GC", nobody, &gc);
+        lab.call("portmap", "GC", no_pod, &gc);
         assert_eq!(left(), (3, 1));
         gc["cni.dev/valid-attachments"] = json!([]);
         gc["name"] = "other".into();
-        lab.tell("portmap", "GC", nobody, &gc);
+        lab.call("portmap", "GC", no_pod, &gc);
         assert_eq!(left(), (3, 1), "another network's");
         gc["name"] = "net".into();
-        lab.tell("portmap", "GC", nobody, &gc);
+        lab.call("portmap", "GC", no_pod, &gc);
         assert_eq!(left(), (0, 0));
-        lab.tell("portmap", "STATUS", nobody, &gc);
+        lab.call("portmap", "STATUS", no_pod, &gc);
     });
 }
 
@@ -255,14 +260,15 @@ for line in sys.stdin:
             answers.read_line(&mut line).unwrap();
             line
         };
-        // A datagram may be lost on a busy machine, the first one before its neighbours are known.
+        // A datagram may be lost on a loaded machine, and the first one before the neighbour is
+        // resolved.
         let mut say = || {
             testkit::eventually_some(Duration::from_secs(20), || {
                 Some(say()).filter(|line| line != "nothing\n")
             })
         };
         assert!(say().starts_with("one"));
-        lab.tell("portmap", "DEL", one, &portmap(&first, all.clone()));
+        lab.call("portmap", "DEL", one, &portmap(&first, all.clone()));
         lab.add("portmap", two, &portmap(&second, all));
         assert!(say().starts_with("two"), "the flow through the old container is forgotten");
     });
@@ -270,7 +276,7 @@ for line in sys.stdin:
 
 #[test]
 #[ignore = "kernel: bridge, veth, nf_tables; tool: python3; root"]
-fn conditions_and_snat_limit_who_is_let_in() {
+fn conditions_and_snat_limit_the_clients() {
     on_a_node(|lab| {
         neighbour();
         let (web, result, _server) = serving(lab, "web", V4);
@@ -280,7 +286,7 @@ fn conditions_and_snat_limit_who_is_let_in() {
         lab.add("portmap", web, &config);
         assert_eq!(ask("world", "STREAM", "192.0.2.1", 8080), "");
         assert!(answer("", "STREAM", "192.0.2.1", 8080).starts_with("web"));
-        assert_eq!(ask("web", "STREAM", "192.0.2.1", 8080), "", "without snat there is no way back");
+        assert_eq!(ask("web", "STREAM", "192.0.2.1", 8080), "", "without snat there is no route back");
         config["conditionsV4"] = json!(["-i", "eth0"]);
         assert_eq!(lab.error("portmap", "ADD", web, &config).code, 2);
     });
@@ -301,13 +307,13 @@ fn it_is_chained_and_without_ports_it_touches_nothing() {
         }
         let result = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.3/24"}]});
         assert_eq!(lab.add("portmap", one, &after(&alone, &result)), result);
-        lab.tell("portmap", "DEL", one, &alone);
+        lab.call("portmap", "DEL", one, &alone);
         let list = testkit::nft_json(&["list", "tables"]);
         assert!(!list.to_string().contains("russet-cni"), "{list}");
-        // An address to which no way leads: what was published goes again.
+        // There is no route to the address, so what was published is removed again.
         let mut lost = after(&alone, &result);
         lost["runtimeConfig"] = json!({"portMappings": [{"hostPort": 80, "containerPort": 80}]});
-        assert!(lab.error("portmap", "ADD", one, &lost).msg.contains("the way to 10.1.2.3"));
+        assert!(lab.error("portmap", "ADD", one, &lost).msg.contains("cannot be routed to 10.1.2.3"));
         assert_eq!(left(), (0, 0));
         let mut bad = after(&alone, &result);
         for (mapping, word) in [
@@ -324,7 +330,8 @@ fn it_is_chained_and_without_ports_it_touches_nothing() {
 #[test]
 #[ignore = "kernel: bridge, veth, nf_tables; tool: python3; root"]
 fn a_published_port_is_taken_only_from_the_nodes_own_addresses() {
-    // CVE-2025-67499: a packet that the node forwards to another machine's port of that number is not the node's.
+    // CVE-2025-67499: a packet that the node forwards to the same port of another machine must not
+    // be translated.
     on_a_node(|lab| {
         neighbour();
         inside("world", &["ip", "route", "add", "10.202.1.0/24", "via", "192.0.2.1"]);

@@ -1,5 +1,6 @@
-//! The log file that a configuration of Calico's names, with the turnover of the library that Go's plugins use: a full file is set aside under the
-//! time of day, and only so many, and none too old, are kept.
+//! The log file that a configuration of Calico names, rotated as by the library that the Go plugins
+//! use: a full file is renamed with a timestamp, and only a limited number of rotated files up to a
+//! maximum age is kept.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -12,32 +13,38 @@ use tokio::sync::Semaphore;
 
 use crate::calico_conf::LogSettings;
 
-/// A file system that hangs must not keep a pod waiting.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// One writer at a time: a write that hangs keeps its thread, and those after it must not take one each.
+/// A file system that hangs must not delay a pod's ADD for long.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
+/// One writer at a time: a write that hangs keeps its thread, and the writes behind it must not
+/// occupy one each.
 static WRITER: Semaphore = Semaphore::const_new(1);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Appends `text`. A file that cannot be written costs nobody a pod.
+/// Appends `text`. Errors are only logged, because they must not fail the request.
 pub(super) async fn append(settings: &LogSettings, text: String) {
-    append_as(&WRITER, PATIENCE, settings, text).await;
+    append_with_limit(&WRITER, WRITE_TIMEOUT, settings, text).await;
 }
 
-async fn append_as(writer: &'static Semaphore, patience: Duration, settings: &LogSettings, text: String) {
+async fn append_with_limit(
+    writer: &'static Semaphore,
+    timeout: Duration,
+    settings: &LogSettings,
+    text: String,
+) {
     let Some(path) = settings.file.clone().filter(|_| !text.is_empty()) else { return };
     let (settings, shown) = (settings.clone(), path.display().to_string());
     let writing = async move {
-        let turn = writer.acquire().await.map_err(io::Error::other)?;
+        let permit = writer.acquire().await.map_err(io::Error::other)?;
         let work = move || {
-            let _turn = turn;
+            let _permit = permit;
             write(&path, &settings, &text, SystemTime::now())
         };
         tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
     };
-    let failed = match tokio::time::timeout(patience, writing).await {
+    let failed = match tokio::time::timeout(timeout, writing).await {
         Ok(Ok(())) => return,
         Ok(Err(error)) => error.to_string(),
-        Err(_elapsed) => format!("it took longer than {patience:?}"),
+        Err(_elapsed) => format!("it took longer than {timeout:?}"),
     };
     tracing::warn!(file = shown, error = failed, "the log file could not be written");
 }
@@ -48,19 +55,19 @@ fn write(path: &Path, settings: &LogSettings, text: &str, now: SystemTime) -> io
     }
     let size = fs::metadata(path).map_or(0, |metadata| metadata.len());
     if size > 0 && size + text.len() as u64 > settings.file_max_bytes {
-        // Another plugin may have been faster: then there is nothing to set aside.
-        match fs::rename(path, aside(path, now)) {
+        // Another plugin may have rotated the file first: then there is nothing to rename.
+        match fs::rename(path, rotated_path(path, now)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => forget_old(path, settings, now),
+            _ => delete_old_rotated(path, settings, now),
         }
     }
     let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
-    // In one piece, so that lines of plugins that write at the same time stay whole.
+    // In one write, so that lines of plugins that write at the same time stay whole.
     file.write_all(text.as_bytes())
 }
 
 /// `cni.log` becomes `cni-2026-01-02T15-04-05.678.log`.
-fn aside(path: &Path, now: SystemTime) -> PathBuf {
+fn rotated_path(path: &Path, now: SystemTime) -> PathBuf {
     let (stem, end) = parts(path);
     let millis = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.subsec_millis());
     let at = time::rfc3339(now).replace(':', "-").replace('Z', "");
@@ -73,25 +80,25 @@ fn parts(path: &Path) -> (String, String) {
     (text(path.file_stem()), end)
 }
 
-/// Names are times, so the order of names is the order of ages.
-fn forget_old(path: &Path, settings: &LogSettings, now: SystemTime) {
+/// File names contain the time, so that their order is the order of age.
+fn delete_old_rotated(path: &Path, settings: &LogSettings, now: SystemTime) {
     let (stem, end) = parts(path);
-    let is_aside = |name: &str| {
+    let is_rotated = |name: &str| {
         let time = name.strip_prefix(&format!("{stem}-")).and_then(|rest| rest.strip_suffix(&end));
         time.is_some_and(|time| {
             time.len() == "2026-01-02T15-04-05.678".len() && time.starts_with(|c: char| c.is_ascii_digit())
         })
     };
     let listed = path.parent().and_then(|dir| fs::read_dir(dir).ok()).into_iter().flatten().flatten();
-    let mut asides: Vec<PathBuf> = listed.map(|entry| entry.path()).collect();
-    asides.retain(|it| it.file_name().and_then(|name| name.to_str()).is_some_and(is_aside));
-    asides.sort();
-    asides.reverse();
-    for (index, old) in asides.iter().enumerate() {
+    let mut rotated: Vec<PathBuf> = listed.map(|entry| entry.path()).collect();
+    rotated.retain(|it| it.file_name().and_then(|name| name.to_str()).is_some_and(is_rotated));
+    rotated.sort();
+    rotated.reverse();
+    for (index, old) in rotated.iter().enumerate() {
         let modified = fs::metadata(old).and_then(|metadata| metadata.modified());
         let age = modified.ok().and_then(|at| now.duration_since(at).ok()).unwrap_or_default();
         if index >= settings.file_max_count as usize || age > DAY * settings.file_max_age_d {
-            // What cannot be deleted is tried again at the next turnover.
+            // A file that cannot be deleted is tried again at the next rotation.
             let _ = fs::remove_file(old);
         }
     }
@@ -115,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_file_is_set_aside_and_only_so_many_are_kept() {
+    fn a_full_file_is_rotated_and_a_limited_number_is_kept() {
         // calico-cni.md section 1.3
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("cni/cni.log");
@@ -124,15 +131,15 @@ mod tests {
         for second in 0..5 {
             write(&path, &settings, "fifteen letters\n", begin + Duration::from_secs(second)).unwrap();
         }
-        let kept = names(path.parent().unwrap());
-        assert_eq!(kept.len(), 3, "{kept:?}");
+        let left = names(path.parent().unwrap());
+        assert_eq!(left.len(), 3, "{left:?}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "fifteen letters\n");
         write(&path, &settings, "ab\n", begin).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "fifteen letters\nab\n");
     }
 
     #[test]
-    fn files_set_aside_go_when_they_are_too_old_and_others_stay() {
+    fn rotated_files_are_deleted_by_age_and_other_files_stay() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("cni.log");
         for name in ["cni-2026-01-02T15-04-05.678.log", "cni-notes-of-an-operator.log", "cni.conf"] {
@@ -140,22 +147,22 @@ mod tests {
         }
         fs::write(&path, "x".repeat(20)).unwrap();
         write(&path, &settings(path.clone()), "y", SystemTime::now() + DAY * 31).unwrap();
-        let kept = names(root.path());
-        assert!(!kept.iter().any(|name| name.starts_with("cni-2026-01-02")), "{kept:?}");
+        let left = names(root.path());
+        assert!(!left.iter().any(|name| name.starts_with("cni-2026-01-02")), "{left:?}");
         assert!(
-            kept.contains(&"cni-notes-of-an-operator.log".to_owned())
-                && kept.contains(&"cni.conf".to_owned())
+            left.contains(&"cni-notes-of-an-operator.log".to_owned())
+                && left.contains(&"cni.conf".to_owned())
         );
     }
 
     #[test]
-    fn a_file_that_cannot_be_written_is_no_failure() {
+    fn an_unwritable_log_file_does_not_fail_the_request() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(append(&settings("/proc/none/cni.log".into()), "line\n".into()));
     }
 
     #[test]
-    fn a_file_that_hangs_takes_one_thread_however_many_requests_write_to_it() {
+    fn a_hanging_log_file_occupies_only_one_thread() {
         static ONE: Semaphore = Semaphore::const_new(1);
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("pipe");
@@ -164,10 +171,11 @@ mod tests {
             tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(2).build();
         let other = runtime.unwrap().block_on(async {
             for _ in 0..2 {
-                append_as(&ONE, Duration::from_millis(10), &settings(path.clone()), "line\n".into()).await;
+                append_with_limit(&ONE, Duration::from_millis(10), &settings(path.clone()), "line\n".into())
+                    .await;
             }
-            let other = tokio::time::timeout(PATIENCE, tokio::task::spawn_blocking(|| ())).await;
-            // Opened on both sides it hangs no longer, and the runtime can end.
+            let other = tokio::time::timeout(WRITE_TIMEOUT, tokio::task::spawn_blocking(|| ())).await;
+            // Opening the pipe for reading unblocks the writer, so that the runtime can end.
             OpenOptions::new().read(true).write(true).open(&path).unwrap();
             other
         });

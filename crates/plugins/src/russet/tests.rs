@@ -40,7 +40,7 @@ fn request(extra: &str) -> Request {
     request_with(extra, "")
 }
 
-/// With `CNI_ARGS`.
+/// A request with `CNI_ARGS`.
 fn request_with(extra: &str, args: &str) -> Request {
     let config = format!(r#"{{"cniVersion":"1.0.0","name":"net","type":"russet"{extra}}}"#);
     let vars = [
@@ -58,10 +58,10 @@ fn request_with(extra: &str, args: &str) -> Request {
 }
 
 fn target(request: &Request) -> Target {
-    Target::of(request, request.env.target().unwrap()).unwrap()
+    Target::from_request(request, request.env.target().unwrap()).unwrap()
 }
 
-/// The addresses of an ADD up to the wiring.
+/// The address allocation of an ADD, without the wiring.
 async fn take(node: &Node, extra: &str, mark: &str) -> Vec<IpAddr> {
     let request = request(extra);
     let (settings, target) = (Settings::read(&request).unwrap(), target(&request));
@@ -80,24 +80,24 @@ fn run(test: impl Future<Output = ()>) {
 }
 
 #[test]
-fn a_failed_repetition_gives_back_only_what_it_took_itself() {
+fn a_failed_repetition_releases_only_its_own_addresses() {
     run(async {
         let node = node().await;
         let first = take(&node, r#","ipv4_pools":["10.1.0.0/24"]"#, "1").await;
         let both = take(&node, "", "2").await;
         assert!(both.len() == 2 && both.contains(&first[0]), "{both:?}");
-        let failed = Unattached { error: CniError::internal("no", ""), undone: true };
+        let failed = AttachFailure { error: CniError::internal("no", ""), undone: true };
         give_back(&node, &handle(&target(&request(""))), "2", failed).await;
         assert_eq!(held(&node).await, first);
     });
 }
 
 #[test]
-fn addresses_stay_held_as_long_as_something_may_answer_for_them() {
+fn addresses_stay_held_while_the_interface_may_exist() {
     run(async {
         let node = node().await;
         let taken = take(&node, "", "1").await;
-        let failed = Unattached { error: CniError::internal("no", ""), undone: false };
+        let failed = AttachFailure { error: CniError::internal("no", ""), undone: false };
         let error = give_back(&node, &handle(&target(&request(""))), "1", failed).await;
         assert!(error.details.contains("held until DEL"), "{error}");
         assert_eq!(held(&node).await, taken);
@@ -105,7 +105,7 @@ fn addresses_stay_held_as_long_as_something_may_answer_for_them() {
 }
 
 #[test]
-fn an_add_that_finds_the_pool_full_waits_for_addresses_that_are_on_their_way_back() {
+fn an_add_with_a_full_pool_waits_for_releases_in_progress() {
     run(async {
         let node = node().await;
         let pool = r#","ipv4_pools":["10.1.0.0/24"]"#;
@@ -116,9 +116,9 @@ fn an_add_that_finds_the_pool_full_waits_for_addresses_that_are_on_their_way_bac
         let handle = handle(&target);
         let log = RequestLog::new("test");
         let add = || allocate(&node, &settings, &target, (&handle, "1"), &log);
-        assert_eq!(add().await.unwrap_err().code, failure::NO_ADDRESS, "nothing is on its way");
+        assert_eq!(add().await.unwrap_err().code, failure::NO_ADDRESS, "no release is in progress");
         let del = |work: BoxFuture<'static, Result<(), CniError>>| Release::new(&node.releases, work);
-        // One comes back empty-handed; the ADD goes on waiting for the other.
+        // One release frees nothing of use; the ADD continues to wait for the other one.
         let broken = del(Box::pin(async { Err(CniError::internal("no", "")) }));
         let allocator = Rc::clone(&node.allocator);
         let freed = async move {
@@ -153,7 +153,7 @@ fn an_add_that_gets_one_family_of_two_says_so() {
 }
 
 #[test]
-fn status_tells_a_node_that_is_not_ready_yet_from_one_that_lost_its_store() {
+fn status_distinguishes_a_starting_node_from_one_that_lost_its_store() {
     run(async {
         let mut node = node().await;
         assert_eq!(status(&*node.not_ready), Ok(()));
@@ -189,26 +189,25 @@ fn every_address_names_the_pods_interface_which_has_a_mac() {
 
 #[test]
 #[ignore = "kernel: a namespace whose links are listed"]
-fn a_gc_gives_addresses_back_also_where_the_verdicts_cannot_be_compared() {
+fn gc_releases_addresses_even_if_verdicts_cannot_be_compared() {
     russet_testkit::in_new_netns(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let keeper =
-                Keeper::new(Arc::new(|| Err("nobody can say which interfaces there are".to_owned())));
-            let wiring = Wiring::default().isolated(Isolation::kept_by(keeper));
+            let keeper = Keeper::new(Arc::new(|| Err("the interfaces cannot be listed".to_owned())));
+            let wiring = Wiring::default().with_isolation(Isolation::with_keeper(keeper));
             let node = Node { wiring, ..node().await };
             assert_eq!(take(&node, "", "1").await.len(), 2);
             let mut gc = request(r#","cni.dev/valid-attachments":[]"#);
             gc.env.call = Call::Gc;
             let error = crate::gc::run(&node, &gc).await.unwrap_err();
             assert_eq!(error.code, code::TRY_AGAIN_LATER, "{error}");
-            assert!(error.details.contains("nobody can say"), "{error}");
+            assert!(error.details.contains("the interfaces cannot be listed"), "{error}");
             assert_eq!(held(&node).await, Vec::<IpAddr>::new());
         });
     });
 }
 
-/// An ADD up to the wiring, of a request that may name addresses.
+/// The allocation of an ADD that may request addresses.
 async fn ask(node: &Node, request: &Request, mark: &str) -> Result<Vec<IpAddr>, CniError> {
     let (settings, target) = (Settings::read(request)?, target(request));
     let log = RequestLog::new("test");

@@ -1,4 +1,4 @@
-//! Containers that Kubernetes knows nothing of (calico-cni.md sections 2.3 and 5.1).
+//! Containers without a Kubernetes pod (calico-cni.md sections 2.3 and 5.1).
 
 use russet_cni_spec::Version;
 
@@ -20,7 +20,7 @@ fn a_container_on_a_node_without_a_record_leaves_nothing() {
 }
 
 #[test]
-fn oracle_01_a_container_gets_one_endpoint_that_names_all_about_it() {
+fn oracle_01_a_container_gets_one_complete_endpoint() {
     run(async {
         let stage = Stage::new(Sim::atomic(1)).await;
         let result = stage.add(&Ask::container("abc123")).await.unwrap();
@@ -45,7 +45,7 @@ fn oracle_01_a_container_gets_one_endpoint_that_names_all_about_it() {
 }
 
 #[test]
-fn oracle_02_the_networks_profile_lets_its_own_in_and_everything_out() {
+fn oracle_02_the_profile_allows_ingress_from_its_network_and_all_egress() {
     run(async {
         let stage = Stage::new(Sim::atomic(1)).await;
         stage.add(&Ask::container("abc123")).await.unwrap();
@@ -57,7 +57,7 @@ fn oracle_02_the_networks_profile_lets_its_own_in_and_everything_out() {
             "labelsToApply": {"net1": ""},
         });
         assert_eq!(profile["spec"], spec);
-        // calico-cni.md section 2.3: one that exists is left untouched.
+        // Section 2.3: an existing profile is not changed.
         stage.put(Key::profile("net1").unwrap(), "the operator's".to_owned()).await;
         stage.add(&Ask::container("def456")).await.unwrap();
         assert_eq!(stage.sim.records()[&Key::profile("net1").unwrap()].value, b"the operator's");
@@ -65,7 +65,7 @@ fn oracle_02_the_networks_profile_lets_its_own_in_and_everything_out() {
 }
 
 #[test]
-fn oracle_05_del_removes_the_endpoint_and_gives_the_address_back() {
+fn oracle_05_del_removes_the_endpoint_and_releases_the_address() {
     run(async {
         for sim in [Sim::atomic(1), Sim::non_atomic(1)] {
             let stage = Stage::new(sim).await;
@@ -104,7 +104,7 @@ fn oracle_08_a_datastore_without_cluster_information_refuses_add_and_del() {
 }
 
 #[test]
-fn oracle_10_an_unknown_dataplane_is_refused_before_anything_is_taken() {
+fn oracle_10_an_unknown_dataplane_is_refused_before_any_allocation() {
     run(async {
         let stage = Stage::new(Sim::atomic(1)).await;
         for options in [json!({"type": "steam"}), json!({"type": "grpc"}), json!({"type": 7})] {
@@ -200,7 +200,7 @@ fn oracle_24_the_result_names_the_nodes_end_first_and_the_pods_second() {
         assert_eq!((host.name.as_str(), host.mac.as_str(), host.sandbox.as_str()), ("caliabc123", "", ""));
         assert_eq!((pod.name.as_str(), pod.sandbox.as_str()), ("eth0", "/run/netns/none"));
         assert!(!pod.mac.is_empty());
-        // calico-cni.md section 1.10: nobody is to see a gateway.
+        // Section 1.10: the result contains no gateway.
         assert!(result.ips.iter().all(|ip| ip.interface == Some(1) && ip.gateway.is_none()));
     });
 }
@@ -234,7 +234,7 @@ fn a_missing_or_unknown_ipam_plugin_is_an_error_and_leaves_nothing() {
 }
 
 #[test]
-fn an_endpoint_without_an_address_is_no_reason_to_start_a_container() {
+fn an_endpoint_without_an_address_fails_the_add() {
     run(async {
         let stage = Stage::new(Sim::atomic(1)).await;
         let key = Key::workload_endpoint("default", "n1-cni-abc123-eth0").unwrap();
@@ -266,8 +266,9 @@ fn oracle_29_the_mtu_is_the_configurations_or_the_files_or_the_default() {
 }
 
 #[test]
-fn a_newline_in_the_nodename_file_keeps_no_container_from_being_deleted() {
-    // calico-cni.md section 1.6: an ADD needs the node's record to know which name is meant; a DEL comes after the record has gone, too.
+fn del_works_with_a_newline_in_the_nodename_file() {
+    // calico-cni.md section 1.6: an ADD needs the node's record to decide which name is meant; a
+    // DEL must work after the record is gone.
     run(async {
         let mut stage = Stage::new(Sim::atomic(1)).await;
         let root = tempfile::tempdir().unwrap();
@@ -279,8 +280,8 @@ fn a_newline_in_the_nodename_file_keeps_no_container_from_being_deleted() {
             let (request, target, conf) = Ask::container("c1").parts(verb);
             let mut conf = conf.unwrap();
             conf.nodename = None;
-            let scene = Scene::open(&stage.node, &request, &conf, &target, &stage.log).await;
-            scene.map(|scene| scene.workload.node.to_string()).map_err(|error| error.code)
+            let context = RequestContext::open(&stage.node, &request, &conf, &target, &stage.log).await;
+            context.map(|context| context.workload.node.to_string()).map_err(|error| error.code)
         };
         assert_eq!(node("ADD").await, Err(russet_cni_spec::code::INVALID_CONFIG));
         assert_eq!(node("DEL").await, Ok("n2".to_owned()));

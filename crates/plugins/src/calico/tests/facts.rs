@@ -1,9 +1,9 @@
-//! What the plugin says on standard error at `info`: the words and fields that operators of Calico's plugin look for.
+//! The log at level `info`: words and fields that operators of Calico's plugin search for.
 
 use super::*;
 
 impl Stage {
-    /// What one ADD says.
+    /// The log of one ADD.
     async fn said(&self, ask: &Ask) -> String {
         let before = self.log.text().len();
         self.log.set_level(ask.parts("ADD").2.unwrap().log.level);

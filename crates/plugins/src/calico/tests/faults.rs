@@ -1,4 +1,5 @@
-//! Every write of an ADD fails once in every way, and so does every write of a DEL: nothing is ever given twice, and DEL always comes to its end.
+//! Every write of an ADD and of a DEL fails once with each fault: no address is allocated twice,
+//! and DEL always succeeds in the end.
 
 use russet_store::sim::{Fault, Faults};
 
@@ -9,12 +10,13 @@ const WRITES_MAX: usize = 40;
 
 const KINDS: [Fault; 4] = [Fault::Unavailable, Fault::LostRequest, Fault::LostReply, Fault::Conflict];
 
-/// Does `kind` to the write number `nth`, counted from now, and to no other.
+/// Injects `kind` into write number `nth`, counted from now, and into no other.
 fn fail_write(stage: &Stage, kind: Fault, nth: usize) {
     stage.sim.script(std::iter::repeat_n(Fault::None, nth).chain([kind]));
 }
 
-/// As a runtime does: again until it succeeds, which takes one try more than there are faults.
+/// Repeats DEL like a runtime until it succeeds, which takes at most one attempt more than there
+/// are faults.
 async fn del_until_done(stage: &Stage, ask: &Ask, tries: u32) {
     for _ in 1..tries {
         if stage.del(ask).await.is_ok() {
@@ -53,7 +55,7 @@ fn an_add_that_fails_at_any_write_leaves_nothing_behind() {
                         Err(error) if error.details.contains("held until DEL") => {}
                         Err(_) => stage.assert_bare(&["abc123"]).await,
                     }
-                    // The fault may not have had its turn yet.
+                    // The fault may not have been reached yet.
                     del_until_done(&stage, &ask, 2).await;
                     stage.assert_bare(&["abc123"]).await;
                 }
@@ -102,12 +104,12 @@ fn oracle_21_a_second_add_that_fails_at_any_write_leaves_the_first_ones_address(
 }
 
 #[test]
-fn addresses_stay_held_while_something_may_answer_for_them() {
+fn addresses_stay_held_while_the_endpoint_or_interface_may_exist() {
     run(async {
         let stage = Stage::new(Sim::atomic(1)).await;
         let ask = asks(&stage)[1].clone();
         stage.wire.refuse_detach.set(true);
-        // The endpoint's own write is the last one of an ADD.
+        // The write of the endpoint is the last one of an ADD.
         let mut nth = 0;
         let error = loop {
             fail_write(&stage, Fault::Unavailable, nth);
@@ -125,7 +127,7 @@ fn addresses_stay_held_while_something_may_answer_for_them() {
 }
 
 #[test]
-fn pods_that_come_and_go_on_a_bad_store_leave_nothing_and_share_nothing() {
+fn random_faults_leave_no_leaked_and_no_shared_address() {
     run(async {
         for seed in 0..60 {
             for sim in [Sim::atomic(seed), Sim::non_atomic(seed)] {
@@ -161,7 +163,7 @@ fn pods_that_come_and_go_on_a_bad_store_leave_nothing_and_share_nothing() {
     });
 }
 
-/// Each endpoint's address is held by its own container.
+/// Asserts that each endpoint's address is held by its own container.
 async fn assert_no_address_twice(stage: &Stage, seed: u64) {
     for (name, endpoint) in stage.endpoints() {
         let held = stage.held("net1", &endpoint.spec.container_id).await;
@@ -171,7 +173,7 @@ async fn assert_no_address_twice(stage: &Stage, seed: u64) {
     }
 }
 
-/// An IPAM plugin that gives what it is told to, and writes down what it was asked for.
+/// An IPAM plugin that prints `result` and logs its calls.
 fn scripted(result: &str) -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().unwrap();
@@ -184,7 +186,7 @@ fn scripted(result: &str) -> tempfile::TempDir {
 }
 
 #[test]
-fn another_ipam_plugin_is_told_to_take_back_what_a_failed_add_got_from_it() {
+fn a_failed_add_runs_del_of_the_other_ipam_plugin() {
     // calico-cni.md section 2.3, steps 4, 7, 8 and 9
     run(async {
         let good = r#"{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.5/24","gateway":"10.9.0.1"}]}"#;

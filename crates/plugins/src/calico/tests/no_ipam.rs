@@ -1,9 +1,10 @@
-//! DEL with a configuration that names no IPAM plugin, as after an operator edited it (calico-cni.md section 3.6).
+//! DEL with a configuration that names no IPAM plugin, as after an operator's edit (calico-cni.md
+//! section 3.6).
 
 use super::*;
 
 #[test]
-fn del_without_ipam_gives_back_what_calicos_ipam_gave() {
+fn del_without_ipam_releases_addresses_of_calico_ipam() {
     run(async {
         let stage = Stage::new(Sim::atomic(1)).await;
         stage.pod("mypod", json!({}));
@@ -31,7 +32,7 @@ fn del_without_ipam_fails_while_another_plugin_may_hold_the_address() {
         let error = stage.del(&ask.clone().with(json!({"ipam": null}))).await.unwrap_err();
         assert!(error.code == 7 && error.msg.contains("192.0.2.7"), "{error}");
         assert_eq!(stage.endpoints().len(), 1, "the endpoint still says what has to be given back");
-        // Another container's endpoint is of no concern.
+        // Another container's endpoint does not matter.
         stage.del(&Ask::pod("c2", "mypod").with(json!({"ipam": null}))).await.unwrap();
         stage.del(&ask).await.unwrap();
         stage.assert_bare(&["c1"]).await;

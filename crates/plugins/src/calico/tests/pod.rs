@@ -1,8 +1,8 @@
-//! Kubernetes' pods (calico-cni.md sections 2.5 and 5.1).
+//! Pods of Kubernetes (calico-cni.md sections 2.5 and 5.1).
 
 use super::*;
 
-/// Annotations of Calico's.
+/// Annotations with Calico's prefix.
 fn calico(pairs: &[(&str, &str)]) -> Value {
     let pairs = pairs.iter().map(|(name, text)| (format!("cni.projectcalico.org/{name}"), json!(text)));
     Value::Object(pairs.collect())
@@ -35,7 +35,7 @@ fn oracle_25_a_pods_endpoint_names_its_namespaces_and_accounts_profiles() {
 }
 
 #[test]
-fn without_kubernetes_policy_a_pods_profile_is_its_networks_and_lets_everybody_in() {
+fn without_kubernetes_policy_a_pod_gets_its_networks_profile_which_allows_all_ingress() {
     // calico-cni.md sections 2.3 and 2.5, step 6
     run(async {
         let stage = Stage::new(Sim::atomic(1)).await;
@@ -49,7 +49,7 @@ fn without_kubernetes_policy_a_pods_profile_is_its_networks_and_lets_everybody_i
 }
 
 #[test]
-fn a_pod_or_namespace_that_is_not_there_is_named() {
+fn the_error_names_a_missing_pod_or_namespace() {
     run(async {
         let stage = Stage::new(Sim::atomic(1)).await;
         let error = stage.add(&Ask::pod("c1", "mypod")).await.unwrap_err();
@@ -73,7 +73,7 @@ fn oracle_35_a_namespaces_pools_are_used() {
             let result = stage.add(&Ask::pod(container, "mypod")).await.unwrap();
             assert!(ips(&result)[0].starts_with("10.2.0."), "{pools}: {result:?}");
         }
-        // calico-cni.md oracle 36: the pod's own override them.
+        // Oracle 36: the pod's own annotation takes precedence.
         stage.pod("mypod", calico(&[("ipv4pools", r#"["10.1.0.0/24"]"#)]));
         let result = stage.add(&Ask::pod("c3", "mypod")).await.unwrap();
         assert!(ips(&result)[0].starts_with("10.1.0."), "{result:?}");
@@ -112,12 +112,12 @@ fn oracle_39_a_pod_gets_exactly_the_address_that_it_asks_for() {
         let result = stage.add(&Ask::pod("c1", "mypod")).await.unwrap();
         assert_eq!(ips(&result), ["10.1.0.111", "fd00:1::6f"]);
         assert_eq!(stage.endpoint().ip_networks.len(), 2);
-        // calico-cni.md section 2.5.3: the pod's next container has them from the one before.
+        // Section 2.5.3: the pod's next container gets the addresses of the previous one.
         let result = stage.add(&Ask::pod("c2", "mypod")).await.unwrap();
         assert_eq!(ips(&result), ["10.1.0.111", "fd00:1::6f"]);
         assert!(stage.held("net1", "c1").await.is_empty());
         assert_eq!(stage.held("net1", "c2").await.len(), 2);
-        // The same container again is no other owner.
+        // The same container again counts as the same owner.
         let again = stage.add(&Ask::pod("c2", "mypod")).await.unwrap();
         assert_eq!(ips(&again), ["10.1.0.111", "fd00:1::6f"]);
         stage.del(&Ask::pod("c2", "mypod")).await.unwrap();
@@ -126,7 +126,7 @@ fn oracle_39_a_pod_gets_exactly_the_address_that_it_asks_for() {
 }
 
 #[test]
-fn the_link_of_a_previous_container_that_goes_plugin_wired_goes_by_its_name_before_its_addresses() {
+fn a_link_that_the_go_plugin_wired_is_removed_by_name_before_its_addresses() {
     // calico-cni.md section 2.5.3: Calico's own plugin writes no owner on it
     run(async {
         let stage = Stage::new(Sim::atomic(1)).await;
@@ -134,10 +134,10 @@ fn the_link_of_a_previous_container_that_goes_plugin_wired_goes_by_its_name_befo
         stage.add(&Ask::pod("c1", "mypod")).await.unwrap();
         let named = stage.endpoint().interface_name.unwrap();
         stage.add(&Ask::pod("c2", "mypod")).await.unwrap();
-        let told = stage.wire.detached.take();
-        assert!(told[0].by_name_alone && told[0].host_name.as_ref() == Some(&named), "{told:?}");
-        assert_eq!((told[0].container.as_str(), told[0].ifname.as_str()), ("c1", "eth0"));
-        // An endpoint that names something else is no leave to delete that.
+        let detached = stage.wire.detached.take();
+        assert!(detached[0].by_name_alone && detached[0].host_name.as_ref() == Some(&named), "{detached:?}");
+        assert_eq!((detached[0].container.as_str(), detached[0].ifname.as_str()), ("c1", "eth0"));
+        // An endpoint that names another interface does not allow deleting that one by name.
         let mut endpoints = stage.endpoints();
         let (name, mut endpoint) = endpoints.pop_first().unwrap();
         endpoint.spec.interface_name = Some("eth7".parse().unwrap());
@@ -145,13 +145,13 @@ fn the_link_of_a_previous_container_that_goes_plugin_wired_goes_by_its_name_befo
         let key = Key::workload_endpoint("test", name).unwrap();
         stage.sim.commit(vec![Step::put(key, endpoint.encode())]).await.unwrap();
         stage.add(&Ask::pod("c3", "mypod")).await.unwrap();
-        let told = stage.wire.detached.take();
-        assert!(!told[0].by_name_alone, "{told:?}");
+        let detached = stage.wire.detached.take();
+        assert!(!detached[0].by_name_alone, "{detached:?}");
     });
 }
 
 #[test]
-fn an_address_that_another_pod_holds_is_refused_and_the_others_are_given_back() {
+fn an_address_that_another_pod_holds_is_refused_and_the_others_are_released() {
     // calico-cni.md section 2.5.3
     run(async {
         let stage = Stage::new(Sim::atomic(1)).await;
@@ -181,7 +181,7 @@ fn the_address_that_cni_args_request_is_given_to_pods_and_containers() {
         }
         assert_eq!(stage.endpoint().ip_networks, ["10.1.0.77/32".parse().unwrap()]);
         assert_eq!(stage.held("net1", "c1").await.len(), 1);
-        // Another container does not get it, nor any other address in its place.
+        // Another container gets neither this address nor another one in its place.
         let error = stage.add(&requesting(Ask::container("c2"), "10.1.0.77")).await.unwrap_err();
         assert!(error.msg.contains("10.1.0.77 is already assigned"), "{error}");
         assert!(stage.held("net1", "c2").await.is_empty());
@@ -189,7 +189,7 @@ fn the_address_that_cni_args_request_is_given_to_pods_and_containers() {
         assert_eq!(error.code, russet_cni_spec::code::ENVIRONMENT, "{error}");
         let container = requesting(Ask::container("c2"), "fd00:1::4d");
         assert_eq!(ips(&stage.add(&container).await.unwrap()), ["fd00:1::4d"]);
-        // The pod's annotation is more particular than the arguments.
+        // The pod's annotation takes precedence over the arguments.
         stage.pod("other", calico(&[("ipAddrs", r#"["10.1.0.78"]"#)]));
         let result = stage.add(&requesting(Ask::pod("c3", "other"), "10.1.0.79")).await.unwrap();
         assert_eq!(ips(&result), ["10.1.0.78"]);
@@ -213,7 +213,7 @@ fn result_routes_have_the_blocks_prefix_length_as_calicos_plugin_prints_them() {
             assert_eq!(*route, json!({"dst": format!("{}/{length}", ip.address.addr())}));
         }
         assert_eq!(printed["routes"].as_array().unwrap().len(), 2);
-        // An address that was requested by name stands alone.
+        // A requested address has a host prefix.
         stage.pod("other", calico(&[("ipAddrs", r#"["10.1.0.77"]"#)]));
         let result = stage.add(&Ask::pod("c2", "other")).await.unwrap();
         let printed: Value = serde_json::from_slice(&result.encode()).unwrap();
@@ -376,7 +376,7 @@ fn oracle_50_a_second_interface_leaves_one_endpoint_of_the_first_ones_name() {
         let endpoints = stage.endpoints();
         assert_eq!(endpoints.keys().collect::<Vec<_>>(), ["test/n1-k8s-mypod-eth0"]);
         assert_eq!(stage.endpoint().endpoint, "eth0");
-        // It says what the second one is, and so goes with that one's addresses.
+        // The endpoint describes the second interface, so it is removed with that one's addresses.
         let described = stage.endpoint().ip_networks[0].addr();
         stage.del(&Ask { ifname: "eth1".into(), ..Ask::pod("x", "mypod") }).await.unwrap();
         assert!(stage.endpoints().is_empty() && !stage.held("net1", "x").await.contains(&described));
@@ -417,7 +417,7 @@ fn several_endpoints_of_a_pod_are_an_error() {
 }
 
 #[test]
-fn oracle_53_a_readiness_gate_that_nobody_answers_keeps_pods_out() {
+fn oracle_53_a_readiness_gate_without_an_answer_fails_the_add() {
     run(async {
         let stage = Stage::new(Sim::atomic(1)).await;
         stage.pod("mypod", json!({}));
@@ -436,8 +436,8 @@ fn oracle_53_a_readiness_gate_that_nobody_answers_keeps_pods_out() {
 }
 
 #[test]
-fn an_open_readiness_gate_lets_pods_in() {
-    // calico-cni.md section 5.1, oracle 53. The clock is the real one: a server takes its time.
+fn the_add_succeeds_once_the_readiness_gate_is_open() {
+    // calico-cni.md section 5.1, 53. Runs on the real clock, because a real server answers.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -458,7 +458,8 @@ fn an_open_readiness_gate_lets_pods_in() {
 
 #[test]
 fn a_pod_on_a_warm_node_costs_three_requests() {
-    // Endpoint looked for, address taken, endpoint written: what is believed of the datastore for a moment is not asked again.
+    // Find the endpoint, allocate the address, write the endpoint; the checks of the datastore are
+    // cached.
     run(async {
         let mut stage = Stage::new(Sim::atomic(1)).await;
         let allocator = Allocator::new(Rc::new(stage.sim.clone()), Rc::new(SystemClock));

@@ -1,4 +1,4 @@
-//! ADD: what is given, what is written, what is said.
+//! ADD: allocated addresses, written records, log lines.
 
 use super::*;
 
@@ -60,7 +60,7 @@ fn no_family_at_all_is_code_7_and_nothing_is_written() {
 }
 
 #[test]
-fn what_runs_short_is_told_in_peers_words() {
+fn exhaustion_is_reported_in_the_words_of_go_plugins() {
     // calico-ipam.md section 4.2
     on_both(async |sim| {
         let bench = bench(sim, &[("tiny", "10.2.0.0/26")]).await;
@@ -77,7 +77,7 @@ fn what_runs_short_is_told_in_peers_words() {
 }
 
 #[test]
-fn one_family_without_room_gives_the_other_back() {
+fn if_one_family_is_exhausted_the_other_is_released() {
     // calico-ipam.md section 4.2 item 6
     on_both(async |sim| {
         let bench = Bench::v4(sim).await;
@@ -89,7 +89,7 @@ fn one_family_without_room_gives_the_other_back() {
 }
 
 #[test]
-fn a_requested_address_that_cannot_be_had_says_why() {
+fn the_error_says_why_a_requested_address_is_unavailable() {
     // calico-ipam.md section 3.7
     on_both(async |sim| {
         let bench = Bench::v4(sim).await;
@@ -130,7 +130,7 @@ fn stderr_has_the_facts_of_the_request() {
 }
 
 #[test]
-fn a_failed_main_plugin_gives_back_only_what_its_own_request_took() {
+fn a_failed_main_plugin_releases_only_addresses_of_its_own_request() {
     on_both(async |sim| {
         let bench = Bench::dual(sim).await;
         let first = bench.add(&ASK()).await;
@@ -147,12 +147,12 @@ fn a_failed_main_plugin_gives_back_only_what_its_own_request_took() {
             let vars = vars.map(|(key, value)| (key.to_owned(), value.to_owned()));
             let prepared = russet_cni_spec::plugin::prepare(vars, text.into_bytes(), "test").unwrap();
             let russet_cni_spec::Prepared::Request(request) = prepared else { panic!() };
-            let subject = Subject::of(&request, request.env.target().unwrap()).unwrap();
+            let subject = Subject::from_request(&request, request.env.target().unwrap()).unwrap();
             (CalicoConf::read(&request).unwrap(), subject)
         };
         for family in ["false", "true"] {
             let (conf, subject) = conf(family);
-            let wanted = Wanted::of(&conf, None).unwrap();
+            let wanted = Wanted::from_conf(&conf, None).unwrap();
             let request =
                 IpamRequest { node: "node-a".parse().unwrap(), subject, wanted, budget: assign::BUDGET };
             let log = RequestLog::new(NAME);
@@ -168,7 +168,8 @@ fn a_failed_main_plugin_gives_back_only_what_its_own_request_took() {
 
 #[test]
 fn a_pool_for_certain_namespaces_serves_these_only() {
-    // calico-ipam.md section 3.4 step 4; the labels stand in the namespace's profile (calico-cni.md section 2.7)
+    // calico-ipam.md section 3.4 step 4; the labels are in the namespace's profile (calico-cni.md
+    // section 2.7).
     on_both(async |sim| {
         let bench = bench(sim, &[]).await;
         let mut spec = IpPoolSpec::new("10.7.0.0/24".parse().unwrap());
@@ -203,14 +204,14 @@ fn a_node_without_a_record_is_refused_and_nothing_is_written() {
         }
         let status = bench.refused("STATUS", &Ask { version: "1.1.0", ..ghost.clone() }).await;
         assert!(status.code == 50 && status.to_string().contains("node ghost"), "{status}");
-        // A DEL asks for no node.
+        // A DEL needs no node record.
         bench.done("DEL", &ghost).await;
         bench.done("STATUS", &Ask { version: "1.1.0", ..ASK() }).await;
     });
 }
 
 #[test]
-fn a_node_that_cannot_be_part_of_an_endpoints_name_is_refused_before_anything_is_taken() {
+fn an_invalid_node_name_is_refused_before_any_allocation() {
     // calico-ipam.md section 4.2 item 1
     on_both(async |sim| {
         let bench = Bench::v4(sim).await;

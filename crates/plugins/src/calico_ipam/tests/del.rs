@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A block of a peer whose only address, 10.1.0.0, is held by `handle` with these attributes, and the handle's record.
+/// A block of a peer whose only allocated address, 10.1.0.0, is held by `handle` with these
+/// attributes, and the handle's record.
 async fn held_by_peer(bench: &Bench, handle: &str, secondary: Value) {
     let mut allocations = vec![Value::Null; 64];
     allocations[0] = json!(0);
@@ -35,7 +36,7 @@ fn addresses_under_the_workload_id_go_too() {
 
 #[test]
 fn a_workload_id_that_is_another_pods_handle_takes_nothing_from_it() {
-    // `<namespace>.<pod>` may be spelt like `<network>.<container ID>`
+    // `<namespace>.<pod>` may be spelt like `<network>.<container ID>`.
     on_both(async |sim| {
         let bench = Bench::v4(sim).await;
         let others = json!({"node": "node-a", "pod": "victim", "namespace": "default"});
@@ -50,7 +51,8 @@ fn a_workload_id_that_is_another_pods_handle_takes_nothing_from_it() {
 
 #[test]
 fn a_workload_id_in_a_namespace_named_like_the_network_frees_only_what_names_the_pod() {
-    // A tenant names namespace `net` and pod `abcd`: the victim's handle, held by a peer that names no pod
+    // A tenant names namespace `net` and pod `abcd`, which is spelt like another container's
+    // handle, held by a peer that names no pod.
     let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=net;K8S_POD_NAME=abcd";
     for (secondary, left) in
         [(json!({"node": "node-a"}), 1), (Value::Null, 1), (json!({"pod": "abcd", "namespace": "net"}), 0)]
@@ -64,7 +66,7 @@ fn a_workload_id_in_a_namespace_named_like_the_network_frees_only_what_names_the
     }
 }
 
-/// An endpoint of the pod for a container, as the migration of v1 data leaves it.
+/// An endpoint of the pod for a container, as the migration of v1 data creates it.
 async fn endpoint_of(bench: &Bench, namespace: &str, container: &str) {
     let endpoint = json!({
         "kind": "WorkloadEndpoint", "metadata": {"name": "node--a-k8s-web--0-eth0", "namespace": namespace},
@@ -77,7 +79,7 @@ async fn endpoint_of(bench: &Bench, namespace: &str, container: &str) {
 
 #[test]
 fn a_late_del_of_an_old_sandbox_leaves_the_address_that_the_new_one_has_under_the_workload_id() {
-    // calico-cni.md oracle 56: v1 gave the pod its address again
+    // calico-cni.md oracle 56: v1 allocated the pod's previous address again.
     on_both(async |sim| {
         let bench = Bench::v4(sim).await;
         held_by_peer(&bench, "default.web-0", json!({"pod": "web-0", "namespace": "default"})).await;
@@ -92,7 +94,7 @@ fn a_late_del_of_an_old_sandbox_leaves_the_address_that_the_new_one_has_under_th
 }
 
 #[test]
-fn gc_leaves_what_a_valid_containers_endpoint_names_whatever_it_is_held_under() {
+fn gc_keeps_addresses_of_valid_endpoints_under_any_handle() {
     on_both(async |sim| {
         let bench = Bench::v4(sim).await;
         held_by_peer(&bench, "net.web-0", json!({"node": "node-a"})).await;
@@ -110,7 +112,7 @@ fn gc_leaves_what_a_valid_containers_endpoint_names_whatever_it_is_held_under() 
 }
 
 #[test]
-fn an_address_of_a_peer_that_names_no_interface_goes_with_any() {
+fn an_address_without_interface_attribute_is_released_with_any_interface() {
     // calico-ipam.md section 9
     on_both(async |sim| {
         let bench = Bench::v4(sim).await;
@@ -133,7 +135,7 @@ fn del_needs_neither_pools_nor_a_node_name() {
 }
 
 #[test]
-fn gc_gives_back_what_is_not_in_the_list() {
+fn gc_releases_addresses_that_are_not_in_the_list() {
     // cni-runtime.md section 1.5
     on_both(async |sim| {
         let bench = Bench::v4(sim).await;
@@ -150,13 +152,13 @@ fn gc_gives_back_what_is_not_in_the_list() {
         bench.done("GC", &gc(json!({ "cni.dev/valid-attachments": list }))).await;
         let held = [bench.held("net.abc").await, bench.held("net.def").await, bench.held("net.ghi").await];
         assert_eq!(held, [0, 1, 0]);
-        assert_eq!(bench.held("net.far").await, 1, "another node's are not ours to judge");
+        assert_eq!(bench.held("net.far").await, 1, "addresses of another node stay");
     });
 }
 
 #[test]
-fn a_record_that_cannot_be_read_is_told_and_does_not_keep_its_pod() {
-    // calico-ipam.md section 1.3; a DEL that fails for ever is a pod that never goes
+fn an_unreadable_record_is_logged_and_del_succeeds() {
+    // calico-ipam.md section 1.3; if DEL failed, the pod could never be deleted.
     on_both(async |sim| {
         let bench = Bench::dual(sim).await;
         let ask = Ask { ipam: json!({"assign_ipv6": "true"}), args: POD, ..ASK() };
@@ -172,7 +174,7 @@ fn a_record_that_cannot_be_read_is_told_and_does_not_keep_its_pod() {
         }
         assert_eq!(bench.sim.records()[key].value, b"{");
     });
-    // The handle, and that of older plugins: what they held goes all the same.
+    // Both the handle and that of older plugins: their addresses are released anyway.
     on_both(async |sim| {
         let bench = Bench::v4(sim).await;
         held_by_peer(&bench, "default.web-0", Value::Null).await;

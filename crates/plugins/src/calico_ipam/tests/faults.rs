@@ -1,4 +1,5 @@
-//! A store that fails at any one operation of a container's life: the next attempt finds one address or none, never two.
+//! The store fails at any one operation of a container's life: the next attempt finds one address
+//! or none, never two.
 
 use russet_model::Prefix;
 use russet_store::sim::Fault;
@@ -6,7 +7,7 @@ use russet_store::{BoxFuture, Claims, CommitError, Record, Revision, Snapshot, S
 
 use super::*;
 
-/// More than an ADD or a DEL has.
+/// More operations than an ADD or a DEL has.
 const OPERATIONS: usize = 24;
 const FAULTS: [Fault; 4] = [Fault::Conflict, Fault::LostReply, Fault::LostRequest, Fault::Unavailable];
 
@@ -14,7 +15,7 @@ fn script(sim: &Sim, at: usize, fault: Fault) {
     sim.script((0..at).map(|_| Fault::None).chain([fault]));
 }
 
-/// Tries until it works, as a runtime does.
+/// Repeats the request until it succeeds, as a runtime does.
 async fn insist(bench: &Bench, verb: &str, ask: &Ask) -> Option<CniResult> {
     for _ in 0..3 {
         match bench.run(verb, ask).await.0 {
@@ -26,8 +27,8 @@ async fn insist(bench: &Bench, verb: &str, ask: &Ask) -> Option<CniResult> {
 }
 
 #[test]
-fn a_repeated_add_has_one_address_whatever_failed_before() {
-    // calico-ipam.md section 9: a write of unknown outcome is looked for, and an ADD is idempotent
+fn a_repeated_add_has_one_address_after_any_fault() {
+    // calico-ipam.md section 9: a write of unknown outcome is looked up, and an ADD is idempotent.
     for fault in FAULTS {
         for at in 0..OPERATIONS {
             on_both(async |sim| {
@@ -48,7 +49,7 @@ fn a_repeated_add_has_one_address_whatever_failed_before() {
 }
 
 #[test]
-fn a_repeated_del_leaves_nothing_whatever_failed_before() {
+fn a_repeated_del_leaves_nothing_after_any_fault() {
     for fault in FAULTS {
         for at in 0..OPERATIONS {
             on_both(async |sim| {
@@ -57,7 +58,8 @@ fn a_repeated_del_leaves_nothing_whatever_failed_before() {
                 bench.add(&ask).await;
                 script(&sim, at, fault);
                 insist(&bench, "DEL", &ask).await;
-                // Where commits are not atomic, a lost answer may leave a count without an address, which the next DEL clears.
+                // If commits are not atomic, a lost answer may leave a count without an address,
+                // which the next DEL clears.
                 insist(&bench, "DEL", &ask).await;
                 let handles = bench.written().into_iter().filter(|key| key.contains("/handle/")).count();
                 let node = "node-a".parse().unwrap();
@@ -68,7 +70,7 @@ fn a_repeated_del_leaves_nothing_whatever_failed_before() {
     }
 }
 
-/// A store that takes requests and never answers.
+/// A store that accepts requests and never answers.
 struct Silent;
 
 impl Store for Silent {

@@ -1,4 +1,4 @@
-//! The oracles of calico-cni.md section 5 that are about addresses.
+//! The oracles of calico-cni.md section 5 that concern addresses.
 
 use super::*;
 
@@ -119,7 +119,8 @@ fn oracle_39_a_requested_address_is_given_with_a_full_prefix() {
             bench.add(&Ask { args: "IgnoreUnknown=1;IP=10.1.0.111", ..ASK() }).await,
             ["10.1.0.111/32"]
         );
-        // Families do not matter to it, and a repetition is the same address.
+        // Disabled families do not affect a requested address, and a repetition returns the same
+        // address.
         let off = json!({"assign_ipv4": "false"});
         let six = Ask { args: "IP=fd00:1::7", container: "def", ipam: off, ..ASK() };
         for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! CHECK, STATUS, and which datastore is worked on.
+//! CHECK, STATUS, and the choice of the datastore.
 
 use super::*;
 
@@ -15,7 +15,8 @@ fn check_sees_whether_the_interface_still_holds_its_address() {
         let net = bench.add(&ASK()).await.remove(0);
         bench.done("CHECK", &ASK()).await;
         bench.done("CHECK", &with_previous(&[&net])).await;
-        // A main plugin's result may hold another's address, but not one of ours that is gone.
+        // A main plugin's result may contain an address of another plugin, but not an address of
+        // ours that is no longer held.
         bench.done("CHECK", &with_previous(&[&net, "192.0.2.1/24"])).await;
         for lost in [&["10.1.0.200/32"][..], &[&net, "10.1.0.200/32"]] {
             let error = bench.refused("CHECK", &with_previous(lost)).await;
@@ -40,7 +41,7 @@ fn status_says_whether_an_add_would_find_a_pool() {
 }
 
 #[test]
-fn an_etcd_that_was_not_named_as_v3_must_hold_something_of_v3() {
+fn an_etcd_not_configured_as_v3_must_have_v3_records() {
     // calico-cni.md section 0.2: a configuration of v1.11 has no datastore_type and means the v2 keys
     on_both(async |sim| {
         let bench = bench(sim, &[]).await;
@@ -49,7 +50,8 @@ fn an_etcd_that_was_not_named_as_v3_must_hold_something_of_v3() {
             let error = bench.refused(verb, &old).await;
             assert!(error.code == 7 && error.details.contains("v1.11"), "{error}");
         }
-        // Nor does the cluster's information do, which an agent writes: the v1 data are still asked for.
+        // The cluster information, which an agent writes, is not enough: the v1 data are still
+        // looked for.
         bench.put(Key::cluster_information(), &json!({})).await;
         assert_eq!(bench.refused("ADD", &old).await.code, 7);
         bench.done("DEL", &ASK()).await;
@@ -62,8 +64,8 @@ fn an_etcd_that_was_not_named_as_v3_must_hold_something_of_v3() {
 }
 
 #[test]
-fn on_v1_data_the_node_is_named_as_the_main_plugin_and_felix_of_that_time_name_it() {
-    // calico-cni.md section 1.6: no file, and the case as it is; calico-ipam.md section 1.1
+fn on_v1_data_the_node_name_follows_the_rules_of_v1_11() {
+    // calico-cni.md section 1.6: without the file, and with upper case; calico-ipam.md section 1.1.
     on_both(async |sim| {
         let bench = Bench::v4(sim).await;
         let file = bench.host.root.join("var/lib/calico/nodename");
@@ -80,19 +82,20 @@ fn on_v1_data_the_node_is_named_as_the_main_plugin_and_felix_of_that_time_name_i
         let old = on("etcdv2", json!("Worker-1"));
         bench.add(&old).await;
         assert_eq!(claimed(), ["Worker-1"]);
-        // Collected under the same name, for it names the blocks that are this node's.
+        // GC uses the same name, which selects this node's blocks.
         let gc = Ask {
             more: json!({"datastore_type": "etcdv2", "nodename": null, "hostname": "Worker-1", "cni.dev/valid-attachments": []}),
             ..old.clone()
         };
         bench.done("GC", &gc).await;
         assert_eq!(bench.held("net.abc").await, 0);
-        // The host's own name: not the file's, which a later release or a russet agent may have written.
+        // The host's own name, and not the one in the file, which a later release or a russet agent
+        // may have written.
         bench.done("STATUS", &on("etcdv2", Value::Null)).await;
         bench.add(&on("etcdv2", Value::Null)).await;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         assert!(claimed().contains(&host), "{:?}", claimed());
-        // v3's rules, on the same node.
+        // The rules of v3 on the same node.
         bench.done("DEL", &old).await;
         bench.add(&on("etcdv3", json!("Worker-1"))).await;
         assert!(claimed().contains(&"filed".to_owned()), "{:?}", claimed());
@@ -114,7 +117,7 @@ fn datastores_that_cannot_be_reached_yet_are_refused_by_every_verb() {
 }
 
 #[test]
-fn a_store_that_is_away_is_code_11() {
+fn an_unreachable_store_is_error_code_11() {
     on_both(async |sim| {
         let bench = Bench::v4(sim.clone()).await;
         sim.script([russet_store::sim::Fault::Unavailable]);

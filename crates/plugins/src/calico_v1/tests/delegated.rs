@@ -1,10 +1,11 @@
-//! Other IPAM plugins, requested addresses, labels of Mesos tasks and the facts on standard error, on the v1 model.
+//! Other IPAM plugins, requested addresses, labels of Mesos tasks and log lines, on the v1 model.
 
 use std::os::unix::fs::PermissionsExt as _;
 
 use super::*;
 
-/// A directory with an IPAM plugin `fake` that gives 10.9.0.5 and notes its verbs and what it was given.
+/// A directory with an IPAM plugin `fake` that returns 10.9.0.5 and records its verbs and its
+/// input.
 fn fake_ipam() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("fake");
@@ -29,7 +30,7 @@ fn delegated(store: &Rc<Sim>, dir: &tempfile::TempDir, container: &str, pod: &st
 }
 
 #[test]
-fn another_ipam_plugin_gives_the_addresses_and_takes_them_back() {
+fn another_ipam_plugin_allocates_and_releases_the_addresses() {
     // calico-cni.md section 2.3, steps 3 and 4
     run(async {
         let (store, dir) = (planted().await, fake_ipam());
@@ -41,11 +42,11 @@ fn another_ipam_plugin_gives_the_addresses_and_takes_them_back() {
         assert_eq!(verbs(&dir), "ADD\n", "the same container keeps what it has");
         pod.work().release_delegated(None).await.unwrap();
         assert_eq!(verbs(&dir), "ADD\nDEL\n");
-        // What a newer container may use stays.
+        // Addresses that a newer container may use stay.
         pod.work().release_delegated(Some(&[address])).await.unwrap();
         assert_eq!(verbs(&dir), "ADD\nDEL\n");
         assert!(pod.log.text().contains("a newer container of the pod may use them"), "{}", pod.log.text());
-        // A failure after it gives back.
+        // A failure after the allocation releases it.
         let newer = delegated(&store, &dir, "beef", "web-0");
         let taken = newer.work().take(None).await.unwrap();
         newer.work().give_back(&taken, CniError::internal("failed", "")).await;

@@ -9,20 +9,20 @@ use tokio::net::{TcpListener, TcpStream};
 use super::*;
 
 /// A node on an etcd with one v1 pool.
-struct Scene {
+struct V1Cluster {
     cluster: Cluster,
     node: CalicoNode,
 }
 
-impl Scene {
+impl V1Cluster {
     async fn new(pool: bool) -> Self {
         let cluster = Cluster::start(1, "http", |_| vec!["--enable-v2".to_owned()], Vec::new());
-        let scene = Self { cluster, node: node(&Rc::new(Sim::atomic(1))) };
+        let cluster_v1 = Self { cluster, node: node(&Rc::new(Sim::atomic(1))) };
         if pool {
             let pool = russet_model::v1::Pool::new("10.1.0.0/24".parse().unwrap());
-            scene.put(V1Key::Pool(pool.cidr).key(), pool.encode()).await;
+            cluster_v1.put(V1Key::Pool(pool.cidr).key(), pool.encode()).await;
         }
-        scene
+        cluster_v1
     }
 
     fn v2(&self) -> EtcdV2 {
@@ -37,7 +37,8 @@ impl Scene {
         self.v2().commit(vec![Step::put(key, value)]).await.unwrap();
     }
 
-    /// A request whose configuration is one of v1.11: no datastore_type. Its version only is newer, for CHECK.
+    /// A request with a configuration of v1.11, that is, without `datastore_type`. Only its version
+    /// is newer, because of CHECK.
     fn request(&self, verb: &str, container: &str, pod: Option<&str>, more: &str) -> Request {
         let config = format!(
             r#"{{"cniVersion":"0.4.0","name":"net1","type":"calico","nodename":"n1","etcd_endpoints":"http://{}","log_level":"info","ipam":{{"type":"calico-ipam"}}{more}}}"#,
@@ -59,11 +60,11 @@ impl Scene {
         *request
     }
 
-    /// What the `calico` plugin does with such a configuration.
+    /// Runs the `calico` plugin with such a configuration.
     async fn call(&self, verb: &str, container: &str, pod: Option<&str>) -> Result<Vec<String>, CniError> {
         let request = self.request(verb, container, pod, "");
         let conf = conf(&request);
-        let Model::V1(etcd) = choose(&conf).await? else { panic!("the v1 data are meant") };
+        let DataModel::V1(etcd) = choose(&conf).await? else { panic!("the v1 data are meant") };
         let log = RequestLog::new("calico");
         let result = super::super::run(&self.node, &request, &conf, *etcd, None, &log).await?;
         Ok(result
@@ -95,64 +96,71 @@ fn in_namespaces(test: impl AsyncFnOnce() + Send) {
 #[ignore = "root: makes network namespaces; kernel: veth; tool: etcd, ip"]
 fn an_unchanged_configuration_of_v1_11_works_on_its_v2_data() {
     in_namespaces(async || {
-        let scene = Scene::new(true).await;
+        let cluster_v1 = V1Cluster::new(true).await;
         for container in ["web", "again", "plain"] {
             NetNs::create_named(container).unwrap();
         }
-        let address = scene.add("web", Some("web-0")).await;
+        let address = cluster_v1.add("web", Some("web-0")).await;
         assert!(address.starts_with("10.1.0.") && address.ends_with("/32"), "{address}");
         assert!(inside("web", &["address", "show", "dev", "eth0"]).contains(&address));
-        // calico-cni.md section 3.1: the name that peers give this pod's host end
+        // calico-cni.md 3.1: the name that peers give this pod's host interface.
         assert!(tool("ip", &["route"]).contains("calia4fc3c48bd8"), "{}", tool("ip", &["route"]));
-        scene.call("CHECK", "web", Some("web-0")).await.unwrap();
+        cluster_v1.call("CHECK", "web", Some("web-0")).await.unwrap();
         let endpoint = "/calico/v1/host/n1/workload/k8s/shop.web-0/endpoint/eth0";
-        assert_eq!(scene.keys("/calico/v1/host/").await, [endpoint]);
+        assert_eq!(cluster_v1.keys("/calico/v1/host/").await, [endpoint]);
 
-        // The same pod in another sandbox: the same address (calico-cni.md oracle 56), the interface is the new sandbox's.
-        assert_eq!(scene.add("again", Some("web-0")).await, address);
+        // The same pod in another sandbox has the same address (oracle 56); the interface is the
+        // new sandbox's.
+        assert_eq!(cluster_v1.add("again", Some("web-0")).await, address);
         assert!(inside("again", &["address", "show", "dev", "eth0"]).contains(&address));
-        scene.call("DEL", "web", Some("web-0")).await.unwrap();
+        cluster_v1.call("DEL", "web", Some("web-0")).await.unwrap();
         assert!(inside("again", &["address", "show", "dev", "eth0"]).contains(&address), "it is still there");
-        scene.call("CHECK", "again", Some("web-0")).await.unwrap();
+        cluster_v1.call("CHECK", "again", Some("web-0")).await.unwrap();
 
-        let other = scene.add("plain", None).await;
+        let other = cluster_v1.add("plain", None).await;
         assert_ne!(other, address);
         for (container, pod) in [("again", Some("web-0")), ("again", Some("web-0")), ("plain", None)] {
-            scene.call("DEL", container, pod).await.unwrap();
+            cluster_v1.call("DEL", container, pod).await.unwrap();
         }
-        assert_eq!(scene.keys("/calico/v1/host/").await, [""; 0]);
-        assert_eq!(scene.keys("/calico/ipam/v2/handle/").await, [""; 0]);
+        assert_eq!(cluster_v1.keys("/calico/v1/host/").await, [""; 0]);
+        assert_eq!(cluster_v1.keys("/calico/ipam/v2/handle/").await, [""; 0]);
         assert!(!tool("ip", &["link"]).contains("cali"));
         // Nothing was written behind the v3 API.
-        assert_eq!(scene.cluster.members[0].etcdctl(&["get", "/", "--prefix", "--keys-only"]).trim(), "");
+        assert_eq!(
+            cluster_v1.cluster.members[0].etcdctl(&["get", "/", "--prefix", "--keys-only"]).trim(),
+            ""
+        );
     });
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; kernel: veth; tool: etcd, ip"]
-fn without_v1_data_it_is_refused_with_the_name_of_the_migration_and_nothing_is_written() {
+fn without_v1_data_the_error_names_the_migration_and_nothing_is_written() {
     in_namespaces(async || {
-        let scene = Scene::new(false).await;
+        let cluster_v1 = V1Cluster::new(false).await;
         NetNs::create_named("web").unwrap();
         for verb in ["ADD", "DEL"] {
-            let error = scene.call(verb, "web", Some("web-0")).await.unwrap_err();
+            let error = cluster_v1.call(verb, "web", Some("web-0")).await.unwrap_err();
             assert!(error.details.contains("russet migrate calico-v1"), "{verb}: {error:?}");
         }
-        assert_eq!(scene.keys("/").await, [""; 0]);
-        assert_eq!(scene.cluster.members[0].etcdctl(&["get", "/", "--prefix", "--keys-only"]).trim(), "");
+        assert_eq!(cluster_v1.keys("/").await, [""; 0]);
+        assert_eq!(
+            cluster_v1.cluster.members[0].etcdctl(&["get", "/", "--prefix", "--keys-only"]).trim(),
+            ""
+        );
     });
 }
 
 #[test]
 #[ignore = "root: makes network namespaces; kernel: veth; tool: etcd, ip"]
-fn once_v3_data_are_there_they_are_meant_and_v1_by_name_is_refused() {
+fn v3_data_take_precedence_and_an_explicit_v1_type_is_refused() {
     in_namespaces(async || {
-        let scene = Scene::new(true).await;
+        let cluster_v1 = V1Cluster::new(true).await;
         let pool = "/calico/resources/v3/projectcalico.org/ippools/p";
-        scene.cluster.members[0].etcdctl(&["put", pool, "{}"]);
-        let request = scene.request("ADD", "web", None, "");
-        assert!(matches!(choose(&conf(&request)).await.unwrap(), Model::V3));
-        let request = scene.request("ADD", "web", None, r#","datastore_type":"etcdv2""#);
+        cluster_v1.cluster.members[0].etcdctl(&["put", pool, "{}"]);
+        let request = cluster_v1.request("ADD", "web", None, "");
+        assert!(matches!(choose(&conf(&request)).await.unwrap(), DataModel::V3));
+        let request = cluster_v1.request("ADD", "web", None, r#","datastore_type":"etcdv2""#);
         let error = choose(&conf(&request)).await.unwrap_err();
         assert!(
             error.details.contains("russet migrate calico-v1") && error.msg.contains("twice"),
@@ -161,7 +169,8 @@ fn once_v3_data_are_there_they_are_meant_and_v1_by_name_is_refused() {
     });
 }
 
-/// An etcd 2 in front of a member: it says so, hangs up on HTTP/2, and passes everything else on.
+/// A proxy that looks like an etcd 2: it reports version 2, closes HTTP/2 connections, and forwards
+/// all other requests to `member`.
 async fn etcd_2(member: String) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -196,15 +205,15 @@ async fn etcd_2(member: String) -> String {
 #[ignore = "root: makes network namespaces; tool: etcd"]
 fn an_etcd_2_has_no_v3_api_and_a_newer_one_that_does_not_answer_may_have_data() {
     in_namespaces(async || {
-        let mut scene = Scene::new(true).await;
-        let address = etcd_2(scene.cluster.members[0].client.clone()).await;
+        let mut cluster_v1 = V1Cluster::new(true).await;
+        let address = etcd_2(cluster_v1.cluster.members[0].client.clone()).await;
         let settings = EtcdSettings::for_endpoints(&address).unwrap();
         for named in [false, true] {
             assert!(choice::decide(&settings, named).await.unwrap(), "the v1 data are meant");
         }
-        // A member of etcd 3 that is away: nobody knows what it has.
-        scene.cluster.members[0].kill();
-        let settings = EtcdSettings { deadline: std::time::Duration::from_secs(1), ..scene.settings() };
+        // A stopped member of etcd 3 may have any data.
+        cluster_v1.cluster.members[0].kill();
+        let settings = EtcdSettings { deadline: std::time::Duration::from_secs(1), ..cluster_v1.settings() };
         for named in [false, true] {
             let error = choice::decide(&settings, named).await.unwrap_err();
             assert_eq!(error.code, russet_cni_spec::code::TRY_AGAIN_LATER, "{error:?}");

@@ -1,4 +1,5 @@
-//! Rule sets that the reference plugin wrote (recorded from 0.9.1, 1.1.1, 1.6.2 and 1.9.1; the four write the same chains of iptables), and Debian's 1.1.1 itself.
+//! Rule sets of the reference plugin (recorded from 0.9.1, 1.1.1, 1.6.2 and 1.9.1, which write the
+//! same chains in iptables), and Debian's 1.1.1 itself.
 
 use russet_testkit as testkit;
 use serde_json::{Value, json};
@@ -7,10 +8,11 @@ use super::super::tests::{V4, answer, ask, neighbour, portmap, serving};
 use super::*;
 use crate::lab::{Lab, Pod, on_a_node};
 
-/// What was recorded is of this container's `eth0` in network `net`: ports 8080 and 8081 of TCP and 8053 of UDP, in both families.
+/// The container of the recorded rules: `eth0` in network `net`, with TCP ports 8080 and 8081 and
+/// UDP port 8053, in both families.
 const WEB: Pod = Pod { container: "web", ifname: "eth0", netns: "x" };
 const NONE: Pod = Pod { container: "", ifname: "", netns: "" };
-/// How a recorded rule set is put into the kernel: the program, and what it reads.
+/// How recorded rule sets are loaded into the kernel: the program and its input.
 const RECORDED: [(&str, &str); 6] = [
     ("nft", "nftables-1.9.nft"),
     ("nft", "nftables-1.6.nft"),
@@ -26,15 +28,15 @@ fn restore(program: &str, file: &str) {
     testkit::run(program, args);
 }
 
-/// Everything in both flavours of iptables and in nf_tables.
+/// All rules in both variants of iptables and in nf_tables.
 fn rules() -> String {
     let legacy = ["iptables-legacy-save", "ip6tables-legacy-save"].map(|it| testkit::run(it, &["-t", "nat"]));
     let all = testkit::run("nft", &["list", "ruleset"]) + &legacy.concat();
-    // Lines that say when a list was made.
+    // Without the lines that contain the time of the listing.
     all.lines().filter(|line| !line.starts_with("# ")).map(|line| format!("{line}\n")).collect()
 }
 
-/// A configuration behind a plugin that gave the container the addresses of what was recorded.
+/// The configuration after a plugin that gave the container the recorded addresses.
 fn config() -> Value {
     let result = json!({"cniVersion": "1.1.0", "interfaces": [{"name": "eth0", "sandbox": "/run/netns/x", "mac": "02:00:00:00:00:01"}],
         "ips": [{"address": "10.202.1.2/24", "interface": 0}, {"address": "fd00:202:1::2/64", "interface": 0}]});
@@ -60,10 +62,10 @@ fn del_removes_what_the_reference_plugin_wrote_for_the_container_in_every_mode()
         on_a_node(|lab| {
             restore(program, file);
             let before = rules();
-            lab.tell("portmap", "DEL", Pod { container: "other", ..WEB }, &config());
+            lab.call("portmap", "DEL", Pod { container: "other", ..WEB }, &config());
             assert_eq!(rules(), before, "{program} {file}: another container's DEL");
             for _ in 0..2 {
-                lab.tell("portmap", "DEL", WEB, &config());
+                lab.call("portmap", "DEL", WEB, &config());
                 let after = rules();
                 let ours = ["CNI-DN-", "10.202.1.2", "fd00:202:1::2", "\"web\""];
                 assert!(!ours.iter().any(|it| after.contains(it)), "{program} {file}: {after}");
@@ -82,7 +84,7 @@ fn gc_removes_the_reference_plugins_chains_of_containers_that_are_not_valid() {
             let mut is_there = |network: &str, valid: Value| {
                 gc["name"] = network.into();
                 gc["cni.dev/valid-attachments"] = valid;
-                lab.tell("portmap", "GC", NONE, &gc);
+                lab.call("portmap", "GC", NONE, &gc);
                 rules().contains("CNI-DN-")
             };
             assert!(is_there("other", json!([])), "{program} {file}");
@@ -106,7 +108,7 @@ fn check_accepts_the_ports_that_the_reference_plugin_published() {
             for (program, file) in &recorded {
                 restore(program, file);
             }
-            lab.tell("portmap", "CHECK", WEB, &config());
+            lab.call("portmap", "CHECK", WEB, &config());
             let other = lab.error("portmap", "CHECK", Pod { container: "other", ..WEB }, &config());
             assert!(other.details.contains("Tcp port 8080"), "{recorded:?}: {other}");
             testkit::run(flush[0], &flush[1..]);
@@ -116,7 +118,7 @@ fn check_accepts_the_ports_that_the_reference_plugin_published() {
     }
 }
 
-/// The reference plugin speaks 1.0.0.
+/// Converts a result to 1.0.0, which the reference plugin accepts.
 fn spoken_by_both(result: &Value, mappings: Value) -> Value {
     let mut config = portmap(result, mappings);
     config["cniVersion"] = "1.0.0".into();
@@ -131,9 +133,9 @@ fn published_by_the_reference_plugin(lab: &Lab, again: impl FnOnce(Pod, &Value))
     let all = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
     lab.go("portmap", "ADD", one, &spoken_by_both(&first, all.clone()));
     assert!(answer("world", "STREAM", "192.0.2.1", 8080).starts_with("one"));
-    lab.tell("portmap", "CHECK", one, &spoken_by_both(&first, all.clone()));
+    lab.call("portmap", "CHECK", one, &spoken_by_both(&first, all.clone()));
     again(one, &spoken_by_both(&first, all.clone()));
-    lab.tell("portmap", "DEL", one, &spoken_by_both(&first, all.clone()));
+    lab.call("portmap", "DEL", one, &spoken_by_both(&first, all.clone()));
     assert_eq!(ask("world", "STREAM", "192.0.2.1", 8080), "");
     lab.add("portmap", two, &spoken_by_both(&second, all));
     assert!(answer("world", "STREAM", "192.0.2.1", 8080).starts_with("two"));
@@ -143,7 +145,7 @@ fn published_by_the_reference_plugin(lab: &Lab, again: impl FnOnce(Pod, &Value))
 #[ignore = "kernel: bridge, veth, nf_tables; tools: python3, iptables, portmap of the reference plugins; root"]
 fn a_port_that_the_reference_plugin_published_is_free_after_our_del() {
     on_a_node(|lab| published_by_the_reference_plugin(lab, |_, _| ()));
-    // An ADD that is repeated takes the port over.
+    // A repeated ADD takes over the port.
     on_a_node(|lab| {
         published_by_the_reference_plugin(lab, |one, config| {
             lab.add("portmap", one, config);
