@@ -1,7 +1,9 @@
-//! BPF programs, written as instructions: there is no compiler on a node, and ours are a page long.
+//! Assembles and loads BPF programs. They are written as instructions, because a node has no
+//! compiler and ours are short.
 //!
-//! [`Program::load`] hands them to the kernel's verifier and keeps what it said when it refused. `overlay::openshift` is the only caller:
-//! its two programs carry tenants' numbers into and out of VXLAN headers.
+//! [`Program::load`] passes them to the kernel's verifier and keeps its log if it refuses them.
+//! `overlay::openshift` is the only caller: its two programs copy tenants' numbers into and out of
+//! VXLAN headers.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
@@ -10,26 +12,26 @@ pub use asm::{Insn, Label, Reg, Size, Source, assemble};
 
 mod asm;
 
-/// A program in the kernel; it goes when nothing has it attached and this is dropped.
+/// A program in the kernel; the kernel frees it when it is attached nowhere and this is dropped.
 #[derive(Debug)]
 pub struct Program(OwnedFd);
 
-/// What a program is for.
+/// The type of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramKind {
     /// `BPF_PROG_TYPE_SCHED_CLS`: packets at a link's `clsact`.
     SchedCls,
 }
 
-/// A program that the kernel did not take.
+/// The kernel refused a program.
 #[derive(Debug, thiserror::Error)]
-#[error("load BPF program {name}: {source}{}", told(log))]
+#[error("load BPF program {name}: {source}{}", log_suffix(log))]
 pub struct BpfError {
     /// The program's name.
     pub name: &'static str,
     /// The kernel's reason.
     pub source: io::Error,
-    /// The end of what the verifier said.
+    /// The end of the verifier's log.
     pub log: String,
 }
 
@@ -53,17 +55,18 @@ struct LoadAttributes {
 const NAME_BYTES: usize = 16;
 const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
-/// Ours call no function that the kernel keeps for programs under the GPL.
+/// Ours call no helper that the kernel reserves for programs under the GPL.
 const LICENSE: &std::ffi::CStr = c"Apache-2.0";
-/// The verifier says about 60 bytes an instruction.
+/// The verifier's log has about 60 bytes per instruction.
 const LOG_BYTES: usize = 256 << 10;
-/// What an error repeats: the end is where the fault is.
+/// How much of the log an error repeats; the end of the log names the fault.
 const LOG_SHOWN_BYTES: usize = 2048;
 
 // === impl Program ===
 
 impl Program {
-    /// Loads a program of instructions in the kernel's form. The first try is without a log, which costs more than the verification.
+    /// Loads a program of encoded instructions. The first attempt is without a log, which costs
+    /// more than the verification.
     pub fn load(kind: ProgramKind, name: &'static str, instructions: &[u64]) -> Result<Self, BpfError> {
         match load(kind, name, instructions, &mut []) {
             Ok(program) => Ok(Self(program)),
@@ -103,7 +106,8 @@ fn load(kind: ProgramKind, name: &str, instructions: &[u64], log: &mut [u8]) -> 
     for (to, from) in attributes.prog_name[..NAME_BYTES - 1].iter_mut().zip(name.bytes()) {
         *to = if from.is_ascii_alphanumeric() { from } else { b'_' };
     }
-    // SAFETY: the structure and all that it points to outlive the call, with the lengths that it names; the kernel writes to `log` only.
+    // SAFETY: the structure and everything that it points to outlive the call and have the given
+    // lengths; the kernel writes to `log` only.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -113,7 +117,7 @@ fn load(kind: ProgramKind, name: &str, instructions: &[u64], log: &mut [u8]) -> 
         )
     };
     match i32::try_from(fd) {
-        // SAFETY: the kernel just gave this descriptor to us and to nobody else.
+        // SAFETY: the kernel returned this descriptor to this call alone.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
     }
@@ -125,7 +129,7 @@ fn end_of(log: &[u8]) -> String {
     text.trim().to_owned()
 }
 
-fn told(log: &str) -> String {
+fn log_suffix(log: &str) -> String {
     if log.is_empty() { String::new() } else { format!("; the verifier: {log}") }
 }
 

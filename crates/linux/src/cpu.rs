@@ -1,10 +1,12 @@
-//! What work costs of a processor. For what has a budget of that: the agent's drift thread and the keeper of verdicts call this.
+//! Measures CPU time. The agent's drift thread and the keeper of verdicts use it to stay within
+//! their budgets.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long the calling thread has had a processor: what it waits for, the kernel's locks among that, does not count (clock_getres(2), CLOCK_THREAD_CPUTIME_ID).
+/// The CPU time of the calling thread; waiting, for example for locks of the kernel, does not count
+/// (clock_getres(2), CLOCK_THREAD_CPUTIME_ID).
 pub fn busy_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
@@ -14,7 +16,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_threads_own_work_counts() {
+    fn only_cpu_time_of_the_thread_counts() {
         let work = || {
             let began = busy_time();
             while busy_time() < began + Duration::from_millis(50) {}

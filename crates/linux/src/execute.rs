@@ -1,9 +1,10 @@
-//! One execution of a program that is fed on stdin and answers on stdout, such as a CNI plugin: its own process group,
-//! a deadline, a limit on what it may print. `runtime` runs chains with it, `plugins` those plugins that they delegate to,
-//! `overlay` the programs of iptables.
+//! Executes a program that gets input on stdin and answers on stdout, such as a CNI plugin: in its
+//! own process group, with a deadline and a limit on its output. `runtime` runs chains with it,
+//! `plugins` the plugins that they delegate to, `overlay` the iptables programs.
 //!
-//! libcni waits until every process that holds the plugin's stdout is gone, so a forgotten `sleep` in a shell plugin
-//! holds up the node. Here the plugin's own end counts, and at the deadline its whole group is killed.
+//! libcni waits until every process that holds the plugin's stdout is gone, so a forgotten `sleep`
+//! in a shell plugin blocks the node. Here only the end of the plugin itself counts, and at the
+//! deadline its whole group is killed.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind, Read, Write};
@@ -19,56 +20,54 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use crate::process::die_with_parent;
 
-/// What to execute.
+/// A program to execute.
 #[derive(Debug, Clone, Copy)]
 pub struct Execution<'a> {
     /// The executable.
     pub binary: &'a Path,
-    /// Variables that it gets besides those of this process that [`is_inherited`].
+    /// Variables that it gets besides the variables of this process that [`is_inherited`] allows.
     pub env: &'a [(&'static str, OsString)],
-    /// What it may read.
+    /// The input.
     pub stdin: &'a [u8],
-    /// How long it may take.
+    /// The time limit.
     pub deadline: Duration,
 }
 
-/// What came out.
+/// The result of an execution.
 #[derive(Debug)]
 pub struct Finished {
-    /// How it ended.
     pub status: ExitStatus,
-    /// All that it printed.
+    /// The complete output.
     pub stdout: Vec<u8>,
-    /// The beginning of what it said to people.
+    /// The beginning of its standard error.
     pub stderr: Vec<u8>,
 }
 
-/// Why nothing came out.
+/// Why there is no result.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecuteError {
-    /// The kernel refused to execute it.
+    /// The kernel refused to execute the program.
     #[error("execute {}: {source}", binary.display())]
     Spawn {
         /// The executable.
         binary: PathBuf,
-        /// Why.
         source: io::Error,
     },
-    /// It took too long, and was killed with everything it had started.
+    /// The program exceeded its deadline and was killed together with its process group.
     #[error("killed: no answer within {} s", .0.as_secs_f32())]
     Deadline(Duration),
-    /// It printed too much, and was killed.
+    /// The program printed too much and was killed.
     #[error("killed: more than {limit_bytes} bytes on stdout")]
     TooMuchOutput {
-        /// The most that is read.
+        /// The limit.
         limit_bytes: usize,
     },
-    /// Talking to it failed.
-    #[error("talk to the plugin: {0}")]
+    /// An error on the pipes to the program.
+    #[error("exchange data with the plugin: {0}")]
     Io(io::Error),
 }
 
-/// A plugin while it runs.
+/// A running program.
 struct Running<'a> {
     child: Child,
     pidfd: OwnedFd,
@@ -78,16 +77,18 @@ struct Running<'a> {
     stderr: Capture<ChildStderr>,
 }
 
-/// A stream that is kept up to a limit.
+/// A stream that is read up to a limit.
 struct Capture<R> {
     stream: Option<R>,
     bytes: Vec<u8>,
     max_bytes: usize,
-    cut: bool,
+    truncated: bool,
 }
 
-/// What programs of others may know of this process's environment: where things are, how to speak, and how to reach the network. Everything else may be a
-/// secret: a service manager hands credentials to a daemon by its environment, and a plugin's is readable for whoever can read its `/proc/PID/environ`.
+/// Environment variables that executed programs inherit: locations, locale, and access to the
+/// network. Any other variable may be a secret: a service manager passes credentials to a daemon in
+/// its environment, and a plugin's environment is readable for every process that can read its
+/// `/proc/PID/environ`.
 const INHERITED: [&str; 23] = [
     "PATH",
     "HOME",
@@ -113,9 +114,10 @@ const INHERITED: [&str; 23] = [
     "no_proxy",
     "all_proxy",
 ];
-/// The same by prefix. No `RUSSET_*` variable holds a secret itself.
+/// The same, by prefix. No `RUSSET_*` variable holds a secret.
 const INHERITED_PREFIXES: [&str; 2] = ["LC_", "RUSSET_"];
-/// What configures Calico's plugins, among it etcd's password (calico-ipam.md section 4.1). Only they get it.
+/// Configuration of Calico's plugins, including etcd's password (calico-ipam.md section 4.1). Only
+/// these plugins inherit it.
 const CALICO_PREFIXES: [&str; 6] = ["CALICO_", "DATASTORE_TYPE", "ETCD_", "FELIX_", "K8S_", "KUBECONFIG"];
 const CALICO_PLUGINS: [&str; 2] = ["calico", "calico-ipam"];
 /// Names, separated by commas, of further variables that are inherited.
@@ -123,16 +125,16 @@ const MORE_INHERITED: &str = "RUSSET_PASS_ENVIRONMENT";
 
 /// A result with 100 interfaces and 1,000 routes takes 100 KiB.
 const STDOUT_MAX_BYTES: usize = 1024 * 1024;
-/// What fits into an error that somebody reads.
+/// As much as an error message can show.
 const STDERR_MAX_BYTES: usize = 64 * 1024;
-/// How long an executable may be "busy" while an installer writes it.
+/// How long an executable may stay "busy" while an installer writes it.
 const BUSY_LIMIT: Duration = Duration::from_secs(5);
-/// Between two tries at a busy executable.
+/// The pause between two attempts at a busy executable.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
-/// After SIGKILL only a system call that cannot be interrupted keeps a process.
+/// After SIGKILL, a process remains only while it is in an uninterruptible system call.
 const KILL_LIMIT: Duration = Duration::from_secs(2);
 
-/// Whether a program gets a variable of this process. `more` are names that the operator has added.
+/// Whether a program inherits a variable. `more` are names that the operator has added.
 fn is_inherited(name: &OsStr, binary: &Path, more: &str) -> bool {
     let Some(name) = name.to_str() else { return false };
     let begins = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
@@ -146,23 +148,24 @@ fn is_inherited(name: &OsStr, binary: &Path, more: &str) -> bool {
 // === impl Execution ===
 
 impl Execution<'_> {
-    /// Runs the plugin to its end, or to its deadline's.
+    /// Runs the plugin until it ends or its deadline passes.
     pub fn run(&self) -> Result<Finished, ExecuteError> {
         self.run_with(&[], STDOUT_MAX_BYTES)
     }
 
-    /// The same for work that must not go on behind the back of whoever comes after us: the kernel kills the plugin when we die. What it has started is
-    /// not killed.
+    /// The same for work that must not continue after this process: the kernel kills the plugin
+    /// when this process dies, but not the processes that the plugin has started. The process that
+    /// takes over the node can then undo the work.
     pub fn run_while_we_live(&self) -> Result<Finished, ExecuteError> {
-        self.attended(&[], STDOUT_MAX_BYTES, true)
+        self.execute(&[], STDOUT_MAX_BYTES, true)
     }
 
     /// Runs a program with arguments, which may print more than a plugin.
     pub fn run_with(&self, arguments: &[&str], stdout_max_bytes: usize) -> Result<Finished, ExecuteError> {
-        self.attended(arguments, stdout_max_bytes, false)
+        self.execute(arguments, stdout_max_bytes, false)
     }
 
-    fn attended(
+    fn execute(
         &self,
         arguments: &[&str],
         stdout_max_bytes: usize,
@@ -171,7 +174,7 @@ impl Execution<'_> {
         let end = Instant::now() + self.deadline;
         let child = self.spawn(arguments, dies_with_us)?;
         let mut running = Running::start(child, self.stdin, stdout_max_bytes)?;
-        match running.attend(end) {
+        match running.pump(end) {
             Ok(()) => running.finish(),
             Err(error) => {
                 running.kill();
@@ -184,13 +187,15 @@ impl Execution<'_> {
         }
     }
 
-    /// A fresh try each time: libcni re-runs the same object, which fails (cni-runtime.md section 0 item 13).
+    /// Builds a new command for each attempt: libcni re-runs the same object, which fails
+    /// (cni-runtime.md section 0 item 13).
     fn spawn(&self, arguments: &[&str], dies_with_us: bool) -> Result<Child, ExecuteError> {
         let end = Instant::now() + BUSY_LIMIT.min(self.deadline);
         loop {
             let mut command = self.command();
             if dies_with_us {
-                // This thread waits for it, and so lives as long as it does.
+                // The parent-death signal is sent when this thread ends, and it waits for the
+                // child.
                 die_with_parent(&mut command);
             }
             match command.args(arguments).spawn() {
@@ -216,7 +221,7 @@ impl Execution<'_> {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "the kernel tells nobody that an executable is no longer busy")]
+#[expect(clippy::disallowed_methods, reason = "the kernel has no event for the end of ETXTBSY")]
 fn pause() {
     std::thread::sleep(BUSY_PAUSE);
 }
@@ -253,14 +258,14 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Feeds and reads the plugin until it ends.
-    fn attend(&mut self, end: Instant) -> io::Result<()> {
+    /// Writes the input and reads the output until the plugin ends.
+    fn pump(&mut self, end: Instant) -> io::Result<()> {
         loop {
             let ended = self.wait(end)?;
             self.feed()?;
             self.stdout.drain()?;
             self.stderr.drain()?;
-            if self.stdout.cut {
+            if self.stdout.truncated {
                 return Err(ErrorKind::FileTooLarge.into());
             }
             if ended {
@@ -269,11 +274,12 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Waits for anything to do; true when the plugin has ended.
+    /// Waits until there is something to do; true if the plugin has ended.
     fn wait(&self, end: Instant) -> io::Result<bool> {
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            // A plugin that never stops talking is never waited for.
+            // Checked before poll(2), because a plugin that prints all the time would never reach
+            // poll's own timeout.
             return Err(ErrorKind::TimedOut.into());
         }
         let timeout = Timespec::try_from(left).map_err(|_| io::Error::from(ErrorKind::InvalidInput))?;
@@ -289,7 +295,7 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// A plugin need not read its configuration; that is not our failure.
+    /// A plugin need not read its input; that is no error.
     fn feed(&mut self) -> io::Result<()> {
         let Some(stdin) = &mut self.stdin else { return Ok(()) };
         match stdin.write(self.unsent) {
@@ -309,7 +315,7 @@ impl<'a> Running<'a> {
         Ok(Finished { status, stdout: self.stdout.bytes, stderr: self.stderr.bytes })
     }
 
-    /// Kills the group, not only the plugin: what it started may hold locks and pipes.
+    /// Kills the whole group, because processes that the plugin started may hold locks and pipes.
     fn kill(&mut self) {
         if let Ok(pid) = pid(&self.child) {
             let _ = kill_process_group(pid, Signal::KILL);
@@ -331,10 +337,10 @@ fn pid(child: &Child) -> io::Result<Pid> {
 
 impl<R: Read> Capture<R> {
     fn new(stream: Option<R>, max_bytes: usize) -> Self {
-        Self { stream, bytes: Vec::new(), max_bytes, cut: false }
+        Self { stream, bytes: Vec::new(), max_bytes, truncated: false }
     }
 
-    /// Takes what is there, without waiting; what is over the limit is read and forgotten.
+    /// Reads what is available without blocking; stops at the limit.
     fn drain(&mut self) -> io::Result<()> {
         let mut chunk = [0; 8192];
         while let Some(stream) = &mut self.stream {
@@ -343,8 +349,8 @@ impl<R: Read> Capture<R> {
                 Ok(count) => {
                     let room = self.max_bytes - self.bytes.len();
                     self.bytes.extend_from_slice(&chunk[..count.min(room)]);
-                    self.cut |= count > room;
-                    if self.cut {
+                    self.truncated |= count > room;
+                    if self.truncated {
                         return Ok(());
                     }
                 }
@@ -362,7 +368,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_of_the_environment_reach_no_program_but_calicos_own() {
+    fn secrets_in_the_environment_are_inherited_by_calicos_plugins_only() {
         let [other, calico, ipam] =
             ["/opt/cni/bin/bandwidth", "/opt/cni/bin/calico", "calico-ipam"].map(Path::new);
         let inherited = |name: &str, binary: &Path| is_inherited(OsStr::new(name), binary, "MY_PROXY, OTHER");
@@ -380,9 +386,9 @@ mod tests {
     }
 
     #[test]
-    fn who_is_executed_does_not_learn_where_the_service_manager_listens() {
+    fn an_executed_program_does_not_inherit_notify_socket() {
         if std::env::var_os("NOTIFY_SOCKET").is_none() {
-            let test = "execute::tests::who_is_executed_does_not_learn_where_the_service_manager_listens";
+            let test = "execute::tests::an_executed_program_does_not_inherit_notify_socket";
             let mut within_a_service = Command::new(std::env::current_exe().unwrap());
             within_a_service.args(["--exact", test]).env("NOTIFY_SOCKET", "/nowhere").stdout(Stdio::null());
             assert!(within_a_service.status().unwrap().success());
@@ -391,7 +397,7 @@ mod tests {
         let env = [("GIVEN", "1".into())];
         let deadline = Duration::from_secs(20);
         let done = Execution { binary: Path::new("env"), env: &env, stdin: b"", deadline }.run().unwrap();
-        let told = String::from_utf8(done.stdout).unwrap();
-        assert!(told.contains("GIVEN=1") && !told.contains("NOTIFY_SOCKET"), "{told}");
+        let environment = String::from_utf8(done.stdout).unwrap();
+        assert!(environment.contains("GIVEN=1") && !environment.contains("NOTIFY_SOCKET"), "{environment}");
     }
 }

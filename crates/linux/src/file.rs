@@ -1,4 +1,5 @@
-//! Files that are either the old or the new one, never a half: result caches, configurations, journals.
+//! Writes files such that readers see either the old or the new contents: result caches,
+//! configurations, journals.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -6,7 +7,8 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A file that could not be written; the old one is untouched, unless the operation is `sync directory of`.
+/// The file could not be written. The old one is unchanged, unless the operation is `sync directory
+/// of`.
 #[derive(Debug, thiserror::Error)]
 #[error("{operation} {}: {source}", path.display())]
 pub struct FileError {
@@ -18,22 +20,22 @@ pub struct FileError {
     pub source: io::Error,
 }
 
-/// Ours alone: state may hold secrets (ARCHITECTURE.md, invariant 7).
+/// Readable by the owner only, because state may contain secrets (DESIGN section 6.7).
 pub const PRIVATE: u32 = 0o600;
 /// The same for a directory.
 const PRIVATE_DIR: u32 = 0o700;
-/// For files that other programs read, as `subnet.env` and conflists.
+/// For files that other programs read, such as `subnet.env` and conflists.
 pub const READABLE: u32 = 0o644;
 
 static SERIAL: AtomicU64 = AtomicU64::new(0);
 
-/// Replaces `path` with `bytes`, mode 0600: a reader, and a machine that loses power, sees all of it or the old file.
-/// Costs two fsyncs.
+/// Replaces `path` with `bytes`, mode 0600: readers see all of it or the old file, even after a
+/// power failure. Costs two fsyncs.
 pub fn write_atomic(path: impl AsRef<Path>, bytes: &[u8]) -> Result<(), FileError> {
     write_atomic_with_mode(path, bytes, PRIVATE)
 }
 
-/// [`write_atomic`] with another mode, whatever the umask.
+/// [`write_atomic`] with another mode, independent of the umask.
 pub fn write_atomic_with_mode(path: impl AsRef<Path>, bytes: &[u8], mode: u32) -> Result<(), FileError> {
     let path = path.as_ref();
     let temporary = temporary_beside(path)?;
@@ -41,15 +43,15 @@ pub fn write_atomic_with_mode(path: impl AsRef<Path>, bytes: &[u8], mode: u32) -
         std::fs::rename(&temporary, path).map_err(|source| FileError::new("rename to", path, source))
     });
     if written.is_err() {
-        // The first error is the one that matters; it may be that there is nothing to remove.
+        // Only the first error matters; there may be nothing to remove.
         let _ = std::fs::remove_file(&temporary);
     }
     written?;
     sync_directory_of(path)
 }
 
-/// A file that was not there before, for writing: neither a file nor a link that somebody else put into its place is ever opened. What a process of the
-/// same number left there when it died is removed first.
+/// Creates a file for writing: never opens an existing file or link that another process placed
+/// there. A leftover of a dead process with the same number is removed first.
 pub fn create_exclusive(path: &Path, mode: u32) -> io::Result<File> {
     match create_new(path, mode) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -59,27 +61,29 @@ pub fn create_exclusive(path: &Path, mode: u32) -> io::Result<File> {
     }
 }
 
-/// Replaces `path` with `bytes` as far as readers are concerned, by way of `temporary` in the same directory; a loss of power may leave nothing. For what
-/// does not outlive the boot.
+/// Replaces `path` with `bytes` atomically for readers, through `temporary` in the same directory;
+/// after a power failure the file may be empty or missing. For state that does not outlive the
+/// boot.
 pub fn replace_unsynced(path: &Path, temporary: &Path, bytes: &[u8]) -> io::Result<()> {
     let written = create_exclusive(temporary, PRIVATE)
         .and_then(|mut file| file.write_all(bytes))
         .and_then(|()| std::fs::rename(temporary, path));
     if written.is_err() {
-        // The first error is the one that matters; it may be that there is nothing to remove.
+        // Only the first error matters; there may be nothing to remove.
         let _ = std::fs::remove_file(temporary);
     }
     written
 }
 
-/// Makes a directory that only its owner may look into, with those above it, or makes an existing one so.
+/// Creates a directory with its parents, and makes it accessible to its owner only, even if it
+/// exists already.
 pub fn private_dir(path: impl AsRef<Path>) -> io::Result<()> {
     let path = path.as_ref();
     DirBuilder::new().mode(PRIVATE_DIR).recursive(true).create(path)?;
     std::fs::set_permissions(path, Permissions::from_mode(PRIVATE_DIR))
 }
 
-/// Makes the creation, renaming or removal of `path` survive a loss of power.
+/// Makes the creation, renaming or removal of `path` survive a power failure.
 pub fn sync_directory_of(path: &Path) -> Result<(), FileError> {
     let dir = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -98,8 +102,8 @@ impl FileError {
     }
 }
 
-/// In the same directory, hence the same file system; the leading dot and the suffix keep programs that read whole
-/// directories (conflists end in `.conflist`) from taking it for a file of theirs.
+/// A name in the same directory, hence on the same file system; the leading dot and the suffix keep
+/// programs that read whole directories (conflists end in `.conflist`) from reading it.
 fn temporary_beside(path: &Path) -> Result<PathBuf, FileError> {
     let name = path.file_name().ok_or_else(|| {
         FileError::new("write", path, io::Error::new(io::ErrorKind::InvalidInput, "it has no file name"))
@@ -137,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_private_also_where_it_was_not() {
+    fn an_existing_directory_becomes_private() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("above/state");
         for mode in [0o700, 0o755] {
@@ -163,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_fails_leaves_the_old_and_no_litter() {
+    fn a_failed_write_leaves_the_old_file_and_no_temporary() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         std::fs::create_dir_all(path.join("full")).unwrap();
@@ -173,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_the_place_of_a_temporary_is_not_followed() {
+    fn a_link_with_the_name_of_the_temporary_is_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let (target, temporary, path) =
             (dir.path().join("target"), dir.path().join(".new"), dir.path().join("state"));

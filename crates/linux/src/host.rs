@@ -1,17 +1,17 @@
-//! Facts about the running machine: which boot it is, which kernel.
+//! Facts about the running machine: boot identity and kernel version.
 
 use std::fmt;
 use std::io;
 use std::str::FromStr;
 
-/// A kernel's version, as far as it can be compared.
+/// A kernel version, as far as it can be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KernelVersion {
     /// The 6 of 6.18.44.
     pub major: u32,
     /// The 18 of 6.18.44.
     pub minor: u32,
-    /// The 44 of 6.18.44; 0 where there is none.
+    /// The 44 of 6.18.44; 0 if missing.
     pub patch: u32,
 }
 
@@ -20,7 +20,8 @@ pub struct KernelVersion {
 #[error("invalid kernel version {0:?}")]
 pub struct KernelVersionError(String);
 
-/// The identity of this boot, a UUID: whatever was recorded under another one describes a kernel that is gone.
+/// The UUID of this boot: state that was recorded under another one describes a kernel that no
+/// longer runs.
 pub fn boot_id() -> io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim_end().to_owned())
 }

@@ -1,8 +1,12 @@
-//! The parts of Linux that are neither rtnetlink nor nf_tables: network namespaces, sysctls, locks, durable files,
-//! processes, TUN devices and segmenting UDP sockets, the process's heap, and facts about the running kernel.
+//! The parts of Linux other than rtnetlink and nf_tables: network namespaces, sysctls, locks,
+//! durable files, processes, TUN devices and segmenting UDP sockets, the process's heap, and facts
+//! about the running kernel.
 //!
-//! Layer 1. `attach`, `overlay`, `plugins`, the agent and the test kit call it; it decides nothing.
-//! Everything that depends on a namespace follows the *calling thread's* network namespace.
+//! Layer 1: mechanisms without decisions, used by `attach`, `overlay`, `plugins`, the agent and the
+//! test kit. Everything that depends on a namespace follows the *calling thread's* network
+//! namespace.
+
+#![expect(missing_docs, reason = "used by the crates of this workspace only")]
 
 pub mod bpf;
 pub mod cpu;

@@ -1,9 +1,10 @@
 //! File locks with a deadline: the node lock, `store.lock`, and one lock for each container.
 //!
-//! `flock` either waits for ever or not at all. To wait until a deadline we try without waiting, and between tries
-//! sleep on an inotify watch of the file's closing, which is what a holder's release or death causes. The kernel
-//! reports the close a moment *before* it drops the lock, and a holder may unlock without closing, so the watch only
-//! shortens the wait: a back-off with jitter bounds it.
+//! `flock` either waits for ever or not at all. To wait until a deadline, the lock is tried without
+//! waiting, and between attempts the thread sleeps on an inotify watch for the file's closing,
+//! which a holder's release or death causes. The kernel reports the close shortly *before* it drops
+//! the lock, and a holder may unlock without closing, so the watch only shortens the wait: a
+//! back-off with jitter bounds it.
 
 mod holder;
 
@@ -22,23 +23,23 @@ pub use holder::Holder;
 
 /// A held lock; dropping it, or the end of the process, releases it.
 ///
-/// The file stays, unless its holder removes it: anybody else who did would let two hold two locks of the same name.
+/// The file stays, unless its holder removes it: if another process removed it, two processes could
+/// hold locks of the same name.
 #[must_use = "the lock is released when this is dropped"]
 pub struct FileLock {
-    // Held for its lock; closing it releases.
+    // Closing the descriptor releases the lock.
     _fd: OwnedFd,
     path: PathBuf,
 }
 
-/// A lock that was not obtained.
+/// The lock was not acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Somebody else held it until the deadline.
+    /// Another process held it until the deadline.
     #[error("lock {}: still held by another process after {} ms", path.display(), waited.as_millis())]
     Timeout {
         /// The lock file.
         path: PathBuf,
-        /// How long we waited.
         waited: Duration,
     },
     /// The file could not be opened or locked.
@@ -53,46 +54,46 @@ pub enum LockError {
     },
 }
 
-/// First pause after a failed try; a close event brings the pause back to it.
+/// The first pause after a failed attempt; a close event resets the pause to it.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
-/// Longest pause: what a holder that unlocks without closing costs the next one at worst.
+/// The longest pause: the worst delay after a holder that unlocks without closing.
 const PAUSE_MAX: Duration = Duration::from_millis(64);
-/// Who hands something over takes less than this; whoever waits for longer wonders why.
-const SILENCE: Duration = Duration::from_secs(1);
+/// A lock is normally released within this time; after it, the waiter reports the holder.
+const REPORT_AFTER: Duration = Duration::from_secs(1);
 
 // === impl FileLock ===
 
 impl FileLock {
-    /// Takes the lock at `path` for ourselves alone, waiting until `deadline`. The file is made (0600) if need be.
-    /// Waiters are not served in order.
+    /// Acquires the lock at `path` exclusively, waiting until `deadline`. Creates the file (0600)
+    /// if necessary. Waiters are not served in order.
     pub fn exclusive(path: impl AsRef<Path>, deadline: Instant) -> Result<Self, LockError> {
         Self::take(path.as_ref(), FlockOperation::NonBlockingLockExclusive, deadline)
     }
 
-    /// The same for whoever would wait long: `tell` hears once, after a second, who has it.
+    /// The same, but calls `report` once with the holder if the wait takes longer than a second.
     pub fn exclusive_telling(
         path: impl AsRef<Path>,
         deadline: Instant,
-        tell: impl FnOnce(&Holder),
+        report: impl FnOnce(&Holder),
     ) -> Result<Self, LockError> {
         let path = path.as_ref();
         let began = Instant::now();
-        let silent_until = began + SILENCE;
-        if silent_until < deadline {
-            match Self::exclusive(path, silent_until) {
-                Err(LockError::Timeout { .. }) => tell(&Holder::of(path)),
+        let report_at = began + REPORT_AFTER;
+        if report_at < deadline {
+            match Self::exclusive(path, report_at) {
+                Err(LockError::Timeout { .. }) => report(&Holder::of(path)),
                 other => return other,
             }
         }
         Self::exclusive(path, deadline).map_err(|error| error.since(began))
     }
 
-    /// Takes the lock together with other shared holders.
+    /// Acquires the lock together with other shared holders.
     pub fn shared(path: impl AsRef<Path>, deadline: Instant) -> Result<Self, LockError> {
         Self::take(path.as_ref(), FlockOperation::NonBlockingLockShared, deadline)
     }
 
-    /// Takes the lock if it is free now; none when somebody holds it.
+    /// Acquires the lock if it is free; `None` if another process holds it.
     pub fn try_exclusive(path: impl AsRef<Path>) -> Result<Option<Self>, LockError> {
         match Self::exclusive(path, Instant::now()) {
             Ok(lock) => Ok(Some(lock)),
@@ -106,8 +107,9 @@ impl FileLock {
         &self.path
     }
 
-    /// Removes the file, for locks of things that come and go. Only while the lock is held alone: whoever waits for it then finds that its file is gone, and
-    /// makes the next one. A file that has taken its place by somebody else's hand is left.
+    /// Removes the file, for locks of short-lived things. Requires that the lock is held
+    /// exclusively: waiters then find that the file is gone, and create a new one. A file that
+    /// another process has put in its place is not removed.
     pub fn remove_file(&self) -> Result<(), LockError> {
         if !is_at(&self._fd, &self.path)? {
             return Ok(());
@@ -125,7 +127,8 @@ impl FileLock {
         loop {
             match rustix::fs::flock(&file, operation) {
                 Ok(()) if is_at(&file, path)? => return Ok(Self { _fd: file, path: path.to_owned() }),
-                // Somebody deleted or replaced the file while we waited: what we locked guards nothing.
+                // The file was deleted or replaced during the wait: the acquired lock protects
+                // nothing.
                 Ok(()) => file = open(path)?,
                 Err(Errno::WOULDBLOCK) => {
                     let now = Instant::now();
@@ -155,7 +158,7 @@ impl LockError {
         matches!(self, Self::Timeout { .. })
     }
 
-    /// With all of what was waited.
+    /// Replaces the waiting time by the time since `began`.
     fn since(self, began: Instant) -> Self {
         match self {
             Self::Timeout { path, .. } => Self::Timeout { path, waited: began.elapsed() },
@@ -168,9 +171,10 @@ impl LockError {
     }
 }
 
-/// The pauses between tries.
+/// The pauses between attempts.
 struct Wait {
-    /// None where the machine is out of inotify instances: the back-off alone then sets the pace.
+    /// `None` if the machine is out of inotify instances; then only the back-off determines the
+    /// pauses.
     watch: Option<OwnedFd>,
     pause: Duration,
 }
@@ -198,7 +202,7 @@ impl Wait {
         };
         let mut fds: Vec<_> =
             self.watch.iter().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
-        // An interrupted poll is a short pause; the caller looks at the clock.
+        // An interrupted poll is a short pause; the caller checks the time.
         if rustix::event::poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0) {
             self.pause = PAUSE_MIN;
             self.drain();
@@ -213,7 +217,7 @@ impl Wait {
     }
 }
 
-/// Between half and the whole of `pause`, so that waiters do not try in step.
+/// Between half and all of `pause`, so that waiters do not retry in step.
 fn jittered(pause: Duration) -> Duration {
     let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
     pause / 2 + pause.mul_f64((random % 1024) as f64 / 2048.0)
@@ -225,7 +229,7 @@ fn open(path: &Path) -> Result<OwnedFd, LockError> {
         .map_err(|errno| LockError::io("open lock", path, errno))
 }
 
-/// Whether `file` is still what `path` names.
+/// Whether `path` still names `file`.
 fn is_at(file: &OwnedFd, path: &Path) -> Result<bool, LockError> {
     let held = rustix::fs::fstat(file).map_err(|errno| LockError::io("lock", path, errno))?;
     match rustix::fs::lstat(path) {
@@ -258,24 +262,24 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_long_hears_once_for_whom_and_gets_it_afterwards() {
+    fn a_long_wait_reports_the_holder_once_and_then_gets_the_lock() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("l");
         let held = FileLock::exclusive(&path, soon()).unwrap();
-        // Who would not wait so long anyway hears nothing but the error.
-        let now = FileLock::exclusive_telling(&path, Instant::now(), |_| panic!("told"));
+        // A waiter with a shorter deadline gets only the error.
+        let now = FileLock::exclusive_telling(&path, Instant::now(), |_| panic!("reported"));
         assert!(now.unwrap_err().is_timeout());
-        let (tell, told) = mpsc::channel();
+        let (report, reported) = mpsc::channel();
         std::thread::scope(|scope| {
             let path = &path;
-            let tell = move |holder: &Holder| tell.send(holder.to_string()).unwrap();
-            let waiter = scope.spawn(move || FileLock::exclusive_telling(path, soon(), tell).map(drop));
-            assert!(told.recv().unwrap().starts_with(&format!("process {} ", std::process::id())));
+            let report = move |holder: &Holder| report.send(holder.to_string()).unwrap();
+            let waiter = scope.spawn(move || FileLock::exclusive_telling(path, soon(), report).map(drop));
+            assert!(reported.recv().unwrap().starts_with(&format!("process {} ", std::process::id())));
             drop(held);
             waiter.join().unwrap().unwrap();
         });
-        assert!(told.recv().is_err(), "told twice");
-        FileLock::exclusive_telling(&path, soon(), |_| panic!("nobody has it")).map(drop).unwrap();
+        assert!(reported.recv().is_err(), "reported twice");
+        FileLock::exclusive_telling(&path, soon(), |_| panic!("the lock is free")).map(drop).unwrap();
     }
 
     #[test]
@@ -355,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_took_the_locks_place_is_left() {
+    fn a_file_that_replaced_the_lock_file_is_not_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("l");
         let old = FileLock::exclusive(&path, soon()).unwrap();

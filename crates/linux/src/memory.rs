@@ -1,18 +1,21 @@
-//! The process's own memory: how many parts the C library makes its heap of, what it keeps of what was freed, and which pages of the program's code stay
-//! mapped. For daemons that run on every node, most of the time without work; the command and the agent call this. A C library that has neither several heaps
-//! nor free pages between (musl) is left as it is.
+//! The memory of this process: how many heaps the C library uses, when it returns freed memory, and
+//! which pages of code stay mapped. For daemons that run on every node and are idle most of the
+//! time; the command and the agent call this. Has no effect with a C library without arenas and
+//! trimming (musl).
 
 mod code;
 
 pub use code::{mapped_file_bytes, unmap_code};
 
-/// The C library makes a heap for each thread that finds the others taken, up to eight a processor, and what is free in one is of no use to another. Threads
-/// that block most of the time do well with one besides the first thread's. To be called before there are threads.
+/// Limits the number of heaps. The C library makes a heap for each thread that finds the others in
+/// use, up to eight per processor, and free memory of one heap cannot be used by another. Threads
+/// that block most of the time need only one besides the first thread's. Must be called before
+/// threads are started.
 pub fn few_heaps() {
-    /// The first thread's, and one for all others.
+    /// The first thread's heap, and one for all other threads.
     const HEAPS_MAX: libc::c_int = 2;
     #[cfg(target_env = "gnu")]
-    // SAFETY: it sets a number of the allocator's own, under its own lock.
+    // SAFETY: it sets a parameter of the allocator, under the allocator's lock.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, HEAPS_MAX);
     }
@@ -20,11 +23,12 @@ pub fn few_heaps() {
     let _ = HEAPS_MAX;
 }
 
-/// Gives the kernel the pages in which nothing is allocated, wherever they lie; by itself the C library gives back only what is at a heap's end. Takes about as
-/// long as the kernel takes to unmap them: a millisecond for some megabytes.
+/// Returns pages without allocations to the kernel, wherever they are in the heap; without this
+/// call the C library returns only the end of a heap. Takes about as long as the unmapping: a
+/// millisecond for several megabytes.
 pub fn give_back() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it takes the allocator's locks, and touches only what is free.
+    // SAFETY: it takes the allocator's locks, and touches free memory only.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -35,7 +39,7 @@ pub fn give_back() {
 mod tests {
     use super::*;
 
-    /// Kilobytes of this process that no file is behind.
+    /// Anonymous resident memory of this process, in kilobytes.
     fn anonymous_kb() -> usize {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -43,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_freed_below_something_that_stays_goes_back() {
+    fn memory_below_a_live_block_is_returned_to_the_kernel() {
         const BLOCKS: usize = 4096;
         const BLOCK_BYTES: usize = 8192;
         let blocks: Vec<Vec<u8>> =
@@ -57,7 +61,7 @@ mod tests {
         assert_eq!(stays[BLOCK_BYTES - 1], 1);
     }
 
-    /// How many heaps there are besides the first: each begins at a multiple of 64 MiB.
+    /// The number of heaps besides the first: each begins at a multiple of 64 MiB.
     fn more_heaps() -> usize {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let begins = maps.lines().filter(|line| line.contains(" rw-p ") && line.trim_end().ends_with(" 0"));
@@ -65,7 +69,7 @@ mod tests {
         begins.filter(|begin| begin % (64 << 20) == 0).count()
     }
 
-    /// Heaps that eight threads make which all allocate at a time.
+    /// The number of additional heaps after eight threads have allocated at the same time.
     fn heaps_of_eight_threads() -> usize {
         let together = std::sync::Barrier::new(8);
         std::thread::scope(|scope| {

@@ -1,4 +1,5 @@
-//! Namespaces of several kinds at once, for what `sandbox` makes and enters. [`crate::netns`] is about network namespaces alone, which most need.
+//! Several kinds of namespaces at once, for `sandbox`. [`crate::netns`] handles network namespaces
+//! alone.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -6,7 +7,7 @@ use std::os::fd::AsFd;
 use rustix::mount::{MountPropagationFlags, mount_change};
 use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces};
 
-/// Which kinds.
+/// Kinds of namespaces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Kinds {
     /// Interfaces, addresses, routes, `net.*` sysctls.
@@ -17,7 +18,8 @@ pub struct Kinds {
     pub uts: bool,
 }
 
-/// Runs `body` on a thread of its own that has new, empty namespaces of these kinds; processes that it starts are inside, too.
+/// Runs `body` on a new thread in new, empty namespaces of these kinds; child processes inherit
+/// them.
 pub fn in_new<T: Send>(kinds: Kinds, body: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     std::thread::scope(|scope| {
         let inside = || {
@@ -29,12 +31,14 @@ pub fn in_new<T: Send>(kinds: Kinds, body: impl FnOnce() -> io::Result<T> + Send
     })
 }
 
-/// Moves the calling thread, for good, into the namespaces of these kinds of the process behind `pidfd` (Linux 5.8).
+/// Moves the calling thread permanently into the namespaces of these kinds of the process behind
+/// `pidfd` (Linux 5.8).
 pub fn join(pidfd: impl AsFd, kinds: Kinds) -> io::Result<()> {
     Ok(move_into_thread_name_spaces(pidfd.as_fd(), kinds.join_flags())?)
 }
 
-/// Gives the calling thread mounts of its own for good: what it mounts is seen by nobody else, and what others mount later is seen by it.
+/// Gives the calling thread a mount namespace of its own: its mounts are invisible to others, and
+/// later mounts of others are visible to it.
 pub fn own_mounts() -> io::Result<()> {
     unshare(UnshareFlags::NEWNS)?;
     Ok(mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?)
@@ -44,7 +48,8 @@ fn unshare(flags: UnshareFlags) -> io::Result<()> {
     if flags.is_empty() {
         return Ok(());
     }
-    // SAFETY: these flags change which namespaces the thread sees, and with NEWNS its working directory becomes its own; no memory, no file descriptor.
+    // SAFETY: these flags change the thread's namespaces, and with NEWNS its working directory
+    // becomes its own; neither memory nor file descriptors.
     Ok(unsafe { rustix::thread::unshare_unsafe(flags) }?)
 }
 
@@ -78,7 +83,7 @@ mod tests {
 
     #[test]
     #[ignore = "kernel: unshare needs root"]
-    fn a_thread_has_new_namespaces_of_the_kinds_that_were_asked_for_and_no_others() {
+    fn a_thread_gets_new_namespaces_of_the_requested_kinds_only() {
         let home = ["net", "ipc", "uts"].map(link);
         let kinds = Kinds { network: true, ipc: false, uts: true };
         let inside = in_new(kinds, || Ok(["net", "ipc", "uts"].map(link))).unwrap();

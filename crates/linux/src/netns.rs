@@ -1,4 +1,4 @@
-//! Network namespaces: open one, prove that it is one, step inside for the length of a scope.
+//! Network namespaces: open, verify, and enter for the duration of a scope.
 //!
 //! `attach` and `plugins` open the path that the runtime gave; tests and `sandbox` create named ones.
 
@@ -20,8 +20,8 @@ pub struct NetNs {
     id: NetNsId,
 }
 
-/// Which namespace it is: two are the same exactly when their identities are equal *and* both are held open
-/// (the kernel gives a dead namespace's inode to a new one).
+/// The identity of a namespace: two are the same exactly if their identities are equal *and* both
+/// are held open (the kernel reuses the inode of a dead namespace).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NetNsId {
     /// Device of the namespace file system.
@@ -30,10 +30,10 @@ pub struct NetNsId {
     pub inode: u64,
 }
 
-/// The thread is inside another namespace until this is dropped.
+/// Keeps the thread inside another namespace until this is dropped.
 ///
-/// Not `Send`: a namespace belongs to a thread, so the way back must be walked by the thread that left. Never hold it
-/// across an `.await`.
+/// Not `Send`: namespaces are per thread, so the thread that left must return. Never hold it across
+/// an `.await`.
 #[must_use = "the thread returns to its own namespace when the guard is dropped"]
 pub struct NetNsGuard {
     home: NetNs,
@@ -43,13 +43,13 @@ pub struct NetNsGuard {
 /// A namespace that could not be opened, entered, created or deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum NetNsError {
-    /// Nothing is at the path: the namespace is gone, which DEL treats as success.
+    /// There is nothing at the path: the namespace is gone, which DEL treats as success.
     #[error("open network namespace {}: no such path", path.display())]
     Missing {
         /// What was opened.
         path: PathBuf,
     },
-    /// The path is a file, a directory, a device, or what is left of a namespace whose mount is gone.
+    /// The path is a file, a directory, a device, or the mount point of a removed namespace.
     #[error("open network namespace {}: not a namespace", path.display())]
     NotANamespace {
         /// What was opened.
@@ -58,7 +58,7 @@ pub enum NetNsError {
     /// The path is a namespace of another kind.
     #[error("open network namespace {}: it is a {kind} namespace", path.display())]
     WrongKind {
-        /// What was opened.
+        /// The path.
         path: PathBuf,
         /// `mnt`, `pid`, `user`, ...
         kind: &'static str,
@@ -66,9 +66,9 @@ pub enum NetNsError {
     /// The name cannot be a file below `/run/netns`.
     #[error("invalid network namespace name {name:?}: {rule}")]
     Name {
-        /// The name as it came.
+        /// The name.
         name: String,
-        /// The rule that it broke.
+        /// The rule that it violates.
         rule: &'static str,
     },
     /// A namespace of this name exists.
@@ -102,7 +102,7 @@ impl NetNs {
     /// Opens the namespace at `path` and checks that it is a *network* namespace.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, NetNsError> {
         let path = path.as_ref();
-        // NONBLOCK: opening a FIFO that somebody put there must not hang.
+        // NONBLOCK, so that opening a FIFO does not hang.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let fd = match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(fd) => fd,
@@ -127,7 +127,8 @@ impl NetNs {
         Self::open(format!("/proc/{pid}/ns/net"))
     }
 
-    /// A new namespace without a name; it dies with the last handle, process and mount that hold it.
+    /// Creates a namespace without a name; it exists as long as a handle, process or mount refers
+    /// to it.
     pub fn create_unnamed() -> Result<Self, NetNsError> {
         on_new_thread(|| {
             unshare_net()?;
@@ -169,17 +170,16 @@ impl NetNs {
         Ok(Self { fd, path: self.path.clone(), id: self.id })
     }
 
-    /// Which namespace it is.
     pub const fn id(&self) -> NetNsId {
         self.id
     }
 
-    /// Whether both handles are the same namespace.
     pub fn same_as(&self, other: &NetNs) -> bool {
         self.id == other.id
     }
 
-    /// Where it was opened: for messages, and for nothing else, since the path may have been given to another since.
+    /// The path at which it was opened. For messages only, because the path may refer to another
+    /// namespace by now.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -197,8 +197,9 @@ impl NetNs {
         Ok(body())
     }
 
-    /// Runs `body` inside the namespace on a thread of its own, which ends with it: for callers whose thread must not
-    /// move even for a moment, and for bodies that do more than a few calls. A panic of `body` goes on in the caller.
+    /// Runs `body` inside the namespace on a new thread: for callers whose thread must not move
+    /// even briefly, and for bodies with more than a few calls. A panic of `body` continues in the
+    /// caller.
     pub fn run_in_thread<T: Send>(&self, body: impl FnOnce() -> T + Send) -> Result<T, NetNsError> {
         on_new_thread(|| {
             self.switch()?;
@@ -233,12 +234,13 @@ impl fmt::Debug for NetNs {
 // === impl NetNsGuard ===
 
 impl Drop for NetNsGuard {
-    /// Goes home. Where that fails the process is aborted: the thread would go on configuring the wrong namespace,
-    /// which may be a pod's or the node's own, and a panic here could only make it a panic within a panic.
+    /// Returns to the original namespace. If that fails, the process is aborted: the thread would
+    /// continue to configure the wrong namespace, possibly the node's own, and a panic here could
+    /// only become a panic within a panic.
     fn drop(&mut self) {
         if let Err(error) = self.home.switch() {
             let text = format!("fatal: cannot return from a network namespace: {error}\n");
-            // A closed stderr must not stop the abort.
+            // A closed stderr must not prevent the abort.
             let _ = io::stderr().write_all(text.as_bytes());
             std::process::abort();
         }
@@ -248,7 +250,7 @@ impl Drop for NetNsGuard {
 // === impl NetNsError ===
 
 impl NetNsError {
-    /// Whether there is no such namespace any more, so that there is nothing left to take down in it.
+    /// Whether the namespace does not exist any more, so that nothing has to be removed from it.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Missing { .. } | Self::NotANamespace { .. })
     }
@@ -258,14 +260,14 @@ impl NetNsError {
     }
 }
 
-/// Gives the calling thread a new, empty network namespace for the rest of its life.
+/// Moves the calling thread permanently into a new, empty network namespace.
 pub(crate) fn unshare_net() -> Result<(), NetNsError> {
-    // SAFETY: NEWNET changes which network the thread sees, no memory and no file descriptor.
+    // SAFETY: NEWNET changes the thread's network namespace, neither memory nor file descriptors.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
         .map_err(|errno| NetNsError::io("unshare network namespace", Path::new(OWN), errno))
 }
 
-/// Runs `body` on a thread that ends with it, and hands on its result or its panic.
+/// Runs `body` on a new thread; returns its result or propagates its panic.
 pub(crate) fn on_new_thread<T: Send>(
     body: impl FnOnce() -> Result<T, NetNsError> + Send,
 ) -> Result<T, NetNsError> {
@@ -299,8 +301,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn open_tells_a_missing_path_from_a_file_from_another_kind_of_namespace() {
-        // cni-runtime.md section 1: DEL of a container whose namespace is gone succeeds
+    fn open_distinguishes_missing_paths_files_and_other_namespaces() {
+        // cni-runtime.md section 1: DEL of a container whose namespace is gone succeeds.
         let missing = NetNs::open("/proc/thread-self/ns/absent").unwrap_err();
         assert!(matches!(missing, NetNsError::Missing { .. }) && missing.is_gone(), "{missing}");
         let file = NetNs::open("/proc/version").unwrap_err();
@@ -327,7 +329,7 @@ mod tests {
 
     #[test]
     #[ignore = "kernel: unshare(CLONE_NEWNET) needs root"]
-    fn a_guard_goes_home_when_dropped_even_by_a_panic() {
+    fn a_guard_returns_when_dropped_even_by_a_panic() {
         let other = NetNs::create_unnamed().unwrap();
         let home = NetNs::current().unwrap();
         assert!(!home.same_as(&other));

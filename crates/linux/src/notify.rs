@@ -1,4 +1,5 @@
-//! Tells the service manager that a daemon is ready, lives and stops: sd_notify's protocol, one datagram each (flannel.md section 1.2). The daemons do.
+//! Notifies the service manager that a daemon is ready, alive or stopping, by the protocol of
+//! sd_notify: one datagram each (flannel.md section 1.2). The daemons call this.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -7,16 +8,17 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// Signs of life within the time after which the service manager takes the daemon for dead: two may be late.
+/// Notifications within the watchdog's time limit, so that two may be late or lost.
 const WATCHDOG_PARTS: u32 = 3;
 
-/// Where the service manager wants to hear it, as in `NOTIFY_SOCKET`; nowhere if it does not, or there is none.
+/// The service manager's socket from `NOTIFY_SOCKET`; `None` without a service manager or if it
+/// wants no notifications.
 pub fn socket() -> Option<OsString> {
     std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty())
 }
 
-/// How often the service manager wants a sign of life: three times within what it waits (sd_watchdog_enabled(3)). None where it watches nobody, or another
-/// process.
+/// The interval of watchdog notifications: a third of the service manager's limit
+/// (sd_watchdog_enabled(3)). `None` if it watches no process or another one.
 pub fn watchdog_interval() -> Option<Duration> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     interval_of(number("WATCHDOG_USEC"), std::env::var_os("WATCHDOG_PID").map(|_| number("WATCHDOG_PID")))
@@ -33,12 +35,12 @@ pub fn ready(socket: &OsStr) -> io::Result<()> {
     send(socket, "READY=1")
 }
 
-/// Says that the daemon still works.
+/// Sends a watchdog notification.
 pub fn alive(socket: &OsStr) -> io::Result<()> {
     send(socket, "WATCHDOG=1")
 }
 
-/// Says that the daemon has begun to stop.
+/// Notifies that the daemon is stopping.
 pub fn stopping(socket: &OsStr) -> io::Result<()> {
     send(socket, "STOPPING=1")
 }
@@ -79,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn signs_of_life_come_three_times_as_often_as_the_service_manager_needs_them() {
+    fn the_watchdog_interval_is_a_third_of_the_limit() {
         let me = u64::from(std::process::id());
         let twenty_seconds = Some(Duration::from_secs(20));
         assert_eq!(interval_of(Some(60_000_000), None), twenty_seconds);

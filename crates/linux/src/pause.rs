@@ -1,10 +1,12 @@
-//! The process that holds a sandbox's namespaces, and does nothing else: some twenty instructions, made into an executable in memory. `sandbox` starts it
-//! from a thread that has the namespaces already.
+//! The process that holds a sandbox's namespaces and does nothing else: about twenty instructions,
+//! assembled into an executable in memory. `sandbox` starts it from a thread that is already in the
+//! namespaces.
 //!
-//! It has no capability, cannot get any, and makes no system calls but its own (`confine`).
+//! It has no capabilities, cannot get any, and is limited to its own few system calls (`confine`).
 //!
-//! It shares no page, no file descriptor and no name with whoever started it, has two pages of its own, reaps children by ignoring their ends, and ends
-//! on SIGTERM. Until [`Paused::release`] it ends by itself when its starter does: nobody who dies before having written down its number leaves it.
+//! It shares no page, file descriptor or name with its starter, has two pages of its own, reaps
+//! children by ignoring SIGCHLD, and ends on SIGTERM. Until [`Paused::release`] it ends together
+//! with its starter, so that no process is left whose PID was never recorded.
 
 mod confine;
 mod program;
@@ -15,16 +17,16 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use rustix::process::{Pid, Signal, WaitOptions};
 
-/// A process that has been started, and that ends with this value unless it is released.
+/// A started process, which is killed when this value is dropped without a release.
 #[derive(Debug)]
 #[must_use = "the process ends when this is dropped without a release"]
 pub struct Paused {
     pid: Pid,
-    /// It reads from the other end: a byte lets it go on, the end of file ends it.
+    /// The writing end of its stdin: a byte releases the process, the end of file ends it.
     go: Option<OwnedFd>,
 }
 
-/// What the new process is given, and what it says should it fail. Both sides see the same memory until it executes.
+/// The input of the new process, and its error. Both processes share this memory until the execve.
 struct Start<'a> {
     program: RawFd,
     stdin: RawFd,
@@ -34,16 +36,17 @@ struct Start<'a> {
     errno: c_int,
 }
 
-/// What `ps` shows in front of the subject.
+/// The process name in front of the subject in `ps`.
 const NAME: &CStr = c"russet-pause";
-/// The new process makes a dozen system calls on it.
+/// Enough for the dozen system calls that the new process makes on it.
 const STACK_BYTES: usize = 16 * 1024;
 /// `NSIG` of asm/signal.h: signals are 1 to 64.
 const SIGNALS_END: c_int = 65;
-/// The status after a failure; what failed is in `Start::errno`.
+/// The exit status after a failure, whose reason is in `Start::errno`.
 const NOT_EXECUTED: c_int = 127;
 
-/// Starts the process in the namespaces of the calling thread. `subject` is its only argument, for people who read a list of processes.
+/// Starts the process in the namespaces of the calling thread. `subject` is its only argument,
+/// shown in process lists.
 pub fn start(subject: &CStr) -> io::Result<Paused> {
     let program = program::executable()?;
     let (stdin, go) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
@@ -58,7 +61,7 @@ pub fn start(subject: &CStr) -> io::Result<Paused> {
     let pid = spawn(&mut start)?;
     let paused = Paused { pid, go: Some(go) };
     if start.errno != 0 {
-        // Dropping reaps it.
+        // Dropping `paused` reaps it.
         return Err(io::Error::from_raw_os_error(start.errno));
     }
     Ok(paused)
@@ -67,12 +70,11 @@ pub fn start(subject: &CStr) -> io::Result<Paused> {
 // === impl Paused ===
 
 impl Paused {
-    /// Its number.
     pub fn pid(&self) -> u32 {
         self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Lets it live on without us; it must be known by then to whoever is to end it.
+    /// Lets the process outlive this one; its PID must be recorded by then.
     pub fn release(mut self) -> io::Result<()> {
         if let Some(go) = &self.go {
             rustix::io::retry_on_intr(|| rustix::io::write(go.as_fd(), b"g"))?;
@@ -85,7 +87,7 @@ impl Paused {
 impl Drop for Paused {
     fn drop(&mut self) {
         if self.go.take().is_some() {
-            // Not ours to kill any more once it is reaped, which nobody but us does.
+            // Only this process reaps it, so the PID still belongs to it.
             let _ = rustix::process::kill_process(self.pid, Signal::KILL);
             let wait = || rustix::process::waitpid(Some(self.pid), WaitOptions::empty());
             let _ = rustix::io::retry_on_intr(wait);
@@ -93,16 +95,19 @@ impl Drop for Paused {
     }
 }
 
-/// A child that shares our memory, and that executes before this returns. As with `posix_spawn`, no page tables are copied, however large we are.
+/// Creates a child that shares our memory and executes before this returns. Like `posix_spawn`,
+/// this copies no page tables, however large this process is.
 fn spawn(start: &mut Start<'_>) -> io::Result<Pid> {
     let mut stack = vec![0_u128; STACK_BYTES / size_of::<u128>()];
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     let argument = std::ptr::from_mut(start).cast::<c_void>();
     let top = stack.as_mut_ptr_range().end.cast::<c_void>();
-    // No handler of ours may run in the child, whose memory is ours.
+    // Signal handlers of ours must not run in the child, which shares our memory.
     let blocked = Blocked::all()?;
-    // SAFETY: `top` is the end of a live, aligned block, and `argument` a live `Start`. CLONE_VFORK holds this thread until the child has executed or ended,
-    // so both outlive its use of them, and nobody else touches them meanwhile. The child makes system calls only: no allocation, no lock.
+    // SAFETY: `top` is the end of a live, aligned block, and `argument` a live `Start`. CLONE_VFORK
+    // suspends this thread until the child has executed or ended, so both outlive its use of them,
+    // and no other code accesses them meanwhile. The child makes system calls only: no allocation,
+    // no lock.
     let pid = unsafe { libc::clone(child, top, flags, argument) };
     let error = io::Error::last_os_error();
     drop(blocked);
@@ -111,19 +116,22 @@ fn spawn(start: &mut Start<'_>) -> io::Result<Pid> {
 }
 
 extern "C" fn child(start: *mut c_void) -> c_int {
-    // SAFETY: `spawn` gave a pointer to a live `Start` that its thread does not touch until we have executed or ended.
+    // SAFETY: `spawn` passes a pointer to a live `Start`, and its thread is suspended until this
+    // child has executed or ended.
     let start = unsafe { &mut *start.cast::<Start<'_>>() };
-    // SAFETY: system calls with pointers to what is in `start`, which is live and nul-terminated where that is asked for.
+    // SAFETY: system calls with pointers into `start`, which is live, and whose strings are
+    // nul-terminated.
     unsafe {
         libc::setsid();
         libc::chdir(start.root.as_ptr());
         for signal in 1..SIGNALS_END {
-            // SIGKILL and SIGSTOP are refused, and so are two that glibc keeps to itself.
+            // SIGKILL and SIGSTOP are refused, and so are two signals that glibc reserves.
             let action = if signal == libc::SIGCHLD { libc::SIG_IGN } else { libc::SIG_DFL };
             libc::signal(signal, action);
         }
         if libc::dup2(start.stdin, 0) == 0 {
-            // All of ours are closed by executing; this is for those that a library has opened without saying so. Older kernels cannot.
+            // Our own descriptors are close-on-exec; this closes those that a library opened
+            // without the flag. Older kernels lack the call.
             libc::syscall(libc::SYS_close_range, 1, start.program - 1, 0);
             libc::syscall(libc::SYS_close_range, start.program + 1, c_int::MAX, 0);
             let mut none: libc::sigset_t = std::mem::zeroed();
@@ -140,7 +148,7 @@ extern "C" fn child(start: *mut c_void) -> c_int {
     }
 }
 
-/// The calling thread takes no signals until this is dropped.
+/// Blocks all signals for the calling thread until this is dropped.
 struct Blocked {
     before: libc::sigset_t,
 }
@@ -149,7 +157,7 @@ struct Blocked {
 
 impl Blocked {
     fn all() -> io::Result<Self> {
-        // SAFETY: a set of signals is plain numbers, for which zeros are good; both are live.
+        // SAFETY: a signal set consists of plain numbers, for which zeros are valid; both are live.
         let (result, before) = unsafe {
             let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
                 (std::mem::zeroed(), std::mem::zeroed());
@@ -176,7 +184,7 @@ mod tests {
     use super::*;
     use crate::process::has_ended;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
     /// Of linux/capability.h.
     const CAP_SETPCAP: u32 = 8;
 
@@ -192,8 +200,8 @@ mod tests {
     }
 
     #[test]
-    fn it_has_no_file_of_ours_hardly_any_memory_and_ends_on_sigterm() {
-        // cni-runtime.md section 3.6: a pause process waits, and ends when it is told to
+    fn the_process_has_no_open_file_little_memory_and_ends_on_sigterm() {
+        // cni-runtime.md section 3.6: a pause process waits, and ends on SIGTERM.
         let leaky = std::fs::File::open("/proc/version").unwrap();
         rustix::io::fcntl_setfd(&leaky, rustix::io::FdFlags::empty()).unwrap();
         let paused = start(c"0123").unwrap();
@@ -209,17 +217,18 @@ mod tests {
         let resident: u32 = status(pid, "VmRSS").trim_end_matches(" kB").parse().unwrap();
         assert!(resident <= 64, "{resident} KiB");
         assert_eq!(status(pid, "SigBlk"), "0000000000000000");
-        // Whether glibc's own two are ignored is up to whoever started the tests.
+        // Whether glibc's two reserved signals are ignored depends on the process that started the
+        // tests.
         let ignored = u64::from_str_radix(&status(pid, "SigIgn"), 16).unwrap() & !(0b11 << 31);
         assert_eq!(ignored, 1 << (libc::SIGCHLD - 1), "SIGCHLD, so that children are reaped");
         assert!(!has_ended(&pidfd, Duration::from_millis(1)).unwrap());
         pidfd_send_signal(&pidfd, Signal::TERM).unwrap();
-        assert!(has_ended(&pidfd, PATIENCE).unwrap());
+        assert!(has_ended(&pidfd, TIMEOUT).unwrap());
         assert_eq!(reap(pid).terminating_signal(), Some(libc::SIGTERM));
     }
 
     #[test]
-    fn it_has_no_capability_and_its_system_calls_are_filtered() {
+    fn the_process_has_no_capability_and_a_system_call_filter() {
         let before =
             ["CapEff", "CapBnd", "NoNewPrivs", "Seccomp"].map(|name| status(std::process::id(), name));
         let paused = start(c"confined").unwrap();
@@ -235,18 +244,18 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_when_its_starter_dies_before_it_is_released() {
-        // What the death of the starter does: the last writing end of the pipe is closed.
+    fn the_process_ends_if_its_starter_dies_before_the_release() {
+        // The death of the starter closes the last writing end of the pipe.
         let mut paused = start(c"orphan").unwrap();
         let pid = paused.pid();
         let pidfd = pidfd_open(Pid::from_raw(pid.cast_signed()).unwrap(), PidfdFlags::empty()).unwrap();
         drop(paused.go.take());
-        assert!(has_ended(&pidfd, PATIENCE).unwrap());
+        assert!(has_ended(&pidfd, TIMEOUT).unwrap());
         assert_eq!(reap(pid).exit_status(), Some(1));
     }
 
     #[test]
-    fn dropped_it_is_gone_and_no_zombie_is_left() {
+    fn dropping_it_ends_and_reaps_the_process() {
         let pid = start(c"dropped").unwrap().pid();
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
     }

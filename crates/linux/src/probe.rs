@@ -1,7 +1,9 @@
-//! Which features the running kernel has, found by trying each in a throwaway network namespace.
+//! Finds out which features the running kernel has, by trying each in a temporary network
+//! namespace.
 //!
-//! `doctor` reports them, the test kit decides skips by them. Trying may load a module, which is how the feature would
-//! come to be in real use as well; looking at `/proc/modules` or a configuration would miss what is built in.
+//! `doctor` reports them, and the test kit skips tests by them. A trial may load a module, as real
+//! use of the feature would; `/proc/modules` or a kernel configuration would miss built-in
+//! features.
 
 use std::fmt;
 use std::str::FromStr;
@@ -62,31 +64,29 @@ features! {
     Wireguard = "wireguard", How::Link;
 }
 
-/// How a feature is tried.
+/// How a feature is probed.
 enum How {
-    /// By creating a link whose kind has the feature's name.
+    /// By creating a link whose kind is the feature's name.
     Link,
-    /// By a netfilter request of this type that only reads.
+    /// By a read-only netfilter request of this type.
     Netfilter(u16),
 }
 
-/// A probe without an answer: neither yes nor no.
+/// A probe without a conclusive answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// No throwaway namespace could be made.
+    /// The temporary namespace could not be created.
     #[error("probe the kernel for {feature}: {source}")]
     NetNs {
         /// What was probed.
         feature: Feature,
-        /// Why not.
         source: NetNsError,
     },
-    /// The kernel answered something else than yes or no.
+    /// The kernel answered with an unexpected error.
     #[error("probe the kernel for {feature}: {source}")]
     Netlink {
         /// What was probed.
         feature: Feature,
-        /// What it said.
         source: NetlinkError,
     },
 }
@@ -108,7 +108,8 @@ const IFINFOMSG_BYTES: usize = 16;
 const NFGENMSG_BYTES: usize = 4;
 const CREATE_EXCLUSIVELY: u16 = 0x600;
 
-/// Whether the kernel has `feature`. Needs the right to make a network namespace; costs a few milliseconds.
+/// Whether the kernel has `feature`. Requires the right to create a network namespace; takes a few
+/// milliseconds.
 pub fn supports(feature: Feature) -> Result<bool, ProbeError> {
     let net = |source| ProbeError::NetNs { feature, source };
     let answer = NetNs::create_unnamed().map_err(net)?.run_in_thread(|| match feature.how() {
@@ -128,7 +129,7 @@ fn knows_link(kind: &str) -> Result<bool, NetlinkError> {
     match Socket::route()?.execute(&batch).map_err(NetlinkError::from) {
         Ok(()) => Ok(true),
         Err(error) if error.is_unsupported() => Ok(false),
-        // A known kind that misses its options, say macvlan its lower link.
+        // A known kind with missing options, such as macvlan without its lower link.
         Err(error) if matches!(error.errno(), Some(libc::EINVAL | libc::ENODEV)) => Ok(true),
         Err(error) => Err(error),
     }
@@ -141,7 +142,7 @@ fn answers(request: u16) -> Result<bool, NetlinkError> {
     };
     match Socket::netfilter()?.get(operation, request, fill, |_| Some(())) {
         Ok(()) => Ok(true),
-        // What nfnetlink says when nobody has registered for the subsystem.
+        // nfnetlink's answer if no module has registered for the subsystem.
         Err(error) if error.errno() == Some(libc::EINVAL) => Ok(false),
         Err(NetlinkError::Io { source, .. }) if source.raw_os_error() == Some(libc::EPROTONOSUPPORT) => {
             Ok(false)
@@ -181,7 +182,7 @@ mod tests {
 
     #[test]
     #[ignore = "kernel: probing needs root"]
-    fn what_russet_is_built_on_is_there_and_an_invented_kind_is_not() {
+    fn required_features_are_found_and_an_unknown_kind_is_not() {
         for feature in [Feature::Veth, Feature::Bridge, Feature::Vxlan, Feature::Macvlan, Feature::NfTables] {
             assert!(supports(feature).unwrap(), "{feature}");
         }

@@ -1,6 +1,8 @@
-//! Child processes: inside a network namespace, and not outliving us; which process one is, and the end of any.
+//! Child processes: start inside a network namespace, termination with the parent, identity, and
+//! waiting for the end.
 //!
-//! The demo starts its servers with these, `runtime` its plugins, tests everything else; the flannel daemon waits for its predecessor's end.
+//! The demo starts its servers with these functions, `runtime` its plugins, and tests their
+//! programs; the flannel daemon waits for the end of its predecessor.
 
 mod identity;
 
@@ -19,7 +21,7 @@ use crate::netns::{NetNs, NetNsError};
 
 pub use identity::Identity;
 
-/// Makes `command` run inside `netns`. The parent's threads stay where they are.
+/// Makes `command` run inside `netns`. The parent's threads stay in their namespaces.
 pub fn in_netns<'a>(command: &'a mut Command, netns: &NetNs) -> Result<&'a mut Command, NetNsError> {
     let netns = netns.try_clone()?;
     let enter = move || {
@@ -31,8 +33,8 @@ pub fn in_netns<'a>(command: &'a mut Command, netns: &NetNs) -> Result<&'a mut C
     Ok(command)
 }
 
-/// Has the kernel kill `command` when the *thread* that starts it ends: start it on a thread that lives as long as it
-/// should. A parent that dies between fork and exec is noticed, too.
+/// Has the kernel kill `command` when the *thread* that starts it ends: start it on a thread that
+/// lives long enough. Also covers a parent that dies between fork and exec.
 pub fn die_with_parent(command: &mut Command) -> &mut Command {
     let parent = rustix::process::getpid();
     // SAFETY: between fork and exec the closure makes two system calls; it neither allocates nor locks.
@@ -41,7 +43,7 @@ pub fn die_with_parent(command: &mut Command) -> &mut Command {
 
 fn die_when_orphaned(parent: Pid) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    // The signal is only sent for deaths after the call above.
+    // The signal is sent only for deaths after the call above.
     if rustix::process::getppid() == Some(parent) {
         Ok(())
     } else {
@@ -49,13 +51,15 @@ fn die_when_orphaned(parent: Pid) -> io::Result<()> {
     }
 }
 
-/// Whether the process behind a pidfd has ended, for which this waits up to `patience`. Signals that come meanwhile change nothing.
-pub fn has_ended(pidfd: impl AsFd, patience: Duration) -> io::Result<bool> {
-    let end = Instant::now() + patience;
+/// Waits up to `timeout` for the end of the process behind a pidfd; returns whether it has ended.
+/// Signals do not shorten the wait.
+pub fn has_ended(pidfd: impl AsFd, timeout: Duration) -> io::Result<bool> {
+    let end = Instant::now() + timeout;
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
-        match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout)) {
+        let poll_timeout =
+            Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&poll_timeout)) {
             Ok(ready) => return Ok(ready > 0),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
@@ -73,11 +77,11 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Waits for what the kernel does a moment later.
+    /// Waits for a condition that the kernel makes true shortly.
     pub(crate) fn eventually(mut is_so: impl FnMut() -> bool) {
         let end = Instant::now() + Duration::from_secs(20);
         while !is_so() {
-            assert!(Instant::now() < end, "it is still not so");
+            assert!(Instant::now() < end, "the condition did not become true");
             std::thread::yield_now();
         }
     }
@@ -96,7 +100,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_end_of_a_process_is_seen_and_not_before() {
+    fn has_ended_reports_the_end_and_not_before() {
         let mut child = Command::new("sh").args(["-c", "read never"]).stdin(Stdio::piped()).spawn().unwrap();
         let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
         let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();

@@ -1,13 +1,13 @@
-//! Random bytes of the kernel's generator: for pauses that keep nodes out of step and for UIDs, which [`random`] makes whatever happens, and for
-//! keys, which [`secret`] makes or refuses to.
+//! Random bytes from the kernel's generator: [`random`] never fails and is for jitter and UIDs;
+//! [`secret`] is for keys and may fail.
 
 use std::io;
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// `N` random bytes on which nothing secret depends. The generator does not fail once it is seeded, which is long before any network; should it, they
-/// are zero.
+/// `N` random bytes for purposes without secrets. The generator does not fail once it is seeded,
+/// which happens long before any network exists; if it does, the bytes are zero.
 pub fn random<const N: usize>() -> [u8; N] {
     secret().unwrap_or([0; N])
 }
@@ -19,7 +19,8 @@ pub fn secret<const N: usize>() -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// Has `give` fill all of `bytes`: it may give them in pieces, and a signal may come between.
+/// Fills all of `bytes` by calling `give`, which may return fewer bytes or be interrupted by a
+/// signal.
 fn fill(mut bytes: &mut [u8], mut give: impl FnMut(&mut [u8]) -> Result<usize, Errno>) -> io::Result<()> {
     while !bytes.is_empty() {
         match give(bytes) {
@@ -43,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_and_signals_do_not_end_it_and_a_failure_does() {
+    fn fill_continues_after_pieces_and_signals_and_stops_at_failures() {
         let mut answers = [Err(Errno::INTR), Ok(2), Err(Errno::INTR), Ok(1)].into_iter();
         let mut bytes = [0; 3];
         let give = |rest: &mut [u8]| {

@@ -1,7 +1,7 @@
-//! Sysctls: values below `/proc/sys`, read and written only when they differ.
+//! Sysctls: values below `/proc/sys`, read, and written if they differ.
 //!
-//! Names are paths with slashes (`net/ipv4/conf/eth0/forwarding`), because an interface's name may hold dots. What is
-//! below `net/` belongs to the calling thread's network namespace.
+//! Names are paths with slashes (`net/ipv4/conf/eth0/forwarding`), because an interface's name may
+//! contain dots. Names below `net/` refer to the calling thread's network namespace.
 
 mod tree;
 
@@ -39,22 +39,23 @@ pub enum SysctlError {
     },
 }
 
-/// The kernel gives whole values up to a page at once.
+/// The kernel returns whole values of up to a page.
 const VALUE_BYTES: usize = 4096;
-/// Longest value repeated in an error.
+/// The longest value that an error repeats.
 const SHOWN_MAX_CHARS: usize = 40;
 
-/// The value, without the newline at its end.
+/// The value without the final newline.
 pub fn read(name: &str) -> Result<String, SysctlError> {
     let below = checked(name)?;
     let text = tree::open(below, OFlags::RDONLY).and_then(whole);
     text.map_err(|source| SysctlError::new("read", "read".to_owned(), name, source))
 }
 
-/// Writes `value` unless the sysctl has it already; says whether it wrote.
+/// Writes `value` unless the sysctl has it already; returns whether it wrote.
 ///
-/// Reading first is not for speed: it lets us run where `/proc/sys` is read-only but already right, and it
-/// keeps the kernel from acting on a write that changes nothing (`forwarding` flushes, `mtu` notifies).
+/// Reading first is not for speed: it allows a read-only `/proc/sys` with the right values, and it
+/// avoids side effects of writes that change nothing (`forwarding` flushes routes, `mtu` sends
+/// notifications).
 pub fn write_if_different(name: &str, value: &str) -> Result<bool, SysctlError> {
     if same(&read(name)?, value) {
         return Ok(false);
@@ -62,11 +63,12 @@ pub fn write_if_different(name: &str, value: &str) -> Result<bool, SysctlError> 
     write(name, value).map(|()| true)
 }
 
-/// Writes `value` without a look at what is there: for what is known to differ, or to do nothing where it does not.
+/// Writes `value` without reading first: for values that are known to differ, or whose repeated
+/// write has no side effect.
 pub fn write(name: &str, value: &str) -> Result<(), SysctlError> {
     let below = checked(name)?;
     let shown: String = value.chars().take(SHOWN_MAX_CHARS).flat_map(char::escape_debug).collect();
-    // No create, no truncate: a missing sysctl must be an error, not an attempt at a new file.
+    // No create, no truncate: a missing sysctl must be an error, not an attempt to create a file.
     let written = tree::open(below, OFlags::WRONLY).and_then(|mut file| file.write_all(value.as_bytes()));
     written.map_err(|source| SysctlError::new("write", format!("write {shown} to"), name, source))
 }
@@ -84,7 +86,6 @@ fn whole(mut file: File) -> io::Result<String> {
 // === impl SysctlError ===
 
 impl SysctlError {
-    /// Whether the kernel has no such sysctl.
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Missing { .. })
     }
@@ -98,12 +99,13 @@ impl SysctlError {
     }
 }
 
-/// Values of several numbers come back joined by tabs, whatever they were written with.
+/// Values of several numbers are read back joined by tabs, whatever separated them when they were
+/// written.
 fn same(a: &str, b: &str) -> bool {
     a.split_whitespace().eq(b.split_whitespace())
 }
 
-/// What follows `/proc/sys/`.
+/// The path below `/proc/sys/`.
 fn checked(name: &str) -> Result<&str, SysctlError> {
     let below = name.strip_prefix("/proc/sys/").unwrap_or(name);
     let sound = |part: &str| {
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_sysctl_is_told_from_a_refused_one() {
+    fn a_missing_sysctl_is_distinguished_from_a_refused_one() {
         let error = read("net/ipv4/conf/no-such-link/forwarding").unwrap_err();
         assert!(error.is_missing());
         assert_eq!(

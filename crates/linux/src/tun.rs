@@ -1,7 +1,9 @@
-//! A TUN device: the packets that the kernel routes into it are read here, and what is written here comes out of it.
+//! A TUN device: packets that the kernel routes into it are read here, and packets written here
+//! enter the kernel from it.
 //!
-//! `overlay::udp` is the only caller. The device lives as long as one of its queues is open. Which offloads the kernel
-//! grants is found by asking for them; what it refuses is left out, down to one plain packet per read and write.
+//! `overlay::udp` is the only caller. The device exists as long as one of its queues is open. The
+//! offloads that the kernel grants are found by requesting them, from the best set down to plain
+//! packets.
 
 mod virtio;
 
@@ -17,24 +19,25 @@ pub use virtio::{Segments, VIRTIO_HEADER_BYTES, VirtioHeader};
 /// A new TUN device.
 #[derive(Debug)]
 pub struct Tun {
-    /// Its name, the kernel's choice if a pattern was asked for.
+    /// The device's name, assigned by the kernel if a pattern was given.
     pub name: IfName,
-    /// What the kernel granted.
+    /// The offloads that the kernel granted.
     pub offloads: TunOffloads,
-    /// Its queues: each flow has one. The device goes when the last is closed.
+    /// The queues; the kernel assigns each flow to one. The device is deleted when the last is
+    /// closed.
     pub queues: Vec<Queue>,
 }
 
-/// What the kernel may leave to the reader of a queue, and what its writer may leave to the kernel.
+/// Work that the kernel may leave to the reader of a queue, and the writer to the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TunOffloads {
-    /// Packets are preceded by a [`VirtioHeader`]. Without it there is nothing of the others.
+    /// Packets are preceded by a [`VirtioHeader`]. All other offloads require it.
     pub header: bool,
     /// Checksums may be missing.
     pub checksum: bool,
-    /// TCP over IPv4 may come as one packet of up to 64 KiB.
+    /// TCP segments over IPv4 may arrive as one packet of up to 64 KiB.
     pub tcp: bool,
-    /// UDP datagrams may come as one packet of up to 64 KiB (Linux 6.2).
+    /// UDP datagrams may arrive as one packet of up to 64 KiB (Linux 6.2).
     pub udp: bool,
 }
 
@@ -42,15 +45,14 @@ pub struct TunOffloads {
 #[derive(Debug)]
 pub struct Queue(OwnedFd);
 
-/// A TUN device that could not be made.
+/// The TUN device could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("create TUN device {pattern}: {step}: {source}")]
 pub struct TunError {
-    /// The name that was asked for.
+    /// The requested name.
     pub pattern: String,
-    /// What of it failed.
+    /// The step that failed.
     pub step: &'static str,
-    /// Why.
     pub source: io::Error,
 }
 
@@ -69,19 +71,19 @@ const OFFLOADS: [(libc::c_uint, TunOffloads); 4] = [
     (TCP, TunOffloads { header: true, checksum: true, tcp: true, udp: false }),
     (libc::TUN_F_CSUM, TunOffloads { header: true, checksum: true, tcp: false, udp: false }),
 ];
-/// -1: what a file without positions wants to be told.
+/// -1, as preadv2(2) requires for files without positions.
 const NO_OFFSET: u64 = u64::MAX;
 const TCP: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
 const ECN: libc::c_uint = libc::TUN_F_TSO_ECN;
-/// The kernel takes both or none.
+/// The kernel accepts both or none.
 const UDP: libc::c_uint = libc::TUN_F_USO4 | libc::TUN_F_USO6;
 
 // === impl Tun ===
 
 impl Tun {
-    /// Makes a device in the calling thread's network namespace. `pattern` is a name, or one with `%d` for a number
-    /// of the kernel's choice. There are `queues` queues, or one where the kernel knows no more. Without `offload` the kernel is asked for nothing
-    /// beyond plain packets.
+    /// Creates a device in the calling thread's network namespace. `pattern` is a name, or one with
+    /// `%d` for a number that the kernel assigns. There are `queues` queues, or one if the kernel
+    /// does not support more. Without `offload`, only plain packets are used.
     pub fn create(pattern: &str, queues: usize, offload: bool) -> Result<Self, TunError> {
         let failed = |step| move |source| TunError { pattern: pattern.to_owned(), step, source };
         let mut wanted = queues.max(1);
@@ -108,18 +110,19 @@ impl Tun {
 // === impl Queue ===
 
 impl Queue {
-    /// Reads one packet with its header, if there is one. More than `buffer` holds is cut off.
+    /// Reads one packet with its header, if there is one. A packet longer than `buffer` is
+    /// truncated.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         let here = &mut [IoSliceMut::new(buffer)];
         match rustix::io::preadv2(&self.0, here, NO_OFFSET, ReadWriteFlags::NOWAIT) {
             Ok(bytes) => Ok(Some(bytes)),
-            // Before 5.11 a TUN cannot tell without waiting: nothing is gathered there.
+            // Before 5.11 a TUN does not support NOWAIT: no further packets are gathered there.
             Err(Errno::AGAIN | Errno::INTR | Errno::OPNOTSUPP) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// The same, but waits for a packet: until there is one, or the device is deleted, which is an error.
+    /// The same, but waits for a packet, or until the device is deleted, which is an error.
     pub fn wait(&self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match rustix::io::read(&self.0, &mut *buffer) {
@@ -129,7 +132,7 @@ impl Queue {
         }
     }
 
-    /// Whether an error of a write says that the device has been deleted, and is not merely down.
+    /// Whether a write error means that the device was deleted, and not only that it is down.
     pub fn is_gone(error: &io::Error) -> bool {
         error.raw_os_error() == Some(libc::EBADFD)
     }
@@ -140,7 +143,7 @@ impl Queue {
         Ok(())
     }
 
-    /// With the header if it is wanted and the kernel knows it.
+    /// With the header, if it is wanted and supported.
     fn attach_best(pattern: &str, header: bool, several: bool) -> io::Result<(Self, String, bool)> {
         if !header {
             return Self::attach(pattern, false, several).map(|(queue, name)| (queue, name, false));
@@ -157,7 +160,8 @@ impl Queue {
         wanted |= if several { libc::IFF_MULTI_QUEUE } else { 0 };
         let mut request = InterfaceRequest::new(pattern, wanted)?;
         let pointer: *mut InterfaceRequest = &mut request;
-        // SAFETY: TUNSETIFF reads and writes a struct ifreq, which InterfaceRequest is in layout and size.
+        // SAFETY: TUNSETIFF reads and writes a struct ifreq, whose layout and size InterfaceRequest
+        // has.
         check(unsafe { libc::ioctl(queue.0.as_raw_fd(), libc::TUNSETIFF, pointer) })?;
         if header {
             queue.set_header_bytes()?;
@@ -172,7 +176,7 @@ impl Queue {
         check(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TUNSETVNETHDRSZ, pointer) })
     }
 
-    /// Asks for the best set of offloads that the kernel grants.
+    /// Requests the best set of offloads that the kernel grants.
     fn offload(&self) -> TunOffloads {
         let granted = |flags: libc::c_uint| {
             // SAFETY: TUNSETOFFLOAD takes a number and no pointer.
@@ -246,7 +250,7 @@ mod tests {
 
     #[test]
     #[ignore = "kernel: TUN devices need root"]
-    fn an_empty_queue_is_not_waited_for() {
+    fn reading_an_empty_queue_does_not_block() {
         NetNs::create_unnamed()
             .unwrap()
             .run_in_thread(|| {

@@ -1,7 +1,9 @@
-//! A UDP socket whose sends the kernel cuts into datagrams (`UDP_SEGMENT`) and whose arrivals it joins (`UDP_GRO`).
+//! A UDP socket with segmentation offload (`UDP_SEGMENT`) for sending and coalescing (`UDP_GRO`)
+//! for receiving.
 //!
-//! `overlay::udp` is the only caller. Both offloads are asked for when the socket is made; a route whose device cannot do
-//! the first says so at the first send, which then goes out datagram by datagram, and so do all that follow.
+//! `overlay::udp` is the only caller. Both offloads are requested when the socket is created. If a
+//! route's device does not support segmentation, the first send fails; then this and all later
+//! sends go out datagram by datagram.
 
 mod inbox;
 
@@ -18,56 +20,56 @@ pub use inbox::{Arrival, Inbox};
 #[derive(Debug)]
 pub struct UdpSocket {
     fd: OwnedFd,
-    /// Until the kernel refuses.
+    /// False once the kernel has refused segmentation.
     segments: AtomicBool,
     joins: bool,
 }
 
-/// Whether several sockets of this process take a port's datagrams together.
+/// Whether several sockets of this process share a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Port {
-    /// Only this one.
+    /// The only socket.
     Alone,
-    /// This is the first: bound as if alone, so that a port that somebody else has is noticed.
+    /// The first socket: bound exclusively, so that a port in use is detected.
     First,
-    /// One behind the first.
+    /// A further socket of the same port.
     Further,
 }
 
-/// Datagrams of one size, in one piece of memory after the other.
+/// Datagrams of equal size to be sent with one call.
 #[derive(Debug, Clone, Copy)]
 pub struct Train<'a> {
     /// The bytes.
     pub pieces: &'a [IoSlice<'a>],
-    /// How many pieces make a datagram.
+    /// How many pieces make one datagram.
     pub pieces_each: usize,
-    /// Bytes of a datagram; the last may have fewer.
+    /// Size of a datagram; the last may be smaller.
     pub datagram_bytes: u16,
 }
 
-/// A socket that could not be made.
+/// The socket could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("open UDP socket {address}: {step}: {source}")]
 pub struct UdpSocketError {
-    /// What it was to be bound to.
+    /// The address to bind.
     pub address: SocketAddrV4,
-    /// What of it failed.
+    /// The step that failed.
     pub step: &'static str,
-    /// Why.
     pub source: io::Error,
 }
 
-/// Datagrams in a train: `UDP_MAX_SEGMENTS` of kernels before 6.9.
+/// Limit of datagrams per call: `UDP_MAX_SEGMENTS` of kernels before 6.9.
 pub const TRAIN_MAX_DATAGRAMS: usize = 64;
-/// Bytes in a train: what an IPv4 packet holds beside its headers.
+/// Limit of bytes per call: the largest UDP payload of an IPv4 packet.
 pub const TRAIN_MAX_BYTES: usize = 65_507;
 
-/// Receive and send buffer: some hundred joined packets of 64 KiB, as the kernel counts.
+/// Size of receive and send buffer: about a hundred coalesced packets of 64 KiB, as the kernel
+/// counts.
 const BUFFER_BYTES: usize = 8 << 20;
 /// Room for one control message of 2 or 4 bytes: `CMSG_SPACE(4)`.
 const CONTROL_BYTES: usize = 24;
 
-/// Aligned as `struct cmsghdr` wants it.
+/// Aligned like `struct cmsghdr`.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 struct Control([u8; CONTROL_BYTES]);
@@ -75,7 +77,8 @@ struct Control([u8; CONTROL_BYTES]);
 // === impl UdpSocket ===
 
 impl UdpSocket {
-    /// Binds a socket in the calling thread's network namespace. Neither sending nor receiving fragments; neither has a deadline.
+    /// Binds a socket in the calling thread's network namespace. It never sends fragments, and its
+    /// calls have no deadline.
     pub fn bind(address: SocketAddrV4, port: Port) -> Result<Self, UdpSocketError> {
         let failed =
             |step| move |source: rustix::io::Errno| UdpSocketError { address, step, source: source.into() };
@@ -91,29 +94,30 @@ impl UdpSocket {
         let whole = sockopt::Ipv4PathMtuDiscovery::DO;
         sockopt::set_ip_mtu_discover(&fd, whole).map_err(failed("IP_MTU_DISCOVER"))?;
         grow_buffers(&fd);
-        // 0 turns segmentation of every send off, which is what it is; only a kernel that lacks it refuses.
+        // 0 means no segmentation, the default; the call fails only on a kernel without this
+        // option.
         let segments = set_udp_option(&fd, libc::UDP_SEGMENT, 0).is_ok();
         let joins = set_udp_option(&fd, libc::UDP_GRO, 1).is_ok();
         Ok(Self { fd, segments: AtomicBool::new(segments), joins })
     }
 
-    /// Whether the kernel cuts what is sent.
+    /// Whether the kernel segments what is sent.
     pub fn segments(&self) -> bool {
         self.segments.load(Ordering::Relaxed)
     }
 
-    /// Whether the kernel joins what arrives.
+    /// Whether the kernel coalesces what arrives.
     pub fn joins(&self) -> bool {
         self.joins
     }
 
-    /// Has the kernel do neither, as one that lacks both.
+    /// Disables both offloads.
     pub fn plain(&mut self) {
         self.segments.store(false, Ordering::Relaxed);
         self.joins = set_udp_option(&self.fd, libc::UDP_GRO, 0).is_err() && self.joins;
     }
 
-    /// Sends the datagrams of a train; waits while the send buffer is full.
+    /// Sends all datagrams; blocks while the send buffer is full.
     pub fn send(&self, to: SocketAddrV4, train: Train<'_>) -> io::Result<()> {
         if train.pieces.len() <= train.pieces_each {
             return self.send_message(to, train.pieces, None);
@@ -127,7 +131,8 @@ impl UdpSocket {
         self.send_singly(to, train)
     }
 
-    /// Datagram by datagram. If that works although the kernel has refused the train, it refuses trains.
+    /// Sends datagram by datagram. If that succeeds after the kernel refused to segment,
+    /// segmentation is disabled.
     fn send_singly(&self, to: SocketAddrV4, train: Train<'_>) -> io::Result<()> {
         for datagram in train.pieces.chunks(train.pieces_each.max(1)) {
             self.send_message(to, datagram, None)?;
@@ -152,7 +157,8 @@ impl UdpSocket {
             message.msg_controllen = CONTROL_BYTES as _;
         }
         loop {
-            // SAFETY: message points to an address, pieces and control bytes that live until the call returns, each with its length.
+            // SAFETY: message points to an address, pieces and control bytes that live until the
+            // call returns, each with its length.
             let sent = unsafe { libc::sendmsg(self.fd.as_raw_fd(), &message, libc::MSG_NOSIGNAL) };
             if sent >= 0 {
                 return Ok(());
@@ -176,7 +182,7 @@ impl AsFd for UdpSocket {
 impl Control {
     const EMPTY: Self = Self([0; CONTROL_BYTES]);
 
-    /// `struct cmsghdr` with a `UDP_SEGMENT` of two bytes; the padding behind it does not count.
+    /// A control message with a `UDP_SEGMENT` of two bytes; the padding after it does not count.
     fn segment(bytes: u16) -> Self {
         let mut control = Self::EMPTY;
         let header = size_of::<libc::cmsghdr>();
@@ -188,7 +194,7 @@ impl Control {
         control
     }
 
-    /// The `UDP_GRO` of what arrived, if the kernel has written one over the zeros.
+    /// The `UDP_GRO` of an arrival, if the kernel has written one over the zeros.
     fn joined(&self) -> Option<u16> {
         let header = size_of::<libc::cmsghdr>();
         let number = |at: usize| self.0.get(at..at + 4)?.try_into().ok().map(i32::from_ne_bytes);
@@ -197,12 +203,13 @@ impl Control {
     }
 }
 
-/// What `sendmsg` answers when it does not segment for this route: no such kernel or device, or no checksum offload.
+/// Errors of `sendmsg` if it cannot segment for this route: no support in kernel or device, or no
+/// checksum offload.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-/// As much as we are allowed; less is slower under bursts and nothing else.
+/// As large as allowed; smaller buffers only make bursts slower.
 fn grow_buffers(fd: &OwnedFd) {
     let _ = sockopt::set_socket_recv_buffer_size_force(fd, BUFFER_BYTES)
         .or_else(|_| sockopt::set_socket_recv_buffer_size(fd, BUFFER_BYTES));
@@ -210,7 +217,7 @@ fn grow_buffers(fd: &OwnedFd) {
         .or_else(|_| sockopt::set_socket_send_buffer_size(fd, BUFFER_BYTES));
 }
 
-/// Options of UDP, which `rustix` lacks.
+/// Sets options of UDP that `rustix` lacks.
 fn set_udp_option(fd: &OwnedFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
     let pointer: *const libc::c_int = &value;
     let len = size_of::<libc::c_int>() as libc::socklen_t;
@@ -242,7 +249,8 @@ mod tests {
         (socket, address)
     }
 
-    /// What `to` receives of `datagrams` datagrams that come as a train of two pieces each.
+    /// Sends datagrams of the given lengths, in two pieces each, with one call; returns what `to`
+    /// receives.
     fn deliver(from: &UdpSocket, to: &UdpSocket, address: SocketAddrV4, lens: &[usize]) -> Vec<Vec<u8>> {
         let sent: Vec<Vec<u8>> = lens.iter().enumerate().map(|(n, len)| vec![n as u8; *len]).collect();
         let pieces: Vec<IoSlice<'_>> =
@@ -264,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_datagrams_of_a_train_arrive_in_order_and_whole() {
+    fn the_datagrams_of_a_batch_arrive_in_order_and_whole() {
         let ((from, _), (to, address)) = (socket(), socket());
         let received = deliver(&from, &to, address, &[1200, 1200, 1200, 700]);
         assert_eq!(received.last().unwrap().len(), 700);
@@ -273,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn they_do_where_the_kernel_has_neither_offload() {
+    fn datagrams_arrive_without_either_offload() {
         let ((mut from, _), (mut to, address)) = (socket(), socket());
         from.plain();
         to.plain();
@@ -282,16 +290,16 @@ mod tests {
     }
 
     #[test]
-    fn a_train_that_the_kernel_refuses_goes_singly_and_so_do_all_that_follow() {
+    fn after_a_refused_batch_all_datagrams_are_sent_singly() {
         let ((from, _), (to, address)) = (socket(), socket());
-        // One more than any kernel's maximum, which has been 128 since 6.9.
+        // More than any kernel's maximum, which has been 128 since 6.9.
         deliver(&from, &to, address, &[20; 200]);
         assert!(!from.segments());
         deliver(&from, &to, address, &[20; 3]);
     }
 
     #[test]
-    fn a_port_that_is_taken_is_refused_and_further_sockets_of_ours_share_it() {
+    fn a_port_in_use_is_refused_and_further_sockets_share_ours() {
         let local = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
         let first = UdpSocket::bind(local, Port::First).unwrap();
         let taken: SocketAddrV4 = rustix::net::getsockname(&first).unwrap().try_into().unwrap();
@@ -320,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_not_waited_for() {
+    fn receive_does_not_block_on_an_empty_socket() {
         let (socket, _) = socket();
         let mut inbox = Inbox::new(2);
         socket.receive(&mut inbox).unwrap();

@@ -1,8 +1,9 @@
-//! Directories that are watched although they may not exist yet, may go, or may be made again: configuration directories and those of plugins.
-//! `runtime` calls this.
+//! Watches directories that may not exist yet, may be removed, or may be created again:
+//! configuration and plugin directories. `runtime` calls this.
 //!
-//! A watch is armed for one wait: whoever woke looks at the directories and arms a new one. So what was removed, made again, or is a
-//! symbolic link elsewhere by now is found by its path, and nothing is to be repaired.
+//! A watch is armed for one wait: after waking, the caller reads the directories and arms a new
+//! watch. Paths are looked up again each time, so directories that were removed, created again or
+//! replaced by a symbolic link need no special handling.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -16,7 +17,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::io::Errno;
 
-/// Directories, watched from now on.
+/// An armed watch on directories.
 #[derive(Debug)]
 pub struct DirWatch {
     inotify: OwnedFd,
@@ -27,27 +28,28 @@ pub struct DirWatch {
 #[derive(Debug)]
 pub struct Call(OwnedFd);
 
-/// Why a wait is over.
+/// The reason why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Woken {
     /// Something in the directories may have changed.
     Changed,
-    /// Somebody called.
+    /// Another thread called.
     Called,
-    /// Nothing happened.
+    /// The limit was reached.
     TimedOut,
 }
 
-/// What one watched directory is watched for.
+/// The entries that matter in one watched directory.
 #[derive(Debug, Default)]
 struct Interest {
-    /// Everything in it.
+    /// All of them.
     all: bool,
-    /// These entries, each the way to a directory.
+    /// These entries, each on the path to a directory.
     names: BTreeSet<OsString>,
 }
 
-/// Files that are complete, gone or moved; symbolic links and hard links only ever make the first of these.
+/// Events for files that are complete, removed or moved; symbolic links and hard links cause only
+/// the first of these.
 const CONTENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::CLOSE_WRITE)
     .union(WatchFlags::MOVED_FROM)
@@ -55,13 +57,13 @@ const CONTENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::DELETE_SELF)
     .union(WatchFlags::MOVE_SELF);
-/// How often a directory may appear between two looks at it before it is left to the caller's next look.
+/// How often a directory may appear during arming before it is left to the caller's next look.
 const TRIES: usize = 8;
 
 // === impl DirWatch ===
 
 impl DirWatch {
-    /// Watches `dirs`; of one that is not there, the nearest parent that is.
+    /// Watches `dirs`; for one that does not exist, its nearest existing parent.
     pub fn arm(dirs: &[PathBuf]) -> io::Result<Self> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         let mut watch = Self { inotify, interests: BTreeMap::new() };
@@ -73,13 +75,14 @@ impl DirWatch {
 
     fn watch(&mut self, dir: &Path) -> io::Result<()> {
         for _ in 0..TRIES {
-            // The way there first: what happens to the directory afterwards is told by one or the other.
-            let found = self.watch_way(dir)?;
+            // The path first: later changes of the directory cause an event of one watch or the
+            // other.
+            let found = self.watch_path_to(dir)?;
             if let Some(interest) = self.add(dir)? {
                 interest.all = true;
                 return Ok(());
             }
-            // If the next step on the way is there by now, it came before it was watched for.
+            // If the next component exists by now, it was created before its parent was watched.
             if found.is_none_or(|next| next.symlink_metadata().is_err()) {
                 return Ok(());
             }
@@ -87,8 +90,9 @@ impl DirWatch {
         Ok(())
     }
 
-    /// Watches the nearest parent that exists for the next step towards `dir`, and says which that is.
-    fn watch_way<'a>(&mut self, dir: &'a Path) -> io::Result<Option<&'a Path>> {
+    /// Watches the nearest existing parent for the next component towards `dir`; returns the path
+    /// of that component.
+    fn watch_path_to<'a>(&mut self, dir: &'a Path) -> io::Result<Option<&'a Path>> {
         let mut next = dir;
         while let (Some(parent), Some(name)) = (next.parent(), next.file_name()) {
             if let Some(interest) = self.add(parent)? {
@@ -100,7 +104,7 @@ impl DirWatch {
         Ok(None)
     }
 
-    /// None where there is no such directory.
+    /// `None` if there is no such directory.
     fn add(&mut self, dir: &Path) -> io::Result<Option<&mut Interest>> {
         match inotify::add_watch(&self.inotify, dir, CONTENTS | WatchFlags::ONLYDIR) {
             Ok(wd) => Ok(Some(self.interests.entry(wd).or_default())),
@@ -109,35 +113,35 @@ impl DirWatch {
         }
     }
 
-    /// Waits for a change, for `call`, or for the end of `limit`.
+    /// Waits for a change, for `call`, or until `limit`.
     pub fn wait(&self, call: &Call, limit: Duration) -> io::Result<Woken> {
         let end = Instant::now() + limit;
         loop {
             let left = end.saturating_duration_since(Instant::now());
             match wait_for(&[call.0.as_fd(), self.inotify.as_fd()], left)? {
                 Some(0) => return Ok(Woken::Called),
-                Some(_) if self.concerned()? => return Ok(Woken::Changed),
+                Some(_) if self.any_relevant()? => return Ok(Woken::Changed),
                 Some(_) => {}
                 None => return Ok(Woken::TimedOut),
             }
         }
     }
 
-    /// Reads what happened; true when any of it is of interest.
-    fn concerned(&self) -> io::Result<bool> {
+    /// Reads pending events; true if any of them matters.
+    fn any_relevant(&self) -> io::Result<bool> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
-        let mut concerned = false;
+        let mut any_relevant = false;
         loop {
             match reader.next() {
                 Ok(event) => {
-                    // Events that were lost may have been anything.
+                    // Lost events may have been of any kind.
                     let lost = event.events().contains(ReadFlags::QUEUE_OVERFLOW);
                     let name = event.file_name().map(|name| name.to_bytes());
                     let interest = self.interests.get(&event.wd());
-                    concerned |= lost || interest.is_some_and(|interest| interest.covers(name));
+                    any_relevant |= lost || interest.is_some_and(|interest| interest.covers(name));
                 }
-                Err(Errno::AGAIN) => return Ok(concerned),
+                Err(Errno::AGAIN) => return Ok(any_relevant),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -145,7 +149,7 @@ impl DirWatch {
     }
 }
 
-/// Waits for one of `fds` to be readable: the first that is. None at the end of `limit`.
+/// Waits until one of `fds` is readable, and returns the first that is; `None` after `limit`.
 fn wait_for(fds: &[BorrowedFd<'_>], limit: Duration) -> io::Result<Option<usize>> {
     let end = Instant::now() + limit;
     loop {
@@ -167,31 +171,31 @@ fn wait_for(fds: &[BorrowedFd<'_>], limit: Duration) -> io::Result<Option<usize>
 // === impl Call ===
 
 impl Call {
-    /// Nobody has called yet.
+    /// A handle that was not called yet.
     pub fn new() -> io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Ends every wait, now and from now on.
+    /// Ends every wait, current and future ones.
     pub fn call(&self) {
-        // It can only fail when so many have called that the number is full.
+        // Fails only if the counter is full, that is, after very many calls.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// What was called so far ends no wait that begins now.
+    /// Resets the handle: earlier calls do not end waits that begin now.
     pub fn hush(&self) {
-        // Where nobody has called there is nothing to read.
+        // Fails if there was no call.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 
-    /// Waits without a directory; true when somebody has called.
+    /// Waits without a directory; true if there was a call.
     pub fn wait(&self, limit: Duration) -> io::Result<bool> {
         Ok(wait_for(&[self.0.as_fd()], limit)?.is_some())
     }
 }
 
 impl AsFd for Call {
-    /// Readable once somebody has called.
+    /// Readable once there was a call.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -200,7 +204,7 @@ impl AsFd for Call {
 // === impl Interest ===
 
 impl Interest {
-    /// Without a name it is the directory itself that something happened to.
+    /// An event without a name concerns the directory itself.
     fn covers(&self, name: Option<&[u8]>) -> bool {
         self.all || name.is_none_or(|name| self.names.iter().any(|it| it.as_encoded_bytes() == name))
     }
@@ -220,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_heard_until_it_is_hushed() {
+    fn a_call_counts_until_it_is_reset() {
         let call = Call::new().unwrap();
         call.hush();
         for _ in 0..2 {
@@ -239,7 +243,11 @@ mod tests {
         let arm = || DirWatch::arm(std::slice::from_ref(&dir)).unwrap();
         let watch = arm();
         fs::create_dir(root.path().join("other")).unwrap();
-        assert_eq!(woken(&watch, Duration::ZERO), Woken::TimedOut, "another entry of the parent is no news");
+        assert_eq!(
+            woken(&watch, Duration::ZERO),
+            Woken::TimedOut,
+            "another entry of the parent does not matter"
+        );
         fs::create_dir(root.path().join("a")).unwrap();
         assert_eq!(woken(&watch, LIMIT), Woken::Changed);
         let watch = arm();
@@ -252,7 +260,8 @@ mod tests {
 
     #[test]
     fn removal_renaming_links_and_files_moved_in_are_changes_and_reading_is_none() {
-        // cni-runtime.md section 0 item 7: containerd hears of neither links nor files moved in
+        // cni-runtime.md section 0 item 7: containerd notices neither links nor files that are
+        // moved in.
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("net.d");
         fs::create_dir(&dir).unwrap();
@@ -277,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn one_directory_watched_for_itself_and_for_an_entry_tells_of_everything() {
+    fn a_directory_watched_for_itself_and_for_an_entry_reports_everything() {
         let root = tempfile::tempdir().unwrap();
         let dirs = [root.path().join("sub"), root.path().to_owned(), root.path().join("sub2")];
         let watch = DirWatch::arm(&dirs).unwrap();

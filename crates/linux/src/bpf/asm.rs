@@ -1,8 +1,10 @@
-//! A small assembler: instructions by name, jumps to labels, the kernel's 8 bytes each (linux/bpf.h, linux/bpf_common.h).
+//! A small assembler: instructions by name, jumps to labels, encoded in the kernel's 8 bytes each
+//! (linux/bpf.h, linux/bpf_common.h).
 
 use std::collections::BTreeMap;
 
-/// A register. R0 has what a call returns, R1 to R5 are its arguments and lost by it, R6 to R9 stay, R10 is the end of the stack.
+/// A register. R0 has the result of a call, R1 to R5 are its arguments and are clobbered by it, R6
+/// to R9 are preserved, R10 is the frame pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "the type says it")]
@@ -17,7 +19,7 @@ pub enum Reg {
     R10 = 10,
 }
 
-/// How much is read or written.
+/// The width of a memory access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Size {
     /// One byte.
@@ -33,11 +35,11 @@ pub enum Size {
 pub enum Source {
     /// A register.
     Reg(Reg),
-    /// A number; it is extended to 64 bits with its sign.
+    /// A number, sign-extended to 64 bits.
     Value(i32),
 }
 
-/// A place in a program that others jump to.
+/// A position in a program that jumps refer to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Label(pub u8);
 
@@ -52,7 +54,7 @@ pub enum Insn {
     And(Reg, i32),
     /// `to |= value`, of 64 bits
     Or(Reg, i32),
-    /// The low four bytes of a register, which are in network order, in the machine's, and the other way around.
+    /// Converts the low four bytes of a register between network and machine byte order.
     NetworkWord(Reg),
     /// `to = memory`
     Load(Size, Reg, Reg, i16),
@@ -60,15 +62,15 @@ pub enum Insn {
     Store(Size, Reg, i16, Reg),
     /// `memory = number`
     StoreValue(Size, Reg, i16, i32),
-    /// Goes to the label where the register is not the number.
+    /// Jumps to the label if the register is not equal to the number.
     JumpUnless(Reg, i32, Label),
-    /// Goes to the label where register and number have no bit in common.
+    /// Jumps to the label if register and number have no bit in common.
     JumpUnlessBits(Reg, i32, Label),
-    /// One of the kernel's helpers.
+    /// Calls one of the kernel's helpers.
     Call(i32),
     /// Returns R0.
     Exit,
-    /// Where a label is: no instruction.
+    /// The position of a label; no instruction.
     At(Label),
 }
 
@@ -89,7 +91,7 @@ const JUMP: u8 = 0x05;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 
-/// The program as the kernel wants it; none where a jump has no label, or one too far away.
+/// The encoded program; `None` if a jump has no label, or one that is too far away.
 pub fn assemble(program: &[Insn]) -> Option<Vec<u64>> {
     let mut labels = BTreeMap::new();
     let mut position = 0_i32;
@@ -109,7 +111,7 @@ pub fn assemble(program: &[Insn]) -> Option<Vec<u64>> {
                 code.push(encode(JNE_K, *register as u8, 0, to(label, 1)?, *value));
             }
             Insn::JumpUnlessBits(register, value, label) => {
-                // There is no such jump: over the next one where a bit is set.
+                // There is no such instruction: jump over the next one if a bit is set.
                 code.push(encode(JSET_K, *register as u8, 0, 1, *value));
                 code.push(encode(JUMP, 0, 0, to(label, 2)?, 0));
             }
@@ -137,7 +139,7 @@ impl Insn {
         }
     }
 
-    /// Those that need no label.
+    /// Encodes instructions that need no label.
     fn encode(&self) -> u64 {
         match *self {
             Self::Move(to, Source::Value(value)) => encode(MOV64, to as u8, 0, 0, value),
@@ -183,7 +185,7 @@ mod tests {
 
     #[test]
     fn instructions_are_the_kernels_bytes() {
-        // As `llvm-mc -triple=bpf -show-encoding` has them, on a little-endian machine.
+        // As printed by `llvm-mc -triple=bpf -show-encoding` on a little-endian machine.
         let bytes = |insn: Insn| assemble(&[insn]).unwrap()[0].to_le_bytes();
         if cfg!(target_endian = "little") {
             assert_eq!(bytes(Insn::Move(Reg::R0, Source::Value(2))), [0xb7, 0, 0, 0, 2, 0, 0, 0]);

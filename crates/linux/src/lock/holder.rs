@@ -1,9 +1,10 @@
-//! Who has a lock, as the kernel lists it: for people who wait.
+//! The holder of a lock, from the kernel's list, for messages to operators.
 
 use std::fmt;
 use std::path::Path;
 
-/// The process that has a lock, as far as that can be seen: not one of another PID namespace, and on some file systems none.
+/// The process that holds a lock, as far as it is visible: processes of other PID namespaces are
+/// not, and some file systems report none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder(Option<Process>);
 
@@ -13,13 +14,13 @@ struct Process {
     name: String,
 }
 
-/// Every lock of every file (proc_locks(5)).
+/// All file locks of the machine (proc_locks(5)).
 const LOCKS: &str = "/proc/locks";
 
 // === impl Holder ===
 
 impl Holder {
-    /// Whoever has the file of this path locked.
+    /// The holder of the lock on the file at `path`.
     pub fn of(path: &Path) -> Self {
         Self(find(path).map(|pid| Process { pid, name: name(pid) }))
     }
@@ -37,18 +38,19 @@ impl fmt::Display for Holder {
 fn find(path: &Path) -> Option<u32> {
     let file = rustix::fs::stat(path).ok()?;
     let (major, minor) = (rustix::fs::major(file.st_dev), rustix::fs::minor(file.st_dev));
-    let place = format!("{major:02x}:{minor:02x}:{}", file.st_ino);
-    of_place(&std::fs::read_to_string(LOCKS).ok()?, &place)
+    let inode = format!("{major:02x}:{minor:02x}:{}", file.st_ino);
+    pid_of_inode(&std::fs::read_to_string(LOCKS).ok()?, &inode)
 }
 
-/// As in `1: FLOCK  ADVISORY  WRITE 707 00:16:1043 0 EOF`. Who waits has an arrow for its kind.
-fn of_place(locks: &str, place: &str) -> Option<u32> {
+/// Parses lines such as `1: FLOCK  ADVISORY  WRITE 707 00:16:1043 0 EOF`. Waiters have an arrow
+/// before the kind.
+fn pid_of_inode(locks: &str, inode: &str) -> Option<u32> {
     let mut lines = locks.lines().map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>());
-    let line = lines.find(|words| words.first() == Some(&"FLOCK") && words.get(4) == Some(&place))?;
+    let line = lines.find(|words| words.first() == Some(&"FLOCK") && words.get(4) == Some(&inode))?;
     line.get(3)?.parse().ok().filter(|pid| *pid > 0)
 }
 
-/// A process may have named itself anything.
+/// Replaces control characters, because a process can choose any name.
 fn name(pid: u32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     name.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect()
@@ -60,7 +62,7 @@ mod tests {
     use crate::FileLock;
 
     #[test]
-    fn who_has_a_lock_is_named() {
+    fn the_holder_of_a_lock_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("l");
         let held = FileLock::try_exclusive(&path).unwrap().unwrap();
@@ -73,12 +75,12 @@ mod tests {
     }
 
     #[test]
-    fn only_who_has_it_counts_and_neither_who_waits_nor_who_cannot_be_seen() {
+    fn only_holders_count_and_neither_waiters_nor_invisible_processes() {
         let locks = "1: -> FLOCK  ADVISORY  WRITE 5 00:16:1043 0 EOF\n\
                      2: POSIX  ADVISORY  WRITE 6 00:16:1043 0 EOF\n\
                      3: FLOCK  ADVISORY  WRITE 7 00:16:1043 0 EOF\n\
                      4: FLOCK  ADVISORY  WRITE 0 00:16:1044 0 EOF\n5: FLOCK\n";
-        let of = |place| of_place(locks, place);
+        let of = |inode| pid_of_inode(locks, inode);
         assert_eq!((of("00:16:1043"), of("00:16:1044"), of("00:16:1")), (Some(7), None, None));
     }
 }

@@ -1,22 +1,25 @@
-//! Pages of the executable and its libraries that are mapped and not used; [`super`] says for whom.
+//! Unmaps unused pages of the executable and its libraries; [`super`] says for which programs.
 
 use std::ops::Range;
 
-/// Unmaps the code and constants of the executable and its libraries, of which a start needs most and an idle daemon little. Whatever is used again the kernel
-/// maps again from its cache, 16 pages at a time; what is not is the first to go when memory is short, which code that is mapped is not. Pages that somebody
-/// has written into, as debuggers and probes do, stay.
+/// Unmaps code and constants of the executable and its libraries, most of which are needed only
+/// during the start. The kernel maps pages that are used again from its page cache, 16 pages at a
+/// time; unmapped pages are reclaimed first when memory is short, while mapped code is not.
+/// Modified pages, as debuggers and probes make them, stay.
 pub fn unmap_code() {
-    /// Called for each object, which is not unloaded meanwhile.
+    /// Called for each loaded object; the object cannot be unloaded meanwhile.
     unsafe extern "C" fn each(
         object: *mut libc::dl_phdr_info,
         _size: libc::size_t,
         smaps: *mut libc::c_void,
     ) -> libc::c_int {
-        // SAFETY: the caller is `dl_iterate_phdr`, whose objects are what it says, and `smaps` is what it was given.
+        // SAFETY: `dl_iterate_phdr` passes valid objects, and `smaps` is the pointer that it was
+        // given below.
         let (object, smaps) = unsafe { (&*object, &*smaps.cast::<String>()) };
         for pages in untouched(smaps, &constant_segments(object)) {
-            // SAFETY: these are pages of a file that stays mapped there as long as the object is loaded. Nothing of ours writes into them, so that what a page is
-            // when it is mapped again is what it was.
+            // SAFETY: these are pages of a file that stays mapped there as long as the object is
+            // loaded. They are never written, so their contents are the same when they are mapped
+            // again.
             unsafe {
                 libc::madvise(pages.start as *mut libc::c_void, pages.len(), libc::MADV_DONTNEED);
             }
@@ -24,20 +27,21 @@ pub fn unmap_code() {
         0
     }
     let Ok(mut smaps) = std::fs::read_to_string("/proc/self/smaps") else { return };
-    // SAFETY: `each` takes `smaps` for what it is, and nobody else has it meanwhile.
+    // SAFETY: `each` casts `smaps` back to its type, and there is no other reference to it
+    // meanwhile.
     unsafe {
         libc::dl_iterate_phdr(Some(each), (&raw mut smaps).cast());
     }
 }
 
-/// How much of files the process has mapped and in memory; none where that cannot be told.
+/// Resident memory that is mapped from files, in bytes; `None` if it cannot be read.
 pub fn mapped_file_bytes() -> Option<usize> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: usize = statm.split(' ').nth(2)?.parse().ok()?;
     Some(pages * rustix::param::page_size())
 }
 
-/// Where an object is mapped so that it cannot be written, not even by the loader.
+/// The address ranges of an object that are never writable, not even for the loader.
 fn constant_segments(object: &libc::dl_phdr_info) -> Vec<Range<usize>> {
     // SAFETY: an object has as many headers as it says.
     let headers = unsafe { std::slice::from_raw_parts(object.dlpi_phdr, usize::from(object.dlpi_phnum)) };
@@ -50,7 +54,7 @@ fn constant_segments(object: &libc::dl_phdr_info) -> Vec<Range<usize>> {
     pages.collect()
 }
 
-/// The mappings within `segments` that have no page of the process's own, in memory or in swap.
+/// The mappings within `segments` that have no private page, neither in memory nor in swap.
 fn untouched(smaps: &str, segments: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let mut current = None;
@@ -67,7 +71,7 @@ fn untouched(smaps: &str, segments: &[Range<usize>]) -> Vec<Range<usize>> {
     found
 }
 
-/// The range of a mapping's first line that says that it is of a file, private, and cannot be written.
+/// The range of a mapping, from its first line, if it is a private and read-only mapping of a file.
 fn mapping(line: &str) -> Option<Range<usize>> {
     let mut words = line.split(' ');
     let (begin, end) = words.next()?.split_once('-')?;
@@ -82,7 +86,8 @@ fn mapping(line: &str) -> Option<Range<usize>> {
 mod tests {
     use super::*;
 
-    /// Two mappings of the code, of which one has a breakpoint; constants that were relocated, data, a library of which somebody's page is in swap, and the kernel's own.
+    /// Two mappings of the code, one with a breakpoint; relocated constants, data, a library with a
+    /// modified page in swap, and the kernel's own mapping.
     const SMAPS: &str = "1000-3000 r-xp 00001000 fe:00 7 /usr/bin/russet\nRss: 8 kB\nAnonymous:             0 kB\nSwap: 0 kB\nVmFlags: rd ex\n\
         3000-4000 r-xp 00003000 fe:00 7 /usr/bin/russet\nRss: 4 kB\nAnonymous:             4 kB\nSwap: 0 kB\nVmFlags: rd ex\n\
         4000-5000 r--p 00004000 fe:00 7 /usr/bin/russet\nAnonymous:             4 kB\nSwap: 0 kB\n\
@@ -92,7 +97,7 @@ mod tests {
         b000-c000 r-xp 00000000 00:00 0 [vdso]\nAnonymous:             0 kB\nSwap: 0 kB\n";
 
     #[test]
-    fn code_that_somebody_has_written_into_stays_and_so_does_what_is_not_the_executables() {
+    fn modified_code_and_mappings_outside_the_segments_stay() {
         let code = std::slice::from_ref(&(0x1000..0x3000));
         assert_eq!(untouched(SMAPS, &[0x1000..0x4000, 0x4000..0x5000]), code);
         assert_eq!(untouched(SMAPS, &[0x1000..0x6000, 0x9000..0xc000]), [0x1000..0x3000, 0x9000..0xa000]);
@@ -101,10 +106,10 @@ mod tests {
     }
 
     #[test]
-    fn unmapped_code_goes_and_is_there_again_when_it_is_called() {
-        // No other test runs in the child, and maps what is measured.
+    fn unmapped_code_is_mapped_again_when_it_is_called() {
+        // In a child process, so that no other test maps files during the measurement.
         const CHILD: &str = "RUSSET_TEST_CODE";
-        const NAME: &str = "memory::code::tests::unmapped_code_goes_and_is_there_again_when_it_is_called";
+        const NAME: &str = "memory::code::tests::unmapped_code_is_mapped_again_when_it_is_called";
         if std::env::var_os(CHILD).is_some() {
             let before = mapped_file_bytes().unwrap();
             unmap_code();
@@ -114,7 +119,7 @@ mod tests {
         }
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         let output = child.args(["--exact", NAME, "--test-threads", "1"]).env(CHILD, "").output().unwrap();
-        let told = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && told.contains("1 passed"), "{told}");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && printed.contains("1 passed"), "{printed}");
     }
 }

@@ -1,6 +1,7 @@
-//! Named namespaces, as `ip netns` keeps them: a bind mount at `/run/netns/NAME`.
+//! Named namespaces in the layout of `ip netns`: a bind mount at `/run/netns/NAME`.
 //!
-//! The demo, `sandbox` and the test kit create them; `ip netns list`, `exec` and `del` work on what is made here.
+//! The demo, `sandbox` and the test kit create them; `ip netns list`, `exec` and `del` work on
+//! them.
 
 use std::path::{Path, PathBuf};
 
@@ -10,21 +11,22 @@ use rustix::mount::{MountPropagationFlags, UnmountFlags};
 
 use super::{NetNs, NetNsError, OWN, on_new_thread, unshare_net};
 
-/// Where `ip netns` looks.
+/// The directory of `ip netns`.
 const DIR: &str = "/run/netns";
-/// A file name's limit on every file system that matters.
+/// The limit for file names on common file systems.
 const NAME_MAX_BYTES: usize = 255;
 
 // === impl NetNs ===
 
 impl NetNs {
-    /// Creates `/run/netns/NAME`, as `ip netns add` does; its loopback is down, as there.
+    /// Creates `/run/netns/NAME` like `ip netns add`; its loopback is down.
     pub fn create_named(name: &str) -> Result<Self, NetNsError> {
         Self::create_named_in(Path::new(DIR), name)
     }
 
-    /// Removes `/run/netns/NAME`, as `ip netns del` does: the namespace itself lives on while somebody holds it.
-    /// False when there was none, so that taking down twice is no error.
+    /// Removes `/run/netns/NAME` like `ip netns del`: the namespace itself remains while a process
+    /// or handle refers to it. Returns false if there was none, so that a second removal is no
+    /// error.
     pub fn delete_named(name: &str) -> Result<bool, NetNsError> {
         Self::delete_named_in(Path::new(DIR), name)
     }
@@ -34,8 +36,8 @@ impl NetNs {
         Self::open(checked(Path::new(DIR), name)?)
     }
 
-    /// [`create_named`](Self::create_named) below another directory (`--root`, or a user namespace where
-    /// `/run` cannot be written).
+    /// [`create_named`](Self::create_named) below another directory (`--root`, or in a user
+    /// namespace that cannot write `/run`).
     pub fn create_named_in(dir: &Path, name: &str) -> Result<Self, NetNsError> {
         named_in(dir, name, |path| {
             on_new_thread(|| {
@@ -60,7 +62,7 @@ impl NetNs {
     pub fn delete_named_in(dir: &Path, name: &str) -> Result<bool, NetNsError> {
         let path = checked(dir, name)?;
         match rustix::mount::unmount(&path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
-            // INVAL: a file that is no mount point, left by a creation that was killed half-way.
+            // INVAL: the file is no mount point; a creation that was killed left it.
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
             Err(errno) => return Err(NetNsError::io("unmount network namespace", &path, errno)),
         }
@@ -72,7 +74,7 @@ impl NetNs {
     }
 }
 
-/// Makes the file of a new name and has `mount` mount a namespace there.
+/// Creates the file of a new name and has `mount` mount a namespace on it.
 fn named_in(
     dir: &Path,
     name: &str,
@@ -88,7 +90,7 @@ fn named_in(
     }
     let made = mount(&path);
     if made.is_err() {
-        // Nothing was in it yet, and the error that matters is the first one.
+        // The namespace is still empty, and only the first error matters.
         let _ = NetNs::delete_named_in(dir, name);
     }
     made
@@ -105,8 +107,9 @@ fn checked(dir: &Path, name: &str) -> Result<PathBuf, NetNsError> {
     Err(NetNsError::Name { name: name.chars().take(80).collect(), rule })
 }
 
-/// Makes `dir` a shared mount, so that a name made or deleted in one mount namespace is so in all of them; otherwise
-/// a container's copy of the mount would keep the namespace alive. The lock is the one `ip netns` takes.
+/// Makes `dir` a shared mount, so that names are created and deleted in all mount namespaces;
+/// otherwise a container's copy of the mount would keep a namespace alive. The lock is the one that
+/// `ip netns` takes.
 fn prepare(dir: &Path) -> Result<(), NetNsError> {
     let io = |operation| move |errno| NetNsError::io(operation, dir, errno);
     std::fs::create_dir_all(dir).map_err(|source| NetNsError::Io {
@@ -123,8 +126,8 @@ fn prepare(dir: &Path) -> Result<(), NetNsError> {
         Err(Errno::INVAL) => {}
         other => return other.map_err(io("share mount")),
     }
-    // Not a mount point yet. Recursive: in a user namespace the mounts below are locked, and a bind mount that left
-    // them out is refused.
+    // Not a mount point yet. Recursive, because in a user namespace the mounts below are locked,
+    // and a bind mount without them is refused.
     rustix::mount::mount_bind_recursive(dir, dir).map_err(io("bind mount"))?;
     share().map_err(io("share mount"))
 }
@@ -141,11 +144,12 @@ mod tests {
         }
     }
 
-    /// In a mount namespace of its own, so that no mount is left on the host.
+    /// Runs `body` in a new mount namespace, so that no mount is left on the host.
     fn in_new_mount_namespace(body: impl FnOnce() + Send) {
         std::thread::scope(|scope| {
             let run = move || {
-                // SAFETY: NEWNS changes which mounts the thread sees, no memory and no file descriptor.
+                // SAFETY: NEWNS changes the thread's mount namespace, neither memory nor file
+                // descriptors.
                 unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }.unwrap();
                 let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
                 rustix::mount::mount_change("/", private).unwrap();

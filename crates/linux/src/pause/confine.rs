@@ -1,14 +1,16 @@
-//! What the pause process gives up before it executes, as containerd's does: all capabilities, the way to any (no_new_privs), and every system call but
-//! those that it makes. It runs between `clone` and `execveat` in a child that shares its parent's memory, so it makes system calls and nothing else.
+//! Confines the pause process before it executes, like containerd's: drops all capabilities, sets
+//! no_new_privs, and filters all system calls except its own. It runs between `clone` and
+//! `execveat` in a child that shares its parent's memory, so it makes system calls only.
 
 use std::ffi::{c_int, c_long};
 
 /// Of linux/capability.h: two sets of 32 bits.
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
-/// More than any kernel has; the first that it does not know ends the loop.
+/// More than any kernel has; the first unknown number ends the loop.
 const CAPABILITIES_END: c_int = 64;
 
-/// What the program calls (`program.rs`), what starts it, and what the kernel calls in its name around signals.
+/// The system calls of the program (`program.rs`), of its start, and those that the kernel makes in
+/// its name around signals.
 #[cfg(target_arch = "x86_64")]
 const ALLOWED: [c_long; 9] = [
     libc::SYS_execveat,
@@ -33,7 +35,8 @@ const ALLOWED: [c_long; 9] = [
     libc::SYS_rt_sigreturn,
     libc::SYS_restart_syscall,
 ];
-/// `AUDIT_ARCH_X86_64` and `AUDIT_ARCH_AARCH64` of linux/audit.h: the number of a call means another one in another architecture.
+/// `AUDIT_ARCH_X86_64` and `AUDIT_ARCH_AARCH64` of linux/audit.h: system call numbers depend on the
+/// architecture.
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
@@ -43,15 +46,16 @@ const ARCHITECTURE: u32 = 0xc000_00b7;
 const LOAD: u16 = 0x20;
 const JUMP_IF_EQUAL: u16 = 0x15;
 const RETURN: u16 = 0x06;
-/// Where `struct seccomp_data` has the number and the architecture.
+/// Offsets of the system call number and the architecture in `struct seccomp_data`.
 const NUMBER_OFFSET: u32 = 0;
 const ARCHITECTURE_OFFSET: u32 = 4;
-/// A load and a jump for the architecture, a load of the number; and two answers at the end.
+/// A load and a jump for the architecture, a load of the number, a jump for each allowed call, and
+/// two results.
 const INSTRUCTIONS: usize = 3 + ALLOWED.len() + 2;
 
 static FILTER: [libc::sock_filter; INSTRUCTIONS] = filter();
 
-/// As linux/capability.h has them; libc has neither.
+/// From linux/capability.h; libc has neither.
 #[repr(C)]
 struct CapabilityHeader {
     version: u32,
@@ -66,11 +70,13 @@ struct CapabilitySet {
     inheritable: u32,
 }
 
-/// Gives everything up for the calling thread. False: errno says why not.
+/// Drops all privileges of the calling thread. On false, errno has the reason.
 pub(super) fn confine() -> bool {
-    // SAFETY: system calls with numbers, and pointers to what is live until they return. Each changes the calling thread alone.
+    // SAFETY: system calls with numbers, and pointers to data that is live until they return. Each
+    // affects the calling thread only.
     unsafe {
-        // Who may not take from it has little in it; no_new_privs keeps the rest out of reach.
+        // Without the right to drop from the bounding set, the set contains little; no_new_privs
+        // makes the rest unreachable.
         let mut capability = 0;
         while capability < CAPABILITIES_END && libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) == 0 {
             capability += 1;
@@ -84,24 +90,25 @@ pub(super) fn confine() -> bool {
         }
         let program = libc::sock_fprog { len: INSTRUCTIONS as u16, filter: FILTER.as_ptr().cast_mut() };
         let mode = libc::SECCOMP_SET_MODE_FILTER;
-        // EINVAL: a kernel that was built without filters. containerd goes on without one there, too.
+        // EINVAL means a kernel without seccomp filters. containerd continues without a filter
+        // there, too.
         libc::syscall(libc::SYS_seccomp, mode, 0, &raw const program) == 0
             || *libc::__errno_location() == libc::EINVAL
     }
 }
 
-/// Other calls fail with EPERM, as in the profile of containerd.
+/// Other calls fail with EPERM, as in containerd's profile.
 const fn filter() -> [libc::sock_filter; INSTRUCTIONS] {
     let allow = libc::SECCOMP_RET_ALLOW;
     let mut filter = [instruction(RETURN, allow, 0, 0); INSTRUCTIONS];
     let count = ALLOWED.len() as u8;
     filter[0] = instruction(LOAD, ARCHITECTURE_OFFSET, 0, 0);
-    // Over the number's load and jumps.
+    // Jump over the load of the number and its jumps.
     filter[1] = instruction(JUMP_IF_EQUAL, ARCHITECTURE, 0, count + 1);
     filter[2] = instruction(LOAD, NUMBER_OFFSET, 0, 0);
     let mut index = 0;
     while index < count {
-        // Over the jumps that follow and the refusal.
+        // Jump over the following jumps and the refusal.
         filter[3 + index as usize] =
             instruction(JUMP_IF_EQUAL, ALLOWED[index as usize] as u32, count - index, 0);
         index += 1;
@@ -121,11 +128,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_that_the_program_does_not_make_are_refused() {
+    fn system_calls_outside_the_filter_are_refused() {
         // SAFETY: the child makes system calls only, and ends.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            // SAFETY: the same.
+            // SAFETY: as above.
             unsafe {
                 let refused = confine()
                     && libc::syscall(libc::SYS_getppid) == -1

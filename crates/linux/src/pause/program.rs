@@ -1,5 +1,5 @@
-//! The executable of the pause process: an ELF header around a few instructions, in a sealed file in memory, so that neither an image nor a file system
-//! that allows execution is needed.
+//! The executable of the pause process: ELF headers and a few instructions in a sealed memfd, so
+//! that neither an image nor a file system that allows execution is needed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -104,18 +104,19 @@ const MACHINE: u16 = 62;
 #[cfg(target_arch = "aarch64")]
 const MACHINE: u16 = 183;
 
-/// Where the file is mapped: far from zero, below everything that the kernel places.
+/// The load address: far from zero, below everything that the kernel maps.
 const BASE: u64 = 0x40_0000;
-/// Of the ELF header, and of each of the two program headers (elf(5)).
+/// Sizes of the ELF header and of each of the two program headers (elf(5)).
 const HEADER_BYTES: u16 = 64;
 const PROGRAM_HEADER_BYTES: u16 = 56;
 const PROGRAM_HEADERS: u16 = 2;
-/// Larger than any page of these machines.
+/// Larger than any page size of these machines.
 const ALIGNMENT: u64 = 0x1_0000;
-/// `MFD_EXEC` of linux/memfd.h, since 6.3; older kernels allow execution anyway, and refuse flags that they do not know.
+/// `MFD_EXEC` of linux/memfd.h, since 6.3; older kernels allow execution anyway, and refuse unknown
+/// flags.
 const MFD_EXEC: MemfdFlags = MemfdFlags::from_bits_retain(0x10);
 
-/// The executable, made once a process.
+/// The executable, created once per process.
 pub(super) fn executable() -> io::Result<BorrowedFd<'static>> {
     static MADE: OnceLock<OwnedFd> = OnceLock::new();
     if let Some(made) = MADE.get() {
@@ -145,15 +146,16 @@ fn make() -> io::Result<OwnedFd> {
 fn code() -> &'static [u8] {
     let (begin, end) = (&raw const russet_pause_begin, &raw const russet_pause_end);
     let length = end.addr() - begin.addr();
-    // SAFETY: the assembler puts both labels around the same bytes of a section that is never written.
+    // SAFETY: the assembler places both labels around the same bytes of a section that is never
+    // written.
     unsafe { std::slice::from_raw_parts(begin, length) }
 }
 
-/// The headers and the code behind them: one segment, read and executed, and a stack that is not executed.
+/// The headers followed by the code: one read-and-execute segment, and a non-executable stack.
 fn image(code: &[u8]) -> Vec<u8> {
     let start = u64::from(HEADER_BYTES + PROGRAM_HEADER_BYTES * PROGRAM_HEADERS);
     let length = start + code.len() as u64;
-    // ELF, 64 bits, little-endian, version 1, no particular system.
+    // ELF, 64 bits, little-endian, version 1, System V ABI.
     let mut image = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     for half in [2_u16, MACHINE] {
         image.extend(half.to_le_bytes());

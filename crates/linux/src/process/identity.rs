@@ -1,4 +1,4 @@
-//! Which process it is: its number together with when it was started, since the kernel gives numbers again.
+//! The identity of a process: its PID together with its start time, because the kernel reuses PIDs.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,27 +9,27 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_se
 
 use super::has_ended;
 
-/// A process of this boot. Two are the same exactly when they are equal.
+/// A process of this boot. Two values are equal exactly if they are the same process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// Its number in the caller's PID namespace.
+    /// The PID in the caller's PID namespace.
     pub pid: u32,
-    /// When it was started, in clock ticks since the boot (field 22 of proc_pid_stat(5)).
+    /// The start time in clock ticks since the boot (field 22 of proc_pid_stat(5)).
     pub started_ticks: u64,
 }
 
-/// Fields of `/proc/PID/stat` behind the name, counted from the state.
+/// The index of the start time in `/proc/PID/stat`, counted from the state after the name.
 const STARTED_FIELD: usize = 19;
 
 // === impl Identity ===
 
 impl Identity {
-    /// The process of this number, none when there is none or it has ended and only its parent has not noticed.
+    /// The process with this PID; `None` if there is none or it is a zombie.
     pub fn of(pid: u32) -> io::Result<Option<Self>> {
         let text = match std::fs::read(format!("/proc/{pid}/stat")) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            // It ended between opening and reading.
+            // The process ended between opening and reading.
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
             Err(error) => return Err(error),
         };
@@ -37,14 +37,14 @@ impl Identity {
         Ok(living.map(|(_, started_ticks)| Self { pid, started_ticks }))
     }
 
-    /// Whether it lives.
+    /// Whether the process is alive.
     pub fn is_alive(self) -> io::Result<bool> {
         Ok(Self::of(self.pid)? == Some(self))
     }
 
-    /// Ends it, and waits until it has: SIGTERM first, SIGKILL when `patience` is over. Nothing is done to another process that has its number by now.
-    /// It is reaped if it is a child of ours.
-    pub fn end(self, patience: Duration) -> io::Result<()> {
+    /// Ends the process and waits for its end: SIGTERM first, SIGKILL after `timeout`. Another
+    /// process that has its PID by now is not touched. A child of ours is reaped.
+    pub fn end(self, timeout: Duration) -> io::Result<()> {
         let Some(pidfd) = self.hold()? else {
             self.reap();
             return Ok(());
@@ -54,7 +54,7 @@ impl Identity {
                 Ok(()) | Err(Errno::SRCH) => {}
                 Err(errno) => return Err(errno.into()),
             }
-            if has_ended(&pidfd, patience)? {
+            if has_ended(&pidfd, timeout)? {
                 self.reap();
                 return Ok(());
             }
@@ -62,7 +62,7 @@ impl Identity {
         Err(io::Error::new(io::ErrorKind::TimedOut, "it does not end on SIGKILL"))
     }
 
-    /// A handle of it, which stands for no other process whatever becomes of the number.
+    /// A handle that refers to this process even if its PID is reused.
     pub fn hold(self) -> io::Result<Option<OwnedFd>> {
         let Some(pid) = Pid::from_raw(self.pid.cast_signed()) else { return Ok(None) };
         let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
@@ -70,12 +70,14 @@ impl Identity {
             Err(Errno::SRCH) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         };
-        // Looked at after it is held: from here the number cannot pass to another without our seeing its end.
+        // Checked while the pidfd is held: from here on the PID cannot be reused without the pidfd
+        // reporting the end.
         Ok(self.is_alive()?.then_some(pidfd))
     }
 
-    /// A child that has ended is a zombie until its parent asks. Who has the number now, and is perhaps another child of ours, is left alone; a process
-    /// that is not our child cannot be reaped, which is why the answer does not matter.
+    /// Reaps a child that has ended. Another process that has the PID by now, perhaps another child
+    /// of ours, is left alone. A process that is not our child cannot be reaped, so the result does
+    /// not matter.
     fn reap(self) {
         let stat = std::fs::read(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
         if parse(&stat) == Some((b'Z', self.started_ticks)) {
@@ -84,7 +86,8 @@ impl Identity {
     }
 }
 
-/// The state and the start time. The name before them may hold anything, blanks and parentheses included.
+/// State and start time. The name before them may contain anything, including blanks and
+/// parentheses.
 fn parse(stat: &[u8]) -> Option<(u8, u64)> {
     let behind = stat.iter().rposition(|byte| *byte == b')')? + 1;
     let text = std::str::from_utf8(stat.get(behind..)?).ok()?;
@@ -108,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_known_until_it_ends_and_is_not_ended_under_anothers_name() {
+    fn an_identity_is_valid_until_the_end_and_never_ends_another_process() {
         let mut child = Command::new("sh").args(["-c", "read never"]).stdin(Stdio::piped()).spawn().unwrap();
         let identity = Identity::of(child.id()).unwrap().unwrap();
         assert!(identity.is_alive().unwrap());
@@ -123,14 +126,14 @@ mod tests {
     }
 
     #[test]
-    fn a_zombie_does_not_live() {
+    fn a_zombie_is_not_alive() {
         let mut child = Command::new("true").spawn().unwrap();
         super::super::tests::eventually(|| Identity::of(child.id()).unwrap().is_none());
         child.wait().unwrap();
     }
 
     #[test]
-    fn one_that_ignores_sigterm_is_killed() {
+    fn a_process_that_ignores_sigterm_is_killed() {
         let mut command = Command::new("sh");
         command.args(["-c", "trap '' TERM; echo ready; read never; read never"]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

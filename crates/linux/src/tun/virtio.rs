@@ -1,52 +1,55 @@
 //! The header in front of every packet of a TUN with `IFF_VNET_HDR`: `struct virtio_net_hdr`, linux/virtio_net.h.
 
-/// What a packet still lacks: its checksum, or its segmentation. The default says that it is complete.
+/// Work that a packet still needs: its checksum, or its segmentation. The default means that it is
+/// complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct VirtioHeader {
-    /// The checksum from `csum_start` on is to be put at `csum_start + csum_offset`, where the sum of the pseudo header is now.
+    /// The checksum from `csum_start` on must be stored at `csum_start + csum_offset`, which
+    /// contains the sum of the pseudo header.
     pub needs_checksum: bool,
-    /// What it is to be cut into.
+    /// The kind of segments into which the packet must be split.
     pub segments: Segments,
     /// Bytes of all headers.
     pub header_bytes: u16,
     /// Bytes of payload of each segment but the last.
     pub segment_bytes: u16,
-    /// Where the checksum begins.
+    /// The offset at which the checksummed part begins.
     pub csum_start: u16,
-    /// Where it is stored, from there.
+    /// The offset of the checksum, from `csum_start`.
     pub csum_offset: u16,
 }
 
 /// `VIRTIO_NET_HDR_GSO_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Segments {
-    /// It is one packet.
+    /// A single packet.
     #[default]
     None,
     /// TCP over IPv4.
     Tcp4,
     /// TCP over IPv6.
     Tcp6,
-    /// UDP datagrams, over whichever IP it is.
+    /// UDP datagrams, over IPv4 or IPv6.
     Udp,
-    /// Something else.
+    /// Another kind.
     Other(u8),
 }
 
-/// Bytes of the header, without the fields of later versions.
+/// Size of the header, without the fields of later versions.
 pub const VIRTIO_HEADER_BYTES: usize = 10;
 
 const NEEDS_CSUM: u8 = 1;
 const GSO_TCPV4: u8 = 1;
 const GSO_TCPV6: u8 = 4;
 const GSO_UDP_L4: u8 = 5;
-/// Set beside the kind when the first segment carries CWR.
+/// Set together with the kind if the first segment carries CWR.
 const GSO_ECN: u8 = 0x80;
 
 // === impl VirtioHeader ===
 
 impl VirtioHeader {
-    /// Reads the header in front of a packet; numbers are in the machine's order, as the kernel has them by default.
+    /// Decodes the header in front of a packet; numbers are in the machine's byte order, the
+    /// kernel's default.
     pub fn decode(bytes: &[u8; VIRTIO_HEADER_BYTES]) -> Self {
         let [flags, kind, h0, h1, s0, s1, c0, c1, o0, o1] = *bytes;
         Self {
@@ -59,7 +62,7 @@ impl VirtioHeader {
         }
     }
 
-    /// The header as the kernel wants it.
+    /// Encodes the header for the kernel.
     pub fn encode(&self) -> [u8; VIRTIO_HEADER_BYTES] {
         let mut bytes = [0; VIRTIO_HEADER_BYTES];
         bytes[0] = if self.needs_checksum { NEEDS_CSUM } else { 0 };
@@ -101,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn headers_survive_encoding_and_decoding() {
         for segments in [Segments::None, Segments::Tcp4, Segments::Tcp6, Segments::Udp, Segments::Other(3)] {
             let header = VirtioHeader {
                 needs_checksum: true,
@@ -116,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_congestion_mark_changes_nothing_of_the_kind() {
+    fn a_congestion_mark_does_not_change_the_kind() {
         let mut bytes = [0; VIRTIO_HEADER_BYTES];
         bytes[1] = GSO_TCPV4 | GSO_ECN;
         assert_eq!(VirtioHeader::decode(&bytes).segments, Segments::Tcp4);

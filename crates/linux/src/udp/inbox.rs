@@ -1,4 +1,4 @@
-//! Where datagrams arrive, several at a time.
+//! Buffers for received datagrams, several per call.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 
 use super::{CONTROL_BYTES, Control, UdpSocket};
 
-/// Buffers for what arrives in one call.
+/// Buffers for the arrivals of one call.
 pub struct Inbox {
     /// [`SLOT_BYTES`] for each slot.
     memory: Vec<u8>,
@@ -15,14 +15,15 @@ pub struct Inbox {
     slots: usize,
 }
 
-/// What arrived in one buffer: one datagram, or several of one sender and one size that the kernel joined.
+/// The contents of one buffer: one datagram, or several of one sender and one size that the kernel
+/// coalesced.
 #[derive(Debug)]
 pub struct Arrival<'a> {
-    /// Who sent them.
+    /// The sender.
     pub from: Ipv4Addr,
-    /// The bytes of all of them.
+    /// The bytes of all datagrams.
     pub bytes: &'a mut [u8],
-    /// Bytes of each but the last.
+    /// Size of each datagram but the last.
     pub datagram_bytes: u16,
 }
 
@@ -35,12 +36,11 @@ struct Filled {
 
 /// The largest UDP payload, rounded up so that slots are aligned.
 const SLOT_BYTES: usize = 64 << 10;
-/// More at a time is no faster and falls out of the cache.
+/// More per call are not faster, and exceed the cache.
 const MAX_SLOTS: usize = 8;
 
-/// Bytes of a sender's address.
+/// Size of a sender's address.
 const SENDER_BYTES: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-/// No address.
 const NO_SENDER: libc::sockaddr_in =
     libc::sockaddr_in { sin_family: 0, sin_port: 0, sin_addr: libc::in_addr { s_addr: 0 }, sin_zero: [0; 8] };
 
@@ -53,13 +53,13 @@ impl Inbox {
         Self { memory: vec![0; slots * SLOT_BYTES], filled: Vec::with_capacity(slots), slots }
     }
 
-    /// Whether the last call brought more than a single datagram.
+    /// Whether the last call returned more than a single datagram.
     pub fn is_busy(&self) -> bool {
         self.filled.len() > 1
             || self.filled.iter().any(|first| first.bytes > usize::from(first.datagram_bytes))
     }
 
-    /// What the last [`UdpSocket::receive`] brought, in order.
+    /// The arrivals of the last [`UdpSocket::receive`], in order.
     pub fn arrivals(&mut self) -> impl Iterator<Item = Arrival<'_>> {
         self.memory.chunks_exact_mut(SLOT_BYTES).zip(&self.filled).map(|(slot, filled)| Arrival {
             from: filled.from,
@@ -72,20 +72,22 @@ impl Inbox {
 // === impl UdpSocket ===
 
 impl UdpSocket {
-    /// Fills the inbox with what is there, which may be nothing.
+    /// Receives what is available, which may be nothing.
     pub fn receive(&self, inbox: &mut Inbox) -> io::Result<()> {
         self.receive_with(inbox, MAX_SLOTS, libc::MSG_DONTWAIT)
     }
 
-    /// Waits until something arrives, or until the socket is [shut](Self::shut): then there may be nothing. Takes at most `slots` arrivals: with 1 the
-    /// kernel does not look for a second, which costs it as much as a call.
+    /// Waits until something arrives, or until the socket is [shut](Self::shut), when there may be
+    /// nothing. Receives at most `slots` arrivals: with 1, the kernel does not look for a second
+    /// one, which would cost as much as a call.
     pub fn wait(&self, inbox: &mut Inbox, slots: usize) -> io::Result<()> {
         self.receive_with(inbox, slots, libc::MSG_WAITFORONE)
     }
 
-    /// Ends all [waits](Self::wait), now and later. Sending goes on.
+    /// Ends all [waits](Self::wait), current and future ones. Sending still works.
     pub fn shut(&self) {
-        // The kernel wakes who waits, and then says that an unconnected socket cannot be shut.
+        // The kernel wakes the waiting threads, and then returns an error, because an unconnected
+        // socket cannot be shut down.
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Read);
     }
 
@@ -115,7 +117,8 @@ impl UdpSocket {
         }
         let fd = self.fd.as_raw_fd();
         let (first, count) = (messages.as_mut_ptr(), slots as libc::c_uint);
-        // SAFETY: the first `slots` messages have been set up with buffers that live until the call returns.
+        // SAFETY: the first `slots` messages have been set up with buffers that live until the call
+        // returns.
         let received = unsafe { libc::recvmmsg(fd, first, count, flags as _, std::ptr::null_mut()) };
         let Ok(received) = usize::try_from(received) else {
             let error = io::Error::last_os_error();
@@ -127,7 +130,7 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// Waits for a single arrival, which `recvmsg` brings a little sooner.
+    /// Waits for a single arrival; `recvmsg` is slightly faster for that.
     fn receive_one(&self, inbox: &mut Inbox) -> io::Result<()> {
         let (mut control, mut sender) = (Control::EMPTY, NO_SENDER);
         let mut piece = libc::iovec { iov_base: inbox.memory.as_mut_ptr().cast(), iov_len: SLOT_BYTES };
@@ -152,13 +155,13 @@ impl UdpSocket {
     }
 }
 
-/// What a message says of itself. One that was cut off counts as empty: a UDP payload always fits.
+/// The metadata of a message. A truncated one counts as empty: a UDP payload always fits.
 fn filled(message: &libc::msghdr, control: &Control, sender: &libc::sockaddr_in, bytes: usize) -> Filled {
     let cut = message.msg_flags & libc::MSG_TRUNC != 0;
     let bytes = if cut { 0 } else { bytes.min(SLOT_BYTES) };
     let whole = u16::try_from(bytes).unwrap_or(u16::MAX);
     let joined = control.joined().filter(|each| *each != 0);
-    // In network order, as its bytes are.
+    // The bytes are in network order.
     let from = Ipv4Addr::from(sender.sin_addr.s_addr.to_ne_bytes());
     Filled { from, bytes, datagram_bytes: joined.unwrap_or(whole) }
 }
