@@ -20,7 +20,7 @@ pub struct FileError {
     pub source: io::Error,
 }
 
-/// Readable by the owner only, because state may contain secrets (DESIGN section 6.7).
+/// Readable by the owner only, because state may contain secrets (ARCHITECTURE.md, invariant 7).
 pub const PRIVATE: u32 = 0o600;
 /// The same for a directory.
 const PRIVATE_DIR: u32 = 0o700;

@@ -5,7 +5,7 @@
 //!
 //! Fixes of later v1.11 releases are included: profiles are not repeated, only allocations of the
 //! failed request are released, and an endpoint records its newest container. An existing endpoint
-//! keeps its addresses (oracle 56) as long as the allocator says that this workload still holds
+//! keeps its addresses (calico-cni.md oracle 56) as long as the allocator says that this workload still holds
 //! them.
 
 mod choice;
@@ -236,7 +236,7 @@ impl<'a> V1Request<'a> {
     }
 
     /// Joins a container that is on another network already: it gets the network's profile and
-    /// nothing else (section 2.3, step 2).
+    /// nothing else (calico-cni.md section 2.3, step 2).
     async fn join_network(&self, stored: &Stored) -> Result<CniResult, CniError> {
         let mut endpoint = stored.endpoint.clone();
         self.add_profile(&mut endpoint);
@@ -379,7 +379,7 @@ impl<'a> V1Request<'a> {
         attachment
     }
 
-    /// Sets labels and profiles of an endpoint (sections 2.3 and 2.6).
+    /// Sets labels and profiles of an endpoint (calico-cni.md sections 2.3 and 2.6).
     fn describe(&self, endpoint: &mut Endpoint) {
         if let Some(pod) = &self.target.pod {
             endpoint.labels = self.facts.map(|facts| facts.labels.clone()).unwrap_or_default();
@@ -414,8 +414,8 @@ impl<'a> V1Request<'a> {
         self.records.write(&self.id, endpoint, before).await
     }
 
-    /// The result in the form of v1.11: addresses only, without gateways and interfaces (section
-    /// 1.10).
+    /// The result in the form of v1.11: addresses only, without gateways and interfaces
+    /// (calico-cni.md section 1.10).
     fn result(&self, addresses: &[IpAddr]) -> CniResult {
         let mut result = CniResult::empty(self.request.config.cni_version);
         result.ips = addresses.iter().map(|address| IpConfig::new(host_net(*address))).collect();
@@ -479,7 +479,7 @@ impl<'a> V1Request<'a> {
 
     /// Removes the interface, then the endpoint, then the addresses, because an address is free
     /// only when nothing answers for it and nothing refers to it. A container that is not the
-    /// newest of the endpoint removes only its own state (section 3.6).
+    /// newest of the endpoint removes only its own state (calico-cni.md section 3.6).
     async fn del(&self) -> Result<(), CniError> {
         self.records.refuse_unready().await?;
         let container = self.is_pod().then_some(self.target.container.as_str());

@@ -11,7 +11,7 @@ const V6: &[&str] = &["fd00:204:1::/64"];
 
 type Chain = [(&'static str, Value); 3];
 
-/// The chain of item 57 without `tuning`, which Russet does not have.
+/// The chain of cni-runtime.md section 6.2 item 57 without `tuning`, which Russet does not have.
 fn chain(lab: &Lab, version: &str, subnets: &[&str]) -> Chain {
     let plugin = |kind: &str| json!({"cniVersion": version, "name": "net", "type": kind});
     let (mut bridge, mut portmap, mut bandwidth) = (plugin("bridge"), plugin("portmap"), plugin("bandwidth"));

@@ -56,7 +56,7 @@ pub async fn run(context: &mut RequestContext<'_>, wire: &dyn Wire) -> Result<Do
 }
 
 /// Joins a container that already has an endpoint to another network: neither its interface nor its
-/// addresses change (section 2.3, step 2).
+/// addresses change (calico-cni.md section 2.3, step 2).
 async fn repeat(context: &RequestContext<'_>, stored: Stored, mtu: u32) -> Result<CniResult, CniError> {
     let mut endpoint = stored.endpoint.clone();
     let network = context.conf.network.to_string();
@@ -82,7 +82,7 @@ async fn repeat(context: &RequestContext<'_>, stored: Stored, mtu: u32) -> Resul
     Ok(with_interfaces(context, result, host, mac, mtu))
 }
 
-/// The draft of a pod's endpoint, with the facts of Kubernetes that it needs (section 2.5, steps 1
+/// The draft of a pod's endpoint, with the facts of Kubernetes that it needs (calico-cni.md section 2.5, steps 1
 /// to 4).
 async fn pod_draft(context: &mut RequestContext<'_>) -> Result<EndpointDraft, CniError> {
     let routes = routes(context).await?;
@@ -107,7 +107,7 @@ async fn pod_draft(context: &mut RequestContext<'_>) -> Result<EndpointDraft, Cn
 }
 
 /// The routes of the pod. With `host-local`, the routes of its configuration replace the default
-/// routes; the configuration may name the node's pod prefixes (section 2.5.1).
+/// routes; the configuration may name the node's pod prefixes (calico-cni.md section 2.5.1).
 pub(super) async fn routes(context: &mut RequestContext<'_>) -> Result<PodRoutes, CniError> {
     if context.workload.pod.is_none() || context.conf.ipam.kind != "host-local" {
         return Ok(PodRoutes::Default);
@@ -249,7 +249,7 @@ async fn undo(
 }
 
 /// Releases the addresses of the pod's previous container, which the new one must get again, but
-/// only after nothing answers for them any more (section 2.5.3). Only addresses that the previous
+/// only after nothing answers for them any more (calico-cni.md section 2.5.3). Only addresses that the previous
 /// container really holds are released.
 async fn release_previous(
     context: &RequestContext<'_>,
@@ -283,8 +283,8 @@ fn previous(
     Detachment { ifname, by_name_alone, ..what }
 }
 
-/// Sets the result's interfaces: the host interface with its name only, then the pod's (section
-/// 1.10).
+/// Sets the result's interfaces: the host interface with its name only, then the pod's
+/// (calico-cni.md section 1.10).
 fn with_interfaces(
     context: &RequestContext<'_>,
     mut result: CniResult,

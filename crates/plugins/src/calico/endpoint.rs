@@ -190,7 +190,7 @@ pub async fn remove(
 }
 
 /// Removes an endpoint that is named after another interface of the container but describes this
-/// one, because its addresses are about to be released (oracle 50).
+/// one, because its addresses are about to be released (calico-cni.md oracle 50).
 pub async fn remove_described(
     store: &dyn Store,
     workload: &Workload,

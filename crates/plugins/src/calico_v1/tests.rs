@@ -218,7 +218,7 @@ fn a_node_may_have_more_blocks_than_v3_would_let_it() {
 
 #[test]
 fn addresses_of_old_plugins_are_found_by_the_workloads_name() {
-    // calico-ipam.md 1.6: plugins up to 1.11.1 held addresses under `<namespace>.<pod>`.
+    // calico-ipam.md section 1.6: plugins up to 1.11.1 held addresses under `<namespace>.<pod>`.
     run(async {
         let store = planted().await;
         let pod = Container::new(&store, "f00d", Some("web-0"));

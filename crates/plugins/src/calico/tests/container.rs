@@ -57,7 +57,7 @@ fn oracle_02_the_profile_allows_ingress_from_its_network_and_all_egress() {
             "labelsToApply": {"net1": ""},
         });
         assert_eq!(profile["spec"], spec);
-        // Section 2.3: an existing profile is not changed.
+        // calico-cni.md section 2.3: an existing profile is not changed.
         stage.put(Key::profile("net1").unwrap(), "the operator's".to_owned()).await;
         stage.add(&Ask::container("def456")).await.unwrap();
         assert_eq!(stage.sim.records()[&Key::profile("net1").unwrap()].value, b"the operator's");
@@ -200,7 +200,7 @@ fn oracle_24_the_result_names_the_nodes_end_first_and_the_pods_second() {
         assert_eq!((host.name.as_str(), host.mac.as_str(), host.sandbox.as_str()), ("caliabc123", "", ""));
         assert_eq!((pod.name.as_str(), pod.sandbox.as_str()), ("eth0", "/run/netns/none"));
         assert!(!pod.mac.is_empty());
-        // Section 1.10: the result contains no gateway.
+        // calico-cni.md section 1.10: the result contains no gateway.
         assert!(result.ips.iter().all(|ip| ip.interface == Some(1) && ip.gateway.is_none()));
     });
 }

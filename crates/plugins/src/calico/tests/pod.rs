@@ -73,7 +73,7 @@ fn oracle_35_a_namespaces_pools_are_used() {
             let result = stage.add(&Ask::pod(container, "mypod")).await.unwrap();
             assert!(ips(&result)[0].starts_with("10.2.0."), "{pools}: {result:?}");
         }
-        // Oracle 36: the pod's own annotation takes precedence.
+        // calico-cni.md oracle 36: the pod's own annotation takes precedence.
         stage.pod("mypod", calico(&[("ipv4pools", r#"["10.1.0.0/24"]"#)]));
         let result = stage.add(&Ask::pod("c3", "mypod")).await.unwrap();
         assert!(ips(&result)[0].starts_with("10.1.0."), "{result:?}");
@@ -112,7 +112,7 @@ fn oracle_39_a_pod_gets_exactly_the_address_that_it_asks_for() {
         let result = stage.add(&Ask::pod("c1", "mypod")).await.unwrap();
         assert_eq!(ips(&result), ["10.1.0.111", "fd00:1::6f"]);
         assert_eq!(stage.endpoint().ip_networks.len(), 2);
-        // Section 2.5.3: the pod's next container gets the addresses of the previous one.
+        // calico-cni.md section 2.5.3: the pod's next container gets the addresses of the previous one.
         let result = stage.add(&Ask::pod("c2", "mypod")).await.unwrap();
         assert_eq!(ips(&result), ["10.1.0.111", "fd00:1::6f"]);
         assert!(stage.held("net1", "c1").await.is_empty());
@@ -437,7 +437,7 @@ fn oracle_53_a_readiness_gate_without_an_answer_fails_the_add() {
 
 #[test]
 fn the_add_succeeds_once_the_readiness_gate_is_open() {
-    // calico-cni.md section 5.1, 53. Runs on the real clock, because a real server answers.
+    // calico-cni.md section 5.1, oracle 53. Runs on the real clock, because a real server answers.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

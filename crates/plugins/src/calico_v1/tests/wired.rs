@@ -103,13 +103,13 @@ fn an_unchanged_configuration_of_v1_11_works_on_its_v2_data() {
         let address = cluster_v1.add("web", Some("web-0")).await;
         assert!(address.starts_with("10.1.0.") && address.ends_with("/32"), "{address}");
         assert!(inside("web", &["address", "show", "dev", "eth0"]).contains(&address));
-        // calico-cni.md 3.1: the name that peers give this pod's host interface.
+        // calico-cni.md section 3.1: the name that peers give this pod's host interface.
         assert!(tool("ip", &["route"]).contains("calia4fc3c48bd8"), "{}", tool("ip", &["route"]));
         cluster_v1.call("CHECK", "web", Some("web-0")).await.unwrap();
         let endpoint = "/calico/v1/host/n1/workload/k8s/shop.web-0/endpoint/eth0";
         assert_eq!(cluster_v1.keys("/calico/v1/host/").await, [endpoint]);
 
-        // The same pod in another sandbox has the same address (oracle 56); the interface is the
+        // The same pod in another sandbox has the same address (calico-cni.md oracle 56); the interface is the
         // new sandbox's.
         assert_eq!(cluster_v1.add("again", Some("web-0")).await, address);
         assert!(inside("again", &["address", "show", "dev", "eth0"]).contains(&address));
