@@ -1,4 +1,5 @@
-//! Our bytes read by an independent decoder (`netlink-packet-route`), its bytes read by ours, and any bytes at all.
+//! Our messages decoded by an independent implementation (`netlink-packet-route`), its messages
+//! decoded by ours, and arbitrary bytes.
 #![allow(clippy::unwrap_used)] // a test that cannot go on has failed
 
 use std::net::IpAddr;
@@ -44,7 +45,8 @@ fn batch(fill: impl FnOnce(&mut Batch) -> &mut Batch) -> Batch {
     batch
 }
 
-/// The only request of a batch as the other decoder sees it, and its header's flags.
+/// The only request of a batch as the other implementation decodes it, with the flags of its
+/// header.
 fn theirs(fill: impl FnOnce(&mut Batch) -> &mut Batch) -> (Theirs, u16) {
     let batch = batch(fill);
     let message = NetlinkMessage::<Theirs>::deserialize(batch.as_bytes()).unwrap();
@@ -53,7 +55,7 @@ fn theirs(fill: impl FnOnce(&mut Batch) -> &mut Batch) -> (Theirs, u16) {
     (inner, message.header.flags)
 }
 
-/// The other encoder's bytes as our decoder sees them.
+/// A message of the other encoder as our decoder reads it.
 fn ours<T>(message: Theirs, decode: impl FnOnce(&Message<'_>) -> Option<T>) -> T {
     let mut message = NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::InnerMessage(message));
     message.finalize();
@@ -96,7 +98,7 @@ fn assert_all<T: PartialEq + std::fmt::Debug>(found: &[T], wanted: &[T]) {
 }
 
 #[test]
-fn a_veth_is_read_alike() {
+fn a_veth_is_decoded_alike() {
     // dataplane.md section 7: the outer device up, the peer never
     let peer = Peer { netns: Some(9), mtu_bytes: Some(1450), mac: Some(MAC), ..Peer::new(name("eth0")) };
     let link =
@@ -134,7 +136,7 @@ fn a_veth_is_read_alike() {
 }
 
 #[test]
-fn bridges_tunnels_and_raw_kinds_are_read_alike() {
+fn bridges_tunnels_and_raw_kinds_are_decoded_alike() {
     let bridge = LinkKind::Bridge(Bridge { vlan_filtering: true, mcast_snooping: false });
     let (kind, data) = info(&new_link(&LinkAdd::new(name("br0"), bridge)));
     let Some(InfoData::Bridge(options)) = data else { panic!("{data:?}") };
@@ -199,7 +201,7 @@ fn bridges_tunnels_and_raw_kinds_are_read_alike() {
 }
 
 #[test]
-fn changes_and_deletions_of_links_are_read_alike() {
+fn changes_and_deletions_of_links_are_decoded_alike() {
     let change = LinkSet {
         up: Some(false),
         name: Some(name("rsx7")),
@@ -242,7 +244,7 @@ fn changes_and_deletions_of_links_are_read_alike() {
 }
 
 #[test]
-fn addresses_are_read_alike_both_ways() {
+fn addresses_are_decoded_alike_in_both_directions() {
     let address = Address {
         peer: Some(ip("10.9.0.2")),
         broadcast: Some("10.9.0.255".parse().unwrap()),
@@ -269,7 +271,7 @@ fn addresses_are_read_alike_both_ways() {
 }
 
 #[test]
-fn routes_are_read_alike_both_ways() {
+fn routes_are_decoded_alike_in_both_directions() {
     let base = |route: Route| Route { protocol: 114, ..route };
     let v4 = base(Route {
         oif: Some(3),
@@ -329,7 +331,7 @@ fn the_other_encoders_routes_are_read() {
 }
 
 #[test]
-fn neighbours_and_forwarding_entries_are_read_alike_both_ways() {
+fn neighbours_and_forwarding_entries_are_decoded_alike_in_both_directions() {
     let neighbour = Neighbour { protocol: 114, router: true, ..Neighbour::permanent(3, ip("fd00::9"), MAC) };
     let (Theirs::NewNeighbour(message), 0x505) = theirs(|batch| batch.replace_neighbour(&neighbour)) else {
         panic!()
@@ -373,7 +375,7 @@ fn the_other_encoders_neighbours_are_no_forwarding_entries() {
 }
 
 #[test]
-fn rules_are_read_alike_both_ways() {
+fn rules_are_decoded_alike_in_both_directions() {
     let rule = Rule {
         from: Some(net("10.1.0.0/24")),
         to: Some(net("10.2.0.0/16")),
@@ -409,7 +411,7 @@ fn rules_are_read_alike_both_ways() {
 }
 
 #[test]
-fn requests_are_described_as_a_reader_would_say_it() {
+fn requests_are_described_in_plain_words() {
     let gateway = Route { oif: Some(3), ..Route::via(net("0.0.0.0/0"), ip("169.254.1.1")) };
     let veth = LinkAdd::veth(name("cali1"), Peer::new(name("eth0")));
     let described = batch(|batch| {
@@ -446,7 +448,7 @@ fn requests_are_described_as_a_reader_would_say_it() {
     assert_eq!(described.description(99), "");
 }
 
-/// Everything that reads bytes, on bytes.
+/// Runs all decoders on some bytes.
 fn read_all(bytes: &[u8]) {
     for message in Messages::new(bytes).flatten() {
         let _ = (Link::decode(&message), Address::decode(&message), Route::decode(&message));

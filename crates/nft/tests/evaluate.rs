@@ -1,4 +1,5 @@
-//! Rules of others, written by `nft` and `iptables-nft`, and whether they drop a tunnel's packets.
+//! Rules of other programs, written by `nft` and `iptables-nft`, and whether they drop a tunnel's
+//! packets.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -6,7 +7,8 @@ use russet_addr::Family;
 use russet_nft::{Nft, UdpPacket};
 use russet_testkit::{in_new_netns, run};
 
-/// The chains that drop packets to port 4789 of a family that come in through `eth0`, or go out there.
+/// The chains that drop packets of a family to port 4789 that arrive through `eth0` or leave
+/// through it.
 fn dropping(family: Family, incoming: bool) -> Vec<String> {
     let interface = (7, "eth0".parse().unwrap());
     let packet = UdpPacket { family, port: 4789, interface, incoming };
@@ -18,7 +20,7 @@ fn chain(hook: &str, policy: &str, rules: &str) -> String {
     format!("chain c {{\n type filter hook {hook} priority 0; policy {policy};\n {rules}\n }}")
 }
 
-/// Whether the only table, with these chains, drops what comes in over IPv4.
+/// Whether the only table, with these chains, drops incoming IPv4 packets.
 fn drops(family: &str, chains: &str) -> bool {
     run("nft", &[&format!("table {family} t {{\n {chains}\n }}")]);
     let found = dropping(Family::V4, true);
@@ -56,11 +58,12 @@ fn rules_that_drop_every_packet_of_the_port_are_found() {
         ] {
             assert!(!input(policy, rules), "{policy}: {rules}");
         }
-        // The tunnel's packets are not tracked, so a rule for established connections is none for them.
+        // The tunnel's packets are not tracked, so a rule for established connections does not
+        // match them.
         assert!(input("drop", "ct state established,related accept; tcp dport 22 accept"));
         assert!(input("drop", "ct state vmap { established : accept, related : accept }"));
         assert!(!input("drop", "ct state untracked accept"));
-        // Other ways, families and hooks.
+        // Other directions, families and hooks.
         assert!(drops("inet", &chain("prerouting", "accept", "udp dport 4789 drop")));
         assert!(!drops("inet", &chain("forward", "drop", "")));
         assert!(!drops("inet", &chain("output", "accept", "udp dport 4789 drop")));
@@ -112,7 +115,7 @@ fn rules_of_iptables_are_read() {
         // The tunnel's packets are not tracked.
         iptables("-I INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT");
         assert_eq!(dropping(Family::V4, true), ["ip filter INPUT"]);
-        // What an extension that is not understood may accept is not said to be dropped.
+        // What an unknown extension may accept does not count as dropped.
         iptables("-I INPUT -m length --length 0:100 -j ACCEPT");
         assert_eq!(dropping(Family::V4, true), [""; 0]);
         iptables("-D INPUT -m length --length 0:100 -j ACCEPT");

@@ -1,4 +1,5 @@
-//! What others do to the ruleset is heard, with who did it; and connections of addresses that are gone are forgotten.
+//! Events of changes by other programs, with their author; and removal of connections of deleted
+//! addresses.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -25,7 +26,7 @@ fn next_commit(monitor: &mut Monitor) -> Commit {
 
 #[test]
 #[ignore = "tool: nft, root"]
-fn a_commit_is_heard_once_with_its_changes_and_its_author() {
+fn a_commit_is_one_event_with_its_changes_and_author() {
     in_new_netns(|| {
         let mut monitor = Monitor::open().unwrap();
         assert_eq!(monitor.next(Duration::ZERO).unwrap(), None);
@@ -71,12 +72,12 @@ fn events_that_did_not_fit_are_an_overrun() {
     in_new_netns(|| {
         let mut monitor = Monitor::open().unwrap();
         let mut nft = Nft::open().unwrap();
-        // Some 60 MB as the kernel counts them, several times the receive buffer.
+        // About 60 MB as the kernel counts, several times the receive buffer.
         let mut change = Transaction::new();
         change.destroy_table(&Table::inet("t"));
         (0..40_000).for_each(|_| nft.commit(&change).unwrap());
         assert_eq!(monitor.next(Duration::ZERO).unwrap(), Some(Event::Overrun));
-        // What did fit is told behind it, and the next commit is heard again.
+        // Events that fitted are delivered after the overrun, and so is the next commit.
         while monitor.next(Duration::ZERO).unwrap().is_some() {}
         nft.commit(&change).unwrap();
         assert_eq!(next_commit(&mut monitor).port, nft.port().unwrap());
@@ -85,11 +86,11 @@ fn events_that_did_not_fit_are_an_overrun() {
 
 #[test]
 #[ignore = "kernel: conntrack, root"]
-fn connections_of_an_address_are_forgotten_and_no_others() {
+fn only_connections_of_the_address_are_deleted() {
     in_netns_with_loopback(|| {
         let table = Table::inet("t");
         let chain = Chain::base(&table, "c", ChainKind::Filter, Hook::Output, 0);
-        // Looking at the state is what turns tracking on.
+        // Matching on the state enables tracking.
         let mut change = Transaction::new();
         change.add_table(&table).add_chain(&chain);
         change.add_rule(&Rule::new(&chain).ct_state(ct_state::NEW).accept());

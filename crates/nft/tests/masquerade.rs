@@ -1,4 +1,5 @@
-//! What `overlay` keeps in the kernel: pools in interval sets, no tracking between pods, masquerading towards the world.
+//! The tables of `overlay`: pools in interval sets, no tracking between pods, masquerading towards
+//! external networks.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -12,7 +13,7 @@ fn nets(texts: &[&str]) -> Vec<IpNet> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
-/// The rules of the masquerading table, chain after chain.
+/// The rules of the masquerading table, by chain.
 fn rules(table: &Table) -> (Vec<Chain>, Vec<Rule>) {
     let postrouting = Chain::base(table, "postrouting", ChainKind::Nat, Hook::Postrouting, priority::SRCNAT);
     let prerouting = Chain::base(table, "raw-prerouting", ChainKind::Filter, Hook::Prerouting, priority::RAW);
@@ -87,14 +88,14 @@ const LISTED: &str = r#"table inet russet {
 
 #[test]
 #[ignore = "tool: nft, root"]
-fn nft_reads_the_masquerading_table_as_it_was_meant() {
-    // calico-cni.md section 4.8: masquerade what leaves the pools, and never from the VXLAN port
+fn nft_lists_the_intended_masquerading_table() {
+    // calico-cni.md section 4.8: masquerade what leaves the pools, and never from the VXLAN port.
     in_new_netns(|| {
         let table = Table::inet("russet");
         let mut nft = Nft::open().unwrap();
         nft.commit(&transaction(&table)).unwrap();
         assert_eq!(run("nft", &["list", "ruleset"]), LISTED);
-        // Once more over what is there: one transaction, the same result.
+        // Again over the existing table: one transaction, the same result.
         nft.commit(&transaction(&table)).unwrap();
         assert_eq!(run("nft", &["list", "ruleset"]), LISTED);
     });
@@ -102,7 +103,7 @@ fn nft_reads_the_masquerading_table_as_it_was_meant() {
 
 #[test]
 #[ignore = "kernel: nf_tables, root"]
-fn what_is_listed_equals_what_was_sent() {
+fn listed_rules_equal_those_sent() {
     in_new_netns(|| {
         let table = Table::inet("russet");
         let mut nft = Nft::open().unwrap();

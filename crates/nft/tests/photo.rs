@@ -1,4 +1,5 @@
-//! A table that somebody flushed is made again from its picture, as `nft` shows it. Run as root: `cargo test -p russet-nft -- --include-ignored`.
+//! A flushed table is restored from its snapshot, compared with `nft`. Run as root: `cargo test -p
+//! russet-nft -- --include-ignored`.
 
 #![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, but knows only #[test] functions")]
 
@@ -8,7 +9,8 @@ use std::process::{Command, Stdio};
 use russet_nft::{Nft, Table, Transaction};
 use russet_testkit::{in_new_netns, require_tool, run};
 
-/// What the agent's table for pods looks like: verdict maps, concatenations with prefixes, translation, comments.
+/// A table like the agent's for pods: verdict maps, concatenations with prefixes, translation,
+/// comments.
 const RULESET: &str = r#"
 table inet russet-cni {
     set masq-pods4 { type ipv4_addr; elements = { 10.1.0.5 comment "russet:net/c1/eth0", 10.1.0.6 comment "russet:net/c2/eth0" } }
@@ -37,7 +39,7 @@ fn load(ruleset: &str) {
     assert!(nft.wait().unwrap().success());
 }
 
-/// As `nft` shows it, with elements in an order of their own.
+/// The output of `nft`, with elements sorted.
 fn shown() -> Vec<String> {
     let text = run("nft", &["-s", "list", "table", "inet", "russet-cni"]);
     let mut words: Vec<String> = text.replace(',', "\n").lines().map(|line| line.trim().to_owned()).collect();
@@ -47,7 +49,7 @@ fn shown() -> Vec<String> {
 
 #[test]
 #[ignore = "kernel: root and nft"]
-fn a_table_is_made_again_as_it_was() {
+fn a_flushed_table_is_restored_from_its_snapshot() {
     in_new_netns(|| {
         let table = Table::inet("russet-cni");
         let mut nft = Nft::open().unwrap();

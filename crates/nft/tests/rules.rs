@@ -1,5 +1,6 @@
-//! Every match and action, as `nft` understands it: we write a rule, `nft` writes what we meant in its own words, and
-//! both must be listed alike; and the kernel must list ours with the digest that we computed.
+//! Every match and action as `nft` understands it: the test writes a rule, `nft` writes the same
+//! rule in its own syntax, and both must be listed alike; and the kernel must list our rule with
+//! the digest that we computed.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -13,7 +14,7 @@ use russet_nft::{
 use russet_testkit::{eventually, in_new_netns, nft_json, run};
 use serde_json::Value;
 
-/// The chains and sets that the rules need, in nft's words.
+/// The chains and sets that the rules need, in nft's syntax.
 const SCENE: &str = "
   set p4 { type ipv4_addr; flags interval; elements = { 10.244.0.0/16 } }
   set p6 { type ipv6_addr; flags interval; }
@@ -176,13 +177,13 @@ fn a_family_is_matched_once() {
 }
 
 #[test]
-fn a_digest_tells_rules_apart_but_not_their_comments() {
+fn digests_differ_between_rules_and_ignore_comments() {
     let rule = || Rule::of(&Table::inet("t"), "c").saddr_in(Family::V4, "a");
     assert_eq!(rule().digest(), rule().comment("x").digest());
     assert_ne!(rule().accept().digest(), rule().drop().digest());
     assert_ne!(rule().jump("a").digest(), rule().jump("b").digest());
     assert_ne!(rule().digest(), rule().counter().digest());
-    // Written down elsewhere, so it must not change between releases.
+    // The digest is stored on disk, so it must not change between releases.
     assert_eq!(Rule::of(&Table::inet("t"), "c").digest(), 0xcbf2_9ce4_8422_2325);
 }
 
@@ -244,7 +245,7 @@ fn chains_keep_hook_priority_policy_device_and_comment() {
         assert_eq!(find("in")["hook"], "ingress");
         assert_eq!(find("out")["type"], "route");
         assert!(find("plain").get("hook").is_none());
-        // nft's JSON leaves devices and comments of chains out.
+        // nft's JSON omits devices and comments of chains.
         let text = run("nft", &["list", "ruleset"]);
         assert!(
             text.contains("hook ingress device \"lo\" priority") && text.contains("comment \"x y\""),
@@ -271,14 +272,14 @@ fn an_owned_table_goes_away_with_its_socket() {
         let refused = other.commit(Transaction::new().delete_table(&table)).unwrap_err();
         assert!(refused.to_string().starts_with("delete table inet mine: "), "{refused}");
         drop(owner);
-        // The kernel removes it when it gets to closing the socket.
+        // The kernel removes the table asynchronously when it closes the socket.
         eventually(Duration::from_secs(5), || other.tables().unwrap().is_empty());
     });
 }
 
 #[test]
 #[ignore = "tool: nft, root"]
-fn expressions_without_a_word_can_be_written_out() {
+fn unsupported_expressions_can_be_encoded_raw() {
     in_new_netns(|| {
         let table = Table::inet("ours");
         let map = Set::map(&table, "marks", [KeyType::Ipv4Addr], KeyType::Mark);

@@ -1,4 +1,5 @@
-//! Sets and maps: elements and ranges as `nft` reads them, ten thousand at once, and nothing by halves.
+//! Sets and maps: elements and ranges as `nft` reads them, ten thousand at once, and atomic
+//! transactions.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -18,7 +19,7 @@ fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// The set `name` of a table, less its handle, as nft lists it.
+/// The set `name` of a table as nft lists it, without its handle.
 fn listed(table: &str, name: &str, kind: &str) -> Value {
     let listing = nft_json(&["list", kind, "inet", table, name]);
     let objects = listing["nftables"].as_array().unwrap();
@@ -99,7 +100,7 @@ fn cases(table: &Table) -> Vec<(Set, Vec<Element>, &'static str)> {
     ]
 }
 
-/// Concatenated keys, and maps.
+/// Sets with concatenated keys, and maps.
 fn compound_cases(table: &Table) -> Vec<(Set, Vec<Element>, &'static str)> {
     use KeyType::{IfName, InetProto, InetService, Ipv4Addr, Mark};
     let set = |name: &str, key: &[KeyType]| Set::new(table, name, key);
@@ -173,7 +174,7 @@ fn nft_reads_every_set_and_element_and_we_read_nfts() {
                 sent.sort_by(|a, b| a.key.cmp(&b.key));
                 assert_eq!(listed, sent, "{words}");
             }
-            // And what was added can be deleted again by the same words.
+            // The same elements can be deleted again.
             nft.commit(Transaction::new().delete_elements(&set, &elements))
                 .map(|()| {
                     assert_eq!(nft.elements(&set).unwrap(), [], "{words}");
@@ -210,11 +211,11 @@ fn ten_thousand_elements_are_one_transaction() {
 
 #[test]
 #[ignore = "tool: nft, root"]
-fn thousands_of_ranges_are_read_by_nft_as_they_were_meant() {
+fn nft_lists_thousands_of_ranges_as_intended() {
     in_new_netns(|| {
         let table = Table::inet("t");
         let set = Set::prefixes(&table, "s", Family::V4);
-        // Every other /24 of 10.0.0.0/12, beside a block of neighbours.
+        // Every other /24 of 10.0.0.0/12, and a block of adjacent prefixes.
         let prefixes =
             (0..2048_u32).map(|index| net(&format!("10.{}.{}.0/24", index / 128, index % 128 * 2)));
         let mut elements: Vec<Element> = prefixes.map(Element::new).collect();
@@ -253,7 +254,7 @@ fn a_transaction_that_fails_leaves_nothing_and_names_the_change() {
         assert!(error.to_string().starts_with("add rule inet t c \"broken\": ENOENT"), "{error}");
         assert!(error.is_not_found() && !error.outcome_unknown());
         assert!(nft.tables().unwrap().is_empty());
-        // The socket goes on working.
+        // The socket still works.
         nft.commit(Transaction::new().add_table(&table)).unwrap();
         assert_eq!(nft.tables().unwrap().len(), 1);
     });
@@ -261,7 +262,7 @@ fn a_transaction_that_fails_leaves_nothing_and_names_the_change() {
 
 #[test]
 #[ignore = "kernel: nf_tables, root"]
-fn elements_that_contradict_refuse_the_transaction() {
+fn contradicting_elements_fail_the_transaction() {
     in_new_netns(|| {
         let table = Table::inet("t");
         let set = Set::prefixes(&table, "s", Family::V4);
@@ -330,13 +331,13 @@ fn a_missing_table_has_no_rules_and_deleting_it_is_an_error_destroying_it_none()
     });
 }
 
-/// What is wrong with a change, said before anything is sent.
+/// Invalid changes, refused before they are sent.
 fn refusal(change: &Transaction) -> String {
     change.check().unwrap_err().to_string()
 }
 
 #[test]
-fn what_the_kernel_would_misread_is_never_sent() {
+fn changes_that_the_kernel_would_misread_are_never_sent() {
     let table = Table::inet("t");
     let prefixes = Set::prefixes(&table, "s", Family::V4);
     let single = Set::new(&table, "s", [KeyType::Ipv4Addr]);

@@ -1,4 +1,5 @@
-//! Credentials: a token for user and password, fetched when first needed and again when a member refuses it.
+//! Credentials: a token for user and password, fetched when first needed and again after a member
+//! refused it.
 
 use tokio::sync::Mutex;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -9,10 +10,10 @@ use crate::proto::AuthenticateRequest;
 use crate::proto::auth_client::AuthClient;
 use crate::{Secret, Settings};
 
-/// What goes into the `token` field of every request.
+/// The value of the `token` field of every request.
 #[derive(Clone)]
 pub(crate) struct Token {
-    /// None where the cluster asks for no user.
+    /// `None` if the cluster requires no user.
     pub(crate) value: Option<MetadataValue<Ascii>>,
     serial: u64,
 }
@@ -37,12 +38,13 @@ impl Auth {
         Self { user, held: Mutex::new(Held::default()) }
     }
 
-    /// Whether a refused token can be replaced at all.
+    /// Whether a refused token can be replaced.
     pub(crate) fn can_renew(&self) -> bool {
         self.user.is_some()
     }
 
-    /// The token in use, or a new one. Callers that need one at the same time wait for one request: a server spends 0.1 s on each.
+    /// The token in use, or a new one. Concurrent callers wait for one request, because a server
+    /// spends 0.1 s on each.
     pub(crate) async fn token(&self, channel: &Channel) -> Result<Token, Status> {
         let Some((name, password)) = &self.user else { return Ok(Token { value: None, serial: 0 }) };
         let mut held = self.held.lock().await;
@@ -56,7 +58,8 @@ impl Auth {
         Ok(token)
     }
 
-    /// A member refused `token`: the next call fetches another, unless somebody has already.
+    /// A member refused `token`: the next call fetches a new one, unless another call has done so
+    /// already.
     pub(crate) async fn refused(&self, token: &Token) {
         let mut held = self.held.lock().await;
         if held.token.as_ref().is_some_and(|held| held.serial == token.serial) {
@@ -81,7 +84,8 @@ async fn authenticate(
             token.set_sensitive(true);
             Ok(Some(token))
         }
-        // A cluster where authentication has not been switched on yet; it will say so when it is.
+        // Authentication is not enabled on the cluster yet; requests without a token are refused
+        // once it is.
         Err(status)
             if status.code() == Code::FailedPrecondition && status.message().contains("not enabled") =>
         {

@@ -1,22 +1,25 @@
-//! Pauses between tries: doubling, with jitter, so that a thousand nodes do not come back to a new leader at the same moment.
+//! Pauses between attempts: doubling, with jitter, so that a thousand nodes do not return to a new
+//! leader at the same moment.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use russet_store::sim::Chance;
 
-/// First pause: about what a follower needs to answer "no leader" and a local election to make progress.
+/// The first pause: about the time that a follower needs to answer "no leader" and a local election
+/// needs to progress.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
-/// Longest pause: an etcd election takes one to two seconds, and whoever waits should notice its end.
+/// The longest pause: an etcd election takes one to two seconds, and its end should be noticed
+/// soon.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// The next pause of one call or one watch.
+/// The pauses of one call or one watch.
 pub(crate) struct Backoff {
     next: Duration,
     chance: Chance,
 }
 
-/// Randomness for jitter, first endpoints and lease ids; nothing secret depends on it.
+/// Randomness for jitter, the choice of the first endpoint, and lease ids; none of it is secret.
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
@@ -28,7 +31,7 @@ impl Backoff {
         Self { next: PAUSE_MIN, chance: Chance::new(random()) }
     }
 
-    /// How long to wait now: between half and all of the present pause; the one after is twice as long.
+    /// The pause to make now: between half and all of the current one, which is then doubled.
     pub(crate) fn pause(&mut self) -> Duration {
         let half = self.next / 2;
         let jitter = self.chance.below(u64::try_from(half.as_micros()).unwrap_or(0));
@@ -36,7 +39,7 @@ impl Backoff {
         half + Duration::from_micros(jitter)
     }
 
-    /// It worked: start from the shortest pause again.
+    /// Returns to the shortest pause after a success.
     pub(crate) fn reset(&mut self) {
         self.next = PAUSE_MIN;
     }

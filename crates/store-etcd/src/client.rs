@@ -1,4 +1,5 @@
-//! Calls to the cluster: one after another member, within a deadline, and never twice what must not be done twice.
+//! Calls to the cluster: tries one member after another within a deadline, and never repeats a
+//! request that must not be executed twice.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -17,15 +18,17 @@ use crate::proto::lease_client::LeaseClient;
 use crate::proto::watch_client::WatchClient;
 use crate::{Reach, Settings, SettingsError};
 
-/// A call that may be repeated gives up on a silent member after this part of its deadline, so that another can still answer in time.
+/// A repeatable call gives up on a silent member after this fraction of its deadline, so that
+/// another member can still answer in time.
 const PATIENCE_PARTS: u32 = 3;
-/// A cluster that has never answered here is tried for so long where each member says no: it is more likely named wrongly than restarting, and who waits
-/// shall hear why. One that has answered is waited for until the deadline.
+/// If all members refuse the connection and the cluster has never answered, calls fail after this
+/// time: the cluster is more likely configured wrongly than restarting, and the caller should get
+/// the reason soon. A cluster that has answered before is waited for until the deadline.
 const FIRST_CONTACT: Duration = Duration::from_millis(600);
-/// Refused tokens in one call before it is the user that is wrong.
+/// How many refused tokens in one call mean that the user itself is wrong.
 const MAX_RENEWALS: u32 = 3;
 
-/// What all clones of one engine share.
+/// The state that all clones of an engine share.
 pub(crate) struct Client {
     pub(crate) settings: Settings,
     pub(crate) members: Members,
@@ -33,7 +36,7 @@ pub(crate) struct Client {
     pub(crate) reach: Reach,
 }
 
-/// A connection to one member with what each request on it carries.
+/// A connection to one member, with the token for its requests.
 #[derive(Clone)]
 pub(crate) struct Line {
     pub(crate) connection: Connection,
@@ -43,7 +46,8 @@ pub(crate) struct Line {
 // === impl Line ===
 
 impl Line {
-    /// Ranges. A block list of a cluster is far above gRPC's usual 4 MiB, and a page may hold one record of any size.
+    /// For ranges. The list of blocks of a cluster exceeds gRPC's default limit of 4 MiB, and a
+    /// page may contain one record of any size.
     pub(crate) fn kv(&self) -> KvClient<tonic::transport::Channel> {
         KvClient::new(self.connection.channel.clone()).max_decoding_message_size(usize::MAX)
     }
@@ -56,7 +60,8 @@ impl Line {
         WatchClient::new(self.connection.channel.clone()).max_decoding_message_size(usize::MAX)
     }
 
-    /// A request with the token, which a member without a leader refuses at once (and ends, if it is a watch) instead of keeping it.
+    /// A request with the token. A member without a leader refuses it at once (and ends it if it is
+    /// a watch) instead of holding it.
     pub(crate) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         let metadata = request.metadata_mut();
@@ -78,7 +83,7 @@ impl Client {
         Ok(Arc::new(Self { settings, members, auth, reach: Reach::default() }))
     }
 
-    /// Connects and authenticates where that is not done already. Failing here, nothing was asked yet.
+    /// Connects and authenticates if necessary. A failure means that no request was sent.
     pub(crate) async fn line(&self) -> Result<Line, Failure> {
         self.open_line().await.inspect_err(|failure| self.reach.failed(failure))
     }
@@ -102,7 +107,7 @@ impl Client {
         Failure::of(self.members.endpoint(connection), status).shown(self.settings.cert.as_deref())
     }
 
-    /// Draws the consequences of a failure for the calls to come.
+    /// Applies the consequences of a failure to later calls.
     pub(crate) async fn learn(&self, line: &Line, failure: &Failure) {
         self.reach.failed(failure);
         match failure.class {
@@ -114,12 +119,13 @@ impl Client {
         }
     }
 
-    /// How long a member may be silent before a repeatable request goes to another.
+    /// How long a member may be silent before a repeatable request is sent to another one.
     pub(crate) fn patience(&self) -> Duration {
         self.settings.deadline / PATIENCE_PARTS
     }
 
-    /// Asks one member after another until one answers, the deadline passes, or asking again is out of the question.
+    /// Asks one member after another until one answers, the deadline passes, or the request must
+    /// not be repeated.
     pub(crate) async fn call<T, Answer>(
         &self,
         effect: Effect,
@@ -153,7 +159,7 @@ impl Client {
             if hopeless || !failure.class.worth_another_try(effect) {
                 return Err(failure);
             }
-            // Another member is asked at once; only after a full round is there a reason to wait.
+            // Another member is tried at once; a pause is useful only after all members were tried.
             let pause = if tries % self.members.count() == 0 { backoff.pause() } else { Duration::ZERO };
             let pause = if self.members.has_answered() { pause } else { pause.min(FIRST_CONTACT / 4) };
             if Instant::now() + pause >= deadline {
@@ -179,7 +185,8 @@ impl Client {
                 return Err(Failure::unreachable("etcd", reason));
             }
         };
-        // Giving up early on what cannot be asked twice would only turn an answer into a doubt.
+        // A request that must not be repeated is waited for until the deadline: giving up early
+        // would only make its outcome unknown.
         let until = match effect {
             Effect::Once => deadline,
             Effect::Read | Effect::Idempotent => deadline.min(Instant::now() + self.patience()),

@@ -16,8 +16,10 @@ use crate::{Reach, Settings, SettingsError, lease, range, watch};
 
 /// A store in an etcd v3 cluster. Cloning is cheap; clones share connections and token.
 ///
-/// Reads see what a majority has agreed upon. A commit is one transaction. One whose answer did not come in time is `Unknown` and is not
-/// repeated: a member that stood still may even carry it out later, so after an `Unknown` trust guards, not a single look.
+/// Reads return what a majority has agreed upon. A commit is one transaction. If its answer does
+/// not come in time, the result is `Unknown` and the transaction is not repeated. A stalled member
+/// may even execute it later, so after an `Unknown` callers must rely on guards and not on a single
+/// read.
 #[derive(Clone)]
 pub struct Etcd {
     client: Arc<Client>,
@@ -26,12 +28,13 @@ pub struct Etcd {
 // === impl Etcd ===
 
 impl Etcd {
-    /// A client of the cluster. Fails on settings that cannot work; connects when first used, inside a tokio runtime.
+    /// Creates a client of the cluster. Fails on settings that cannot work; connects when first
+    /// used, inside a tokio runtime.
     pub fn connect(settings: Settings) -> Result<Self, SettingsError> {
         Ok(Self { client: Client::new(settings)? })
     }
 
-    /// Whether the cluster answers, as every call and watch of this engine finds it.
+    /// Whether the cluster answers, as seen by all calls and watches of this engine.
     pub fn reach(&self) -> Reach {
         self.client.reach.clone()
     }

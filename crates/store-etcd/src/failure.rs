@@ -1,5 +1,6 @@
-//! What a failed exchange with a member means: whether it surely was not done, whether another member may do better, and what the
-//! caller is told. Decided here and nowhere else, from the gRPC status alone.
+//! Classifies a failed exchange with a member: whether the request was certainly not executed,
+//! whether another member may succeed, and which error the caller gets. This is decided here only,
+//! from the gRPC status alone.
 
 use std::error::Error;
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::path::Path;
 use russet_store::{Cause, LeaseId, StoreError};
 use tonic::{Code, ConnectError, Status};
 
-/// What a member, or the way to it, said.
+/// An error from a member or from the connection to it.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{endpoint}: {said}")]
 pub struct EtcdError {
@@ -15,26 +16,26 @@ pub struct EtcdError {
     said: String,
 }
 
-/// What a failure means for what was asked.
+/// What a failure means for the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Surely not done, and a later try or another member may do it.
+    /// Certainly not executed; a later attempt or another member may succeed.
     NotDone,
-    /// Nobody knows whether it was done.
+    /// It is unknown whether the request was executed.
     Ambiguous,
-    /// Not done: the token, or the lack of one, was refused.
+    /// Not executed: the token, or its absence, was refused.
     Token,
-    /// Not done: the revision is no longer in the log.
+    /// Not executed: the revision was compacted.
     Compacted,
-    /// Not done: there is no such lease.
+    /// Not executed: there is no such lease.
     NoLease,
-    /// Not done: there is such a lease already.
+    /// Not executed: there is such a lease already.
     LeaseExists,
-    /// Not done: the server's space quota is used up.
+    /// Not executed: the server's space quota is used up.
     Full,
     /// The cluster found its own data corrupt.
     Corrupt,
-    /// Not done, and it never will be.
+    /// Not executed, and a repetition would be refused, too.
     Refused,
 }
 
@@ -43,20 +44,21 @@ pub(crate) enum Class {
 pub(crate) struct Failure {
     pub(crate) class: Class,
     pub(crate) error: EtcdError,
-    /// The connection itself is suspect, and must not be used again.
+    /// The connection itself is suspect and must not be used again.
     pub(crate) transport: bool,
-    /// An earlier try of the same call may have taken effect.
+    /// An earlier attempt of the same call may have taken effect.
     pub(crate) after_unknown: bool,
-    /// The member said no to the connection, or it cannot be tried: the next try will fare alike, unless something changes there.
+    /// The member refused the connection, or it cannot be attempted: further attempts will fail in
+    /// the same way until something changes there.
     pub(crate) definite: bool,
 }
 
-/// What a call does to the store, which decides whether it may be sent twice and how it fails.
+/// What a call does to the store. It decides whether the call may be repeated and how it fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Changes nothing: may be sent again and again.
+    /// Changes nothing: may be repeated.
     Read,
-    /// Twice is as good as once.
+    /// May be repeated: executing it twice has the same effect as once.
     Idempotent,
     /// Must not be sent again once it may have arrived.
     Once,
@@ -65,7 +67,7 @@ pub(crate) enum Effect {
 // === impl EtcdError ===
 
 impl EtcdError {
-    /// The endpoint, and what was said there.
+    /// The endpoint and its message.
     pub(crate) fn parts(&self) -> (&str, &str) {
         (&self.endpoint, &self.said)
     }
@@ -74,7 +76,8 @@ impl EtcdError {
 // === impl Class ===
 
 impl Class {
-    /// Whether the same request may succeed at once on another member, or here later. An ambiguous one only where twice does no harm.
+    /// Whether the same request may succeed at once on another member, or later here. An ambiguous
+    /// failure allows that only if a repetition does no harm.
     pub(crate) fn worth_another_try(self, effect: Effect) -> bool {
         match self {
             Self::NotDone | Self::Token => true,
@@ -83,18 +86,19 @@ impl Class {
         }
     }
 
-    /// Reads a status that came from a member. The texts are etcd's (api/v3rpc/rpctypes/error.go), because its codes say too little.
+    /// Classifies a status from a member. The texts are etcd's (api/v3rpc/rpctypes/error.go),
+    /// because its codes are too coarse.
     fn of_answer(code: Code, message: &str) -> Self {
         let says = |text: &str| message.contains(text);
         match code {
             Code::Unauthenticated => Self::Token,
-            // The interceptors that ask these come before the handler, so nothing was proposed.
+            // These checks are made by interceptors before the handler, so nothing was proposed.
             Code::Unavailable if says("no leader") || says("not capable") || says("for learner") => {
                 Self::NotDone
             }
             Code::ResourceExhausted if says("database space exceeded") => Self::Full,
             Code::ResourceExhausted if says("too many requests") => Self::NotDone,
-            // Raft refuses before the entry is appended.
+            // Raft refuses before it appends the entry.
             Code::Unknown if says("proposal dropped") => Self::NotDone,
             Code::Unknown | Code::InvalidArgument
                 if says("revision of auth store is old")
@@ -122,7 +126,7 @@ impl Class {
 // === impl Failure ===
 
 impl Failure {
-    /// Reads the status of a failed call to `endpoint`.
+    /// Classifies the status of a failed call to `endpoint`.
     pub(crate) fn of(endpoint: &str, status: &Status) -> Self {
         let unready = status.message().starts_with("Service was not ready");
         let transport = unready || status.source().is_some();
@@ -135,22 +139,23 @@ impl Failure {
         Self { definite, ..Self::new(class, endpoint, sentence(status), transport) }
     }
 
-    /// No answer in time.
+    /// There was no answer in time.
     pub(crate) fn silence(endpoint: &str, waited: std::time::Duration) -> Self {
         Self::new(Class::Ambiguous, endpoint, format!("no answer within {waited:?}"), true)
     }
 
-    /// Could not even connect.
+    /// The connection could not be opened.
     pub(crate) fn unreachable(endpoint: &str, reason: impl Into<String>) -> Self {
         Self::new(Class::NotDone, endpoint, reason.into(), true)
     }
 
-    /// Cannot be connected to, for a reason that waiting does not remove: refused, no such name, certificates that do not fit.
+    /// The connection cannot be opened for a reason that waiting does not remove: refused, unknown
+    /// name, certificates that do not match.
     pub(crate) fn no_way(endpoint: &str, reason: impl Into<String>) -> Self {
         Self { definite: true, ..Self::unreachable(endpoint, reason) }
     }
 
-    /// An answer that does not fit the question.
+    /// The answer does not match the request.
     pub(crate) fn nonsense(endpoint: &str, reason: &str) -> Self {
         Self::new(Class::Corrupt, endpoint, reason.to_owned(), false)
     }
@@ -160,7 +165,8 @@ impl Failure {
         Self { class, error, transport, after_unknown: false, definite: false }
     }
 
-    /// After a server's refusal within TLS: which certificate it was shown. With TLS 1.3 that comes after the handshake.
+    /// After a TLS alert from the server: adds which client certificate was presented. With TLS 1.3
+    /// the alert comes after the handshake.
     pub(crate) fn shown(mut self, certificate: Option<&Path>) -> Self {
         if self.error.said.contains("received fatal alert") && !self.error.said.contains("client certificate")
         {
@@ -172,7 +178,7 @@ impl Failure {
         self
     }
 
-    /// What the caller of the store is told.
+    /// The error for the caller of the store.
     pub(crate) fn told(self, operation: String, effect: Effect) -> StoreError {
         let unknown = effect != Effect::Read && (self.after_unknown || self.class == Class::Ambiguous);
         let reason = self.error.to_string();
@@ -191,7 +197,7 @@ impl Failure {
         }
     }
 
-    /// The same for a call that is about a lease.
+    /// The same for a call about a lease.
     pub(crate) fn told_of_lease(self, lease: LeaseId, operation: String, effect: Effect) -> StoreError {
         match self.class {
             Class::NoLease => StoreError::NoLease { lease },
@@ -200,15 +206,15 @@ impl Failure {
     }
 }
 
-/// Whether the request found no connection to leave by.
+/// Whether there was no connection for the request.
 fn never_connected(status: &Status) -> bool {
     causes(status).any(|cause| cause.downcast_ref::<ConnectError>().is_some())
 }
 
-/// Whether TLS is what failed: certificates do not get better while a call waits.
+/// Whether TLS failed: waiting does not change certificates.
 pub(crate) fn is_tls(error: Option<&(dyn Error + 'static)>) -> bool {
     chain(error).any(|cause| {
-        // What an `io::Error` carries is not among its sources.
+        // The error inside an `io::Error` is not among its sources.
         let carried = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         cause.is::<rustls::Error>() || carried.is_some_and(|carried| carried.is::<rustls::Error>())
     })
@@ -218,7 +224,7 @@ fn causes(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {
     chain(status.source())
 }
 
-/// An error and all that lies beneath it.
+/// An error and its sources.
 pub(crate) fn chain<'a>(
     mut next: Option<&'a (dyn Error + 'static)>,
 ) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
@@ -229,7 +235,7 @@ pub(crate) fn chain<'a>(
     })
 }
 
-/// One line: the status and what lies beneath it, without control bytes.
+/// The status and its sources in one line, without control characters.
 fn sentence(status: &Status) -> String {
     let mut parts = vec![match status.message() {
         "" => status.code().to_string(),
@@ -243,7 +249,7 @@ fn sentence(status: &Status) -> String {
     printable(&parts.join(": "))
 }
 
-/// Somebody else's words as they may stand in a log.
+/// Replaces control characters in text from outside, for logs.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
@@ -257,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_surely_not_done_may_be_sent_again() {
+    fn only_requests_that_were_certainly_not_executed_are_repeated() {
         for (code, message) in [
             (Code::Unavailable, "etcdserver: leader changed"),
             (Code::Unavailable, "etcdserver: request timed out"),
@@ -283,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn the_class_decides_what_the_caller_is_told() {
+    fn the_class_determines_the_error_for_the_caller() {
         let told = |code, message, effect| {
             Failure::of("http://a:2379", &Status::new(code, message)).told("commit".to_owned(), effect)
         };
@@ -303,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retried_call_that_was_unknown_once_stays_unknown() {
+    fn a_repeated_call_stays_unknown_after_an_unknown_attempt() {
         let mut failure = Failure::unreachable("http://a:2379", "connection refused");
         failure.after_unknown = true;
         assert!(matches!(
@@ -314,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_servers_words_cannot_draw_on_the_terminal() {
+    fn control_characters_in_a_servers_message_are_replaced() {
         let failure = Failure::of("http://a:2379", &Status::new(Code::Unknown, "\u{1b}[2Jgone\n"));
         assert!(!failure.error.to_string().chars().any(char::is_control));
     }

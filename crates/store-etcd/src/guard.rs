@@ -1,5 +1,6 @@
-//! One commit as one transaction: its guards as comparisons, its steps as operations, and on failure a read of every guarded key, which
-//! names the step that failed (calico-ipam.md section 2.1).
+//! One commit as one transaction: its guards become comparisons, its steps operations, and its
+//! failure branch a read of every guarded key, which identifies the step that failed
+//! (calico-ipam.md section 2.1).
 
 use russet_model::Key;
 use russet_store::{CommitError, LeaseId, Revision, Step, StoreError};
@@ -11,11 +12,11 @@ use crate::proto::{
     Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest, TxnResponse,
 };
 
-/// A transaction, and what is needed to understand its failure.
+/// A transaction, with the data that is needed to explain its failure.
 pub(crate) struct Transaction {
     pub(crate) request: TxnRequest,
     guards: Vec<Guard>,
-    /// Each lease that a step names, with the first step that does.
+    /// Each lease that a step names, with the first step that names it.
     pub(crate) leases: Vec<(usize, LeaseId)>,
 }
 
@@ -35,7 +36,7 @@ enum Demand {
 // === impl Transaction ===
 
 impl Transaction {
-    /// Translates steps that [`russet_store::check_steps`] has passed.
+    /// Translates steps that have passed [`russet_store::check_steps`].
     pub(crate) fn new(steps: Vec<Step>) -> Self {
         let mut request = TxnRequest::default();
         let mut guards = Vec::new();
@@ -63,7 +64,7 @@ impl Transaction {
         Self { request, guards, leases }
     }
 
-    /// Which step's guard failed, from what the keys were at that moment.
+    /// The step whose guard failed, determined from the state of the keys at that moment.
     pub(crate) fn verdict(&self, answer: &TxnResponse) -> CommitError {
         let seen = answer.responses.iter().map(|response| match &response.response {
             Some(Response::ResponseRange(range)) => {
@@ -106,7 +107,8 @@ impl Demand {
             Self::Absent => (CompareTarget::Version, CompareResult::Equal, TargetUnion::Version(0)),
             Self::Present => (CompareTarget::Version, CompareResult::Greater, TargetUnion::Version(0)),
             Self::At(revision) => {
-                // A missing key has revision 0 to etcd, and nobody can have read that: -1 is never equal.
+                // etcd treats a missing key as revision 0, which no read ever returned: -1 is never
+                // equal.
                 let of_etcd = i64::try_from(revision.0).ok().filter(|revision| *revision > 0).unwrap_or(-1);
                 (CompareTarget::Mod, CompareResult::Equal, TargetUnion::ModRevision(of_etcd))
             }
@@ -120,7 +122,7 @@ impl Demand {
     }
 }
 
-/// Reads a key's revision, not its value.
+/// Reads a key's revision without its value.
 fn look(key: &Key) -> RequestOp {
     let range = RangeRequest { key: key.as_str().into(), keys_only: true, ..RangeRequest::default() };
     RequestOp { request: Some(Request::RequestRange(range)) }
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn each_guarded_step_is_compared_and_looked_at_and_a_put_is_not() {
+    fn guarded_steps_are_compared_and_read_and_puts_are_not() {
         let steps = vec![
             Step::put(key("a"), "1"),
             Step::create(key("b"), "2"),

@@ -1,4 +1,5 @@
-//! Leases: granted under an id of our own choosing, so that a lost answer can be asked for again.
+//! Leases, granted under an id of our own choice, so that a request whose answer was lost can be
+//! repeated.
 
 use std::time::Duration;
 
@@ -9,7 +10,8 @@ use crate::client::{Client, Line};
 use crate::failure::{Class, Effect};
 use crate::proto::{LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest};
 
-/// Ids that may turn out to be taken before something is wrong: with 63 random bits, one already is.
+/// How many ids may be in use already before that is an error: with 63 random bits, one is
+/// unlikely.
 const MAX_IDS: usize = 3;
 
 /// Opens a lease of at least `ttl`; etcd counts whole seconds.
@@ -26,7 +28,7 @@ pub(crate) async fn grant(client: &Client, ttl: Duration) -> Result<LeaseId, Sto
         };
         match client.call(Effect::Idempotent, ask).await {
             Ok(granted) => return Ok(lease(granted.id)),
-            // The try before this one did it, and its answer was lost.
+            // The previous attempt was executed, and its answer was lost.
             Err(failure) if failure.class == Class::LeaseExists && failure.after_unknown => {
                 return Ok(lease(id));
             }
@@ -36,7 +38,7 @@ pub(crate) async fn grant(client: &Client, ttl: Duration) -> Result<LeaseId, Sto
     }
 }
 
-/// Gives a lease its full time again.
+/// Renews a lease to its full time.
 pub(crate) async fn keep_alive(client: &Client, id: LeaseId) -> Result<Duration, StoreError> {
     let ask = |line: Line| {
         let message = LeaseKeepAliveRequest { id: number(id) };
@@ -65,13 +67,15 @@ pub(crate) async fn revoke(client: &Client, id: LeaseId) -> Result<(), StoreErro
     };
     match client.call(Effect::Idempotent, ask).await {
         Ok(_) => Ok(()),
-        // The try before this one did it, and its answer was lost; or it ran out meanwhile, which is as good.
+        // The previous attempt was executed and its answer was lost, or the lease has expired
+        // meanwhile; both are success.
         Err(failure) if failure.class == Class::NoLease && failure.after_unknown => Ok(()),
         Err(failure) => Err(failure.told_of_lease(id, format!("revoke lease {}", id.0), Effect::Idempotent)),
     }
 }
 
-/// Which of the leases that a refused commit named is gone, with the step that named it. etcd does not say.
+/// Which of the leases that a refused commit named does not exist, with the step that named it.
+/// etcd does not report that.
 pub(crate) async fn missing(client: &Client, leases: &[(usize, LeaseId)]) -> Option<(usize, LeaseId)> {
     if let [only] = leases {
         return Some(*only);
@@ -88,7 +92,7 @@ pub(crate) async fn missing(client: &Client, leases: &[(usize, LeaseId)]) -> Opt
     leases.first().copied()
 }
 
-/// etcd's numbers have a sign, which never shows in those that it gives.
+/// etcd's lease ids are signed, but never negative.
 pub(crate) fn number(id: LeaseId) -> i64 {
     id.0.cast_signed()
 }

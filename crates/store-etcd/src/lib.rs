@@ -1,8 +1,10 @@
-//! The etcd engines of the store (ARCHITECTURE.md, "The store"): [`Etcd`] for v3, what `russet agent` and `russet ipam` hold when the location is
-//! `etcd:...`, and [`EtcdV2`] for the keys API of old peers.
+//! The etcd engines of the store (ARCHITECTURE.md, "The store"): [`Etcd`] for v3, which `russet
+//! agent` and `russet ipam` use for the location `etcd:...`, and [`EtcdV2`] for the keys API of old
+//! peers.
 //!
-//! On v3 one commit is one guarded transaction, one watch survives whatever happens to members and connections, and a transaction whose
-//! outcome nobody knows is never repeated. Records are what Calico writes (calico-ipam.md sections 1.1 and 2.1), so Go peers share them.
+//! On v3, a commit is one guarded transaction, a watch survives the loss of members and
+//! connections, and a transaction with unknown outcome is never repeated. Records are stored as
+//! Calico writes them (calico-ipam.md sections 1.1 and 2.1), so Go peers share them.
 
 mod auth;
 mod backoff;

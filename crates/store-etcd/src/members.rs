@@ -1,4 +1,5 @@
-//! The members of the cluster as seen from here: one connection each, opened when needed, and which of them is asked first.
+//! The members of the cluster: one connection each, opened when needed, and which of them is asked
+//! first.
 
 use std::io;
 use std::net::IpAddr;
@@ -19,22 +20,24 @@ use crate::failure::{Failure, chain};
 use crate::tls::{Tls, address};
 use crate::{Settings, SettingsError};
 
-/// Longest wait for a connection, TLS included, before another member is tried. Within a site it takes milliseconds.
+/// The longest wait for a connection, including TLS, before another member is tried. Within a site
+/// a connection takes milliseconds.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Pings find a member that stands still while a watch waits. etcd hangs up on whoever pings more often than every 5 s, or while idle.
+/// Pings detect a stalled member while a watch waits. etcd closes connections that ping more often
+/// than every 5 s, or while idle.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
-/// What gRPC is carried by.
+/// The ALPN protocol of gRPC.
 const PROTOCOL: &[u8] = b"h2";
 
-/// Every endpoint, and the one in use.
+/// All endpoints, and which one is in use.
 pub(crate) struct Members {
     slots: Vec<Slot>,
-    /// Counts up for ever; modulo the number of slots it is the one in use.
+    /// Incremented without limit; modulo the number of slots it is the slot in use.
     current: AtomicUsize,
-    /// Numbers connections, so that a late complaint does not close a newer one.
+    /// Numbers connections, so that a late failure does not close a newer one.
     opened: AtomicU64,
-    /// A member has answered once: its absence may be a restart, and is waited for.
+    /// Whether a member has ever answered: its absence may then be a restart, which is waited for.
     answered: AtomicBool,
 }
 
@@ -54,30 +57,30 @@ pub(crate) struct Connection {
 // === impl Members ===
 
 impl Members {
-    /// Refuses settings whose certificates cannot be used; connects to nothing.
+    /// Refuses settings whose certificates cannot be used. Does not connect.
     pub(crate) fn new(settings: &Settings) -> Result<Self, SettingsError> {
         for endpoint in &settings.endpoints {
             prepare(settings, endpoint)?;
         }
         let slots = settings.endpoints.iter().cloned();
         let slots: Vec<Slot> = slots.map(|endpoint| Slot { endpoint, channel: Mutex::new(None) }).collect();
-        // A thousand nodes with the same list shall not all ask its first member.
+        // A thousand nodes with the same list must not all ask its first member.
         let first = random() % slots.len().max(1) as u64;
         let current = AtomicUsize::new(usize::try_from(first).unwrap_or(0));
         Ok(Self { slots, current, opened: AtomicU64::new(0), answered: AtomicBool::new(false) })
     }
 
-    /// How many endpoints there are.
+    /// The number of endpoints.
     pub(crate) fn count(&self) -> usize {
         self.slots.len()
     }
 
-    /// A member has answered.
+    /// Records that a member has answered.
     pub(crate) fn set_answered(&self) {
         self.answered.store(true, Ordering::Relaxed);
     }
 
-    /// Whether any member ever answered here.
+    /// Whether any member has ever answered.
     pub(crate) fn has_answered(&self) -> bool {
         self.answered.load(Ordering::Relaxed)
     }
@@ -90,7 +93,8 @@ impl Members {
         &self.slot(connection.turn).endpoint
     }
 
-    /// The connection in use. When it cannot be opened the next caller, or the next try, gets another member's.
+    /// The connection in use. If it cannot be opened, the next caller or the next attempt gets that
+    /// of another member.
     pub(crate) async fn connection(&self, settings: &Settings) -> Result<Connection, Failure> {
         let (turn, slot, mut held) = loop {
             let turn = self.current.load(Ordering::Relaxed);
@@ -99,7 +103,8 @@ impl Members {
             if let Some((number, channel)) = &*held {
                 return Ok(Connection { channel: channel.clone(), turn, number: *number });
             }
-            // Whoever waited here while somebody else found the member dead does not try it again.
+            // A caller that waited here while another one found the member dead does not try it
+            // again.
             if self.current.load(Ordering::Relaxed) == turn {
                 break (turn, slot, held);
             }
@@ -111,7 +116,7 @@ impl Members {
         Ok(Connection { channel, turn, number })
     }
 
-    /// Something failed there: the next call goes to another member, and a suspect connection is given up.
+    /// Moves on to another member after a failure, and drops a suspect connection.
     pub(crate) async fn leave(&self, connection: &Connection, failure: &Failure) {
         tracing::debug!(error = %failure.error, "etcd member left");
         if failure.transport {
@@ -124,15 +129,16 @@ impl Members {
     }
 
     fn leave_turn(&self, turn: usize) {
-        // Only the first of those who complain about the same member moves on.
+        // Several failures of the same member move on only once.
         let next = turn.wrapping_add(1);
         let _ = self.current.compare_exchange(turn, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
-/// Connects to a member. A name is looked up by itself first, so that its failure is named as one.
+/// Connects to a member. A host name is resolved separately first, so that the error names a failed
+/// resolution.
 async fn open(settings: &Settings, endpoint: &str) -> Result<Channel, Failure> {
-    // The files are read here and now: certificates get renewed.
+    // The files are read for each connection, because certificates get renewed.
     let (prepared, tls) =
         prepare(settings, endpoint).map_err(|error| Failure::no_way(endpoint, error.to_string()))?;
     if let Some(host) = name_of(&prepared) {
@@ -164,14 +170,14 @@ async fn open(settings: &Settings, endpoint: &str) -> Result<Channel, Failure> {
     }
 }
 
-/// The host of an endpoint that is given by its name.
+/// The host of an endpoint if it is a name and not an address.
 fn name_of(endpoint: &Endpoint) -> Option<&str> {
     let host = endpoint.uri().host()?;
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     bare.parse::<IpAddr>().is_err().then_some(host)
 }
 
-/// Whether the member, or the network before it, was only too slow.
+/// Whether the member, or the network, was only too slow.
 fn is_slow(error: &tonic::transport::Error) -> bool {
     let timed_out = |cause: &(dyn std::error::Error + 'static)| {
         cause.downcast_ref::<io::Error>().is_some_and(|cause| cause.kind() == io::ErrorKind::TimedOut)
@@ -179,11 +185,11 @@ fn is_slow(error: &tonic::transport::Error) -> bool {
     chain(Some(error)).any(timed_out)
 }
 
-/// An endpoint ready to connect, with the certificates as the files have them now.
+/// An endpoint that is ready to connect, with the current contents of the certificate files.
 fn prepare(settings: &Settings, endpoint: &str) -> Result<(Endpoint, Option<Secured>), SettingsError> {
     let refused = |reason: String| SettingsError::Tls { endpoint: endpoint.to_owned(), reason };
     let tls = Tls::new(settings, endpoint, PROTOCOL)?;
-    // With a scheme of https tonic would speak TLS by itself; members are told the true one by the origin.
+    // With the scheme https tonic would use TLS by itself; the origin carries the true scheme.
     let plain = endpoint.replacen("https:", "http:", 1);
     let origin: Uri = endpoint.parse().map_err(|_| refused("not a URL".to_owned()))?;
     let prepared = Endpoint::from_shared(plain)
@@ -217,7 +223,8 @@ impl Service<Uri> for Secured {
             let (host, port) =
                 address(&uri.to_string()).ok_or_else(|| io::Error::other("no host and port"))?;
             let tcp = TcpStream::connect((host.as_str(), port)).await?;
-            // Small requests, small answers: waiting to fill a segment only costs time. Failing to say so does no harm.
+            // Small requests and answers: waiting to fill a segment would only delay them. A
+            // failure does no harm.
             let _ = tcp.set_nodelay(true);
             let stream = tls.connect(tcp).await.map_err(io::Error::other)?;
             match stream.get_ref().1.alpn_protocol() {
@@ -228,7 +235,7 @@ impl Service<Uri> for Secured {
     }
 }
 
-/// An error with what lies beneath it in one line; tonic's alone says only "transport error".
+/// An error and its sources in one line; tonic's own message is only "transport error".
 fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut parts: Vec<String> = chain(Some(error)).map(ToString::to_string).collect();
     parts.dedup();

@@ -1,4 +1,5 @@
-//! Reads: one record, or all under a prefix, page by page at one revision, so that no answer is larger than a page.
+//! Reads: one record, or all under a prefix, in pages at one revision, so that no answer is larger
+//! than a page.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -19,29 +20,32 @@ mod parts;
 
 use parts::Parts;
 
-/// What a page should weigh: far above the cost of a round trip, and little enough for a slow link to carry it before the member counts
-/// as silent (10 Mbit/s with the default deadline).
+/// The target size of a page: far above the cost of a round trip, and small enough for a slow link
+/// to transfer it before the member counts as silent (10 Mbit/s with the default deadline).
 const PAGE_BYTES: usize = 4 << 20;
-/// Records in the first page, when nothing is known of their size; at 1.4 MB each it is the largest page there is.
+/// Records in the first page, when their size is unknown; at 1.4 MB each it is the largest page.
 const FIRST_PAGE: usize = 16;
-/// Most records in a page. Also what a page grows by, at most, is fourfold: small records may be followed by large ones.
+/// The most records in a page. A page grows at most fourfold, because small records may be followed
+/// by large ones.
 const MAX_PAGE: usize = 40_000;
 const MAX_GROWTH: usize = 4;
-/// Turns of the runtime that a request gets to leave before something else has the thread.
+/// How often the runtime's other tasks may run so that a request is sent before the thread does
+/// other work.
 const SENDING_STEPS: usize = 4;
-/// Listings begun anew because the log was compacted under them. Compactions are minutes apart, pages milliseconds.
+/// How often a listing is restarted because the log was compacted. Compactions are minutes apart,
+/// pages milliseconds.
 const MAX_RESTARTS: usize = 5;
 
 type Answer = Result<RangeResponse, Failure>;
 
-/// A page under way.
+/// A requested page.
 enum Lane<'a> {
     Asked(Pin<Box<dyn Future<Output = Answer> + Send + 'a>>),
-    /// And here; taken once.
+    /// It has arrived; taken once.
     Answered(Option<Answer>),
 }
 
-/// Reads one record, as a majority has it.
+/// Reads one record, as agreed by a majority.
 pub(crate) async fn get(client: &Client, key: &Key) -> Result<Option<Record>, StoreError> {
     let request = RangeRequest { key: key.as_str().into(), ..RangeRequest::default() };
     let answer = page(client, &request).await;
@@ -49,7 +53,7 @@ pub(crate) async fn get(client: &Client, key: &Key) -> Result<Option<Record>, St
     Ok(answer.kvs.into_iter().next().and_then(record))
 }
 
-/// Reads one record, as a majority has it, and by which lease it lives.
+/// Reads one record, as agreed by a majority, with the lease that it depends on.
 pub(crate) async fn tenure(client: &Client, key: &Key) -> Result<Option<(Record, Tenure)>, StoreError> {
     let request = RangeRequest { key: key.as_str().into(), ..RangeRequest::default() };
     let answer = page(client, &request).await;
@@ -63,18 +67,18 @@ pub(crate) async fn tenure(client: &Client, key: &Key) -> Result<Option<(Record,
     }))
 }
 
-/// Reads all records under a prefix, as they were at one moment.
+/// Reads all records under a prefix, at one revision.
 pub(crate) async fn list(client: &Client, prefix: &Prefix) -> Result<Snapshot, StoreError> {
     let (records, revision) = collected(client, prefix, false, |record| record).await?;
     Ok(Snapshot { records, revision })
 }
 
-/// Reads all keys under a prefix; values stay where they are.
+/// Reads all keys under a prefix, without their values.
 pub(crate) async fn keys(client: &Client, prefix: &Prefix) -> Result<Vec<Key>, StoreError> {
     Ok(collected(client, prefix, true, |record| record.key).await?.0)
 }
 
-/// Whether there is a key under a prefix: one key is all that is carried, however many there are.
+/// Whether there is a key under a prefix; transfers at most one key.
 pub(crate) async fn holds(client: &Client, prefix: &Prefix) -> Result<bool, StoreError> {
     let (key, range_end) = range_of(prefix);
     let request = RangeRequest { key, range_end, limit: 1, keys_only: true, ..RangeRequest::default() };
@@ -102,7 +106,8 @@ async fn collected<T>(
     }
 }
 
-/// Hands out all records under a prefix, as they were at one moment, holding a few pages at a time. A log that is compacted meanwhile fails it.
+/// Passes all records under a prefix, at one revision, to `take`, with only a few pages in memory.
+/// Fails if the log is compacted meanwhile.
 pub(crate) async fn scan(
     client: &Client,
     prefix: &Prefix,
@@ -111,7 +116,7 @@ pub(crate) async fn scan(
     scan_marked(client, prefix, &mut unmarked, take).await
 }
 
-/// The same for a caller who can tell where keys are.
+/// The same for a caller that knows where keys are.
 pub(crate) async fn scan_marked(
     client: &Client,
     prefix: &Prefix,
@@ -139,7 +144,7 @@ where
         parts.ask(send);
         let answer = poll_fn(|context| first_answer(&mut parts, context)).await?;
         parts.answered(&answer)?;
-        // The member works on what comes next while this page is taken.
+        // The member prepares the next page while this one is processed.
         parts.ask(send);
         sent(&mut parts).await;
         answer.kvs.into_iter().filter_map(record).for_each(&mut *take);
@@ -147,7 +152,7 @@ where
     Ok(revision(parts.revision()))
 }
 
-/// Goes on with all that is under way; ready when the first of it is there.
+/// Advances all requested pages; ready when the first of them has arrived.
 fn first_answer(parts: &mut Parts<Lane<'_>>, context: &mut Context<'_>) -> Poll<Answer> {
     parts.under_way().for_each(|lane| lane.poll(context));
     match parts.first() {
@@ -156,7 +161,8 @@ fn first_answer(parts: &mut Parts<Lane<'_>>, context: &mut Context<'_>) -> Poll<
     }
 }
 
-/// Lets the tasks of the connection, two in a row, take up the requests. Should more be needed, they leave later: a loss of time only.
+/// Lets the two tasks of the connection process the requests. If more turns are needed, the
+/// requests are sent later, which only costs time.
 async fn sent(parts: &mut Parts<Lane<'_>>) {
     for _ in 0..SENDING_STEPS {
         poll_fn(|context| {
@@ -180,12 +186,12 @@ impl Lane<'_> {
     }
 }
 
-/// Knows of no marks.
+/// Provides no marks.
 fn unmarked(_: &Key) -> Vec<Key> {
     Vec::new()
 }
 
-/// The first key behind all that share everything up to the last `/` with this one.
+/// The first key after all keys that share everything up to the last `/` with this one.
 fn directory_end(key: &[u8]) -> Option<Vec<u8>> {
     let slash = key.iter().rposition(|byte| *byte == b'/')?;
     let mut end = key[..=slash].to_vec();
@@ -193,7 +199,7 @@ fn directory_end(key: &[u8]) -> Option<Vec<u8>> {
     Some(end)
 }
 
-/// Whether a range that ends at `own` ends before `end`, where a single 0 means: never.
+/// Whether `own` is before `end`; an `end` of a single 0 byte means unlimited.
 fn is_before(own: &[u8], end: &[u8]) -> bool {
     end == [0] || own < end
 }
@@ -213,7 +219,8 @@ async fn page(client: &Client, request: &RangeRequest) -> Result<RangeResponse, 
     }
 }
 
-/// How many records the next page should have, going by those of the last; and whether it may have as many as fit.
+/// The number of records for the next page, based on the size of those in the last one; and whether
+/// it may contain as many as fit.
 fn next_limit(limit: i64, kvs: &[KeyValue]) -> (i64, bool) {
     let bytes: usize = kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
     let fitting = (PAGE_BYTES * kvs.len()).checked_div(bytes).unwrap_or(FIRST_PAGE).min(MAX_PAGE);
@@ -221,21 +228,23 @@ fn next_limit(limit: i64, kvs: &[KeyValue]) -> (i64, bool) {
     (i64::try_from(fitting.clamp(1, most.max(1))).unwrap_or(1), fitting <= most)
 }
 
-/// The range of all keys that begin with the prefix: from the prefix to the same with its last byte one higher.
+/// The range of all keys with the prefix: from the prefix to the same with its last byte
+/// incremented.
 pub(crate) fn range_of(prefix: &Prefix) -> (Vec<u8>, Vec<u8>) {
     let start = prefix.as_str().as_bytes().to_vec();
     if start.is_empty() {
         return (vec![0], vec![0]);
     }
     let mut end = start.clone();
-    // Prefixes are UTF-8, so that no byte is 255 and adding one cannot overflow.
+    // Prefixes are UTF-8, so no byte is 255 and the increment cannot overflow.
     if let Some(last) = end.last_mut() {
         *last += 1;
     }
     (start, end)
 }
 
-/// A record of ours. Keys that are no text cannot be anybody's whose data we share, and are passed over.
+/// A record. Keys that are not text belong to none of the programs that share data with us, and are
+/// skipped.
 pub(crate) fn record(kv: KeyValue) -> Option<Record> {
     let key = key(kv.key)?;
     Some(Record { key, value: kv.value, revision: revision(kv.mod_revision) })
@@ -245,7 +254,7 @@ pub(crate) fn key(bytes: Vec<u8>) -> Option<Key> {
     String::from_utf8(bytes).ok().map(Key::from_stored)
 }
 
-/// etcd counts with a sign and begins at 1.
+/// etcd's revisions are signed and begin at 1.
 pub(crate) fn revision(of_etcd: i64) -> Revision {
     Revision(u64::try_from(of_etcd).unwrap_or(0))
 }
@@ -265,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_follow_the_size_of_what_they_hold() {
+    fn page_limits_follow_the_size_of_records() {
         let kvs = |count: usize, bytes: usize| {
             let kv = KeyValue { key: Vec::new(), mod_revision: 1, value: vec![0; bytes], lease: 0 };
             vec![kv; count]
@@ -279,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_no_text_is_passed_over() {
+    fn a_key_that_is_not_text_is_skipped() {
         assert_eq!(record(KeyValue { key: vec![0xff], mod_revision: 1, value: Vec::new(), lease: 0 }), None);
     }
 }

@@ -1,5 +1,6 @@
-//! Whether the cluster answers. Both engines report every exchange here; the log gets one line when it is lost and one when it is back,
-//! whatever number of calls and watches fail meanwhile.
+//! Tracks whether the cluster answers. Both engines report every exchange here; the log gets one
+//! line when the cluster is lost and one when it is back, independent of the number of failing
+//! calls and watches.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,35 +11,37 @@ use tokio::time::Instant;
 
 use crate::failure::{Class, Failure};
 
-/// Whether a cluster answers, and why not. Clones share what they know.
+/// Whether a cluster answers, and why not. Clones share the state.
 #[derive(Debug, Clone, Default)]
 pub struct Reach(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Whether the last exchange was answered: then another answer changes nothing, and takes no lock.
+    /// Whether the last exchange was answered; then a further answer changes nothing and takes no
+    /// lock.
     fine: AtomicBool,
     trouble: Mutex<Trouble>,
 }
 
 #[derive(Debug, Default)]
 struct Trouble {
-    /// Whether it ever answered. A start without etcd is the caller's to report.
+    /// Whether it ever answered. The caller reports a start without etcd.
     answered: bool,
     /// The first failure since the last answer.
     since: Option<Instant>,
     warned: bool,
-    /// What was said last of each endpoint.
+    /// The last error of each endpoint.
     reasons: BTreeMap<String, String>,
 }
 
-/// A cluster without an answer for this long is lost. Above an election and a member's restart.
+/// A cluster without an answer for this long counts as lost. Longer than an election and a member's
+/// restart.
 const LOST_AFTER: Duration = Duration::from_secs(10);
 
 // === impl Reach ===
 
 impl Reach {
-    /// Whether nothing has answered for 10 s of trying.
+    /// Whether attempts have failed for at least 10 s.
     pub fn is_lost(&self) -> bool {
         self.0.trouble().since.is_some_and(|since| since.elapsed() >= LOST_AFTER)
     }
@@ -49,7 +52,7 @@ impl Reach {
         (!trouble.reasons.is_empty()).then(|| trouble.text())
     }
 
-    /// A member answered, be it with a refusal.
+    /// A member answered, possibly with a refusal.
     pub(crate) fn answered(&self) {
         if self.0.fine.load(Ordering::Relaxed) {
             return;
@@ -90,7 +93,7 @@ impl Reach {
 
 impl Shared {
     fn trouble(&self) -> MutexGuard<'_, Trouble> {
-        // Each change leaves it whole.
+        // Every change leaves the value consistent, so poisoning does not matter.
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -113,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_cluster_is_lost_after_ten_seconds_of_failures_and_found_with_the_first_answer() {
+    async fn a_cluster_is_lost_after_ten_seconds_of_failures_until_the_first_answer() {
         let reach = Reach::default();
         reach.answered();
         reach.failed(&refused("http://a:1"));
@@ -134,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_election_is_no_loss_and_a_start_without_etcd_is_not_warned_of_here() {
+    async fn an_election_is_no_loss_and_a_start_without_etcd_logs_no_warning() {
         let reach = Reach::default();
         for _ in 0..30 {
             reach.failed(&refused("http://a:1"));

@@ -1,20 +1,19 @@
-//! A secret that no log, error or debugger line can show. Used for passwords and tokens.
+//! A secret that is never printed in logs, errors or debug output; for passwords and tokens.
 
 use std::fmt;
 
-/// Text that does not print.
+/// Text that is not printed by `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 // === impl Secret ===
 
 impl Secret {
-    /// Hides `text` from here on.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// The text itself, for the request that carries it.
+    /// The text, for the request that carries it.
     pub(crate) fn reveal(&self) -> &str {
         &self.0
     }

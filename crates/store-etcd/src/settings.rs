@@ -1,4 +1,5 @@
-//! How to reach a cluster: endpoints, certificates and credentials, checked before anything connects.
+//! The settings of a connection to a cluster: endpoints, certificates and credentials, checked
+//! before the first connection.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -10,35 +11,36 @@ use tonic::transport::Uri;
 use crate::Secret;
 use crate::tls::address;
 
-/// What a location of this engine begins with: `etcd:http://10.0.0.1:2379,http://10.0.0.2:2379`.
+/// The prefix of locations of this engine: `etcd:http://10.0.0.1:2379,http://10.0.0.2:2379`.
 pub const LOCATION_SCHEME: &str = "etcd:";
-/// How long a call may take, reconnecting and retrying included. Above etcd's own limit for a request (7 s with default elections), so
-/// that the server's answer "timed out" comes before ours.
+/// The time limit of a call, including reconnects and retries. Longer than etcd's own limit for a
+/// request (7 s with default elections), so that the server's error "timed out" comes first.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(10);
-/// Where an etcd listens for clients when nobody says otherwise.
+/// etcd's default client port.
 const DEFAULT_PORT: u16 = 2379;
-/// Most endpoints. etcd recommends 5 members, 7 at most; more than this is a mistaken list.
+/// The most endpoints. etcd recommends 5 members and at most 7; a longer list is a mistake.
 const MAX_ENDPOINTS: usize = 32;
 
-/// How to reach an etcd cluster.
+/// The settings of a connection to an etcd cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Any number of the members' client addresses, `http://host:port` or `https://host:port`; one that answers is enough.
+    /// Client addresses of members, `http://host:port` or `https://host:port`; not all members need
+    /// to be listed.
     pub endpoints: Vec<String>,
-    /// PEM file with the authorities that the servers' certificates come from. Required for https. Read anew for each connection, as are
-    /// the next two, so that renewed files come into use by themselves.
+    /// PEM file with the authorities that issued the servers' certificates. Required for https.
+    /// This and the next two files are read for each connection, so that renewed files take effect.
     pub ca: Option<PathBuf>,
     /// PEM file with the client certificate.
     pub cert: Option<PathBuf>,
     /// PEM file with its private key.
     pub key: Option<PathBuf>,
-    /// The name that the servers' certificates must carry, when it is not the endpoint's host.
+    /// The name that the servers' certificates must have, if it is not the endpoint's host.
     pub server_name: Option<String>,
     /// etcd user.
     pub username: Option<String>,
     /// Its password.
     pub password: Option<Secret>,
-    /// How long one call may take. A list may take as long for each of its pages.
+    /// The time limit of one call; for a list, of each of its pages.
     pub deadline: Duration,
 }
 
@@ -54,28 +56,25 @@ pub enum SettingsError {
     /// An endpoint that is no `http://host:port`.
     #[error("etcd endpoint {endpoint:?}: {reason}")]
     Endpoint {
-        /// As it was given.
+        /// The endpoint as given.
         endpoint: String,
-        /// What is wrong with it.
         reason: &'static str,
     },
-    /// Settings that do not fit together.
+    /// Settings that contradict each other.
     #[error("etcd settings: {0}")]
     Mismatch(&'static str),
-    /// A certificate or key file that cannot be read.
+    /// A certificate or key file could not be read.
     #[error("read {}: {source}", path.display())]
     File {
-        /// Which.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's reason.
         source: std::io::Error,
     },
-    /// Certificates that TLS refuses.
+    /// rustls refuses the certificates.
     #[error("TLS for etcd endpoint {endpoint}: {reason}")]
     Tls {
-        /// For which endpoint.
         endpoint: String,
-        /// What rustls said.
+        /// The reason from rustls.
         reason: String,
     },
 }
@@ -83,7 +82,7 @@ pub enum SettingsError {
 // === impl Settings ===
 
 impl Settings {
-    /// Settings for endpoints separated by commas, as in `ETCD_ENDPOINTS`; without credentials.
+    /// Settings for endpoints separated by commas, as in `ETCD_ENDPOINTS`, without credentials.
     pub fn for_endpoints(list: &str) -> Result<Self, SettingsError> {
         let endpoints = list
             .split(',')
@@ -112,14 +111,15 @@ impl Settings {
         }
     }
 
-    /// The first endpoint to which user and password would go in clear text over a network; none over https or to this machine.
+    /// The first endpoint to which user and password would be sent unencrypted over a network;
+    /// `None` for https and for this machine.
     pub fn plaintext_credentials(&self) -> Option<&str> {
         self.username.as_ref()?;
         let exposed = |endpoint: &&String| endpoint.starts_with("http:") && !is_loopback(endpoint);
         self.endpoints.iter().find(exposed).map(String::as_str)
     }
 
-    /// Refuses what could only fail later, or work less safely than it looks.
+    /// Refuses settings that would fail later, or that are less secure than they seem.
     pub fn check(&self) -> Result<(), SettingsError> {
         self.count()?;
         for given in &self.endpoints {
@@ -156,13 +156,13 @@ impl FromStr for Settings {
     }
 }
 
-/// Whether what is sent to an endpoint stays on this machine.
+/// Whether traffic to an endpoint stays on this machine.
 fn is_loopback(endpoint: &str) -> bool {
     let Some((host, _)) = address(endpoint) else { return false };
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// One endpoint in its full form. No scheme means http, no port etcd's own.
+/// One endpoint in its full form. The default scheme is http, the default port etcd's.
 fn endpoint(given: &str) -> Result<String, SettingsError> {
     let wrong = |reason| SettingsError::Endpoint { endpoint: without_password(given), reason };
     let full = if given.contains("://") { given.to_owned() } else { format!("http://{given}") };
@@ -186,7 +186,7 @@ fn endpoint(given: &str) -> Result<String, SettingsError> {
     Ok(format!("{scheme}://{}:{}", authority.host(), authority.port_u16().unwrap_or(DEFAULT_PORT)))
 }
 
-/// The endpoint as it may be printed.
+/// The endpoint without its password, for messages.
 fn without_password(given: &str) -> String {
     match given.rsplit_once('@') {
         Some((_, host)) => format!("...@{host}"),

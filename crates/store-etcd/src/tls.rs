@@ -1,8 +1,8 @@
-//! TLS to members, the same for both engines: whom this client trusts, and the certificate that it presents. Files are read anew for each
-//! connection, because certificates get renewed.
+//! TLS to members, for both engines: the trusted authorities and the client's certificate. Files
+//! are read for each connection, because certificates get renewed.
 //!
-//! This client does not judge its own certificate: Go's clients present one of X.509 version 1 as well, and it is the server that
-//! accepts or refuses it.
+//! The client does not validate its own certificate: Go's clients also present one of X.509 version
+//! 1, and the server accepts or refuses it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,19 +21,20 @@ use tonic::transport::Uri;
 use crate::failure::chain;
 use crate::{Settings, SettingsError};
 
-/// How one endpoint is connected to.
+/// The TLS configuration for one endpoint.
 #[derive(Clone)]
 pub(crate) struct Tls {
     connector: TlsConnector,
     name: ServerName<'static>,
-    /// What the server's certificate is checked against, and what it is shown; for errors.
+    /// The names of the authority and client certificate files, for errors.
     files: Arc<str>,
 }
 
 // === impl Tls ===
 
 impl Tls {
-    /// What TLS needs for an endpoint, with the certificates as the files have them now; none over http. `protocol` is what ALPN asks for.
+    /// The TLS configuration for an endpoint, from the current contents of the certificate files;
+    /// `None` over http. `protocol` is for ALPN.
     pub(crate) fn new(
         settings: &Settings,
         endpoint: &str,
@@ -64,11 +65,12 @@ impl Tls {
         Ok(Some(Self { connector: TlsConnector::from(Arc::new(config)), name, files: files.into() }))
     }
 
-    /// Shakes hands on an open connection. An error says whose certificate was refused, and which files were used.
+    /// Performs the handshake on an open connection. An error says whose certificate was refused,
+    /// and which files were used.
     pub(crate) async fn connect(&self, tcp: TcpStream) -> Result<TlsStream<TcpStream>, String> {
         self.connector.connect(self.name.clone(), tcp).await.map_err(|error| {
             let cause = chain(Some(&error)).find_map(|cause| cause.downcast_ref::<rustls::Error>());
-            // An I/O error of rustls holds its cause without being its wrapper.
+            // rustls's error inside an I/O error is not among its sources.
             let cause = cause.or_else(|| error.get_ref().and_then(|inner| inner.downcast_ref()));
             let what = match cause {
                 Some(rustls::Error::InvalidCertificate(_)) => "the server's certificate is refused",
@@ -80,7 +82,8 @@ impl Tls {
     }
 }
 
-/// The authorities of a file. Those that cannot be read are passed over, as in a bundle of many, but one is needed.
+/// The authorities in a file. Unusable ones are skipped, as there may be some in a large bundle,
+/// but at least one is required.
 fn roots(ca: &Path, refused: &impl Fn(String) -> SettingsError) -> Result<RootCertStore, SettingsError> {
     let mut roots = RootCertStore::empty();
     let (added, unusable) = roots.add_parsable_certificates(certificates(ca, "authority", refused)?);
@@ -91,7 +94,7 @@ fn roots(ca: &Path, refused: &impl Fn(String) -> SettingsError) -> Result<RootCe
     Ok(roots)
 }
 
-/// The client's certificate with its key, as they are; refused only where they surely do not belong together.
+/// The client's certificate with its key, refused only if they certainly do not match.
 fn own_certificate(
     cert: &Path,
     key: &Path,
@@ -128,7 +131,7 @@ fn read(path: &Path) -> Result<Vec<u8>, SettingsError> {
     std::fs::read(path).map_err(|source| SettingsError::File { path: path.to_owned(), source })
 }
 
-/// Host, without brackets, and port of an endpoint that the settings have checked.
+/// Host, without brackets, and port of a checked endpoint.
 pub(crate) fn address(endpoint: &str) -> Option<(String, u16)> {
     let uri: Uri = endpoint.parse().ok()?;
     let host = uri.host()?.trim_start_matches('[').trim_end_matches(']').to_owned();

@@ -1,4 +1,5 @@
-//! The watcher's end of a watch of either engine: takes what the task that follows the store tells. Dropping it ends the task.
+//! The receiving end of a watch, for both engines: yields the events of the task that follows the
+//! store. Dropping it ends the task.
 
 use std::collections::VecDeque;
 
@@ -6,24 +7,24 @@ use russet_store::{BoxFuture, Cause, Event, StoreError, Watch};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-/// What the task tells at a time.
+/// A batch from the task.
 pub(crate) type Told = Result<VecDeque<Event>, StoreError>;
 
-/// The watcher's end.
+/// The receiving end.
 pub(crate) struct Watcher {
     ready: VecDeque<Event>,
     told: mpsc::Receiver<Told>,
     task: AbortHandle,
 }
 
-/// Batches that may wait for the watcher. The task stops following while they do. An etcd v3 member splits them at its request limit, 2 MiB by
-/// default.
+/// Batches that may be queued. The task stops following the store while the queue is full. An etcd
+/// v3 member splits batches at its request limit, 2 MiB by default.
 const TOLD_MAX: usize = 16;
 
 // === impl Watcher ===
 
 impl Watcher {
-    /// Starts the task that `follower` makes of the teller; `ready` is told first.
+    /// Starts the task that `follower` creates; the events in `ready` are yielded first.
     pub(crate) fn start<F>(ready: VecDeque<Event>, follower: impl FnOnce(mpsc::Sender<Told>) -> F) -> Self
     where
         F: Future<Output = ()> + Send + 'static,

@@ -1,9 +1,12 @@
-//! The etcd v2 engine: the store over the keys API of etcd 2.x to 3.5 (`/v2/keys`, 3.4 and 3.5 with `--enable-v2`), for peers that know
-//! nothing newer: Calico's plugins up to 1.11 and flannel up to v0.17. A v2 store and a v3 store are disjoint even in one server.
+//! The etcd v2 engine: the store over the keys API of etcd 2.x to 3.5 (`/v2/keys`; 3.4 and 3.5 need
+//! `--enable-v2`), for peers without support for v3: Calico's plugins up to 1.11 and flannel up to
+//! v0.17. The v2 store and the v3 store are disjoint even in one server.
 //!
-//! It claims leases, and not atomic commits: steps are single requests in order. A revision is a key's `modifiedIndex`; guards are
-//! `prevExist` and `prevIndex`; reads go through a majority (`quorum=true`). What differs from v3: records lie in a tree of directories,
-//! so that no key can lie below another, and values are text; renewing a lease changes the revision of its records, unseen by watches.
+//! It supports leases but not atomic commits: steps are single requests in order. A revision is a
+//! key's `modifiedIndex`; guards are `prevExist` and `prevIndex`; reads require a majority
+//! (`quorum=true`). Differences to v3: records are in a tree of directories, so that no key can be
+//! below another one, and values are text; renewing a lease changes the revision of its records
+//! without an event for watches.
 
 mod answer;
 mod client;
@@ -36,36 +39,39 @@ pub struct EtcdV2 {
     leases: Arc<Leases>,
 }
 
-/// How long a record still lives.
+/// The remaining lifetime of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Life {
-    /// For ever: nobody gave it a time.
+    /// No time to live was set.
     Forever,
-    /// For about this long, unless somebody renews it.
+    /// Approximately this long, unless it is renewed.
     For(Duration),
 }
 
 // === impl EtcdV2 ===
 
 impl EtcdV2 {
-    /// A client of the cluster. Fails on settings that cannot work; connects when first used, inside a tokio runtime.
+    /// Creates a client of the cluster. Fails on settings that cannot work; connects when first
+    /// used, inside a tokio runtime.
     pub fn connect(settings: Settings) -> Result<Self, SettingsError> {
         Ok(Self { client: Arc::new(Client::new(settings)?), leases: Arc::default() })
     }
 
-    /// Whether the cluster answers, as every call and watch of this engine finds it.
+    /// Whether the cluster answers, as seen by all calls and watches of this engine.
     pub fn reach(&self) -> Reach {
         self.client.reach.clone()
     }
 
-    /// The version that the whole cluster works as, `3.4.0`. One of etcd 2 has no v3 API, whatever a failed look at that may mean otherwise.
+    /// The version of the cluster as a whole, such as `3.4.0`. A cluster of etcd 2 certainly has no
+    /// v3 API.
     pub async fn cluster_version(&self) -> Result<String, StoreError> {
         let question = Question::get("/version".to_owned());
         let version = self.client.call_for(Effect::Read, &question, answer::version).await;
         version.map_err(|failure| failure.told("ask etcd's version".to_owned(), Effect::Read))
     }
 
-    /// Reads one record and how long it still lives: peers tell a lease from a reservation by that (flannel.md section 3.1a).
+    /// Reads one record and its remaining lifetime, by which peers distinguish leases from
+    /// reservations (flannel.md section 3.1a).
     pub async fn get_with_life(&self, key: &Key) -> Result<Option<(Record, Life)>, StoreError> {
         let operation = || format!("get {key}");
         let target = target(key, operation)?;
@@ -77,14 +83,14 @@ impl EtcdV2 {
                 Ok(done.node.record().map(|record| (Record { key: key.clone(), ..record }, life)))
             }
             Reply::Refused(refusal) => match refusal.why() {
-                // A key on the way is nothing that could hold the record.
+                // If a component of the path is a key, the record cannot exist.
                 Some(Why::NotFound | Why::NoDirectory) => Ok(None),
                 _ => Err(invalid(operation(), &refusal.to_string())),
             },
         }
     }
 
-    /// Reads everything under a prefix, as it was at one moment, and how long each record still lives.
+    /// Reads all records under a prefix, at one index, with their remaining lifetimes.
     pub async fn list_with_life(
         &self,
         prefix: &Prefix,
@@ -92,8 +98,8 @@ impl EtcdV2 {
         listed(&self.client, prefix).await
     }
 
-    /// Removes a directory that holds nothing; whether there was one. Deleting records leaves their directories behind, which the v2 API
-    /// keeps for ever.
+    /// Removes an empty directory; returns whether there was one. Deleting records leaves their
+    /// directories, which the v2 API keeps for ever.
     pub async fn remove_empty_directory(&self, directory: &Key) -> Result<bool, StoreError> {
         let operation = || format!("remove directory {directory}");
         let target = format!("{}?dir=true", target(directory, operation)?);
@@ -107,7 +113,7 @@ impl EtcdV2 {
 
     async fn commit_steps(&self, steps: Vec<Step>) -> Result<Vec<Revision>, CommitError> {
         check_steps(&steps)?;
-        // Refused before the first is carried out.
+        // All steps are checked before the first is executed.
         for (failed, step) in steps.iter().enumerate() {
             writable(step).map_err(|error| CommitError { done: 0, failed, error })?;
         }
@@ -124,7 +130,7 @@ impl EtcdV2 {
         if let Step::Update { revision: Revision(0), .. } | Step::Delete { revision: Some(Revision(0)), .. } =
             &step
         {
-            // The API takes 0 for "no guard". No record is at it.
+            // The API treats index 0 as "no guard". No record has this index.
             return match self.get_with_life(&key).await? {
                 Some(_) => Err(StoreError::Conflict { key }),
                 None => Err(StoreError::NotFound { key }),
@@ -145,14 +151,14 @@ impl EtcdV2 {
                 (Some(Why::Exists), _) => Err(StoreError::AlreadyExists { key }),
                 (Some(Why::Compare), _) => Err(StoreError::Conflict { key }),
                 (Some(Why::NotFound), _) => Err(StoreError::NotFound { key }),
-                // No record is where a directory is, or below a key.
+                // A directory, or a key in the path, means that the record does not exist.
                 (_, Step::Update { .. } | Step::Delete { .. }) => Err(StoreError::NotFound { key }),
                 _ => Err(invalid(operation(), &refusal.to_string())),
             },
         }
     }
 
-    /// The request that carries out a step.
+    /// The request that executes a step.
     fn question(&self, step: &Step) -> Result<Question, StoreError> {
         let key = step.key();
         let target = target(key, || format!("write {key}"))?;
@@ -232,7 +238,7 @@ impl Store for EtcdV2 {
     }
 }
 
-/// Reads everything under a prefix, as it was at one moment: the API answers with a whole directory at once.
+/// Reads all records under a prefix, at one index: the API returns a whole directory at once.
 async fn list(client: &Client, prefix: &Prefix) -> Result<Snapshot, StoreError> {
     let (records, revision) = listed(client, prefix).await?;
     Ok(Snapshot { records: records.into_iter().map(|(record, _)| record).collect(), revision })
@@ -257,7 +263,7 @@ async fn listed(client: &Client, prefix: &Prefix) -> Result<(Vec<(Record, Life)>
     }
 }
 
-/// Refuses what the API would change on its way.
+/// Refuses keys and values that the API would change.
 fn writable(step: &Step) -> Result<(), StoreError> {
     let key = step.key();
     target(key, || format!("write {key}"))?;

@@ -1,6 +1,7 @@
-//! A watch: a snapshot, then the log from there. A task follows the log; when a connection, a member or the leader is lost it goes on
-//! from where it was, when the log is gone it lists and tells only what differs, and when nobody takes its events it lets go of the
-//! stream, so that one slow watcher neither fills memory nor blocks the connection that others share.
+//! A watch: a snapshot, then the log from there. A task follows the log. After the loss of a
+//! connection, a member or the leader it continues from its position; if the log was compacted, it
+//! lists and sends only the differences; and if its queue is full it closes the stream, so that a
+//! slow watcher neither fills memory nor blocks the connection that others share.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,28 +22,29 @@ use crate::proto::{WatchCreateRequest, WatchRequest, WatchResponse, mvccpb};
 use crate::range;
 use crate::told::{Told, Watcher};
 
-/// Refusals for lack of permission before the watcher hears of it: 3.4 answers so to a token that has run out, too.
+/// Refusals for lack of permission before the watcher gets an error: 3.4 answers so for an expired
+/// token, too.
 const MAX_REFUSALS: u32 = 2;
 
-/// The task's end.
+/// The sending end of a watch, run by a task.
 struct Follower {
     client: Arc<Client>,
     prefix: Prefix,
     known: Known,
-    /// Everything up to this revision has been taken in.
+    /// The revision up to which everything was processed.
     at: i64,
     told: mpsc::Sender<Told>,
     backoff: Backoff,
     refusals: u32,
 }
 
-/// Why a stream came to its end.
+/// Why a stream ended.
 enum Ended {
-    /// Nobody watches any more.
+    /// The watcher was dropped.
     Unwatched,
-    /// The watcher did not keep up; this could not be told.
+    /// The watcher did not keep up; this batch could not be sent.
     Slow(VecDeque<Event>),
-    /// The log does not reach back to where we are.
+    /// The log does not reach back to our position.
     Compacted,
     Failed(Failure),
 }
@@ -56,7 +58,7 @@ pub(crate) async fn begin(client: Arc<Client>, prefix: Prefix) -> Result<Watcher
     Ok(start(client, prefix, known, at, ready))
 }
 
-/// The same, with what is there handed out record by record.
+/// The same, with the existing records passed to `take` one by one.
 pub(crate) async fn begin_with(
     client: Arc<Client>,
     prefix: Prefix,
@@ -100,7 +102,7 @@ impl Follower {
         }
     }
 
-    /// What follows from a broken stream: nothing but a pause, unless no later try can succeed.
+    /// Pauses after a broken stream; returns an error only if later attempts cannot succeed.
     async fn after(&mut self, failure: Failure) -> Option<StoreError> {
         tracing::debug!(prefix = %self.prefix, at = self.at, error = %failure.error, "etcd watch");
         tokio::time::sleep(self.backoff.pause()).await;
@@ -112,7 +114,8 @@ impl Follower {
         None
     }
 
-    /// The log is gone: what differs from what was told. `None` when that has to be tried again.
+    /// Lists after the log was compacted; returns the differences to what was sent, or `None` if
+    /// that must be repeated.
     async fn relist(&mut self) -> Option<Told> {
         match range::list(&self.client, &self.prefix).await {
             Ok(snapshot) => {
@@ -152,14 +155,15 @@ impl Follower {
         let create = WatchCreateRequest {
             key,
             range_end,
-            // Not the one after, although that is the next to tell: when the log is compacted exactly there, servers without the fix
-            // of etcd #18089 go on without the deletion at that revision. One revision earlier such a gap shows as compacted.
+            // Not the revision after, although that is the next to report: if the log is compacted
+            // exactly there, servers without the fix of etcd #18089 continue without the deletion
+            // at that revision. One revision earlier, such a gap is reported as compacted.
             start_revision: self.at,
             progress_notify: true,
             fragment: true,
         };
         let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
-        // The stream stays open on our side: its end would be ours.
+        // The stream stays open on our side: its end would end the watch.
         let requests = tokio_stream::once(create).chain(tokio_stream::pending());
         let mut client = line.watch();
         let patience = self.client.patience();
@@ -207,7 +211,8 @@ impl Follower {
         }
     }
 
-    /// Reads why a member ended a watch. With credentials a lack of permission may be a token that has run out.
+    /// Classifies why a member ended a watch. With credentials, missing permission may mean an
+    /// expired token.
     fn canceled(&self, line: &Line, response: &WatchResponse) -> Failure {
         let reason = printable(&response.cancel_reason);
         let says = |text: &str| reason.contains(text);
@@ -220,11 +225,13 @@ impl Follower {
         Failure::new(class, self.client.members.endpoint(&line.connection), reason, false)
     }
 
-    /// Takes in a response: what is new of it, in order. The position moves only past whole revisions.
+    /// Processes a response; returns its new events in order. The position advances only past whole
+    /// revisions.
     fn admit(&mut self, response: WatchResponse) -> VecDeque<Event> {
         let reached = match response.events.last().and_then(|event| event.kv.as_ref()) {
             Some(last) => last.mod_revision,
-            // Told unasked: nothing below this revision is on its way any more. The answer to the creation says no such thing.
+            // A progress notification: all earlier events have been sent. The answer to the
+            // creation does not mean that.
             None if !response.created => response.header.map_or(0, |header| header.revision),
             None => 0,
         };
@@ -242,7 +249,7 @@ fn position(revision: Revision) -> i64 {
     i64::try_from(revision.0).unwrap_or(i64::MAX)
 }
 
-/// An event of ours, unless it lies before `at`: a member that was behind may tell old ones.
+/// An event, unless it is before `at`: a member that was behind may send old ones.
 fn translate(event: mvccpb::Event, at: i64) -> Option<Event> {
     let kind = event.r#type();
     let kv = event.kv.filter(|kv| kv.mod_revision > at)?;

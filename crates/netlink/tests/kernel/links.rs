@@ -1,4 +1,4 @@
-//! Links: in place, in groups, with every option that is set read back.
+//! Links: created in place, deleted in groups, and every option that is set is read back.
 
 use russet_addr::Mac;
 use russet_netlink::{
@@ -10,7 +10,7 @@ use super::{in_new_netns, ip_link, name, new_netns, raw, run, tool, wire, within
 #[test]
 #[ignore = "kernel: veth in network namespaces"]
 fn a_veth_is_created_with_its_peer_in_place() {
-    // dataplane.md section 3.1: nothing is ever moved
+    // dataplane.md section 3.1: nothing is ever moved.
     let pod = new_netns();
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
@@ -219,7 +219,7 @@ fn every_property_of_a_link_can_be_changed() {
 
 #[test]
 #[ignore = "kernel: links in a network namespace"]
-fn a_rename_by_name_is_refused_before_anything_is_sent() {
+fn a_rename_of_a_link_named_by_name_is_refused_before_sending() {
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
         let change = LinkSet { name: Some(name("x")), ..LinkSet::named(name("lo")) };
@@ -231,7 +231,7 @@ fn a_rename_by_name_is_refused_before_anything_is_sent() {
 #[test]
 #[ignore = "kernel: links in network namespaces"]
 fn a_group_of_links_is_deleted_with_one_request() {
-    // dataplane.md section 3.1: 30 veths in 20 ms instead of 495
+    // dataplane.md section 3.1: 30 veths in 20 ms instead of 495.
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
         run(&mut socket, |batch| {
@@ -266,15 +266,15 @@ fn a_group_of_links_is_deleted_with_one_request() {
 
 #[test]
 #[ignore = "kernel: links in a network namespace"]
-fn a_link_that_is_not_there_is_not_found() {
+fn a_missing_link_is_not_found() {
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
-        let error = socket.link_by_name(&name("nobody")).unwrap_err();
+        let error = socket.link_by_name(&name("absent0")).unwrap_err();
         assert!(error.is_not_found(), "{error}");
-        assert_eq!(error.to_string(), "read link nobody: ENODEV: No such device");
+        assert_eq!(error.to_string(), "read link absent0: ENODEV: No such device");
         assert!(socket.link_by_index(999).unwrap_err().is_not_found());
         let mut batch = Batch::new();
-        batch.delete_link(&LinkDel::Name(name("nobody")));
+        batch.delete_link(&LinkDel::Name(name("absent0")));
         assert!(socket.execute(&batch).unwrap_err().is_not_found());
     });
 }

@@ -1,4 +1,4 @@
-//! The real kernel in fresh network namespaces, with `ip -j` and `bridge -j` as the second opinion.
+//! Tests on the real kernel in new network namespaces, compared with `ip -j` and `bridge -j`.
 //!
 //! Run as root with `cargo test -p russet-netlink -- --include-ignored`.
 
@@ -16,7 +16,7 @@ use std::process::Command;
 use russet_netlink::{Batch, LinkAdd, LinkSet, NetlinkError, Peer, Socket};
 use serde_json::Value;
 
-/// Runs `body` on a thread of its own in a network namespace of its own.
+/// Runs `body` on a new thread in a new network namespace.
 fn in_new_netns<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     on_thread(|| {
         // SAFETY: no pointers; affects this thread only.
@@ -25,7 +25,7 @@ fn in_new_netns<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// A network namespace that lives as long as the descriptor.
+/// A network namespace that exists as long as the descriptor.
 fn new_netns() -> File {
     in_new_netns(|| File::open("/proc/thread-self/ns/net").unwrap())
 }
@@ -46,7 +46,7 @@ fn on_thread<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// What `ip -j` or `bridge -j` prints in this thread's namespace.
+/// The output of `ip -j` or `bridge -j` in this thread's namespace.
 fn tool(command: &str) -> Vec<Value> {
     let mut words = command.split(' ');
     let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
@@ -57,7 +57,7 @@ fn tool(command: &str) -> Vec<Value> {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The object that `ip -j -d link show` prints of one link.
+/// The object that `ip -j -d link show` prints for one link.
 fn ip_link(name: &str) -> Value {
     tool(&format!("ip -j -d link show dev {name}")).remove(0)
 }
@@ -72,7 +72,8 @@ fn run(socket: &mut Socket, fill: impl FnOnce(&mut Batch) -> &mut Batch) -> Resu
     socket.execute(&batch).map_err(NetlinkError::from)
 }
 
-/// One end of a veth pair, both ends up, the other called after it with a `p`; its index.
+/// Creates a veth pair with both ends up, the peer named with a `p` appended; returns the index of
+/// the first end.
 fn wire(socket: &mut Socket, called: &str) -> u32 {
     let other = name(&format!("{called}p"));
     run(socket, |batch| {

@@ -1,4 +1,4 @@
-//! Events: one for each change, and one that says when some were lost.
+//! Events: one for each change, and one that reports lost events.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use russet_netlink::{
 
 use super::{in_new_netns, name, run, wire};
 
-/// Long enough for a machine that does other things, too.
+/// Long enough for a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Reads events until one is as wanted.
+/// Reads events until one matches.
 fn wait_for(monitor: &mut Monitor, what: &str, wanted: impl Fn(&Event) -> bool) -> Event {
     loop {
         let event = monitor.next(PATIENCE).unwrap().unwrap_or_else(|| panic!("no event: {what}"));
@@ -78,12 +78,12 @@ fn every_change_is_an_event() {
 
 #[test]
 #[ignore = "kernel: events in a network namespace"]
-fn silence_ends_with_the_timeout() {
+fn waiting_for_an_event_ends_with_the_timeout() {
     in_new_netns(|| {
         let mut monitor = Monitor::open(&[Topic::Links]).unwrap();
         assert_eq!(monitor.next(Duration::ZERO).unwrap(), None);
         assert_eq!(monitor.next(Duration::from_millis(20)).unwrap(), None);
-        // Other topics are not heard.
+        // Events of other topics are not delivered.
         run(&mut Socket::route().unwrap(), |batch| {
             batch.add_rule(&Rule::new(russet_addr::Family::V4, 9, 254))
         })
@@ -94,7 +94,7 @@ fn silence_ends_with_the_timeout() {
 
 #[test]
 #[ignore = "kernel: more events than a socket holds"]
-fn lost_events_are_reported_and_listening_goes_on() {
+fn lost_events_are_reported_and_the_monitor_continues() {
     in_new_netns(|| {
         let mut monitor = Monitor::open(&[Topic::Routes]).unwrap();
         let mut socket = Socket::route().unwrap();

@@ -1,4 +1,4 @@
-//! Batches: which request failed and why, and sizes at which buffers matter.
+//! Batches: which request failed and why, and message sizes at which buffers matter.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,14 +16,14 @@ fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// `10.x.y.z/32`, the `n`-th of them.
+/// The `n`-th address `10.x.y.z/32`.
 fn host(n: u32) -> IpNet {
     IpNet::new(std::net::Ipv4Addr::from(0x0a00_0000 + n).into(), 32).unwrap()
 }
 
 #[test]
 #[ignore = "kernel: a refused route"]
-fn the_kernels_own_words_are_in_the_error() {
+fn the_error_contains_the_kernels_message() {
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
         let w0 = wire(&mut socket, "w0");
@@ -39,7 +39,7 @@ fn the_kernels_own_words_are_in_the_error() {
 
 #[test]
 #[ignore = "kernel: a refused attribute"]
-fn the_place_of_a_bad_attribute_is_in_the_error() {
+fn the_error_contains_the_offset_of_a_bad_attribute() {
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
         let mut batch = Batch::new();
@@ -56,7 +56,7 @@ fn the_place_of_a_bad_attribute_is_in_the_error() {
 
 #[test]
 #[ignore = "kernel: a batch with a request that fails"]
-fn a_failing_request_in_the_middle_is_named() {
+fn the_error_names_a_failed_request_within_a_batch() {
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
         let w0 = wire(&mut socket, "w0");
@@ -139,7 +139,7 @@ fn a_socket_stays_in_the_namespace_where_it_was_opened() {
 
 #[test]
 #[ignore = "kernel: a batch with attributes that are too long"]
-fn what_netlink_cannot_say_is_never_sent() {
+fn requests_that_netlink_cannot_encode_are_never_sent() {
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
         let mut batch = Batch::new();
@@ -166,7 +166,7 @@ fn requests_without_privilege_are_refused_with_the_reason() {
     });
 }
 
-/// What an ADD asks of the kernel: `dataplane.md` section 3.1 has 0.54 to 0.575 ms for it.
+/// The requests of an ADD, which take 0.54 to 0.575 ms (dataplane.md section 3.1).
 fn wire_a_pod(host: &mut Socket, pod_socket: &mut Socket, pod: &std::fs::File, n: u32) {
     let peer = Peer { netns: raw(pod), mtu_bytes: Some(1450), ..Peer::new(name("eth0")) };
     let veth = LinkAdd { up: true, mtu_bytes: Some(1450), ..LinkAdd::veth(name(&format!("h{n}")), peer) };
@@ -205,13 +205,14 @@ fn the_requests_of_an_add_take_half_a_millisecond() {
             "veth in place + getlink + [up, address, 2 routes]: min {} us, p50 {} us, p90 {} us",
             times_us[0], times_us[30], times_us[54]
         );
-        // Far above the goal, and the best of all: other work shares the machine and the kernel's lock, and this only has to catch a move between
-        // namespaces, which costs every one of them 16 ms and more.
+        // The minimum of all runs against a limit far above the goal: other work shares the machine
+        // and the kernel's lock, and this only has to detect a move between namespaces, which costs
+        // every run 16 ms and more.
         assert!(times_us[0] < 5_000, "{times_us:?}");
     });
 }
 
-/// An nf_tables transaction that makes the tables; all but the end of it unanswered.
+/// An nf_tables transaction that creates the tables; only its end is acknowledged.
 fn transaction(tables: &[&str]) -> Batch {
     const SUBSYSTEM: u16 = 10 << 8;
     let mut batch = Batch::describing(|message| format!("nf_tables message {:#x}", message.kind));
@@ -233,7 +234,7 @@ fn transaction(tables: &[&str]) -> Batch {
 
 #[test]
 #[ignore = "kernel: nf_tables in a network namespace"]
-fn an_nf_tables_transaction_happens_as_a_whole_or_not_at_all() {
+fn an_nf_tables_transaction_is_atomic() {
     in_new_netns(|| {
         let mut socket = Socket::netfilter().unwrap();
         socket.transact(&transaction(&["one", "two"])).unwrap();
@@ -264,7 +265,7 @@ fn a_transaction_that_is_refused_at_its_beginning_fails_at_once() {
     });
 }
 
-/// The port that a socket has in its namespace.
+/// The port id of a socket in its namespace.
 fn port_of(socket: &impl AsFd) -> u32 {
     // SAFETY: plain integers, for which zero is valid.
     let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
@@ -293,11 +294,12 @@ fn forge(port: u32, bytes: &[u8]) {
 
 #[test]
 #[ignore = "kernel: forged messages in a network namespace"]
-fn what_other_processes_send_is_ignored() {
+fn messages_of_other_processes_are_ignored() {
     in_new_netns(|| {
         let mut monitor = Monitor::open(&[Topic::Links]).unwrap();
         let mut socket = Socket::route().unwrap();
-        // An RTM_NEWLINK about link 1 for the monitor; for the socket, a refusal of each request to come.
+        // For the monitor an RTM_NEWLINK about link 1; for the socket a refusal of each following
+        // request.
         let link =
             [&32u32.to_ne_bytes()[..], &16u16.to_ne_bytes(), &[0; 10], &[0; 4], &[1, 0, 0, 0], &[0; 8]]
                 .concat();
@@ -330,7 +332,7 @@ fn a_list_that_changes_while_it_is_read_is_complete() {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let churn = scope.spawn(|| within(&netns, || churn(&stop)));
-            // Also when a list cannot be had: the scope waits for the other.
+            // Even if listing fails, the scope waits for the other thread.
             let stopped = Stop(&stop);
             for _ in 0..40 {
                 let links = socket.links().unwrap();
@@ -346,7 +348,7 @@ fn a_list_that_changes_while_it_is_read_is_complete() {
     });
 }
 
-/// Ends the other thread's work when it goes.
+/// Stops the other thread's work when dropped.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -359,7 +361,7 @@ fn ifb() -> LinkKind {
     LinkKind::Other { kind: "ifb", data: Vec::new() }
 }
 
-/// Adds and deletes links until told to stop; how many.
+/// Adds and deletes links until stopped; returns how many.
 fn churn(stop: &AtomicBool) -> usize {
     let mut socket = Socket::route().unwrap();
     let mut rounds = 0;
@@ -379,7 +381,7 @@ fn a_refused_request_names_its_interface() {
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
         let mut batch = Batch::new();
-        // Loopback is down: nothing can be reached through it.
+        // Loopback is down, so no address is reachable through it.
         batch.add_route(&Route::via("10.9.0.0/24".parse().unwrap(), "10.8.0.1".parse().unwrap()));
         batch.delete_route(&Route::dev("10.9.0.0/24".parse().unwrap(), 1));
         batch.delete_route(&Route::dev("10.9.0.0/24".parse().unwrap(), 4242));

@@ -1,4 +1,5 @@
-//! Addresses, routes, neighbours, forwarding entries and rules, each compared with what the tools show.
+//! Addresses, routes, neighbours, forwarding entries and rules, compared with the output of the
+//! tools.
 
 use std::net::IpAddr;
 
@@ -22,8 +23,8 @@ const MAC: Mac = Mac([0x66, 0x93, 0x7f, 0x54, 0xd5, 0x53]);
 
 #[test]
 #[ignore = "kernel: addresses in a network namespace"]
-fn addresses_of_pods_are_there_at_once() {
-    // Duplicate address detection adds 1 to 1.5 s
+fn addresses_of_pods_are_usable_at_once() {
+    // Duplicate address detection adds 1 to 1.5 s.
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
         let w0 = wire(&mut socket, "w0");
@@ -68,7 +69,7 @@ fn addresses_of_pods_are_there_at_once() {
     });
 }
 
-/// One route of each sort that Russet makes.
+/// One route of each kind that Russet creates.
 fn some_routes(oif: u32) -> Vec<Route> {
     let base = |route: Route| Route { protocol: 114, ..route };
     let v6 = |route: Route| Route { metric: route.metric.or(Some(Route::METRIC_V6)), ..base(route) };
@@ -108,7 +109,7 @@ fn some_routes(oif: u32) -> Vec<Route> {
 
 #[test]
 #[ignore = "kernel: routes in a network namespace"]
-fn every_sort_of_route_reads_back_as_it_was_written() {
+fn every_kind_of_route_reads_back_as_written() {
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
         let w0 = wire(&mut socket, "w0");
@@ -132,7 +133,7 @@ fn every_sort_of_route_reads_back_as_it_was_written() {
             let all = socket.routes(family).unwrap();
             assert!(written.iter().all(|route| all.contains(route)), "{all:?}");
             if family == Family::V4 {
-                // The kernel makes and deletes IPv6 routes of its own as carriers come up.
+                // The kernel adds and deletes its own IPv6 routes as carriers come up.
                 assert_eq!(all.len(), tool("ip -j -4 route show table all").len());
             }
             let table = RouteFilter { table: Some(1000), ..RouteFilter::default() };
@@ -157,7 +158,7 @@ fn every_sort_of_route_reads_back_as_it_was_written() {
 
 #[test]
 #[ignore = "kernel: routes in a network namespace"]
-fn ip_shows_the_routes_as_they_were_meant() {
+fn ip_shows_the_intended_routes() {
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
         let w0 = wire(&mut socket, "w0");
@@ -186,7 +187,7 @@ fn ip_shows_the_routes_as_they_were_meant() {
 
 #[test]
 #[ignore = "kernel: routes in a network namespace"]
-fn a_route_is_replaced_in_its_place_and_appended_behind() {
+fn a_route_is_replaced_in_place_and_appended_after() {
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
         let (w0, w1) = (wire(&mut socket, "w0"), wire(&mut socket, "w1"));
@@ -316,7 +317,7 @@ fn forwarding_entries_read_back() {
 
 #[test]
 #[ignore = "kernel: vxlan over IPv6 in a network namespace"]
-fn forwarding_entries_may_lead_to_ipv6_endpoints() {
+fn forwarding_entries_can_have_ipv6_endpoints() {
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
         let options = Vxlan { local: Some(ip("fd00::1")), ..Vxlan::new(4096, 4789) };
@@ -372,7 +373,7 @@ fn rules_read_back() {
 
 #[test]
 #[ignore = "kernel: routes in a network namespace"]
-fn the_way_to_an_address_is_the_kernels_own_choice() {
+fn the_route_to_an_address_is_the_kernels_choice() {
     in_new_netns(|| {
         let mut socket = Socket::route().unwrap();
         let w0 = wire(&mut socket, "w0");

@@ -1,37 +1,39 @@
-//! Where the next keys are, going by those of a page: a guess, for `Parts`.
+//! Guesses where the next keys are from those of a page, for `Parts`.
 
 use super::{directory_end, is_before};
 use crate::proto::mvccpb::KeyValue;
 
-/// Digits of a number; more would not fit.
+/// Digits of a number; more would not fit into 128 bits.
 const DIGITS: usize = 18;
-/// Bytes before the first difference that the number may carry into.
+/// How many bytes before the first difference are part of the number, so that it can carry into
+/// them.
 const CARRY: usize = 4;
 
-/// How far apart the keys of a page are, as numbers whose digits are the bytes that occur in it: names are made of few, and with all 256 for digits
-/// most numbers would be no name.
+/// The distance between keys of a page, as numbers whose digits are the bytes that occur in the
+/// page: names consist of few different bytes, and with 256 digits most numbers would not be names.
 #[derive(Debug)]
 pub(super) struct Density {
-    /// What all keys here begin with.
+    /// The common prefix of all keys here.
     common: Vec<u8>,
     alphabet: Vec<u8>,
     last: u128,
-    /// From the page's first key to its last, and how many records that were.
+    /// The distance from the page's first key to its last, and the number of records between.
     way: u128,
     records: u128,
-    /// Where the directory ends in which all its keys are: all that the page can speak for.
+    /// The end of the directory that contains all its keys; the guess is valid up to there.
     end: Option<Vec<u8>>,
 }
 
 // === impl Density ===
 
 impl Density {
-    /// None where the page says nothing: one record does not tell how far apart they are.
+    /// `None` if the page is not enough for a guess, for example a single record.
     pub(super) fn of(page: &[KeyValue]) -> Option<Self> {
         let (first, last) = (&page.first()?.key, &page.last()?.key);
         let common = first.iter().zip(last).take_while(|(a, b)| a == b).count();
         let depth = |key: &[u8]| key.iter().filter(|byte| **byte == b'/').count();
-        // Directories of a few records each, such as the nodes' claims, are of one kind if they lie beside each other.
+        // Directories with a few records each, such as the nodes' claims, are alike if they are
+        // siblings.
         let end = match directory_end(last) {
             end if end == directory_end(first) => end,
             _ if depth(first) == depth(last) => directory_end(&last[..common]),
@@ -61,12 +63,14 @@ impl Density {
         digits.into_iter().try_fold(0_u128, |sum, digit| sum.checked_mul(base)?.checked_add(digit))
     }
 
-    /// Whether the page speaks for what is between these keys: they are in its directory and behind it.
+    /// Whether the guess is valid for keys from `start` on, that is, they are in the page's
+    /// directory.
     pub(super) fn covers(&self, start: &[u8]) -> bool {
         start.starts_with(&self.common) && self.end.as_ref().is_none_or(|end| is_before(start, end))
     }
 
-    /// A key that should have `records` before it, counted from `start`, which is covered. None where that leads nowhere.
+    /// A key that should have `records` keys between it and `start`, which is covered. `None` if
+    /// there is no such key.
     pub(super) fn behind(&self, start: &[u8], records: usize) -> Option<Vec<u8>> {
         let base = u128::try_from(self.alphabet.len()).ok()?;
         let way = self.way.checked_mul(u128::try_from(records).ok()?)? / self.records;
@@ -80,7 +84,7 @@ impl Density {
         (rest == 0 && *guess > *start).then_some(guess)
     }
 
-    /// Where what the page speaks for ends.
+    /// The end of the range for which the guess is valid.
     pub(super) fn end(&self) -> Option<Vec<u8>> {
         self.end.clone()
     }

@@ -1,9 +1,11 @@
-//! The pages of a range in the order of their keys, a few of them under way at a time. Read by `range::pages`.
+//! The pages of a range in the order of their keys, with a few requests in progress at a time. Used
+//! by `range::pages`.
 //!
-//! For every page a member walks over all keys up to the end of what was asked for: with 10,000 blocks and 640,000 handles that would take a minute.
-//! Hence a range is cut into parts, each of which should be a page: at the marks of a caller who can tell where keys are, and else where the keys of
-//! the page before let guess. However wrong marks and guesses are, parts follow each other without a gap, and a part that is more than a page is cut
-//! anew.
+//! For every page, a member iterates over all keys up to the end of the requested range: with
+//! 10,000 blocks and 640,000 handles that would take a minute in total. Therefore a range is cut
+//! into parts, each of which should be one page: at marks from a caller that knows where keys are,
+//! otherwise where the keys of the previous page suggest. Even if marks and guesses are wrong, the
+//! parts follow each other without gaps, and a part with more than one page is cut again.
 
 use std::collections::VecDeque;
 
@@ -15,41 +17,43 @@ use crate::failure::Failure;
 use crate::proto::mvccpb::KeyValue;
 use crate::proto::{RangeRequest, RangeResponse};
 
-/// Parts that are asked for at a time: one that is being read, one on its way, one that the member works on.
+/// Parts that are requested at a time: one being processed, one in transfer, one being prepared by
+/// the member.
 pub(super) const LANES: usize = 3;
-/// By what a guess grows that fell short, and how often it may: keys that follow a dense group may be far away.
+/// The factor by which a guess that was too short grows, and its limit: the keys after a dense
+/// group may be far away.
 const STRETCH: usize = 8;
 const MAX_STRETCH: usize = 1 << 40;
-/// How full a page should be, in percent: a guess that is a little too far costs a second request.
+/// The target fill of a page, in percent: a guess that is slightly too far costs a second request.
 const FILL_PERCENT: usize = 85;
 
-/// What is left to read, and in which pieces.
+/// The keys that are still to be read, cut into parts.
 pub(super) struct Parts<T> {
     /// In the order of their keys, without gaps.
     parts: VecDeque<Part<T>>,
-    /// Behind them, from this key on, the caller may know of marks.
+    /// The start of the range after `parts`, for which the caller may have marks.
     rest: Option<Vec<u8>>,
     end: Vec<u8>,
     keys_only: bool,
     /// 0 until the first answer.
     revision: i64,
-    /// Records that a page may have.
+    /// The limit of records for the next page.
     limit: i64,
     /// Pages do not grow any more.
     settled: bool,
-    /// What the last page tells of those behind it.
+    /// The density of keys in the last page, for guesses.
     density: Option<Density>,
-    /// Guesses reach so many times as far, because the last one fell short.
+    /// The current factor for guesses, after ones that were too short.
     stretch: usize,
 }
 
-/// Keys from one to before another.
+/// A half-open range of keys.
 struct Part<T> {
     start: Vec<u8>,
     end: Vec<u8>,
-    /// It should be a page; others are cut before they are asked for.
+    /// Whether the part should be one page; other parts are cut before they are requested.
     cut: bool,
-    /// Who brings its page, once it was asked for.
+    /// The request for its page, once it was sent.
     asked: Option<T>,
 }
 
@@ -62,12 +66,13 @@ impl<T> Parts<T> {
         Self { parts, rest, end, keys_only, revision: 0, limit, settled: false, density: None, stretch: 1 }
     }
 
-    /// The revision at which everything is read, once there was a page.
+    /// The revision at which everything is read, after the first page.
     pub(super) fn revision(&self) -> i64 {
         self.revision
     }
 
-    /// Sees to it that there is a first part; false when everything was read. What was read before must have been taken, because `marks` may go by it.
+    /// Ensures that there is a first part; false when everything was read. Records of earlier parts
+    /// must have been processed, because `marks` may depend on them.
     pub(super) fn has_next<M>(&mut self, marks: &mut M) -> bool
     where
         M: FnMut(&Key) -> Vec<Key> + ?Sized,
@@ -92,12 +97,13 @@ impl<T> Parts<T> {
         true
     }
 
-    /// Has as many pages under way as there may be, but one until it is known how large they get.
+    /// Sends as many requests as are allowed, but only one until the size of pages is known.
     pub(super) fn ask(&mut self, mut send: impl FnMut(RangeRequest) -> T) {
         let lanes = if self.settled && self.revision > 0 { LANES } else { 1 };
         let mut free = lanes.saturating_sub(self.under_way().count());
         for lane in 0..lanes {
-            // The first part may be what is left of one, with others under way behind it.
+            // The first part may be the remainder of a page, with requests for later parts in
+            // progress.
             if free == 0 && lane > 0 {
                 return;
             }
@@ -109,7 +115,7 @@ impl<T> Parts<T> {
             free = free.saturating_sub(1);
             let covered = self.density.as_ref().is_some_and(|density| density.covers(&part.start));
             if !covered && !part.cut {
-                // In another directory records may be of any size.
+                // Records in another directory may have any size.
                 if lane > 0 {
                     return;
                 }
@@ -135,8 +141,8 @@ impl<T> Parts<T> {
         Some(RangeRequest { key, range_end, limit, revision, keys_only })
     }
 
-    /// Cuts a part that may be more than a page where the last page lets guess, at the latest where its kind
-    /// of records ends.
+    /// Cuts a part that may be more than one page where the last page suggests, at the latest at
+    /// the end of its directory.
     fn cut(&mut self, lane: usize) {
         let Some(part) = self.parts.get_mut(lane).filter(|part| !part.cut && part.asked.is_none()) else {
             return;
@@ -153,17 +159,17 @@ impl<T> Parts<T> {
         }
     }
 
-    /// Everything that is under way, in the order of keys.
+    /// All requests in progress, in the order of keys.
     pub(super) fn under_way(&mut self) -> impl Iterator<Item = &mut T> {
         self.parts.iter_mut().filter_map(|part| part.asked.as_mut())
     }
 
-    /// What brings the next page.
+    /// The request for the next page.
     pub(super) fn first(&mut self) -> Option<&mut T> {
         self.parts.front_mut().and_then(|part| part.asked.as_mut())
     }
 
-    /// Takes note of the next page.
+    /// Processes the metadata of the next page.
     pub(super) fn answered(&mut self, answer: &RangeResponse) -> Result<(), Failure> {
         if self.revision == 0 {
             self.revision = answer.header.as_ref().map_or(0, |header| header.revision);
@@ -173,7 +179,7 @@ impl<T> Parts<T> {
             let Some(KeyValue { key: last, .. }) = answer.kvs.last() else {
                 return Err(Failure::nonsense("etcd", "an empty page with more to follow"));
             };
-            // The smallest key above the last one.
+            // The smallest key after the last one.
             part.start = [last, &[0][..]].concat();
             (part.cut, part.asked) = (false, None);
             self.parts.push_front(part);
@@ -193,7 +199,7 @@ mod tests {
     use super::super::{PAGE_BYTES, range_of};
     use super::*;
 
-    /// A reader of all keys under a prefix, and what its member had to do.
+    /// Reads all keys under a prefix, and records the work of its member.
     #[derive(Default)]
     struct Reader {
         read: Vec<String>,
@@ -221,7 +227,7 @@ mod tests {
             }
         }
 
-        /// Answers like a member that holds `keys`, in order.
+        /// Answers like a member that stores `keys`, which are sorted.
         fn serve(&mut self, keys: &[String], request: &RangeRequest) -> RangeResponse {
             let from = keys.partition_point(|key| key.as_bytes() < &request.key[..]);
             let within = |key: &&String| request.range_end == [0] || key.as_bytes() < &request.range_end[..];
@@ -257,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_read_once_in_order_whatever_the_names_and_few_are_walked_over_twice() {
+    fn every_key_is_read_once_in_order_and_few_are_iterated_twice() {
         let keys = store();
         for prefix in
             ["/i/", "/i/handle/", "/i/host/", "/i/handle/net.", "/i/block/", "/i/block/10.1", "/nothing/", ""]
@@ -265,7 +271,8 @@ mod tests {
             let reader = Reader::run(&keys, prefix, |_, _| Vec::new());
             let wanted: Vec<&String> = keys.iter().filter(|key| key.starts_with(prefix)).collect();
             assert!(reader.read.iter().eq(wanted.iter().copied()), "{prefix:?}");
-            // The first page of all, and of each directory, are walks to the end; without cuts each of 60 pages would be one.
+            // The first page of the range and that of each directory iterate to the end; without
+            // cuts, each of 60 pages would.
             let Reader { walked, requests, at_once, .. } = reader;
             assert!(walked <= 5 * wanted.len(), "{prefix:?}: {walked} of {}", wanted.len());
             assert!(requests < 110, "{prefix:?}: {requests}");
@@ -274,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_spare_the_search_and_may_be_wrong() {
+    fn marks_avoid_guesses_and_may_be_wrong() {
         let keys = store();
         let known: Vec<String> =
             keys.iter().filter(|key| key.contains("/net.")).step_by(300).cloned().collect();
@@ -289,7 +296,7 @@ mod tests {
         let reader = Reader::run(&keys, "/i/", marks);
         assert!(reader.read == keys);
         assert!(reader.walked < 2 * keys.len(), "{}", reader.walked);
-        // In no order, before the range, behind it, nowhere.
+        // Unsorted, before the range, after it, and empty.
         let wrong = ["/i/handle/q", "/a", "/i/block/10.0.9", "/z", "/i/handle/q", "/i/handle/net.8", ""];
         for from in 0..wrong.len() {
             let marks = |_: &str, _: &[String]| wrong[from..].iter().map(|mark| (*mark).to_owned()).collect();

@@ -1,4 +1,5 @@
-//! What a member answers on the v2 API, read once: records with their indexes, refusals by number, and what is neither.
+//! Parses a member's answer on the v2 API: records with their indexes, refusals by number, and
+//! failures.
 
 use std::time::Duration;
 
@@ -9,19 +10,19 @@ use serde::Deserialize;
 use crate::failure::{Class, Failure, printable};
 use crate::v2::Life;
 
-/// Longest part of somebody else's answer that goes into an error.
+/// How much of an unexpected answer an error repeats.
 const QUOTED_MAX: usize = 200;
 
-/// An answer to a question that the member understood.
+/// An answer to a request that the member understood.
 #[derive(Debug)]
 pub(crate) enum Reply {
-    /// Done, or found.
+    /// The request was executed.
     Done(Done),
-    /// A guard failed or there is nothing: these say how things are, and asking again would not change it.
+    /// A guard failed or a key does not exist: repeating the request would not change that.
     Refused(Refusal),
 }
 
-/// What was done or found.
+/// The result of an executed request.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Done {
     pub(crate) action: String,
@@ -44,11 +45,11 @@ pub(crate) struct Node {
     nodes: Vec<Node>,
     #[serde(default)]
     pub(crate) modified_index: u64,
-    /// Seconds that are left; none for what lives on for ever.
+    /// The remaining seconds; `None` without a time to live.
     pub(crate) ttl: Option<i64>,
 }
 
-/// Why not, by etcd's number (etcd Documentation/v2/errorcode.md).
+/// A refusal with etcd's error number (etcd Documentation/v2/errorcode.md).
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Refusal {
@@ -62,29 +63,29 @@ pub(crate) struct Refusal {
     pub(crate) index: u64,
 }
 
-/// The refusals that say how things are.
+/// Refusals that describe the state of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Why {
     /// 100: there is no such key.
     NotFound,
     /// 101: the guard failed.
     Compare,
-    /// 105: it exists already.
+    /// 105: the key exists already.
     Exists,
-    /// 102: there is a directory.
+    /// 102: the key is a directory.
     Directory,
-    /// 104: what should be a directory on the way is a key.
+    /// 104: a component of the path is a key and not a directory.
     NoDirectory,
-    /// 108: the directory holds something.
+    /// 108: the directory is not empty.
     NotEmpty,
-    /// 401: the index lies before what the member remembers.
+    /// 401: the index is older than the member's event history.
     Cleared,
 }
 
 // === impl Reply ===
 
 impl Reply {
-    /// Reads an answer.
+    /// Parses an answer.
     pub(crate) fn read(endpoint: &str, status: u16, index: u64, body: &[u8]) -> Result<Self, Failure> {
         let nonsense = |text: String| Failure::nonsense(endpoint, &text);
         if matches!(status, 200 | 201) {
@@ -102,7 +103,7 @@ impl Reply {
     }
 }
 
-/// Reads the answer to `/version`.
+/// Parses the answer to `/version`.
 pub(crate) fn version(endpoint: &str, status: u16, _index: u64, body: &[u8]) -> Result<String, Failure> {
     #[derive(Deserialize)]
     struct Version {
@@ -116,7 +117,7 @@ pub(crate) fn version(endpoint: &str, status: u16, _index: u64, body: &[u8]) -> 
     Ok(version.etcdcluster)
 }
 
-/// An answer that no etcd with the v2 API gives.
+/// The failure for an answer that no etcd with the v2 API gives.
 fn foreign(endpoint: &str, status: u16, body: &[u8]) -> Failure {
     let text = String::from_utf8_lossy(&body[..body.len().min(QUOTED_MAX)]);
     let said = match status {
@@ -150,7 +151,7 @@ impl Refusal {
 
     fn failure(&self, endpoint: &str) -> Failure {
         let class = match self.error_code {
-            // 110: user or permission; 107 and 2xx: a question that is wrong in itself.
+            // 110: user or permission; 107 and 2xx: an invalid request.
             107 | 110 | 200..=299 => Class::Refused,
             // Refused before anything was proposed.
             300 if self.cause.contains("no leader") || self.cause.contains("too many requests") => {
@@ -172,7 +173,7 @@ impl std::fmt::Display for Refusal {
 // === impl Node ===
 
 impl Node {
-    /// The record, unless it is a directory.
+    /// The record, unless the node is a directory.
     pub(crate) fn record(self) -> Option<Record> {
         if self.dir {
             return None;
@@ -181,7 +182,7 @@ impl Node {
         Some(Record { key: Key::from_stored(self.key), value, revision: Revision(self.modified_index) })
     }
 
-    /// How long it still lives.
+    /// The remaining lifetime.
     pub(crate) fn life(&self) -> Life {
         match self.ttl {
             None => Life::Forever,
@@ -189,7 +190,8 @@ impl Node {
         }
     }
 
-    /// All records at and below this node that the prefix covers, in key order, and how long each still lives.
+    /// All records at and below this node that the prefix covers, in key order, with their
+    /// remaining lifetimes.
     pub(crate) fn records(self, prefix: &Prefix) -> Vec<(Record, Life)> {
         let mut records = Vec::new();
         let mut left = vec![self];
@@ -229,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_told_apart_by_their_number() {
+    fn refusals_are_classified_by_their_number() {
         let text = |code: u32| format!(r#"{{"errorCode":{code},"message":"m","cause":"c","index":3}}"#);
         for (code, why) in
             [(100, Why::NotFound), (101, Why::Compare), (105, Why::Exists), (401, Why::Cleared)]
@@ -246,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_without_the_v2_api_is_not_an_empty_one() {
+    fn a_server_without_the_v2_api_is_not_treated_as_empty() {
         let failure = read(404, "404 page not found\n").unwrap_err();
         assert_eq!(failure.class, Class::Refused);
         let told = failure.told("list".to_owned(), Effect::Read).to_string();
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_is_the_clusters() {
+    fn the_version_is_that_of_the_cluster() {
         let read = |body: &str| version("http://a:2379", 200, 0, body.as_bytes());
         assert_eq!(read(r#"{"etcdserver":"3.4.23","etcdcluster":"2.3.0"}"#).unwrap(), "2.3.0");
         assert!(read("{}").is_err() && read("").is_err());
@@ -262,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_is_an_error_and_never_a_crash() {
+    fn an_invalid_answer_is_an_error_and_never_a_panic() {
         for body in ["", "[]", "{}", r#"{"node":7}"#, "\u{1b}[2J", &"[".repeat(100_000)] {
             assert!(read(200, body).is_err(), "{body:.20}");
             let failure = read(500, body).unwrap_err();

@@ -1,4 +1,5 @@
-//! Questions to the cluster: one member after another, within a deadline, and never twice what must not be done twice.
+//! Requests to the cluster: tries one member after another within a deadline, and never repeats a
+//! request that must not be executed twice.
 
 use std::time::Duration;
 
@@ -10,10 +11,11 @@ use crate::v2::answer::Reply;
 use crate::v2::http::{Members, Opened, Question};
 use crate::{Reach, Settings, SettingsError};
 
-/// A request that may be repeated gives up on a silent member after this part of its deadline, so that another can still answer in time.
+/// A repeatable request gives up on a silent member after this fraction of its deadline, so that
+/// another member can still answer in time.
 const PATIENCE_PARTS: u32 = 3;
 
-/// What all clones of one engine share.
+/// The state that all clones of an engine share.
 pub(crate) struct Client {
     pub(crate) settings: Settings,
     pub(crate) members: Members,
@@ -29,17 +31,19 @@ impl Client {
         Ok(Self { settings, members, reach: Reach::default() })
     }
 
-    /// How long a member may be silent before a repeatable request goes to another.
+    /// How long a member may be silent before a repeatable request is sent to another one.
     pub(crate) fn patience(&self) -> Duration {
         self.settings.deadline / PATIENCE_PARTS
     }
 
-    /// Asks one member after another until one answers, the deadline passes, or asking again is out of the question.
+    /// Asks one member after another until one answers, the deadline passes, or the request must
+    /// not be repeated.
     pub(crate) async fn call(&self, effect: Effect, question: &Question) -> Result<Reply, Failure> {
         self.call_for(effect, question, Reply::read).await
     }
 
-    /// [`call`](Self::call) for what is no record; `read` understands the answer: endpoint, status, index and body.
+    /// Like [`call`](Self::call), for answers that are no records; `read` parses endpoint, status,
+    /// index and body.
     pub(crate) async fn call_for<T>(
         &self,
         effect: Effect,
@@ -66,7 +70,7 @@ impl Client {
             if !failure.class.worth_another_try(effect) {
                 return Err(failure);
             }
-            // Another member is asked at once; only after a full round is there a reason to wait.
+            // Another member is tried at once; a pause is useful only after all members were tried.
             let pause = if tries % self.members.count() == 0 { backoff.pause() } else { Duration::ZERO };
             if Instant::now() + pause >= deadline {
                 return Err(failure);
@@ -76,7 +80,8 @@ impl Client {
         Err(Failure::unreachable("etcd", "nobody was asked"))
     }
 
-    /// One try at one member. A body may take as long as it keeps coming: a listing of a large store takes seconds.
+    /// One attempt at one member. The body may take as long as data keeps arriving: a listing of a
+    /// large store takes seconds.
     async fn attempt<T>(
         &self,
         effect: Effect,
@@ -85,7 +90,8 @@ impl Client {
         question: &Question,
         read: &impl Fn(&str, u16, u64, &[u8]) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        // Giving up early on what cannot be asked twice would only turn an answer into a doubt.
+        // A request that must not be repeated is waited for until the deadline: giving up early
+        // would only make its outcome unknown.
         let until = match effect {
             _ if question.large => deadline,
             Effect::Once => deadline,
@@ -97,7 +103,7 @@ impl Client {
         read(self.members.endpoint(turn), status, index, &body)
     }
 
-    /// Sends a question to one member and waits for the head of its answer.
+    /// Sends a request to one member and waits for the head of its answer.
     pub(crate) async fn ask(
         &self,
         turn: usize,

@@ -1,4 +1,5 @@
-//! Connections to members over HTTP/1.1: opened when needed, kept while they work, with and without TLS. The v2 API knows nothing newer.
+//! HTTP/1.1 connections to members, with and without TLS: opened when needed, and reused. The v2
+//! API supports no newer version.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -20,33 +21,36 @@ use crate::failure::{Class, Failure, chain};
 use crate::tls::{Tls, address};
 use crate::{Settings, SettingsError};
 
-/// Longest wait for a connection, TLS included, before another member is tried. Within a site it takes milliseconds.
+/// The longest wait for a connection, including TLS, before another member is tried. Within a site
+/// a connection takes milliseconds.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Connections to one member that are kept while nobody uses them: a few requests at once, beside the watches.
+/// Idle connections per member that are kept: enough for a few concurrent requests besides the
+/// watches.
 const IDLE_MAX: usize = 4;
-/// Largest answer: a listing of ten thousand full blocks (200 MB, a third more as a string within JSON), twice.
+/// The largest answer: a listing of ten thousand full blocks (200 MB, a third more as a JSON
+/// string), twice.
 const ANSWER_MAX_BYTES: usize = 512 << 20;
-/// The v2 handlers are reached over HTTP/1.1 by every release that has them.
+/// All releases with the v2 handlers serve them over HTTP/1.1.
 const PROTOCOL: &[u8] = b"http/1.1";
-/// The header that says how far the store was.
+/// The header with the store's index.
 const INDEX: &str = "x-etcd-index";
 
-/// One request, to be asked of any member.
+/// One request, which any member can answer.
 #[derive(Debug, Clone)]
 pub(crate) struct Question {
     pub(crate) method: Method,
     /// Path and query.
     pub(crate) target: String,
-    /// A form.
+    /// The form in the body, if any.
     pub(crate) form: Option<Bytes>,
-    /// A member has to put much together before it can begin to answer.
+    /// Whether the member needs long to prepare the answer.
     pub(crate) large: bool,
 }
 
 /// The members, and which one is asked first.
 pub(crate) struct Members {
     slots: Vec<Slot>,
-    /// Counts up for ever; modulo the number of slots it is the one in use.
+    /// Incremented without limit; modulo the number of slots it is the slot in use.
     current: AtomicUsize,
     authorization: Option<String>,
 }
@@ -58,7 +62,7 @@ struct Slot {
 
 type Line = SendRequest<Full<Bytes>>;
 
-/// An answer whose body is still to come.
+/// An answer whose body has not been read.
 pub(crate) struct Opened {
     pub(crate) status: u16,
     pub(crate) index: u64,
@@ -77,14 +81,14 @@ impl Question {
 // === impl Members ===
 
 impl Members {
-    /// Refuses settings whose certificates cannot be used; connects to nothing.
+    /// Refuses settings whose certificates cannot be used. Does not connect.
     pub(crate) fn new(settings: &Settings) -> Result<Self, SettingsError> {
         for endpoint in &settings.endpoints {
             Tls::new(settings, endpoint, PROTOCOL)?;
         }
         let slot = |endpoint: &String| Slot { endpoint: endpoint.clone(), idle: Mutex::default() };
         let slots: Vec<Slot> = settings.endpoints.iter().map(slot).collect();
-        // A thousand nodes with the same list shall not all ask its first member.
+        // A thousand nodes with the same list must not all ask its first member.
         let first = random() % slots.len().max(1) as u64;
         let credentials = settings.username.as_ref().zip(settings.password.as_ref());
         let authorization = credentials.map(|(name, password)| {
@@ -98,7 +102,7 @@ impl Members {
         self.slots.len()
     }
 
-    /// Whose turn it is.
+    /// The number of the member in use.
     pub(crate) fn turn(&self) -> usize {
         self.current.load(Ordering::Relaxed)
     }
@@ -111,20 +115,21 @@ impl Members {
         &self.slots[turn % self.slots.len()]
     }
 
-    /// Something failed there: the next call goes to another member. Only the first of those who complain about the same turn moves on.
+    /// Moves on to another member after a failure. Several failures of the same member move on only
+    /// once.
     pub(crate) fn leave(&self, turn: usize) {
-        // What was idle there is as suspect as what failed.
+        // Idle connections to it are as suspect as the one that failed.
         self.idle(turn).clear();
         let _ =
             self.current.compare_exchange(turn, turn.wrapping_add(1), Ordering::Relaxed, Ordering::Relaxed);
     }
 
     fn idle(&self, turn: usize) -> std::sync::MutexGuard<'_, Vec<Line>> {
-        // Nothing panics while holding it; and a list of connections cannot be half-written.
+        // No code panics while it holds the lock, and the list is consistent in any case.
         self.slot(turn).idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a question and waits for the head of the answer.
+    /// Sends a request and waits for the head of the answer.
     pub(crate) async fn ask(
         &self,
         settings: &Settings,
@@ -152,7 +157,7 @@ impl Members {
     async fn kept(&self, turn: usize) -> Option<Line> {
         loop {
             let mut line = self.idle(turn).pop()?;
-            // Lets the connection's task see an end that has come in the meantime.
+            // Lets the connection's task notice that the connection was closed meanwhile.
             if line.ready().await.is_ok() && !line.is_closed() {
                 return Some(line);
             }
@@ -173,7 +178,8 @@ impl Members {
         request.body(body).map_err(|error| Failure::new(Class::Refused, endpoint, error.to_string(), false))
     }
 
-    /// Reads the body; the connection is kept for the next request. `patience` is for each piece of it.
+    /// Reads the body, with `patience` as the time limit for each piece, and keeps the connection
+    /// for the next request.
     pub(crate) async fn finish(
         &self,
         turn: usize,
@@ -223,10 +229,11 @@ async fn open(settings: &Settings, endpoint: &str) -> Result<Line, Failure> {
 async fn connect(settings: &Settings, endpoint: &str) -> Result<Line, Failure> {
     let unreachable = |reason: String| Failure::unreachable(endpoint, reason);
     let (host, port) = address(endpoint).ok_or_else(|| unreachable("no host and port".to_owned()))?;
-    // The files are read here and now: certificates get renewed.
+    // The files are read for each connection, because certificates get renewed.
     let secured = Tls::new(settings, endpoint, PROTOCOL).map_err(|error| unreachable(error.to_string()))?;
     let tcp = TcpStream::connect((host.as_str(), port)).await.map_err(|e| unreachable(e.to_string()))?;
-    // One small request, one small answer: waiting to fill a segment only costs time. Failing to say so does no harm.
+    // Small requests and answers: waiting to fill a segment would only delay them. A failure does
+    // no harm.
     let _ = tcp.set_nodelay(true);
     let Some(tls) = secured else { return handshake(endpoint, tcp).await };
     handshake(endpoint, tls.connect(tcp).await.map_err(unreachable)?).await
@@ -239,7 +246,7 @@ where
     let (line, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|error| Failure::unreachable(endpoint, with_causes(&error)))?;
-    // Ends with the connection, or when the last handle to it is dropped.
+    // Ends with the connection, or when its last handle is dropped.
     tokio::spawn(async move {
         if let Err(error) = connection.await {
             tracing::trace!(%error, "etcd v2 connection");
@@ -249,7 +256,7 @@ where
     Ok(line)
 }
 
-/// An error with what lies beneath it in one line.
+/// An error and its sources in one line.
 fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut parts: Vec<String> = chain(Some(error)).map(ToString::to_string).collect();
     parts.dedup();

@@ -1,6 +1,7 @@
-//! Leases on a server that has none: the v2 API gives each key a time to live of its own. A lease is a number of this engine and its
-//! clones, with the keys that were written under it; keeping it alive gives each of them its full time again. A key whose owner is gone
-//! vanishes by itself, because the server counts its time; the lease itself does not outlive the process, and nobody else knows it.
+//! Leases for a server without leases: in the v2 API each key has a time to live. A lease is an id
+//! within this engine and its clones, with the keys that were written under it; keeping it alive
+//! renews the time to live of each. The keys of a dead process expire at the server; the lease
+//! itself does not outlive the process, and is not known to others.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -19,7 +20,8 @@ use crate::v2::client::Client;
 use crate::v2::http::Question;
 use crate::v2::path;
 
-/// Looks at one key whose guard failed before it is given up; each costs somebody else's write in between.
+/// How often a key whose guard failed is read again; each failure means a write by another client
+/// in between.
 const LOOKS_MAX: u32 = 3;
 
 /// The leases of one engine.
@@ -33,7 +35,7 @@ struct Lease {
     keys: BTreeMap<Key, Written>,
 }
 
-/// What was written under a lease.
+/// A key's contents as written under a lease.
 #[derive(Clone)]
 pub(crate) struct Written {
     pub(crate) value: Vec<u8>,
@@ -44,7 +46,7 @@ pub(crate) struct Written {
 
 impl Leases {
     fn table(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Lease>> {
-        // Each change of the table is a single call, so that a panic elsewhere leaves it whole.
+        // Every change of the table is a single call, so a panic elsewhere leaves it consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -63,14 +65,15 @@ impl Leases {
         }
     }
 
-    /// The seconds that a lease still has, for a key that is written now; none when it has run out.
+    /// The remaining seconds of a lease, for a key that is written now; `None` if it has expired.
     pub(crate) fn seconds_left(&self, id: LeaseId) -> Option<u64> {
         let table = self.table();
         let left = table.get(&id)?.until.checked_duration_since(Instant::now())?;
         (!left.is_zero()).then(|| whole_seconds(left))
     }
 
-    /// A key was written under a lease, or without one; whatever held it before does so no longer.
+    /// Records that a key was written under a lease or without one; an earlier lease no longer
+    /// holds it.
     pub(crate) fn written(&self, key: &Key, under: Option<(LeaseId, Written)>) {
         let mut table = self.table();
         for lease in table.values_mut() {
@@ -83,7 +86,8 @@ impl Leases {
         }
     }
 
-    /// The lease under which a record was last written, if that was one of these and nobody wrote it since.
+    /// The lease under which a record was last written, if it is one of these and the record was
+    /// not written since.
     pub(crate) fn holding(&self, record: &Record) -> Option<LeaseId> {
         let table = self.table();
         let mut leases = table.iter().map(|(id, lease)| (*id, lease.keys.get(&record.key)));
@@ -92,14 +96,14 @@ impl Leases {
             .map(|(id, _)| id)
     }
 
-    /// A living lease, as it is now.
+    /// A lease that has not expired.
     fn alive(&self, id: LeaseId) -> Result<Lease, StoreError> {
         let now = Instant::now();
         let lease = self.table().get(&id).filter(|lease| lease.until > now).cloned();
         lease.ok_or(StoreError::NoLease { lease: id })
     }
 
-    /// Gives a lease, and every key that still is as it was written under it, the full time again.
+    /// Renews a lease and every key that is unchanged since it was written under it.
     pub(crate) async fn keep_alive(&self, client: &Client, id: LeaseId) -> Result<Duration, StoreError> {
         let begun = Instant::now();
         let lease = self.alive(id)?;
@@ -119,7 +123,7 @@ impl Leases {
         Ok(lease.ttl)
     }
 
-    /// Only where the key is still this lease's: a commit may have come between.
+    /// Only if the key still belongs to this lease: a commit may have intervened.
     fn refreshed(&self, id: LeaseId, key: &Key, written: Written) {
         if let Some(held) = self.table().get_mut(&id).and_then(|lease| lease.keys.get_mut(key))
             && held.revision < written.revision
@@ -128,7 +132,7 @@ impl Leases {
         }
     }
 
-    /// Ends a lease now: removes every key that still is as it was written under it.
+    /// Ends a lease now: removes every key that is unchanged since it was written under it.
     pub(crate) async fn revoke(&self, client: &Client, id: LeaseId) -> Result<(), StoreError> {
         let lease = self.alive(id)?;
         for (key, written) in &lease.keys {
@@ -136,14 +140,15 @@ impl Leases {
             let target = target(key).map_err(told)?;
             let target = format!("{target}?prevIndex={}", written.revision.0);
             let question = Question { method: Method::DELETE, target, form: None, large: false };
-            // Deleted, gone, or somebody else's by now: in each case the lease holds it no longer.
+            // Deleted, missing, or overwritten by another client: in each case the lease no longer
+            // holds it.
             client.call(Effect::Idempotent, &question).await.map_err(told)?;
         }
         self.table().remove(&id).map(drop).ok_or(StoreError::NoLease { lease: id })
     }
 }
 
-/// Gives one key its full time. None when it is no longer what was written under the lease.
+/// Renews one key. `None` if it is no longer as written under the lease.
 async fn refresh(
     client: &Client,
     key: &Key,
@@ -165,7 +170,7 @@ async fn refresh(
             }
             Ok(Reply::Refused(refusal)) if refusal.why() == Some(Why::Compare) => {}
             Ok(Reply::Refused(_)) => return Ok(None),
-            // Perhaps done: then the key has moved on by our own doing.
+            // The renewal may have been executed, which changes the key's index.
             Err(failure) if failure.class == Class::Ambiguous => {}
             Err(failure) => return Err(failure),
         }
@@ -179,7 +184,8 @@ async fn refresh(
     Ok(None)
 }
 
-/// Whether a key still says what was written under the lease, and still has a time to live: who took that away meant it to stay.
+/// Whether a key still has the value that was written under the lease, and a time to live: a client
+/// that removed the time to live wants the key to stay.
 fn still(node: &crate::v2::answer::Node, written: &Written) -> bool {
     node.ttl.is_some() && node.value.as_deref().is_some_and(|value| value.as_bytes() == written.value)
 }
@@ -197,7 +203,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_lease_runs_out_by_itself() {
+    async fn a_lease_expires() {
         let leases = Leases::default();
         let id = leases.grant(Duration::from_millis(1500));
         assert_eq!(leases.seconds_left(id), Some(2));
@@ -210,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_belongs_to_the_lease_that_it_was_last_written_under() {
+    async fn a_key_belongs_to_the_lease_of_its_last_write() {
         let leases = Leases::default();
         let (first, second) = (leases.grant(Duration::from_secs(9)), leases.grant(Duration::from_secs(9)));
         let key = Key::from_stored("/a/b");

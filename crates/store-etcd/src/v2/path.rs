@@ -1,14 +1,15 @@
-//! Where a record lies on the v2 API: paths in URLs, values in forms. Used by every request of the v2 engine. Pure.
+//! Paths of records in URLs of the v2 API, and values in forms. Pure.
 
 use std::fmt::Write as _;
 
 use russet_model::{Key, Prefix};
 
-/// What precedes every key.
+/// The prefix of all keys in URLs.
 const ROOT: &str = "/v2/keys";
 
-/// The URL path of a record, or why the v2 API cannot hold one there. It is a tree of directories that cleans paths, so that what v3
-/// keeps apart would be one: `a//b`, `a/../b`. Segments that begin with `_` are hidden from every listing and watch.
+/// The URL path of a record, or why the v2 API cannot store it there. The API has a tree of
+/// directories and cleans paths, so keys that are different in v3 would become the same: `a//b`,
+/// `a/../b`. Segments that begin with `_` are hidden from every listing and watch.
 pub(crate) fn of_key(key: &Key) -> Result<String, &'static str> {
     let path = key.as_str();
     let Some(segments) = path.strip_prefix('/') else { return Err("it does not begin with '/'") };
@@ -25,14 +26,15 @@ pub(crate) fn of_key(key: &Key) -> Result<String, &'static str> {
     Ok(escaped(ROOT, path))
 }
 
-/// The URL path of the directory that holds all of a prefix: the API lists directories, not prefixes.
+/// The URL path of the directory that contains all keys of a prefix: the API lists directories, not
+/// prefixes.
 pub(crate) fn of_directory(prefix: &Prefix) -> String {
     let text = prefix.as_str();
     let directory = text.rfind('/').map_or("", |slash| &text[..slash]);
     if directory.is_empty() { format!("{ROOT}/") } else { escaped(ROOT, directory) }
 }
 
-/// `name=value` as in a form.
+/// `name=value`, escaped for a form.
 pub(crate) fn form(name: &str, value: &str) -> String {
     let mut text = format!("{name}=");
     escape(&mut text, value, |_| false);
@@ -45,7 +47,7 @@ fn escaped(root: &str, path: &str) -> String {
     text
 }
 
-/// RFC 3986: everything but unreserved bytes, and those that stay.
+/// Escapes all bytes except unreserved ones (RFC 3986) and those for which `stays` is true.
 fn escape(into: &mut String, text: &str, stays: impl Fn(u8) -> bool) {
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') || stays(byte) {
@@ -81,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_is_listed_by_the_directory_around_it() {
+    fn a_prefix_is_listed_by_the_directory_that_contains_it() {
         let directory = |prefix: &str| of_directory(&Prefix::from_stored(prefix));
         assert_eq!(directory("/calico/ipam/v2/host/node1/"), "/v2/keys/calico/ipam/v2/host/node1");
         assert_eq!(directory("/coreos.com/network/subnets"), "/v2/keys/coreos.com/network");

@@ -1,6 +1,7 @@
-//! A watch over the v2 API: a snapshot, then one long poll after another, each from the index after the last event. A member remembers
-//! the last 1,000 changes of the whole store and answers 401 to who asks for older ones; then, and whenever events alone do not say what
-//! a prefix holds, everything is listed anew and only the differences are told.
+//! A watch over the v2 API: a snapshot, then one long poll after another, each from the index after
+//! the last event. A member remembers the last 1,000 changes of the whole store and answers 401 for
+//! older ones; then, and whenever an event is not enough to know what the prefix contains,
+//! everything is listed again, and only the differences are sent to the watcher.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,19 +19,21 @@ use crate::v2::client::Client;
 use crate::v2::http::Question;
 use crate::v2::{list, path};
 
-/// Longest poll. HTTP/1.1 has no pings: a member that stands still, or went away without a word, is only found by asking anew.
+/// The longest poll. HTTP/1.1 has no pings: a member that stalled or disappeared is detected only
+/// by a new request.
 const POLL_MAX: Duration = Duration::from_secs(60);
-/// Refusals before the watcher hears of it.
+/// Refusals before the watcher gets an error.
 const MAX_REFUSALS: u32 = 2;
-/// Polls in a row at members that are behind what was told, before the store is taken for one that was set back.
+/// Consecutive polls at members whose index is behind the last event, before the store counts as
+/// restored from a backup.
 const MAX_BEHIND: u32 = 2;
 
-/// The task's end.
+/// The sending end of a watch, run by a task.
 struct Follower {
     client: Arc<Client>,
     prefix: Prefix,
     known: Known,
-    /// Everything up to this index has been taken in.
+    /// The index up to which all changes were processed.
     at: u64,
     told: mpsc::Sender<Told>,
     backoff: Backoff,
@@ -40,15 +43,15 @@ struct Follower {
 
 /// How a poll ended.
 enum Polled {
-    /// Something changed.
     Changed(Done),
-    /// Nothing did, as far as this member knows, which was at that index.
+    /// Nothing changed as far as this member knows, which was at that index.
     Quiet(u64),
-    /// The member no longer remembers so far back.
+    /// The member's history does not reach back so far.
     Cleared,
 }
 
-/// Lists, and follows from there. While what was told waits no poll is open; what the members forget meanwhile is listed.
+/// Lists, and follows from there. While the watcher's queue is full no poll is open; changes that
+/// members forget meanwhile are found by listing.
 pub(crate) async fn begin(client: Arc<Client>, prefix: Prefix) -> Result<Watcher, StoreError> {
     let snapshot = list(&client, &prefix).await?;
     let at = snapshot.revision.0;
@@ -79,7 +82,7 @@ impl Follower {
         }
     }
 
-    /// Waits for the next change after what is known.
+    /// Waits for the next change.
     async fn poll(&mut self) -> Result<Polled, Failure> {
         let members = &self.client.members;
         let turn = members.turn();
@@ -88,13 +91,13 @@ impl Follower {
         let polled = async {
             let patience = Instant::now() + self.client.patience();
             let opened = self.client.ask(turn, patience, &Question::get(target)).await?;
-            // The head comes at once; the rest of the answer comes with the next change.
+            // The head comes at once; the body comes with the next change.
             self.client.reach.answered();
             let (status, index) = (opened.status, opened.index);
             let body = tokio::time::timeout(POLL_MAX, members.finish(turn, opened, POLL_MAX));
             let Ok(body) = body.await else { return Ok(Polled::Quiet(index)) };
             let body = body?;
-            // A member that shuts down ends the poll in good order and without an event.
+            // A member that shuts down ends the poll regularly, without an event.
             if status == 200 && body.is_empty() {
                 return Err(Failure::unreachable(members.endpoint(turn), "it ended the watch"));
             }
@@ -121,7 +124,7 @@ impl Follower {
         polled
     }
 
-    /// Takes in a change: what is new of it.
+    /// Processes a change; returns the events that are new.
     async fn admit(&mut self, done: Done) -> Option<Told> {
         let Done { action, node, .. } = done;
         let index = node.modified_index;
@@ -131,7 +134,7 @@ impl Follower {
         }
         self.backoff.reset();
         self.behind = 0;
-        // Of what lay in a directory that is gone nothing is told.
+        // There are no events for the contents of a removed directory.
         if node.dir {
             return self.relist("a directory changed").await;
         }
@@ -145,7 +148,8 @@ impl Follower {
         Some(Ok(self.known.admit(event).into_iter().collect()))
     }
 
-    /// Nothing for a whole poll. A store that stays behind what was told was set back: nothing that it does now would ever be told.
+    /// A whole poll without a change. A store that stays behind the last event was restored from a
+    /// backup: its new changes would never be reported.
     async fn quiet(&mut self, index: u64) -> Option<Told> {
         self.behind = if index < self.at { self.behind + 1 } else { 0 };
         if self.behind < MAX_BEHIND {
@@ -155,7 +159,7 @@ impl Follower {
         self.relist("the store is behind what was told").await
     }
 
-    /// What differs from what was told. `None` when that has to be tried again.
+    /// Lists again; returns the differences to what was sent, or `None` if that must be repeated.
     async fn relist(&mut self, reason: &str) -> Option<Told> {
         tracing::debug!(prefix = %self.prefix, at = self.at, reason, "etcd v2 watch: list again");
         match list(&self.client, &self.prefix).await {
@@ -171,7 +175,7 @@ impl Follower {
         }
     }
 
-    /// What follows from a broken poll: nothing but a pause, unless no later try can succeed.
+    /// Pauses after a broken poll; returns an error only if later attempts cannot succeed.
     async fn after(&mut self, failure: Failure) -> Option<StoreError> {
         tracing::debug!(prefix = %self.prefix, at = self.at, error = %failure.error, "etcd v2 watch");
         tokio::time::sleep(self.backoff.pause()).await;

@@ -1,4 +1,4 @@
-//! Users, passwords and tokens that run out.
+//! Users, passwords and expiring tokens.
 
 use std::time::Duration;
 
@@ -10,10 +10,11 @@ use russet_testkit::run;
 use crate::key;
 use crate::server::{Clients, Cluster, PATIENCE};
 
-/// How long a token lasts in these tests.
+/// Lifetime of a token in these tests.
 const TOKEN_TTL: Duration = Duration::from_secs(1);
 
-/// A member that gives tokens of one second and knows `root` and `russet`, who may touch `/calico/` only. Authentication is on.
+/// A member with authentication enabled, tokens of one second, and the users `root` and `russet`,
+/// who may access `/calico/` only.
 fn guarded() -> Cluster {
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name).display().to_string();
@@ -42,7 +43,7 @@ fn enable(cluster: &mut Cluster) {
         &["user", "grant-role", "russet", "calico"],
         &["auth", "enable"],
     ] {
-        // The root role comes with etcd, in some versions only once it is asked for.
+        // etcd creates the root role itself, some versions only on demand.
         let _ = member.try_etcdctl(&["role", "add", "root"]);
         member.etcdctl(arguments);
     }
@@ -60,13 +61,13 @@ fn user(cluster: &Cluster, name: &str, password: &str) -> Etcd {
 
 #[tokio::test]
 #[ignore = "tool: etcd, openssl"]
-async fn a_user_with_the_right_password_is_let_in_and_nobody_else() {
+async fn only_a_user_with_the_right_password_is_accepted() {
     let cluster = guarded();
     let store = user(&cluster, "russet", "rust");
     store.commit(vec![Step::create(key(1), "x")]).await.unwrap();
     assert_eq!(store.get(&key(1)).await.unwrap().unwrap().value, b"x");
     for refused in
-        [user(&cluster, "russet", "opensesame"), user(&cluster, "nobody", "rust"), cluster.client()]
+        [user(&cluster, "russet", "opensesame"), user(&cluster, "unknown", "rust"), cluster.client()]
     {
         let error = refused.get(&key(1)).await.unwrap_err();
         assert!(matches!(error, StoreError::Invalid { .. }), "{error}");
@@ -79,7 +80,7 @@ async fn a_user_with_the_right_password_is_let_in_and_nobody_else() {
 
 #[tokio::test]
 #[ignore = "tool: etcd, openssl"]
-async fn what_a_user_may_not_touch_is_refused_at_once() {
+async fn access_without_permission_is_refused_at_once() {
     let cluster = guarded();
     let store = user(&cluster, "russet", "rust");
     let everything = Prefix::everything();
@@ -90,7 +91,7 @@ async fn what_a_user_may_not_touch_is_refused_at_once() {
 
 #[tokio::test]
 #[ignore = "tool: etcd, openssl"]
-async fn tokens_that_run_out_are_renewed_by_calls_and_by_watches() {
+async fn expired_tokens_are_renewed_by_calls_and_by_watches() {
     let cluster = guarded();
     let store = user(&cluster, "russet", "rust");
     let lease = store.grant(PATIENCE).await.unwrap();
@@ -98,7 +99,7 @@ async fn tokens_that_run_out_are_renewed_by_calls_and_by_watches() {
     assert!(matches!(watch.next().await.unwrap(), Event::Snapshot(_)));
     for round in 0..3 {
         tokio::time::sleep(TOKEN_TTL * 2).await;
-        // With a token that has run out the first to come renews it for all.
+        // The first call with an expired token renews it for all.
         if round == 1 {
             store.keep_alive(lease).await.unwrap();
         }
@@ -107,7 +108,7 @@ async fn tokens_that_run_out_are_renewed_by_calls_and_by_watches() {
         let event = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap().unwrap();
         assert!(matches!(event, Event::Put(record) if record.key == key(round)));
     }
-    // A watch that begins, and one that has to begin again, with a token that has run out.
+    // A watch that begins, and one that must subscribe again, with an expired token.
     tokio::time::sleep(TOKEN_TTL * 2).await;
     let mut late = store.watch(&Prefix::handles()).await.unwrap();
     assert!(matches!(late.next().await.unwrap(), Event::Snapshot(all) if all.records.len() == 3));
@@ -115,7 +116,7 @@ async fn tokens_that_run_out_are_renewed_by_calls_and_by_watches() {
 
 #[tokio::test]
 #[ignore = "tool: etcd, openssl"]
-async fn a_watch_that_must_subscribe_again_with_a_token_that_ran_out_renews_it() {
+async fn a_watch_that_subscribes_again_with_an_expired_token_renews_it() {
     let mut cluster = guarded();
     let store = user(&cluster, "russet", "rust");
     let mut watch = store.watch(&Prefix::handles()).await.unwrap();
@@ -131,7 +132,7 @@ async fn a_watch_that_must_subscribe_again_with_a_token_that_ran_out_renews_it()
 
 #[tokio::test]
 #[ignore = "tool: etcd, openssl"]
-async fn credentials_work_before_authentication_is_switched_on_and_after() {
+async fn credentials_work_before_and_after_authentication_is_enabled() {
     let mut cluster = Cluster::single();
     let store = user(&cluster, "russet", "rust");
     store.commit(vec![Step::create(key(1), "x")]).await.unwrap();
@@ -140,7 +141,7 @@ async fn credentials_work_before_authentication_is_switched_on_and_after() {
     enable(&mut cluster);
     store.commit(vec![Step::put(key(1), "y")]).await.unwrap();
     assert!(matches!(watch.next().await.unwrap(), Event::Put(record) if record.value == b"y"));
-    // etcd keeps simple tokens in memory: a restarted member knows none.
+    // etcd keeps simple tokens in memory, so a restarted member knows none.
     cluster.members[0].kill();
     cluster.members[0].start();
     cluster.wait();

@@ -1,4 +1,5 @@
-//! Three members, of which one is killed, one stands still and the leader moves, while writers count and a watch listens.
+//! Three members, of which one is killed, one is stopped and the leader changes, while writers
+//! count and a watch follows.
 
 use std::time::{Duration, Instant};
 
@@ -10,11 +11,13 @@ use russet_testkit::eventually_some;
 use crate::key;
 use crate::server::{Clients, Cluster, Member, PATIENCE};
 
-/// Writers, and how often each adds one at least; they go on until the disturbances are over.
+/// The number of writers, and how many additions each makes at least; they continue until the
+/// disturbances end.
 const WRITERS: usize = 8;
 const ADDITIONS: usize = 50;
 
-/// What one writer knows: the additions that took effect, those of them that it was told of, and how else its tries ended.
+/// The record of one writer: additions that took effect, those of them that were answered, and the
+/// other outcomes.
 #[derive(Default, Debug)]
 struct Tally {
     added: usize,
@@ -29,7 +32,8 @@ fn number(value: &[u8]) -> usize {
     text.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// Adds one to the shared counter and one to the writer's own record in one commit, so that a lost answer can be looked up.
+/// Adds one to the shared counter and one to the writer's own record in one commit, so that the
+/// outcome of a lost answer can be looked up.
 async fn add(store: &Etcd, writer: usize, tally: &mut Tally) {
     let (counter, own) = (key(0), key(writer + 1));
     let read = async {
@@ -44,7 +48,7 @@ async fn add(store: &Etcd, writer: usize, tally: &mut Tally) {
             return;
         }
     };
-    // What a lost answer turned out to be.
+    // The outcome of the commit whose answer was lost.
     tally.added = number(&mine.value);
     let steps = vec![
         Step::update(counter, (number(&shared.value) + 1).to_string(), shared.revision),
@@ -64,7 +68,7 @@ async fn add(store: &Etcd, writer: usize, tally: &mut Tally) {
     }
 }
 
-/// The member that leads now.
+/// The current leader.
 fn leader(cluster: &Cluster) -> usize {
     let leads = |member: &Member| {
         let status = member.etcdctl(&["endpoint", "status", "--write-out=json"]);
@@ -74,7 +78,7 @@ fn leader(cluster: &Cluster) -> usize {
     eventually_some(PATIENCE, || cluster.members.iter().position(leads))
 }
 
-/// Kills the leader, brings it back, lets another leader stand still for longer than an election, and lets it go on.
+/// Kills the leader, restarts it, stops another leader for longer than an election, and resumes it.
 fn disturb(mut cluster: Cluster) -> Cluster {
     for round in 0..2 {
         let first = leader(&cluster);
@@ -99,12 +103,12 @@ fn disturb(mut cluster: Cluster) -> Cluster {
     cluster
 }
 
-/// Waits until the others agree on something again.
+/// Waits until the other members reach agreement again.
 fn settle(cluster: &Cluster, without: usize) {
     (0..cluster.members.len()).filter(|index| *index != without).for_each(|index| cluster.wait_for(index));
 }
 
-/// Follows the counter and insists that it never goes back and no addition is told twice.
+/// Follows the counter and asserts that it never decreases and that each addition is reported once.
 async fn follow(store: Etcd, mut over: tokio::sync::watch::Receiver<Option<usize>>) -> usize {
     let mut watch = store.watch(&Prefix::handles()).await.unwrap();
     let mut seen = 0;
@@ -136,7 +140,7 @@ async fn follow(store: Etcd, mut over: tokio::sync::watch::Receiver<Option<usize
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn the_sum_is_exact_although_members_are_killed_and_stand_still() {
+async fn the_sum_is_exact_while_members_are_killed_and_stopped() {
     let cluster = Cluster::start(3, "http", |_| Vec::new(), Vec::new());
     let store = cluster.client();
     let zeros = (0..=WRITERS).map(|n| Step::create(key(n), "0")).collect();
@@ -175,7 +179,8 @@ async fn the_sum_is_exact_although_members_are_killed_and_stand_still() {
             let records = cluster.client().list(&Prefix::handles()).await.unwrap().records;
             let own: usize = records[1..].iter().map(|record| number(&record.value)).sum();
             assert_eq!(number(&records[0].value), own, "counter and records are written together");
-            // What was answered is there, once; of what nobody could tell, each at most once.
+            // Each answered addition is there exactly once; each with an unknown outcome at most
+            // once.
             assert!(
                 own >= answered && own <= answered + unknown,
                 "{own} stored, {answered} answered, {unknown} unknown"
@@ -190,13 +195,13 @@ async fn the_sum_is_exact_although_members_are_killed_and_stand_still() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn a_member_without_a_leader_refuses_at_once_and_a_commit_there_goes_to_nobody() {
+async fn a_member_without_a_leader_refuses_at_once_and_executes_no_commit() {
     let mut cluster = Cluster::start(3, "http", |_| Vec::new(), Vec::new());
     let settings = russet_store_etcd::Settings {
         deadline: Duration::from_secs(2),
         ..russet_store_etcd::Settings::for_endpoints(&cluster.members[0].client).unwrap()
     };
-    // Without that limit: three members that have just begun on a busy machine.
+    // Without that limit: the three members may have just started on a loaded machine.
     cluster.client().commit(vec![Step::create(key(1), "1")]).await.unwrap();
     let store = Etcd::connect(settings).unwrap();
     eventually_read(&store).await;
@@ -204,7 +209,7 @@ async fn a_member_without_a_leader_refuses_at_once_and_a_commit_there_goes_to_no
     assert!(matches!(watch.next().await.unwrap(), Event::Snapshot(_)));
     cluster.members[1].kill();
     cluster.members[2].kill();
-    // As long as the member believes in its leader the outcome is open; from then on it is certain.
+    // While the member believes in its leader the outcome is unknown; after that it is certain.
     let begun = Instant::now();
     loop {
         let error = store.commit(vec![Step::put(key(1), "2")]).await.unwrap_err().error;
@@ -217,7 +222,7 @@ async fn a_member_without_a_leader_refuses_at_once_and_a_commit_there_goes_to_no
     cluster.members[1].start();
     cluster.wait_for(0);
     eventually_committed(&store).await;
-    // A write of the time without a majority may have come to pass, too, before this one.
+    // A write during the time without a majority may have been executed before this one.
     loop {
         let event = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap().unwrap();
         if matches!(event, Event::Put(record) if record.value == b"3") {
@@ -226,12 +231,13 @@ async fn a_member_without_a_leader_refuses_at_once_and_a_commit_there_goes_to_no
     }
 }
 
-/// Clients, each of which begins at one of three members by chance: at least one at the first, but for one run in a hundred thousand.
+/// Clients that begin at a random member of three: with probability 0.99999 at least one of them at
+/// the first.
 const CLIENTS: usize = 30;
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn watches_of_a_member_that_stands_still_go_on_at_another() {
+async fn watches_of_a_stopped_member_continue_at_another() {
     let cluster = Cluster::start(3, "http", |_| Vec::new(), Vec::new());
     let mut watches = Vec::new();
     for _ in 0..CLIENTS {
@@ -273,7 +279,7 @@ async fn one_endpoint_of_three_is_enough() {
     settings.endpoints.insert(0, "http://127.0.0.1:1".to_owned());
     settings.endpoints.push("http://127.0.0.1:2".to_owned());
     for _ in 0..6 {
-        // Each client begins at an endpoint of its own choice.
+        // Each client begins at a random endpoint.
         let store = Etcd::connect(settings.clone()).unwrap();
         store.commit(vec![Step::put(key(1), "x")]).await.unwrap();
         assert_eq!(store.get(&key(1)).await.unwrap().unwrap().value, b"x");

@@ -1,5 +1,5 @@
-//! The suite that every engine passes (ARCHITECTURE.md, "The store"), over one real member behind a relay. An interruption compacts the log and
-//! cuts every connection.
+//! The suite that every engine passes (ARCHITECTURE.md, "The store"), over one real member behind a
+//! relay. An interruption compacts the log and closes all connections.
 
 use std::rc::Rc;
 

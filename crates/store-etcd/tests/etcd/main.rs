@@ -1,4 +1,5 @@
-//! The engine against real etcd servers. All of it needs the `etcd` and `etcdctl` programs: run with `--include-ignored`.
+//! Tests of the engines against real etcd servers. They need the `etcd` and `etcdctl` programs: run
+//! with `--include-ignored`.
 
 #![allow(
     clippy::unwrap_used,
@@ -18,7 +19,7 @@ mod watch;
 
 use russet_model::{HandleId, Key};
 
-/// The key of the nth handle.
+/// The key of handle `n`.
 fn key(n: usize) -> Key {
     Key::handle(&HandleId::new(format!("k8s-pod-network.{n:06}")).unwrap())
 }

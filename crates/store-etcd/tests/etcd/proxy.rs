@@ -1,5 +1,5 @@
-//! A relay in front of a member whose connections a test can cut, orderly: both ends see the end, and the client has closed its own
-//! when `cut` returns, so that nothing is on its way.
+//! A relay in front of a member whose connections a test can close in an orderly way: both ends are
+//! notified, and the client has closed its end when `cut` returns, so that no data is in transit.
 
 use std::sync::Arc;
 
@@ -8,18 +8,18 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// Relays to one address.
+/// A relay to one address.
 pub struct Proxy {
-    /// Where it listens.
+    /// Its own address.
     pub address: String,
     cut: watch::Sender<u64>,
     open: watch::Receiver<usize>,
     refuse: watch::Sender<bool>,
-    /// Bytes that went to clients.
+    /// Bytes that were sent to clients.
     pub relayed: watch::Receiver<usize>,
 }
 
-/// What its connections share.
+/// The state that its connections share.
 #[derive(Clone)]
 struct Shared {
     cuts: watch::Receiver<u64>,
@@ -43,7 +43,7 @@ impl Proxy {
         Self { address, cut, open, refuse, relayed }
     }
 
-    /// Lets nobody through any more, or again.
+    /// Blocks or unblocks new connections.
     pub async fn refuse(&self, refuse: bool) {
         self.refuse.send_replace(refuse);
         if refuse {
@@ -51,7 +51,7 @@ impl Proxy {
         }
     }
 
-    /// Ends every connection, and waits until its client has noticed.
+    /// Closes every connection, and waits until its client has noticed.
     pub async fn cut(&self) {
         self.cut.send_modify(|cuts| *cuts += 1);
         self.open.clone().wait_for(|open| *open == 0).await.unwrap();

@@ -1,12 +1,12 @@
-//! A cluster of real members as the engine's tests want it: with clients.
+//! A cluster of real members, with clients.
 
 pub use russet_testkit::etcd::{Cluster, Member, PATIENCE};
 
 use russet_store_etcd::{Etcd, Settings};
 
-/// What the engine adds to a cluster.
+/// Clients for a cluster.
 pub trait Clients {
-    /// How a client finds every member.
+    /// Settings with all members.
     fn settings(&self) -> Settings;
 
     /// A client with connections of its own.

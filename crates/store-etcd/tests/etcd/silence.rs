@@ -1,4 +1,4 @@
-//! Members that are away or stand still, played by sockets: these need no etcd.
+//! Members that are down or do not answer, simulated by sockets: these tests need no etcd.
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +15,14 @@ fn client(endpoints: &str) -> Etcd {
     Etcd::connect(settings).unwrap()
 }
 
-/// An address where nobody listens.
-fn nobody() -> String {
+/// An address without a listener.
+fn without_listener() -> String {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
 #[tokio::test]
-async fn with_no_member_every_call_is_unavailable_within_its_deadline() {
-    let store = client(&format!("{},{}", nobody(), nobody()));
+async fn without_members_every_call_fails_within_its_deadline() {
+    let store = client(&format!("{},{}", without_listener(), without_listener()));
     let begun = Instant::now();
     assert!(matches!(store.get(&key(1)).await, Err(StoreError::Unavailable { .. })));
     assert!(matches!(store.list(&Prefix::handles()).await, Err(StoreError::Unavailable { .. })));
@@ -34,7 +34,7 @@ async fn with_no_member_every_call_is_unavailable_within_its_deadline() {
     assert!(begun.elapsed() < SHORT * 20, "five calls, with room for a busy machine");
 }
 
-/// How long a call took with the deadline that everybody has, and how it failed.
+/// How long a call with the default deadline took, and its error.
 async fn failure_of(settings: Settings) -> (Duration, String) {
     let store = Etcd::connect(settings).unwrap();
     let begun = Instant::now();
@@ -44,8 +44,8 @@ async fn failure_of(settings: Settings) -> (Duration, String) {
 }
 
 #[tokio::test]
-async fn a_cluster_that_never_answered_and_refuses_is_given_up_soon_with_the_reason() {
-    let settings = Settings::for_endpoints(&format!("{},{}", nobody(), nobody())).unwrap();
+async fn a_refusing_cluster_that_never_answered_fails_soon_with_the_reason() {
+    let settings = Settings::for_endpoints(&format!("{},{}", without_listener(), without_listener())).unwrap();
     let deadline = settings.deadline;
     let (took, reason) = failure_of(settings).await;
     assert!(took < deadline / 2, "{took:?}, with room for a busy machine");
@@ -53,8 +53,8 @@ async fn a_cluster_that_never_answered_and_refuses_is_given_up_soon_with_the_rea
 }
 
 #[tokio::test]
-async fn a_name_that_cannot_be_resolved_is_named() {
-    // Reserved for this by RFC 2606.
+async fn the_error_names_an_unresolvable_host() {
+    // RFC 2606 reserves this name.
     let settings = Settings::for_endpoints("http://etcd.invalid:2379").unwrap();
     let (_, reason) = failure_of(settings).await;
     assert!(reason.contains("the name etcd.invalid"), "{reason}");
@@ -62,14 +62,14 @@ async fn a_name_that_cannot_be_resolved_is_named() {
 }
 
 #[tokio::test]
-async fn a_commit_that_was_sent_and_not_answered_is_unknown_and_is_sent_once() {
+async fn an_unanswered_commit_is_unknown_and_is_sent_once() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let second = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = |listener: &std::net::TcpListener| listener.local_addr().unwrap().to_string();
     let store = client(&format!("{},{}", address(&silent), address(&second)));
     let error = store.commit(vec![Step::create(key(1), "x")]).await.unwrap_err();
     assert!(error.error.outcome_unknown(), "{error}");
-    // Only one of the two was ever connected to: the other has nothing to accept.
+    // Only one of the two was connected to: the other has no connection to accept.
     let connected = [&silent, &second].map(|listener| {
         listener.set_nonblocking(true).unwrap();
         listener.accept().is_ok()
@@ -78,7 +78,7 @@ async fn a_commit_that_was_sent_and_not_answered_is_unknown_and_is_sent_once() {
 }
 
 #[tokio::test]
-async fn a_read_that_is_not_answered_goes_to_the_next_member_and_is_unavailable_in_the_end() {
+async fn an_unanswered_read_is_retried_at_the_next_member() {
     let listeners = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
     let endpoints: Vec<String> =
         listeners.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect();
@@ -91,13 +91,13 @@ async fn a_read_that_is_not_answered_goes_to_the_next_member_and_is_unavailable_
 }
 
 #[tokio::test]
-async fn an_empty_commit_asks_nobody() {
-    assert!(client(&nobody()).commit(Vec::new()).await.unwrap().is_empty());
+async fn an_empty_commit_sends_no_request() {
+    assert!(client(&without_listener()).commit(Vec::new()).await.unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn a_commit_that_etcd_could_not_carry_out_is_invalid_before_anybody_is_asked() {
+async fn a_commit_with_too_many_steps_is_refused_before_any_request() {
     let error =
-        client(&nobody()).commit((0..=128).map(|n| Step::put(key(n), "x")).collect()).await.unwrap_err();
+        client(&without_listener()).commit((0..=128).map(|n| Step::put(key(n), "x")).collect()).await.unwrap_err();
     assert!(matches!(error.error, StoreError::Invalid { .. }), "{error}");
 }

@@ -1,4 +1,4 @@
-//! TLS and client certificates. The certificates are made by the openssl program, as an operator would.
+//! TLS and client certificates, made by the openssl program as an operator would.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn path(directory: &Path, name: &str) -> String {
     directory.join(name).display().to_string()
 }
 
-/// An authority of its own: `NAME.pem`, `NAME.key`.
+/// Creates an authority: `NAME.pem`, `NAME.key`.
 fn authority(directory: &Path, name: &str) {
     let (cert, key) = (path(directory, &format!("{name}.pem")), path(directory, &format!("{name}.key")));
     let subject = format!("/CN={name}");
@@ -24,7 +24,7 @@ fn authority(directory: &Path, name: &str) {
     run("openssl", &[&new[..], &["-subj", &subject, "-keyout", &key, "-out", &cert]].concat());
 }
 
-/// A certificate that `authority` signed, for servers on 127.0.0.1 and clients alike.
+/// Creates a certificate signed by `authority`, for servers on 127.0.0.1 and for clients.
 fn certificate(directory: &Path, authority: &str, name: &str) {
     let at = |name: &str| path(directory, name);
     let (key, request) = (at(&format!("{name}.key")), at(&format!("{name}.csr")));
@@ -40,7 +40,7 @@ fn certificate(directory: &Path, authority: &str, name: &str) {
     run("openssl", &[&sign[..], &["-extfile", &extensions, "-out", &cert]].concat());
 }
 
-/// A member that speaks only TLS and lets in only clients whose certificate comes from `ca`.
+/// A member that requires TLS and client certificates from `ca`.
 fn secured() -> (Cluster, Settings) {
     let directory = tempfile::tempdir().unwrap();
     authority(directory.path(), "ca");
@@ -67,7 +67,7 @@ fn secured() -> (Cluster, Settings) {
     (cluster, settings)
 }
 
-/// Why a client with these settings gets no answer.
+/// The error of a client with these settings.
 async fn refusal(settings: Settings) -> String {
     let error = Etcd::connect(settings).unwrap().get(&key(1)).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
@@ -118,7 +118,8 @@ async fn the_v2_engine_checks_certificates_of_both_sides_too() {
     assert!(matches!(EtcdV2::connect(confused).unwrap_err(), SettingsError::Tls { .. }));
 }
 
-/// As `openssl x509 -req` makes one without extensions: X.509 version 1. Go's clients present it, and etcd takes it.
+/// A certificate as `openssl x509 -req` makes it without extensions: X.509 version 1. Go's clients
+/// present it, and etcd accepts it.
 #[tokio::test]
 #[ignore = "tool: etcd, openssl"]
 async fn a_client_certificate_of_version_1_is_presented_as_it_is() {
@@ -136,10 +137,10 @@ async fn a_client_certificate_of_version_1_is_presented_as_it_is() {
     EtcdV2::connect(old).unwrap().get(&crate::key(1)).await.unwrap();
 }
 
-/// Whose certificate, which file, what is wrong.
+/// The error says whose certificate, which file, and what is wrong.
 #[tokio::test]
 #[ignore = "tool: etcd, openssl"]
-async fn a_refused_certificate_is_named_with_its_file() {
+async fn the_error_names_the_file_of_a_refused_certificate() {
     let (cluster, settings) = secured();
     let file = |name: &str| Some(cluster.path().join(name));
     for both in [true, false] {
@@ -151,7 +152,8 @@ async fn a_refused_certificate_is_named_with_its_file() {
         assert!(error.contains("the server's certificate is refused"), "{error}");
         assert!(error.contains("stranger.pem"), "{error}");
         let intruder = Settings { cert: file("intruder.pem"), key: file("intruder.key"), ..settings.clone() };
-        // The server's alert comes after the handshake, and is lost when the connection breaks before it is read.
+        // The server's alert comes after the handshake, and is lost if the connection breaks before
+        // it is read.
         let mut error = String::new();
         for _ in 0..10 {
             error = refusal(intruder.clone()).await;
@@ -191,7 +193,7 @@ async fn a_renewed_certificate_comes_into_use_with_the_next_connection() {
 
 #[tokio::test]
 #[ignore = "tool: etcd, openssl"]
-async fn files_that_are_missing_or_no_certificates_are_named_before_anything_connects() {
+async fn missing_or_invalid_certificate_files_are_named_before_connecting() {
     let (cluster, settings) = secured();
     let missing = Settings { ca: Some(cluster.path().join("no-such.pem")), ..settings.clone() };
     let error = Etcd::connect(missing).unwrap_err();

@@ -13,7 +13,7 @@ use crate::key;
 use crate::proxy::Proxy;
 use crate::server::{Clients, Cluster, PATIENCE};
 
-/// Changes that a member remembers.
+/// How many changes a member remembers.
 const REMEMBERED: usize = 1_000;
 
 fn members(count: usize) -> Cluster {
@@ -24,7 +24,7 @@ fn client(address: &str) -> EtcdV2 {
     EtcdV2::connect(Settings::for_endpoints(address).unwrap()).unwrap()
 }
 
-/// Writes more changes elsewhere than a member remembers.
+/// Writes more changes outside the prefix than a member remembers.
 async fn bury(store: &EtcdV2) {
     let local = tokio::task::LocalSet::new();
     for writer in 0..16 {
@@ -94,7 +94,7 @@ async fn etcd_v2_passes_ttl() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn a_watch_whose_member_forgot_the_changes_tells_the_differences() {
+async fn a_watch_reports_the_differences_after_the_history_was_cleared() {
     // flannel.md section 3.5: error 401 (index cleared) -> new snapshot and diff.
     let cluster = members(1);
     let proxy = Proxy::to(&cluster.members[0].client).await;
@@ -121,7 +121,7 @@ async fn a_watch_whose_member_forgot_the_changes_tells_the_differences() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn a_watcher_that_sleeps_misses_no_last_version() {
+async fn a_slow_watcher_gets_every_last_version() {
     let cluster = members(1);
     let store = client(&cluster.members[0].client);
     let mut watch = begun(&store).await;
@@ -138,7 +138,7 @@ async fn a_watcher_that_sleeps_misses_no_last_version() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn a_whole_directory_that_somebody_removes_is_told_key_by_key() {
+async fn a_removed_directory_is_reported_key_by_key() {
     let cluster = members(1);
     let store = client(&cluster.members[0].client);
     for n in 0..3 {
@@ -151,7 +151,7 @@ async fn a_whole_directory_that_somebody_removes_is_told_key_by_key() {
     }
 }
 
-/// As many full blocks as a large cluster has, and what one takes (calico-ipam.md section 1.3).
+/// The number of full blocks in a large cluster, and the size of one (calico-ipam.md section 1.3).
 const BLOCKS: usize = 5_000;
 const BLOCK_BYTES: usize = 20_000;
 
@@ -165,7 +165,8 @@ async fn five_thousand_blocks_of_20_kb_are_listed_in_one_answer() {
         let store = store.clone();
         local.spawn_local(async move {
             for n in (writer..BLOCKS).step_by(8) {
-                // Quotes, as in the JSON of a block: each takes two bytes more as a string within JSON.
+                // Quotes, as in the JSON of a block: each takes two more bytes as a string within
+                // JSON.
                 let value = format!("{n:0width$}", width = BLOCK_BYTES / 2) + &"\"".repeat(BLOCK_BYTES / 2);
                 store.commit(vec![Step::create(key(n), value)]).await.unwrap();
             }
@@ -182,7 +183,7 @@ async fn five_thousand_blocks_of_20_kb_are_listed_in_one_answer() {
     }
 }
 
-/// One request of somebody else's: head and body of the answer.
+/// One raw request of another client: head and body of the answer.
 async fn request(address: &str, method: &str, target: &str) -> String {
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let head = format!("{method} {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
@@ -194,7 +195,7 @@ async fn request(address: &str, method: &str, target: &str) -> String {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn of_two_that_read_the_same_revision_one_wins() {
+async fn one_of_two_updates_from_the_same_revision_succeeds() {
     let cluster = members(1);
     let address = &cluster.members[0].client;
     let (one, other) = (client(address), client(address));
@@ -215,7 +216,7 @@ async fn of_two_that_read_the_same_revision_one_wins() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn a_time_to_live_is_the_servers_and_a_reservation_has_none() {
+async fn the_server_counts_the_time_to_live_and_a_reservation_has_none() {
     // flannel.md section 3.1a: expiry comes from the node; absent = reservation.
     let cluster = members(1);
     let address = &cluster.members[0].client;
@@ -230,7 +231,8 @@ async fn a_time_to_live_is_the_servers_and_a_reservation_has_none() {
     let (listed, _) =
         store.list_with_life(&Prefix::from_stored("/coreos.com/network/subnets")).await.unwrap();
     assert!(matches!(&listed[..], [(found, Life::For(_))] if *found == record), "{listed:?}");
-    // Somebody makes it a reservation, with the same value: renewing must not give it a time again.
+    // Another client makes it a reservation with the same value: renewing must not set a time to
+    // live again.
     store.commit(vec![Step::update(subnet.clone(), "{}", record.revision)]).await.unwrap();
     store.keep_alive(lease).await.unwrap();
     assert_eq!(store.get_with_life(&subnet).await.unwrap().unwrap().1, Life::Forever);
@@ -238,12 +240,13 @@ async fn a_time_to_live_is_the_servers_and_a_reservation_has_none() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn a_renewal_whose_answer_was_lost_is_found_out_by_looking() {
+async fn a_renewal_whose_answer_was_lost_is_looked_up() {
     let cluster = members(1);
     let store = client(&cluster.members[0].client);
     let lease = store.grant(Duration::from_secs(100)).await.unwrap();
     store.commit(vec![Step::create(key(1), "x").with_lease(lease)]).await.unwrap();
-    // What a lost answer leaves behind: the same value and a time to live, at an index that this engine does not know.
+    // The state after a lost answer: the same value and a time to live, at an index that this
+    // engine does not know.
     let lost = "/v2/keys/calico/ipam/v2/handle/k8s-pod-network.000001?prevExist=true&refresh=true&ttl=7";
     assert!(request(&cluster.members[0].client, "PUT", lost).await.contains("200 OK"));
     store.keep_alive(lease).await.unwrap();
@@ -253,7 +256,8 @@ async fn a_renewal_whose_answer_was_lost_is_found_out_by_looking() {
     assert_eq!(store.get(&key(1)).await.unwrap(), None);
 }
 
-/// Puts the first record again and again until that is answered: a member that comes back may begin an election.
+/// Puts the first record repeatedly until that is answered: a restarted member may begin an
+/// election.
 async fn eventually_put(store: &EtcdV2, value: &str) {
     let begun = Instant::now();
     while let Err(error) = store.commit(vec![Step::put(key(1), value)]).await {
@@ -262,7 +266,7 @@ async fn eventually_put(store: &EtcdV2, value: &str) {
     }
 }
 
-/// Takes events until the round's is told; the round before may have put its own more than once.
+/// Takes events until that of the round; the round before may have put its record more than once.
 async fn until_told(watch: &mut Box<dyn Watch>, round: usize) {
     loop {
         let Event::Put(record) = next(watch).await else { panic!("nothing was deleted") };
@@ -277,7 +281,7 @@ async fn until_told(watch: &mut Box<dyn Watch>, round: usize) {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn a_dead_member_is_passed_over_and_a_watch_moves_to_another() {
+async fn a_dead_member_is_skipped_and_its_watch_moves_to_another() {
     let mut cluster = members(3);
     let store = EtcdV2::connect(cluster.settings()).unwrap();
     let mut watch = begun(&store).await;
@@ -285,7 +289,8 @@ async fn a_dead_member_is_passed_over_and_a_watch_moves_to_another() {
         eventually_put(&store, &round.to_string()).await;
         until_told(&mut watch, round).await;
         cluster.members[round].kill();
-        // A read finds out who is dead; a write may be caught in the election and then says so.
+        // A read finds out which member is dead; a write may meet the election and then fail with
+        // an unknown outcome.
         while store.get(&key(1)).await.is_err() {}
         let record = store.get(&key(1)).await.unwrap().unwrap();
         assert_eq!(record.value, format!("{round}").as_bytes());
@@ -296,7 +301,7 @@ async fn a_dead_member_is_passed_over_and_a_watch_moves_to_another() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn a_member_that_stands_still_costs_reads_a_moment_and_writes_a_doubt() {
+async fn a_stopped_member_delays_reads_and_makes_writes_unknown() {
     let cluster = members(1);
     let settings = Settings { deadline: Duration::from_secs(2), ..cluster.settings() };
     let store = EtcdV2::connect(settings).unwrap();
@@ -328,7 +333,7 @@ async fn a_server_without_the_v2_api_is_refused_and_not_taken_for_empty() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn keys_and_values_that_the_api_would_change_are_refused_before_anything_is_done() {
+async fn keys_and_values_that_the_api_would_change_are_refused_before_any_request() {
     let cluster = members(1);
     let store = client(&cluster.members[0].client);
     let text = "é<&>%2f+ \"\n\u{1}\u{10ffff}";
@@ -345,7 +350,7 @@ async fn keys_and_values_that_the_api_would_change_are_refused_before_anything_i
         assert!(matches!(error.error, StoreError::Invalid { .. }) && error.done == 0, "{error}");
     }
     assert_eq!(store.get(&key(1)).await.unwrap(), None);
-    // A key cannot lie below another.
+    // A key cannot be below another key.
     let below = Key::from_stored(format!("{}/below", odd.as_str()));
     let error = store.commit(vec![Step::create(below.clone(), "x")]).await.unwrap_err();
     assert!(matches!(error.error, StoreError::Invalid { .. }), "{error}");
@@ -368,7 +373,7 @@ async fn only_an_empty_directory_is_removed() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn a_user_needs_his_password() {
+async fn requests_without_the_password_are_refused() {
     let cluster = members(1);
     let address = &cluster.members[0].client;
     let etcdctl = |arguments: &[&str]| {

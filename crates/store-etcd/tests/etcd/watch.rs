@@ -1,4 +1,5 @@
-//! Watches and lists when the log is compacted under them, when nobody takes the events, and when the server is restarted.
+//! Watches and lists while the log is compacted, while no events are taken, and when the server is
+//! restarted.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ async fn begun(store: &Etcd) -> Box<dyn Watch> {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn a_watch_whose_log_was_compacted_while_it_was_cut_off_tells_the_differences() {
+async fn a_watch_reports_the_differences_after_a_compaction() {
     let cluster = Cluster::single();
     let proxy = Proxy::to(&cluster.members[0].client).await;
     let direct = cluster.client();
@@ -48,7 +49,7 @@ async fn a_watch_whose_log_was_compacted_while_it_was_cut_off_tells_the_differen
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn a_deletion_at_the_very_revision_of_the_compaction_is_told() {
+async fn a_deletion_at_the_compacted_revision_is_reported() {
     let cluster = Cluster::single();
     let proxy = Proxy::to(&cluster.members[0].client).await;
     let direct = cluster.client();
@@ -63,12 +64,12 @@ async fn a_deletion_at_the_very_revision_of_the_compaction_is_told() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn a_watch_goes_on_when_its_server_was_killed_and_restarted() {
+async fn a_watch_continues_after_its_server_was_killed_and_restarted() {
     let mut cluster = Cluster::single();
     let store = cluster.client();
     let mut watch = begun(&store).await;
     for round in 0..3 {
-        // Finds the broken connection, which would leave a commit in doubt.
+        // Detects the broken connection, which would make the outcome of a commit unknown.
         store.get(&key(1)).await.unwrap();
         store.commit(vec![Step::put(key(1), format!("{round}"))]).await.unwrap();
         cluster.members[0].kill();
@@ -79,12 +80,12 @@ async fn a_watch_goes_on_when_its_server_was_killed_and_restarted() {
     }
 }
 
-/// Far more than the watch's queue holds.
+/// Far more than fits into the watch's queue.
 const EVENTS: usize = 3_000;
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn a_watcher_that_sleeps_is_cut_off_misses_nothing_and_holds_up_nobody() {
+async fn a_slow_watcher_is_disconnected_without_losing_events_or_blocking_others() {
     let cluster = Cluster::single();
     let store = cluster.client();
     let mut watch = begun(&store).await;
@@ -99,7 +100,7 @@ async fn a_watcher_that_sleeps_is_cut_off_misses_nothing_and_holds_up_nobody() {
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn a_commit_of_many_large_records_is_told_in_parts_and_whole() {
+async fn a_commit_of_many_large_records_is_reported_completely_in_parts() {
     let cluster = Cluster::single();
     let store = cluster.client();
     let mut watch = begun(&store).await;
@@ -129,12 +130,12 @@ async fn a_dropped_watch_ends_its_task() {
     tokio::time::timeout(PATIENCE, ended).await.expect("the task ends");
 }
 
-/// Records of a list of many pages.
+/// Records for a list with many pages.
 const MANY: usize = 2_000;
 
 #[tokio::test]
 #[ignore = "tool: etcd"]
-async fn a_list_under_which_the_log_is_compacted_begins_anew_and_is_whole() {
+async fn a_list_restarts_after_a_compaction_and_is_complete() {
     let cluster = Cluster::single();
     let direct = cluster.client();
     let all: Vec<usize> = (0..MANY).collect();
@@ -146,7 +147,7 @@ async fn a_list_under_which_the_log_is_compacted_begins_anew_and_is_whole() {
     let store = Etcd::connect(Settings::for_endpoints(&proxy.address).unwrap()).unwrap();
     let handles = Prefix::handles();
     let mut list = store.list(&handles);
-    // The first page is under way, of about twenty. Then the log is compacted beyond the revision that it is at.
+    // The first page of about twenty is requested. Then the log is compacted beyond its revision.
     tokio::select! {
         biased;
         begun = proxy.relayed.wait_for(|bytes| *bytes > 100_000) => { begun.unwrap(); }
@@ -165,10 +166,10 @@ async fn a_list_under_which_the_log_is_compacted_begins_anew_and_is_whole() {
     );
 }
 
-/// A watch is enough to notice both; nothing is asked meanwhile.
+/// A watch is enough to notice both; no other calls are made meanwhile.
 #[tokio::test]
 #[ignore = "tool: etcd; takes 15 s"]
-async fn a_cluster_that_is_away_is_lost_after_ten_seconds_and_found_when_it_is_back() {
+async fn a_stopped_cluster_is_lost_after_ten_seconds_and_found_after_the_restart() {
     let mut cluster = Cluster::start(1, "http", |_| vec!["--enable-v2".to_owned()], Vec::new());
     let (store, old) = (cluster.client(), EtcdV2::connect(cluster.settings()).unwrap());
     let _watch = begun(&store).await;
