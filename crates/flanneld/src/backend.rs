@@ -1,5 +1,5 @@
-//! Which backend a network's configuration names, with its options (flannel.md sections 2 and 6); and, in one sentence, why some are
-//! refused. Pure; the loop asks once at the start.
+//! Parses the backend and its options from a network's configuration (flannel.md sections 2 and 6),
+//! and explains why some are refused. Pure; `run` calls it once at the start.
 
 use std::path::PathBuf;
 
@@ -14,11 +14,11 @@ use crate::extension::Extension;
 pub enum Backend {
     /// VXLAN, in the kernel.
     Vxlan(Vxlan),
-    /// Routes via the other nodes themselves.
+    /// Plain routes with the other nodes as gateways.
     HostGw,
-    /// One IP packet a datagram, through this process.
+    /// One IP packet in each datagram, forwarded by this process.
     Udp {
-        /// Of both sides.
+        /// The UDP port of both sides.
         port: u16,
     },
     /// IP in IP.
@@ -26,60 +26,59 @@ pub enum Backend {
         /// Plain routes to nodes on the same link.
         direct_routing: bool,
     },
-    /// WireGuard.
     Wireguard(Box<Wireguard>),
-    /// The operator's commands.
+    /// The operator's commands do the work.
     Extension(Extension),
-    /// A lease and nothing else.
+    /// Only a lease.
     Alloc,
 }
 
-/// Why a configured backend is not run; the daemon ends with 1.
+/// Why a configured backend cannot be run; the daemon exits with 1.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// Nobody knows it.
+    /// The type is unknown.
     #[error("unknown backend type {0:?}")]
     Unknown(String),
-    /// It is known, and not ours.
+    /// Flannel has it, Russet does not.
     #[error("backend {kind} is not supported: {reason}")]
     Refused {
         /// Its name.
         kind: &'static str,
-        /// Why, and what to use instead.
+        /// The reason, and what to use instead.
         reason: &'static str,
     },
-    /// It runs what the datastore says, and this node's operator did not agree.
+    /// It runs commands from the datastore, and this node's operator did not allow that.
     #[error(
         "backend extension runs commands that the network's configuration in the datastore holds, as the user of this daemon: start it with -allow-extension if everybody who can write there may run commands on this node"
     )]
     NotAllowed,
-    /// An option that cannot be read.
+    /// An option has the wrong JSON type.
     #[error(transparent)]
     Option(#[from] ConfigError),
-    /// The key that all nodes know.
+    /// The preshared key is invalid.
     #[error("backend wireguard: {0}")]
     Psk(#[from] KeyError),
-    /// An option whose value cannot work.
-    #[error("backend {kind}: {option} is {value}: {wanted} is wanted")]
+    /// An option has a value that cannot work.
+    #[error("backend {kind}: {option} is {value}: it must be {wanted}")]
     Value {
         /// The backend.
         kind: &'static str,
-        /// The option.
         option: &'static str,
-        /// As configured.
+        /// The configured value.
         value: String,
-        /// What would work.
+        /// The allowed values.
         wanted: &'static str,
     },
 }
 
-/// Of udp where nobody says otherwise.
+/// Port of udp if none is configured.
 const UDP_PORT: u16 = 8285;
-/// Of wireguard where nobody says otherwise.
+/// Ports of wireguard if none are configured.
 const WIREGUARD_PORTS: [u16; 2] = [51820, 51821];
-/// Above this a number is no VNI.
+/// The largest VXLAN network identifier.
 const VNI_MAX: u32 = (1 << 24) - 1;
-/// The private key of wireguard, unless the environment names another file (flannel.md section 6.5).
+/// The private key of wireguard, unless the environment names another file (flannel.md section
+/// 6.5).
 const KEY_FILE: &str = "/run/flannel/wgkey";
 const CLOUD: &str =
     "routes of a cloud's own router are not programmed here; use vxlan, or host-gw where nodes share a link";
@@ -87,7 +86,7 @@ const CLOUD: &str =
 // === impl Backend ===
 
 impl Backend {
-    /// Reads the configuration's part.
+    /// Parses the backend part of the configuration.
     pub fn parse(configured: &Configured, shell: bool) -> Result<Self, BackendError> {
         let refused = |kind, reason| Err(BackendError::Refused { kind, reason });
         match configured.kind.as_str() {
@@ -107,7 +106,7 @@ impl Backend {
         }
     }
 
-    /// Refuses commands of the datastore unless this node's operator allows them.
+    /// Refuses commands from the datastore unless this node's operator allows them.
     pub fn check_allowed(&self, extension: bool) -> Result<(), BackendError> {
         match self {
             Self::Extension(_) if !extension => Err(BackendError::NotAllowed),
@@ -115,12 +114,13 @@ impl Backend {
         }
     }
 
-    /// Whether flannel's daemon takes the devices with it when it ends, and pods' packets stop (flannel.md section 0 item 9).
+    /// Whether flannel's daemon removes the devices when it ends, so that pods' packets stop
+    /// (flannel.md section 0 item 9).
     pub const fn ends_with_its_daemon(&self) -> bool {
         matches!(self, Self::Udp { .. } | Self::Wireguard(_))
     }
 
-    /// Gives devices that have to be made the MACs that peers know.
+    /// Sets the MACs that peers know, for devices that must be created.
     pub fn with_macs(mut self, macs: [Option<Mac>; 2]) -> Self {
         if let Self::Vxlan(vxlan) = &mut self {
             vxlan.mac = macs;
@@ -128,7 +128,7 @@ impl Backend {
         self
     }
 
-    /// Lets wireguard's private key be in another file, where the environment names one.
+    /// Sets the file of wireguard's private key, if the environment names one.
     pub fn with_key_file(mut self, file: Option<PathBuf>) -> Self {
         if let (Self::Wireguard(wireguard), Some(file)) = (&mut self, file) {
             wireguard.key_file = file;
@@ -136,7 +136,8 @@ impl Backend {
         self
     }
 
-    /// What leases say, and what a lease of another node must say to be ours to program; empty where leases say nothing.
+    /// The type in our leases, and in leases of other nodes that we program; empty where leases
+    /// have none.
     pub const fn lease_type(&self) -> &'static str {
         match self {
             Self::Vxlan(_) => "vxlan",
@@ -153,7 +154,7 @@ impl Backend {
         matches!(self, Self::Udp { .. }) || lease_type == self.lease_type()
     }
 
-    /// Whether other nodes' leases matter at all.
+    /// Whether other nodes' leases are needed at all.
     pub const fn watches(&self) -> bool {
         !matches!(self, Self::Alloc)
     }
@@ -163,7 +164,6 @@ impl Backend {
         !matches!(self, Self::Udp { .. } | Self::Ipip { .. })
     }
 
-    /// Its name.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Udp { .. } => "udp",
@@ -213,7 +213,7 @@ fn wireguard(configured: &Configured) -> Result<Wireguard, BackendError> {
         kind,
         option,
         value: keepalive.to_string(),
-        wanted: "0 to 65535 seconds",
+        wanted: "between 0 and 65535 seconds",
     })?;
     Ok(Wireguard {
         port: port(configured, kind, "ListenPort")?.unwrap_or(WIREGUARD_PORTS[0]),
@@ -226,14 +226,15 @@ fn wireguard(configured: &Configured) -> Result<Wireguard, BackendError> {
     })
 }
 
-/// A port; 0 counts as none.
+/// A port; 0 counts as not configured.
 fn port(
     configured: &Configured,
     kind: &'static str,
     option: &'static str,
 ) -> Result<Option<u16>, BackendError> {
     let Some(number) = configured.u32(option)?.filter(|number| *number != 0) else { return Ok(None) };
-    let wrong = || BackendError::Value { kind, option, value: number.to_string(), wanted: "1 to 65535" };
+    let wrong =
+        || BackendError::Value { kind, option, value: number.to_string(), wanted: "between 1 and 65535" };
     u16::try_from(number).map(Some).map_err(|_| wrong())
 }
 
@@ -306,7 +307,7 @@ mod tests {
             (r#"{"Type":"tencent-vpc"}"#, "backend tencent-vpc is not supported: "),
             (r#"{"Type":"vxlan","VNI":"1"}"#, "a whole number"),
             (r#"{"Type":"vxlan","VNI":16777216}"#, "24 bits"),
-            (r#"{"Type":"udp","Port":65536}"#, "1 to 65535"),
+            (r#"{"Type":"udp","Port":65536}"#, "between 1 and 65535"),
             (
                 r#"{"Type":"wireguard","PSK":"too short"}"#,
                 "backend wireguard: PSK is not the base64 text of 32 bytes",

@@ -1,6 +1,7 @@
-//! What carries packets between nodes: prepared before there is a lease, told of it, and then of the other nodes' leases. The kernel's part
-//! is there for every backend, if only to remove what another one left; `udp` and `extension` add theirs. The loop calls this and knows no
-//! backend.
+//! Transports packets between nodes: it is prepared before there is a lease, then gets this node's
+//! lease and those of the other nodes. The kernel's part runs for every backend, if only to remove
+//! what another backend left; `udp` and `extension` add their own. The daemon's loop is independent
+//! of the backend.
 
 mod commands;
 mod fabric;
@@ -19,118 +20,119 @@ use crate::health::Status;
 use crate::interface::External;
 
 use commands::Commands;
-pub use fabric::Manner;
-use fabric::Woven;
+pub use fabric::FabricOptions;
+use fabric::KernelPart;
 use udp::Relay;
 
-/// A backend at work.
+/// A running backend.
 pub struct Carrier {
-    woven: Woven,
-    over: Over,
+    kernel_part: KernelPart,
+    userspace: UserspacePart,
     announced: Announced,
 }
 
-/// What a backend has beside the kernel's part.
-enum Over {
-    /// Nothing.
+/// The part of a backend outside of the kernel.
+enum UserspacePart {
     None,
-    /// udp: we carry the packets.
+    /// udp: this process forwards the packets.
     Udp(Box<Relay>),
     /// extension: the operator's commands.
     Commands(Box<Commands>),
 }
 
-/// What a node tells with its lease, and its pods.
+/// The data that a node publishes with its lease, and its pods' MTU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Announced {
     /// `BackendData`.
     pub data: Option<String>,
     /// `BackendV6Data`.
     pub data_v6: Option<String>,
-    /// Of pods, bytes.
+    /// The MTU of pods in bytes.
     pub mtu: u32,
 }
 
-/// A backend that cannot work.
+/// Why a backend cannot work.
 #[derive(Debug, thiserror::Error)]
 pub enum CarrierError {
     /// The kernel's side.
     #[error(transparent)]
     Fabric(#[from] russet_overlay::flannel::FlannelError),
-    /// The userspace side of udp.
+    /// The userspace proxy of udp.
     #[error(transparent)]
     Udp(#[from] russet_overlay::udp::UdpError),
-    /// What this version cannot do.
+    /// The userspace proxy cannot run here.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// A command of extension.
+    /// A command of backend extension failed.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// The interface's name.
+    /// The interface's name is invalid.
     #[error(transparent)]
     Name(#[from] russet_addr::NameError),
-    /// IPv6 where the backend carries none, or no IPv4.
+    /// The network has IPv6 and the backend carries none, or it has no IPv4.
     #[error("backend {backend} carries {carries} only, and the network has {has}")]
     Family {
-        /// The backend.
         backend: &'static str,
-        /// What it carries.
+        /// The families that it carries.
         carries: &'static str,
-        /// What is configured.
+        /// The families that are configured.
         has: &'static str,
     },
-    /// Nothing is left of the underlay's MTU.
+    /// The underlay's MTU is too small for the tunnel's overhead.
     #[error("MTU {0} of the interface leaves no room for the tunnel")]
     Mtu(u32),
-    /// Listening to the kernel.
+    /// Listening to the kernel failed.
     #[error("listen to the kernel: {0}")]
     Listen(#[source] std::io::Error),
-    /// The work on the kernel broke off.
+    /// The thread that works on the kernel panicked.
     #[error("the thread that works on the kernel ended early")]
     Broken,
 }
 
-/// Errors of one report that are logged: the rest of thousands would say the same.
+/// Limit of the errors of one report that are logged: thousands usually have the same cause.
 const LOGGED_MAX: usize = 8;
 
 // === impl Carrier ===
 
 impl Carrier {
-    /// Makes ready what can be made ready without a lease.
+    /// Prepares everything that does not need a lease.
     pub async fn open(
         backend: &Backend,
         external: &External,
         config: &NetworkConfig,
-        manner: Manner,
+        options: FabricOptions,
     ) -> Result<Self, CarrierError> {
         if let (false, Some(_)) = (backend.carries_v6(), config.v6()) {
             let has = if config.v4().is_some() { "both" } else { "IPv6" };
             return Err(CarrierError::Family { backend: backend.name(), carries: "IPv4", has });
         }
         let mut data = None;
-        let over = match backend {
-            Backend::Udp { port } => Over::Udp(Box::new(Relay::new(*port, external, config, manner.guard)?)),
+        let userspace = match backend {
+            Backend::Udp { port } => {
+                UserspacePart::Udp(Box::new(Relay::new(*port, external, config, options.guard)?))
+            }
             Backend::Extension(extension) => {
                 data = extension.before_lease().await?.map(|text| commands::json_string(&text));
-                Over::Commands(Box::new(Commands::new(extension.clone(), external, config)))
+                UserspacePart::Commands(Box::new(Commands::new(extension.clone(), external, config)))
             }
-            _ => Over::None,
+            _ => UserspacePart::None,
         };
-        let (woven, mut announced) = Woven::open(backend, external, config, manner).await?;
-        match &over {
-            Over::Udp(relay) => announced.mtu = relay.mtu(),
-            Over::Commands(_) => announced.data = data,
-            Over::None => {}
+        let (kernel_part, mut announced) = KernelPart::open(backend, external, config, options).await?;
+        match &userspace {
+            UserspacePart::Udp(relay) => announced.mtu = relay.mtu(),
+            UserspacePart::Commands(_) => announced.data = data,
+            UserspacePart::None => {}
         }
-        Ok(Self { woven, over, announced })
+        Ok(Self { kernel_part, userspace, announced })
     }
 
-    /// What the lease should say, and pods' MTU.
+    /// The data for the lease, and pods' MTU.
     pub const fn announced(&self) -> &Announced {
         &self.announced
     }
 
-    /// The devices that [`open`](Self::open) would make or adopt, as they stand; changes nothing. None where a daemon's end takes them with it.
+    /// The existing state of the devices that [`open`](Self::open) would create or adopt; changes
+    /// nothing. Empty where they vanish with their daemon.
     pub async fn survey(
         backend: &Backend,
         external: &External,
@@ -138,81 +140,81 @@ impl Carrier {
     ) -> Result<Vec<Standing>, CarrierError> {
         match backend {
             Backend::Udp { .. } | Backend::Extension(_) | Backend::Alloc => Ok(Vec::new()),
-            kernel => Woven::survey(kernel, external, config).await,
+            kernel => KernelPart::survey(kernel, external, config).await,
         }
     }
 
-    /// Takes this node's subnets in.
+    /// Applies this node's own subnets.
     pub async fn own(&mut self, own: &SubnetKey, status: &Status) -> Result<(), CarrierError> {
-        self.woven.own(own, status).await?;
-        match &mut self.over {
-            Over::None => Ok(()),
-            Over::Udp(relay) => relay.own(own),
-            Over::Commands(commands) => commands.own(own).await,
+        self.kernel_part.own(own, status).await?;
+        match &mut self.userspace {
+            UserspacePart::None => Ok(()),
+            UserspacePart::Udp(relay) => relay.own(own),
+            UserspacePart::Commands(commands) => commands.own(own).await,
         }
     }
 
-    /// Brings everything to exactly these leases; false when something is left to be tried again.
+    /// Brings everything to exactly these leases; false if something must be tried again.
     pub async fn reset(&mut self, leases: Vec<Lease>, status: &Status) -> bool {
         status.resyncs.fetch_add(1, Ordering::Relaxed);
-        let kernels: &[Lease] = if matches!(self.over, Over::None) { &leases } else { &[] };
-        let woven = self.woven.reset(kernels, status).await;
-        // Also where the kernel's part failed: nobody tells of these leases again.
-        let over = match &mut self.over {
-            Over::None => true,
-            Over::Udp(relay) => relay.reset(&leases),
-            Over::Commands(commands) => commands.reset(leases).await,
+        let kernels: &[Lease] = if matches!(self.userspace, UserspacePart::None) { &leases } else { &[] };
+        let kernel_part = self.kernel_part.reset(kernels, status).await;
+        // Also after a failure of the kernel's part: these leases are not delivered again.
+        let userspace = match &mut self.userspace {
+            UserspacePart::None => true,
+            UserspacePart::Udp(relay) => relay.reset(&leases),
+            UserspacePart::Commands(commands) => commands.reset(leases).await,
         };
-        woven && over
+        kernel_part && userspace
     }
 
-    /// Carries out what became of some leases; false when something is left to be tried again.
+    /// Applies changes of some leases; false if something must be tried again.
     pub async fn change(&mut self, gone: Vec<Lease>, put: Vec<Lease>, status: &Status) -> bool {
-        match &mut self.over {
-            Over::None => self.woven.change(&gone, &put, status).await,
-            Over::Udp(relay) => relay.change(&gone, &put),
-            Over::Commands(commands) => commands.change(gone, put).await,
+        match &mut self.userspace {
+            UserspacePart::None => self.kernel_part.change(&gone, &put, status).await,
+            UserspacePart::Udp(relay) => relay.change(&gone, &put),
+            UserspacePart::Commands(commands) => commands.change(gone, put).await,
         }
     }
 
-    /// Resolves when something that is ours was changed by somebody else, or may have been.
-    pub async fn stirred(&mut self) {
-        match &mut self.over {
-            Over::Udp(relay) => tokio::select! {
-                () = self.woven.stirred() => {}
-                () = relay.stirred() => {}
+    /// Resolves when another program changed our objects, or may have.
+    pub async fn changed_externally(&mut self) {
+        match &mut self.userspace {
+            UserspacePart::Udp(relay) => tokio::select! {
+                () = self.kernel_part.changed_externally() => {}
+                () = relay.changed_externally() => {}
             },
-            Over::None | Over::Commands(_) => self.woven.stirred().await,
+            UserspacePart::None | UserspacePart::Commands(_) => self.kernel_part.changed_externally().await,
         }
     }
 
-    /// Compares with what should be, and puts right what is not: whether that succeeded, and whether the lease should say something else from
-    /// now on, which is [`announced`](Self::announced).
+    /// Compares the actual with the desired state and repairs the difference. Returns whether that
+    /// succeeded, and whether the lease data changed, which [`announced`](Self::announced) returns.
     pub async fn resync(&mut self, status: &Status) -> (bool, bool) {
         status.resyncs.fetch_add(1, Ordering::Relaxed);
-        let over = match &mut self.over {
-            Over::Udp(relay) => relay.resync(status),
-            Over::None | Over::Commands(_) => true,
+        let userspace = match &mut self.userspace {
+            UserspacePart::Udp(relay) => relay.resync(status),
+            UserspacePart::None | UserspacePart::Commands(_) => true,
         };
-        let (woven, news) = self.woven.resync(status).await;
+        let (kernel_part, news) = self.kernel_part.resync(status).await;
         let changed = news.is_some();
         if let Some(news) = news {
             self.announced = news;
         }
-        (over && woven, changed)
+        (userspace && kernel_part, changed)
     }
 }
 
-/// One line for each device that had to be made anew, with why.
-fn note_replaced(replaced: &[String]) {
+/// Logs each device that had to be created anew, with the reason.
+fn log_replaced(replaced: &[String]) {
     for device in replaced {
         tracing::warn!(device, "a device was replaced; packets were lost meanwhile");
     }
 }
 
-/// Logs and counts how a run on the kernel went.
-fn note(report: &Report, what: &str, status: &Status) {
-    note_replaced(&report.replaced);
+/// Logs and counts the result of a run on the kernel.
+fn log_report(report: &Report, what: &str, status: &Status) {
+    log_replaced(&report.replaced);
     for error in report.errors.iter().take(LOGGED_MAX) {
         tracing::warn!(%error, "{what}");
     }
@@ -235,13 +237,14 @@ mod tests {
     /// flannel.md section 6.8.
     #[tokio::test]
     #[ignore = "tool: touch, as a command of an operator"]
-    async fn peers_are_told_of_also_where_the_kernels_part_failed() {
+    async fn peers_are_passed_to_commands_even_if_the_kernels_part_failed() {
         let directory = tempfile::tempdir().unwrap();
         let subnet_add = format!("touch {}/$PUBLIC_IP", directory.path().display());
         let config = NetworkConfig::parse(br#"{"Network":"10.5.0.0/16"}"#).unwrap();
         let commands = Commands::new(Extension { subnet_add, ..Extension::default() }, &external(), &config);
-        let over = Over::Commands(Box::new(commands));
-        let mut carrier = Carrier { woven: fabric::tests::broken(), over, announced: Announced::default() };
+        let userspace = UserspacePart::Commands(Box::new(commands));
+        let mut carrier =
+            Carrier { kernel_part: fabric::tests::broken(), userspace, announced: Announced::default() };
         let peer = lease("10.5.7.0-24", "10.200.0.12", "extension");
         assert!(!carrier.reset(vec![peer], &Status::default()).await);
         assert!(directory.path().join("10.200.0.12").exists());

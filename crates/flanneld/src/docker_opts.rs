@@ -1,5 +1,6 @@
-//! `russet flanneld docker-opts`: turns `subnet.env` into options for docker's daemon, as flannel's `mk-docker-opts.sh` does (flannel.md
-//! section 7.3). The same flags, the same lines; but `subnet.env` is read and not executed.
+//! `russet flanneld docker-opts`: turns `subnet.env` into options for docker's daemon, as flannel's
+//! `mk-docker-opts.sh` does (flannel.md section 7.3). The flags and lines are the same, but
+//! `subnet.env` is parsed instead of executed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,40 +10,35 @@ use russet_linux::file::{FileError, READABLE, write_atomic_with_mode};
 
 use crate::subnet_env::{self, assignment};
 
-/// What the words ask for.
+/// The parsed command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// `-f`: the file that flanneld wrote.
     pub from: PathBuf,
     /// `-d`: the file to write.
     pub to: PathBuf,
-    /// `-i`: a line for each option.
+    /// `-i`: one line for each option.
     pub single: bool,
     /// `-c`: one line with all of them.
     pub combined: bool,
-    /// `-k`: the name of that line's variable.
+    /// `-k`: the name of the variable in that line.
     pub combined_key: String,
-    /// Not `-m`: `--ip-masq` is among them.
+    /// False with `-m`, which leaves out `--ip-masq`.
     pub ip_masq: bool,
 }
 
-/// Why nothing was written.
 #[derive(Debug, thiserror::Error)]
 pub enum DockerOptsError {
-    /// Words that make no sense, or a request for help: usage on standard error, exit code 1, as the script.
+    /// An invalid command line, or a request for help: usage on standard error, exit code 1, like
+    /// the script.
     #[error("{USAGE}")]
     Usage,
-    /// `-k` is no name of a variable.
-    #[error("-k {0:?} is no name of a shell variable")]
+    /// `-k` is not a valid name of a variable.
+    #[error("-k {0:?} is not a name of a shell variable")]
     Key(String),
     /// `subnet.env` cannot be read.
     #[error("read {}: {source}", path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// `FLANNEL_IPMASQ` is neither true nor false.
     #[error("Invalid value of FLANNEL_IPMASQ: {0}")]
     Masquerade(String),
@@ -63,20 +59,21 @@ OPTIONS:
     -k  call that variable so
     -m  leave out --ip-masq, for old dockers";
 
-/// Runs with the words behind `docker-opts`.
+/// Runs with the arguments after `docker-opts`.
 pub fn run(
     words: impl IntoIterator<Item = String>,
     environment: &BTreeMap<String, String>,
 ) -> Result<(), DockerOptsError> {
     let request = parse(words)?;
-    // A file that is not there says nothing, as to the script.
+    // Like the script, a missing file counts as empty.
     let unread = |source| DockerOptsError::Read { path: request.from.clone(), source };
     let text = subnet_env::text(&request.from).map_err(unread)?;
     let written = render(&request, &text, environment)?;
     Ok(write_atomic_with_mode(&request.to, written.as_bytes(), READABLE)?)
 }
 
-/// The words, in the manner of `getopts "f:d:icmk:"`: letters may share a dash, and a value may follow its letter at once.
+/// Parses arguments like `getopts "f:d:icmk:"`: letters may share a dash, and a value may directly
+/// follow its letter.
 fn parse(words: impl IntoIterator<Item = String>) -> Result<Request, DockerOptsError> {
     let mut request = Request {
         from: "/run/flannel/subnet.env".into(),
@@ -126,7 +123,8 @@ fn is_variable(name: &str) -> bool {
     name.starts_with(letter) && name.chars().all(|c| letter(c) || c.is_ascii_digit())
 }
 
-/// The text to write. Options that the environment brings along as `DOCKER_OPT_...` are among them, as with the script.
+/// The text to write. Like the script, it includes options from environment variables
+/// `DOCKER_OPT_...`.
 fn render(
     request: &Request,
     subnet_env: &str,
@@ -149,7 +147,7 @@ fn render(
         option("MTU", format!("--mtu={mtu}"));
     }
     if let Some(masquerade) = given("FLANNEL_IPMASQ").filter(|_| request.ip_masq) {
-        // Whoever masquerades, it is one of the two.
+        // Either flanneld masquerades or docker does, never both.
         let docker = match masquerade.as_str() {
             "true" => false,
             "false" => true,
@@ -187,7 +185,7 @@ mod tests {
 
     /// flannel.md section 7.3; the lines are those of mk-docker-opts.sh on the same file.
     #[test]
-    fn the_lines_are_the_scripts() {
+    fn the_lines_equal_those_of_the_script() {
         let single = "DOCKER_OPT_BIP=\"--bip=10.5.29.1/24\"\nDOCKER_OPT_IPMASQ=\"--ip-masq=false\"\nDOCKER_OPT_MTU=\"--mtu=1450\"\n";
         let all = "DOCKER_OPTS=\" --bip=10.5.29.1/24 --ip-masq=false --mtu=1450 \"\n";
         assert_eq!(rendered(&[], ENV, &[]).unwrap(), format!("{single}{all}"));
@@ -211,11 +209,11 @@ mod tests {
     }
 
     #[test]
-    fn mistaken_words_and_values_are_refused() {
+    fn invalid_arguments_and_values_are_refused() {
         for words in [&["-x"][..], &["-f"], &["-h"]] {
             assert!(rendered(words, ENV, &[]).unwrap_err().contains("[-k COMBINED-KEY]"), "{words:?}");
         }
-        assert!(rendered(&["-k", "A;rm"], ENV, &[]).unwrap_err().contains("no name"));
+        assert!(rendered(&["-k", "A;rm"], ENV, &[]).unwrap_err().contains("not a name"));
         assert_eq!(
             rendered(&[], "FLANNEL_IPMASQ=maybe", &[]).unwrap_err(),
             "Invalid value of FLANNEL_IPMASQ: maybe"
@@ -224,7 +222,7 @@ mod tests {
 
     #[test]
     #[ignore = "tool: bash, to run the few lines of shell that read the file"]
-    fn the_file_is_what_a_shell_reads() {
+    fn a_shell_reads_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let (from, to) = (directory.path().join("subnet.env"), directory.path().join("docker"));
         std::fs::write(&from, ENV).unwrap();

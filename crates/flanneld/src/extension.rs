@@ -1,5 +1,6 @@
-//! The backend `extension`: the operator's own commands do what other backends do in the kernel (flannel.md section 6.8). They run without
-//! a shell unless the operator asks for one, because part of what they are given was written by other nodes (GHSA-vchx-5pr6-ffx2).
+//! The backend `extension`: the operator's own commands do what other backends do in the kernel
+//! (flannel.md section 6.8). They run without a shell unless the operator enables one, because
+//! other nodes wrote part of their input (GHSA-vchx-5pr6-ffx2).
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,75 +17,72 @@ use tokio::process::Command;
 /// The commands of a network's configuration; an empty one is not run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Extension {
-    /// Before the lease is taken; what it prints becomes the lease's data.
+    /// Runs before the lease is acquired; its output becomes the lease's data.
     pub pre_startup: String,
-    /// After that.
+    /// Runs after the lease is acquired.
     pub post_startup: String,
-    /// For each subnet of another node that appears or changes.
+    /// Runs for each subnet of another node that is added or changes.
     pub subnet_add: String,
-    /// For each that goes.
+    /// Runs for each subnet that is removed.
     pub subnet_remove: String,
     /// Whether `sh -c` runs them.
     pub shell: bool,
 }
 
-/// What commands are told of a node.
+/// What commands get to know of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subject {
-    /// Its subnet.
     pub subnet: Option<Ipv4Net>,
-    /// Its IPv6 subnet.
     pub subnet_v6: Option<Ipv6Net>,
-    /// Where it is.
+    /// Its address.
     pub public_ip: Ipv4Addr,
-    /// Where it is by IPv6.
+    /// Its IPv6 address.
     pub public_ipv6: Option<Ipv6Addr>,
 }
 
-/// A command that did not do its work.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// There is no word in it.
-    #[error("command {0:?} is empty once its variables are put in")]
+    /// The command has no words.
+    #[error("command {0:?} is empty after its variables are replaced")]
     Empty(String),
-    /// It cannot be started or listened to.
+    /// It could not be started or its output not be read.
     #[error("run {command:?}: {source}")]
     Run {
-        /// As configured.
+        /// The configured command.
         command: String,
-        /// Why.
         source: io::Error,
     },
-    /// It ended badly.
+    /// It ended with a failure.
     #[error("{command:?} ended with {status}: {output}")]
     Failed {
-        /// As configured.
+        /// The configured command.
         command: String,
-        /// How.
         status: ExitStatus,
-        /// What it printed.
         output: String,
     },
-    /// It did not end.
+    /// It did not end in time.
     #[error("{0:?} did not end within {COMMAND_DEADLINE:?} and was killed")]
     TooSlow(String),
 }
 
-/// What commands get of the daemon's environment, beside the variables of flannel.md section 6.8.
+/// The variables of the daemon's environment that commands inherit, besides those of flannel.md
+/// section 6.8.
 const INHERITED: [&str; 6] = ["PATH", "HOME", "LANG", "LC_ALL", "TZ", "NODE_NAME"];
-/// Where commands are looked for when the daemon itself has no `PATH`.
+/// The `PATH` of commands when the daemon itself has none.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// How long a command may take: changes of other subnets wait meanwhile.
+/// Limit of one command: changes of other subnets wait meanwhile.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
-/// What is kept of its output; a lease's value has to fit into a datastore's record.
+/// Limit of the output that is kept; a lease's value must fit into a datastore's record.
 const OUTPUT_MAX_BYTES: u64 = 64 * 1024;
-/// How long the output of a command that ended is read, when something that it started keeps the pipe open.
+/// How long the output of a command that ended is still read when a process that it started keeps
+/// the pipe open.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
 // === impl Extension ===
 
 impl Extension {
-    /// Runs the first command; answers with the data for the lease, none without a command.
+    /// Runs the first command and returns the data for the lease; none without a command.
     pub async fn before_lease(&self) -> Result<Option<String>, CommandError> {
         if self.pre_startup.is_empty() {
             return Ok(None);
@@ -99,12 +97,12 @@ impl Extension {
         self.run_unless_empty(&self.post_startup, &variables, "").await
     }
 
-    /// Runs the command for a subnet that is there; `data` is what its node wrote.
+    /// Runs the command for an added subnet; `data` is what its node wrote.
     pub async fn added(&self, peer: &Subject, data: &str) -> Result<(), CommandError> {
         self.run_unless_empty(&self.subnet_add, &peer.variables(), data).await
     }
 
-    /// Runs the command for a subnet that is gone.
+    /// Runs the command for a removed subnet.
     pub async fn removed(&self, peer: &Subject, data: &str) -> Result<(), CommandError> {
         self.run_unless_empty(&self.subnet_remove, &peer.variables(), data).await
     }
@@ -122,7 +120,7 @@ impl Extension {
         Ok(())
     }
 
-    /// The command's output, both streams as they come, without blanks around it.
+    /// The command's output, both streams as they arrive, trimmed.
     async fn run(
         &self,
         command: &str,
@@ -140,7 +138,7 @@ impl Extension {
         let (program, arguments) =
             words.split_first().ok_or_else(|| CommandError::Empty(command.to_owned()))?;
         let mut process = Command::new(program);
-        // The daemon's environment holds passwords, and where the service manager listens.
+        // The daemon's environment contains passwords, and the socket of the service manager.
         process.args(arguments).env_clear().envs(inherited()).envs(variables).kill_on_drop(true);
         let finished = tokio::time::timeout(COMMAND_DEADLINE, converse(process, input)).await;
         let (status, output) = finished
@@ -170,7 +168,7 @@ impl Subject {
     }
 }
 
-/// What commands get of the daemon's environment.
+/// The inherited variables of the daemon's environment.
 fn inherited() -> impl Iterator<Item = (&'static str, OsString)> {
     let path = std::env::var_os("PATH").unwrap_or_else(|| PATH.into());
     let others = INHERITED.into_iter().filter(|name| *name != "PATH");
@@ -178,18 +176,19 @@ fn inherited() -> impl Iterator<Item = (&'static str, OsString)> {
     others.chain([("PATH", path)])
 }
 
-/// Gives the process its input and waits for its end. A process that it leaves behind does not keep us: what that still prints is lost.
+/// Passes the process its input and waits for its end. A process that it leaves behind does not
+/// delay us: its output is lost.
 async fn converse(mut process: Command, input: &str) -> io::Result<(ExitStatus, String)> {
     let (reader, writer) = io::pipe()?;
     let reader = pipe::Receiver::from_owned_fd(reader.into())?;
     process.stdin(Stdio::piped()).stdout(writer.try_clone()?).stderr(writer);
     let mut child = process.spawn()?;
-    // The command holds copies of the writing end; with it the pipe would not end.
+    // The command holds copies of the pipe's writing end, without which reading would not end.
     drop(process);
     let stdin = child.stdin.take();
     let tell = async {
         if let Some(mut stdin) = stdin {
-            // It need not read.
+            // A process may end without reading its input.
             let _ = stdin.write_all(format!("{input}\n").as_bytes()).await;
         }
     };
@@ -200,7 +199,7 @@ async fn converse(mut process: Command, input: &str) -> io::Result<(ExitStatus, 
         tokio::select! {
             _ = &mut talk => child.wait().await?,
             status = child.wait() => {
-                // What it printed before its end is in the pipe already.
+                // Output from before its end is in the pipe already.
                 let _ = tokio::time::timeout(LAST_WORDS, &mut talk).await;
                 status?
             }
@@ -209,13 +208,14 @@ async fn converse(mut process: Command, input: &str) -> io::Result<(ExitStatus, 
     Ok((status, String::from_utf8_lossy(&output).trim().to_owned()))
 }
 
-/// Keeps the beginning, and reads the rest so that nobody has to wait with printing.
+/// Keeps the beginning, and reads the rest so that no writer blocks.
 async fn listen(mut reader: pipe::Receiver, output: &mut Vec<u8>) -> io::Result<()> {
     (&mut reader).take(OUTPUT_MAX_BYTES).read_to_end(output).await?;
     tokio::io::copy(&mut reader, &mut tokio::io::sink()).await.map(drop)
 }
 
-/// Words between blanks, `$NAME` and `${NAME}` in them replaced; quotes are letters as any other. A value never makes a new word.
+/// Splits at blanks and replaces `$NAME` and `${NAME}`; quotes are ordinary characters. A value
+/// never adds a word.
 fn split(command: &str, look: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
     command.split_whitespace().map(|word| expand(word, look)).filter(|word| !word.is_empty()).collect()
 }
@@ -277,7 +277,7 @@ mod tests {
     #[ignore = "tool: env, cat and sh, as commands of an operator"]
     async fn commands_get_the_peers_subnet_address_and_data() {
         let directory = tempfile::tempdir().unwrap();
-        let told = directory.path().join("told");
+        let printed = directory.path().join("output");
         let extension = Extension {
             pre_startup: "echo  hello ".to_owned(),
             subnet_add: format!("tee {}/$PUBLIC_IP", directory.path().display()),
@@ -290,22 +290,21 @@ mod tests {
         assert_eq!(written, "its data\n");
         extension.removed(&peer(), "").await.unwrap();
         let shell = Extension {
-            post_startup: format!("echo \"$NETWORK $SUBNET $PUBLIC_IP\" | cat > {}", told.display()),
+            post_startup: format!("echo \"$NETWORK $SUBNET $PUBLIC_IP\" | cat > {}", printed.display()),
             shell: true,
             ..Extension::default()
         };
         shell.after_lease(Some("10.5.0.0/16".parse().unwrap()), &peer()).await.unwrap();
-        assert_eq!(std::fs::read_to_string(&told).unwrap(), "10.5.0.0/16 10.5.7.0/24 10.200.0.12\n");
+        assert_eq!(std::fs::read_to_string(&printed).unwrap(), "10.5.0.0/16 10.5.7.0/24 10.200.0.12\n");
         assert_eq!(Extension::default().before_lease().await.unwrap(), None);
     }
 
     #[tokio::test]
     #[ignore = "tool: env, as a command of an operator"]
-    async fn a_command_learns_no_password_and_not_where_the_service_manager_listens() {
+    async fn a_command_gets_no_password_and_no_service_manager_socket() {
         let secrets = ["NOTIFY_SOCKET", "FLANNELD_ETCD_PASSWORD", "AWS_SECRET_ACCESS_KEY"];
         if std::env::var_os("NOTIFY_SOCKET").is_none() {
-            let test =
-                "extension::tests::a_command_learns_no_password_and_not_where_the_service_manager_listens";
+            let test = "extension::tests::a_command_gets_no_password_and_no_service_manager_socket";
             let mut within_a_service = Command::new(std::env::current_exe().unwrap());
             within_a_service.args(["--exact", test, "--include-ignored"]);
             within_a_service.envs(secrets.map(|name| (name, "opensesame")));
@@ -314,17 +313,17 @@ mod tests {
         }
         let words = "env --unset=X given=$FLANNELD_ETCD_PASSWORD".to_owned();
         let extension = Extension { pre_startup: words, ..Extension::default() };
-        let told = extension.before_lease().await.unwrap().unwrap();
-        assert!(told.contains("PATH=") && !told.contains("opensesame"), "{told}");
-        assert!(secrets.iter().all(|name| !told.contains(name)), "{told}");
+        let printed = extension.before_lease().await.unwrap().unwrap();
+        assert!(printed.contains("PATH=") && !printed.contains("opensesame"), "{printed}");
+        assert!(secrets.iter().all(|name| !printed.contains(name)), "{printed}");
         let shell = Extension { shell: true, pre_startup: "env".to_owned(), ..Extension::default() };
-        let told = shell.before_lease().await.unwrap().unwrap();
-        assert!(told.contains("PATH=") && !told.contains("opensesame"), "{told}");
+        let printed = shell.before_lease().await.unwrap().unwrap();
+        assert!(printed.contains("PATH=") && !printed.contains("opensesame"), "{printed}");
     }
 
     #[tokio::test]
     #[ignore = "tool: sh, as a command of an operator"]
-    async fn a_command_that_fails_is_told_with_its_output() {
+    async fn the_error_of_a_failed_command_contains_its_output() {
         let failing = |command: &str, shell| Extension {
             pre_startup: command.to_owned(),
             shell,
@@ -335,7 +334,7 @@ mod tests {
         assert!(error.contains("exit status: 3") && error.contains("out\nerr"), "{error}");
         let error = failing("/nowhere/command x", false).before_lease().await.unwrap_err().to_string();
         assert!(error.starts_with("run \"/nowhere/command x\": "), "{error}");
-        // One that leaves a child with its output open does not keep us.
+        // A child that keeps the output open does not delay us.
         let output = failing("echo early; sleep 3 &", true).before_lease().await.unwrap();
         assert_eq!(output.unwrap(), "early");
     }

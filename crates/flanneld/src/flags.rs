@@ -1,5 +1,6 @@
-//! The command line and the environment, in Go's `flag` syntax (flannel.md sections 1.1 to 1.3): every flag of v0.10.0 and of today's
-//! flanneld, and ours. `russet flanneld` hands its words over untouched.
+//! The command line and the environment, in Go's `flag` syntax (flannel.md sections 1.1 to 1.3):
+//! every flag of v0.10.0 and of today's flanneld, and ours. `russet flanneld` passes its arguments
+//! on unchanged.
 
 mod table;
 mod value;
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 pub use table::{FLAGS, Flag, Kind, Origin};
 
-/// What the daemon was told.
+/// The parsed options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// `etcd-endpoints`, as given.
@@ -78,11 +79,11 @@ pub struct Options {
     pub version: bool,
     /// `v`.
     pub verbosity: i64,
-    /// `etcd-api`: which of etcd's two stores.
+    /// `etcd-api`: the API of etcd.
     pub etcd_api: EtcdApi,
-    /// `store`: other than the etcd of `etcd-endpoints`.
+    /// `store`: another store than the etcd of `etcd-endpoints`.
     pub store: String,
-    /// `firewall`; none when it is left to the daemon.
+    /// `firewall`; none if the daemon chooses.
     pub firewall: Option<FirewallKind>,
     /// `lease-lost`.
     pub lease_lost: LeaseLost,
@@ -98,45 +99,45 @@ pub struct Options {
     pub takeover_check: bool,
 }
 
-/// A password; it is not printed.
+/// A password; `Debug` does not print it.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Password(String);
 
-/// Which of etcd's stores holds the leases; they do not see each other (flannel.md section 3.1).
+/// The etcd API that holds the leases; the stores of both do not see each other (flannel.md section
+/// 3.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EtcdApi {
     /// The keys API of flannel up to v0.17.
     V2,
-    /// Since v0.18.
+    /// The API since v0.18.
     V3,
 }
 
-/// Who holds the masquerade and forward rules.
+/// Where the masquerade and forward rules are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FirewallKind {
     /// A table of our own.
     Nft,
-    /// flannel's chains.
     Iptables,
 }
 
-/// What happens when the node's lease is gone.
+/// The reaction to the loss of the node's lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseLost {
-    /// The daemon ends with 0, as flannel's.
+    /// The daemon exits with 0, like flannel's.
     Exit,
-    /// It takes the same subnet again if that is free, another one if not.
+    /// It acquires the same subnet again if that is free, else another one.
     Reacquire,
 }
 
-/// What a command line asks for.
+/// The result of parsing a command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// To run; the notes are about variables that could not be used and are worth a line of the log.
+    /// Run the daemon; the notes about unusable variables are logged.
     Run(Box<Options>, Vec<String>),
-    /// To print the version on standard error and end with 0.
+    /// Print the version on standard error and exit with 0.
     Version,
-    /// To print this on standard error and end with 0, as the original does for help and for mistakes alike.
+    /// Print this on standard error and exit with 0, as the original does for help and for errors.
     Usage(String),
 }
 
@@ -147,7 +148,7 @@ impl Default for Options {
     fn default() -> Self {
         let mut options = Self::empty();
         for flag in FLAGS.iter().filter(|flag| flag.kind != Kind::Many && !flag.default.is_empty()) {
-            // A test sees to it that the table's defaults are values.
+            // A test checks that the table's defaults are valid.
             let _ = (flag.set)(&mut options, flag.default);
         }
         options.ip_masq_given = false;
@@ -202,12 +203,11 @@ impl Options {
         }
     }
 
-    /// The pause between looks at the rules; a second at least.
+    /// The interval between comparisons of the rules; at least a second.
     pub fn resync(&self) -> Duration {
         Duration::from_secs(u64::try_from(self.resync_s).unwrap_or(0).max(1))
     }
 
-    /// Where the rules go.
     pub fn firewall(&self) -> FirewallKind {
         self.firewall.unwrap_or(FirewallKind::Nft)
     }
@@ -221,17 +221,15 @@ impl Options {
 // === impl Password ===
 
 impl Password {
-    /// Hides `text` from here on.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// Whether none is given.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The text itself, for the request that carries it.
+    /// The text, for the request that carries it.
     pub(crate) fn reveal(&self) -> &str {
         &self.0
     }
@@ -243,7 +241,8 @@ impl std::fmt::Debug for Password {
     }
 }
 
-/// Reads the words behind the program's name, then the environment for what they left out.
+/// Parses the arguments after the program's name, then the environment for flags that they left
+/// out.
 pub fn parse(
     program: &str,
     words: impl IntoIterator<Item = String>,
@@ -262,13 +261,14 @@ pub fn parse(
     Request::Run(Box::new(options), notes)
 }
 
-/// Why reading the words ends before their end.
+/// Why parsing ends early.
 enum Stop {
     Help,
     Wrong(String),
 }
 
-/// Flags up to the first word that is none, or `--`; answers with the names of those that were there.
+/// Parses flags up to the first word that is not a flag, or `--`; returns the names of the given
+/// flags.
 fn parse_words(
     options: &mut Options,
     words: impl IntoIterator<Item = String>,
@@ -306,7 +306,7 @@ fn parse_words(
     Ok(given)
 }
 
-/// `FLANNELD_*` for the flags that were not given; answers with the variables that could not be used.
+/// Reads `FLANNELD_*` for flags that were not given; returns notes about unusable variables.
 fn parse_environment(
     options: &mut Options,
     given: &BTreeSet<&str>,
@@ -317,13 +317,13 @@ fn parse_environment(
         let variable = flag.variable();
         let Some(value) = environment(&variable).filter(|value| !value.is_empty()) else { continue };
         if let Err(reason) = (flag.set)(options, &value) {
-            notes.push(format!("{variable}={} is left out: {reason}", value.escape_debug()));
+            notes.push(format!("{variable}={} is ignored: {reason}", value.escape_debug()));
         }
     }
     notes
 }
 
-/// What `-h` prints.
+/// The text of `-h`.
 pub fn usage(program: &str) -> String {
     let mut text = format!("Usage: {program} [OPTION]...\n");
     let mut flags: Vec<&Flag> = FLAGS.iter().collect();

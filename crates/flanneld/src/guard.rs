@@ -1,5 +1,6 @@
-//! Keeps the firewall as it should be: a thread of its own that applies what is wanted, then waits for somebody else's hand and repairs
-//! within a second, and looks again at every `iptables-resync` (flannel.md section 7). Started by the daemon once the subnet is known.
+//! Maintains the firewall on a thread of its own: applies the wanted rules, repairs changes by
+//! other programs within a second, and compares everything again each `iptables-resync` (flannel.md
+//! section 7). Started by the daemon once the subnet is known.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -16,71 +17,71 @@ use crate::flags::{FirewallKind, Options};
 use crate::health::Status;
 use crate::subnet_env::SubnetEnv;
 
-/// The thread's orders, which may change.
+/// The thread and its orders, which may change.
 pub struct Guard {
     order: Arc<Mutex<Order>>,
 }
 
-/// What the firewall is to be.
+/// The wanted state of the firewall.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Order {
-    /// Where the rules go; fixed from the start.
+    /// The rules' backend; fixed from the start.
     pub mode: Mode,
-    /// What they are made from.
+    /// The inputs of the rules.
     pub wanted: Wanted,
-    /// What an earlier daemon of this node made them from.
+    /// The inputs of an earlier daemon's rules.
     pub previous: Wanted,
-    /// The pause between looks when nobody changes anything.
+    /// The interval between comparisons without an event.
     pub resync: Duration,
 }
 
-/// What is told, and to whom.
+/// Logs repairs and failures.
 struct Log {
     status: Arc<Status>,
-    /// The failures of the last look.
-    told: Vec<String>,
+    /// The failures of the last comparison.
+    notified: Vec<String>,
     fights: Fights,
 }
 
-/// Notices that another process undoes the repairs.
+/// Detects that another process undoes the repairs.
 #[derive(Debug, Default)]
 struct Fights {
-    /// When rules were repaired lately, the newest last.
+    /// Times of recent repairs, oldest first.
     repairs: VecDeque<Instant>,
-    /// When that was warned of.
+    /// When the last warning was logged.
     warned: Option<Instant>,
 }
 
-/// Why there is nobody who keeps the firewall.
+/// Why the firewall is not maintained.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
     /// It cannot be opened.
     #[error(transparent)]
     Open(#[from] FirewallError),
-    /// There is no thread for it.
     #[error("start a thread: {0}")]
     Thread(#[source] std::io::Error),
-    /// The thread panicked before the rules were there.
+    /// The thread panicked before the rules were applied.
     #[error("its thread ended early")]
     Broken,
 }
 
-/// So many repairs within this time are another process's work: a flannel daemon restores its own rules every 5 s.
+/// This many repairs within the window mean that another process undoes them: a flannel daemon
+/// restores its own rules every 5 s.
 const FIGHT_REPAIRS: usize = 4;
 const FIGHT_WINDOW: Duration = Duration::from_secs(60);
-/// The warning comes again after this long.
+/// Interval between warnings.
 const FIGHT_SILENCE: Duration = Duration::from_secs(600);
-/// Somebody who removes our rules again and again is answered this often at most.
+/// Minimum pause between repairs, when another program removes our rules repeatedly.
 const REPAIR_PAUSE: Duration = Duration::from_millis(200);
-/// Orders that change are seen after this long at the latest.
+/// Changed orders take effect after this time at the latest.
 const ORDERS_SEEN: Duration = Duration::from_secs(1);
-/// Netlink and rules; nothing deep.
+/// The thread uses netlink and rules only, with shallow stacks.
 const STACK_BYTES: usize = 256 * 1024;
 
 // === impl Order ===
 
 impl Order {
-    /// From the flags, the network, this node's subnets and what its last `subnet.env` said.
+    /// Builds the order from the flags, the network, this node's subnets and its last `subnet.env`.
     pub fn new(options: &Options, config: &NetworkConfig, own: &SubnetKey, before: &SubnetEnv) -> Self {
         let mode = match options.firewall() {
             FirewallKind::Nft => Mode::Nft,
@@ -109,22 +110,24 @@ fn nets(v4: Option<IpNet>, v6: Option<IpNet>) -> Vec<IpNet> {
 // === impl Guard ===
 
 impl Guard {
-    /// Opens the firewall in the process's namespace and applies the order; then the thread goes on for as long as the process. Answers once
-    /// the rules are there. Rules that are refused are logged and tried again; a firewall that cannot be opened is an error.
+    /// Opens the firewall in the process's namespace and applies the order; the thread then runs as
+    /// long as the process. Returns once the rules are applied. Refused rules are logged and tried
+    /// again; a firewall that cannot be opened is an error.
     pub async fn start(order: Order, status: Arc<Status>) -> Result<Self, GuardError> {
         let shared = Arc::new(Mutex::new(order.clone()));
-        let (tell, applied) = oneshot::channel();
+        let (sender, applied) = oneshot::channel();
         let orders = Arc::clone(&shared);
         let run = move || match Firewall::open(order.mode) {
             Ok(mut firewall) => {
-                let mut log = Log { status, told: Vec::new(), fights: Fights::default() };
-                log.note(&firewall.apply(&order.wanted), "a rule is set");
-                // Whoever asked may have given up. What an earlier daemon left is looked for afterwards: that may take programs of iptables.
-                let _ = tell.send(Ok(()));
-                log.note(&firewall.recycle(&order.previous), "a rule of an earlier network is removed");
+                let mut log = Log { status, notified: Vec::new(), fights: Fights::default() };
+                log.log_report(&firewall.apply(&order.wanted), "a rule is set");
+                // The receiver is gone if the caller gave up. Rules of an earlier daemon are
+                // removed last, because that may need iptables programs.
+                let _ = sender.send(Ok(()));
+                log.log_report(&firewall.recycle(&order.previous), "a rule of an earlier network is removed");
                 watch(&mut firewall, order, &orders, &mut log);
             }
-            Err(error) => drop(tell.send(Err(error))),
+            Err(error) => drop(sender.send(Err(error))),
         };
         let thread = thread::Builder::new().name("firewall".to_owned()).stack_size(STACK_BYTES);
         let _runs_for_ever = thread.spawn(run).map_err(GuardError::Thread)?;
@@ -132,7 +135,7 @@ impl Guard {
         Ok(Self { order: shared })
     }
 
-    /// Gives a new order.
+    /// Replaces the order.
     pub fn change(&mut self, order: Order) {
         *self.order.lock().unwrap_or_else(PoisonError::into_inner) = order;
     }
@@ -156,8 +159,8 @@ fn watch(firewall: &mut Firewall, mut order: Order, orders: &Mutex<Order>, log: 
             order = now;
         }
         let report = firewall.apply(&order.wanted);
-        log.note(&report, "a rule is repaired");
-        log.note_fight(&report, Instant::now());
+        log.log_report(&report, "a rule is repaired");
+        log.warn_of_fight(&report, Instant::now());
         if !report.repaired.is_empty() {
             log.status.rules_repaired.notify_one();
         }
@@ -168,8 +171,9 @@ fn watch(firewall: &mut Firewall, mut order: Order, orders: &Mutex<Order>, log: 
 // === impl Log ===
 
 impl Log {
-    /// Tells of every repair, and of a failure when it is new: what cannot be mended would be told of at each look.
-    fn note(&mut self, report: &Report, what: &str) {
+    /// Logs every repair, and a failure only when it is new: a permanent one would be logged at
+    /// each comparison.
+    fn log_report(&mut self, report: &Report, what: &str) {
         for repair in &report.repaired {
             self.status.repairs.fetch_add(1, Ordering::Relaxed);
             match &report.culprit {
@@ -182,15 +186,15 @@ impl Log {
         let failed: Vec<String> = report.failed.iter().map(ToString::to_string).collect();
         for error in &failed {
             self.status.failures.fetch_add(1, Ordering::Relaxed);
-            if !self.told.contains(error) {
-                tracing::warn!(error, "the firewall is not as it should be");
+            if !self.notified.contains(error) {
+                tracing::warn!(error, "repair the firewall");
             }
         }
-        self.told = failed;
+        self.notified = failed;
     }
 
-    /// Warns where repairs are undone again and again.
-    fn note_fight(&mut self, report: &Report, now: Instant) {
+    /// Warns when repairs are undone repeatedly.
+    fn warn_of_fight(&mut self, report: &Report, now: Instant) {
         if report.repaired.is_empty() || !self.fights.repaired(now) {
             return;
         }
@@ -200,7 +204,7 @@ impl Log {
         );
         tracing::warn!(
             changed_by = last,
-            "another process changes the rules again and again; is it a second flannel daemon on this node? Stop it: the two undo each other's rules"
+            "another process keeps changing the rules; if it is a second flannel daemon on this node, stop it: the two undo each other's rules"
         );
     }
 }
@@ -208,7 +212,7 @@ impl Log {
 // === impl Fights ===
 
 impl Fights {
-    /// Notes a repair; whether it is time to warn.
+    /// Records a repair; returns whether to warn.
     fn repaired(&mut self, now: Instant) -> bool {
         self.repairs.push_back(now);
         while self.repairs.len() > FIGHT_REPAIRS {
@@ -230,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repairs_that_are_undone_again_and_again_are_warned_of_once() {
+    fn repairs_that_are_undone_repeatedly_cause_one_warning() {
         let (mut fights, start) = (Fights::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         let warned: Vec<u64> = (0..130).map(|round| round * 5).filter(|s| fights.repaired(at(*s))).collect();

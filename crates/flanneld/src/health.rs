@@ -1,5 +1,6 @@
-//! `/healthz`, `/readyz` and `/metrics` (flannel.md section 7.4): one short HTTP answer a connection, without a framework, because this
-//! daemon is measured in megabytes. Anybody may connect; nobody can hold a place for long.
+//! `/healthz`, `/readyz` and `/metrics` (flannel.md section 7.4): one short HTTP answer for each
+//! connection, without a framework, to keep this daemon's memory small. Any client may connect;
+//! none can hold a connection for long.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,35 +12,37 @@ use russet_store_etcd::Reach;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What the daemon says about itself; the loop writes, the server reads.
+/// The daemon's state for probes and metrics; the loop writes it, the server reads it.
 #[derive(Debug, Default)]
 pub struct Status {
-    /// `subnet.env` is written.
+    /// Whether `subnet.env` is written.
     pub ready: AtomicBool,
     /// Subnets of other nodes that are programmed.
     pub peers: AtomicU64,
     /// Changes of leases that were applied.
     pub changes: AtomicU64,
-    /// Times that the kernel was compared with what should be.
+    /// Number of comparisons of the kernel with the desired state.
     pub resyncs: AtomicU64,
-    /// Something else removed rules of ours, which are back: what else of ours it may have removed is to be compared.
+    /// Signals that another program removed our rules, which are repaired, and that other objects
+    /// must be compared.
     pub rules_repaired: tokio::sync::Notify,
-    /// Objects that were missing or wrong, and were put right.
+    /// Objects that were missing or wrong, and were repaired.
     pub repairs: AtomicU64,
     /// Kernel requests that failed.
     pub failures: AtomicU64,
-    /// Whether etcd answers; unset where leases come from elsewhere.
+    /// Whether etcd answers; unset where leases come from another store.
     pub etcd: OnceLock<Reach>,
 }
 
-/// What every flannel daemon says when it is asked whether it is alive (flannel.md section 7.4).
+/// Every flannel daemon's answer to a liveness probe (flannel.md section 7.4).
 const ALIVE: &str = "flanneld is running";
-/// How long another process at the health port may take to say so, and the most that it may say.
+/// Limits of the answer of another process at the health port: its time and its size.
 const ASK_DEADLINE: Duration = Duration::from_secs(1);
 const ANSWER_MAX_BYTES: u64 = 4 * 1024;
-/// How long a connection may take from its first byte to its last.
+/// Limit of a connection from its first byte to its last.
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(5);
-/// Probes and a Prometheus server. A request is answered as soon as it is there, so that whoever has a seat for longer says nothing.
+/// Room for probes and a Prometheus server. Requests are answered at once, so a connection that
+/// stays longer is idle.
 const LISTENER: Limits = Limits {
     name: "health",
     connections: 16,
@@ -49,7 +52,7 @@ const LISTENER: Limits = Limits {
     greeting_timeout: CONNECTION_DEADLINE,
     idle_timeout: None,
 };
-/// The longest head of a request.
+/// Limit of a request's head.
 const HEAD_MAX_BYTES: usize = 8 * 1024;
 
 // === impl Status ===
@@ -73,7 +76,7 @@ impl Status {
             gauge("ready", "1 once subnet.env is written.", u64::from(self.is_ready())),
             gauge("peers", "Subnets of other nodes that are programmed.", self.peers.load(Ordering::Relaxed)),
             counter("lease_changes", "Changes of leases that were applied.", &self.changes),
-            counter("resyncs", "Times that the kernel was compared with what should be.", &self.resyncs),
+            counter("resyncs", "Comparisons of the kernel with the desired state.", &self.resyncs),
             counter("repairs", "Objects that were missing or wrong.", &self.repairs),
             counter("kernel_failures", "Kernel requests that failed.", &self.failures),
             self.etcd.get().map_or_else(String::new, |etcd| {
@@ -86,7 +89,7 @@ impl Status {
         .concat()
     }
 
-    /// The answer to a request's first line.
+    /// The answer to a request line.
     fn answer(&self, line: &str, admission: &Admission) -> String {
         let mut words = line.split(' ');
         let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
@@ -106,7 +109,7 @@ impl Status {
     }
 }
 
-/// Whether a flannel daemon, of flannel's or ours, serves its health at this address.
+/// Whether a flannel daemon, flannel's or ours, serves its health at this address.
 pub async fn is_flannels(address: SocketAddr) -> bool {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -124,7 +127,7 @@ pub async fn is_flannels(address: SocketAddr) -> bool {
     answer.is_ok_and(|answer| answer.is_ok_and(|text| text.ends_with(ALIVE.as_bytes())))
 }
 
-/// Connections to this server that had to go.
+/// Metrics of refused connections.
 fn refused(admission: &Admission) -> String {
     let name = "flanneld_health_connections_closed";
     let help = "Connections to the health server that were refused or closed by a limit.";
@@ -136,12 +139,12 @@ fn refused(admission: &Admission) -> String {
     text
 }
 
-/// Binds the address; a place that is taken ends the daemon, as flannel's.
+/// Binds the address; an address in use ends the daemon, like flannel's.
 pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     TcpListener::bind(address).await
 }
 
-/// Serves for ever.
+/// Serves until the process ends.
 pub async fn serve(listener: TcpListener, status: Arc<Status>) {
     let admission = Admission::new(LISTENER);
     let acceptor = Acceptor::new(listener, Arc::clone(&admission));
@@ -149,7 +152,7 @@ pub async fn serve(listener: TcpListener, status: Arc<Status>) {
         let stream = acceptor.accept().await;
         let (status, admission) = (Arc::clone(&status), Arc::clone(&admission));
         tokio::spawn(async move {
-            // Who is too slow, or gone, gets no answer.
+            // A slow or closed connection gets no answer.
             let _ = tokio::time::timeout(CONNECTION_DEADLINE, converse(stream, &status, &admission)).await;
         });
     }
@@ -179,7 +182,7 @@ async fn converse(
 mod tests {
     use super::*;
 
-    async fn asked(status: &Arc<Status>, request: &str) -> String {
+    async fn answer_to(status: &Arc<Status>, request: &str) -> String {
         let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_addr().unwrap();
         let server = tokio::spawn(serve(listener, Arc::clone(status)));
@@ -193,27 +196,27 @@ mod tests {
 
     /// flannel.md sections 7.4 and 10.
     #[tokio::test]
-    async fn t53_health_is_told_before_readiness() {
+    async fn t53_healthz_answers_before_readyz() {
         let status = Arc::new(Status::default());
         let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
-        let health = asked(&status, &get("/healthz")).await;
+        let health = answer_to(&status, &get("/healthz")).await;
         assert!(
             health.starts_with("HTTP/1.1 200 OK\r\n") && health.ends_with("\r\n\r\nflanneld is running"),
             "{health}"
         );
-        let unready = asked(&status, &get("/readyz?verbose")).await;
+        let unready = answer_to(&status, &get("/readyz?verbose")).await;
         assert!(
             unready.starts_with("HTTP/1.1 503 ") && unready.ends_with("flanneld is not ready yet"),
             "{unready}"
         );
         status.ready.store(true, Ordering::Release);
-        let ready = asked(&status, &get("/readyz")).await;
+        let ready = answer_to(&status, &get("/readyz")).await;
         assert!(ready.starts_with("HTTP/1.1 200 ") && ready.ends_with("flanneld is ready"), "{ready}");
-        assert!(asked(&status, &get("/")).await.starts_with("HTTP/1.1 404 "));
-        assert!(asked(&status, "HEAD /healthz HTTP/1.0\r\n\r\n").await.ends_with("\r\n\r\n"));
-        assert!(!asked(&status, &get("/metrics")).await.contains("etcd_reachable"));
+        assert!(answer_to(&status, &get("/")).await.starts_with("HTTP/1.1 404 "));
+        assert!(answer_to(&status, "HEAD /healthz HTTP/1.0\r\n\r\n").await.ends_with("\r\n\r\n"));
+        assert!(!answer_to(&status, &get("/metrics")).await.contains("etcd_reachable"));
         status.etcd.set(Reach::default()).unwrap();
-        let metrics = asked(&status, &get("/metrics")).await;
+        let metrics = answer_to(&status, &get("/metrics")).await;
         assert!(metrics.contains("\nflanneld_etcd_reachable 1\n"), "{metrics}");
         assert!(metrics.contains("\nflanneld_ready 1\n") && metrics.ends_with("# EOF\n"), "{metrics}");
     }

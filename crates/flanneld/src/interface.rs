@@ -1,5 +1,6 @@
-//! Which interface leads to the other nodes, and by which addresses they know this one (flannel.md section 1.4). [`Dump::read`] asks the
-//! kernel, [`choose`] decides and asks nobody. Called once, at the start.
+//! Chooses the interface towards the other nodes, and the addresses under which they know this node
+//! (flannel.md section 1.4). [`Dump::read`] reads the kernel; [`choose`] decides, and is pure.
+//! Called once, at the start.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -24,23 +25,21 @@ pub enum Stack {
 /// The interface, and this node's addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct External {
-    /// Its number.
     pub ifindex: u32,
-    /// Its name.
     pub name: String,
     /// Its MTU in bytes, never 0.
     pub mtu: u32,
-    /// Its IPv4 address that is used for tunnels and sockets; none in an IPv6 network.
+    /// Its IPv4 address for tunnels and sockets; none in an IPv6 network.
     pub v4: Option<Ipv4Addr>,
-    /// The same of IPv6; none in an IPv4 network.
+    /// The same for IPv6; none in an IPv4 network.
     pub v6: Option<Ipv6Addr>,
-    /// What other nodes are told; may be somebody else's address behind which this node is.
+    /// The published address; it may be another machine's, behind which this node is.
     pub public_v4: Option<Ipv4Addr>,
-    /// The same of IPv6.
+    /// The same for IPv6.
     pub public_v6: Option<Ipv6Addr>,
 }
 
-/// What the operator says about the interface.
+/// The operator's choice of the interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// Names or addresses.
@@ -55,64 +54,62 @@ pub struct Wanted {
     pub public_ipv6: String,
 }
 
-/// What the kernel has.
+/// The kernel's links, addresses and routes.
 #[derive(Debug, Clone, Default)]
 pub struct Dump {
-    /// All links, in the order of their numbers.
+    /// All links, ordered by index.
     pub links: Vec<Link>,
     /// All addresses.
     pub addresses: Vec<Address>,
-    /// Default routes of both families in the main table, in the kernel's order; read only where they decide.
+    /// Default routes of both families in the main table, in the kernel's order; read only if they
+    /// decide.
     pub defaults: Vec<Route>,
-    /// The way to `can_reach`; or why there is none.
-    pub way: Option<Result<Way, String>>,
+    /// The route to `can_reach`, or the error of the lookup.
+    pub route: Option<Result<Way, String>>,
 }
 
-/// Why no interface is found, or one of several wishes is not met.
+/// Why no interface was found, or a requested one cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InterfaceError {
-    /// The kernel did not answer.
+    /// Reading the kernel's state failed.
     #[error("look for the interface: {0}")]
     Netlink(#[from] NetlinkError),
     /// No link has this name.
-    #[error("there is no interface {0:?}; see `ip link`")]
+    #[error("there is no interface {0:?}; list them with `ip link`")]
     NoName(String),
     /// No link has this address.
     #[error("no interface has the {family} address {address}")]
     NoAddress {
-        /// Which.
         address: IpAddr,
-        /// The family that was looked at.
+        /// The family that was searched.
         family: Family,
     },
     /// The two addresses of a dual-stack node are on different links.
-    #[error("public-ipv6 {0} is not on the interface that was asked for")]
+    #[error("public-ipv6 {0} is not on the interface that -iface names")]
     Apart(Ipv6Addr),
-    /// A pattern that is none.
-    #[error("iface-regex {pattern:?} is no regular expression: {reason}")]
+    /// An invalid pattern.
+    #[error("iface-regex {pattern:?} is not a regular expression: {reason}")]
     Pattern {
-        /// As given.
+        /// The given pattern.
         pattern: String,
-        /// Why.
         reason: String,
     },
-    /// A pattern that fits nothing.
+    /// A pattern without a match.
     #[error("iface-regex {pattern:?} matches none of {candidates}")]
     NoMatch {
-        /// As given.
+        /// The given pattern.
         pattern: String,
-        /// What there is.
+        /// The existing names and addresses.
         candidates: String,
     },
-    /// The address to reach is none, or cannot be reached.
+    /// The address to reach is invalid or unreachable.
     #[error("iface-can-reach {address:?}: {reason}")]
     NoWay {
-        /// As given.
+        /// The given address.
         address: String,
-        /// Why.
         reason: String,
     },
-    /// Nobody named an interface, and no default route points at one.
+    /// No interface was requested, and no default route names one.
     #[error("there is no {0} default route: name the interface with -iface")]
     NoDefault(Family),
     /// The default routes of the families point at different links.
@@ -120,37 +117,35 @@ pub enum InterfaceError {
         "the default routes of IPv4 and IPv6 leave by different interfaces, {0} and {1}: name one with -iface"
     )]
     TwoDefaults(String, String),
-    /// The link has no address of the family.
+    /// The link has no usable address of the family.
     #[error("interface {name} has no usable {family} address")]
     Bare {
         /// The link.
         name: String,
-        /// The family.
         family: Family,
     },
-    /// The link says that its MTU is 0.
+    /// The link's MTU is 0.
     #[error("interface {0} has MTU 0")]
     Mtu(String),
-    /// A public address that is none.
-    #[error("{flag} {value:?} is no {family} address")]
+    /// An invalid public address.
+    #[error("{flag} {value:?} is not an {family} address")]
     Public {
-        /// Which flag.
         flag: &'static str,
-        /// As given.
+        /// The given value.
         value: String,
-        /// What it should be.
+        /// The expected family.
         family: Family,
     },
-    /// All wishes failed; each was logged.
+    /// All requested interfaces failed; each failure was logged.
     #[error("none of iface, iface-regex and iface-can-reach leads to an interface")]
     NothingMatched,
 }
 
-/// The longest pattern compiled in bytes: names and addresses are matched, not books.
+/// Limit of a compiled pattern in bytes; names and addresses are short.
 const PATTERN_MAX_BYTES: usize = 1 << 20;
 
-/// A link, with addresses that were settled by the way it was found.
-struct Found<'a> {
+/// A link, with addresses if the method of finding it determined them.
+struct Candidate<'a> {
     link: &'a Link,
     v4: Option<Ipv4Addr>,
     v6: Option<Ipv6Addr>,
@@ -159,7 +154,7 @@ struct Found<'a> {
 // === impl External ===
 
 impl External {
-    /// The addresses that other nodes are told, IPv4 first.
+    /// The published addresses, IPv4 first.
     pub fn public(&self) -> impl Iterator<Item = IpAddr> + use<> {
         self.public_v4.map(IpAddr::V4).into_iter().chain(self.public_v6.map(IpAddr::V6))
     }
@@ -168,8 +163,8 @@ impl External {
 // === impl Stack ===
 
 impl Stack {
-    /// From what the network has; none without any family.
-    pub const fn of(v4: bool, v6: bool) -> Option<Self> {
+    /// The stack of the enabled families; none without any.
+    pub const fn from_families(v4: bool, v6: bool) -> Option<Self> {
         match (v4, v6) {
             (true, false) => Some(Self::V4),
             (false, true) => Some(Self::V6),
@@ -178,12 +173,10 @@ impl Stack {
         }
     }
 
-    /// Whether IPv4 is part of it.
     pub const fn has_v4(self) -> bool {
         matches!(self, Self::V4 | Self::Dual)
     }
 
-    /// Whether IPv6 is part of it.
     pub const fn has_v6(self) -> bool {
         matches!(self, Self::V6 | Self::Dual)
     }
@@ -192,8 +185,8 @@ impl Stack {
 // === impl Wanted ===
 
 impl Wanted {
-    /// What the flags say, and the node's annotations, which win. Without any flag that names an interface, the public address is looked up as
-    /// if it were `iface`.
+    /// Combines the flags and the node's annotations, which win. Without a flag that names an
+    /// interface, the public address is used as if it were `iface`.
     pub fn new(options: &Options, known: &Known) -> Self {
         let public_ip = known.public_ip.map_or_else(|| options.public_ip.clone(), |ip| ip.to_string());
         let public_ipv6 = known.public_ipv6.map_or_else(|| options.public_ipv6.clone(), |ip| ip.to_string());
@@ -219,7 +212,7 @@ impl Wanted {
 // === impl Dump ===
 
 impl Dump {
-    /// Reads what the wish needs.
+    /// Reads what the request needs.
     pub fn read(socket: &mut Socket, wanted: &Wanted) -> Result<Self, NetlinkError> {
         let mut dump = Self { links: socket.links()?, addresses: socket.addresses()?, ..Self::default() };
         dump.links.sort_by_key(|link| link.index);
@@ -231,7 +224,7 @@ impl Dump {
             }
         }
         if let Ok(address) = wanted.can_reach.parse() {
-            dump.way = Some(socket.way_to(address).map_err(|error| error.to_string()));
+            dump.route = Some(socket.way_to(address).map_err(|error| error.to_string()));
         }
         Ok(dump)
     }
@@ -248,8 +241,9 @@ impl Dump {
             .find_map(|held| self.link(held.ifindex))
     }
 
-    /// The addresses of a link that may stand for this node, best first: global before link-local, without a lifetime before those with
-    /// one, lasting before temporary; none that is deprecated or a duplicate.
+    /// The addresses of a link that may represent this node, best first: global before link-local,
+    /// unlimited before limited lifetime, permanent before temporary; no deprecated or duplicate
+    /// ones.
     fn addresses_of(&self, link: &Link, family: Family) -> Vec<IpAddr> {
         let mut usable: Vec<&Address> = self
             .addresses
@@ -277,34 +271,34 @@ impl Dump {
     }
 }
 
-/// Finds the interface. What does not lead to one is logged, as long as something else does.
+/// Finds the interface. A requested one that cannot be used is logged if another one can.
 pub fn choose(dump: &Dump, stack: Stack, wanted: &Wanted) -> Result<External, InterfaceError> {
     if wanted.says_nothing() {
-        return by_default(dump, stack).and_then(|found| settle(dump, stack, found, wanted));
+        return by_default(dump, stack).and_then(|candidate| settle(dump, stack, candidate, wanted));
     }
     let named = wanted.iface.iter().map(|value| by_value(dump, stack, value, wanted));
     let matched = wanted.iface_regex.iter().map(|pattern| by_pattern(dump, stack, pattern));
     let reached = Some(&wanted.can_reach).filter(|address| !address.is_empty());
-    let reached = reached.into_iter().map(|address| by_way(dump, address));
+    let reached = reached.into_iter().map(|address| by_route(dump, address));
     for attempt in named.chain(matched).chain(reached) {
-        match attempt.and_then(|found| settle(dump, stack, found, wanted)) {
+        match attempt.and_then(|candidate| settle(dump, stack, candidate, wanted)) {
             Ok(external) => return Ok(external),
-            Err(error) => tracing::warn!(%error, "an interface that was asked for is not used"),
+            Err(error) => tracing::warn!(%error, "a requested interface is not used"),
         }
     }
     Err(InterfaceError::NothingMatched)
 }
 
-/// An `iface` value: an address or a name.
+/// Evaluates an `iface` value: an address or a name.
 fn by_value<'a>(
     dump: &'a Dump,
     stack: Stack,
     value: &str,
     wanted: &Wanted,
-) -> Result<Found<'a>, InterfaceError> {
+) -> Result<Candidate<'a>, InterfaceError> {
     let Ok(address) = value.parse::<IpAddr>() else {
         let link = dump.links.iter().find(|link| link.name == value);
-        return link.map(Found::at).ok_or_else(|| InterfaceError::NoName(value.to_owned()));
+        return link.map(Candidate::at).ok_or_else(|| InterfaceError::NoName(value.to_owned()));
     };
     let family = match stack {
         Stack::V4 => Family::V4,
@@ -315,46 +309,46 @@ fn by_value<'a>(
     if Family::of(address) != family {
         return Err(missing(address));
     }
-    let mut found = Found::at(dump.having(address).ok_or_else(|| missing(address))?);
-    (found.v4, found.v6) = (v4(address), v6(address));
-    if stack == Stack::Dual && found.v6.is_none() && !wanted.public_ipv6.is_empty() {
+    let mut candidate = Candidate::at(dump.having(address).ok_or_else(|| missing(address))?);
+    (candidate.v4, candidate.v6) = (v4(address), v6(address));
+    if stack == Stack::Dual && candidate.v6.is_none() && !wanted.public_ipv6.is_empty() {
         let public = public_v6(wanted)?.ok_or(InterfaceError::NothingMatched)?;
         let other = dump.having(public.into()).ok_or_else(|| missing(public.into()))?;
-        if other.index != found.link.index {
+        if other.index != candidate.link.index {
             return Err(InterfaceError::Apart(public));
         }
-        found.v6 = Some(public);
+        candidate.v6 = Some(public);
     }
-    Ok(found)
+    Ok(candidate)
 }
 
-/// An `iface-regex`: over the addresses of every link, then over the names.
-fn by_pattern<'a>(dump: &'a Dump, stack: Stack, pattern: &str) -> Result<Found<'a>, InterfaceError> {
+/// Evaluates an `iface-regex`: over the addresses of every link, then over the names.
+fn by_pattern<'a>(dump: &'a Dump, stack: Stack, pattern: &str) -> Result<Candidate<'a>, InterfaceError> {
     let expression = compile(pattern)?;
     let fits = |address: &IpAddr| expression.is_match(address.to_string().as_bytes());
     for link in &dump.links {
         let first = |family| dump.addresses_of(link, family).into_iter().find(&fits);
-        let found = Found {
+        let candidate = Candidate {
             link,
             v4: stack.has_v4().then(|| first(Family::V4)).flatten().and_then(v4),
             v6: stack.has_v6().then(|| first(Family::V6)).flatten().and_then(v6),
         };
-        if found.v4.is_some() == stack.has_v4() && found.v6.is_some() == stack.has_v6() {
-            return Ok(found);
+        if candidate.v4.is_some() == stack.has_v4() && candidate.v6.is_some() == stack.has_v6() {
+            return Ok(candidate);
         }
     }
     let by_name = dump.links.iter().find(|link| expression.is_match(link.name.as_bytes()));
-    by_name.map(Found::at).ok_or_else(|| {
+    by_name.map(Candidate::at).ok_or_else(|| {
         let candidates = dump.links.iter().map(|link| link.name.escape_debug().to_string());
         let candidates = candidates.collect::<Vec<_>>().join(", ");
         InterfaceError::NoMatch { pattern: pattern.to_owned(), candidates }
     })
 }
 
-/// Bytes and ASCII classes, as Go's: names and addresses are no prose.
+/// Matches bytes and ASCII classes, like Go: names and addresses are ASCII.
 fn compile(pattern: &str) -> Result<Regex, InterfaceError> {
     let built = RegexBuilder::new(pattern).unicode(false).size_limit(PATTERN_MAX_BYTES).build();
-    // The text is a drawing of several lines; what is wrong stands in the last.
+    // The error text is a drawing of several lines; the last one has the reason.
     let reason = |error: regex::Error| {
         let text = error.to_string();
         let last = text.lines().next_back().unwrap_or_default();
@@ -363,19 +357,19 @@ fn compile(pattern: &str) -> Result<Regex, InterfaceError> {
     built.map_err(|error| InterfaceError::Pattern { pattern: pattern.to_owned(), reason: reason(error) })
 }
 
-/// `iface-can-reach`: the link and the source address of the way there.
-fn by_way<'a>(dump: &'a Dump, address: &str) -> Result<Found<'a>, InterfaceError> {
+/// Evaluates `iface-can-reach`: the link and the source address of the route.
+fn by_route<'a>(dump: &'a Dump, address: &str) -> Result<Candidate<'a>, InterfaceError> {
     let failed =
         |reason: &str| InterfaceError::NoWay { address: address.to_owned(), reason: reason.to_owned() };
-    let way = dump.way.as_ref().ok_or_else(|| failed("this is no IP address"))?;
-    let way = way.as_ref().map_err(|error| failed(error))?;
+    let route = dump.route.as_ref().ok_or_else(|| failed("this is not an IP address"))?;
+    let route = route.as_ref().map_err(|error| failed(error))?;
     let link =
-        way.oif.and_then(|oif| dump.link(oif)).ok_or_else(|| failed("the way there has no interface"))?;
-    Ok(Found { link, v4: way.source.and_then(v4), v6: way.source.and_then(v6) })
+        route.oif.and_then(|oif| dump.link(oif)).ok_or_else(|| failed("the route there has no interface"))?;
+    Ok(Candidate { link, v4: route.source.and_then(v4), v6: route.source.and_then(v6) })
 }
 
-/// The link of the first default route; in a dual-stack network that of both families.
-fn by_default(dump: &Dump, stack: Stack) -> Result<Found<'_>, InterfaceError> {
+/// Evaluates the first default route; in a dual-stack network those of both families.
+fn by_default(dump: &Dump, stack: Stack) -> Result<Candidate<'_>, InterfaceError> {
     let of = |family| {
         let mut routes = dump.defaults.iter().filter(|route| route.family() == family);
         routes.find_map(leaves_by).and_then(|oif| dump.link(oif)).ok_or(InterfaceError::NoDefault(family))
@@ -387,30 +381,35 @@ fn by_default(dump: &Dump, stack: Stack) -> Result<Found<'_>, InterfaceError> {
             return Err(InterfaceError::TwoDefaults(link.name.clone(), other.name.clone()));
         }
     }
-    Ok(Found::at(link))
+    Ok(Candidate::at(link))
 }
 
 fn is_default(route: &Route) -> bool {
     route.dst.prefix_len() == 0 && route.kind == RouteKind::Unicast
 }
 
-/// A route of several next hops counts by its first.
+/// A route with several next hops counts by its first.
 fn leaves_by(route: &Route) -> Option<u32> {
     route.oif.or_else(|| route.multipath.first().map(|hop| hop.oif))
 }
 
-/// Fills in what the way of finding left open.
-fn settle(dump: &Dump, stack: Stack, found: Found<'_>, wanted: &Wanted) -> Result<External, InterfaceError> {
-    let link = found.link;
+/// Fills in the addresses that the method of finding left open.
+fn settle(
+    dump: &Dump,
+    stack: Stack,
+    candidate: Candidate<'_>,
+    wanted: &Wanted,
+) -> Result<External, InterfaceError> {
+    let link = candidate.link;
     if link.mtu_bytes == 0 {
         return Err(InterfaceError::Mtu(link.name.clone()));
     }
-    let v4 = match found.v4 {
+    let v4 = match candidate.v4 {
         _ if !stack.has_v4() => None,
         Some(address) => Some(address),
         None => Some(dump.v4_of(link)?),
     };
-    let v6 = match found.v6 {
+    let v6 = match candidate.v6 {
         _ if !stack.has_v6() => None,
         Some(address) => Some(address),
         None => Some(dump.v6_of(link)?),
@@ -446,7 +445,7 @@ fn public<T: std::str::FromStr>(
     value.parse().map(Some).map_err(|_| InterfaceError::Public { flag, value: value.to_owned(), family })
 }
 
-/// 0 for addresses that are good everywhere, 1 for those of a link, none for the rest.
+/// 0 for global addresses, 1 for link-local ones, none for others.
 fn reach(address: IpAddr) -> Option<u8> {
     let (nowhere, link_local) = match address {
         IpAddr::V4(v4) => (v4.is_broadcast(), v4.is_link_local()),
@@ -466,9 +465,9 @@ fn v6(address: IpAddr) -> Option<Ipv6Addr> {
     if let IpAddr::V6(v6) = address { Some(v6) } else { None }
 }
 
-// === impl Found ===
+// === impl Candidate ===
 
-impl<'a> Found<'a> {
+impl<'a> Candidate<'a> {
     fn at(link: &'a Link) -> Self {
         Self { link, v4: None, v6: None }
     }

@@ -1,25 +1,29 @@
-//! flannel's daemon: takes a subnet for this node, programs the way to the other nodes' subnets, and says so in `subnet.env`.
+//! flannel's daemon: acquires a subnet for this node, programs the routes to the other nodes'
+//! subnets, and publishes its own in `subnet.env`.
 //!
-//! A peer of real `flanneld` nodes in the same network; docs/spec/flannel.md is the contract, docs/flanneld.md the user's page. Layer 4:
-//! leases come from `lease`, the kernel's side from `overlay`; here is what joins them. Called by `russet flanneld`.
+//! It is a peer of real `flanneld` nodes in the same network; docs/spec/flannel.md is the contract,
+//! docs/flanneld.md the user's page. Layer 4: leases come from `lease`, the kernel's side from
+//! `overlay`; this crate connects them. Called by `russet flanneld`.
 
-mod asking;
+#![allow(missing_docs)]
+
 mod backend;
 mod carrier;
 pub mod docker_opts;
-mod ear;
 mod extension;
 pub mod flags;
 mod guard;
 mod health;
 mod interface;
+mod maintain;
 mod peers;
+mod readable_fd;
+mod readiness;
 mod run;
 mod source;
+mod startup;
 pub mod subnet_env;
 mod takeover;
-mod telling;
-mod tend;
 #[cfg(test)]
 mod testing;
 

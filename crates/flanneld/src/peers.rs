@@ -1,5 +1,6 @@
-//! The other nodes' leases, as far as this node programs them. Pure: events in, what changed out. The datastore is written by many, so a
-//! lease that would cut this node off from its own network or pods is not taken, whoever wrote it.
+//! The other nodes' leases that this node programs. Pure: events in, changes out. Many machines
+//! write to the datastore, so a lease that would cut this node off from its own network or pods is
+//! refused, whichever machine wrote it.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,16 +21,16 @@ pub struct Peers {
     known: BTreeMap<SubnetKey, Lease>,
 }
 
-/// What has to be done.
+/// The changes to apply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Delta {
-    /// Everything anew.
+    /// Everything must be replaced.
     All,
-    /// These, the gone ones first.
+    /// These changes, removals first.
     Some {
-        /// Leases that are no more, as they were.
+        /// Removed leases, as they were.
         gone: Vec<Lease>,
-        /// Leases that are new or say something else.
+        /// Leases that are new or changed.
         put: Vec<Lease>,
     },
 }
@@ -37,23 +38,21 @@ pub enum Delta {
 // === impl Peers ===
 
 impl Peers {
-    /// None yet. `own` are this node's subnets.
+    /// No leases yet. `own` are this node's subnets.
     pub fn new(backend: Backend, own: &SubnetKey, external: &External) -> Self {
         let here = external.v4.map(IpAddr::V4).into_iter().chain(external.v6.map(IpAddr::V6)).collect();
         Self { backend, own: own.subnets().collect(), here, known: BTreeMap::new() }
     }
 
-    /// All that are programmed.
     pub fn all(&self) -> impl Iterator<Item = &Lease> {
         self.known.values()
     }
 
-    /// How many.
     pub fn len(&self) -> usize {
         self.known.len()
     }
 
-    /// Takes events in.
+    /// Applies events.
     pub fn take(&mut self, events: Vec<Event>) -> Delta {
         let mut before: BTreeMap<SubnetKey, Option<Lease>> = BTreeMap::new();
         let mut all = false;
@@ -68,7 +67,7 @@ impl Peers {
                     let was = self.known.insert(lease.key, lease.clone());
                     before.entry(lease.key).or_insert(was);
                 }
-                // A lease that we no longer want is as good as gone.
+                // A lease that is no longer wanted counts as removed.
                 Event::Put(Lease { key, .. }) | Event::Gone(key) => {
                     let was = self.known.remove(&key);
                     before.entry(key).or_insert(was);
@@ -78,7 +77,7 @@ impl Peers {
         if all { Delta::All } else { self.difference(before) }
     }
 
-    /// What the events come to, whatever they went through.
+    /// The net effect of the events.
     fn difference(&self, before: BTreeMap<SubnetKey, Option<Lease>>) -> Delta {
         let (mut gone, mut put) = (Vec::new(), Vec::new());
         for (key, was) in before {
@@ -113,7 +112,7 @@ impl Peers {
             let special = subnet.addr().is_multicast() || subnet.addr().is_loopback();
             let holds = |net: &IpNet| subnet.contains(net) || net.contains(&subnet);
             if subnet.prefix_len() == 0 || special {
-                return Some("its subnet is none that pods could have");
+                return Some("its subnet is not one that pods could have");
             } else if self.own.iter().any(holds) {
                 return Some("it overlaps this node's own subnet");
             } else if self.here.iter().any(|address| subnet.contains(address)) {
@@ -141,7 +140,7 @@ mod tests {
 
     /// flannel.md sections 4 and 10.
     #[test]
-    fn t20_and_t21_and_t24_events_come_to_what_changed_however_many_they_are() {
+    fn t20_and_t21_and_t24_events_are_merged_into_their_net_effect() {
         let mut peers = peers();
         assert_eq!(
             peers.take(vec![Event::Snapshot(vec![lease("10.5.1.0-24", "10.200.0.12", "host-gw")])]),
@@ -166,7 +165,7 @@ mod tests {
 
     /// flannel.md sections 4 and 10: the objects of a node that changed its type are removed, which the original leaves.
     #[test]
-    fn t22_a_lease_of_another_type_is_left_out_and_one_that_becomes_so_is_gone() {
+    fn t22_a_lease_of_another_type_is_ignored_and_one_that_changes_to_it_is_removed() {
         let mut peers = peers();
         peers.take(vec![put("10.5.1.0-24", "10.200.0.12")]);
         let other = Event::Put(lease("10.5.1.0-24", "10.200.0.12", "vxlan"));
@@ -175,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_would_cut_this_node_off_is_not_taken() {
+    fn a_lease_that_would_cut_this_node_off_is_refused() {
         for (key, why) in [
             ("0.0.0.0-1", "half of everything"),
             ("10.5.29.0-25", "part of our own subnet"),

@@ -1,5 +1,6 @@
-//! The daemon's life, in flannel's order (flannel.md section 1.5): configuration, interface, backend, lease, firewall, `subnet.env`, and then
-//! one loop over what changes. What is here joins the other files and decides little. Called by `russet flanneld`.
+//! The daemon's lifecycle, in flannel's order (flannel.md section 1.5): configuration, interface,
+//! backend, lease, firewall, `subnet.env`, and then one loop over changes. This file connects the
+//! others and decides little. Called by `russet flanneld`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -13,86 +14,80 @@ use russet_netlink::{NetlinkError, Socket};
 use russet_overlay::firewall::Mode;
 use russet_overlay::flannel::Networks;
 
-use crate::asking::Asking;
 use crate::backend::{Backend, BackendError};
-use crate::carrier::{Announced, Carrier, CarrierError, Manner};
+use crate::carrier::{Announced, Carrier, CarrierError, FabricOptions};
 use crate::flags::{FirewallKind, LeaseLost, Options};
 use crate::guard::{Guard, GuardError, Order};
 use crate::health::{self, Status};
 use crate::interface::{self, Dump, External, InterfaceError, Stack, Wanted};
+use crate::maintain::LeaseMaintainer;
+use crate::readiness::{self, ReadinessPublisher};
 use crate::source::{Known, Older, Source, SourceError};
+use crate::startup::StartupQuery;
 use crate::subnet_env::SubnetEnv;
 use crate::takeover::{self, Expected, Predecessor, TakeoverError};
-use crate::telling::{self, Telling};
-use crate::tend::Tending;
 
-/// Why the daemon ends with 1.
+/// Why the daemon exits with 1.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// A flag whose value cannot work.
-    #[error("{flag} is {value}: {wanted} is wanted")]
+    /// A flag has a value that cannot work.
+    #[error("-{flag} is {value}: it must be {wanted}")]
     Flag {
-        /// The flag.
         flag: &'static str,
-        /// Its value.
         value: String,
-        /// What would work.
+        /// The allowed values.
         wanted: &'static str,
     },
-    /// Signals cannot be heard.
+    /// Signals cannot be received.
     #[error("listen to signals: {0}")]
     Signals(#[source] std::io::Error),
-    /// The health server's place is taken.
+    /// The health server's address is in use.
     #[error("serve health on {address}: {source}{}", if *.flannels {
         "; another flannel daemon answers there: stop it, or start this one with -takeover"
     } else {
         ""
     })]
     Health {
-        /// Where.
         address: SocketAddr,
-        /// Why not.
         source: std::io::Error,
-        /// Whether a flannel daemon has the place.
+        /// Whether a flannel daemon uses the address.
         flannels: bool,
     },
-    /// A check whose questions were not answered in time.
+    /// A check whose queries were not answered in time.
     #[error("the node could not be checked within {CHECK_DEADLINE:?}: {0}")]
     Unchecked(String),
-    /// No leases.
+    /// The source of leases cannot be used.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// Nobody says which node this is, or the API server refuses to.
-    #[error("look at this node: {0}")]
+    /// The Node object of this host could not be determined or read.
+    #[error("read this host's Node object: {0}")]
     Node(#[source] LeaseError),
-    /// No configuration, and none to be hoped for.
+    /// The configuration cannot be read, and retrying would not help.
     #[error("read the network config: {0}")]
     Config(#[source] LeaseError),
-    /// Both families are off.
+    /// Both families are disabled.
     #[error("the network config enables neither IPv4 nor IPv6")]
     NoFamily,
-    /// The backend is not run.
+    /// The backend cannot be run.
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// iptables would not see bridged packets.
     #[error("{0} does not exist: load br_netfilter (`modprobe br_netfilter`)")]
     BridgeNetfilter(&'static str),
-    /// No interface.
+    /// No interface was found.
     #[error(transparent)]
     Interface(#[from] InterfaceError),
-    /// The kernel's netlink.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// The backend does not work.
+    /// The backend failed.
     #[error("register the network: {0}")]
     Carrier(#[from] CarrierError),
-    /// No lease.
+    /// No lease could be acquired.
     #[error("acquire a lease: {0}")]
     Lease(#[source] LeaseError),
     /// There is no flannel to take over.
     #[error(transparent)]
     Takeover(#[from] TakeoverError),
-    /// No firewall.
     #[error("set up the firewall: {0}")]
     Firewall(#[from] GuardError),
     /// The service of the embedded store ended.
@@ -100,37 +95,38 @@ pub enum RunError {
     Service,
 }
 
-/// What a daemon has for its whole life.
+/// State for the daemon's whole lifetime.
 pub(crate) struct Daemon {
     pub(crate) options: Options,
     pub(crate) leases: Rc<dyn SubnetManager>,
     pub(crate) status: Arc<Status>,
-    /// How long before its end a lease is renewed.
+    /// A lease is renewed this long before its end.
     pub(crate) margin: Duration,
-    asking: Asking,
-    /// Data of old daemons in the same etcd.
+    startup: StartupQuery,
+    /// Looks for data of old daemons in the same etcd.
     older: Option<Rc<Older>>,
-    /// Where health is to be served once the flannel that is taken over has left the place.
+    /// Where to serve health once the flannel that is taken over has released the address.
     health_later: Option<SocketAddr>,
 }
 
-/// What stays the same when a lease is lost and taken again.
-pub(crate) struct Place {
+/// What stays the same when a lease is lost and acquired again.
+pub(crate) struct NetworkContext {
     pub(crate) config: NetworkConfig,
     pub(crate) backend: Backend,
     pub(crate) external: External,
 }
 
-/// How long a check may take as a whole: several calls to the datastore, of which each has a deadline of its own.
+/// Limit of a check as a whole: it makes several calls to the datastore, each with a deadline of
+/// its own.
 const CHECK_DEADLINE: Duration = Duration::from_secs(15);
-/// A lease lives 24 hours; the margin has to be shorter.
+/// A lease lasts 24 hours; the margin must be shorter.
 const MARGIN_MAX_MIN: i64 = 24 * 60 - 1;
 /// Names the file of wireguard's private key (flannel.md section 1.2).
 const KEY_FILE_VARIABLE: &str = "WIREGUARD_KEY_FILE";
 const BRIDGE_NETFILTER: [&str; 2] =
     ["/proc/sys/net/bridge/bridge-nf-call-iptables", "/proc/sys/net/bridge/bridge-nf-call-ip6tables"];
 
-/// Runs until a signal asks for the end, the lease is lost, or something makes it impossible.
+/// Runs until a signal, the loss of the lease, or an error ends it.
 pub async fn run(options: Options) -> Result<(), RunError> {
     let margin = margin(options.renew_margin_min)?;
     let stop = stop_signal().map_err(RunError::Signals)?;
@@ -138,7 +134,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), leases = source.name, "flanneld starts");
     let status = Arc::new(Status::default());
     if let Some(etcd) = &source.etcd {
-        // Set once, here.
+        // Set only here.
         let _ = status.etcd.set(etcd.clone());
     }
     let health_later = start_health(&options, &status).await?;
@@ -152,31 +148,31 @@ pub async fn run(options: Options) -> Result<(), RunError> {
             None => std::future::pending().await,
         }
     };
-    let asking = Asking { once: options.takeover_check, etcd: source.etcd.clone() };
-    let (once, older) = (asking.once, source.older.clone());
+    let startup = StartupQuery { once: options.takeover_check, etcd: source.etcd.clone() };
+    let (once, older) = (startup.once, source.older.clone());
     let life = async {
-        let (leases, known) = asking.until(|| source.leases(), "this node").await.map_err(RunError::Node)?;
-        let asking = asking.clone();
-        Daemon { options, leases, status, margin, asking, older, health_later }.run(&known).await
+        let (leases, known) = startup.until(|| source.leases(), "this node").await.map_err(RunError::Node)?;
+        let startup = startup.clone();
+        Daemon { options, leases, status, margin, startup, older, health_later }.run(&known).await
     };
     let life = async {
         match once {
             false => life.await,
             true => match tokio::time::timeout(CHECK_DEADLINE, life).await {
                 Ok(result) => result,
-                Err(_elapsed) => Err(RunError::Unchecked(asking.reason())),
+                Err(_elapsed) => Err(RunError::Unchecked(startup.reason())),
             },
         }
     };
     tokio::select! {
         biased;
         () = stop => {
-            telling::stopping();
+            readiness::stopping();
             tracing::info!("stopped by a signal; the network stays as it is");
             Ok(())
         }
         result = life => result,
-        never = telling::show_life() => match never {},
+        never = readiness::keepalive() => match never {},
         () = service => Err(RunError::Service),
     }
 }
@@ -186,12 +182,12 @@ fn margin(minutes: i64) -> Result<Duration, RunError> {
         Ok(valid) if (1..=MARGIN_MAX_MIN).contains(&minutes) => Ok(Duration::from_secs(valid * 60)),
         _ => {
             let (flag, value) = ("subnet-lease-renew-margin", minutes.to_string());
-            Err(RunError::Flag { flag, value, wanted: "1 to 1439 minutes" })
+            Err(RunError::Flag { flag, value, wanted: "between 1 and 1439 minutes" })
         }
     }
 }
 
-/// Resolves when the process is asked to end. Listens from the call on.
+/// Resolves when the process receives a signal to end. Listens from the call on.
 fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
@@ -204,8 +200,8 @@ fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Serves health from now on. Answers with the address where that is not possible yet, because the flannel that is to be taken over has the place; a check
-/// serves nothing.
+/// Starts the health server. Returns the address if that is not possible yet, because the flannel
+/// that is to be taken over uses it; a check serves nothing.
 async fn start_health(options: &Options, status: &Arc<Status>) -> Result<Option<SocketAddr>, RunError> {
     let Some(address) = health_address(options)?.filter(|_| !options.takeover_check) else { return Ok(None) };
     match serve_health(address, status).await {
@@ -214,11 +210,11 @@ async fn start_health(options: &Options, status: &Arc<Status>) -> Result<Option<
     }
 }
 
-/// None where health is not to be served.
+/// None if health is not to be served.
 fn health_address(options: &Options) -> Result<Option<SocketAddr>, RunError> {
     let flag = |flag, value: String, wanted| RunError::Flag { flag, value, wanted };
     let port = u16::try_from(options.healthz_port)
-        .map_err(|_| flag("healthz-port", options.healthz_port.to_string(), "0 to 65535"))?;
+        .map_err(|_| flag("healthz-port", options.healthz_port.to_string(), "between 0 and 65535"))?;
     let ip: IpAddr = match options.healthz_ip.as_str() {
         "" => std::net::Ipv6Addr::UNSPECIFIED.into(),
         text => text.parse().map_err(|_| flag("healthz-ip", text.to_owned(), "an IP address"))?,
@@ -240,7 +236,8 @@ async fn serve_health(address: SocketAddr, status: &Arc<Status>) -> Result<(), R
     }
 }
 
-/// Two daemons on one node would undo each other's work for ever, and nothing but this line says so at once.
+/// Two daemons on one node would undo each other's changes for ever; this line is the only
+/// immediate sign.
 async fn warn_of_others() {
     match tokio::task::spawn_blocking(Predecessor::all).await {
         Ok(Ok(others)) => {
@@ -253,7 +250,7 @@ async fn warn_of_others() {
             }
         }
         Ok(Err(error)) => tracing::warn!(%error, "look for other flannel daemons on this node"),
-        // The thread panicked, which is in the log.
+        // A panic of the thread is in the log.
         Err(_panic) => {}
     }
 }
@@ -262,9 +259,9 @@ async fn warn_of_others() {
 
 impl Daemon {
     async fn run(&mut self, known: &Known) -> Result<(), RunError> {
-        let network = self.asking.until(|| self.network(), "the network config").await;
+        let network = self.startup.until(|| self.network(), "the network config").await;
         let config = network.map_err(RunError::Config)?;
-        let stack = Stack::of(config.enable_ipv4, config.enable_ipv6).ok_or(RunError::NoFamily)?;
+        let stack = Stack::from_families(config.enable_ipv4, config.enable_ipv6).ok_or(RunError::NoFamily)?;
         let key_file = std::env::var_os(KEY_FILE_VARIABLE).filter(|path| !path.is_empty());
         let backend = Backend::parse(&config.backend, self.options.extension_shell)?
             .with_macs(known.macs)
@@ -291,40 +288,40 @@ impl Daemon {
             self.check_bridge_netfilter(stack)?;
         }
         let former = Networks { v4: before.network, v6: before.ipv6_network };
-        let manner =
-            Manner { swallow: self.options.blackhole_route, guard: self.options.tunnel_guard, former };
-        let mut carrier = Carrier::open(&backend, &external, &config, manner).await?;
-        let place = Place { config, backend, external };
+        let options =
+            FabricOptions { swallow: self.options.blackhole_route, guard: self.options.tunnel_guard, former };
+        let mut carrier = Carrier::open(&backend, &external, &config, options).await?;
+        let context = NetworkContext { config, backend, external };
         let mut wish = Wish {
-            attributes: place.attributes(carrier.announced()),
+            attributes: context.attributes(carrier.announced()),
             previous: SubnetKey { v4: before.subnet, v6: before.ipv6_subnet },
         };
         let mut guard = None;
         loop {
-            let lease = self.asking.until(|| self.leases.acquire(&place.config, &wish), "a lease").await;
+            let lease = self.startup.until(|| self.leases.acquire(&context.config, &wish), "a lease").await;
             let lease = lease.map_err(RunError::Lease)?;
             let mtu = carrier.announced().mtu;
             tracing::info!(subnet = %lease.key, mtu, "this node has a lease");
             carrier.own(&lease.key, &self.status).await?;
-            let env = self.subnet_env(&place, &lease.key, mtu);
-            let order = Order::new(&self.options, &place.config, &lease.key, &before);
+            let env = self.subnet_env(&context, &lease.key, mtu);
+            let order = Order::new(&self.options, &context.config, &lease.key, &before);
             match &mut guard {
                 None => guard = Some(Guard::start(order, Arc::clone(&self.status)).await?),
                 Some(guard) => guard.change(order),
             }
-            let mut telling = Telling::new(env, &self.options.subnet_file, &self.status);
-            telling.tell();
-            let lost = Tending::new(self, &place, &mut carrier, &lease, telling).run().await;
+            let mut readiness = ReadinessPublisher::new(env, &self.options.subnet_file, &self.status);
+            readiness.publish();
+            let lost = LeaseMaintainer::new(self, &context, &mut carrier, &lease, readiness).run().await;
             tracing::warn!(subnet = %lease.key, why = %lost, "the lease is lost");
             if self.options.lease_lost == LeaseLost::Exit {
                 return Ok(());
             }
-            // The tunnel's MAC may be another one than at the start.
-            wish = Wish { attributes: place.attributes(carrier.announced()), previous: lease.key };
+            // The tunnel's MAC may differ from that at the start.
+            wish = Wish { attributes: context.attributes(carrier.announced()), previous: lease.key };
         }
     }
 
-    /// The network's configuration; where there is none, with what is known of one elsewhere.
+    /// The network's configuration; if there is none, the error mentions one found elsewhere.
     async fn network(&self) -> Result<NetworkConfig, LeaseError> {
         match (self.leases.network().await, &self.older) {
             (Err(LeaseError::NoConfig { at }), Some(older)) => Err(match older.advice().await {
@@ -335,7 +332,8 @@ impl Daemon {
         }
     }
 
-    /// Where a flannel daemon that runs serves its health, if that is where this one is to.
+    /// The address of another flannel daemon's health server, if it is the one that this daemon is
+    /// to use.
     async fn other_at_health_port(&self) -> Result<Option<SocketAddr>, RunError> {
         match health_address(&self.options)? {
             Some(address) if self.options.takeover_check => {
@@ -345,7 +343,8 @@ impl Daemon {
         }
     }
 
-    /// Ends the flannel that runs here and keeps its mode of rules; false when that was only to be looked at. Refuses before anything is changed.
+    /// Ends the flannel that runs here and adopts its mode of rules; false for a mere check.
+    /// Refuses before anything is changed.
     async fn take_over(&mut self, expected: &Expected<'_>, stack: Stack) -> Result<bool, RunError> {
         let standing = Carrier::survey(expected.backend, expected.external, expected.config).await?;
         let mut survey = takeover::survey(expected, &*self.leases, &standing).await?;
@@ -363,7 +362,7 @@ impl Daemon {
         Ok(true)
     }
 
-    /// What bridges do matters to iptables only; nobody else needs the module.
+    /// Only iptables processes bridged packets, so only its rules need the module.
     fn check_bridge_netfilter(&self, stack: Stack) -> Result<(), RunError> {
         if self.options.firewall() != FirewallKind::Iptables {
             return Ok(());
@@ -390,7 +389,7 @@ impl Daemon {
         Ok(external)
     }
 
-    /// What an earlier daemon of this node said.
+    /// The `subnet.env` of an earlier daemon on this node.
     fn before(&self) -> SubnetEnv {
         SubnetEnv::read(&self.options.subnet_file).unwrap_or_else(|error| {
             tracing::warn!(%error, file = %self.options.subnet_file.display(), "read the previous subnet");
@@ -398,11 +397,11 @@ impl Daemon {
         })
     }
 
-    fn subnet_env(&self, place: &Place, own: &SubnetKey, mtu: u32) -> SubnetEnv {
+    fn subnet_env(&self, context: &NetworkContext, own: &SubnetKey, mtu: u32) -> SubnetEnv {
         SubnetEnv {
-            network: place.config.v4(),
+            network: context.config.v4(),
             subnet: own.v4,
-            ipv6_network: place.config.v6(),
+            ipv6_network: context.config.v6(),
             ipv6_subnet: own.v6,
             mtu,
             ipmasq: self.options.ip_masq,
@@ -410,10 +409,10 @@ impl Daemon {
     }
 }
 
-// === impl Place ===
+// === impl NetworkContext ===
 
-impl Place {
-    /// What the lease says.
+impl NetworkContext {
+    /// The attributes of the lease.
     pub(crate) fn attributes(&self, announced: &Announced) -> Attributes {
         Attributes {
             public_ip: self.external.public_v4.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED),
@@ -434,7 +433,7 @@ mod tests {
     fn t18_a_margin_outside_of_1_to_1439_minutes_is_refused() {
         for bad in [0, 1440, -5, i64::MIN, i64::MAX] {
             let error = margin(bad).unwrap_err().to_string();
-            assert!(error.starts_with("subnet-lease-renew-margin is "), "{error}");
+            assert!(error.starts_with("-subnet-lease-renew-margin is "), "{error}");
         }
         assert_eq!(margin(1439).unwrap(), Duration::from_secs(1439 * 60));
         assert_eq!(margin(1).unwrap(), Duration::from_secs(60));

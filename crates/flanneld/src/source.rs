@@ -1,5 +1,5 @@
-//! Where leases come from: etcd with flannel's flags, the embedded store of this machine, or Kubernetes. Opened once, at the start; etcd is
-//! connected when it is first asked.
+//! The source of leases: etcd with flannel's flags, the embedded store of this machine, or
+//! Kubernetes. Opened once, at the start; the connection to etcd is made at the first request.
 
 use std::future::Future;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -18,16 +18,17 @@ use russet_store_etcd::{Etcd, EtcdV2, LOCATION_SCHEME, Reach, Secret, Settings, 
 
 use crate::flags::{EtcdApi, Options};
 
-/// Where leases come from, and what has to run beside it.
+/// The source of leases, and services that must run beside it.
 pub struct Source {
-    lessor: Lessor,
-    /// Serves the embedded store to this machine's other processes; none when it is not ours.
+    lessor: LeaseSource,
+    /// Serves the embedded store to this machine's other processes; none if another process owns
+    /// the store.
     pub service: Option<Pin<Box<dyn Future<Output = ()>>>>,
-    /// For the log.
+    /// Its name in the log.
     pub name: String,
-    /// Whether etcd answers; none where leases come from elsewhere.
+    /// Whether etcd answers; none where leases come from another store.
     pub etcd: Option<Reach>,
-    /// Where data of flannel v0.10 to v0.17 would lie in the same etcd; none where they are used anyway.
+    /// Looks for data of flannel v0.10 to v0.17 in the same etcd; none where they are used anyway.
     pub older: Option<Rc<Older>>,
 }
 
@@ -38,76 +39,70 @@ pub struct Older {
     endpoints: String,
 }
 
-/// Who gives them out.
-enum Lessor {
+/// The kinds of sources.
+enum LeaseSource {
     Store(Rc<dyn SubnetManager>),
-    /// The node's name may have to be asked for first.
+    /// The node's name may have to be looked up first.
     Kubernetes {
         api: Rc<dyn Kubernetes>,
         settings: KubeSettings,
     },
 }
 
-/// What was said about this node before its daemon said anything. From a store nothing is.
+/// Settings of this node that were published before its daemon started. A store has none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Known {
     /// Wins over `public-ip`.
     pub public_ip: Option<Ipv4Addr>,
     /// Wins over `public-ipv6`.
     pub public_ipv6: Option<Ipv6Addr>,
-    /// The MACs of its tunnels' devices that peers know already.
+    /// The MACs of its tunnel devices that peers know already.
     pub macs: [Option<Mac>; 2],
 }
 
-/// Leases cannot be had as the flags say.
+/// Leases are not available as the flags say.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// etcd's flags.
+    /// The flags for etcd are invalid.
     #[error("etcd: {0}")]
     Etcd(#[from] SettingsError),
-    /// The embedded store.
+    /// The embedded store cannot be opened.
     #[error("open the embedded store: {0}")]
     Embedded(#[from] StoreError),
-    /// `store` is none that we know.
-    #[error("store {0:?}: etcd:URL,..., embedded, embedded:DIRECTORY or unix:SOCKET is wanted")]
+    /// `store` names an unknown kind.
+    #[error("store {0:?}: it must be etcd:URL,..., embedded, embedded:DIRECTORY or unix:SOCKET")]
     Unknown(String),
     /// The API server cannot be used as the flags say.
     #[error("Kubernetes: {0}")]
     Kubernetes(#[from] russet_kube::ConfigError),
-    /// A password file.
+    /// A password file cannot be read.
     #[error("read etcd-password-file {}: {source}", path.display())]
-    PasswordFile {
-        /// Which.
-        path: PathBuf,
-        /// What the kernel said.
-        source: std::io::Error,
-    },
-    /// Two passwords.
+    PasswordFile { path: PathBuf, source: std::io::Error },
+    /// Two passwords are given.
     #[error("etcd-password and etcd-password-file are both given: leave one out")]
     TwoPasswords,
-    /// Credentials that could be read on their way.
+    /// Credentials would be sent unencrypted.
     #[error(
         "{what} would go to {server} in clear text: use https, or start flanneld with -allow-plaintext-credentials"
     )]
     Plaintext {
-        /// Which credentials.
         what: &'static str,
-        /// Where to.
+        /// The destination.
         server: String,
     },
-    /// The annotations' prefix.
+    /// The annotations' prefix is invalid.
     #[error("kube-annotation-prefix: {0}")]
     Prefix(#[from] PrefixError),
 }
 
-/// Where the embedded store of a machine lies, beside the agent's.
+/// The embedded store's directory, beside the agent's.
 const EMBEDDED_DIR: &str = "/var/lib/russet/flanneld";
-/// How long one call to etcd may take where the daemon only looks at the node: an operator waits for the answer.
+/// Limit of one call to etcd in a check, because an operator waits for the answer.
 const CHECK_CALL_DEADLINE: Duration = Duration::from_secs(4);
-/// How long a look for older data may take; it is repeated with the next try.
+/// Limit of a search for older data; the next attempt repeats it.
 const OLDER_DEADLINE: Duration = Duration::from_secs(2);
 /// How long to wait for a process that has the store's file open and does not answer.
-const OWNER_PATIENCE: Duration = Duration::from_secs(30);
+const OWNER_TIMEOUT: Duration = Duration::from_secs(30);
 
 // === impl Source ===
 
@@ -130,17 +125,18 @@ impl Source {
             }
             ("unix", socket) if socket.starts_with('/') => {
                 let store = Remote::connect(PathBuf::from(socket));
-                Ok(Self::of(options, Rc::new(store), options.store.clone()))
+                Ok(Self::from_store(options, Rc::new(store), options.store.clone()))
             }
             _ => Err(SourceError::Unknown(options.store.clone())),
         }
     }
 
-    /// Leases, and what is known of this node; an API server that does not answer may answer later.
+    /// The lease manager, and this node's published settings. An API server that does not answer
+    /// now may answer later.
     pub async fn leases(&self) -> Result<(Rc<dyn SubnetManager>, Known), LeaseError> {
         let (api, settings) = match &self.lessor {
-            Lessor::Store(leases) => return Ok((Rc::clone(leases), Known::default())),
-            Lessor::Kubernetes { api, settings } => (api, settings),
+            LeaseSource::Store(leases) => return Ok((Rc::clone(leases), Known::default())),
+            LeaseSource::Kubernetes { api, settings } => (api, settings),
         };
         let name = kube::node_name(api.as_ref(), |variable| std::env::var(variable).ok()).await?;
         let manager = KubeManager::new(Rc::clone(api), name, settings.clone());
@@ -165,7 +161,7 @@ impl Source {
             set_network_unavailable: options.set_node_network_unavailable,
         };
         let name = format!("kubernetes:{}", client.server());
-        let lessor = Lessor::Kubernetes { api: Rc::new(client), settings };
+        let lessor = LeaseSource::Kubernetes { api: Rc::new(client), settings };
         Ok(Self { lessor, service: None, name, etcd: None, older: None })
     }
 
@@ -185,33 +181,33 @@ impl Source {
                 (Rc::new(etcd), reach, None)
             }
         };
-        Ok(Self { etcd: Some(reach), older, ..Self::of(options, store, name) })
+        Ok(Self { etcd: Some(reach), older, ..Self::from_store(options, store, name) })
     }
 
     async fn embedded(options: &Options, directory: &Path) -> Result<Self, SourceError> {
         let name = format!("embedded:{}", directory.display());
-        let locked = match open_or_connect(directory, OWNER_PATIENCE).await? {
-            Access::Remote(remote) => return Ok(Self::of(options, Rc::new(remote), name)),
+        let locked = match open_or_connect(directory, OWNER_TIMEOUT).await? {
+            Access::Remote(remote) => return Ok(Self::from_store(options, Rc::new(remote), name)),
             Access::Locked(locked) => Rc::new(locked),
         };
         let listener = russet_store::listen(directory, &locked).map_err(|error| StoreError::Unavailable {
             operation: format!("make the store's socket in {}", directory.display()),
             source: Cause::new(error),
         })?;
-        let mut source = Self::of(options, Rc::new(locked.store().clone()), name);
+        let mut source = Self::from_store(options, Rc::new(locked.store().clone()), name);
         source.service = Some(Box::pin(async move {
             russet_store::serve(locked.store().clone(), listener, std::future::pending()).await;
         }));
         Ok(source)
     }
 
-    fn of(options: &Options, store: Rc<dyn Store>, name: String) -> Self {
+    fn from_store(options: &Options, store: Rc<dyn Store>, name: String) -> Self {
         let settings = match options.etcd_api {
             EtcdApi::V2 => LeaseSettings::rooted(&options.etcd_prefix),
             EtcdApi::V3 => LeaseSettings::new(options.etcd_prefix.as_str()),
         };
         let leases = StoreManager::new(store, settings);
-        let lessor = Lessor::Store(Rc::new(leases));
+        let lessor = LeaseSource::Store(Rc::new(leases));
         Self { lessor, service: None, name, etcd: None, older: None }
     }
 }
@@ -226,18 +222,20 @@ impl Older {
         Ok(Self { store: EtcdV2::connect(settings)?, config, endpoints })
     }
 
-    /// What to do where the network's configuration lies behind the v2 API; none where it does not, or that cannot be found out.
+    /// Advice if the network's configuration is behind the v2 API; none if it is not, or if that is
+    /// unknown.
     pub async fn advice(&self) -> Option<String> {
         self.store.get(&self.config).await.ok()??;
         let Self { config, endpoints, .. } = self;
         Some(format!(
-            "flannel v0.10 to v0.17 left one at {config} behind the v2 API of the same etcd: either stay with it by -etcd-api=v2, or carry it over by `russet migrate flannel-v2 --from {endpoints} --to etcd:{endpoints}`"
+            "flannel v0.10 to v0.17 left one at {config} behind the v2 API of the same etcd: either stay with it by -etcd-api=v2, or migrate it by `russet migrate flannel-v2 --from {endpoints} --to etcd:{endpoints}`"
         ))
     }
 }
 
-/// flannel's flags as the engine wants them. TLS needs key and certificate, as with flannel; over plain http they are of no use, which
-/// flannel v0.20.0 demands all the same. An authority alone is enough for https here.
+/// flannel's flags as settings of the etcd client. As in flannel, TLS needs key and certificate;
+/// over plain http they are ignored, although flannel v0.20.0 requires them even then. Here a
+/// certificate authority alone suffices for https.
 fn settings(options: &Options, endpoints: &str) -> Result<Settings, SourceError> {
     let mut settings = Settings::for_endpoints(endpoints)?;
     if options.takeover_check {
@@ -267,7 +265,8 @@ fn settings(options: &Options, endpoints: &str) -> Result<Settings, SourceError>
     }
 }
 
-/// The etcd user's password, from the command line, the environment, or a file, whose last line may end.
+/// The etcd user's password, from the command line, the environment, or a file, whose last line may
+/// end with a newline.
 fn password(options: &Options) -> Result<Secret, SourceError> {
     let path = &options.etcd_password_file;
     if path.as_os_str().is_empty() {
@@ -301,7 +300,7 @@ mod tests {
         assert_eq!(with("http://a:1,http://b:2", "c", "k", "a").unwrap(), (false, false));
         assert_eq!(with("https://a", "c", "k", "a").unwrap(), (true, true));
         assert_eq!(with("https://a", "c", "", "a").unwrap(), (false, true));
-        assert!(with("https://a", "c", "k", "").is_err(), "nobody to trust");
+        assert!(with("https://a", "c", "k", "").is_err(), "no certificate authority");
         assert!(with("https://a,http://b", "", "", "a").is_err());
         let defaults = Options::default();
         assert_eq!(settings(&defaults, &defaults.etcd_endpoints).unwrap().endpoints.len(), 2);

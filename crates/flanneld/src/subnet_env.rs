@@ -1,5 +1,6 @@
-//! `subnet.env`: what this node tells the CNI plugin and docker, and its own successor (flannel.md section 7.3). Written whole or not at
-//! all, read back field by field: a line that makes no sense is as good as none.
+//! `subnet.env`: what this node publishes for the CNI plugin, docker, and the next run of the
+//! daemon (flannel.md section 7.3). It is written atomically and parsed field by field: an invalid
+//! line is ignored.
 
 use std::fmt::Write as _;
 use std::fs::{DirBuilder, File};
@@ -23,37 +24,32 @@ pub struct SubnetEnv {
     pub ipv6_network: Option<Ipv6Net>,
     /// This node's part of it, without host bits; `FLANNEL_IPV6_SUBNET` shows its first address.
     pub ipv6_subnet: Option<Ipv6Net>,
-    /// `FLANNEL_MTU`: of pods, bytes; 0 when the file that was read does not say.
+    /// `FLANNEL_MTU`: of pods, bytes; 0 if the parsed file has none.
     pub mtu: u32,
-    /// `FLANNEL_IPMASQ`: whether the daemon masquerades, so that nobody else does.
+    /// `FLANNEL_IPMASQ`: whether the daemon masquerades, so that other programs do not.
     pub ipmasq: bool,
 }
 
-/// The file could not be written.
+/// Why the file could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// Its directory could not be made.
-    #[error("make directory {}: {source}", path.display())]
-    Directory {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The file itself.
+    /// Its directory could not be created.
+    #[error("create directory {}: {source}", path.display())]
+    Directory { path: PathBuf, source: io::Error },
+    /// The file itself could not be written.
     #[error(transparent)]
     File(#[from] FileError),
 }
 
-/// The longest file that is read: 6 lines of less than 100 bytes, and somebody's comments.
+/// Limit of the file: 6 lines of less than 100 bytes, and an operator's comments.
 const READ_MAX_BYTES: u64 = 64 * 1024;
-/// Anybody may look, as at flannel's.
+/// Readable by all users, like flannel's.
 const DIRECTORY_MODE: u32 = 0o755;
 
 // === impl SubnetEnv ===
 
 impl SubnetEnv {
-    /// This node's subnets, as its lease is called.
+    /// This node's subnets, as in the name of its lease.
     pub fn key(&self) -> SubnetKey {
         SubnetKey { v4: self.subnet, v6: self.ipv6_subnet }
     }
@@ -78,7 +74,7 @@ impl SubnetEnv {
         text
     }
 
-    /// Reads what can be read. A list of networks counts as none.
+    /// Parses what is valid. A list of networks counts as none.
     pub fn parse(text: &str) -> Self {
         let mut env = Self::default();
         for (name, value) in text.lines().filter_map(assignment) {
@@ -108,13 +104,13 @@ impl SubnetEnv {
         Ok(write_atomic_with_mode(path, self.render().as_bytes(), READABLE)?)
     }
 
-    /// Reads the file; one that is not there is empty.
+    /// Reads the file; a missing one counts as empty.
     pub fn read(path: &Path) -> io::Result<Self> {
         text(path).map(|text| Self::parse(&text))
     }
 }
 
-/// The file's text, of which nobody needs more than [`READ_MAX_BYTES`]; that of one that is not there is empty.
+/// The file's text, at most [`READ_MAX_BYTES`]; empty for a missing file.
 pub(crate) fn text(path: &Path) -> io::Result<String> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -126,7 +122,7 @@ pub(crate) fn text(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// `NAME=value`, as a shell would read it: `export` and a pair of quotes make no difference.
+/// Splits `NAME=value` as a shell would: `export` and a pair of quotes are ignored.
 pub(crate) fn assignment(line: &str) -> Option<(&str, &str)> {
     let line = line.trim();
     let line = line.strip_prefix("export ").map_or(line, str::trim_start);
@@ -180,7 +176,7 @@ mod tests {
 
     /// flannel.md sections 3.3 and 10.
     #[test]
-    fn t14_garbage_in_the_file_counts_as_nothing() {
+    fn t14_garbage_in_the_file_is_ignored() {
         for text in [
             "",
             "FLANNEL_SUBNET=10.5.29.1/24,10.6.0.1/24",
@@ -197,7 +193,7 @@ mod tests {
 
     /// flannel.md section 7.3.
     #[test]
-    fn the_file_is_replaced_whole_readable_by_all_and_its_directory_made() {
+    fn the_file_is_replaced_atomically_world_readable_and_its_directory_created() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("run/flannel/subnet.env");
         assert_eq!(SubnetEnv::read(&path).unwrap(), SubnetEnv::default());
@@ -208,6 +204,6 @@ mod tests {
         assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o644, 0o755));
         assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no litter");
         let blocked = path.join("below/a/file");
-        assert!(dual().write(&blocked).unwrap_err().to_string().starts_with("make directory "));
+        assert!(dual().write(&blocked).unwrap_err().to_string().starts_with("create directory "));
     }
 }

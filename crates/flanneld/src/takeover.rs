@@ -1,7 +1,9 @@
-//! `takeover`: this daemon in the place of a running flannel, without a packet lost (docs/flannel-migration.md). First everything is looked at and nothing is
-//! changed: what would have to be made anew, or would make this node another one to its peers, is an objection, and one is enough to leave the node as it is.
-//! Then the running daemon is asked to end, which leaves its devices, routes, rules and lease in place; what follows is an ordinary start, which adopts them.
-//! Called by `run` before there is a backend.
+//! `takeover`: this daemon replaces a running flannel without losing a packet
+//! (docs/flannel-migration.md). First it checks everything and changes nothing: an object that
+//! would have to be recreated, or a change of this node's identity for its peers, is an objection,
+//! and a single objection leaves the node as it is. Then the running daemon is asked to end, which
+//! leaves its devices, routes, rules and lease in place; an ordinary start follows, which adopts
+//! them. Called by `run` before there is a backend.
 
 mod predecessor;
 
@@ -19,76 +21,75 @@ use crate::interface::External;
 use crate::subnet_env::SubnetEnv;
 pub use predecessor::Predecessor;
 
-/// What a node has of a running flannel.
+/// The state of a node with a running flannel.
 #[derive(Debug)]
 pub struct Survey {
-    /// Its subnets.
     pub own: SubnetKey,
-    /// Where its rules are; none where none were recognised.
+    /// The backend of its rules; none if none were recognised.
     pub rules: Option<Mode>,
     predecessors: Vec<Predecessor>,
 }
 
-/// What the node is compared with.
+/// The state with which the node is compared.
 pub struct Expected<'a> {
     /// The network's configuration.
     pub config: &'a NetworkConfig,
-    /// Its backend.
     pub backend: &'a Backend,
     /// The interface.
     pub external: &'a External,
-    /// What the running daemon said.
+    /// The running daemon's `subnet.env`.
     pub env: &'a SubnetEnv,
-    /// Whether this daemon would masquerade; none when nothing was said about it.
+    /// Whether this daemon would masquerade; none if no flag says.
     pub masquerade: Option<bool>,
-    /// Where a flannel daemon answers health probes, if one does at the address that this one is to use.
+    /// The address where a flannel daemon answers health probes, if it is the one that this daemon
+    /// is to use.
     pub answers: Option<SocketAddr>,
 }
 
-/// Why there is nothing to take over, or it failed. The node's network is as it was.
+/// Why a takeover was refused or failed. The node's network is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeoverError {
-    /// The node is not as these flags want it.
+    /// The node does not match these flags.
     #[error("there is no flannel to take over as these flags say, and nothing was changed: {}", .0.join("; "))]
     Objections(Vec<String>),
     /// The leases cannot be read.
     #[error("read the leases: {0}")]
     Leases(#[from] LeaseError),
-    /// The devices cannot be looked at.
-    #[error("look at the devices: {0}")]
+    /// The devices cannot be read.
+    #[error("read the devices: {0}")]
     Devices(#[from] FlannelError),
-    /// The rules cannot be looked at.
-    #[error("look at the rules: {0}")]
+    /// The rules cannot be read.
+    #[error("read the rules: {0}")]
     Rules(#[from] FirewallError),
-    /// The running daemon cannot be looked for, or ended.
+    /// The running daemon cannot be found, or not be ended.
     #[error("{what}: {source}")]
     Processes {
-        /// What was tried.
+        /// The failed operation.
         what: &'static str,
-        /// Why it failed.
         source: std::io::Error,
     },
-    /// It does not end.
+    /// The running daemon does not end.
     #[error("flanneld (process {0}) does not end")]
     Stays(u32),
-    /// Somebody starts it again.
+    /// A supervisor starts it again.
     #[error("flanneld was started again (process {0}): stop the service or pod that keeps it running first")]
     Back(u32),
-    /// The thread that works on the kernel broke off.
-    #[error("the thread that looks at the kernel ended early")]
+    /// The thread that works on the kernel panicked.
+    #[error("the thread that reads the kernel ended early")]
     Broken,
 }
 
-/// Whoever supervises a daemon starts it again after a moment: systemd after 0.1 s, a container's runtime after a second or two.
+/// A supervisor restarts a daemon after a moment: systemd after 0.1 s, a container runtime after a
+/// second or two.
 const SUPERVISED: Duration = Duration::from_secs(3);
 
-/// Looks at the node. `standing` are its devices, as the backend sees them.
+/// Compares the node. `standing` are its devices, as the backend sees them.
 pub async fn survey(
     expected: &Expected<'_>,
     leases: &dyn SubnetManager,
     standing: &[Standing],
 ) -> Result<Survey, TakeoverError> {
-    // With no subnet for our own, the own lease is among those that a watch lists.
+    // Without a subnet of our own, the watch also lists our own lease.
     let mut watch = leases.watch(&SubnetKey { v4: None, v6: None }).await?;
     let listed = match watch.next().await {
         Event::Snapshot(leases) => leases,
@@ -100,14 +101,15 @@ pub async fn survey(
         return Err(TakeoverError::Objections(objections));
     }
     let look = || Ok::<_, TakeoverError>((firewall::survey()?, Predecessor::all()?));
-    let looked = tokio::task::spawn_blocking(look).await;
-    let (modes, predecessors) = looked.map_err(|_panic| TakeoverError::Broken)??;
+    let last_resync = tokio::task::spawn_blocking(look).await;
+    let (modes, predecessors) = last_resync.map_err(|_panic| TakeoverError::Broken)??;
     if let (Some(address), true) = (expected.answers, predecessors.is_empty()) {
         return Err(TakeoverError::Objections(vec![format!(
             "a flannel daemon answers at {address}, and its process cannot be seen from here: stop it, or run this daemon in the host's process namespace (hostPID: true)"
         )]));
     }
-    // Chains of iptables are what a flannel in force looks at, whatever else an earlier one left.
+    // Chains of iptables count first, because a running flannel in that mode uses them, whatever an
+    // earlier one left.
     let rules = modes.into_iter().max_by_key(|mode| *mode == Mode::Iptables);
     Ok(Survey { own: expected.env.key(), rules, predecessors })
 }
@@ -115,8 +117,9 @@ pub async fn survey(
 // === impl Survey ===
 
 impl Survey {
-    /// Ends the running daemon, if there is one, and makes sure that it does not come back. `carries` where pods' packets end with it: then nobody waits, and one
-    /// that comes back finds its place taken.
+    /// Ends the running daemon, if there is one, and checks that it is not started again. If pods'
+    /// packets stop with it (`carries`), there is no wait: a restarted daemon will find its
+    /// addresses in use.
     pub async fn retire(&mut self, carries: bool) -> Result<(), TakeoverError> {
         let predecessors = std::mem::take(&mut self.predecessors);
         if predecessors.is_empty() {
@@ -163,7 +166,7 @@ impl fmt::Display for Survey {
 // === impl Expected ===
 
 impl Expected<'_> {
-    /// Everything that differs, for whoever has to put it right.
+    /// All differences, for the operator to resolve.
     fn objections(&self, leases: &[Lease], standing: &[Standing]) -> Vec<String> {
         let mut objections = Vec::new();
         let (own, env) = (self.env.key(), self.env);
@@ -198,7 +201,7 @@ impl Expected<'_> {
             match found {
                 Found::Ours(_) => {}
                 Found::Other => objections.push(format!(
-                    "device {device} would be made anew: VNI, port, address or interface differ"
+                    "device {device} would be recreated: VNI, port, address or interface differ"
                 )),
                 Found::Nothing => objections.push(format!("there is no device {device}")),
             }
@@ -263,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flannel_that_masquerades_is_not_followed_by_a_daemon_that_does_not_unless_that_is_said() {
+    fn a_masquerading_flannel_is_taken_over_only_if_the_flags_decide_about_masquerading() {
         let own = [lease("10.5.29.0-24", "10.200.0.11", "vxlan")];
         let env = format!("{ENV}FLANNEL_IPMASQ=true\n");
         let said = objections_with(&env, &own, OURS, None);
@@ -275,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_would_make_it_another_node_is_an_objection() {
+    fn every_change_of_the_nodes_identity_is_an_objection() {
         let own = || lease("10.5.29.0-24", "10.200.0.11", "vxlan");
         for (env, leases, found, words) in [
             ("", vec![own()], OURS, "names no subnet"),
@@ -294,11 +297,14 @@ mod tests {
             ),
             (ENV, vec![lease("10.5.29.0-24", "10.200.0.11", "host-gw")], OURS, "\"host-gw\""),
             (ENV, vec![own(), lease("10.5.30.0-24", "10.200.0.11", "vxlan")], OURS, "2 leases"),
-            (ENV, vec![own()], Found::Other, "would be made anew"),
+            (ENV, vec![own()], Found::Other, "would be recreated"),
             (ENV, vec![own()], Found::Nothing, "there is no device flannel.1"),
         ] {
-            let told = objections(env, &leases, found);
-            assert!(told.iter().any(|objection| objection.contains(words)), "{words}: {told:?}");
+            let found_objections = objections(env, &leases, found);
+            assert!(
+                found_objections.iter().any(|objection| objection.contains(words)),
+                "{words}: {found_objections:?}"
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A node and leases, as the unit tests of this crate know them.
+//! A node and leases for the unit tests of this crate.
 
 use russet_lease::Lease;
 use russet_model::flannel::Attributes;

@@ -124,6 +124,10 @@ mod tests {
         assert!(cooling, "the test's spelling of releasedAt is the model's");
         assert_eq!(found, ["10.1.0.17 node-b"]);
         block.affinity = None;
-        assert_eq!(Borrowed::of_block(&block).count(), 2, "in a block without affinity every pod counts as borrowed");
+        assert_eq!(
+            Borrowed::of_block(&block).count(),
+            2,
+            "in a block without affinity every pod counts as borrowed"
+        );
     }
 }

@@ -12,7 +12,7 @@ use crate::masquerade::Masquerade;
 use crate::owner::Owner;
 use crate::refusal::{Reason, Refusal, Subject};
 use crate::routed;
-use crate::scene::Scene;
+use crate::validated::ValidatedInputs;
 use crate::vxlan::{Device, Vxlan, tunnel_addresses};
 
 /// Everything that should be in the kernel, and the inputs that were refused.
@@ -70,23 +70,23 @@ struct Ways<'a> {
 
 /// What the kernel should hold for `inputs` (calico-cni.md sections 4.3, 4.4, 4.8).
 pub fn desired(inputs: &Inputs) -> Desired {
-    let mut scene = Scene::new(inputs);
+    let mut validated = ValidatedInputs::new(inputs);
     let mut desired = Desired { owner: Owner::calico(inputs.dialect), ..Desired::default() };
     for family in Family::BOTH {
-        let vxlan = Vxlan::new(&mut scene, family);
+        let vxlan = Vxlan::new(&mut validated, family);
         let ways = Ways { family, vxlan };
-        ways.program_blocks(&mut scene, &mut desired);
+        ways.program_blocks(&mut validated, &mut desired);
         if let Some(vxlan) = &ways.vxlan {
             vxlan.program(family, &mut desired);
-            vxlan.connect(&scene, &mut desired);
+            vxlan.connect(&validated, &mut desired);
         }
-        ways.program_borrowed(&mut scene, &mut desired);
-        if scene.pools.iter().any(|(net, _)| Family::of_net(net) == family) {
+        ways.program_borrowed(&mut validated, &mut desired);
+        if validated.pools.iter().any(|(net, _)| Family::of_net(net) == family) {
             desired.forwarding.push(family);
         }
     }
-    desired.masquerade = Masquerade::new(&scene, &desired);
-    desired.refusals = scene.refusals;
+    desired.masquerade = Masquerade::new(&validated, &desired);
+    desired.refusals = validated.refusals;
     desired.refusals.sort();
     desired.refusals.dedup();
     desired
@@ -94,8 +94,8 @@ pub fn desired(inputs: &Inputs) -> Desired {
 
 /// The route of our own block: a blackhole, unless the block is a single address, which its pod's
 /// own route covers, or another program routes the pool (calico-cni.md section 4.3, first note).
-fn own_hop(scene: &Scene<'_>, net: &IpNet) -> Option<Hop> {
-    let ours = !matches!(scene.encapsulation(net), None | Some(Encapsulation::Ipip));
+fn own_hop(validated: &ValidatedInputs<'_>, net: &IpNet) -> Option<Hop> {
+    let ours = !matches!(validated.encapsulation(net), None | Some(Encapsulation::Ipip));
     (ours && net.prefix_len() < net.max_prefix_len()).then_some(Hop::Blackhole)
 }
 
@@ -123,12 +123,12 @@ impl fmt::Display for Hop {
 // === impl Ways ===
 
 impl<'a> Ways<'a> {
-    fn program_blocks(&self, scene: &mut Scene<'a>, desired: &mut Desired) {
+    fn program_blocks(&self, validated: &mut ValidatedInputs<'a>, desired: &mut Desired) {
         let mut refused = Vec::new();
-        for (net, node) in scene.blocks.iter().filter(|(net, _)| Family::of_net(net) == self.family) {
-            let hop = match *node == &scene.inputs.node {
-                true => Ok(own_hop(scene, net)),
-                false => self.hop(scene, net, node).map(Some),
+        for (net, node) in validated.blocks.iter().filter(|(net, _)| Family::of_net(net) == self.family) {
+            let hop = match *node == &validated.inputs.node {
+                true => Ok(own_hop(validated, net)),
+                false => self.hop(validated, net, node).map(Some),
             };
             match hop {
                 Ok(hop) => desired.routes.extend(hop.map(|hop| (*net, hop))),
@@ -136,17 +136,17 @@ impl<'a> Ways<'a> {
             }
         }
         for (net, node, reason) in refused {
-            scene.refuse(Subject::Block(net), Some(node), reason);
+            validated.refuse(Subject::Block(net), Some(node), reason);
         }
     }
 
     /// The next hop towards `net`, which is on `node`.
-    fn hop(&self, scene: &Scene<'a>, net: &IpNet, node: &NodeName) -> Result<Hop, Reason> {
+    fn hop(&self, validated: &ValidatedInputs<'a>, net: &IpNet, node: &NodeName) -> Result<Hop, Reason> {
         let tunnel = || self.vxlan.as_ref().ok_or(Reason::NoTunnelEndpoint)?.hop(node);
-        match scene.encapsulation(net).ok_or(Reason::OutsidePools)? {
-            Encapsulation::None => routed::hop(scene, self.family, node),
-            Encapsulation::VxlanCrossSubnet if routed::is_near(scene, self.family, node) => {
-                routed::hop(scene, self.family, node)
+        match validated.encapsulation(net).ok_or(Reason::OutsidePools)? {
+            Encapsulation::None => routed::hop(validated, self.family, node),
+            Encapsulation::VxlanCrossSubnet if routed::is_near(validated, self.family, node) => {
+                routed::hop(validated, self.family, node)
             }
             Encapsulation::Vxlan | Encapsulation::VxlanCrossSubnet => tunnel(),
             Encapsulation::Ipip => Err(Reason::Unsupported),
@@ -155,8 +155,8 @@ impl<'a> Ways<'a> {
 
     /// Adds host routes to pods that live away from their block. The longer prefix wins over the
     /// block's route, and over our own blackhole.
-    fn program_borrowed(&self, scene: &mut Scene<'a>, desired: &mut Desired) {
-        let inputs = scene.inputs;
+    fn program_borrowed(&self, validated: &mut ValidatedInputs<'a>, desired: &mut Desired) {
+        let inputs = validated.inputs;
         let tunnels = tunnel_addresses(desired);
         let mut taken: BTreeMap<IpAddr, &NodeName> = BTreeMap::new();
         let mut borrowed: Vec<_> =
@@ -167,29 +167,29 @@ impl<'a> Ways<'a> {
                 Some(winner) if **winner == entry.node => continue,
                 Some(winner) => Err(Reason::TakenBy((*winner).clone())),
                 None if tunnels.contains(&entry.address) => Err(Reason::Covers(entry.address)),
-                None => self.borrowed_hop(scene, entry),
+                None => self.borrowed_hop(validated, entry),
             };
             match hop {
                 Ok(hop) => {
                     taken.insert(entry.address, &entry.node);
                     desired.routes.extend(hop.map(|hop| (host_net(entry.address), hop)));
                 }
-                Err(reason) => scene.refuse(Subject::Borrowed(entry.address), Some(&entry.node), reason),
+                Err(reason) => validated.refuse(Subject::Borrowed(entry.address), Some(&entry.node), reason),
             }
         }
     }
 
     /// The next hop towards one borrowed address; none where the pod is local and has a route of
     /// its own, or where its block's route suffices.
-    fn borrowed_hop(&self, scene: &Scene<'a>, entry: &Borrowed) -> Result<Option<Hop>, Reason> {
+    fn borrowed_hop(&self, validated: &ValidatedInputs<'a>, entry: &Borrowed) -> Result<Option<Hop>, Reason> {
         let host = host_net(entry.address);
-        if entry.node == scene.inputs.node {
+        if entry.node == validated.inputs.node {
             return Ok(None);
         }
-        scene.check_host(entry.address)?;
-        match scene.blocks.covering(&host) {
+        validated.check_host(entry.address)?;
+        match validated.blocks.covering(&host) {
             Some((_, owner)) if **owner == entry.node => Ok(None),
-            _ => self.hop(scene, &host, &entry.node).map(Some),
+            _ => self.hop(validated, &host, &entry.node).map(Some),
         }
     }
 }

@@ -93,7 +93,7 @@ pub struct Firewall {
 
 /// All tables and chains at one generation.
 #[derive(Debug)]
-pub(crate) struct Look {
+pub(crate) struct RulesetSnapshot {
     generation: u32,
     tables: Vec<TableInfo>,
     chains: Vec<ChainInfo>,
@@ -243,9 +243,9 @@ impl Firewall {
                 None => return report,
             },
             Role::Agent => return report,
-            Role::Flannel(Mode::Nft) => match Look::at(&mut self.nft) {
-                Ok(look) => {
-                    let tables: Vec<Table> = look.tables.into_iter().map(|info| info.table).collect();
+            Role::Flannel(Mode::Nft) => match RulesetSnapshot::read(&mut self.nft) {
+                Ok(snapshot) => {
+                    let tables: Vec<Table> = snapshot.tables.into_iter().map(|info| info.table).collect();
                     self.compat.sweep(&tables, &mut report);
                 }
                 Err(error) => report.failed.push(error),
@@ -287,21 +287,21 @@ impl Firewall {
         mut in_force: bool,
         report: &mut Report,
     ) -> Result<Option<u32>, FirewallError> {
-        let look = Look::at(&mut self.nft)?;
-        self.watched = foreign::watched(&look);
+        let snapshot = RulesetSnapshot::read(&mut self.nft)?;
+        self.watched = foreign::watched(&snapshot);
         let empty = Wanted::default();
         let native = if self.role == Role::Flannel(Mode::Nft) { wanted } else { &empty };
         let ours = self.role != Role::Agent;
         if in_force && ours {
-            let change = native::difference(&mut self.nft, &look, native)?;
-            if !self.commit(change, &look, report)? {
+            let change = native::difference(&mut self.nft, &snapshot, native)?;
+            if !self.commit(change, &snapshot, report)? {
                 return Ok(None);
             }
         }
         let mut owned = BTreeSet::new();
-        for table in &look.tables {
-            let change = foreign::difference(&mut self.nft, &look, table, wanted, self.role);
-            match change.and_then(|change| self.commit(change, &look, report)) {
+        for table in &snapshot.tables {
+            let change = foreign::difference(&mut self.nft, &snapshot, table, wanted, self.role);
+            match change.and_then(|change| self.commit(change, &snapshot, report)) {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
                 // A failure in our tables must not keep foreign chains from being checked.
@@ -314,15 +314,15 @@ impl Firewall {
         }
         // Last, because a jump of flannel's may have been what let packets through.
         if in_force && ours && (!self.role.is_iptables() || !self.compat.is_nft()) {
-            let change = leftovers::difference(&mut self.nft, &look, !self.swept)?;
-            if !self.commit(change, &look, report)? {
+            let change = leftovers::difference(&mut self.nft, &snapshot, !self.swept)?;
+            if !self.commit(change, &snapshot, report)? {
                 return Ok(None);
             }
             self.swept = true;
         }
         report.failed.extend(owned.difference(&self.owned).cloned().map(FirewallError::Owned));
         self.owned = owned;
-        Ok(Some(look.generation))
+        Ok(Some(snapshot.generation))
     }
 
     /// Returns whether there was nothing to commit. After a commit, and after another program's
@@ -330,13 +330,13 @@ impl Firewall {
     fn commit(
         &mut self,
         mut change: Change,
-        look: &Look,
+        snapshot: &RulesetSnapshot,
         report: &mut Report,
     ) -> Result<bool, FirewallError> {
         if change.transaction.is_empty() {
             return Ok(true);
         }
-        match self.nft.commit(change.transaction.only_at(look.generation)) {
+        match self.nft.commit(change.transaction.only_at(snapshot.generation)) {
             Ok(()) => report.repaired.append(&mut change.repairs),
             Err(error) if error.is_stale() || error.outcome_unknown() => {}
             Err(error) => return Err(error.into()),
@@ -366,10 +366,10 @@ impl Firewall {
     }
 }
 
-// === impl Look ===
+// === impl RulesetSnapshot ===
 
-impl Look {
-    fn at(nft: &mut Nft) -> Result<Self, FirewallError> {
+impl RulesetSnapshot {
+    fn read(nft: &mut Nft) -> Result<Self, FirewallError> {
         Ok(Self { generation: nft.generation()?, tables: nft.tables()?, chains: nft.all_chains()? })
     }
 }

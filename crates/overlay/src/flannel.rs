@@ -10,12 +10,12 @@
 //! whenever the fabric's descriptor is readable, then [`resync`](Fabric::resync) if it returned
 //! true.
 
-mod book;
 mod drift;
 mod fabric;
 mod guard;
 mod host_gw;
 mod ipip;
+mod peer_table;
 mod rules;
 mod vxlan;
 mod wireguard;
@@ -250,14 +250,14 @@ impl Underlay {
 // === impl Networks ===
 
 impl Networks {
-    pub(crate) fn of(&self, family: Family) -> Option<IpNet> {
-        of(self.v4, self.v6, family)
+    pub(crate) fn of_family(&self, family: Family) -> Option<IpNet> {
+        trunc_net(self.v4, self.v6, family)
     }
 
     /// The families that are on.
     pub(crate) fn families(&self) -> impl Iterator<Item = Family> + use<> {
         let networks = *self;
-        Family::BOTH.into_iter().filter(move |family| networks.of(*family).is_some())
+        Family::BOTH.into_iter().filter(move |family| networks.of_family(*family).is_some())
     }
 }
 
@@ -267,7 +267,10 @@ impl PeerKey {
     /// The subjects of its refusals.
     pub(crate) fn subjects(&self) -> impl Iterator<Item = Subject> + use<> {
         let key = *self;
-        Family::BOTH.into_iter().filter_map(move |family| of(key.v4, key.v6, family)).map(Subject::Block)
+        Family::BOTH
+            .into_iter()
+            .filter_map(move |family| trunc_net(key.v4, key.v6, family))
+            .map(Subject::Block)
     }
 }
 
@@ -279,7 +282,7 @@ impl Peer {
     }
 
     pub(crate) fn subnet(&self, family: Family) -> Option<IpNet> {
-        of(self.subnet, self.subnet_v6, family)
+        trunc_net(self.subnet, self.subnet_v6, family)
     }
 
     pub(crate) fn public(&self, family: Family) -> Option<IpAddr> {
@@ -290,7 +293,7 @@ impl Peer {
     }
 }
 
-fn of(v4: Option<Ipv4Net>, v6: Option<Ipv6Net>, family: Family) -> Option<IpNet> {
+fn trunc_net(v4: Option<Ipv4Net>, v6: Option<Ipv6Net>, family: Family) -> Option<IpNet> {
     match family {
         Family::V4 => v4.map(|net| IpNet::V4(net.trunc())),
         Family::V6 => v6.map(|net| IpNet::V6(net.trunc())),

@@ -21,8 +21,8 @@ mod reconcile;
 mod refusal;
 mod report;
 mod routed;
-mod scene;
 pub mod udp;
+mod validated;
 mod vxlan;
 
 pub use desired::{Desired, Hop, desired};

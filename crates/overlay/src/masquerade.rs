@@ -12,7 +12,7 @@ use russet_nft::{
 };
 
 use crate::desired::Desired;
-use crate::scene::Scene;
+use crate::validated::ValidatedInputs;
 use crate::vxlan::device_name;
 
 /// The inputs of the overlay's part of table `inet russet`.
@@ -108,18 +108,18 @@ fn peers_set(family: Family) -> Set {
 // === impl Masquerade ===
 
 impl Masquerade {
-    /// The sets for the pools of `scene`.
-    pub(crate) fn new(scene: &Scene<'_>, desired: &Desired) -> Self {
-        let nat = scene.pools.iter().filter(|(_, pool)| pool.nat_outgoing);
+    /// The sets for the pools of `validated`.
+    pub(crate) fn new(validated: &ValidatedInputs<'_>, desired: &Desired) -> Self {
+        let nat = validated.pools.iter().filter(|(_, pool)| pool.nat_outgoing);
         let ends = desired.devices.iter().filter_map(|(family, device)| {
             let tunnel = device.address?.addr();
             Some((*family, TunnelEnds { port: device.port, vni: device.vni, local: device.local, tunnel }))
         });
         Self {
-            pools: disjoint(scene.pools.iter().map(|(net, _)| *net)),
+            pools: disjoint(validated.pools.iter().map(|(net, _)| *net)),
             nat: disjoint(nat.map(|(net, _)| *net)),
             tunnels: ends.collect(),
-            peers: scene.peers().collect(),
+            peers: validated.peers().collect(),
         }
     }
 

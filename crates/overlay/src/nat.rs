@@ -13,7 +13,7 @@ use crate::masquerade::{Masquerade, PREFIX, Ruleset, guard_parts, table};
 
 /// The overlay's part of the table in the kernel.
 #[derive(Debug, Default)]
-struct Found {
+struct ObservedTable {
     chains: Vec<Chain>,
     sets: Vec<(Set, Vec<Element>)>,
     /// The rules of each chain, in order.
@@ -51,7 +51,7 @@ pub(crate) fn without_guard(nft: &mut Nft) -> Result<Transaction, NetlinkError> 
 
 /// Of sets that may be large, only differing elements change; a set of prefixes is small and is
 /// filled anew.
-fn change_elements(wanted: &Ruleset, found: &Found, transaction: &mut Transaction) {
+fn change_elements(wanted: &Ruleset, found: &ObservedTable, transaction: &mut Transaction) {
     for (set, elements) in &wanted.sets {
         let there = found.sets.iter().find(|(f, _)| f.name == set.name).map_or(&[][..], |(_, all)| all);
         if set.interval {
@@ -70,9 +70,9 @@ fn change_elements(wanted: &Ruleset, found: &Found, transaction: &mut Transactio
     }
 }
 
-fn observe(nft: &mut Nft) -> Result<Found, NetlinkError> {
+fn observe(nft: &mut Nft) -> Result<ObservedTable, NetlinkError> {
     let table = table();
-    let mut found = Found::default();
+    let mut found = ObservedTable::default();
     for ChainInfo { chain, .. } in nft.chains(&table)? {
         if chain.name.starts_with(PREFIX) {
             let rules = nft.rules_of(&table, &chain.name)?;
@@ -90,7 +90,7 @@ fn observe(nft: &mut Nft) -> Result<Found, NetlinkError> {
 }
 
 /// Whether chains, rules and sets match, regardless of the sets' elements.
-fn is_framed(wanted: &Ruleset, found: &Found) -> bool {
+fn is_framed(wanted: &Ruleset, found: &ObservedTable) -> bool {
     let same_chain = |chain: &Chain| found.chains.iter().any(|f| f == chain);
     let same_set = |(set, _): &(Set, Vec<Element>)| found.sets.iter().any(|(f, _)| same_type(f, set));
     let digests = |chain: &Chain| -> Vec<u64> {
@@ -109,7 +109,7 @@ fn same_type(a: &Set, b: &Set) -> bool {
 
 /// Empties what will be filled again, and removes the rest: rules before the sets that they refer
 /// to.
-fn withdraw(wanted: &Ruleset, found: &Found, transaction: &mut Transaction) {
+fn withdraw(wanted: &Ruleset, found: &ObservedTable, transaction: &mut Transaction) {
     let table = table();
     for chain in &found.chains {
         match wanted.chains.contains(chain) {

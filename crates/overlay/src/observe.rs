@@ -11,7 +11,7 @@ use russet_netlink::{
 };
 
 use crate::desired::Desired;
-use crate::owner::{Owner, Whose};
+use crate::owner::{Owner, RouteOwner};
 
 /// The protocol of all our routes, unless Felix's conventions are configured.
 pub const ROUTE_PROTOCOL: u8 = 114;
@@ -127,10 +127,10 @@ impl Observed {
         };
         let device = self.devices.get(&family).map(|device| device.ifindex);
         for route in found {
-            match desired.owner.whose(&route, device, &desired.routes) {
-                Some(Whose::Ours) => self.routes.entry(route.dst).or_default().push(route),
-                Some(Whose::Yields) => self.yielding.entry(route.dst).or_default().push(route),
-                Some(Whose::Connected) => _ = self.connected.insert(route.dst),
+            match desired.owner.classify(&route, device, &desired.routes) {
+                Some(RouteOwner::Ours) => self.routes.entry(route.dst).or_default().push(route),
+                Some(RouteOwner::Yields) => self.yielding.entry(route.dst).or_default().push(route),
+                Some(RouteOwner::Connected) => _ = self.connected.insert(route.dst),
                 None => {}
             }
         }

@@ -9,6 +9,7 @@
 //! describes the path of a packet.
 
 mod alias;
+mod changes;
 mod device;
 mod peers;
 mod port;
@@ -16,7 +17,6 @@ mod programs;
 mod reconcile;
 mod rules;
 mod verdicts;
-mod work;
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -29,11 +29,11 @@ use russet_netlink::{BatchError, NetlinkError, Socket};
 use russet_nft::CommitError;
 
 use crate::report::Report;
+use changes::Changes;
 use verdicts::Verdicts;
-use work::Work;
 
+pub use changes::Outcome;
 pub use rules::{TABLE, table};
-pub use work::Outcome;
 
 /// The configuration of a node's part of the network. Its addresses are trusted, because they were
 /// parsed from the store.
@@ -90,7 +90,7 @@ pub struct Sdn {
     /// The attached ports, by their link.
     ports: BTreeMap<IfName, Port>,
     /// None before the first call of [`Sdn::peers`].
-    peers: Option<peers::Told>,
+    peers: Option<peers::KnownPeers>,
     /// The loaded guard program of pods, kept after its first use.
     delivery: Option<Program>,
 }
@@ -194,24 +194,24 @@ impl Sdn {
     /// verdicts, the tunnel device with its programs, and the routes. A port whose link is gone is
     /// detached.
     pub fn restore(&mut self) -> Outcome {
-        let mut work = Work::mends();
-        reconcile::run(self, &mut work);
-        work.finish()
+        let mut changes = Changes::repairing();
+        reconcile::reconcile(self, &mut changes);
+        changes.finish()
     }
 
     /// Describes what [`Self::restore`] would do; changes nothing.
     pub fn differences(&mut self) -> Outcome {
-        let mut work = Work::looks();
-        reconcile::run(self, &mut work);
-        work.finish()
+        let mut changes = Changes::dry_run();
+        reconcile::reconcile(self, &mut changes);
+        changes.finish()
     }
 
     /// Reconciles routes, neighbours and permitted senders with exactly these peers. The cost
     /// depends on what changed since the last call.
     pub fn peers(&mut self, peers: &[Peer]) -> Report {
-        let mut work = Work::mends();
-        peers::bring(self, peers, &mut work);
-        work.finish().report
+        let mut changes = Changes::repairing();
+        peers::set(self, peers, &mut changes);
+        changes.finish().report
     }
 
     /// Attaches a pod: its record, its verdict entries, and only then its route. After an error
@@ -248,7 +248,7 @@ impl Sdn {
                 held.netid = port.netid;
             }
         }
-        self.judge_by(wanted)
+        self.replace_entries(wanted)
     }
 
     /// Reads the attached ports from the links' aliases and the table of verdicts: the initial
@@ -256,7 +256,7 @@ impl Sdn {
     pub fn ports(&mut self) -> Result<Vec<Port>, SdnError> {
         let netids = self.verdicts.netids()?;
         let links = self.socket.links()?;
-        Ok(links.iter().filter_map(|link| alias::standing(link, &netids)).collect())
+        Ok(links.iter().filter_map(|link| alias::port_of(link, &netids)).collect())
     }
 
     /// Removes routes, device and table; pods' links stay, without a route.
@@ -270,7 +270,7 @@ impl Sdn {
     }
 
     /// Changes the verdict entries to those of `wanted` in one transaction.
-    fn judge_by(&mut self, wanted: BTreeMap<IfName, Port>) -> Result<(), SdnError> {
+    fn replace_entries(&mut self, wanted: BTreeMap<IfName, Port>) -> Result<(), SdnError> {
         self.verdicts.change(&self.settings, &self.ports, &wanted)?;
         self.ports = wanted;
         Ok(())

@@ -51,7 +51,7 @@ pub enum Yielding {
 
 /// The owner of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whose {
+pub(crate) enum RouteOwner {
     Ours,
     /// Another program, whose route ours replaces.
     Yields,
@@ -108,25 +108,25 @@ impl Owner {
     }
 
     /// Classifies a route of the main table; none if it is unrelated to us.
-    pub(crate) fn whose(
+    pub(crate) fn classify(
         &self,
         route: &Route,
         device: Option<u32>,
         wanted: &BTreeMap<IpNet, Hop>,
-    ) -> Option<Whose> {
+    ) -> Option<RouteOwner> {
         let kernel = route.protocol == Route::PROTOCOL_KERNEL;
         let through = !kernel && device.is_some() && route.oif == device;
         let marked = self.owned.contains(&route.protocol) && is_ours(route, device);
         if (marked && self.in_realm(&route.dst)) || (self.device_routes && through) {
-            return Some(Whose::Ours);
+            return Some(RouteOwner::Ours);
         }
         match self.yielding {
             Yielding::Protocols(list) => {
-                (list.contains(&route.protocol) && is_ours(route, device)).then_some(Whose::Yields)
+                (list.contains(&route.protocol) && is_ours(route, device)).then_some(RouteOwner::Yields)
             }
             // A blackhole only takes packets that no other route takes, so it replaces none.
             Yielding::All if matches!(wanted.get(&route.dst), None | Some(Hop::Blackhole)) => None,
-            Yielding::All => Some(if kernel { Whose::Connected } else { Whose::Yields }),
+            Yielding::All => Some(if kernel { RouteOwner::Connected } else { RouteOwner::Yields }),
         }
     }
 }

@@ -267,7 +267,7 @@ impl Planner<'_> {
     }
 
     /// Foreign routes that would win over `wanted`: those with a lower or equal metric.
-    fn rivals(&self, wanted: &Route) -> impl Iterator<Item = &Route> {
+    fn competing_routes(&self, wanted: &Route) -> impl Iterator<Item = &Route> {
         let all = self.desired.owner.yielding == Yielding::All;
         let yielding = self.observed.yielding.get(&wanted.dst).into_iter().flatten();
         yielding.filter(move |route| all && route.metric.unwrap_or(0) <= wanted.metric.unwrap_or(0))
@@ -301,7 +301,7 @@ impl Planner<'_> {
         }
         let others =
             found.iter().enumerate().filter(|(index, _)| Some(*index) != kept).map(|(_, route)| route);
-        let others = others.filter(|route| self.survives(route)).chain(self.rivals(&wanted));
+        let others = others.filter(|route| self.survives(route)).chain(self.competing_routes(&wanted));
         let others = others.filter(|route| !blocking.contains(route));
         stale.extend(others.map(|route| Op::DeleteRoute(route.clone())));
     }

@@ -17,7 +17,7 @@ pub(crate) struct PrefixMap<T> {
 
 /// Single addresses that a claim must not cover.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Guarded(BTreeSet<IpAddr>);
+pub(crate) struct ProtectedAddresses(BTreeSet<IpAddr>);
 
 const fn v4(a: u8, b: u8, c: u8, d: u8, len: u8) -> Ipv4Net {
     Ipv4Net::new_assert(std::net::Ipv4Addr::new(a, b, c, d), len)
@@ -88,9 +88,9 @@ impl<T> PrefixMap<T> {
     }
 }
 
-// === impl Guarded ===
+// === impl ProtectedAddresses ===
 
-impl Guarded {
+impl ProtectedAddresses {
     pub(crate) fn insert(&mut self, address: IpAddr) {
         self.0.insert(address);
     }
@@ -153,11 +153,11 @@ mod tests {
 
     #[test]
     fn a_guarded_address_is_found_at_either_end() {
-        let mut guarded = Guarded::default();
-        guarded.insert("10.1.0.63".parse().unwrap());
-        assert_eq!(guarded.covered_by(&net("10.1.0.0/26")), Some("10.1.0.63".parse().unwrap()));
-        assert_eq!(guarded.covered_by(&net("10.1.0.63/32")), Some("10.1.0.63".parse().unwrap()));
-        assert_eq!(guarded.covered_by(&net("10.1.0.64/26")), None);
-        assert_eq!(guarded.covered_by(&net("fd00::/64")), None);
+        let mut protected = ProtectedAddresses::default();
+        protected.insert("10.1.0.63".parse().unwrap());
+        assert_eq!(protected.covered_by(&net("10.1.0.0/26")), Some("10.1.0.63".parse().unwrap()));
+        assert_eq!(protected.covered_by(&net("10.1.0.63/32")), Some("10.1.0.63".parse().unwrap()));
+        assert_eq!(protected.covered_by(&net("10.1.0.64/26")), None);
+        assert_eq!(protected.covered_by(&net("fd00::/64")), None);
     }
 }

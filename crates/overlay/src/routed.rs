@@ -5,11 +5,11 @@ use russet_addr::{Family, NodeName};
 
 use crate::desired::Hop;
 use crate::refusal::Reason;
-use crate::scene::Scene;
+use crate::validated::ValidatedInputs;
 
 /// Whether `node`'s address is in our own underlay prefix.
-pub(crate) fn is_near(scene: &Scene<'_>, family: Family, node: &NodeName) -> bool {
-    match (scene.own_underlay(family), scene.underlay(node, family)) {
+pub(crate) fn is_near(validated: &ValidatedInputs<'_>, family: Family, node: &NodeName) -> bool {
+    match (validated.own_underlay(family), validated.underlay(node, family)) {
         (Ok(own), Some(theirs)) => own.contains(&theirs.addr()),
         _ => false,
     }
@@ -17,10 +17,10 @@ pub(crate) fn is_near(scene: &Scene<'_>, family: Family, node: &NodeName) -> boo
 
 /// The next hop towards a block or address of `node`, which must be on our subnet: routers outside
 /// do not know pods.
-pub(crate) fn hop(scene: &Scene<'_>, family: Family, node: &NodeName) -> Result<Hop, Reason> {
-    let theirs = scene.underlay(node, family).ok_or(Reason::NodeUnreachable)?.addr();
-    if !scene.own_underlay(family)?.contains(&theirs) {
+pub(crate) fn hop(validated: &ValidatedInputs<'_>, family: Family, node: &NodeName) -> Result<Hop, Reason> {
+    let theirs = validated.underlay(node, family).ok_or(Reason::NodeUnreachable)?.addr();
+    if !validated.own_underlay(family)?.contains(&theirs) {
         return Err(Reason::OtherSubnet(theirs));
     }
-    Ok(Hop::Underlay { ifindex: scene.inputs.underlay.ifindex, gateway: theirs })
+    Ok(Hop::Underlay { ifindex: validated.inputs.underlay.ifindex, gateway: theirs })
 }

@@ -7,22 +7,22 @@
 //! once on the TUN and on the socket; without them, the proxy works packet by packet (dataplane.md sections 2 and 4).
 //!
 //! `flanneld` starts a [`Proxy`] once it has a lease, and updates its peers. The modules without
-//! sockets - `cut`, `merge`, `packet`, `table`, `train`, `unreachable` - are pure; `send` and
+//! sockets - `segment`, `coalesce`, `packet`, `table`, `gso_batch`, `unreachable` - are pure; `send` and
 //! `receive` are the loops around them.
 
+mod backoff;
 mod checksum;
-mod cut;
+mod coalesce;
 mod device;
-mod luck;
-mod merge;
+mod gso_batch;
 mod packet;
 mod receive;
 #[cfg(test)]
 mod samples;
+mod segment;
 mod send;
 mod shared;
 mod table;
-mod train;
 mod unreachable;
 
 use std::io;
@@ -38,8 +38,8 @@ use russet_netlink::{NetlinkError, Socket};
 
 pub use shared::Count;
 
+use coalesce::Kinds;
 use device::Device;
-use merge::Kinds;
 use receive::Receiver;
 use send::Sender;
 use shared::Shared;

@@ -10,7 +10,7 @@ use crate::desired::{Desired, Hop};
 use crate::inputs::{Addresses, Inputs};
 use crate::mac::tunnel_mac;
 use crate::refusal::{Reason, Subject};
-use crate::scene::Scene;
+use crate::validated::ValidatedInputs;
 
 /// VXLAN network identifier that every Calico node uses unless it is configured otherwise.
 pub const VNI: u32 = 4096;
@@ -83,17 +83,17 @@ pub(crate) const fn mtu_min(family: Family) -> u32 {
 
 impl<'a> Vxlan<'a> {
     /// The tunnel of `family`, if a pool needs one and our own node has valid addresses for it.
-    pub(crate) fn new(scene: &mut Scene<'a>, family: Family) -> Option<Self> {
-        if !scene.needs_tunnel(family) {
+    pub(crate) fn new(validated: &mut ValidatedInputs<'a>, family: Family) -> Option<Self> {
+        if !validated.needs_tunnel(family) {
             return None;
         }
-        match device(scene, family) {
+        match device(validated, family) {
             Ok(device) => {
-                let endpoints = endpoints(scene, family, &device);
+                let endpoints = endpoints(validated, family, &device);
                 Some(Self { device, endpoints })
             }
             Err(reason) => {
-                scene.refuse(Subject::Device(family), None, reason);
+                validated.refuse(Subject::Device(family), None, reason);
                 None
             }
         }
@@ -122,13 +122,13 @@ impl<'a> Vxlan<'a> {
     /// but the default one leads through another link ("invalid gateway or device mismatch"). Such
     /// a route can be the block's own before a change of encapsulation, or an operator's to the
     /// whole pool.
-    pub(crate) fn connect(&self, scene: &Scene<'a>, desired: &mut Desired) {
+    pub(crate) fn connect(&self, validated: &ValidatedInputs<'a>, desired: &mut Desired) {
         for (node, end) in &self.endpoints {
             let host = host_net(end.tunnel);
             let leads = |(block, owner): (&IpNet, &&NodeName)| {
                 owner == node && *block != host && desired.routes.contains_key(block)
             };
-            let covered = end.tunnel.is_ipv4() && scene.blocks.covering(&host).is_some_and(leads);
+            let covered = end.tunnel.is_ipv4() && validated.blocks.covering(&host).is_some_and(leads);
             if !covered {
                 desired.routes.insert(host, Hop::Connected);
             }
@@ -136,13 +136,13 @@ impl<'a> Vxlan<'a> {
     }
 }
 
-fn device(scene: &mut Scene<'_>, family: Family) -> Result<Device, Reason> {
-    let inputs: &Inputs = scene.inputs;
-    let local = scene.own_underlay(family)?.addr();
+fn device(validated: &mut ValidatedInputs<'_>, family: Family) -> Result<Device, Reason> {
+    let inputs: &Inputs = validated.inputs;
+    let local = validated.own_underlay(family)?.addr();
     let own = inputs.nodes.get(&inputs.node).map(|node| node.of(family)).ok_or(Reason::OwnAddressMissing)?;
     let address = own.tunnel.ok_or(Reason::OwnTunnelAddressMissing)?;
-    if let Err(reason) = check_tunnel(scene, family, address) {
-        scene.refuse(Subject::Tunnel(address), Some(&inputs.node), reason);
+    if let Err(reason) = check_tunnel(validated, family, address) {
+        validated.refuse(Subject::Tunnel(address), Some(&inputs.node), reason);
         return Err(Reason::OwnTunnelAddressMissing);
     }
     let set = inputs.tunnel.mtu[usize::from(family == Family::V6)];
@@ -152,7 +152,7 @@ fn device(scene: &mut Scene<'_>, family: Family) -> Result<Device, Reason> {
     }
     let mac = match own.mac {
         Some(mac) if !is_unicast(mac) => {
-            scene.refuse(Subject::Mac(mac), Some(&inputs.node), Reason::NotUnicast);
+            validated.refuse(Subject::Mac(mac), Some(&inputs.node), Reason::NotUnicast);
             tunnel_mac(&inputs.node, family)
         }
         Some(mac) => mac,
@@ -166,20 +166,24 @@ fn device(scene: &mut Scene<'_>, family: Family) -> Result<Device, Reason> {
 
 /// The endpoints of all other nodes. Tunnel addresses and MACs are unique: ours come first, then
 /// the nodes with a computed MAC, then those that name a MAC, which could be any node's.
-fn endpoints<'a>(scene: &mut Scene<'a>, family: Family, own: &Device) -> BTreeMap<&'a NodeName, Endpoint> {
-    let inputs = scene.inputs;
+fn endpoints<'a>(
+    validated: &mut ValidatedInputs<'a>,
+    family: Family,
+    own: &Device,
+) -> BTreeMap<&'a NodeName, Endpoint> {
+    let inputs = validated.inputs;
     let mut tunnels: BTreeMap<_, _> = own.address.iter().map(|net| (net.addr(), &inputs.node)).collect();
     let mut macs = BTreeMap::from([(own.mac, &inputs.node)]);
     let mut found = BTreeMap::new();
     let others = || inputs.nodes.iter().filter(|(name, _)| **name != inputs.node);
     let computed = others().filter(|(_, node)| node.of(family).mac.is_none());
     for (name, node) in computed.chain(others().filter(|(_, node)| node.of(family).mac.is_some())) {
-        let Some(end) = endpoint(scene, family, name, node.of(family)) else { continue };
+        let Some(end) = endpoint(validated, family, name, node.of(family)) else { continue };
         let owner = tunnels.get(&end.tunnel).map(|owner| (Subject::Tunnel(end.tunnel), *owner));
         if let Some((subject, owner)) =
             owner.or(macs.get(&end.mac).map(|owner| (Subject::Mac(end.mac), *owner)))
         {
-            scene.refuse(subject, Some(name), Reason::TakenBy(owner.clone()));
+            validated.refuse(subject, Some(name), Reason::TakenBy(owner.clone()));
             continue;
         }
         tunnels.insert(end.tunnel, name);
@@ -192,26 +196,31 @@ fn endpoints<'a>(scene: &mut Scene<'a>, family: Family, own: &Device) -> BTreeMa
 /// The endpoint in `node`'s own object, if it is complete and valid. An incomplete one is not
 /// reported here: the node has no tunnel (yet), and each of its blocks that would need one is
 /// reported.
-fn endpoint(scene: &mut Scene<'_>, family: Family, node: &NodeName, said: &Addresses) -> Option<Endpoint> {
+fn endpoint(
+    validated: &mut ValidatedInputs<'_>,
+    family: Family,
+    node: &NodeName,
+    said: &Addresses,
+) -> Option<Endpoint> {
     let tunnel = said.tunnel?;
-    let underlay = scene.underlay(node, family)?.addr();
-    if let Err(reason) = check_tunnel(scene, family, tunnel) {
-        scene.refuse(Subject::Tunnel(tunnel), Some(node), reason);
+    let underlay = validated.underlay(node, family)?.addr();
+    if let Err(reason) = check_tunnel(validated, family, tunnel) {
+        validated.refuse(Subject::Tunnel(tunnel), Some(node), reason);
         return None;
     }
     let mac = said.mac.unwrap_or_else(|| tunnel_mac(node, family));
     if !is_unicast(mac) {
-        scene.refuse(Subject::Mac(mac), Some(node), Reason::NotUnicast);
+        validated.refuse(Subject::Mac(mac), Some(node), Reason::NotUnicast);
         return None;
     }
     Some(Endpoint { tunnel, mac, underlay })
 }
 
-fn check_tunnel(scene: &Scene<'_>, family: Family, address: IpAddr) -> Result<(), Reason> {
+fn check_tunnel(validated: &ValidatedInputs<'_>, family: Family, address: IpAddr) -> Result<(), Reason> {
     if Family::of(address) != family {
         return Err(Reason::WrongFamily);
     }
-    scene.check_host(address)
+    validated.check_host(address)
 }
 
 pub(crate) fn is_unicast(mac: Mac) -> bool {

@@ -1,4 +1,5 @@
-//! The backend `extension` at work: one command for each lease that appears, changes or goes, in that order.
+//! The running backend `extension`: one command for each lease that is added, changed or removed,
+//! in order.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +10,17 @@ use super::CarrierError;
 use crate::extension::{Extension, Subject};
 use crate::interface::External;
 
-/// The operator's commands, and which leases they were told of.
+/// The operator's commands, and the leases for which they ran.
 pub struct Commands {
     extension: Extension,
     config: NetworkConfig,
     own: Subject,
-    told: BTreeMap<SubnetKey, Lease>,
+    notified: BTreeMap<SubnetKey, Lease>,
 }
 
 // === impl Commands ===
 
 impl Commands {
-    /// Nobody is told yet.
     pub fn new(extension: Extension, external: &External, config: &NetworkConfig) -> Self {
         let own = Subject {
             subnet: None,
@@ -28,7 +28,7 @@ impl Commands {
             public_ip: external.public_v4.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED),
             public_ipv6: external.public_v6,
         };
-        Self { extension, config: config.clone(), own, told: BTreeMap::new() }
+        Self { extension, config: config.clone(), own, notified: BTreeMap::new() }
     }
 
     /// Runs the command that follows the lease.
@@ -37,20 +37,22 @@ impl Commands {
         Ok(self.extension.after_lease(self.config.v4(), &self.own).await?)
     }
 
-    /// Tells of the differences to what was told.
+    /// Runs the commands for the differences to the known leases.
     pub async fn reset(&mut self, leases: Vec<Lease>) -> bool {
         let now: BTreeMap<SubnetKey, Lease> = leases.into_iter().map(|lease| (lease.key, lease)).collect();
-        let gone = self.told.values().filter(|lease| !now.contains_key(&lease.key)).cloned().collect();
-        let new =
-            |lease: &&Lease| self.told.get(&lease.key).is_none_or(|was| was.attributes != lease.attributes);
+        let gone = self.notified.values().filter(|lease| !now.contains_key(&lease.key)).cloned().collect();
+        let new = |lease: &&Lease| {
+            self.notified.get(&lease.key).is_none_or(|was| was.attributes != lease.attributes)
+        };
         let put = now.values().filter(new).cloned().collect();
         self.change(gone, put).await
     }
 
-    /// Tells of these. True always: a command that failed is logged, and not run again (flannel.md section 6.8).
+    /// Runs the commands for these changes. Always true: a failed command is logged and not run
+    /// again (flannel.md section 6.8).
     pub async fn change(&mut self, gone: Vec<Lease>, put: Vec<Lease>) -> bool {
         for lease in gone {
-            self.told.remove(&lease.key);
+            self.notified.remove(&lease.key);
             if let Some(data) = data(&lease) {
                 let result = self.extension.removed(&subject(&lease), &data).await;
                 warn(result, &lease);
@@ -61,7 +63,7 @@ impl Commands {
                 let result = self.extension.added(&subject(&lease), &data).await;
                 warn(result, &lease);
             }
-            self.told.insert(lease.key, lease);
+            self.notified.insert(lease.key, lease);
         }
         true
     }
@@ -69,7 +71,7 @@ impl Commands {
 
 fn warn(result: Result<(), crate::extension::CommandError>, lease: &Lease) {
     if let Err(error) = result {
-        tracing::error!(%error, subnet = %lease.key, "a command of the operator's failed");
+        tracing::error!(%error, subnet = %lease.key, "a command of backend extension failed");
     }
 }
 
@@ -82,20 +84,20 @@ fn subject(lease: &Lease) -> Subject {
     }
 }
 
-/// The text in the lease's data, empty without any; none when it is not a JSON string.
+/// The text in the lease's data, empty if there is none; `None` if it is not a JSON string.
 fn data(lease: &Lease) -> Option<String> {
     let Some(raw) = &lease.attributes.backend_data else { return Some(String::new()) };
     match serde_json::from_str(raw) {
         Ok(text) => Some(text),
         Err(error) => {
-            let what = "a lease's data is no text: its command is not run";
+            let what = "the data of a lease is not a text: its command is not run";
             russet_store::refused(what, lease.key, &error);
             None
         }
     }
 }
 
-/// Text as JSON.
+/// Encodes text as JSON.
 pub fn json_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

@@ -1,5 +1,6 @@
-//! The kernel's part of every backend: joins `overlay`'s fabric to the loop. Its calls wait for the kernel, so they run on a thread for
-//! that; what they cost the loop is the wait for the answer.
+//! The kernel's part of every backend: connects `overlay`'s fabric with the daemon's loop. The
+//! fabric's calls block in the kernel, so they run on a thread of their own, for which the loop
+//! waits.
 
 use std::sync::atomic::Ordering;
 
@@ -14,30 +15,31 @@ use russet_overlay::flannel::{
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::{Announced, CarrierError, note, note_replaced};
+use super::{Announced, CarrierError, log_replaced, log_report};
 use crate::backend::Backend;
-use crate::ear::Ear;
 use crate::health::Status;
 use crate::interface::External;
+use crate::readable_fd::ReadableFd;
 
-/// A fabric and its ear.
-pub struct Woven {
-    fabric: Whereabouts,
-    ear: Ear,
+/// A fabric and its readable descriptor.
+pub struct KernelPart {
+    fabric: FabricSlot,
+    readable_fd: ReadableFd,
     data: Data,
     announced: Announced,
 }
 
 /// Where the fabric is.
-enum Whereabouts {
+enum FabricSlot {
     Here(Box<Fabric>),
-    /// A thread works with it. Whoever asked may have given up, as when the lease is lost; the work goes on to its end, and the next one waits for it.
-    Away(JoinHandle<Box<Fabric>>),
+    /// A thread works with it. The caller may have given up, for example when the lease is lost;
+    /// the work still runs to its end, and the next call waits for it.
+    Busy(JoinHandle<Box<Fabric>>),
     /// That thread panicked.
-    Gone,
+    Lost,
 }
 
-/// What leases carry for the backend.
+/// The data that leases carry for the backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Data {
     Nothing,
@@ -47,26 +49,26 @@ enum Data {
     Wireguard,
 }
 
-/// What the fabric is told besides the backend.
+/// Options of the fabric besides the backend.
 #[derive(Debug, Clone, Copy)]
-pub struct Manner {
-    /// Whether packets to pods of this node that are not there end here.
+pub struct FabricOptions {
+    /// Whether packets to addresses of this node that no pod has are dropped.
     pub swallow: bool,
     /// Whether only addresses of leases may send tunnel packets.
     pub guard: bool,
-    /// The networks of the daemon's former life, whose routes go.
+    /// The networks of an earlier run, whose routes are removed.
     pub former: Networks,
 }
 
-// === impl Woven ===
+// === impl KernelPart ===
 
-impl Woven {
-    /// Makes or adopts the devices.
+impl KernelPart {
+    /// Creates or adopts the devices.
     pub async fn open(
         backend: &Backend,
         external: &External,
         config: &NetworkConfig,
-        manner: Manner,
+        options: FabricOptions,
     ) -> Result<(Self, Announced), CarrierError> {
         let (kind, data) = kernel_backend(backend);
         let (underlay, networks) = (underlay(external)?, networks(config));
@@ -75,25 +77,30 @@ impl Woven {
         }
         let made = tokio::task::spawn_blocking(move || {
             let mut fabric = Fabric::open(kind, underlay, networks)?;
-            fabric.swallow_unknown(manner.swallow);
-            if !manner.guard {
+            fabric.swallow_unknown(options.swallow);
+            if !options.guard {
                 fabric.open_tunnel()?;
             }
-            fabric.inherit(manner.former);
+            fabric.inherit(options.former);
             let prepared = fabric.prepare()?;
             Ok::<_, CarrierError>((fabric, prepared))
         });
         let (fabric, prepared) = made.await.map_err(|_panic| CarrierError::Broken)??;
-        note_replaced(&prepared.replaced);
-        let ear = Ear::of(&fabric).map_err(CarrierError::Listen)?;
+        log_replaced(&prepared.replaced);
+        let readable_fd = ReadableFd::new(&fabric).map_err(CarrierError::Listen)?;
         let announced = announced(&prepared, data);
         Ok((
-            Self { fabric: Whereabouts::Here(Box::new(fabric)), ear, data, announced: announced.clone() },
+            Self {
+                fabric: FabricSlot::Here(Box::new(fabric)),
+                readable_fd,
+                data,
+                announced: announced.clone(),
+            },
             announced,
         ))
     }
 
-    /// What stands where the devices are to be; changes nothing.
+    /// The existing devices with our names; changes nothing.
     pub async fn survey(
         backend: &Backend,
         external: &External,
@@ -102,19 +109,20 @@ impl Woven {
         let (kind, _) = kernel_backend(backend);
         let (underlay, networks) = (underlay(external)?, networks(config));
         let look = move || Fabric::open(kind, underlay, networks)?.survey();
-        let looked = tokio::task::spawn_blocking(look).await;
-        Ok(looked.map_err(|_panic| CarrierError::Broken)??)
+        let last_resync = tokio::task::spawn_blocking(look).await;
+        Ok(last_resync.map_err(|_panic| CarrierError::Broken)??)
     }
 
     /// Gives the devices their addresses.
     pub async fn own(&mut self, own: &SubnetKey, status: &Status) -> Result<(), CarrierError> {
         let own = *own;
         let report = self.work(move |fabric| fabric.own(own.v4, own.v6)).await?;
-        note(&report, "devices have this node's subnet", status);
+        log_report(&report, "devices have this node's subnet", status);
         Ok(())
     }
 
-    /// All peers anew: the oldest first, for a node that changed its address has left a lease with its old one and the same MAC.
+    /// Replaces all peers, oldest first: a node that changed its address has left a lease with its
+    /// old one and the same MAC.
     pub async fn reset(&mut self, leases: &[Lease], status: &Status) -> bool {
         let mut leases: Vec<&Lease> = leases.iter().collect();
         leases.sort_by_key(|lease| lease.expires);
@@ -123,7 +131,6 @@ impl Woven {
         settle(report, "the kernel has all leases", status)
     }
 
-    /// Some peers.
     pub async fn change(&mut self, gone: &[Lease], put: &[Lease], status: &Status) -> bool {
         let mut gone: Vec<PeerKey> = gone.iter().map(|lease| key(&lease.key)).collect();
         let mut peers = Vec::with_capacity(put.len());
@@ -138,26 +145,26 @@ impl Woven {
         settle(report, "the kernel has what changed of the leases", status)
     }
 
-    /// Resolves when somebody else changed what is ours.
-    pub async fn stirred(&mut self) {
+    /// Resolves when another program changed our objects.
+    pub async fn changed_externally(&mut self) {
         loop {
-            if let Err(error) = self.ear.hears().await {
+            if let Err(error) = self.readable_fd.readable().await {
                 tracing::error!(%error, "listen to the kernel");
                 return std::future::pending().await;
             }
-            let Whereabouts::Here(fabric) = &mut self.fabric else { return };
+            let FabricSlot::Here(fabric) = &mut self.fabric else { return };
             match fabric.drifted() {
                 Ok(false) => {}
                 Ok(true) => return,
                 Err(error) => {
-                    tracing::warn!(%error, "hear what changed in the kernel");
+                    tracing::warn!(%error, "read the kernel's events");
                     return;
                 }
             }
         }
     }
 
-    /// Puts right what is not as it should be: whether that succeeded, and what the lease should say if that changed.
+    /// Repairs differences: returns whether that succeeded, and the lease data if they changed.
     pub async fn resync(&mut self, status: &Status) -> (bool, Option<Announced>) {
         let work = self.work(|fabric| (fabric.resync(), fabric.prepared())).await;
         let (report, prepared) = match work {
@@ -167,7 +174,7 @@ impl Woven {
                 return (false, None);
             }
         };
-        note(&report, "the kernel was not as it should be", status);
+        log_report(&report, "the kernel differed from the leases and was repaired", status);
         status.repairs.fetch_add(report.changed.values().sum::<usize>() as u64, Ordering::Relaxed);
         let announced = Announced { mtu: self.announced.mtu, ..announced(&prepared, self.data) };
         let news = (self.data != Data::Nothing && announced != self.announced).then(|| {
@@ -177,48 +184,49 @@ impl Woven {
         (report.failed == 0, news)
     }
 
-    /// Runs on a thread for it. Dropping this future neither stops the work nor loses the fabric.
+    /// Runs `work` on a thread of its own. Dropping this future neither stops the work nor loses
+    /// the fabric.
     async fn work<T: Send + 'static>(
         &mut self,
         what: impl FnOnce(&mut Fabric) -> T + Send + 'static,
     ) -> Result<T, CarrierError> {
         let mut fabric = self.take().await?;
-        let (tell, told) = oneshot::channel();
-        self.fabric = Whereabouts::Away(tokio::task::spawn_blocking(move || {
-            // Nobody listens if whoever asked has given up.
-            let _ = tell.send(what(&mut fabric));
+        let (sender, receiver) = oneshot::channel();
+        self.fabric = FabricSlot::Busy(tokio::task::spawn_blocking(move || {
+            // The receiver is gone if the caller gave up.
+            let _ = sender.send(what(&mut fabric));
             fabric
         }));
         let fabric = self.take().await?;
-        self.fabric = Whereabouts::Here(fabric);
-        told.await.map_err(|_panic| CarrierError::Broken)
+        self.fabric = FabricSlot::Here(fabric);
+        receiver.await.map_err(|_panic| CarrierError::Broken)
     }
 
-    /// The fabric, to be put back before anything else is waited for.
+    /// Takes the fabric out, which the caller puts back before it awaits anything else.
     async fn take(&mut self) -> Result<Box<Fabric>, CarrierError> {
-        if let Whereabouts::Away(work) = &mut self.fabric {
+        if let FabricSlot::Busy(work) = &mut self.fabric {
             let back = work.await;
-            self.fabric = back.map_or(Whereabouts::Gone, Whereabouts::Here);
+            self.fabric = back.map_or(FabricSlot::Lost, FabricSlot::Here);
         }
-        match std::mem::replace(&mut self.fabric, Whereabouts::Gone) {
-            Whereabouts::Here(fabric) => Ok(fabric),
-            Whereabouts::Away(_) | Whereabouts::Gone => Err(CarrierError::Broken),
+        match std::mem::replace(&mut self.fabric, FabricSlot::Lost) {
+            FabricSlot::Here(fabric) => Ok(fabric),
+            FabricSlot::Busy(_) | FabricSlot::Lost => Err(CarrierError::Broken),
         }
     }
 }
 
-/// The lease as the kernel needs it; none when it lacks what that takes.
+/// Converts a lease for the kernel; none if it lacks data that the backend needs.
 fn peer(data: Data, lease: &Lease) -> Option<Peer> {
     let attributes = &lease.attributes;
-    let told = [attributes.backend_data.as_deref(), attributes.backend_v6_data.as_deref()];
+    let values = [attributes.backend_data.as_deref(), attributes.backend_v6_data.as_deref()];
     let (mut mac, mut wireguard) = ([None, None], [None, None]);
     match data {
         Data::Nothing => {}
-        Data::Vtep(_) => mac = told.map(|data| vtep(data?)),
-        Data::Wireguard => wireguard = told.map(|data| end(data?)),
+        Data::Vtep(_) => mac = values.map(|data| vtep(data?)),
+        Data::Wireguard => wireguard = values.map(|data| end(data?)),
     }
     if data != Data::Nothing && mac == [None, None] && wireguard == [None, None] {
-        let reason = "it does not say where its tunnel ends";
+        let reason = "it does not name the end of its tunnel";
         russet_store::refused("a lease is not programmed", lease.key, reason);
         return None;
     }
@@ -244,7 +252,7 @@ fn end(data: &str) -> Option<WireguardEnd> {
 fn settle(report: Result<Report, CarrierError>, what: &str, status: &Status) -> bool {
     match report {
         Ok(report) => {
-            note(&report, what, status);
+            log_report(&report, what, status);
             report.failed == 0
         }
         Err(error) => {
@@ -284,7 +292,7 @@ fn announced(prepared: &Prepared, data: Data) -> Announced {
     Announced { data, data_v6, mtu: prepared.mtu }
 }
 
-/// The backend as `overlay` has it, and what its leases carry.
+/// Converts the backend for `overlay`, with the kind of data in its leases.
 fn kernel_backend(backend: &Backend) -> (flannel::Backend, Data) {
     match backend {
         Backend::Vxlan(vxlan) => (flannel::Backend::Vxlan(vxlan.clone()), Data::Vtep(vxlan.vni)),
@@ -319,10 +327,15 @@ pub(super) mod tests {
     }
 
     /// A fabric whose thread has panicked.
-    pub fn broken() -> Woven {
+    pub fn broken() -> KernelPart {
         let (near, _far) = UnixStream::pair().unwrap();
-        let ear = Ear::of(&near).unwrap();
-        Woven { fabric: Whereabouts::Gone, ear, data: Data::Nothing, announced: Announced::default() }
+        let readable_fd = ReadableFd::new(&near).unwrap();
+        KernelPart {
+            fabric: FabricSlot::Lost,
+            readable_fd,
+            data: Data::Nothing,
+            announced: Announced::default(),
+        }
     }
 
     #[test]
@@ -334,13 +347,13 @@ pub(super) mod tests {
             wireguard: [end(51820), end(51821)],
             ..Prepared::default()
         };
-        for (data, told) in [
+        for (data, values) in [
             (Data::Vtep(1), Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:04"}"#)),
             (Data::Wireguard, Some(r#"{"PublicKey":"q83vEjRWeJA=","Port":51820}"#)),
             (Data::Nothing, None),
         ] {
             let announced = announced(&prepared, data);
-            assert_eq!(announced.data.as_deref(), told);
+            assert_eq!(announced.data.as_deref(), values);
             let peer = peer(data, &lease(announced)).unwrap();
             assert_eq!(peer.mac, if data == Data::Vtep(1) { prepared.mac } else { [None, None] });
             let ends = if data == Data::Wireguard { prepared.wireguard.clone() } else { [None, None] };
@@ -349,12 +362,12 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_lease_that_does_not_say_where_its_tunnel_ends_is_no_peer() {
+    fn a_lease_without_tunnel_data_is_no_peer() {
         for data in [None, Some("{}".to_owned()), Some("[".to_owned())] {
-            let told = Announced { data, ..Announced::default() };
-            assert!(peer(Data::Vtep(1), &lease(told.clone())).is_none());
-            assert!(peer(Data::Wireguard, &lease(told.clone())).is_none());
-            assert!(peer(Data::Nothing, &lease(told)).is_some());
+            let values = Announced { data, ..Announced::default() };
+            assert!(peer(Data::Vtep(1), &lease(values.clone())).is_none());
+            assert!(peer(Data::Wireguard, &lease(values.clone())).is_none());
+            assert!(peer(Data::Nothing, &lease(values)).is_some());
         }
     }
 }

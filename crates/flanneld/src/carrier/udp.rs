@@ -1,5 +1,5 @@
-//! The backend `udp` at work: joins `overlay`'s proxy to the loop. The proxy has threads of its own; this tells it of leases, and starts it
-//! anew when somebody took its device away.
+//! The running backend `udp`: connects `overlay`'s proxy with the daemon's loop. The proxy has
+//! threads of its own; this passes it leases, and starts it again when its device was deleted.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::Ordering;
@@ -12,28 +12,29 @@ use russet_netlink::{Monitor, Topic};
 use russet_overlay::udp::{DEVICE, OVERHEAD_BYTES, Offloads, Options, Proxy, UdpError};
 
 use super::CarrierError;
-use crate::ear::Ear;
 use crate::health::Status;
 use crate::interface::External;
+use crate::readable_fd::ReadableFd;
 
-/// The proxy, and what it is told.
+/// The proxy and its routes.
 pub struct Relay {
     options: Options,
     proxy: Option<Proxy>,
     monitor: Monitor,
-    ear: Ear,
+    readable_fd: ReadableFd,
     routes: Vec<(Ipv4Net, Ipv4Addr)>,
 }
 
-/// Less than IPv4 allows for a link.
+/// The minimum that IPv4 requires of a link.
 const MTU_MIN_BYTES: u32 = 68;
-/// Events thrown away in one go; the rest is as good as another one that comes later.
+/// Limit of events discarded in one call; further ones cause another comparison.
 const EVENTS_MAX: usize = 10_000;
 
 // === impl Relay ===
 
 impl Relay {
-    /// Nothing runs before the lease is there: the device gets its address.
+    /// Prepares the options; nothing runs before there is a lease, because the device needs its
+    /// address.
     pub fn new(
         port: u16,
         external: &External,
@@ -57,16 +58,16 @@ impl Relay {
         };
         let monitor = Monitor::open(&[Topic::Links, Topic::Addresses, Topic::Routes]);
         let monitor = monitor.map_err(|error| CarrierError::Listen(std::io::Error::other(error)))?;
-        let ear = Ear::of(&monitor).map_err(CarrierError::Listen)?;
-        Ok(Self { options, proxy: None, monitor, ear, routes: Vec::new() })
+        let readable_fd = ReadableFd::new(&monitor).map_err(CarrierError::Listen)?;
+        Ok(Self { options, proxy: None, monitor, readable_fd, routes: Vec::new() })
     }
 
-    /// Of pods, bytes.
+    /// The MTU of pods in bytes.
     pub fn mtu(&self) -> u32 {
         self.options.mtu
     }
 
-    /// Starts the proxy; a port that is taken ends the daemon.
+    /// Starts the proxy; a port in use ends the daemon.
     pub fn own(&mut self, own: &SubnetKey) -> Result<(), CarrierError> {
         let subnet = own.v4.ok_or(CarrierError::Family { backend: "udp", carries: "IPv4", has: "IPv6" })?;
         // The device's name is free once the old proxy is gone.
@@ -83,7 +84,7 @@ impl Relay {
         Ok(())
     }
 
-    /// All peers anew; false when the proxy does not run.
+    /// Replaces all peers; false if the proxy does not run.
     pub fn reset(&mut self, leases: &[Lease]) -> bool {
         self.routes = leases.iter().filter_map(route).collect();
         if let Some(proxy) = &self.proxy {
@@ -92,7 +93,7 @@ impl Relay {
         self.proxy.is_some()
     }
 
-    /// Some peers; false when the proxy does not run.
+    /// Changes some peers; false if the proxy does not run.
     pub fn change(&mut self, gone: &[Lease], put: &[Lease]) -> bool {
         for (subnet, _) in gone.iter().filter_map(route) {
             self.routes.retain(|(known, _)| *known != subnet);
@@ -110,24 +111,25 @@ impl Relay {
         self.proxy.is_some()
     }
 
-    /// Resolves when somebody else may have changed the device or its route.
-    pub async fn stirred(&mut self) {
-        if let Err(error) = self.ear.hears().await {
+    /// Resolves when another program may have changed the device or its route.
+    pub async fn changed_externally(&mut self) {
+        if let Err(error) = self.readable_fd.readable().await {
             tracing::error!(%error, "listen to the kernel");
             return std::future::pending().await;
         }
-        // At once, without a pause in which the caller could give up: nobody would tell of these events again. Which they were does not matter,
-        // the look that follows costs four messages.
+        // Drains the events without an await in between, because a cancelled call would lose them.
+        // Which events they were does not matter; the comparison that follows costs four messages.
         let _ = (0..EVENTS_MAX).all(|_| matches!(self.monitor.next(Duration::ZERO), Ok(Some(_))));
     }
 
-    /// Puts the device and its route right, or starts anew where they are gone; false when that has to be tried again.
+    /// Repairs the device and its route, or starts the proxy again if they are gone; false if that
+    /// must be tried again.
     pub fn resync(&mut self, status: &Status) -> bool {
         let failure = self.proxy.as_ref().map_or(Some("it does not run".to_owned()), Proxy::failure);
         let result = match (failure, &self.proxy) {
             (None, Some(proxy)) => proxy.repair(),
             (failure, _) => {
-                tracing::warn!(reason = failure.unwrap_or_default(), "the udp backend is started anew");
+                tracing::warn!(reason = failure.unwrap_or_default(), "the udp backend is restarted");
                 self.proxy = None;
                 status.repairs.fetch_add(1, Ordering::Relaxed);
                 self.start()
@@ -135,7 +137,7 @@ impl Relay {
         };
         if let Err(error) = &result {
             status.failures.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(%error, "the udp backend is not as it should be");
+            tracing::warn!(%error, "repair the udp backend");
         }
         result.is_ok()
     }
@@ -145,7 +147,7 @@ fn route(lease: &Lease) -> Option<(Ipv4Net, Ipv4Addr)> {
     lease.key.v4.map(|subnet| (subnet, lease.attributes.public_ip))
 }
 
-/// What the kernel does for the tunnel, in words.
+/// Describes the kernel's offloads for the tunnel.
 fn words(offloads: Offloads) -> String {
     let tun = offloads.tun;
     let all = [

@@ -1,4 +1,4 @@
-//! Every flag: its name, its kind, its default, where it comes from, what it does.
+//! All flags with name, kind, default, origin, help, and the function that sets them.
 
 use super::value::{boolean, integer};
 use super::{EtcdApi, FirewallKind, LeaseLost, Options, Password};
@@ -7,19 +7,17 @@ use super::{EtcdApi, FirewallKind, LeaseLost, Options, Password};
 pub struct Flag {
     /// Its name, without dashes.
     pub name: &'static str,
-    /// What its value is.
+    /// The kind of its value.
     pub kind: Kind,
-    /// Its default, as it would be written.
+    /// Its default, as it would be written on a command line.
     pub default: &'static str,
-    /// Whose it is.
     pub origin: Origin,
-    /// What it does.
     pub help: &'static str,
-    /// Takes a value into the options.
+    /// Parses a value into the options.
     pub set: fn(&mut Options, &str) -> Result<(), &'static str>,
 }
 
-/// What a flag's value is.
+/// The kind of a flag's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Takes a value only with `=`.
@@ -32,16 +30,16 @@ pub enum Kind {
     Many,
 }
 
-/// Whose a flag is.
+/// The origin of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// flannel's since v0.10.0 or before.
     V010,
     /// flannel's, newer than v0.10.0.
     Newer,
-    /// flannel's once; taken, and without effect.
+    /// Former flannel flags, accepted and ignored.
     Dropped,
-    /// Not flannel's.
+    /// Russet's own.
     Ours,
 }
 
@@ -50,7 +48,7 @@ use Origin::{Dropped, Newer, Ours, V010};
 
 macro_rules! flags {
     ($($name:literal $kind:ident $default:literal $origin:ident $help:literal |$options:ident, $value:ident| $set:expr;)*) => {
-        /// Every flag; `usage` sorts them.
+        /// All flags; `usage` sorts them.
         pub const FLAGS: &[Flag] = &[$(Flag {
             name: $name,
             kind: $kind,
@@ -131,7 +129,7 @@ flags! {
         "v3, or v2 for peers of flannel v0.10 to v0.17" |to, value| to.etcd_api = match value {
             "v3" => EtcdApi::V3,
             "v2" => EtcdApi::V2,
-            _ => return Err("v2 or v3 is wanted"),
+            _ => return Err("it must be v2 or v3"),
         };
     "store" Text "" Ours
         "etcd:URL,... or embedded[:DIR] or unix:SOCKET instead of etcd-endpoints; embedded is one machine's own store" |to, value| to.store = value.to_owned();
@@ -139,13 +137,13 @@ flags! {
         "nft for a table of our own, iptables for flannel's chains; by default nft, and with takeover what is there" |to, value| to.firewall = match value {
             "nft" => Some(FirewallKind::Nft),
             "iptables" => Some(FirewallKind::Iptables),
-            _ => return Err("nft or iptables is wanted"),
+            _ => return Err("it must be nft or iptables"),
         };
     "lease-lost" Text "exit" Ours
         "exit with 0 when the lease is lost, or reacquire" |to, value| to.lease_lost = match value {
             "exit" => LeaseLost::Exit,
             "reacquire" => LeaseLost::Reacquire,
-            _ => return Err("exit or reacquire is wanted"),
+            _ => return Err("it must be exit or reacquire"),
         };
     "etcd-password-file" Text "" Ours
         "file with the etcd user's password, which other users of the node then do not see in the list of processes" |to, value| to.etcd_password_file = value.into();
@@ -183,7 +181,7 @@ fn line(text: &str) -> Result<(), &'static str> {
 // === impl Flag ===
 
 impl Flag {
-    /// The variable that stands in when the flag is not given.
+    /// The environment variable for the flag.
     pub fn variable(&self) -> String {
         format!("FLANNELD_{}", self.name.replace('-', "_").to_ascii_uppercase())
     }
@@ -192,7 +190,7 @@ impl Flag {
 // === impl Kind ===
 
 impl Kind {
-    /// As Go's help writes it.
+    /// The kind as printed in Go's help.
     pub(super) const fn word(self) -> &'static str {
         match self {
             Bool => "",

@@ -43,7 +43,7 @@ fn every_default_of_the_table_is_a_value_and_names_are_unique() {
 
 /// The published v0.10.0 walk-through's set, flannel.md section 1.3.
 #[test]
-fn the_whole_set_of_v0_10_0_is_taken() {
+fn the_whole_set_of_v0_10_0_is_accepted() {
     let read = options(&[
         "-etcd-endpoints=http://10.0.0.1:2379",
         "-etcd-prefix=/x",
@@ -95,7 +95,7 @@ fn one_dash_or_two_a_value_behind_or_after_the_equals_sign() {
 
 /// flannel.md section 1.1.
 #[test]
-fn reading_stops_at_the_first_word_that_is_no_flag() {
+fn parsing_stops_at_the_first_word_that_is_not_a_flag() {
     for words in [
         &["-v=1", "word", "-v=2"][..],
         &["-v=1", "--", "-v=2"],
@@ -126,20 +126,20 @@ fn t18_help_and_mistakes_are_answered_with_usage() {
         (&["---v"], "bad flag syntax: ---v"),
         (&["-=1"], "bad flag syntax: -=1"),
         (&["-healthz-port", "99999999999999999999"], "value out of range"),
-        (&["-etcd-api=v4"], "v2 or v3 is wanted"),
+        (&["-etcd-api=v4"], "it must be v2 or v3"),
         (&["-vmodule=main"], "filename=N"),
     ] {
         let text = mistake(words);
         assert!(text.lines().next().unwrap().contains(reason), "{words:?}: {text}");
         assert!(text.contains("  -etcd-endpoints string\n    \t"), "{text}");
     }
-    // 0, 1440 and -5 are numbers: what is wrong with them is said later, with exit code 1.
+    // 0, 1440 and -5 are numbers: `run` refuses them later, with exit code 1.
     assert_eq!(options(&["-subnet-lease-renew-margin=-5"]).renew_margin_min, -5);
 }
 
 /// flannel.md section 1.2.
 #[test]
-fn the_environment_fills_in_what_was_not_given() {
+fn the_environment_sets_flags_that_were_not_given() {
     let environment = [
         ("FLANNELD_IFACE", "eth1,eth2"),
         ("FLANNELD_ETCD_PREFIX", "/env"),
@@ -158,13 +158,13 @@ fn the_environment_fills_in_what_was_not_given() {
     assert_eq!(read.etcd_password_file, PathBuf::from("/etc/flanneld/password"));
     assert_eq!(read.healthz_port, 0, "an unusable value leaves the default");
     assert!(read.ip_masq_given && !options(&["-v=1"]).ip_masq_given);
-    assert_eq!(notes, ["FLANNELD_HEALTHZ_PORT=many is left out: parse error"]);
+    assert_eq!(notes, ["FLANNELD_HEALTHZ_PORT=many is ignored: parse error"]);
     assert_eq!(request(&[], &[("FLANNELD_VERSION", "1")]), Request::Version);
     assert_eq!(request(&["-version"], &[]), Request::Version);
 }
 
 #[test]
-fn the_users_page_has_every_flag_with_its_default_and_whose_it_is() {
+fn the_users_page_lists_every_flag_with_default_and_origin() {
     let page =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/flanneld.md")).unwrap();
     for flag in FLAGS {
@@ -172,13 +172,13 @@ fn the_users_page_has_every_flag_with_its_default_and_whose_it_is() {
             "" => "none".to_owned(),
             default => format!("`{}`", default.replace(',', "`, `")),
         };
-        let whose = match flag.origin {
+        let origin = match flag.origin {
             Origin::V010 => "flannel, v0.10.0 and newer",
             Origin::Newer => "flannel, newer",
             Origin::Dropped => "flannel, v0.21 to v0.22",
             Origin::Ours => "**ours**",
         };
-        let row = format!("| `{}` | {default} | {whose} | {} |", flag.name, flag.help);
-        assert!(page.contains(&row), "docs/flanneld.md has not the row\n{row}");
+        let row = format!("| `{}` | {default} | {origin} | {} |", flag.name, flag.help);
+        assert!(page.contains(&row), "docs/flanneld.md lacks the row\n{row}");
     }
 }

@@ -1,4 +1,4 @@
-//! How Go's `flag` package reads values.
+//! Parses values like Go's `flag` package.
 
 /// `strconv.ParseBool`.
 pub fn boolean(text: &str) -> Result<bool, &'static str> {
@@ -24,7 +24,7 @@ pub fn integer(text: &str) -> Result<i64, &'static str> {
         _ if lower.len() > 1 && lower.starts_with('0') => (8, &lower[1..]),
         _ => (10, lower.as_str()),
     };
-    // Behind a prefix an underscore may come first: the prefix counts as a digit.
+    // Behind a prefix an underscore may come first, because the prefix counts as a digit.
     let body = if body.len() < lower.len() { body.strip_prefix('_').unwrap_or(body) } else { body };
     let groups_are_whole = body.split('_').all(|group| !group.is_empty());
     let plain: String = body.chars().filter(|digit| *digit != '_').collect();

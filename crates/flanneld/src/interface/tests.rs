@@ -1,4 +1,4 @@
-//! Choices over made-up dumps.
+//! Choices over constructed dumps.
 
 use russet_netlink::{OperState, Scope};
 
@@ -61,7 +61,7 @@ fn dump() -> Dump {
             address(3, "fd00:5::11/64", PERMANENT),
         ],
         defaults: vec![default("0.0.0.0/0", 2), default("::/0", 2)],
-        way: None,
+        route: None,
     }
 }
 
@@ -85,7 +85,7 @@ fn chosen(stack: Stack, wanted: &Wanted) -> String {
 
 /// flannel.md section 1.4, issue #2293 of flannel.
 #[test]
-fn without_a_wish_the_default_route_decides_and_the_best_address_is_taken() {
+fn without_a_request_the_default_route_decides_and_the_best_address_is_taken() {
     let none = Wanted::default();
     assert_eq!(chosen(Stack::V4, &none), "eth0 10.200.0.11 -");
     assert_eq!(chosen(Stack::V6, &none), "eth0 - fd00:200::11");
@@ -102,7 +102,7 @@ fn without_a_wish_the_default_route_decides_and_the_best_address_is_taken() {
 
 /// flannel.md sections 1.4 and 10.
 #[test]
-fn t36_without_a_default_route_and_a_wish_there_is_no_interface() {
+fn t36_without_a_default_route_and_a_request_there_is_no_interface() {
     let bare = Dump { defaults: Vec::new(), ..dump() };
     for (stack, family) in [(Stack::V4, "IPv4"), (Stack::V6, "IPv6"), (Stack::Dual, "IPv4")] {
         let error = choose(&bare, stack, &Wanted::default()).unwrap_err().to_string();
@@ -113,7 +113,7 @@ fn t36_without_a_default_route_and_a_wish_there_is_no_interface() {
 
 /// flannel.md sections 1.4 and 10.
 #[test]
-fn t35_the_first_wish_that_matches_is_taken() {
+fn t35_the_first_request_that_matches_is_taken() {
     assert_eq!(chosen(Stack::V4, &wish(&["eth7", "eth1", "eth0"], &[])), "eth1 192.168.5.10 -");
     assert_eq!(chosen(Stack::V4, &wish(&["eth7"], &["eth0"])), "eth0 10.200.0.11 -");
     assert_eq!(
@@ -152,9 +152,13 @@ fn a_pattern_is_tried_on_addresses_first_then_on_names_and_need_not_be_anchored(
         chosen(Stack::Dual, &wish(&[], &["10.200.0.11|fd00:200::b+"])),
         "eth0 10.200.0.11 fd00:200::bbbb"
     );
-    // Both families have to match; otherwise the names are looked at.
+    // Both families must match; otherwise names are tried.
     assert!(chosen(Stack::Dual, &wish(&[], &["^10\\."])).starts_with("error"));
-    assert_eq!(chosen(Stack::V4, &wish(&[], &["(", "eth0"])), "eth0 10.200.0.11 -", "a bad one is no match");
+    assert_eq!(
+        chosen(Stack::V4, &wish(&[], &["(", "eth0"])),
+        "eth0 10.200.0.11 -",
+        "an invalid pattern matches nothing"
+    );
 }
 
 /// flannel.md sections 1.4 and 10.
@@ -184,18 +188,18 @@ fn an_annotation_of_the_node_wins_over_the_flag() {
 
 /// flannel.md section 1.4.
 #[test]
-fn the_way_to_an_address_names_the_interface_and_the_source() {
+fn the_route_to_an_address_names_the_interface_and_the_source() {
     let wanted = Wanted { can_reach: "203.0.113.1".to_owned(), ..wish(&["eth9"], &[]) };
     let source = Some("192.168.5.9".parse().unwrap());
-    let way = Way { kind: RouteKind::Unicast, oif: Some(3), gateway: None, source };
-    let reachable = Dump { way: Some(Ok(way)), ..dump() };
+    let route = Way { kind: RouteKind::Unicast, oif: Some(3), gateway: None, source };
+    let reachable = Dump { route: Some(Ok(route)), ..dump() };
     let external = choose(&reachable, Stack::Dual, &wanted).unwrap();
     assert_eq!(
         (external.name.as_str(), external.v4.unwrap().to_string()),
         ("eth1", "192.168.5.9".to_owned())
     );
     assert_eq!(external.v6.unwrap().to_string(), "fd00:5::11");
-    let cut_off = Dump { way: Some(Err("ENETUNREACH".to_owned())), ..dump() };
+    let cut_off = Dump { route: Some(Err("ENETUNREACH".to_owned())), ..dump() };
     assert!(choose(&cut_off, Stack::V4, &wanted).is_err());
     assert!(choose(&dump(), Stack::V4, &wanted).is_err(), "no address at all");
 }
@@ -210,7 +214,7 @@ fn an_mtu_of_0_is_an_error() {
 }
 
 #[test]
-fn a_pattern_that_is_none_is_refused_in_one_line() {
+fn an_invalid_pattern_is_refused_in_one_line() {
     let error = compile("^eth(").unwrap_err().to_string();
-    assert_eq!(error, "iface-regex \"^eth(\" is no regular expression: unclosed group");
+    assert_eq!(error, "iface-regex \"^eth(\" is not a regular expression: unclosed group");
 }

@@ -1,5 +1,6 @@
-//! The flannel daemon that runs on this node: found by its name among the processes of this network namespace, and asked to end. In a container that takes the
-//! host's process namespace. Called by `takeover`, and by `run` at an ordinary start, which warns of it.
+//! The flannel daemon that runs on this node: it is found by its name among the processes of this
+//! network namespace, and asked to end. In a container this needs the host's PID namespace. Called
+//! by `takeover`, and by `run` at an ordinary start, which warns of it.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -20,24 +21,25 @@ pub struct Predecessor {
     pub pid: u32,
     /// Its name, as `ps` shows it.
     pub name: String,
-    /// The process itself: a number may be another one's by the time that it is used.
+    /// Refers to the process itself, because its ID may be reused.
     handle: OwnedFd,
 }
 
-/// What the names of flannel's executables begin with, and those of ours: `flanneld-0.28.9` is one, too.
+/// Prefixes of the names of flannel's executables and of ours: `flanneld-0.28.9` is one, too.
 const FLANNELD: &str = "flanneld";
 const RUSSET: &str = "russet";
-/// What follows the name where the process is no daemon: it prints docker's options, or looks at the node and changes nothing.
+/// Arguments of a process that is not a daemon: it prints docker's options, or runs a check.
 const NO_DAEMON: [&str; 2] = ["docker-opts", "takeover-check"];
-/// How long a daemon may take for each of its signals. v0.20.0 hangs on a first one that comes right after its start, and the second one kills it.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// After two of them nothing that can end is left.
+/// Wait for a daemon to end after each signal. v0.20.0 hangs on a first signal right after its
+/// start, and a second one kills it.
+const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// A daemon that survives two signals will not end.
 const SIGNALS: u32 = 2;
 
 // === impl Predecessor ===
 
 impl Predecessor {
-    /// All that there are.
+    /// All running daemons.
     pub fn all() -> Result<Vec<Self>, TakeoverError> {
         let failed = |what| move |source| TakeoverError::Processes { what, source };
         let ours =
@@ -55,7 +57,7 @@ impl Predecessor {
                     return Err(TakeoverError::Processes { what: "open a process", source: errno.into() });
                 }
             };
-            // Only what is still there now is what the handle stands for.
+            // Checked again after opening the handle, because the ID may have been reused.
             if flanneld(pid, ours).is_some() {
                 found.push(Self { pid, name, handle });
             }
@@ -63,7 +65,7 @@ impl Predecessor {
         Ok(found)
     }
 
-    /// Asks it to end, twice if need be, and waits until it has. Blocks.
+    /// Sends one or two signals and waits until the process has ended. Blocks.
     pub fn end(&self) -> Result<(), TakeoverError> {
         let failed = |source| TakeoverError::Processes { what: "end flanneld", source };
         for _ in 0..SIGNALS {
@@ -72,7 +74,7 @@ impl Predecessor {
                 Err(Errno::SRCH) => return Ok(()),
                 Err(errno) => return Err(failed(errno.into())),
             }
-            if process::has_ended(&self.handle, PATIENCE).map_err(failed)? {
+            if process::has_ended(&self.handle, SIGNAL_TIMEOUT).map_err(failed)? {
                 return Ok(());
             }
         }
@@ -80,7 +82,7 @@ impl Predecessor {
     }
 }
 
-/// The name of a process that is a flannel daemon and works on our network. One that has ended and was not waited for is none.
+/// The name of a process that is a flannel daemon in our network namespace. Zombies do not count.
 fn flanneld(pid: u32, ours: (u64, u64)) -> Option<String> {
     let process = Path::new("/proc").join(pid.to_string());
     let read = |file: &str| fs::read(process.join(file)).unwrap_or_default();
@@ -89,13 +91,13 @@ fn flanneld(pid: u32, ours: (u64, u64)) -> Option<String> {
     let exe = fs::read_link(process.join("exe")).ok();
     let exe = exe.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     let words: Vec<String> = read("cmdline").split(|byte| *byte == 0).map(text).collect();
-    // A zombie has no namespaces any more.
+    // A zombie has no namespaces.
     let here = || namespace(&process).is_ok_and(|namespace| namespace == ours);
     (is_daemon(&comm, exe.as_deref(), &words) && here()).then(|| comm.escape_debug().to_string())
 }
 
-/// Whether a process is a flannel daemon: by the kernel's name for it, which has 15 bytes at most, the name of its executable file, which may not be
-/// readable, and its command line.
+/// Whether a process is a flannel daemon: by its kernel name, which has at most 15 bytes, the name
+/// of its executable, which may be unreadable, and its command line.
 fn is_daemon(comm: &str, exe: Option<&str>, words: &[String]) -> bool {
     // A script called `flanneld-...` is a process of its interpreter.
     let flannels = comm == FLANNELD || exe.unwrap_or(comm).starts_with(FLANNELD);
@@ -119,14 +121,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_is_no_predecessor_of_itself() {
+    fn this_process_is_not_its_own_predecessor() {
         let ours = namespace(Path::new("/proc/thread-self")).unwrap();
         assert_eq!(flanneld(std::process::id(), ours), None);
         assert!(Predecessor::all().unwrap().iter().all(|it| it.pid != std::process::id()));
     }
 
     #[test]
-    fn a_daemon_is_found_by_the_beginning_of_its_name() {
+    fn a_daemon_is_recognised_by_the_prefix_of_its_name() {
         let is = |comm: &str, exe: &str, line: &str| {
             let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
             is_daemon(comm, Some(exe).filter(|exe| !exe.is_empty()), &words)

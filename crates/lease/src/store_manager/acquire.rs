@@ -11,7 +11,7 @@ use crate::{Lease, LeaseError, Wish};
 /// Times to look and try, as flannel's.
 const ROUNDS: u32 = 10;
 
-// === impl StoreManager: acquire ===
+// === impl StoreManager ===
 
 impl StoreManager {
     pub(super) async fn take(&self, config: &NetworkConfig, wish: &Wish) -> Result<Lease, LeaseError> {

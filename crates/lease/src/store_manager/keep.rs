@@ -29,7 +29,7 @@ enum Found {
     Lost(Lost),
 }
 
-// === impl StoreManager: keep ===
+// === impl StoreManager ===
 
 impl StoreManager {
     pub(super) async fn hold(&self, lease: &Lease, margin: Duration) -> Lost {

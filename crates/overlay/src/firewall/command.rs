@@ -69,7 +69,7 @@ impl Programs {
     fn find(family: Family, flavour: &'static str) -> Result<Self, FirewallError> {
         let mut programs = Self { family, flavour, abilities: Abilities::default() };
         let printed = programs.run("", &["--version"], &[])?;
-        programs.abilities = Abilities::of(&String::from_utf8_lossy(&printed));
+        programs.abilities = Abilities::parse(&String::from_utf8_lossy(&printed));
         Ok(programs)
     }
 
@@ -126,7 +126,7 @@ const SAID_MAX_CHARS: usize = 400;
 
 impl Abilities {
     /// Reads `iptables v1.8.9 (nf_tables)`. Before 1.8 there was one flavour and nothing in brackets.
-    fn of(version: &str) -> Self {
+    fn parse(version: &str) -> Self {
         let number = version.split_once(" v").map_or("", |(_, number)| number);
         let numbers: Vec<u32> = number
             .split(|c: char| !c.is_ascii_digit() && c != '.')
@@ -153,7 +153,7 @@ mod tests {
             ("iptables v1.4.21", false, false),
             ("", false, false),
         ] {
-            assert_eq!(Abilities::of(text), Abilities { nft, modern }, "{text}");
+            assert_eq!(Abilities::parse(text), Abilities { nft, modern }, "{text}");
         }
     }
 

@@ -29,7 +29,7 @@ pub(crate) struct Compat {
 /// itself.
 const OLD_MAX: usize = 16;
 /// One attempt repairs and the next confirms it.
-const LOOKS: usize = 2;
+const REPAIR_ATTEMPTS: usize = 2;
 
 // === impl Compat ===
 
@@ -184,12 +184,12 @@ fn settle(
     report: &mut Report,
     edits: impl Fn(&Goal, &Saved) -> Vec<String>,
 ) -> Result<(), FirewallError> {
-    for look in 0..=LOOKS {
+    for attempt in 0..=REPAIR_ATTEMPTS {
         let saved = programs.save(goals.iter().map(|goal| goal.table))?;
         let left = goals.iter().map(|goal| (goal.table, edits(goal, &Saved::read(&saved, goal.table))));
         let left: Vec<(&'static str, Vec<String>)> = left.filter(|(_, edits)| !edits.is_empty()).collect();
         let Some((table, first)) = left.first() else { return Ok(()) };
-        if look == LOOKS {
+        if attempt == REPAIR_ATTEMPTS {
             let edit = first.first().cloned().unwrap_or_default();
             return Err(FirewallError::Unsettled { program: programs.name("-restore"), table, edit });
         }

@@ -16,7 +16,7 @@ use russet_nft::{
 use super::gate::{self, DOCKER_USER, FLANNEL_FORWARD, Gate, Kind};
 use super::native::{self, Change};
 use super::rules::{self, Line, Side};
-use super::{FirewallError, Look, Repair, Role, Wanted};
+use super::{FirewallError, Repair, Role, RulesetSnapshot, Wanted};
 
 /// The table of Russet's own agent, whose drops are intended.
 const RUSSET: &str = "russet";
@@ -25,15 +25,15 @@ const LOGS: [&str; 3] = ["log", "target LOG", "target NFLOG"];
 const REJECTS: [&str; 2] = ["reject", "target REJECT"];
 
 /// The chains that forwarded packets pass through, except our own: any change in them matters.
-pub(crate) fn watched(look: &Look) -> BTreeSet<(Table, String)> {
-    let names = look.chains.iter().filter(|info| is_gate(info) || is_docker_user(info));
+pub(crate) fn watched(snapshot: &RulesetSnapshot) -> BTreeSet<(Table, String)> {
+    let names = snapshot.chains.iter().filter(|info| is_gate(info) || is_docker_user(info));
     names.map(|info| (info.chain.table.clone(), info.chain.name.clone())).collect()
 }
 
 /// The change that brings one foreign table to `wanted`.
 pub(crate) fn difference(
     nft: &mut Nft,
-    look: &Look,
+    snapshot: &RulesetSnapshot,
     table: &TableInfo,
     wanted: &Wanted,
     role: Role,
@@ -43,14 +43,14 @@ pub(crate) fn difference(
     let kind = |rule: &RuleInfo| kind(rule, mark);
     let lines = forward(wanted, table.table.family);
     let mut closed = false;
-    for info in look.chains.iter().filter(|info| info.chain.table == table.table && is_gate(info)) {
+    for info in snapshot.chains.iter().filter(|info| info.chain.table == table.table && is_gate(info)) {
         let rules = nft.rules_of(&table.table, &info.chain.name)?;
         let mut rules_of = |chain: &str| -> Result<Vec<Kind>, NetlinkError> {
             Ok(nft.rules_of(&table.table, chain)?.iter().map(kind).collect())
         };
         let kinds = gate::follow(rules.iter().map(kind).collect(), &mut rules_of)?;
         let drops = info.chain.base.as_ref().is_some_and(|base| base.policy == Policy::Drop);
-        let gate = if table.dormant { Gate::Open } else { Gate::of(&kinds, drops) };
+        let gate = if table.dormant { Gate::Open } else { Gate::from_rules(&kinds, drops) };
         // Independent of Docker's own jump, which may not exist yet while Docker starts.
         closed |= gate != Gate::Open;
         let accepted = role.is_iptables() && gate.passes(&kinds, FLANNEL_FORWARD);
@@ -60,7 +60,8 @@ pub(crate) fn difference(
         };
         settle(info, &rules, lines, before, mark, &mut change);
     }
-    for info in look.chains.iter().filter(|info| info.chain.table == table.table && is_docker_user(info)) {
+    for info in snapshot.chains.iter().filter(|info| info.chain.table == table.table && is_docker_user(info))
+    {
         // Docker's rules drop packets that reach one of its bridges from elsewhere, even if that
         // bridge is the pods'.
         let rules = nft.rules_of(&table.table, &info.chain.name)?;
@@ -180,7 +181,7 @@ fn has(rule: &RuleInfo, names: &[&str]) -> bool {
 mod tests {
     use super::*;
 
-    fn of(expressions: &[&str], verdict: Option<Verdict>) -> Kind {
+    fn kind_of(expressions: &[&str], verdict: Option<Verdict>) -> Kind {
         let rule = RuleInfo {
             table: Table { family: TableFamily::Inet, name: "t".to_owned() },
             chain: "forward".to_owned(),
@@ -196,11 +197,11 @@ mod tests {
 
     #[test]
     fn a_limit_leaves_packets_out_of_a_log_and_out_of_a_reject() {
-        assert_eq!(of(&["limit", "log"], None), Kind::Logs);
-        assert_eq!(of(&["match limit", "target LOG"], None), Kind::Logs);
-        assert_eq!(of(&["log", "reject"], None), Kind::Drops);
-        assert_eq!(of(&["limit", "log", "reject"], None), Kind::Other);
-        assert_eq!(of(&["match limit", "target LOG", "target REJECT"], None), Kind::Other);
-        assert_eq!(of(&["limit", "log", "immediate"], Some(Verdict::Drop)), Kind::Other);
+        assert_eq!(kind_of(&["limit", "log"], None), Kind::Logs);
+        assert_eq!(kind_of(&["match limit", "target LOG"], None), Kind::Logs);
+        assert_eq!(kind_of(&["log", "reject"], None), Kind::Drops);
+        assert_eq!(kind_of(&["limit", "log", "reject"], None), Kind::Other);
+        assert_eq!(kind_of(&["match limit", "target LOG", "target REJECT"], None), Kind::Other);
+        assert_eq!(kind_of(&["limit", "log", "immediate"], Some(Verdict::Drop)), Kind::Other);
     }
 }

@@ -85,7 +85,7 @@ impl Kind {
 
 impl Gate {
     /// The result of a base chain with these rules and this policy.
-    pub(crate) fn of(kinds: &[Kind], policy_drops: bool) -> Self {
+    pub(crate) fn from_rules(kinds: &[Kind], policy_drops: bool) -> Self {
         let last = kinds.iter().position(Kind::is_last);
         let drops = match last.and_then(|last| kinds.get(last)) {
             Some(Kind::Accepts) => false,
@@ -167,24 +167,24 @@ mod tests {
 
     #[test]
     fn a_policy_of_drop_closes_and_the_accept_comes_last() {
-        assert_eq!(Gate::of(&[], false), Gate::Open);
-        assert_eq!(Gate::of(&[], true), NOWHERE);
-        assert_eq!(Gate::of(&[Kind::Other, Kind::Jumps("DOCKER-USER".into())], true), NOWHERE);
-        assert_eq!(Gate::of(&[Kind::Returns, Kind::Other], true), before(0));
-        assert_eq!(Gate::of(&[Kind::Returns, Kind::Drops], false), Gate::Open);
+        assert_eq!(Gate::from_rules(&[], false), Gate::Open);
+        assert_eq!(Gate::from_rules(&[], true), NOWHERE);
+        assert_eq!(Gate::from_rules(&[Kind::Other, Kind::Jumps("DOCKER-USER".into())], true), NOWHERE);
+        assert_eq!(Gate::from_rules(&[Kind::Returns, Kind::Other], true), before(0));
+        assert_eq!(Gate::from_rules(&[Kind::Returns, Kind::Drops], false), Gate::Open);
     }
 
     #[test]
     fn a_drop_of_everything_closes_under_any_policy_and_the_accept_precedes_it_and_its_log() {
-        assert_eq!(Gate::of(&[Kind::Other, Kind::Drops], false), before(1));
-        assert_eq!(Gate::of(&[Kind::Other, Kind::Logs, Kind::Logs, Kind::Drops], true), before(1));
+        assert_eq!(Gate::from_rules(&[Kind::Other, Kind::Drops], false), before(1));
+        assert_eq!(Gate::from_rules(&[Kind::Other, Kind::Logs, Kind::Logs, Kind::Drops], true), before(1));
         // Rules behind it, even flannel's own jump, are never reached.
         let jump = Kind::Jumps(FLANNEL_FORWARD.into());
         let kinds = [Kind::Other, Kind::Drops, jump.clone()];
-        assert_eq!(Gate::of(&kinds, false), before(1));
+        assert_eq!(Gate::from_rules(&kinds, false), before(1));
         assert!(!before(1).passes(&kinds, FLANNEL_FORWARD));
         assert!(NOWHERE.passes(&[Kind::Other, jump], FLANNEL_FORWARD));
-        assert_eq!(Gate::of(&[Kind::Other, Kind::Logs], true), before(1));
+        assert_eq!(Gate::from_rules(&[Kind::Other, Kind::Logs], true), before(1));
     }
 
     fn followed(chains: &[(&str, Vec<Kind>)]) -> Vec<Kind> {
@@ -204,8 +204,8 @@ mod tests {
             ("before", vec![Kind::Other]),
             ("after-logging", vec![Kind::Logs]),
         ]);
-        assert_eq!(Gate::of(&kinds, true), before(2));
-        assert_eq!(Gate::of(&kinds, false), Gate::Open);
+        assert_eq!(Gate::from_rules(&kinds, true), before(2));
+        assert_eq!(Gate::from_rules(&kinds, false), Gate::Open);
     }
 
     #[test]
@@ -218,13 +218,13 @@ mod tests {
             ("public", vec![Kind::Other, jumps("post"), Kind::Drops]),
             ("post", vec![]),
         ];
-        assert_eq!(Gate::of(&followed(&chains), false), before(1));
+        assert_eq!(Gate::from_rules(&followed(&chains), false), before(1));
         let mut undecided = chains.clone();
         undecided[2].1.pop();
-        assert_eq!(Gate::of(&followed(&undecided), false), before(2));
+        assert_eq!(Gate::from_rules(&followed(&undecided), false), before(2));
         let mut accepted = chains;
         accepted[3].1.push(Kind::Accepts);
-        assert_eq!(Gate::of(&followed(&accepted), false), Gate::Open);
+        assert_eq!(Gate::from_rules(&followed(&accepted), false), Gate::Open);
     }
 
     #[test]
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_rule_that_accepts_everything_opens() {
-        assert_eq!(Gate::of(&[Kind::Accepts, Kind::Drops], true), Gate::Open);
+        assert_eq!(Gate::from_rules(&[Kind::Accepts, Kind::Drops], true), Gate::Open);
         assert_eq!(before_return(&[Kind::Other, Kind::Ours, Kind::Returns]), Some(2));
         assert_eq!(before_return(&[Kind::Other]), None);
     }

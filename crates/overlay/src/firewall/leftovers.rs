@@ -9,10 +9,10 @@ use super::compat::table_family;
 use super::gate::FLANNEL_FORWARD;
 use super::native::Change;
 use super::xtables::{FLANNEL_POSTROUTING, FORWARD_COMMENT, MASQUERADE_COMMENT};
-use super::{FirewallError, Look, Repair};
+use super::{FirewallError, Repair, RulesetSnapshot};
 
 /// A hook in which flannel's iptables mode has rules.
-struct Place {
+struct HookedChain {
     table: Table,
     hook: &'static str,
     chain: &'static str,
@@ -20,50 +20,59 @@ struct Place {
 }
 
 /// The change that removes all of it; `thorough` also searches for rules without chains.
-pub(crate) fn difference(nft: &mut Nft, look: &Look, thorough: bool) -> Result<Change, FirewallError> {
+pub(crate) fn difference(
+    nft: &mut Nft,
+    snapshot: &RulesetSnapshot,
+    thorough: bool,
+) -> Result<Change, FirewallError> {
     let mut change = Change::default();
-    for place in Family::BOTH.into_iter().flat_map(places) {
+    for hooked in Family::BOTH.into_iter().flat_map(hooked_chains) {
         let has = |name: &str| {
-            look.chains.iter().any(|info| info.chain.table == place.table && info.chain.name == name)
+            snapshot.chains.iter().any(|info| info.chain.table == hooked.table && info.chain.name == name)
         };
-        let chain = has(place.chain);
-        let rules = match (chain, thorough && has(place.hook)) {
+        let chain = has(hooked.chain);
+        let rules = match (chain, thorough && has(hooked.hook)) {
             // Any chain of the table may jump there.
-            (true, _) => nft.rules(&place.table)?,
-            (false, true) => nft.rules_of(&place.table, place.hook)?,
+            (true, _) => nft.rules(&hooked.table)?,
+            (false, true) => nft.rules_of(&hooked.table, hooked.hook)?,
             (false, false) => continue,
         };
         let before = change.transaction.len();
-        for rule in rules.iter().filter(|rule| rule.chain != place.chain) {
-            let jumps = rule.verdict.as_ref().and_then(Verdict::chain) == Some(place.chain);
-            let bare = rule.chain == place.hook && rule.comment.as_deref() == Some(place.comment);
+        for rule in rules.iter().filter(|rule| rule.chain != hooked.chain) {
+            let jumps = rule.verdict.as_ref().and_then(Verdict::chain) == Some(hooked.chain);
+            let bare = rule.chain == hooked.hook && rule.comment.as_deref() == Some(hooked.comment);
             if jumps || bare {
-                change.transaction.delete_rule(&place.table, &rule.chain, rule.handle);
+                change.transaction.delete_rule(&hooked.table, &rule.chain, rule.handle);
             }
         }
         if chain {
-            change.transaction.delete_chain(&place.table, place.chain);
+            change.transaction.delete_chain(&hooked.table, hooked.chain);
         }
         if change.transaction.len() > before {
-            change.repairs.push(Repair::Leftover(place.table));
+            change.repairs.push(Repair::Leftover(hooked.table));
         }
     }
     Ok(change)
 }
 
 pub(crate) fn chains(family: Family) -> [(Table, &'static str); 2] {
-    places(family).map(|place| (place.table, place.chain))
+    hooked_chains(family).map(|hooked| (hooked.table, hooked.chain))
 }
 
-fn places(family: Family) -> [Place; 2] {
+fn hooked_chains(family: Family) -> [HookedChain; 2] {
     let table = |name: &str| Table::new(table_family(family), name);
     [
-        Place {
+        HookedChain {
             table: table("nat"),
             hook: "POSTROUTING",
             chain: FLANNEL_POSTROUTING,
             comment: MASQUERADE_COMMENT,
         },
-        Place { table: table("filter"), hook: "FORWARD", chain: FLANNEL_FORWARD, comment: FORWARD_COMMENT },
+        HookedChain {
+            table: table("filter"),
+            hook: "FORWARD",
+            chain: FLANNEL_FORWARD,
+            comment: FORWARD_COMMENT,
+        },
     ]
 }

@@ -12,7 +12,7 @@ use russet_nft::{
 };
 
 use super::rules::{self, Action, KUBE_PROXY_MARK, Line, Side};
-use super::{FirewallError, Look, Repair, Wanted};
+use super::{FirewallError, Repair, RulesetSnapshot, Wanted};
 
 /// A transaction and the repairs that it makes.
 #[derive(Debug, Default)]
@@ -42,11 +42,15 @@ fn table(family: Family) -> Table {
 }
 
 /// The change that brings our tables to `wanted`; empty if they are.
-pub(crate) fn difference(nft: &mut Nft, look: &Look, wanted: &Wanted) -> Result<Change, FirewallError> {
+pub(crate) fn difference(
+    nft: &mut Nft,
+    snapshot: &RulesetSnapshot,
+    wanted: &Wanted,
+) -> Result<Change, FirewallError> {
     let mut change = Change::default();
     for family in Family::BOTH {
         let table = table(family);
-        let found = look.tables.iter().find(|info| info.table == table);
+        let found = snapshot.tables.iter().find(|info| info.table == table);
         let wanted = ruleset(wanted, family);
         match (found, wanted.is_empty()) {
             (None, true) => {}
@@ -58,7 +62,7 @@ pub(crate) fn difference(nft: &mut Nft, look: &Look, wanted: &Wanted) -> Result<
                 install(&table, &wanted, &mut change.transaction);
                 change.repairs.push(Repair::Table(table));
             }
-            (Some(info), false) => repair(nft, look, info, &wanted, &mut change)?,
+            (Some(info), false) => repair(nft, snapshot, info, &wanted, &mut change)?,
         }
     }
     Ok(change)
@@ -67,13 +71,13 @@ pub(crate) fn difference(nft: &mut Nft, look: &Look, wanted: &Wanted) -> Result<
 /// Refills the chains that differ. A table with unexpected chains is created anew.
 fn repair(
     nft: &mut Nft,
-    look: &Look,
+    snapshot: &RulesetSnapshot,
     info: &TableInfo,
     wanted: &[Filled],
     change: &mut Change,
 ) -> Result<(), FirewallError> {
     let table = &info.table;
-    let mut chains = look.chains.iter().filter(|found| found.chain.table == *table);
+    let mut chains = snapshot.chains.iter().filter(|found| found.chain.table == *table);
     let same = |filled: &Filled, found: &ChainInfo| {
         found.chain.name == filled.chain.name && found.chain.base == filled.chain.base
     };

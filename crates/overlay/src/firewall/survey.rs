@@ -7,7 +7,7 @@ use russet_nft::Nft;
 use super::command::{Programs, legacy_has};
 use super::gate::FLANNEL_FORWARD;
 use super::xtables::FLANNEL_POSTROUTING;
-use super::{FirewallError, Look, Mode, leftovers, native};
+use super::{FirewallError, Mode, RulesetSnapshot, leftovers, native};
 
 /// Looks for flannel's tables in nf_tables, and for its chains in iptables of either flavour, in
 /// the calling thread's namespace. Changes nothing. Rules of versions without chains are not
@@ -18,13 +18,13 @@ pub fn survey() -> Result<Vec<Mode>, FirewallError> {
     let mut chains = legacy()?;
     // A kernel without nf_tables has nothing there.
     if nft.generation().is_ok() {
-        let look = Look::at(&mut nft)?;
-        if look.tables.iter().any(|info| native::tables().contains(&info.table)) {
+        let snapshot = RulesetSnapshot::read(&mut nft)?;
+        if snapshot.tables.iter().any(|info| native::tables().contains(&info.table)) {
             modes.push(Mode::Nft);
         }
         let mut wanted = Family::BOTH.into_iter().flat_map(leftovers::chains);
         chains |= wanted.any(|(table, name)| {
-            look.chains.iter().any(|info| info.chain.table == table && info.chain.name == name)
+            snapshot.chains.iter().any(|info| info.chain.table == table && info.chain.name == name)
         });
     }
     if chains {

@@ -159,7 +159,7 @@ pub(crate) fn accepts(
     let Ok(kinds) = gate::follow(saved.kinds("FORWARD", mark), &mut |chain| {
         Ok::<_, Infallible>(saved.kinds(chain, mark))
     });
-    let gate = Gate::of(&kinds, saved.policy_drops("FORWARD"));
+    let gate = Gate::from_rules(&kinds, saved.policy_drops("FORWARD"));
     let passed = flannel_chain && gate.passes(&kinds, FLANNEL_FORWARD);
     let mut edits = match gate {
         Gate::Closed { before } if !passed => settle(saved, "FORWARD", &lines, before, mark),

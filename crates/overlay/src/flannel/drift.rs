@@ -12,10 +12,10 @@ use russet_netlink::{
     Scope,
 };
 
-use super::book::Book;
+use super::peer_table::PeerTable;
 use super::rules::Rules;
 use crate::observe::FoundDevice;
-use crate::owner::Whose;
+use crate::owner::RouteOwner;
 use crate::plan::route;
 
 /// Events that are read in one call; if there are more, a full comparison follows instead.
@@ -25,7 +25,7 @@ const NO_WAIT: Duration = Duration::ZERO;
 
 /// Differences known from events.
 #[derive(Debug, Default)]
-pub(crate) struct Suspects {
+pub(crate) struct DriftDetector {
     objects: BTreeSet<Object>,
     /// Set by an event that only a full comparison can resolve.
     everything: bool,
@@ -37,7 +37,7 @@ pub(crate) struct Suspects {
 enum Object {
     Route(IpNet),
     /// A foreign route to one of our destinations.
-    Rival(IpNet),
+    ForeignRoute(IpNet),
     Neighbour(IpAddr),
     Fdb(Family, Mac),
 }
@@ -45,13 +45,13 @@ enum Object {
 /// The desired state to compare events with.
 pub(crate) struct View<'a> {
     pub(crate) rules: &'a Rules,
-    pub(crate) book: &'a Book,
+    pub(crate) peer_table: &'a PeerTable,
     pub(crate) devices: &'a BTreeMap<Family, FoundDevice>,
 }
 
-// === impl Suspects ===
+// === impl DriftDetector ===
 
-impl Suspects {
+impl DriftDetector {
     /// Requires a full comparison.
     pub(crate) fn everything(&mut self) {
         self.everything = true;
@@ -71,39 +71,47 @@ impl Suspects {
     }
 
     /// Reads all queued events; returns whether anything differs from the desired state.
-    pub(crate) fn judge(&mut self, monitor: &mut Monitor, view: &View<'_>) -> Result<bool> {
+    pub(crate) fn has_drifted(&mut self, monitor: &mut Monitor, view: &View<'_>) -> Result<bool> {
         for _ in 0..EVENTS_MAX {
             let Some(event) = monitor.next(NO_WAIT)? else {
                 return Ok(self.everything || !self.objects.is_empty());
             };
-            self.hear(event, view);
+            self.on_event(event, view);
         }
         self.everything = true;
         Ok(true)
     }
 
-    fn hear(&mut self, event: Event, view: &View<'_>) {
+    fn on_event(&mut self, event: Event, view: &View<'_>) {
         let (change, there) = match event {
             Event::Set(change) => (change, true),
             Event::Gone(change) => (change, false),
             Event::Overrun => return self.everything = true,
         };
         match change {
-            Change::Link(link) => self.hear_link(&link, there, view),
-            Change::Address(address) => self.hear_address(&address, there, view),
-            Change::Route(route) => self.hear_route(&route, there, view),
-            Change::Neighbour(neighbour) => self.hear_neighbour(&neighbour, there, view),
-            Change::Fdb(entry) => self.hear_fdb(&entry, there, view),
+            Change::Link(link) => self.on_link(&link, there, view),
+            Change::Address(address) => self.on_address(&address, there, view),
+            Change::Route(route) => self.on_route(&route, there, view),
+            Change::Neighbour(neighbour) => self.on_neighbour(&neighbour, there, view),
+            Change::Fdb(entry) => self.on_fdb(&entry, there, view),
             Change::Rule(_) | Change::Conf(_) => {}
         }
     }
 
     /// The kernel removes IPv4 routes through a link that goes down without an event for each.
-    fn hear_link(&mut self, link: &Link, there: bool, view: &View<'_>) {
+    fn on_link(&mut self, link: &Link, there: bool, view: &View<'_>) {
         if let Some(device) = view.devices.values().find(|device| device.ifindex == link.index) {
             let same = there && link.is_up() && link.mac == device.mac && link.mtu_bytes == device.mtu;
             self.everything |= !same;
-        } else if view.book.desired().owner.names.iter().flatten().any(|name| name.as_str() == link.name) {
+        } else if view
+            .peer_table
+            .desired()
+            .owner
+            .names
+            .iter()
+            .flatten()
+            .any(|name| name.as_str() == link.name)
+        {
             self.everything = true;
         }
         let underlay = &view.rules.underlay;
@@ -115,11 +123,11 @@ impl Suspects {
         }
     }
 
-    fn hear_address(&mut self, address: &Address, there: bool, view: &View<'_>) {
+    fn on_address(&mut self, address: &Address, there: bool, view: &View<'_>) {
         if address.scope != Scope::Universe {
             return;
         }
-        let desired = view.book.desired();
+        let desired = view.peer_table.desired();
         let family = Family::of_net(&address.net);
         if view.device(family) == Some(address.ifindex) {
             let own = desired.devices.get(&family).and_then(|device| device.address);
@@ -127,52 +135,54 @@ impl Suspects {
             self.everything |=
                 if there { !wanted && desired.owner.owns_address(&address.net) } else { wanted };
         }
-        self.everything |= address.ifindex == view.rules.underlay.ifindex && view.rules.asks_for_links();
+        self.everything |= address.ifindex == view.rules.underlay.ifindex && view.rules.depends_on_links();
     }
 
-    fn hear_route(&mut self, found: &Route, there: bool, view: &View<'_>) {
+    fn on_route(&mut self, found: &Route, there: bool, view: &View<'_>) {
         if found.table != Route::MAIN {
             return;
         }
-        let desired = view.book.desired();
+        let desired = view.peer_table.desired();
         let (dst, device) = (found.dst, view.device(found.family()));
-        let whose = desired.owner.whose(found, device, &desired.routes);
+        let route_owner = desired.owner.classify(found, device, &desired.routes);
         let metric = desired.metrics.get(&dst).copied();
         let wanted = desired.routes.get(&dst).map(|hop| route(dst, *hop, device, metric, &desired.owner));
-        match (whose, wanted) {
-            (Some(Whose::Ours), Some(wanted)) if *found == wanted => self.set(Object::Route(dst), !there),
-            (Some(Whose::Ours), Some(_)) => self.objects.extend(there.then_some(Object::Route(dst))),
-            (Some(Whose::Ours), None) => self.set(Object::Route(dst), there),
-            (Some(Whose::Yields), Some(wanted)) => {
-                let wins = found.metric.unwrap_or(0) <= wanted.metric.unwrap_or(0);
-                self.set(Object::Rival(dst), there && wins);
+        match (route_owner, wanted) {
+            (Some(RouteOwner::Ours), Some(wanted)) if *found == wanted => {
+                self.set(Object::Route(dst), !there)
             }
-            (Some(Whose::Connected), _) => self.everything = true,
+            (Some(RouteOwner::Ours), Some(_)) => self.objects.extend(there.then_some(Object::Route(dst))),
+            (Some(RouteOwner::Ours), None) => self.set(Object::Route(dst), there),
+            (Some(RouteOwner::Yields), Some(wanted)) => {
+                let wins = found.metric.unwrap_or(0) <= wanted.metric.unwrap_or(0);
+                self.set(Object::ForeignRoute(dst), there && wins);
+            }
+            (Some(RouteOwner::Connected), _) => self.everything = true,
             _ => {}
         }
         // A route towards peers may change whether they are directly reachable.
-        let others = whose != Some(Whose::Ours) && view.rules.asks_for_links();
-        self.everything |= others && view.book.has_public_in(&dst);
+        let others = route_owner != Some(RouteOwner::Ours) && view.rules.depends_on_links();
+        self.everything |= others && view.peer_table.has_public_in(&dst);
     }
 
-    fn hear_neighbour(&mut self, found: &Neighbour, there: bool, view: &View<'_>) {
+    fn on_neighbour(&mut self, found: &Neighbour, there: bool, view: &View<'_>) {
         let family = Family::of(found.address);
         if view.device(family) != Some(found.ifindex) || found.proxy {
             return;
         }
         let permanent = found.state == NeighbourState::Permanent;
-        let wrong = match view.book.desired().neighbours.get(&found.address) {
+        let wrong = match view.peer_table.desired().neighbours.get(&found.address) {
             Some(mac) => !(there && permanent && found.mac == Some(*mac)),
             None => there && permanent,
         };
         self.set(Object::Neighbour(found.address), wrong);
     }
 
-    fn hear_fdb(&mut self, found: &FdbEntry, there: bool, view: &View<'_>) {
+    fn on_fdb(&mut self, found: &FdbEntry, there: bool, view: &View<'_>) {
         let device = Family::BOTH.into_iter().find(|family| view.device(*family) == Some(found.ifindex));
         let Some(family) = device.filter(|_| found.table == FdbTable::Device) else { return };
         let object = Object::Fdb(family, found.mac);
-        match view.book.desired().fdb.get(&(family, found.mac)) {
+        match view.peer_table.desired().fdb.get(&(family, found.mac)) {
             Some(outer) if found.dst == Some(*outer) => self.set(object, !there),
             // Another remote of a MAC that we want elsewhere: its removal does not prove that ours
             // exists.

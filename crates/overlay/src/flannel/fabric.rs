@@ -10,9 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use russet_addr::{Family, IfName, IpNet, Ipv4Net, Ipv6Net, host_net};
 use russet_netlink::{Monitor, NetlinkError, RouteKind, Socket, Topic};
 
-use super::book::{Book, Said};
-use super::drift::{Suspects, View};
+use super::drift::{DriftDetector, View};
 use super::guard::{Senders, Tunnel, TunnelGuard};
+use super::peer_table::{LeaseClaims, PeerTable};
 use super::rules::{Near, Rules};
 use super::wireguard::Tunnels;
 use super::{
@@ -39,12 +39,12 @@ pub struct Fabric {
     owner: Owner,
     socket: Socket,
     monitor: Monitor,
-    book: Book,
+    peer_table: PeerTable,
     /// Our devices at the last observation.
     devices: BTreeMap<Family, FoundDevice>,
-    suspects: Suspects,
+    detector: DriftDetector,
     /// Refusals that were reported already.
-    told: BTreeMap<Subject, Refusal>,
+    reported: BTreeMap<Subject, Refusal>,
     /// The peers of the last snapshot and of later changes, with their age.
     peers: BTreeMap<PeerKey, (u64, Peer)>,
     newest: u64,
@@ -57,7 +57,7 @@ pub struct Fabric {
 
 /// Caches the kernel's answers about addresses, each requested once.
 #[derive(Debug, Default)]
-struct Nearness(BTreeMap<IpAddr, Option<u32>>);
+struct DirectLinks(BTreeMap<IpAddr, Option<u32>>);
 
 // === impl Fabric ===
 
@@ -83,13 +83,13 @@ impl Fabric {
         let topics = [Topic::Links, Topic::Addresses, Topic::Routes, Topic::Neighbours];
         Ok(Self {
             rules: Rules { backend, underlay, networks, own: [None, None], mac: [None, None], tunnel: None },
-            book: Book::new(owner.clone(), BTreeMap::new()),
+            peer_table: PeerTable::new(owner.clone(), BTreeMap::new()),
             owner,
             monitor: Monitor::open(&topics)?,
             socket: Socket::route()?,
             devices: BTreeMap::new(),
-            suspects: Suspects::default(),
-            told: BTreeMap::new(),
+            detector: DriftDetector::default(),
+            reported: BTreeMap::new(),
             peers: BTreeMap::new(),
             newest: 0,
             swallows: false,
@@ -125,7 +125,7 @@ impl Fabric {
     /// Adopts what an earlier run left of networks that were ours then; takes effect at the next
     /// [`reset`](Self::reset).
     pub fn inherit(&mut self, former: Networks) {
-        self.owner.realm.extend(former.families().filter_map(|family| former.of(family)));
+        self.owner.realm.extend(former.families().filter_map(|family| former.of_family(family)));
     }
 
     /// Whether packets to addresses of our own subnets that no pod has are dropped instead of
@@ -150,7 +150,7 @@ impl Fabric {
         let mut report = Report::default();
         if let Err(error) = self.devices(&mut report) {
             report.fail(error);
-            self.suspects.everything();
+            self.detector.everything();
         }
         report
     }
@@ -174,7 +174,7 @@ impl Fabric {
         if let Err(error) = self.try_resync(&mut report) {
             // Without knowledge of the current state nothing is changed.
             report.fail(error);
-            self.suspects.everything();
+            self.detector.everything();
         }
         report
     }
@@ -182,20 +182,21 @@ impl Fabric {
     fn try_resync(&mut self, report: &mut Report) -> Result<(), OverlayError> {
         self.devices(report)?;
         // Events until now are covered by the dumps that follow.
-        self.suspects.forget(&mut self.monitor)?;
-        self.write_book();
-        let senders: Vec<IpAddr> = self.book.publics().collect();
+        self.detector.forget(&mut self.monitor)?;
+        self.rebuild_peer_table();
+        let senders: Vec<IpAddr> = self.peer_table.publics().collect();
         self.admit(senders, report);
-        let observed = observe(&mut self.socket, self.book.desired())?;
-        self.book.settle_metrics(&observed);
-        let plan = plan(self.book.desired(), &observed);
+        let observed = observe(&mut self.socket, self.peer_table.desired())?;
+        self.peer_table.settle_metrics(&observed);
+        let plan = plan(self.peer_table.desired(), &observed);
         self.carry_out(&plan, &observed.devices, report);
         self.ensure_guard(report);
         let refused = self.tunnels(true, report)?;
-        let refusals = plan.refusals.into_iter().chain(self.book.refusals().cloned()).chain(refused);
+        let refusals = plan.refusals.into_iter().chain(self.peer_table.refusals().cloned()).chain(refused);
         let all: BTreeMap<Subject, Refusal> = refusals.map(|r| (r.subject.clone(), r)).collect();
-        report.refusals = all.values().filter(|r| self.told.get(&r.subject) != Some(*r)).cloned().collect();
-        self.told = all;
+        report.refusals =
+            all.values().filter(|r| self.reported.get(&r.subject) != Some(*r)).cloned().collect();
+        self.reported = all;
         Ok(())
     }
 
@@ -213,40 +214,41 @@ impl Fabric {
         self.admit(come.collect(), &mut report);
         for key in gone {
             self.peers.remove(key);
-            self.book.remove(key);
+            self.peer_table.remove(key);
             for subject in key.subjects() {
-                self.told.remove(&subject);
+                self.reported.remove(&subject);
             }
         }
-        let mut nearness = Nearness::default();
+        let mut links = DirectLinks::default();
         for peer in put {
             self.newest += 1;
             self.peers.insert(peer.key(), (self.newest, peer.clone()));
-            let said = said(&self.rules, peer, &mut |address| nearness.of(&mut self.socket, address));
-            for said in said.iter().flatten() {
-                match said {
-                    Ok(claim) => _ = self.told.remove(&Subject::Block(claim.subnet)),
+            let lease_claims =
+                lease_claims(&self.rules, peer, &mut |address| links.link_towards(&mut self.socket, address));
+            for lease_claims in lease_claims.iter().flatten() {
+                match lease_claims {
+                    Ok(claim) => _ = self.reported.remove(&Subject::Block(claim.subnet)),
                     Err(refusal) => report.refusals.push((**refusal).clone()),
                 }
             }
-            self.book.put(peer.key(), said, Family::BOTH.map(|family| peer.public(family)));
+            self.peer_table.put(peer.key(), lease_claims, Family::BOTH.map(|family| peer.public(family)));
         }
         match self.tunnels(false, &mut report) {
             Ok(refused) => report.refusals.extend(refused),
             Err(error) => report.fail(error),
         }
         report.refusals.retain(|refusal| {
-            self.told.insert(refusal.subject.clone(), refusal.clone()).as_ref() != Some(refusal)
+            self.reported.insert(refusal.subject.clone(), refusal.clone()).as_ref() != Some(refusal)
         });
-        let (desired, was) = self.book.difference(&self.devices);
+        let (desired, was) = self.peer_table.difference(&self.devices);
         let plan = plan(&desired, &was);
         self.carry_out(&plan, &was.devices, &mut report);
-        before.retain(|public| !self.book.has_public_in(&host_net(*public)));
+        before.retain(|public| !self.peer_table.has_public_in(&host_net(*public)));
         if let Some(Err(error)) = self.guard.as_mut().map(|guard| guard.dismiss(&before)) {
             report.fail(error);
         }
         if report.failed > 0 || report.changed(Kind::Device) > 0 {
-            self.suspects.everything();
+            self.detector.everything();
         }
         report
     }
@@ -256,8 +258,8 @@ impl Fabric {
     /// and periodically. The caller limits how often it resyncs, because another program may keep
     /// changing our objects.
     pub fn drifted(&mut self) -> Result<bool, FlannelError> {
-        let view = View { rules: &self.rules, book: &self.book, devices: &self.devices };
-        Ok(self.suspects.judge(&mut self.monitor, &view)?)
+        let view = View { rules: &self.rules, peer_table: &self.peer_table, devices: &self.devices };
+        Ok(self.detector.has_drifted(&mut self.monitor, &view)?)
     }
 
     /// Looks the underlay up again: an interface that was removed may come back under its name with
@@ -306,7 +308,7 @@ impl Fabric {
         let found = observe_devices(&mut self.socket, &self.owner)?;
         let mut desired = Desired { owner: self.owner.clone(), ..Desired::default() };
         for family in self.rules.networks.families() {
-            let (there, known) = (found.get(&family), self.book.desired().devices.get(&family));
+            let (there, known) = (found.get(&family), self.peer_table.desired().devices.get(&family));
             let device = vxlan::device(options, &self.rules.underlay, family, there, known)?;
             let address = self.rules.own[index(family)].map(|net| host_net(net.addr()));
             if let (Some(there), Some(name)) = (there, self.owner.name(family))
@@ -328,7 +330,7 @@ impl Fabric {
             device.mac = self.devices.get(family).and_then(|found| found.mac).unwrap_or(device.mac);
             self.rules.mac[index(*family)] = Some(device.mac);
         }
-        self.book.desired_mut().devices = desired.devices;
+        self.peer_table.desired_mut().devices = desired.devices;
         Ok(())
     }
 
@@ -347,7 +349,7 @@ impl Fabric {
         let devices: Vec<u32> = self.devices.values().map(|device| device.ifindex).collect();
         let pods = pod_links(&mut self.socket, &own, &devices);
         let done = pods.map_err(OverlayError::from).and_then(|pods| {
-            let peers = self.book.publics().collect();
+            let peers = self.peer_table.publics().collect();
             guard.ensure(&Senders { peers, pods, own })
         });
         match done {
@@ -362,35 +364,36 @@ impl Fabric {
     fn tunnels(&mut self, afresh: bool, report: &mut Report) -> Result<Vec<Refusal>, FlannelError> {
         let Some(tunnels) = &mut self.tunnels else { return Ok(Vec::new()) };
         let (wanted, refused) = tunnels.wanted(&self.rules, aged(&self.peers).into_iter());
-        tunnels.bring(&wanted, afresh, report)?;
+        tunnels.sync(&wanted, afresh, report)?;
         Ok(refused)
     }
 
     /// Enters all peers anew, because their paths may have changed.
-    fn write_book(&mut self) {
-        let devices = std::mem::take(&mut self.book.desired_mut().devices);
-        self.book = Book::new(self.owner.clone(), devices);
+    fn rebuild_peer_table(&mut self) {
+        let devices = std::mem::take(&mut self.peer_table.desired_mut().devices);
+        self.peer_table = PeerTable::new(self.owner.clone(), devices);
         if self.swallows {
-            self.rules.own.into_iter().flatten().for_each(|own| self.book.swallow(own));
+            self.rules.own.into_iter().flatten().for_each(|own| self.peer_table.swallow(own));
         }
         if self.tunnels.is_some() {
             for family in self.rules.networks.families() {
                 let link = self.devices.get(&family).map(|device| Hop::Link(device.ifindex));
-                let network = self.rules.networks.of(family);
-                self.book.desired_mut().routes.extend(network.zip(link));
+                let network = self.rules.networks.of_family(family);
+                self.peer_table.desired_mut().routes.extend(network.zip(link));
             }
         }
-        let mut nearness = Nearness::default();
+        let mut links = DirectLinks::default();
         for peer in aged(&self.peers) {
-            let said = said(&self.rules, peer, &mut |address| nearness.of(&mut self.socket, address));
-            self.book.put(peer.key(), said, Family::BOTH.map(|family| peer.public(family)));
+            let lease_claims =
+                lease_claims(&self.rules, peer, &mut |address| links.link_towards(&mut self.socket, address));
+            self.peer_table.put(peer.key(), lease_claims, Family::BOTH.map(|family| peer.public(family)));
         }
     }
 
     fn carry_out(&mut self, plan: &Plan, devices: &BTreeMap<Family, FoundDevice>, report: &mut Report) {
         let mut executor = Executor::new(devices, &self.owner);
         if !plan.batches.iter().all(|ops| executor.run(&mut self.socket, ops, report)) {
-            self.suspects.everything();
+            self.detector.everything();
         }
     }
 }
@@ -418,10 +421,10 @@ fn owner(backend: &Backend, networks: Networks) -> Result<Owner, FlannelError> {
         alias: None,
         protocol: ROUTE_PROTOCOL,
         owned: &[ROUTE_PROTOCOL],
-        realm: Family::BOTH.iter().filter_map(|family| networks.of(*family)).collect(),
+        realm: Family::BOTH.iter().filter_map(|family| networks.of_family(*family)).collect(),
         device_routes: true,
         yielding: Yielding::All,
-        addresses: Family::BOTH.map(|family| networks.of(family)),
+        addresses: Family::BOTH.map(|family| networks.of_family(family)),
         // The gateway of a route through an IP-in-IP device is not on that device's link.
         onlink: matches!(backend, Backend::Ipip { .. }),
         evicts: true,
@@ -454,19 +457,19 @@ fn aged(peers: &BTreeMap<PeerKey, (u64, Peer)>) -> Vec<&Peer> {
 }
 
 /// What the peer's lease comes to in each family.
-fn said(rules: &Rules, peer: &Peer, near: Near<'_>) -> Said {
+fn lease_claims(rules: &Rules, peer: &Peer, near: Near<'_>) -> LeaseClaims {
     Family::BOTH.map(|family| rules.claim(peer, family, near))
 }
 
-// === impl Nearness ===
+// === impl DirectLinks ===
 
-impl Nearness {
+impl DirectLinks {
     /// The link through which `address` is reached directly.
-    fn of(&mut self, socket: &mut Socket, address: IpAddr) -> Option<u32> {
+    fn link_towards(&mut self, socket: &mut Socket, address: IpAddr) -> Option<u32> {
         *self.0.entry(address).or_insert_with(|| {
             // Without any route there is no direct one.
-            let way = socket.way_to(address).ok()?;
-            way.oif.filter(|_| way.kind == RouteKind::Unicast && way.gateway.is_none())
+            let path = socket.way_to(address).ok()?;
+            path.oif.filter(|_| path.kind == RouteKind::Unicast && path.gateway.is_none())
         })
     }
 }

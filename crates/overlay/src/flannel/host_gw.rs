@@ -3,13 +3,13 @@
 
 use std::net::IpAddr;
 
-use super::rules::{Near, Way};
+use super::rules::{Near, PeerPath};
 use crate::refusal::Reason;
 
 /// The path to the peer at `public`.
-pub(crate) fn way(underlay: u32, public: IpAddr, near: Near<'_>) -> Result<Way, Reason> {
+pub(crate) fn path(underlay: u32, public: IpAddr, near: Near<'_>) -> Result<PeerPath, Reason> {
     match near(public) {
-        Some(ifindex) if ifindex == underlay => Ok(Way::Direct { ifindex, gateway: public }),
+        Some(ifindex) if ifindex == underlay => Ok(PeerPath::Direct { ifindex, gateway: public }),
         _ => Err(Reason::OffLink(public)),
     }
 }

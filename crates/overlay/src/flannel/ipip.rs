@@ -8,7 +8,7 @@ use russet_netlink::{
     Address, Batch, BatchError, Ipip, Link, LinkAdd, LinkDel, LinkKind, LinkSet, NetlinkError, Scope, Socket,
 };
 
-use super::rules::{Near, Way};
+use super::rules::{Near, PeerPath};
 use super::{FlannelError, Underlay};
 use crate::apply::ignore_router_advertisements;
 use crate::owner::Owner;
@@ -29,10 +29,15 @@ pub(crate) struct Device<'a> {
 }
 
 /// The path to the peer at `public`.
-pub(crate) fn way(direct: bool, tunnel: Option<u32>, public: IpAddr, near: Near<'_>) -> Result<Way, Reason> {
+pub(crate) fn path(
+    direct: bool,
+    tunnel: Option<u32>,
+    public: IpAddr,
+    near: Near<'_>,
+) -> Result<PeerPath, Reason> {
     let ifindex = if direct { near(public) } else { None };
     let ifindex = ifindex.or(tunnel).ok_or(Reason::NoTunnelEndpoint)?;
-    Ok(Way::Direct { ifindex, gateway: public })
+    Ok(PeerPath::Direct { ifindex, gateway: public })
 }
 
 // === impl Device ===

@@ -27,12 +27,12 @@ pub(crate) struct Rules {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) subnet: IpNet,
-    pub(crate) way: Way,
+    pub(crate) path: PeerPath,
 }
 
 /// How packets reach a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum PeerPath {
     /// Through our vxlan device, to the device with this MAC behind this address.
     Tunnel { mac: Mac, outer: IpAddr },
     /// To an address on this link.
@@ -46,7 +46,7 @@ pub(crate) type Near<'a> = &'a mut dyn FnMut(IpAddr) -> Option<u32>;
 
 impl Rules {
     /// Whether paths depend on what is on our link.
-    pub(crate) fn asks_for_links(&self) -> bool {
+    pub(crate) fn depends_on_links(&self) -> bool {
         match &self.backend {
             Backend::Vxlan(options) => options.direct_routing,
             Backend::Ipip { direct_routing } => *direct_routing,
@@ -67,26 +67,26 @@ impl Rules {
             return None;
         }
         let subnet = peer.subnet(family)?;
-        self.networks.of(family)?;
+        self.networks.of_family(family)?;
         let checked = self.check_subnet(subnet).and_then(|()| self.check_public(peer, family, subnet));
-        let way = checked.and_then(|public| match &self.backend {
+        let path = checked.and_then(|public| match &self.backend {
             Backend::Vxlan(options) => {
                 let own = self.mac[index(family)];
-                vxlan::way(options, peer.mac[index(family)], own, public, near)
+                vxlan::path(options, peer.mac[index(family)], own, public, near)
             }
-            Backend::HostGw => host_gw::way(self.underlay.ifindex, public, near),
-            Backend::Ipip { direct_routing } => ipip::way(*direct_routing, self.tunnel, public, near),
+            Backend::HostGw => host_gw::path(self.underlay.ifindex, public, near),
+            Backend::Ipip { direct_routing } => ipip::path(*direct_routing, self.tunnel, public, near),
             Backend::Wireguard(_) | Backend::Udp | Backend::Alloc => Err(Reason::Unsupported),
         });
         let refuse = |reason| Box::new(Refusal::new(Subject::Block(subnet), None, reason));
-        Some(way.map(|way| Claim { subnet, way }).map_err(refuse))
+        Some(path.map(|path| Claim { subnet, path }).map_err(refuse))
     }
 
     /// Anybody who can write to the store chooses the content of a lease, so it must not claim our
     /// own subnet or cut us off from the peers.
     pub(crate) fn check_subnet(&self, subnet: IpNet) -> Result<(), Reason> {
         let family = Family::of_net(&subnet);
-        let network = self.networks.of(family).ok_or(Reason::WrongFamily)?;
+        let network = self.networks.of_family(family).ok_or(Reason::WrongFamily)?;
         if subnet.prefix_len() < network.prefix_len() || !network.contains(&subnet.addr()) {
             return Err(Reason::OutsideNetwork(network));
         }

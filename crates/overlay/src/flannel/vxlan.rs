@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use russet_addr::{Family, IfName, Mac};
 use russet_linux::random;
 
-use super::rules::{Near, Way};
+use super::rules::{Near, PeerPath};
 use super::{FlannelError, Underlay, VXLAN_PORT, Vxlan};
 use crate::observe::FoundDevice;
 use crate::owner::index;
@@ -85,17 +85,17 @@ fn random_mac() -> Mac {
 }
 
 /// The path to the peer at `public` whose device has the MAC `mac`.
-pub(crate) fn way(
+pub(crate) fn path(
     options: &Vxlan,
     mac: Option<Mac>,
     own: Option<Mac>,
     public: IpAddr,
     near: Near<'_>,
-) -> Result<Way, Reason> {
+) -> Result<PeerPath, Reason> {
     if options.direct_routing
         && let Some(ifindex) = near(public)
     {
-        return Ok(Way::Direct { ifindex, gateway: public });
+        return Ok(PeerPath::Direct { ifindex, gateway: public });
     }
     let mac = mac.ok_or(Reason::NoTunnelEndpoint)?;
     if !is_unicast(mac) {
@@ -106,5 +106,5 @@ pub(crate) fn way(
     if own == Some(mac) {
         return Err(Reason::Ours);
     }
-    Ok(Way::Tunnel { mac, outer: public })
+    Ok(PeerPath::Tunnel { mac, outer: public })
 }

@@ -80,7 +80,7 @@ pub(crate) struct Tunnels {
     /// Index and public key of each device.
     devices: [Option<(u32, Key)>; 2],
     /// The peers that each device accepted from us.
-    told: [BTreeMap<Key, wire::Peer>; 2],
+    accepted: [BTreeMap<Key, wire::Peer>; 2],
 }
 
 /// The peers that each device should have.
@@ -142,7 +142,7 @@ impl Tunnels {
             generic: Socket::generic()?,
             family: None,
             devices: [None, None],
-            told: [BTreeMap::new(), BTreeMap::new()],
+            accepted: [BTreeMap::new(), BTreeMap::new()],
             options: options.clone(),
         })
     }
@@ -247,7 +247,7 @@ impl Tunnels {
 
     /// Sends the devices what differs: from their dumps if `afresh`, else from what they accepted
     /// so far.
-    pub(crate) fn bring(
+    pub(crate) fn sync(
         &mut self,
         wanted: &Wanted,
         afresh: bool,
@@ -258,9 +258,9 @@ impl Tunnels {
             let Some((ifindex, _)) = self.devices[number] else { continue };
             if afresh {
                 let device = self.generic.wireguard(family, ifindex)?;
-                self.told[number] = settled(device.peers, &self.told[number]);
+                self.accepted[number] = settled(device.peers, &self.accepted[number]);
             }
-            let changes = difference(wanted, &self.told[number]);
+            let changes = difference(wanted, &self.accepted[number]);
             let mut batch = Batch::wireguard();
             batch.change_wireguard_peers(family, ifindex, &changes);
             for (result, piece) in
@@ -268,7 +268,7 @@ impl Tunnels {
             {
                 match result {
                     Ok(()) => {
-                        note(&mut self.told[number], piece);
+                        record_accepted(&mut self.accepted[number], piece);
                         piece.iter().for_each(|_| report.count(Kind::Peer));
                     }
                     Err(error) => report.fail(error),
@@ -391,9 +391,9 @@ fn end(
 
 /// The kernel's peers with the endpoints that we configured: the kernel's own endpoints follow a
 /// node that moves, and that is not a difference.
-fn settled(found: Vec<wire::Peer>, told: &BTreeMap<Key, wire::Peer>) -> BTreeMap<Key, wire::Peer> {
+fn settled(found: Vec<wire::Peer>, accepted: &BTreeMap<Key, wire::Peer>) -> BTreeMap<Key, wire::Peer> {
     let peers = found.into_iter().map(|mut peer| {
-        if let Some(known) = told.get(&peer.key) {
+        if let Some(known) = accepted.get(&peer.key) {
             peer.endpoint = known.endpoint;
         }
         (peer.key, peer)
@@ -409,11 +409,11 @@ fn difference(wanted: &BTreeMap<Key, wire::Peer>, found: &BTreeMap<Key, wire::Pe
 }
 
 /// Records what the kernel accepted.
-fn note(told: &mut BTreeMap<Key, wire::Peer>, changes: &[Change]) {
+fn record_accepted(accepted: &mut BTreeMap<Key, wire::Peer>, changes: &[Change]) {
     for change in changes {
         match change {
-            Change::Put(peer) => drop(told.insert(peer.key, peer.clone())),
-            Change::Remove(key) => drop(told.remove(key)),
+            Change::Put(peer) => drop(accepted.insert(peer.key, peer.clone())),
+            Change::Remove(key) => drop(accepted.remove(key)),
         }
     }
 }

@@ -15,13 +15,13 @@ const PREFIX: &str = "russet-sdn:";
 /// The kernel's limit (`IFALIASZ` less its NUL).
 pub(super) const MAX_BYTES: usize = 255;
 
-pub(super) fn of(port: &Port) -> String {
+pub(super) fn for_port(port: &Port) -> String {
     format!("{PREFIX}{}:{}:{}", port.namespace, port.address, port.sandbox)
 }
 
 /// The port that a link's record names. Any program that may set an alias could have written it, so
 /// an alias that does not parse names no port.
-pub(super) fn standing(link: &Link, netids: &BTreeMap<IfName, NetId>) -> Option<Port> {
+pub(super) fn port_of(link: &Link, netids: &BTreeMap<IfName, NetId>) -> Option<Port> {
     let record = link.alias.as_deref()?.strip_prefix(PREFIX)?;
     let host_veth = IfName::new(link.name.clone()).ok().filter(|_| link.kind.as_deref() == Some("veth"))?;
     let mut parts = record.splitn(3, ':');

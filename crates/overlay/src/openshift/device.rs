@@ -8,8 +8,8 @@ use russet_netlink::{
     Address, Batch, Link, LinkAdd, LinkDel, LinkKind, LinkSet, NetlinkError, Route, RouteKind, Socket, Vxlan,
 };
 
-use super::programs::{Named, Place};
-use super::work::Work;
+use super::changes::Changes;
+use super::programs::{Hook, NamedProgram};
 use super::{DEVICE, OVERHEAD_BYTES, ROUTE_PROTOCOL, SdnError, Settings, programs};
 use crate::refusal::{Reason, Refusal, Subject};
 use crate::report::{Kind, OverlayError};
@@ -32,26 +32,30 @@ const FORWARDING: &str = "net/ipv4/ip_forward";
 
 /// Creates or repairs the device with everything that does not depend on pods and peers. Returns
 /// whether it exists, which is false only for a missing device in a dry run.
-pub(super) fn ensure(settings: &Settings, socket: &mut Socket, work: &mut Work) -> Result<bool, SdnError> {
+pub(super) fn ensure(
+    settings: &Settings,
+    socket: &mut Socket,
+    changes: &mut Changes,
+) -> Result<bool, SdnError> {
     let name = name()?;
     let underlay = socket.link_by_index(settings.underlay)?;
     if underlay.mtu_bytes < settings.mtu.saturating_add(OVERHEAD_BYTES) {
         let reason = Reason::MtuTooSmall(underlay.mtu_bytes);
         let refusal = Refusal::new(Subject::Device(russet_addr::Family::V4), None, reason);
-        work.report().refusals.push(refusal);
+        changes.report().refusals.push(refusal);
     }
     // Without forwarding, which some distributions switch off, no packet reaches a pod's link.
-    work.sysctl(FORWARDING, "1")?;
-    let Some(link) = link(settings, socket, &name, work)? else { return Ok(false) };
+    changes.sysctl(FORWARDING, "1")?;
+    let Some(link) = link(settings, socket, &name, changes)? else { return Ok(false) };
     // Programs first: packets that arrive before the device is up are not for us.
-    for place in [Place::FromTunnel, Place::IntoTunnel] {
-        attach(socket, link.index, &programs::of(place), &mut None, work)?;
+    for hook in [Hook::FromTunnel, Hook::IntoTunnel] {
+        attach(socket, link.index, &programs::for_hook(hook), &mut None, changes)?;
     }
     for (pattern, value) in SYSCTLS {
-        work.sysctl(&format!("net/{}", pattern.replace("{}", name.as_str())), value)?;
+        changes.sysctl(&format!("net/{}", pattern.replace("{}", name.as_str())), value)?;
     }
-    configure(settings, socket, &link, work)?;
-    unreachable(settings, socket, work)?;
+    configure(settings, socket, &link, changes)?;
+    unreachable(settings, socket, changes)?;
     Ok(true)
 }
 
@@ -68,12 +72,12 @@ fn link(
     settings: &Settings,
     socket: &mut Socket,
     name: &IfName,
-    work: &mut Work,
+    changes: &mut Changes,
 ) -> Result<Option<Link>, SdnError> {
     match socket.link_by_name(name) {
         Ok(link) if fits(settings, &link) => return Ok(Some(link)),
         Ok(link) if link.alias.as_deref() == Some(ALIAS) => {
-            work.insist(socket, Batch::new().delete_link(&LinkDel::Index(link.index)), Kind::Device)?;
+            changes.insist(socket, Batch::new().delete_link(&LinkDel::Index(link.index)), Kind::Device)?;
         }
         Ok(_) => {
             return Err(NetlinkError::Invalid {
@@ -87,8 +91,8 @@ fn link(
     }
     let vxlan = Vxlan { collect_metadata: true, udp_csum: true, ..Vxlan::new(0, settings.vxlan_port) };
     let add = LinkAdd { mtu_bytes: Some(settings.mtu), ..LinkAdd::new(name.clone(), LinkKind::Vxlan(vxlan)) };
-    work.insist(socket, Batch::new().add_link(&add), Kind::Device)?;
-    if work.looks_only() { Ok(None) } else { Ok(Some(socket.link_by_name(name)?)) }
+    changes.insist(socket, Batch::new().add_link(&add), Kind::Device)?;
+    if changes.is_dry_run() { Ok(None) } else { Ok(Some(socket.link_by_name(name)?)) }
 }
 
 fn fits(settings: &Settings, link: &Link) -> bool {
@@ -100,15 +104,15 @@ fn fits(settings: &Settings, link: &Link) -> bool {
 pub(super) fn attach(
     socket: &mut Socket,
     ifindex: u32,
-    program: &Named,
+    program: &NamedProgram,
     loaded: &mut Option<Program>,
-    work: &mut Work,
+    changes: &mut Changes,
 ) -> Result<(), SdnError> {
     if socket.bpf_filters(ifindex, program.direction)?.iter().any(|filter| filter.is_ours(&program.name)) {
         return Ok(());
     }
     let no_place = || SdnError::NoPlace { program: program.name.clone(), ifindex };
-    if work.looks_only() {
+    if changes.is_dry_run() {
         if has_qdisc(socket, ifindex, "ingress")? {
             return Err(no_place());
         }
@@ -130,7 +134,7 @@ pub(super) fn attach(
         batch.replace_bpf(ifindex, program.direction, loaded.as_fd(), &program.name);
         socket.execute(&batch)?;
     }
-    work.mended(Kind::Device, format!("attach program {} to link {ifindex}", program.name));
+    changes.repaired(Kind::Device, format!("attach program {} to link {ifindex}", program.name));
     Ok(())
 }
 
@@ -138,7 +142,12 @@ fn has_qdisc(socket: &mut Socket, ifindex: u32, kind: &str) -> Result<bool, Netl
     Ok(socket.qdiscs_of(ifindex)?.iter().any(|qdisc| qdisc.kind == kind))
 }
 
-fn configure(settings: &Settings, socket: &mut Socket, link: &Link, work: &mut Work) -> Result<(), SdnError> {
+fn configure(
+    settings: &Settings,
+    socket: &mut Socket,
+    link: &Link,
+    changes: &mut Changes,
+) -> Result<(), SdnError> {
     let wrong = !link.is_up() || link.mtu_bytes != settings.mtu || link.alias.as_deref() != Some(ALIAS);
     if wrong {
         let change = LinkSet {
@@ -147,7 +156,7 @@ fn configure(settings: &Settings, socket: &mut Socket, link: &Link, work: &mut W
             alias: Some(ALIAS.to_owned()),
             ..LinkSet::index(link.index)
         };
-        work.insist(socket, Batch::new().set_link(&change), Kind::Device)?;
+        changes.insist(socket, Batch::new().set_link(&change), Kind::Device)?;
     }
     // A host address: destinations without a route of their own must stay unreachable.
     let gateway = IpNet::from(std::net::IpAddr::from(settings.gateway()));
@@ -159,7 +168,7 @@ fn configure(settings: &Settings, socket: &mut Socket, link: &Link, work: &mut W
     if !found.iter().any(|address| address.net == gateway) {
         batch.add_address(&Address::new(link.index, gateway));
     }
-    work.execute(socket, &batch, Kind::Address);
+    changes.execute(socket, &batch, Kind::Address);
     Ok(())
 }
 
@@ -173,7 +182,7 @@ pub(super) fn unreachable_routes(settings: &Settings) -> Vec<Route> {
     nets.map(route).collect()
 }
 
-fn unreachable(settings: &Settings, socket: &mut Socket, work: &mut Work) -> Result<(), SdnError> {
+fn unreachable(settings: &Settings, socket: &mut Socket, changes: &mut Changes) -> Result<(), SdnError> {
     let filter = russet_netlink::RouteFilter { protocol: Some(ROUTE_PROTOCOL), ..Default::default() };
     let found = socket.routes_where(russet_addr::Family::V4, filter)?;
     let mut batch = Batch::new();
@@ -183,7 +192,7 @@ fn unreachable(settings: &Settings, socket: &mut Socket, work: &mut Work) -> Res
             batch.replace_route(&route);
         }
     }
-    work.execute(socket, &batch, Kind::Route);
+    changes.execute(socket, &batch, Kind::Route);
     Ok(())
 }
 

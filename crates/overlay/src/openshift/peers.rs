@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 use russet_addr::{Family, IpNet, Ipv4Net};
 use russet_netlink::{Batch, Neighbour, NeighbourState, Route, RouteFilter};
 
-use super::work::Work;
+use super::changes::Changes;
 use super::{Peer, ROUTE_PROTOCOL, Sdn, SdnError, Settings, device, port};
 use crate::refusal::{Reason, Refusal, Subject};
 use crate::report::{Kind, Report};
@@ -16,7 +16,7 @@ type Peers = BTreeMap<Ipv4Net, Ipv4Addr>;
 
 /// The peers of the last call, by subnet.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct KnownPeers {
     wanted: Peers,
     /// Whether all of them took effect and no difference was found since.
     in_force: bool,
@@ -24,35 +24,35 @@ pub(super) struct Told {
 
 /// The routes and neighbours of peers in the kernel.
 #[derive(Default)]
-struct Found {
+struct KernelPeers {
     routes: BTreeMap<Ipv4Net, Vec<Route>>,
     neighbours: BTreeMap<Ipv4Addr, Neighbour>,
 }
 
 /// Changes the peers from the last known ones, or from those in the kernel, to these.
-pub(super) fn bring(sdn: &mut Sdn, peers: &[Peer], work: &mut Work) {
-    let wanted = admitted(&sdn.settings, peers, work.report());
-    let assumed = sdn.peers.take().filter(|told| told.in_force).map(|told| told.wanted);
-    carry_out(sdn, assumed, wanted, work);
+pub(super) fn set(sdn: &mut Sdn, peers: &[Peer], changes: &mut Changes) {
+    let wanted = admitted(&sdn.settings, peers, changes.report());
+    let assumed = sdn.peers.take().filter(|known| known.in_force).map(|known| known.wanted);
+    carry_out(sdn, assumed, wanted, changes);
 }
 
 /// Changes the peers from those in the kernel to the last known ones.
-pub(super) fn restore(sdn: &mut Sdn, work: &mut Work) {
-    if let Some(Told { wanted, .. }) = sdn.peers.take() {
-        carry_out(sdn, None, wanted, work);
+pub(super) fn restore(sdn: &mut Sdn, changes: &mut Changes) {
+    if let Some(KnownPeers { wanted, .. }) = sdn.peers.take() {
+        carry_out(sdn, None, wanted, changes);
     }
 }
 
 /// Remembers the wanted peers even after a failure, so that the next comparison tries again. They
 /// are in force if everything succeeded, or if a comparison found no difference.
-fn carry_out(sdn: &mut Sdn, assumed: Option<Peers>, wanted: Peers, work: &mut Work) {
-    let (failed_before, found_before) = (work.report().failed, work.differences());
-    if let Err(error) = try_carry_out(sdn, assumed, &wanted, work) {
-        work.fail(error);
+fn carry_out(sdn: &mut Sdn, assumed: Option<Peers>, wanted: Peers, changes: &mut Changes) {
+    let (failed_before, found_before) = (changes.report().failed, changes.differences());
+    if let Err(error) = try_carry_out(sdn, assumed, &wanted, changes) {
+        changes.fail(error);
     }
-    let right = !work.looks_only() || work.differences() == found_before;
-    let in_force = work.report().failed == failed_before && right;
-    sdn.peers = Some(Told { wanted, in_force });
+    let right = !changes.is_dry_run() || changes.differences() == found_before;
+    let in_force = changes.report().failed == failed_before && right;
+    sdn.peers = Some(KnownPeers { wanted, in_force });
 }
 
 /// The valid peers: their pods are inside of the network, not in our subnet, and not in that of
@@ -95,22 +95,22 @@ fn try_carry_out(
     sdn: &mut Sdn,
     assumed: Option<Peers>,
     wanted: &Peers,
-    work: &mut Work,
+    changes: &mut Changes,
 ) -> Result<(), SdnError> {
     let ifindex = sdn.socket.link_by_name(&device::name()?)?.index;
     let found = match &assumed {
-        Some(known) => Found::assumed(known, ifindex),
+        Some(known) => KernelPeers::assumed(known, ifindex),
         None => observe(sdn, ifindex)?,
     };
     let senders: BTreeSet<Ipv4Addr> = wanted.values().copied().collect();
     let both = sdn.verdicts.senders().union(&senders).copied().collect();
-    sdn.verdicts.let_send(&sdn.settings, both, &sdn.ports, work)?;
-    put(sdn, wanted, &found, ifindex, work);
-    remove(sdn, wanted, &senders, &found, work);
-    sdn.verdicts.let_send(&sdn.settings, senders, &sdn.ports, work)
+    sdn.verdicts.permit_senders(&sdn.settings, both, &sdn.ports, changes)?;
+    put(sdn, wanted, &found, ifindex, changes);
+    remove(sdn, wanted, &senders, &found, changes);
+    sdn.verdicts.permit_senders(&sdn.settings, senders, &sdn.ports, changes)
 }
 
-fn put(sdn: &mut Sdn, wanted: &Peers, found: &Found, ifindex: u32, work: &mut Work) {
+fn put(sdn: &mut Sdn, wanted: &Peers, found: &KernelPeers, ifindex: u32, changes: &mut Changes) {
     let mut batch = Batch::new();
     let mut kinds = Vec::new();
     let mut seen = BTreeSet::new();
@@ -126,10 +126,16 @@ fn put(sdn: &mut Sdn, wanted: &Peers, found: &Found, ifindex: u32, work: &mut Wo
             kinds.push(Kind::Route);
         }
     }
-    execute(sdn, &batch, &kinds, work);
+    execute(sdn, &batch, &kinds, changes);
 }
 
-fn remove(sdn: &mut Sdn, wanted: &Peers, hosts: &BTreeSet<Ipv4Addr>, found: &Found, work: &mut Work) {
+fn remove(
+    sdn: &mut Sdn,
+    wanted: &Peers,
+    hosts: &BTreeSet<Ipv4Addr>,
+    found: &KernelPeers,
+    changes: &mut Changes,
+) {
     let mut batch = Batch::new();
     let mut kinds = Vec::new();
     for (subnet, routes) in &found.routes {
@@ -146,11 +152,11 @@ fn remove(sdn: &mut Sdn, wanted: &Peers, hosts: &BTreeSet<Ipv4Addr>, found: &Fou
             kinds.push(Kind::Neighbour);
         }
     }
-    execute(sdn, &batch, &kinds, work);
+    execute(sdn, &batch, &kinds, changes);
 }
 
-fn execute(sdn: &mut Sdn, batch: &Batch, kinds: &[Kind], work: &mut Work) {
-    work.execute_each(&mut sdn.socket, batch, |index| kinds.get(index).copied().unwrap_or(Kind::Route));
+fn execute(sdn: &mut Sdn, batch: &Batch, kinds: &[Kind], changes: &mut Changes) {
+    changes.execute_each(&mut sdn.socket, batch, |index| kinds.get(index).copied().unwrap_or(Kind::Route));
 }
 
 fn route(subnet: Ipv4Net, host_ip: Ipv4Addr, ifindex: u32) -> Route {
@@ -167,8 +173,8 @@ fn neighbour(host_ip: Ipv4Addr, ifindex: u32) -> Neighbour {
     Neighbour::permanent(ifindex, host_ip.into(), port::mac(host_ip))
 }
 
-fn observe(sdn: &mut Sdn, ifindex: u32) -> Result<Found, SdnError> {
-    let mut found = Found::default();
+fn observe(sdn: &mut Sdn, ifindex: u32) -> Result<KernelPeers, SdnError> {
+    let mut found = KernelPeers::default();
     let filter = RouteFilter { protocol: Some(ROUTE_PROTOCOL), oif: Some(ifindex), ..RouteFilter::default() };
     for route in sdn.socket.routes_where(Family::V4, filter)? {
         if let IpNet::V4(subnet) = route.dst {
@@ -185,9 +191,9 @@ fn observe(sdn: &mut Sdn, ifindex: u32) -> Result<Found, SdnError> {
     Ok(found)
 }
 
-// === impl Found ===
+// === impl KernelPeers ===
 
-impl Found {
+impl KernelPeers {
     /// The kernel's state if nothing else changed it.
     fn assumed(known: &Peers, ifindex: u32) -> Self {
         let mut found = Self::default();
@@ -229,7 +235,7 @@ mod tests {
             .unwrap();
             let peer =
                 Peer { host_ip: "192.0.2.12".parse().unwrap(), subnet: "10.128.2.0/23".parse().unwrap() };
-            let known = |sdn: &Sdn| sdn.peers.as_ref().is_some_and(|told| told.in_force);
+            let known = |sdn: &Sdn| sdn.peers.as_ref().is_some_and(|known| known.in_force);
             assert_eq!((sdn.restore().report.failed, sdn.peers(&[peer]).failed), (0, 0));
             assert!(known(&sdn));
             assert_eq!(sdn.differences().what, [""; 0]);

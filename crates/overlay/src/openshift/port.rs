@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use russet_addr::{ContainerId, IfName, IpNet, Mac};
 use russet_netlink::{Address, Batch, Link, LinkDel, LinkSet, Neighbour, NetlinkError, Route, Socket};
 
-use super::programs::{self, Place};
-use super::work::Work;
+use super::changes::Changes;
+use super::programs::{self, Hook};
 use super::{LEAVING_GROUP, Port, ROUTE_PROTOCOL, Sdn, SdnError, Settings, alias, device};
 
 /// The sysctls of the host end: it answers ARP for every routable address, checks sources by the
@@ -26,15 +26,15 @@ pub(super) fn attach(sdn: &mut Sdn, port: &Port) -> Result<(), SdnError> {
     admit(sdn, port)?;
     let link = sdn.socket.link_by_name(&port.host_veth)?;
     record(sdn, port, &link)?;
-    sysctls(&port.host_veth, &mut Work::mends())?;
-    guard(sdn, link.index, &mut Work::mends())?;
+    sysctls(&port.host_veth, &mut Changes::repairing())?;
+    guard(sdn, link.index, &mut Changes::repairing())?;
     let mut wanted = sdn.ports.clone();
     wanted.insert(port.host_veth.clone(), port.clone());
-    sdn.judge_by(wanted)?;
+    sdn.replace_entries(wanted)?;
     let mut batch = Batch::new();
     batch.replace_address(&own_address(&sdn.settings, link.index));
     batch.replace_neighbour(&neighbour(port, link.index));
-    batch.replace_route(&way(&sdn.settings, port, link.index));
+    batch.replace_route(&route(&sdn.settings, port, link.index));
     if let Err(error) = sdn.socket.execute(&batch) {
         // A port without a route is harmless; entries for an unassigned address would not be.
         forget(sdn, &port.host_veth)?;
@@ -54,12 +54,12 @@ pub(super) fn detach(sdn: &mut Sdn, sandbox: &ContainerId) -> Result<Vec<IfName>
     // The route goes with the link, before the entries: no packet is delivered without a verdict.
     for link in &links {
         let down = LinkSet { up: Some(false), group: Some(LEAVING_GROUP), ..LinkSet::named(link.clone()) };
-        gone_is_fine(sdn.socket.execute(Batch::new().set_link(&down)))?;
+        ignore_missing(sdn.socket.execute(Batch::new().set_link(&down)))?;
     }
     let mut wanted = sdn.ports.clone();
     wanted.retain(|link, _| !links.contains(link));
     if wanted.len() < sdn.ports.len() {
-        sdn.judge_by(wanted)?;
+        sdn.replace_entries(wanted)?;
     }
     Ok(links)
 }
@@ -67,7 +67,7 @@ pub(super) fn detach(sdn: &mut Sdn, sandbox: &ContainerId) -> Result<Vec<IfName>
 /// Deletes links of detached sandboxes. Missing ones are ignored.
 pub(super) fn delete(socket: &mut Socket, links: Vec<IfName>) -> Result<(), SdnError> {
     for link in links {
-        gone_is_fine(socket.execute(Batch::new().delete_link(&LinkDel::Name(link))))?;
+        ignore_missing(socket.execute(Batch::new().delete_link(&LinkDel::Name(link))))?;
     }
     Ok(())
 }
@@ -75,7 +75,7 @@ pub(super) fn delete(socket: &mut Socket, links: Vec<IfName>) -> Result<(), SdnE
 pub(super) fn forget(sdn: &mut Sdn, link: &IfName) -> Result<(), SdnError> {
     let mut wanted = sdn.ports.clone();
     wanted.remove(link);
-    sdn.judge_by(wanted)
+    sdn.replace_entries(wanted)
 }
 
 /// The node's address among its pods, on every pod's link: where `arp_ignore` is set (kube-proxy's
@@ -86,7 +86,7 @@ pub(super) fn own_address(settings: &Settings, ifindex: u32) -> Address {
 }
 
 /// The route to a pod. Its source is the node's own address among the pods.
-pub(super) fn way(settings: &Settings, port: &Port, ifindex: u32) -> Route {
+pub(super) fn route(settings: &Settings, port: &Port, ifindex: u32) -> Route {
     Route {
         protocol: ROUTE_PROTOCOL,
         prefsrc: Some(settings.gateway().into()),
@@ -105,18 +105,18 @@ pub(super) fn mac(address: std::net::Ipv4Addr) -> Mac {
     Mac([0x0a, 0x58, a, b, c, d])
 }
 
-pub(super) fn sysctls(link: &IfName, work: &mut Work) -> Result<(), SdnError> {
+pub(super) fn sysctls(link: &IfName, changes: &mut Changes) -> Result<(), SdnError> {
     for (pattern, value) in SYSCTLS {
-        work.sysctl(&format!("net/{}", pattern.replace("{}", link.as_str())), value)?;
+        changes.sysctl(&format!("net/{}", pattern.replace("{}", link.as_str())), value)?;
     }
     Ok(())
 }
 
 /// Attaches the program that delivers only packets with a verdict to the pod. It must precede the
 /// route.
-pub(super) fn guard(sdn: &mut Sdn, ifindex: u32, work: &mut Work) -> Result<(), SdnError> {
-    let program = programs::of(Place::ToPod);
-    device::attach(&mut sdn.socket, ifindex, &program, &mut sdn.delivery, work)
+pub(super) fn guard(sdn: &mut Sdn, ifindex: u32, changes: &mut Changes) -> Result<(), SdnError> {
+    let program = programs::for_hook(Hook::ToPod);
+    device::attach(&mut sdn.socket, ifindex, &program, &mut sdn.delivery, changes)
 }
 
 /// Checks that the address is ours to assign and not in use. A port whose link is gone is removed.
@@ -158,11 +158,11 @@ fn record(sdn: &mut Sdn, port: &Port, link: &Link) -> Result<(), SdnError> {
     if link.kind.as_deref() != Some("veth") {
         return Err(refuse("is not a veth"));
     }
-    let record = alias::of(port);
+    let record = alias::for_port(port);
     if record.len() > alias::MAX_BYTES {
         return Err(refuse("cannot have a record of that length"));
     }
-    let held = alias::standing(link, &Default::default());
+    let held = alias::port_of(link, &Default::default());
     if held.is_some_and(|held| held.sandbox != port.sandbox) {
         return Err(refuse("has the record of another sandbox"));
     }
@@ -173,7 +173,7 @@ fn record(sdn: &mut Sdn, port: &Port, link: &Link) -> Result<(), SdnError> {
     Ok(())
 }
 
-fn gone_is_fine(result: Result<(), russet_netlink::BatchError>) -> Result<(), NetlinkError> {
+fn ignore_missing(result: Result<(), russet_netlink::BatchError>) -> Result<(), NetlinkError> {
     match result {
         Err(error) if !error.error.is_not_found() => Err(error.error),
         _ => Ok(()),

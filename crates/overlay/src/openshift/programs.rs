@@ -153,7 +153,7 @@ fn verdicts() -> [Insn; 6] {
 
 /// The hook to which a program is attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Hook {
     /// Packets that the tunnel device receives.
     FromTunnel,
     /// Packets that it sends.
@@ -164,25 +164,25 @@ pub(super) enum Place {
 
 /// A program with a name that contains a digest of its code, by which an attached program is
 /// recognised.
-pub(super) struct Named {
+pub(super) struct NamedProgram {
     pub(super) name: String,
     pub(super) direction: Direction,
     short: &'static str,
     code: Vec<u64>,
 }
 
-pub(super) fn of(place: Place) -> Named {
-    let (short, direction, program) = match place {
-        Place::FromTunnel => ("sdn_ingress", Direction::Ingress, ingress()),
-        Place::IntoTunnel => ("sdn_egress", Direction::Egress, egress()),
-        Place::ToPod => ("sdn_delivery", Direction::Egress, delivery()),
+pub(super) fn for_hook(hook: Hook) -> NamedProgram {
+    let (short, direction, program) = match hook {
+        Hook::FromTunnel => ("sdn_ingress", Direction::Ingress, ingress()),
+        Hook::IntoTunnel => ("sdn_egress", Direction::Egress, egress()),
+        Hook::ToPod => ("sdn_delivery", Direction::Egress, delivery()),
     };
     // A test checks that every jump has its label; the verifier refuses an empty program.
     let code = assemble(&program).unwrap_or_default();
-    Named { name: format!("russet-{short}-{:08x}", digest(&code)), direction, short, code }
+    NamedProgram { name: format!("russet-{short}-{:08x}", digest(&code)), direction, short, code }
 }
 
-impl Named {
+impl NamedProgram {
     /// Loads it into the kernel.
     pub(super) fn load(&self) -> Result<Program, BpfError> {
         Program::load(ProgramKind::SchedCls, self.short, &self.code)
@@ -199,22 +199,22 @@ fn digest(code: &[u64]) -> u32 {
 mod tests {
     use super::*;
 
-    const ALL: [Place; 3] = [Place::FromTunnel, Place::IntoTunnel, Place::ToPod];
+    const ALL: [Hook; 3] = [Hook::FromTunnel, Hook::IntoTunnel, Hook::ToPod];
 
     #[test]
     fn the_programs_assemble_under_distinct_names() {
-        let all = ALL.map(of);
+        let all = ALL.map(for_hook);
         assert_eq!(all.each_ref().map(|it| it.code.len() > 8), [true; 3]);
         let names: std::collections::BTreeSet<&str> = all.iter().map(|it| it.name.as_str()).collect();
         assert_eq!(names.len(), ALL.len());
-        assert_eq!(of(Place::ToPod).name, all[2].name);
+        assert_eq!(for_hook(Hook::ToPod).name, all[2].name);
     }
 
     #[test]
     #[ignore = "kernel: bpf(2) needs root"]
     fn the_verifier_accepts_every_program() {
-        for place in ALL {
-            of(place).load().unwrap();
+        for hook in ALL {
+            for_hook(hook).load().unwrap();
         }
     }
 }

@@ -216,7 +216,7 @@ fn from_tunnel(settings: &Settings) -> Vec<Rule> {
         enters(all().is_in(&[Field::Mark, Field::Daddr(V4)], Name::Deliver.text())),
         enters(all().daddr_in(V4, Name::Globals.text())),
         all().to_this_machine().accept(),
-        all().counter().drop().comment("another tenant's, or nobody's"),
+        all().counter().drop().comment("not reachable by this tenant"),
     ]
 }
 
@@ -234,7 +234,7 @@ fn returned(device: &IfName) -> Vec<Rule> {
         // Translation of destinations comes later, so packets for this machine still have its
         // address.
         enters(all().to_this_machine()),
-        all().counter().drop().comment("not judged"),
+        all().counter().drop().comment("no verdict"),
         enters(pod().is_in(&[Field::Mark, who], Name::Deliver.text())),
         enters(pod().is_in(&[who], Name::Globals.text())),
         pod().is_in(&[who], Name::Cluster.text()).counter().drop().comment("another tenant's"),
@@ -311,11 +311,11 @@ fn to_pod(settings: &Settings, device: &IfName) -> Vec<Rule> {
     let all = || rule(TO_POD);
     vec![
         all().is_in(&[Field::IifName], Name::Links.text()).goto(POD_TO_POD),
-        all().iif(device).mark(STAMPED, STAMPED).counter().drop().comment("not judged"),
+        all().iif(device).mark(STAMPED, STAMPED).counter().drop().comment("no verdict"),
         passes(all().iif(device)),
         passes(all().saddr(gateway(settings))),
         // Kernels before 5.7 do not provide the incoming link here.
-        all().saddr_in(V4, Name::Cluster.text()).counter().drop().comment("from nobody knows which pod"),
+        all().saddr_in(V4, Name::Cluster.text()).counter().drop().comment("sender not known"),
         passes(all()),
     ]
 }

@@ -8,9 +8,9 @@ use russet_addr::IfName;
 use russet_model::openshift::NetId;
 use russet_nft::{ChainInfo, Element, NetlinkError, Nft, Set, SetInfo, Transaction, Value};
 
+use super::changes::Changes;
 use super::programs::STAMPED;
 use super::rules::{self, Elements, Name};
-use super::work::Work;
 use super::{Port, SdnError, Settings};
 use crate::report::Kind;
 
@@ -50,16 +50,16 @@ impl Verdicts {
         &mut self,
         settings: &Settings,
         ports: &Ports,
-        work: &mut Work,
+        changes: &mut Changes,
     ) -> Result<(), SdnError> {
         let wanted = rules::elements(settings, ports.values(), &self.peers);
         if self.in_force(settings, &wanted)? {
             return Ok(());
         }
-        if !work.looks_only() {
+        if !changes.is_dry_run() {
             self.rewrite(settings, &wanted)?;
         }
-        work.mended(Kind::Nat, format!("write table ip {} anew", rules::TABLE));
+        changes.repaired(Kind::Nat, format!("write table ip {} anew", rules::TABLE));
         Ok(())
     }
 
@@ -98,12 +98,12 @@ impl Verdicts {
     }
 
     /// Permits exactly these nodes to send.
-    pub(super) fn let_send(
+    pub(super) fn permit_senders(
         &mut self,
         settings: &Settings,
         peers: BTreeSet<Ipv4Addr>,
         ports: &Ports,
-        work: &mut Work,
+        changes: &mut Changes,
     ) -> Result<(), SdnError> {
         let elements = |addresses: &mut dyn Iterator<Item = &Ipv4Addr>| -> Vec<Element> {
             addresses.copied().map(rules::peer).collect()
@@ -113,8 +113,8 @@ impl Verdicts {
         if gone.is_empty() && come.is_empty() {
             return Ok(());
         }
-        work.mended(Kind::Nat, format!("let {} nodes send, and {} no more", come.len(), gone.len()));
-        if work.looks_only() {
+        changes.repaired(Kind::Nat, format!("let {} nodes send, and {} no more", come.len(), gone.len()));
+        if changes.is_dry_run() {
             return Ok(());
         }
         let set = Name::Peers.set();

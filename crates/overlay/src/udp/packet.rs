@@ -189,13 +189,13 @@ mod tests {
 
         #[test]
         fn a_completed_checksum_equals_an_independent_sum(payload: Vec<u8>) {
-            let whole = samples::udp(&payload);
-            let mut open = whole.clone();
-            let ip = Ipv4::parse(&whole).unwrap();
-            open[26..28].copy_from_slice(&ip.pseudo(whole.len() - 20).folded());
+            let large = samples::udp(&payload);
+            let mut open = large.clone();
+            let ip = Ipv4::parse(&large).unwrap();
+            open[26..28].copy_from_slice(&ip.pseudo(large.len() - 20).folded());
             let virtio = VirtioHeader { needs_checksum: true, csum_start: 20, csum_offset: 6, ..VirtioHeader::default() };
             prop_assert!(complete_checksum(&mut open, &virtio));
-            prop_assert_eq!(open, whole);
+            prop_assert_eq!(open, large);
         }
 
         #[test]

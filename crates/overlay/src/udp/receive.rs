@@ -6,8 +6,8 @@ use std::sync::Arc;
 use russet_linux::tun::Queue;
 use russet_linux::udp::{Inbox, UdpSocket};
 
-use super::luck::Luck;
-use super::merge::{Kinds, Merger, Sink};
+use super::backoff::PollBackoff;
+use super::coalesce::{Coalescer, Kinds, Sink};
 use super::packet::{Ipv4, step_ttl};
 use super::shared::{Count, Shared};
 use super::table::Reader;
@@ -41,22 +41,22 @@ impl Receiver {
     pub(super) fn run(mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let mut inbox = Inbox::new(ARRIVALS);
-        let mut luck = Luck::default();
+        let mut backoff = PollBackoff::default();
         loop {
-            let slots = if luck.tries() { ARRIVALS } else { 1 };
+            let slots = if backoff.should_poll() { ARRIVALS } else { 1 };
             // An unconnected socket reports only system-wide errors.
             self.socket.wait(&mut inbox, slots)?;
             if shared.is_stopping() {
                 return Ok(());
             }
-            luck.found(inbox.is_busy());
+            backoff.record(inbox.is_busy());
             self.deliver(&mut inbox)?;
         }
     }
 
     fn deliver(&mut self, inbox: &mut Inbox) -> io::Result<()> {
         let mut sink = TunSink { queue: &self.queue, shared: &self.shared, gone: None };
-        let mut merger = Merger::new(self.joins);
+        let mut coalescer = Coalescer::new(self.joins);
         for arrival in inbox.arrivals() {
             let each = usize::from(arrival.datagram_bytes).max(1);
             let packets = arrival.bytes.len().div_ceil(each) as u64;
@@ -68,13 +68,15 @@ impl Receiver {
             self.shared.counters.add(Count::Received, packets);
             for datagram in arrival.bytes.chunks_mut(each) {
                 match accept(datagram, self.shared.mtu_bytes) {
-                    Ok((packet, ip)) => self.shared.counters.undelivered(merger.push(packet, ip, &mut sink)),
+                    Ok((packet, ip)) => {
+                        self.shared.counters.undelivered(coalescer.push(packet, ip, &mut sink))
+                    }
                     Err(why) => self.shared.counters.add(why, 1),
                 }
             }
         }
-        self.shared.counters.undelivered(merger.flush(&mut sink));
-        self.joins = merger.allowed();
+        self.shared.counters.undelivered(coalescer.flush(&mut sink));
+        self.joins = coalescer.allowed();
         sink.gone.map_or(Ok(()), Err)
     }
 }

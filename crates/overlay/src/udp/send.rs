@@ -11,12 +11,12 @@ use std::sync::Arc;
 use russet_linux::tun::{Queue, Segments, VIRTIO_HEADER_BYTES, VirtioHeader};
 use russet_linux::udp::UdpSocket;
 
-use super::cut::Whole;
-use super::luck::Luck;
+use super::backoff::PollBackoff;
+use super::gso_batch::GsoBatch;
 use super::packet::{IPV4_MIN_HEADER_BYTES, Ipv4, complete_checksum, step_ttl};
+use super::segment::LargePacket;
 use super::shared::{Count, Shared};
 use super::table::Reader;
-use super::train::Waiting;
 use super::unreachable::unreachable;
 
 /// The sending state of one queue.
@@ -25,7 +25,7 @@ pub(super) struct Sender {
     pub(super) socket: Arc<UdpSocket>,
     pub(super) shared: Arc<Shared>,
     pub(super) peers: Reader,
-    waiting: Waiting,
+    batch: GsoBatch,
     /// Packets in the order in which they were read.
     memory: Vec<u8>,
     used: usize,
@@ -43,13 +43,13 @@ const MEMORY_BYTES: usize = 3 * READ_BYTES;
 impl Sender {
     pub(super) fn new(queue: Arc<Queue>, socket: Arc<UdpSocket>, shared: Arc<Shared>, peers: Reader) -> Self {
         let memory = vec![0; MEMORY_BYTES];
-        Self { queue, socket, shared, peers, waiting: Waiting::new(), memory, used: 0, flows: false }
+        Self { queue, socket, shared, peers, batch: GsoBatch::new(), memory, used: 0, flows: false }
     }
 
     /// Sends until it is stopped, or until the device is gone.
     pub(super) fn run(mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
-        let mut luck = Luck::default();
+        let mut backoff = PollBackoff::default();
         while !shared.is_stopping() {
             // Nothing is queued, so there is room.
             let bytes = self.queue.wait(&mut self.memory)?;
@@ -58,9 +58,9 @@ impl Sender {
             if !self.flows {
                 self.send();
             }
-            if self.flows || luck.tries() {
+            if self.flows || backoff.should_poll() {
                 let more = self.gather()?;
-                luck.found(more);
+                backoff.record(more);
                 while more && self.gather()? {}
                 self.send();
             }
@@ -116,7 +116,7 @@ impl Sender {
             return Err(Count::Oversized);
         }
         self.make_room(to, ip.total_bytes);
-        self.waiting.push_whole(to, &self.memory, start..end, IPV4_MIN_HEADER_BYTES);
+        self.batch.push_whole(to, &self.memory, start..end, IPV4_MIN_HEADER_BYTES);
         Ok(())
     }
 
@@ -129,17 +129,17 @@ impl Sender {
         virtio: &VirtioHeader,
         to: Ipv4Addr,
     ) -> Result<(), Count> {
-        let whole = Whole::new(&self.memory[start..end], ip, virtio).ok_or(Count::Malformed)?;
-        if whole.bytes_of(0) > self.shared.mtu_bytes {
+        let large = LargePacket::new(&self.memory[start..end], ip, virtio).ok_or(Count::Malformed)?;
+        if large.bytes_of(0) > self.shared.mtu_bytes {
             return Err(Count::Oversized);
         }
-        for number in 0..whole.count() {
-            if !self.waiting.takes(to, whole.bytes_of(number)) {
+        for number in 0..large.count() {
+            if !self.batch.takes(to, large.bytes_of(number)) {
                 self.flows = number > 0;
-                send(&mut self.waiting, &self.memory, &self.socket, &self.shared);
+                send(&mut self.batch, &self.memory, &self.socket, &self.shared);
             }
-            self.waiting.push(to, |heads| {
-                let body = whole.cut(number, heads);
+            self.batch.push(to, |heads| {
+                let body = large.segment(number, heads);
                 start + body.start..start + body.end
             });
         }
@@ -147,8 +147,8 @@ impl Sender {
     }
 
     fn make_room(&mut self, to: Ipv4Addr, bytes: usize) {
-        if !self.waiting.takes(to, bytes) {
-            send(&mut self.waiting, &self.memory, &self.socket, &self.shared);
+        if !self.batch.takes(to, bytes) {
+            send(&mut self.batch, &self.memory, &self.socket, &self.shared);
         }
     }
 
@@ -164,17 +164,17 @@ impl Sender {
 
     /// Sends the queued datagrams and frees their memory.
     fn send(&mut self) {
-        send(&mut self.waiting, &self.memory, &self.socket, &self.shared);
+        send(&mut self.batch, &self.memory, &self.socket, &self.shared);
         self.used = 0;
     }
 }
 
-fn send(waiting: &mut Waiting, memory: &[u8], socket: &UdpSocket, shared: &Shared) {
-    if waiting.is_empty() {
+fn send(batch: &mut GsoBatch, memory: &[u8], socket: &UdpSocket, shared: &Shared) {
+    if batch.is_empty() {
         return;
     }
-    let count = waiting.len() as u64;
-    let sent = waiting.send(memory, shared.port, socket);
+    let count = batch.len() as u64;
+    let sent = batch.send(memory, shared.port, socket);
     shared.counters.add(if sent.is_ok() { Count::Sent } else { Count::Unsent }, count);
     shared.counters.add(Count::Sends, 1);
 }

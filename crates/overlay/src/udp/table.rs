@@ -14,7 +14,7 @@ use russet_addr::Ipv4Net;
 /// The table and its writers.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    state: Mutex<State>,
+    state: Mutex<TableState>,
     /// Number of changes.
     generation: AtomicU64,
 }
@@ -29,7 +29,7 @@ pub(super) struct Reader {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct TableState {
     /// By base address and length of the prefix.
     subnets: BTreeMap<(u32, u8), Ipv4Addr>,
     ranges: Arc<Ranges>,
@@ -68,7 +68,7 @@ impl Peers {
     fn change(&self, apply: impl FnOnce(&mut BTreeMap<(u32, u8), Ipv4Addr>) -> bool) {
         let mut state = self.lock();
         if apply(&mut state.subnets) {
-            state.ranges = Arc::new(Ranges::of(&state.subnets));
+            state.ranges = Arc::new(Ranges::from_subnets(&state.subnets));
             let mut senders: Vec<Ipv4Addr> = state.subnets.values().copied().collect();
             senders.sort_unstable();
             senders.dedup();
@@ -77,7 +77,7 @@ impl Peers {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TableState> {
         // A panic cannot leave the map or the table half-changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -118,7 +118,7 @@ impl Reader {
 impl Ranges {
     /// Builds the ranges from prefixes in order of their base, wide before narrow: each is inside
     /// of the one before, or behind it.
-    fn of(subnets: &BTreeMap<(u32, u8), Ipv4Addr>) -> Self {
+    fn from_subnets(subnets: &BTreeMap<(u32, u8), Ipv4Addr>) -> Self {
         let mut ranges = Self(Vec::with_capacity(2 * subnets.len()));
         // The prefixes around the current address, each with its last address.
         let mut open: Vec<(u32, Ipv4Addr)> = Vec::new();

@@ -30,9 +30,7 @@ pub enum KeyError {
     Write(#[from] FileError),
     /// The content is not a key; it is not repeated in the message.
     #[error("{subject} is not the base64 text of 32 bytes")]
-    Text {
-        subject: String,
-    },
+    Text { subject: String },
 }
 
 /// A preshared key of all nodes. It has no `Debug` or `Display` that prints it.

@@ -120,12 +120,12 @@ fn changes_that_the_kernel_refused_are_sent_again() {
     let (one, two) =
         (of(&[peer(2, "192.0.2.2", "")]), of(&[peer(3, "192.0.2.3", ""), peer(4, "192.0.2.4", "")]));
     let changes = difference(&two, &one);
-    let mut told = one;
+    let mut accepted = one;
     // The second half was refused.
-    note(&mut told, &changes[..2]);
-    assert_eq!(difference(&two, &told), changes[2..]);
-    note(&mut told, &changes[2..]);
-    assert_eq!(told, two);
+    record_accepted(&mut accepted, &changes[..2]);
+    assert_eq!(difference(&two, &accepted), changes[2..]);
+    record_accepted(&mut accepted, &changes[2..]);
+    assert_eq!(accepted, two);
 }
 
 #[test]
@@ -154,20 +154,20 @@ fn only_differences_are_sent_and_a_peer_that_moved_is_left_alone() {
         let rules = rules(&options, "10.0.0.1", "");
         wanted(&options, [None, None], &rules, peers.iter()).0[0].clone()
     };
-    let told = of(&[peer(2, "192.0.2.2", ""), peer(3, "192.0.2.3", "")]);
-    assert_eq!(difference(&told, &told), []);
+    let accepted = of(&[peer(2, "192.0.2.2", ""), peer(3, "192.0.2.3", "")]);
+    assert_eq!(difference(&accepted, &accepted), []);
     let now = of(&[peer(3, "192.0.2.30", ""), peer(4, "192.0.2.4", "")]);
-    let changes = difference(&now, &told);
+    let changes = difference(&now, &accepted);
     let [Change::Remove(gone), Change::Put(moved), Change::Put(new)] = &changes[..] else {
         panic!("{changes:?}")
     };
     assert_eq!((gone.0[0], moved.key.0[0], new.key.0[0]), (2, 3, 4));
 
-    let mut found: Vec<wire::Peer> = told.values().cloned().collect();
+    let mut found: Vec<wire::Peer> = accepted.values().cloned().collect();
     found[0].endpoint = "198.51.100.1:1".parse().ok();
-    assert_eq!(difference(&told, &settled(found.clone(), &told)), []);
+    assert_eq!(difference(&accepted, &settled(found.clone(), &accepted)), []);
     found[1].allowed.clear();
     found.push(wire::Peer { key: Key([8; 32]), ..found[0].clone() });
-    let changes = difference(&told, &settled(found, &told));
+    let changes = difference(&accepted, &settled(found, &accepted));
     assert!(matches!(&changes[..], [Change::Remove(Key([8, ..])), Change::Put(_)]), "{changes:?}");
 }

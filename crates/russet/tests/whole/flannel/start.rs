@@ -38,7 +38,7 @@ fn t18_a_margin_out_of_range_ends_the_daemon_with_1() {
     for margin in ["0", "1440", "-5"] {
         let (code, text) = usage(&[&format!("-subnet-lease-renew-margin={margin}")]);
         assert_eq!(code, Some(1), "{text}");
-        assert!(text.contains("1 to 1439"), "{text}");
+        assert!(text.contains("between 1 and 1439"), "{text}");
     }
 }
 

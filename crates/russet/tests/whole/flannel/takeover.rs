@@ -479,7 +479,7 @@ fn a_node_that_does_not_match_the_flags_is_unchanged() {
     swap.unchanged(&[], 1, &["there is no device flannel.1"]);
     let device = format!("ip link add flannel.1 address {MAC} type vxlan");
     sh(&swap.here, &format!("{device} id 1 dev eth0 local 10.77.0.11 dstport 4789"));
-    swap.unchanged(&[], 1, &["flannel.1 would be made anew"]);
+    swap.unchanged(&[], 1, &["flannel.1 would be recreated"]);
     swap.lab.fabric.etcdctl(&["del", &swap.here.lease_key()]);
     swap.unchanged(&[], 1, &["no lease is of 10.77.0.11"]);
     assert!(flannel.runs(), "the running daemon was not touched");

@@ -9,9 +9,9 @@ use std::ops::Range;
 
 use russet_linux::udp::{TRAIN_MAX_BYTES, TRAIN_MAX_DATAGRAMS, Train, UdpSocket};
 
-/// Datagrams to be sent. Their bodies are ranges of the memory that [`Waiting::send`] gets.
+/// Datagrams to be sent. Their bodies are ranges of the memory that [`GsoBatch::send`] gets.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct GsoBatch {
     to: Ipv4Addr,
     /// The first bytes of every datagram.
     heads: Vec<u8>,
@@ -29,9 +29,9 @@ struct Datagram {
 
 const PIECES_EACH: usize = 2;
 
-// === impl Waiting ===
+// === impl GsoBatch ===
 
-impl Waiting {
+impl GsoBatch {
     pub(super) fn new() -> Self {
         let datagrams = Vec::with_capacity(TRAIN_MAX_DATAGRAMS);
         Self { to: Ipv4Addr::UNSPECIFIED, heads: Vec::new(), datagrams, bytes: 0 }
@@ -86,8 +86,8 @@ impl Waiting {
                 true => &[IoSlice::new(&memory[single.body.start - single.head.len()..single.body.end])][..],
                 false => &single.pieces(&self.heads, memory),
             };
-            let train = Train { pieces, pieces_each: pieces.len(), datagram_bytes: 0 };
-            let sent = socket.send(SocketAddrV4::new(self.to, port), train);
+            let gso_batch = Train { pieces, pieces_each: pieces.len(), datagram_bytes: 0 };
+            let sent = socket.send(SocketAddrV4::new(self.to, port), gso_batch);
             self.clear();
             return sent;
         }
@@ -95,12 +95,12 @@ impl Waiting {
         for (pair, datagram) in pieces.as_chunks_mut::<PIECES_EACH>().0.iter_mut().zip(&self.datagrams) {
             *pair = datagram.pieces(&self.heads, memory);
         }
-        let train = Train {
+        let gso_batch = Train {
             pieces: &pieces[..PIECES_EACH * self.datagrams.len()],
             pieces_each: PIECES_EACH,
             datagram_bytes: u16::try_from(first.bytes()).unwrap_or(u16::MAX),
         };
-        let sent = socket.send(SocketAddrV4::new(self.to, port), train);
+        let sent = socket.send(SocketAddrV4::new(self.to, port), gso_batch);
         self.clear();
         sent
     }
@@ -132,17 +132,17 @@ mod tests {
 
     /// The number of datagrams of these sizes that go out together.
     fn taken(sizes: impl IntoIterator<Item = usize>) -> usize {
-        let mut waiting = Waiting::new();
+        let mut batch = GsoBatch::new();
         for bytes in sizes {
-            if !waiting.takes(TO, bytes) {
+            if !batch.takes(TO, bytes) {
                 break;
             }
-            waiting.push(TO, |head| {
+            batch.push(TO, |head| {
                 head.extend([0; 20]);
                 0..bytes - 20
             });
         }
-        waiting.len()
+        batch.len()
     }
 
     #[test]
@@ -155,9 +155,9 @@ mod tests {
 
     #[test]
     fn a_datagram_to_another_peer_goes_into_the_next_batch() {
-        let mut waiting = Waiting::new();
-        waiting.push(TO, |_| 0..100);
-        assert!(waiting.takes(TO, 100));
-        assert!(!waiting.takes(Ipv4Addr::LOCALHOST, 100));
+        let mut batch = GsoBatch::new();
+        batch.push(TO, |_| 0..100);
+        assert!(batch.takes(TO, 100));
+        assert!(!batch.takes(Ipv4Addr::LOCALHOST, 100));
     }
 }

@@ -33,12 +33,12 @@ fn key(number: u8) -> PeerKey {
 /// Six leases that compete for three subnets of two lengths, three MACs and three addresses.
 fn event() -> impl Strategy<Value = Event> {
     let outer = |last: u8| IpAddr::from([192, 168, 77, last]);
-    let way = prop_oneof![
-        3 => (0..3u8, 0..3u8).prop_map(move |(mac, last)| Way::Tunnel { mac: Mac([2, 0, 0, 0, 0, mac]), outer: outer(last) }),
-        1 => (0..3u8).prop_map(move |last| Way::Direct { ifindex: 3, gateway: outer(last) }),
+    let path = prop_oneof![
+        3 => (0..3u8, 0..3u8).prop_map(move |(mac, last)| PeerPath::Tunnel { mac: Mac([2, 0, 0, 0, 0, mac]), outer: outer(last) }),
+        1 => (0..3u8).prop_map(move |last| PeerPath::Direct { ifindex: 3, gateway: outer(last) }),
     ];
     let claim =
-        (0..3u8, 24..26u8, way).prop_map(|(third, length, way)| Claim { subnet: net(third, length), way });
+        (0..3u8, 24..26u8, path).prop_map(|(third, length, path)| Claim { subnet: net(third, length), path });
     prop_oneof![
         4 => (0..6u8, claim).prop_map(|(number, claim)| Event::Put(key(number), claim)),
         1 => (0..6u8).prop_map(|number| Event::Refuse(key(number))),
@@ -46,14 +46,14 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-fn enter(book: &mut Book, event: Event) {
+fn enter(peer_table: &mut PeerTable, event: Event) {
     match event {
-        Event::Put(key, claim) => book.put(key, [Some(Ok(claim)), None], [None, None]),
+        Event::Put(key, claim) => peer_table.put(key, [Some(Ok(claim)), None], [None, None]),
         Event::Refuse(key) => {
             let refusal = Refusal::new(Subject::Block(net(99, 24)), None, Reason::Ours);
-            book.put(key, [Some(Err(Box::new(refusal))), None], [None, None]);
+            peer_table.put(key, [Some(Err(Box::new(refusal))), None], [None, None]);
         }
-        Event::Gone(key) => book.remove(&key),
+        Event::Gone(key) => peer_table.remove(&key),
     }
 }
 
@@ -91,7 +91,7 @@ proptest! {
     #[test]
     fn changes_give_the_same_state_as_a_fresh_table(pieces in prop::collection::vec(prop::collection::vec(event(), 1..6), 1..12)) {
         let devices = BTreeMap::new();
-        let mut book = Book::new(owner(), BTreeMap::new());
+        let mut peer_table = PeerTable::new(owner(), BTreeMap::new());
         let (mut held, mut alive) = (Held::default(), Vec::<(PeerKey, Event)>::new());
         for event in pieces.iter().flatten() {
             let (Event::Put(key, _) | Event::Refuse(key) | Event::Gone(key)) = *event;
@@ -101,15 +101,15 @@ proptest! {
             }
         }
         for piece in pieces {
-            piece.into_iter().for_each(|event| enter(&mut book, event));
-            carry_out(&mut held, book.difference(&devices));
-            let Desired { routes, neighbours, fdb, .. } = book.desired();
+            piece.into_iter().for_each(|event| enter(&mut peer_table, event));
+            carry_out(&mut held, peer_table.difference(&devices));
+            let Desired { routes, neighbours, fdb, .. } = peer_table.desired();
             prop_assert_eq!((&held.routes, &held.neighbours, &held.fdb), (routes, neighbours, fdb));
         }
-        let mut fresh = Book::new(owner(), BTreeMap::new());
+        let mut fresh = PeerTable::new(owner(), BTreeMap::new());
         alive.into_iter().for_each(|(_, event)| enter(&mut fresh, event));
-        prop_assert_eq!(book.desired(), fresh.desired());
-        prop_assert_eq!(book.refusals().collect::<Vec<_>>(), fresh.refusals().collect::<Vec<_>>());
+        prop_assert_eq!(peer_table.desired(), fresh.desired());
+        prop_assert_eq!(peer_table.refusals().collect::<Vec<_>>(), fresh.refusals().collect::<Vec<_>>());
         // Every neighbour has a forwarding entry, every route through the tunnel a neighbour, and nothing else is there.
         let macs: BTreeMap<_, _> = held.neighbours.values().map(|mac| ((Family::V4, *mac), ())).collect();
         prop_assert!(macs.keys().eq(held.fdb.keys()));
@@ -123,32 +123,36 @@ fn only_many_routes_get_metrics_and_existing_routes_keep_theirs() {
     let direct = |third: u8, fourth: u16| {
         let number = u32::from(third) * 256 + u32::from(fourth);
         let subnet = Ipv4Net::new((0x0a10_0000 + number * 256).into(), 24).unwrap();
-        let way = Way::Direct { ifindex: 3, gateway: [192, 168, 77, 1].into() };
-        (PeerKey { v4: Some(subnet), v6: None }, Claim { subnet: subnet.into(), way })
+        let path = PeerPath::Direct { ifindex: 3, gateway: [192, 168, 77, 1].into() };
+        (PeerKey { v4: Some(subnet), v6: None }, Claim { subnet: subnet.into(), path })
     };
-    let mut book = Book::new(owner(), BTreeMap::new());
+    let mut peer_table = PeerTable::new(owner(), BTreeMap::new());
     let all: Vec<_> = (0..8).flat_map(|third| (0..256).map(move |fourth| direct(third, fourth))).collect();
     let mut put = |range: std::ops::Range<usize>| {
         for (key, claim) in &all[range] {
-            book.put(*key, [Some(Ok(*claim)), None], [None, None]);
+            peer_table.put(*key, [Some(Ok(*claim)), None], [None, None]);
         }
-        let (desired, _) = book.difference(&BTreeMap::new());
+        let (desired, _) = peer_table.difference(&BTreeMap::new());
         (desired.routes.len(), desired.metrics.len())
     };
     assert_eq!(put(0..PLAIN_MAX_ROUTES), (1024, 0));
     assert_eq!(put(PLAIN_MAX_ROUTES..1500), (476, 476));
     let (key, claim) = all[1400];
-    book.remove(&key);
-    let (_, was) = book.difference(&BTreeMap::new());
+    peer_table.remove(&key);
+    let (_, was) = peer_table.difference(&BTreeMap::new());
     let metric = was.routes[&claim.subnet][0].metric;
-    assert_eq!(metric, own_metric(&claim.subnet), "a removed route is named with the metric that it was added with");
+    assert_eq!(
+        metric,
+        own_metric(&claim.subnet),
+        "a removed route is named with the metric that it was added with"
+    );
 
     // After a restart the kernel's routes decide.
     let plain = |number: usize| {
         (all[number].1.subnet, vec![Route::via(all[number].1.subnet, [192, 168, 77, 1].into())])
     };
     let observed = Observed { routes: (0..700).map(plain).collect(), ..Observed::default() };
-    book.settle_metrics(&observed);
-    assert_eq!(book.desired().metrics.len(), 1499 - 700);
-    assert!(book.desired().metrics.values().all(|metric| (1..=METRICS).contains(metric)));
+    peer_table.settle_metrics(&observed);
+    assert_eq!(peer_table.desired().metrics.len(), 1499 - 700);
+    assert!(peer_table.desired().metrics.values().all(|metric| (1..=METRICS).contains(metric)));
 }

@@ -3,27 +3,27 @@
 
 /// The results of the last polls.
 #[derive(Debug, Default)]
-pub(super) struct Luck {
+pub(super) struct PollBackoff {
     misses: u32,
     turns: u32,
 }
 
 /// Consecutive empty polls after which most are skipped.
-const PATIENCE: u32 = 4;
+const EMPTY_POLLS_MAX: u32 = 4;
 /// Of those, one in this many is still made, so that a burst is noticed by its eighth packet.
-const SELDOM: u32 = 8;
+const POLL_INTERVAL: u32 = 8;
 
-// === impl Luck ===
+// === impl PollBackoff ===
 
-impl Luck {
+impl PollBackoff {
     /// Whether to poll now.
-    pub(super) fn tries(&mut self) -> bool {
+    pub(super) fn should_poll(&mut self) -> bool {
         self.turns = self.turns.wrapping_add(1);
-        self.misses < PATIENCE || self.turns.is_multiple_of(SELDOM)
+        self.misses < EMPTY_POLLS_MAX || self.turns.is_multiple_of(POLL_INTERVAL)
     }
 
     /// Records whether the poll found a packet.
-    pub(super) fn found(&mut self, more: bool) {
+    pub(super) fn record(&mut self, more: bool) {
         self.misses = if more { 0 } else { self.misses.saturating_add(1) };
     }
 }
@@ -34,14 +34,14 @@ mod tests {
 
     #[test]
     fn empty_polls_become_rare_and_a_packet_makes_them_common_again() {
-        let mut luck = Luck::default();
-        let looks = |luck: &mut Luck, turns: u32| {
-            let looked = (0..turns).filter(|_| luck.tries());
+        let mut backoff = PollBackoff::default();
+        let looks = |backoff: &mut PollBackoff, turns: u32| {
+            let looked = (0..turns).filter(|_| backoff.should_poll());
             looked.map(|_| 1).sum::<u32>()
         };
-        (0..PATIENCE).for_each(|_| luck.found(false));
-        assert_eq!(looks(&mut luck, 80), 10);
-        luck.found(true);
-        assert_eq!(looks(&mut luck, 80), 80);
+        (0..EMPTY_POLLS_MAX).for_each(|_| backoff.record(false));
+        assert_eq!(looks(&mut backoff, 80), 10);
+        backoff.record(true);
+        assert_eq!(looks(&mut backoff, 80), 80);
     }
 }

@@ -12,7 +12,7 @@ use super::packet::{Ipv4, TCP, UDP, put_u16, put_u32, u16_at, u32_at};
 
 /// A large packet with parsed headers.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Whole<'a> {
+pub(super) struct LargePacket<'a> {
     packet: &'a [u8],
     ip: Ipv4,
     /// Bytes of all headers.
@@ -30,9 +30,9 @@ const TCP_FLAGS_AT: usize = 13;
 const FIN_AND_PSH: u8 = 0x01 | 0x08;
 const CWR: u8 = 0x80;
 
-// === impl Whole ===
+// === impl LargePacket ===
 
-impl<'a> Whole<'a> {
+impl<'a> LargePacket<'a> {
     /// None when the virtio header does not match the packet.
     pub(super) fn new(packet: &'a [u8], ip: Ipv4, virtio: &VirtioHeader) -> Option<Self> {
         let packet = packet.get(..ip.total_bytes)?;
@@ -74,7 +74,7 @@ impl<'a> Whole<'a> {
 
     /// Appends the header of the packet with this number to `headers`; returns the place of its
     /// payload.
-    pub(super) fn cut(&self, number: usize, headers: &mut Vec<u8>) -> Range<usize> {
+    pub(super) fn segment(&self, number: usize, headers: &mut Vec<u8>) -> Range<usize> {
         let start = self.header_bytes + number * self.segment_bytes;
         let end = (start + self.segment_bytes).min(self.packet.len());
         let at = headers.len();
@@ -136,33 +136,33 @@ mod tests {
     }
 
     /// All packets after segmentation of a large one.
-    fn cut(packet: &[u8], virtio: &VirtioHeader) -> Option<Vec<Vec<u8>>> {
-        let whole = Whole::new(packet, Ipv4::parse(packet)?, virtio)?;
+    fn segment(packet: &[u8], virtio: &VirtioHeader) -> Option<Vec<Vec<u8>>> {
+        let large = LargePacket::new(packet, Ipv4::parse(packet)?, virtio)?;
         let each = |number| {
             let mut header = Vec::new();
-            let payload = whole.cut(number, &mut header);
+            let payload = large.segment(number, &mut header);
             header.extend(&packet[payload]);
             header
         };
-        Some((0..whole.count()).map(each).collect())
+        Some((0..large.count()).map(each).collect())
     }
 
     #[test]
     fn tcp_segments_equal_those_that_the_sender_would_have_made() {
         let payload: Vec<u8> = (0..250u8).collect();
         let flags = ACK | PSH | CWR | 1;
-        let whole = Tcp { sequence: u32::MAX - 50, id: u16::MAX, flags, ..Tcp::new(&payload) };
+        let large = Tcp { sequence: u32::MAX - 50, id: u16::MAX, flags, ..Tcp::new(&payload) };
         let expected: Vec<Vec<u8>> = payload
             .chunks(100)
             .enumerate()
             .map(|(number, payload)| {
                 let flags = [ACK | CWR, ACK, ACK | PSH | 1][number];
-                let sequence = whole.sequence.wrapping_add(number as u32 * 100);
-                let id = whole.id.wrapping_add(number as u16);
-                Tcp { id, sequence, flags, payload: payload.to_vec(), ..whole.clone() }.packet()
+                let sequence = large.sequence.wrapping_add(number as u32 * 100);
+                let id = large.id.wrapping_add(number as u16);
+                Tcp { id, sequence, flags, payload: payload.to_vec(), ..large.clone() }.packet()
             })
             .collect();
-        assert_eq!(cut(&whole.packet(), &virtio(Segments::Tcp4, 100)).unwrap(), expected);
+        assert_eq!(segment(&large.packet(), &virtio(Segments::Tcp4, 100)).unwrap(), expected);
     }
 
     #[test]
@@ -173,25 +173,25 @@ mod tests {
             .enumerate()
             .map(|(number, payload)| samples::udp_with_id(7 + number as u16, payload))
             .collect();
-        assert_eq!(cut(&samples::udp(&payload), &virtio(Segments::Udp, 100)).unwrap(), expected);
+        assert_eq!(segment(&samples::udp(&payload), &virtio(Segments::Udp, 100)).unwrap(), expected);
     }
 
     #[test]
     fn a_packet_that_contradicts_its_virtio_header_is_refused() {
         let tcp = Tcp::new(&[1; 300]).packet();
-        assert!(cut(&tcp, &virtio(Segments::Tcp4, 100)).is_some());
-        assert!(cut(&tcp, &virtio(Segments::Udp, 100)).is_none());
-        assert!(cut(&tcp, &virtio(Segments::Other(3), 100)).is_none());
-        assert!(cut(&tcp, &virtio(Segments::Tcp4, 0)).is_none());
-        assert!(cut(&Tcp::new(&[]).packet(), &virtio(Segments::Tcp4, 100)).is_none());
+        assert!(segment(&tcp, &virtio(Segments::Tcp4, 100)).is_some());
+        assert!(segment(&tcp, &virtio(Segments::Udp, 100)).is_none());
+        assert!(segment(&tcp, &virtio(Segments::Other(3), 100)).is_none());
+        assert!(segment(&tcp, &virtio(Segments::Tcp4, 0)).is_none());
+        assert!(segment(&Tcp::new(&[]).packet(), &virtio(Segments::Tcp4, 100)).is_none());
         for offset in [0x40, 0xf0] {
             let mut bad = Tcp::new(&[1; 12]).packet();
             bad[32] = offset;
-            assert!(cut(&bad, &virtio(Segments::Tcp4, 100)).is_none(), "data offset {offset:#x}");
+            assert!(segment(&bad, &virtio(Segments::Tcp4, 100)).is_none(), "data offset {offset:#x}");
         }
         let mut fragment = tcp.clone();
         fragment[6] = 0x20;
-        assert!(cut(&fragment, &virtio(Segments::Tcp4, 100)).is_none());
+        assert!(segment(&fragment, &virtio(Segments::Tcp4, 100)).is_none());
     }
 
     proptest! {
@@ -205,7 +205,7 @@ mod tests {
                 true => (Tcp::new(&payload).packet(), 52, Segments::Tcp4),
                 false => (samples::udp(&payload), 28, Segments::Udp),
             };
-            let segments = cut(&packet, &virtio(kind, each)).unwrap();
+            let segments = segment(&packet, &virtio(kind, each)).unwrap();
             prop_assert!(segments.iter().all(|segment| samples::is_intact(segment)));
             prop_assert!(segments.iter().all(|segment| Ipv4::parse(segment).unwrap().total_bytes == segment.len()));
             prop_assert_eq!(segments.iter().flat_map(|segment| &segment[header..]).copied().collect::<Vec<u8>>(), payload);
@@ -224,7 +224,7 @@ mod tests {
                 put_u16(&mut packet, 2, total);
                 put_u16(&mut packet, 6, 0);
             }
-            let _ = cut(&packet, &VirtioHeader::decode(&header));
+            let _ = segment(&packet, &VirtioHeader::decode(&header));
         }
     }
 }

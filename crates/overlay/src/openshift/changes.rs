@@ -9,8 +9,8 @@ use crate::report::{Kind, OverlayError, Report};
 
 /// The differences found so far, and the results of their repair.
 #[derive(Debug)]
-pub(super) struct Work {
-    looks_only: bool,
+pub(super) struct Changes {
+    is_dry_run: bool,
     what: Vec<String>,
     report: Report,
 }
@@ -24,21 +24,21 @@ pub struct Outcome {
     pub what: Vec<String>,
 }
 
-// === impl Work ===
+// === impl Changes ===
 
-impl Work {
+impl Changes {
     /// Differences are repaired.
-    pub fn mends() -> Self {
-        Self { looks_only: false, what: Vec::new(), report: Report::default() }
+    pub fn repairing() -> Self {
+        Self { is_dry_run: false, what: Vec::new(), report: Report::default() }
     }
 
     /// Dry run: differences are described, and nothing is changed.
-    pub fn looks() -> Self {
-        Self { looks_only: true, ..Self::mends() }
+    pub fn dry_run() -> Self {
+        Self { is_dry_run: true, ..Self::repairing() }
     }
 
-    pub fn looks_only(&self) -> bool {
-        self.looks_only
+    pub fn is_dry_run(&self) -> bool {
+        self.is_dry_run
     }
 
     pub fn report(&mut self) -> &mut Report {
@@ -59,9 +59,9 @@ impl Work {
     }
 
     /// Records a repair that was not a netlink request.
-    pub fn mended(&mut self, kind: Kind, what: impl Into<String>) {
+    pub fn repaired(&mut self, kind: Kind, what: impl Into<String>) {
         self.what.push(what.into());
-        if !self.looks_only {
+        if !self.is_dry_run {
             self.report.count(kind);
         }
     }
@@ -75,7 +75,7 @@ impl Work {
     /// Like `execute`, with a kind for each request, by its index.
     pub fn execute_each(&mut self, socket: &mut Socket, batch: &Batch, kind: impl Fn(usize) -> Kind) {
         self.what.extend((0..batch.len()).map(|index| socket.describe(batch, index)));
-        if self.looks_only {
+        if self.is_dry_run {
             return;
         }
         for (index, result) in socket.execute_all(batch).into_iter().enumerate() {
@@ -90,7 +90,7 @@ impl Work {
     /// Sends requests on which the rest depends; stops at the first error.
     pub fn insist(&mut self, socket: &mut Socket, batch: &Batch, kind: Kind) -> Result<(), NetlinkError> {
         self.what.extend((0..batch.len()).map(|index| socket.describe(batch, index)));
-        if !self.looks_only {
+        if !self.is_dry_run {
             socket.execute(batch).map_err(|error: BatchError| error.error)?;
             self.report.count(kind);
         }
@@ -105,10 +105,10 @@ impl Work {
             Err(error) if error.is_missing() && name.starts_with("net/ipv6/") => return Ok(()),
             Err(error) => return Err(error.into()),
         }
-        if !self.looks_only {
+        if !self.is_dry_run {
             sysctl::write(name, value)?;
         }
-        self.mended(Kind::Sysctl, format!("write sysctl {name} = {value}"));
+        self.repaired(Kind::Sysctl, format!("write sysctl {name} = {value}"));
         Ok(())
     }
 }

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::super::cut::Whole;
 use super::super::samples::{self, Tcp, is_intact};
+use super::super::segment::LargePacket;
 use super::*;
 
 /// Collects what a kernel would get: each write, segmented according to its virtio header.
@@ -27,14 +27,14 @@ impl Sink for Kernel {
         }
         let ip = Ipv4::parse(packet).unwrap();
         assert_eq!(ip.total_bytes, packet.len());
-        let whole = Whole::new(packet, ip, &virtio).unwrap();
-        let cut = |number| {
+        let large = LargePacket::new(packet, ip, &virtio).unwrap();
+        let segment = |number| {
             let mut header = Vec::new();
-            let payload = whole.cut(number, &mut header);
+            let payload = large.segment(number, &mut header);
             header.extend(&packet[payload]);
             header
         };
-        self.writes.push((0..whole.count()).map(cut).collect());
+        self.writes.push((0..large.count()).map(segment).collect());
         Ok(())
     }
 }
@@ -48,16 +48,16 @@ fn merge_into(kernel: &mut Kernel, packets: &[Vec<u8>]) -> Kinds {
 }
 
 fn merge_as(allowed: Kinds, kernel: &mut Kernel, packets: &[Vec<u8>]) -> Kinds {
-    let mut merger = Merger::new(allowed);
+    let mut coalescer = Coalescer::new(allowed);
     for packet in packets {
-        merger.push(packet, Ipv4::parse(packet).unwrap(), kernel).unwrap();
+        coalescer.push(packet, Ipv4::parse(packet).unwrap(), kernel).unwrap();
     }
-    merger.flush(kernel).unwrap();
-    merger.allowed()
+    coalescer.flush(kernel).unwrap();
+    coalescer.allowed()
 }
 
 /// The number of packets in each write; also checks that segmentation restores the input.
-fn merge(packets: &[Vec<u8>]) -> Vec<usize> {
+fn coalesce(packets: &[Vec<u8>]) -> Vec<usize> {
     let mut kernel = Kernel::default();
     assert_eq!(merge_into(&mut kernel, packets), both());
     assert_eq!(kernel.writes.concat(), packets);
@@ -77,17 +77,17 @@ fn packets(segments: &[Tcp]) -> Vec<Vec<u8>> {
 
 #[test]
 fn the_segments_of_a_stream_are_coalesced() {
-    assert_eq!(merge(&packets(&stream(40))), [40]);
+    assert_eq!(coalesce(&packets(&stream(40))), [40]);
 }
 
 #[test]
 fn a_push_and_a_short_segment_end_a_run() {
     let mut segments = stream(6);
     segments[2].flags |= samples::PSH;
-    assert_eq!(merge(&packets(&segments)), [3, 3]);
+    assert_eq!(coalesce(&packets(&segments)), [3, 3]);
     let mut segments = stream(6);
     segments[2].payload.truncate(60);
-    assert_eq!(merge(&packets(&segments)), [3, 3]);
+    assert_eq!(coalesce(&packets(&segments)), [3, 3]);
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn packets_of_different_flows_are_not_coalesced() {
     for (number, change) in changes.iter().enumerate() {
         let mut segments = stream(2);
         change(&mut segments[1]);
-        assert_eq!(merge(&packets(&segments)), [1, 1], "change {number}");
+        assert_eq!(coalesce(&packets(&segments)), [1, 1], "change {number}");
     }
 }
 
@@ -114,7 +114,7 @@ fn segments_with_different_headers_are_not_coalesced() {
     for (at, value) in [(1, 1), (8, 63), (15, 9), (20, 1), (22, 1)] {
         let mut packets = packets(&stream(2));
         packets[1][at] = value;
-        assert_eq!(merge(&packets), [1, 1], "byte {at}");
+        assert_eq!(coalesce(&packets), [1, 1], "byte {at}");
     }
 }
 
@@ -123,7 +123,7 @@ fn a_damaged_packet_is_written_alone_and_unchanged() {
     for damaged in [0, 1, 2] {
         let mut packets = packets(&stream(4));
         packets[damaged][80] ^= 1;
-        let runs = merge(&packets);
+        let runs = coalesce(&packets);
         assert_eq!(runs.iter().sum::<usize>(), 4);
         assert!(runs.len() > 1, "{damaged}: {runs:?}");
     }
@@ -132,21 +132,21 @@ fn a_damaged_packet_is_written_alone_and_unchanged() {
 #[test]
 fn at_most_64_udp_datagrams_are_coalesced() {
     let datagrams: Vec<_> = (0..130).map(|n| samples::udp_with_id(n, &[n as u8; 100])).collect();
-    assert_eq!(merge(&datagrams), [64, 64, 2]);
+    assert_eq!(coalesce(&datagrams), [64, 64, 2]);
 }
 
 #[test]
 fn a_datagram_without_checksum_stays_alone() {
     let mut datagrams: Vec<_> = (0..2).map(|n| samples::udp_with_id(n, &[1; 100])).collect();
     datagrams.iter_mut().for_each(|datagram| datagram[26..28].fill(0));
-    assert_eq!(merge(&datagrams), [1, 1]);
+    assert_eq!(coalesce(&datagrams), [1, 1]);
 }
 
 #[test]
 fn no_run_is_longer_than_an_ip_packet() {
     let segment = |n: u16| Tcp { id: n, sequence: u32::from(n) * 1420, ..Tcp::new(&[1; 1420]) };
     let packets: Vec<_> = (0..100).map(|n| segment(n).packet()).collect();
-    assert_eq!(merge(&packets), [46, 46, 8]);
+    assert_eq!(coalesce(&packets), [46, 46, 8]);
 }
 
 #[test]
@@ -180,10 +180,10 @@ fn without_the_flag_that_forbids_fragments_ids_must_be_consecutive() {
         packet[6] = 0;
         set_header_checksum(&mut packet[..20]);
     });
-    assert_eq!(merge(&packets), [3]);
+    assert_eq!(coalesce(&packets), [3]);
     packets[1][5] += 9;
     set_header_checksum(&mut packets[1][..20]);
-    assert_eq!(merge(&packets), [1, 1, 1]);
+    assert_eq!(coalesce(&packets), [1, 1, 1]);
 }
 
 #[test]
@@ -254,7 +254,7 @@ proptest! {
     #[test]
     fn arbitrary_packets_cause_no_panic(all in prop::collection::vec(prop::collection::vec(any::<u8>(), 20..120), 0..8)) {
         let mut kernel = Kernel::default();
-        let mut merger = Merger::new(both());
+        let mut coalescer = Coalescer::new(both());
         let plausible: Vec<Vec<u8>> = all.into_iter().map(|mut packet| {
             let total = packet.len() as u16;
             packet[0] = 0x45;
@@ -264,9 +264,9 @@ proptest! {
             packet
         }).collect();
         for packet in &plausible {
-            merger.push(packet, Ipv4::parse(packet).unwrap(), &mut kernel).unwrap();
+            coalescer.push(packet, Ipv4::parse(packet).unwrap(), &mut kernel).unwrap();
         }
-        merger.flush(&mut kernel).unwrap();
+        coalescer.flush(&mut kernel).unwrap();
         prop_assert_eq!(kernel.writes.concat(), plausible);
     }
 }

@@ -1,6 +1,6 @@
 //! Coalesces consecutive packets of one flow, so that the kernel handles them as one.
 //!
-//! The reverse of [`cut`](super::cut): segmenting a coalesced packet gives the original packets.
+//! The reverse of [`segment`](super::segment): segmenting a coalesced packet gives the original packets.
 //! Packets are coalesced only if both are known to be intact, because the kernel does not check a
 //! coalesced packet's checksum.
 
@@ -9,13 +9,13 @@ use std::io::{self, IoSlice};
 use russet_linux::tun::{Segments, VIRTIO_HEADER_BYTES, VirtioHeader};
 
 use super::checksum::Sum;
-use super::cut::udp_length_is_right;
 use super::packet::{Ipv4, TCP, UDP, put_u16, set_header_checksum, u16_at, u32_at};
+use super::segment::udp_length_is_right;
 
 /// Takes packets in order and writes them, coalesced where possible. It must not outlive a batch of
 /// arrivals, to whose memory it points.
 #[derive(Debug)]
-pub(super) struct Merger<'a> {
+pub(super) struct Coalescer<'a> {
     allowed: Kinds,
     run: Vec<Packet<'a>>,
     /// Bytes of the run as one packet.
@@ -29,15 +29,15 @@ pub(super) struct Merger<'a> {
 /// The protocols that may be coalesced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Kinds {
-    tcp: Patience,
-    udp: Patience,
+    tcp: RefusalsLeft,
+    udp: RefusalsLeft,
 }
 
 /// Refusals that are still accepted before a protocol is no longer coalesced; 0 disables it. A
 /// kernel that does not support a protocol refuses every time, one that got an odd packet from a
 /// peer refuses once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Patience(u8);
+struct RefusalsLeft(u8);
 
 /// A packet with the fields that decide about coalescing.
 #[derive(Debug, Clone, Copy)]
@@ -71,9 +71,9 @@ const FLAGS_AT: usize = 13;
 const ACK: u8 = 0x10;
 const PSH: u8 = 0x08;
 
-// === impl Merger ===
+// === impl Coalescer ===
 
-impl<'a> Merger<'a> {
+impl<'a> Coalescer<'a> {
     pub(super) fn new(allowed: Kinds) -> Self {
         Self { allowed, run: Vec::new(), run_bytes: 0, checked: false, closed: false }
     }
@@ -109,7 +109,7 @@ impl<'a> Merger<'a> {
             run => write_joined(run, self.run_bytes, sink),
         };
         let written = match self.run.first().and_then(|first| first.kind) {
-            Some(kind) if self.run.len() > 1 => self.judge(kind, written, sink),
+            Some(kind) if self.run.len() > 1 => self.record_result(kind, written, sink),
             _ => written,
         };
         self.run.clear();
@@ -117,12 +117,12 @@ impl<'a> Merger<'a> {
     }
 
     /// Updates the remaining refusals by the result of a coalesced write.
-    fn judge(&mut self, kind: Kind, written: io::Result<()>, sink: &mut impl Sink) -> io::Result<()> {
+    fn record_result(&mut self, kind: Kind, written: io::Result<()>, sink: &mut impl Sink) -> io::Result<()> {
         match written {
             Err(error) if is_refusal(&error) => self.write_singly(kind, sink),
             Err(error) => Err(error),
             Ok(()) => {
-                self.allowed.of(kind).0 = REFUSALS;
+                self.allowed.left_for(kind).0 = REFUSALS;
                 Ok(())
             }
         }
@@ -134,8 +134,8 @@ impl<'a> Merger<'a> {
         for packet in &self.run {
             packet.write(sink)?;
         }
-        let patience = self.allowed.of(kind);
-        patience.0 = patience.0.saturating_sub(1);
+        let refusals_left = self.allowed.left_for(kind);
+        refusals_left.0 = refusals_left.0.saturating_sub(1);
         Ok(())
     }
 
@@ -164,11 +164,11 @@ impl<'a> Merger<'a> {
 impl Kinds {
     /// The protocols for which the kernel granted offloads.
     pub(super) fn new(tcp: bool, udp: bool) -> Self {
-        let patience = |takes| Patience(if takes { REFUSALS } else { 0 });
-        Self { tcp: patience(tcp), udp: patience(udp) }
+        let refusals_left = |takes| RefusalsLeft(if takes { REFUSALS } else { 0 });
+        Self { tcp: refusals_left(tcp), udp: refusals_left(udp) }
     }
 
-    fn of(&mut self, kind: Kind) -> &mut Patience {
+    fn left_for(&mut self, kind: Kind) -> &mut RefusalsLeft {
         match kind {
             Kind::Tcp => &mut self.tcp,
             Kind::Udp => &mut self.udp,
@@ -176,9 +176,9 @@ impl Kinds {
     }
 }
 
-// === impl Patience ===
+// === impl RefusalsLeft ===
 
-impl Patience {
+impl RefusalsLeft {
     fn is_left(self) -> bool {
         self.0 > 0
     }

@@ -1,5 +1,5 @@
-//! Tends one lease for as long as it is this node's: keeps it, follows the others', and keeps the kernel as they want it. One loop; events
-//! of the kernel only mark that a look is due.
+//! Maintains one lease for as long as it is this node's: renews it, follows the others', and keeps
+//! the kernel in the desired state. One loop; kernel events only schedule a comparison.
 
 use std::convert::Infallible;
 use std::sync::atomic::Ordering;
@@ -10,61 +10,63 @@ use tokio::time::Instant;
 
 use crate::carrier::Carrier;
 use crate::peers::{Delta, Peers};
-use crate::run::{Daemon, Place};
-use crate::telling::Telling;
+use crate::readiness::ReadinessPublisher;
+use crate::run::{Daemon, NetworkContext};
 
-/// A lease at work.
-pub(crate) struct Tending<'a> {
+/// A maintained lease.
+pub(crate) struct LeaseMaintainer<'a> {
     daemon: &'a Daemon,
-    place: &'a Place,
+    context: &'a NetworkContext,
     carrier: &'a mut Carrier,
     lease: &'a Lease,
-    telling: Telling<'a>,
+    readiness: ReadinessPublisher<'a>,
     peers: Peers,
-    /// When the kernel is to be compared with what should be.
-    look: Instant,
-    /// When that happened last.
-    looked: Instant,
-    /// Whether the other nodes' leases are known: before that, what the kernel has of them must not be taken for leftovers.
+    /// The time of the next comparison of the kernel with the desired state.
+    next_resync: Instant,
+    /// The time of the last comparison.
+    last_resync: Instant,
+    /// Whether the other nodes' leases are known: before that, their objects in the kernel must not
+    /// be removed.
     listed: bool,
-    /// When the store is to be told again what the lease should say, while it does not know.
+    /// The time of the next attempt to publish changed lease data, if the store lacks them.
     unpublished: Option<Instant>,
 }
 
-/// Events taken in one go.
+/// Limit of events taken at once.
 const EVENTS_MAX: usize = 10_000;
-/// The kernel is compared with what should be at least this often.
+/// The kernel is compared at least this often.
 const RESYNC: Duration = Duration::from_secs(60);
-/// The next look after one that could not put everything right; what is refused for good is logged no more often than this.
-const UNSETTLED: Duration = Duration::from_secs(15);
-/// A look soon after something stirred, so that what belongs together is seen together.
-const SOON: Duration = Duration::from_millis(20);
-/// Shortest pause between looks: somebody may fight for our objects.
-const FIGHT_PAUSE: Duration = Duration::from_millis(500);
-/// Pause before another try at something that the datastore refused.
+/// Interval of comparisons after one that could not repair everything; it bounds how often
+/// permanent errors are logged.
+const RETRY_RESYNC: Duration = Duration::from_secs(15);
+/// Delay of a comparison after an event, so that related events are handled together.
+const RESYNC_DELAY: Duration = Duration::from_millis(20);
+/// Shortest interval of comparisons, because another program may keep changing our objects.
+const RESYNC_MIN_INTERVAL: Duration = Duration::from_millis(500);
+/// Pause before another attempt after the datastore refused a request.
 const RETRY: Duration = Duration::from_secs(1);
 
-// === impl Tending ===
+// === impl LeaseMaintainer ===
 
-impl<'a> Tending<'a> {
+impl<'a> LeaseMaintainer<'a> {
     pub(crate) fn new(
         daemon: &'a Daemon,
-        place: &'a Place,
+        context: &'a NetworkContext,
         carrier: &'a mut Carrier,
         lease: &'a Lease,
-        telling: Telling<'a>,
+        readiness: ReadinessPublisher<'a>,
     ) -> Self {
-        let peers = Peers::new(place.backend.clone(), &lease.key, &place.external);
+        let peers = Peers::new(context.backend.clone(), &lease.key, &context.external);
         let now = Instant::now();
         Self {
             daemon,
-            place,
+            context,
             carrier,
             lease,
-            telling,
+            readiness,
             peers,
-            look: now + RESYNC,
-            looked: now,
+            next_resync: now + RESYNC,
+            last_resync: now,
             listed: false,
             unpublished: None,
         }
@@ -77,7 +79,7 @@ impl<'a> Tending<'a> {
         let mut lost = daemon.leases.keep(lease, daemon.margin);
         let ready = async {
             if let Err(error) = daemon.leases.ready(lease).await {
-                tracing::warn!(%error, "say that the network is up");
+                tracing::warn!(%error, "publish that the network is up");
             }
             std::future::pending::<Infallible>().await
         };
@@ -88,12 +90,12 @@ impl<'a> Tending<'a> {
         }
     }
 
-    /// Follows leases and kernel; never ends.
+    /// Follows leases and kernel; never returns.
     async fn follow(&mut self) -> Infallible {
         let daemon = self.daemon;
         let mut watch = self.watch().await;
         if watch.is_none() {
-            // Nobody else's lease matters; what another backend left goes.
+            // Other nodes' leases are not needed; leftovers of another backend are removed.
             self.apply(Delta::All).await;
         }
         loop {
@@ -109,25 +111,25 @@ impl<'a> Tending<'a> {
                     let delta = self.peers.take(events);
                     self.apply(delta).await;
                 }
-                () = self.carrier.stirred() => {
-                    self.look = self.look.min((Instant::now() + SOON).max(self.looked + FIGHT_PAUSE));
+                () = self.carrier.changed_externally() => {
+                    self.next_resync = self.next_resync.min((Instant::now() + RESYNC_DELAY).max(self.last_resync + RESYNC_MIN_INTERVAL));
                 }
-                // A flush takes the guard of the tunnel with the rules.
+                // A flush of the ruleset also removes the guard of the tunnel.
                 () = daemon.status.rules_repaired.notified() => {
-                    self.look = self.look.min((Instant::now() + SOON).max(self.looked + FIGHT_PAUSE));
+                    self.next_resync = self.next_resync.min((Instant::now() + RESYNC_DELAY).max(self.last_resync + RESYNC_MIN_INTERVAL));
                 }
-                () = tokio::time::sleep_until(self.look), if self.listed => self.resync().await,
-                () = tokio::time::sleep_until(publish_at.unwrap_or(self.look)), if publish_at.is_some() => {
+                () = tokio::time::sleep_until(self.next_resync), if self.listed => self.resync().await,
+                () = tokio::time::sleep_until(publish_at.unwrap_or(self.next_resync)), if publish_at.is_some() => {
                     self.publish().await;
                 }
-                () = self.telling.due() => self.telling.tell(),
+                () = self.readiness.due() => self.readiness.publish(),
             }
         }
     }
 
-    /// The watch of the other leases; none where nobody needs one.
+    /// The watch of the other leases; none if they are not needed.
     async fn watch(&self) -> Option<Box<dyn LeaseWatch>> {
-        if !self.place.backend.watches() {
+        if !self.context.backend.watches() {
             return None;
         }
         loop {
@@ -146,7 +148,7 @@ impl<'a> Tending<'a> {
         let done = match delta {
             Delta::All => {
                 self.listed = true;
-                self.looked = Instant::now();
+                self.last_resync = Instant::now();
                 self.carrier.reset(self.peers.all().cloned().collect(), status).await
             }
             Delta::Some { gone, put } if gone.is_empty() && put.is_empty() => true,
@@ -163,23 +165,23 @@ impl<'a> Tending<'a> {
         };
         status.peers.store(self.peers.len() as u64, Ordering::Relaxed);
         if !done {
-            self.look = self.look.min(Instant::now() + RETRY);
+            self.next_resync = self.next_resync.min(Instant::now() + RETRY);
         }
     }
 
     async fn resync(&mut self) {
-        self.looked = Instant::now();
+        self.last_resync = Instant::now();
         let (settled, news) = self.carrier.resync(&self.daemon.status).await;
-        self.look = Instant::now() + if settled { RESYNC } else { UNSETTLED };
+        self.next_resync = Instant::now() + if settled { RESYNC } else { RETRY_RESYNC };
         if news {
-            tracing::warn!("this node's tunnel has another MAC than was told: it is told anew");
+            tracing::warn!("the MAC of this node's tunnel has changed: publishing it again");
             self.publish().await;
         }
     }
 
-    /// Writes what the lease should say; to be called again until the store takes it.
+    /// Publishes the lease data; called again until the store accepts them.
     async fn publish(&mut self) {
-        let attributes = self.place.attributes(self.carrier.announced());
+        let attributes = self.context.attributes(self.carrier.announced());
         let lease = Lease { attributes, ..self.lease.clone() };
         match self.daemon.leases.publish(&lease).await {
             Ok(()) => self.unpublished = None,

@@ -8,10 +8,10 @@ use russet_addr::{Family, IpNet, NodeName};
 use russet_model::AffinityState;
 
 use crate::inputs::{Affinity, Encapsulation, Inputs, Pool};
-use crate::prefix::{Guarded, PrefixMap, is_reserved, is_usable};
+use crate::prefix::{PrefixMap, ProtectedAddresses, is_reserved, is_usable};
 use crate::refusal::{Reason, Refusal, Subject};
 
-pub(crate) struct Scene<'a> {
+pub(crate) struct ValidatedInputs<'a> {
     pub(crate) inputs: &'a Inputs,
     /// Pools by prefix.
     pub(crate) pools: PrefixMap<&'a Pool>,
@@ -20,26 +20,26 @@ pub(crate) struct Scene<'a> {
     /// The nodes' own addresses that passed validation.
     underlays: HashMap<(&'a NodeName, Family), IpNet>,
     /// Addresses that no claim may cover.
-    guarded: Guarded,
+    protected: ProtectedAddresses,
     pub(crate) refusals: Vec<Refusal>,
 }
 
-// === impl Scene ===
+// === impl ValidatedInputs ===
 
-impl<'a> Scene<'a> {
+impl<'a> ValidatedInputs<'a> {
     pub(crate) fn new(inputs: &'a Inputs) -> Self {
-        let mut scene = Self {
+        let mut validated = Self {
             inputs,
             pools: PrefixMap::default(),
             blocks: PrefixMap::default(),
             underlays: HashMap::new(),
-            guarded: Guarded::default(),
+            protected: ProtectedAddresses::default(),
             refusals: Vec::new(),
         };
-        scene.admit_pools();
-        scene.admit_nodes();
-        scene.settle_blocks();
-        scene
+        validated.admit_pools();
+        validated.admit_nodes();
+        validated.settle_blocks();
+        validated
     }
 
     pub(crate) fn refuse(&mut self, subject: Subject, node: Option<&NodeName>, reason: Reason) {
@@ -88,7 +88,7 @@ impl<'a> Scene<'a> {
         if self.pools.covering(net).is_none() {
             return Err(Reason::OutsidePools);
         }
-        self.guarded.covered_by(net).map_or(Ok(()), |address| Err(Reason::Covers(address)))
+        self.protected.covered_by(net).map_or(Ok(()), |address| Err(Reason::Covers(address)))
     }
 
     /// Like `check_claim`, for a single address that a node publishes as its tunnel's or its pod's.
@@ -119,13 +119,13 @@ impl<'a> Scene<'a> {
     fn admit_nodes(&mut self) {
         let inputs = self.inputs;
         let local = inputs.underlay.addresses.iter().map(|net| net.addr());
-        local.chain(inputs.protected.iter().copied()).for_each(|address| self.guarded.insert(address));
+        local.chain(inputs.protected.iter().copied()).for_each(|address| self.protected.insert(address));
         for (name, node) in &inputs.nodes {
             for family in Family::BOTH {
                 let Some(net) = node.of(family).underlay else { continue };
                 match self.check_node(name, family, net) {
                     Ok(()) => {
-                        self.guarded.insert(net.addr());
+                        self.protected.insert(net.addr());
                         self.underlays.insert((name, family), net);
                     }
                     Err(reason) => self.refuse(Subject::Node(net), Some(name), reason),

@@ -1,4 +1,5 @@
-//! Asks the datastore at the start, and says meanwhile why there is no answer. Called by `run`.
+//! Queries the datastore when the daemon starts, and logs why there is no answer yet. Called by
+//! `run`.
 
 use std::future::Future;
 use std::time::Duration;
@@ -6,35 +7,37 @@ use std::time::Duration;
 use russet_lease::LeaseError;
 use russet_store_etcd::Reach;
 
-/// How the datastore is asked at the start.
+/// Retry policy for queries of the datastore at the start.
 #[derive(Clone, Default)]
-pub(crate) struct Asking {
-    /// The first failure ends it: a check does not wait.
+pub(crate) struct StartupQuery {
+    /// Returns the first failure instead of retrying: a check must not wait.
     pub(crate) once: bool,
-    /// Says why etcd does not answer while it is waited for.
+    /// Knows why etcd does not answer.
     pub(crate) etcd: Option<Reach>,
 }
 
-/// flannel's pause between tries, for the configuration and for a lease.
+/// flannel's pause between attempts, for the configuration and for a lease.
 const RETRY: Duration = Duration::from_secs(1);
-/// After this long without any answer a line of the log says so, and again and again: etcd's client may wait for a member for longer.
+/// The first log line about a missing answer comes after this time, and the next ones at the longer
+/// interval: etcd's client may wait longer for a member.
 const FIRST_SILENCE: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(3);
 
-// === impl Asking ===
+// === impl StartupQuery ===
 
-impl Asking {
-    /// Asks the datastore until it has an answer or can never have one. What it says meanwhile, and that it says nothing, are lines of the log.
+impl StartupQuery {
+    /// Queries the datastore until it answers or fails for good. Errors and missing answers are
+    /// logged meanwhile.
     pub(crate) async fn until<T, Asked>(&self, ask: impl Fn() -> Asked, what: &str) -> Result<T, LeaseError>
     where
         Asked: Future<Output = Result<T, LeaseError>>,
     {
         loop {
-            let asked = ask();
-            tokio::pin!(asked);
+            let request = ask();
+            tokio::pin!(request);
             let mut silence = FIRST_SILENCE;
             let answer = loop {
-                match tokio::time::timeout(silence, &mut asked).await {
+                match tokio::time::timeout(silence, &mut request).await {
                     Ok(answer) => break answer,
                     Err(_elapsed) => tracing::warn!(error = self.reason(), "waiting for {what}"),
                 }
@@ -50,7 +53,7 @@ impl Asking {
         }
     }
 
-    /// Why there is no answer.
+    /// The reason why there is no answer.
     pub(crate) fn reason(&self) -> String {
         let known = self.etcd.as_ref().and_then(Reach::reasons);
         known.map_or_else(
@@ -71,16 +74,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_start_asks_until_there_is_an_answer_and_a_check_takes_the_first() {
-        let asked = Cell::new(0);
+    async fn a_start_retries_until_there_is_an_answer_and_a_check_returns_the_first_error() {
+        let requests = Cell::new(0);
         let ask = async || {
-            asked.set(asked.get() + 1);
-            if asked.get() < 4 { Err(away()) } else { Ok(asked.get()) }
+            requests.set(requests.get() + 1);
+            if requests.get() < 4 { Err(away()) } else { Ok(requests.get()) }
         };
-        assert_eq!(Asking::default().until(ask, "the answer").await.unwrap(), 4);
-        asked.set(0);
-        let check = Asking { once: true, etcd: None };
-        assert!(check.until(ask, "the answer").await.is_err() && asked.get() == 1);
+        assert_eq!(StartupQuery::default().until(ask, "the answer").await.unwrap(), 4);
+        requests.set(0);
+        let check = StartupQuery { once: true, etcd: None };
+        assert!(check.until(ask, "the answer").await.is_err() && requests.get() == 1);
         assert_eq!(check.reason(), "the datastore does not answer");
     }
 }

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use russet_addr::{Family, IpNet, Mac};
 
 use super::PeerKey;
-use super::rules::{Claim, Way};
+use super::rules::{Claim, PeerPath};
 use crate::desired::{Desired, Hop};
 use crate::observe::{FoundDevice, Observed};
 use crate::owner::{Owner, index};
@@ -28,8 +28,8 @@ const BLACKHOLE_METRIC: u32 = u32::MAX;
 
 /// Peers' claims and the state that follows from them.
 #[derive(Debug, Default)]
-pub(crate) struct Book {
-    peers: BTreeMap<PeerKey, Page>,
+pub(crate) struct PeerTable {
+    peers: BTreeMap<PeerKey, PeerClaims>,
     /// Claims of each base address, oldest first: the last one wins.
     bases: BTreeMap<IpAddr, Vec<(u64, PeerKey)>>,
     /// The claims that won.
@@ -47,7 +47,7 @@ pub(crate) struct Book {
 
 /// A peer's claims in each family, and their age.
 #[derive(Debug)]
-struct Page {
+struct PeerClaims {
     age: u64,
     claims: [Option<Claim>; 2],
     publics: [Option<IpAddr>; 2],
@@ -62,11 +62,11 @@ struct Before {
 }
 
 /// What a peer's lease comes to in each family: a claim, a refusal, or nothing.
-pub(crate) type Said = [Option<Result<Claim, Box<Refusal>>>; 2];
+pub(crate) type LeaseClaims = [Option<Result<Claim, Box<Refusal>>>; 2];
 
-// === impl Book ===
+// === impl PeerTable ===
 
-impl Book {
+impl PeerTable {
     pub(crate) fn new(owner: Owner, devices: BTreeMap<Family, crate::vxlan::Device>) -> Self {
         let desired = Desired { owner, devices, ..Desired::default() };
         Self { desired, ..Self::default() }
@@ -101,21 +101,21 @@ impl Book {
     }
 
     /// Enters the claims of a peer as the newest of all.
-    pub(crate) fn put(&mut self, key: PeerKey, said: Said, publics: [Option<IpAddr>; 2]) {
+    pub(crate) fn put(&mut self, key: PeerKey, lease_claims: LeaseClaims, publics: [Option<IpAddr>; 2]) {
         self.remove(&key);
         self.newest += 1;
         let age = self.newest;
-        let mut page = Page { age, claims: [None, None], publics };
+        let mut record = PeerClaims { age, claims: [None, None], publics };
         for family in Family::BOTH {
-            match &said[index(family)] {
-                Some(Ok(claim)) => page.claims[index(family)] = Some(*claim),
+            match &lease_claims[index(family)] {
+                Some(Ok(claim)) => record.claims[index(family)] = Some(*claim),
                 Some(Err(refusal)) => _ = self.refusals.insert((key, family), (**refusal).clone()),
                 None => {}
             }
         }
-        let claims = page.claims;
+        let claims = record.claims;
         publics.into_iter().flatten().for_each(|public| *self.publics.entry(public).or_default() += 1);
-        self.peers.insert(key, page);
+        self.peers.insert(key, record);
         for claim in claims.into_iter().flatten() {
             let base = claim.subnet.addr();
             // Usually one entry; the default would reserve room for four.
@@ -126,8 +126,8 @@ impl Book {
 
     pub(crate) fn remove(&mut self, key: &PeerKey) {
         Family::BOTH.iter().for_each(|family| _ = self.refusals.remove(&(*key, *family)));
-        let Some(page) = self.peers.remove(key) else { return };
-        for public in page.publics.into_iter().flatten() {
+        let Some(record) = self.peers.remove(key) else { return };
+        for public in record.publics.into_iter().flatten() {
             if let Some(count) = self.publics.get_mut(&public) {
                 *count -= 1;
                 if *count == 0 {
@@ -135,10 +135,10 @@ impl Book {
                 }
             }
         }
-        for claim in page.claims.into_iter().flatten() {
+        for claim in record.claims.into_iter().flatten() {
             let base = claim.subnet.addr();
             if let Some(claims) = self.bases.get_mut(&base) {
-                claims.retain(|(age, _)| *age != page.age);
+                claims.retain(|(age, _)| *age != record.age);
                 if claims.is_empty() {
                     self.bases.remove(&base);
                 }
@@ -156,7 +156,7 @@ impl Book {
         for (number, (_, key)) in claims.iter().enumerate() {
             if number + 1 == claims.len() {
                 self.refusals.remove(&(*key, family));
-            } else if let Some(claim) = self.peers.get(key).and_then(|page| page.claims[index(family)]) {
+            } else if let Some(claim) = self.peers.get(key).and_then(|record| record.claims[index(family)]) {
                 let refusal = Refusal::new(Subject::Block(claim.subnet), None, Reason::Superseded);
                 self.refusals.insert((*key, family), refusal);
             }
@@ -166,20 +166,20 @@ impl Book {
         }
         if let Some((age, claim)) = self.winners.remove(&base) {
             self.set_route(claim.subnet, None);
-            if let Way::Tunnel { mac, .. } = claim.way {
+            if let PeerPath::Tunnel { mac, .. } = claim.path {
                 self.set_neighbour(base, None);
                 self.set_outer((family, mac), age, None);
             }
         }
         if let Some((age, claim)) = winner {
             self.winners.insert(base, (age, claim));
-            let hop = match claim.way {
-                Way::Tunnel { mac, outer } => {
+            let hop = match claim.path {
+                PeerPath::Tunnel { mac, outer } => {
                     self.set_neighbour(base, Some(mac));
                     self.set_outer((family, mac), age, Some(outer));
                     Hop::Tunnel(base)
                 }
-                Way::Direct { ifindex, gateway } => Hop::Underlay { ifindex, gateway },
+                PeerPath::Direct { ifindex, gateway } => Hop::Underlay { ifindex, gateway },
             };
             self.set_route(claim.subnet, Some(hop));
         }
