@@ -30,8 +30,13 @@ pub enum DocumentError {
     TooLarge(String),
     /// The text is not YAML.
     #[error("{origin}: {source}")]
-    Yaml { origin: String, source: yaml_serde::Error },
-    /// The YAML is not a resource of a known kind.
+    Yaml {
+        /// Which document.
+        origin: String,
+        /// What is wrong.
+        source: YamlError,
+    },
+    /// YAML, and no resource of ours.
     #[error("{origin}: {problem}")]
     NoResource { origin: String, problem: String },
 }
@@ -79,20 +84,12 @@ fn bounded(input: impl Read) -> std::io::Result<Vec<u8>> {
 }
 
 fn documents(name: &str, text: &[u8]) -> Result<Vec<(String, Value)>, DocumentError> {
-    let mut found = Vec::new();
-    for (index, document) in yaml_serde::Deserializer::from_slice(text).enumerate() {
-        let origin = format!("{name}, document {}", index + 1);
-        let yaml =
-            yaml_serde::Value::deserialize(document).and_then(|mut yaml| yaml.apply_merge().map(|()| yaml));
-        let yaml = yaml.map_err(|source| DocumentError::Yaml { origin: origin.clone(), source })?;
-        let value =
-            json(yaml).map_err(|problem| DocumentError::NoResource { origin: origin.clone(), problem })?;
-        // Three dashes at the end of a file begin an empty document.
-        if !value.is_null() {
-            found.push((origin, value));
-        }
-    }
-    Ok(found)
+    let origin = |number: usize| format!("{name}, document {number}");
+    let found = yaml::documents(text)
+        .map_err(|source| DocumentError::Yaml { origin: origin(source.document()), source })?;
+    // Three dashes at the end of a file begin a document without anything in it.
+    let found = found.into_iter().filter(|document| !document.value.is_null());
+    Ok(found.map(|document| (origin(document.number), document.value)).collect())
 }
 
 /// A document is a resource, or a list of resources.
@@ -143,39 +140,6 @@ fn unknown_kind(kind: &str) -> String {
         Some(near) => format!("kind: {kind:.60?} is not known; did you mean {near}?"),
         None => format!("kind: {kind:.60?} is none of {}", known.join(", ")),
     }
-}
-
-/// Converts YAML to JSON as Kubernetes' tools do.
-fn json(yaml: yaml_serde::Value) -> Result<Value, String> {
-    use yaml_serde::Value as Yaml;
-    Ok(match yaml {
-        Yaml::Null => Value::Null,
-        Yaml::Bool(flag) => Value::Bool(flag),
-        Yaml::Number(number) => {
-            Value::Number(json_number(&number).ok_or_else(|| format!("{number} is no number"))?)
-        }
-        Yaml::String(text) => Value::String(text),
-        Yaml::Sequence(items) => Value::Array(items.into_iter().map(json).collect::<Result<_, _>>()?),
-        Yaml::Mapping(mapping) => {
-            let mut members = Map::new();
-            for (name, value) in mapping {
-                let name = match name {
-                    Yaml::String(name) => name,
-                    Yaml::Bool(flag) => flag.to_string(),
-                    Yaml::Number(number) => number.to_string(),
-                    other => return Err(format!("{other:?} cannot be the name of a member")),
-                };
-                members.insert(name, json(value)?);
-            }
-            Value::Object(members)
-        }
-        Yaml::Tagged(tagged) => return Err(format!("the tag {} means nothing here", tagged.tag)),
-    })
-}
-
-fn json_number(number: &yaml_serde::Number) -> Option<Number> {
-    let whole = number.as_u64().map(Number::from).or_else(|| number.as_i64().map(Number::from));
-    whole.or_else(|| number.as_f64().and_then(Number::from_f64))
 }
 
 // === impl UnknownKinds ===

@@ -165,7 +165,7 @@ fn oracle_01_a_container_with_host_local_gets_calicos_wiring_and_one_endpoint() 
     assert_eq!(setup.endpoints(), ["default/n1-cni-abc123-eth0"]);
     let spec = json!({"orchestrator": "cni", "node": "n1", "containerID": "abc123", "endpoint": "eth0",
         "ipNetworks": [net], "profiles": ["net1"], "interfaceName": "caliabc123", "mac": mac});
-    assert_eq!(scene.endpoint("default/n1-cni-abc123-eth0")["spec"], spec);
+    assert_eq!(setup.endpoint("default/n1-cni-abc123-eth0")["spec"], spec);
     // calico-cni.md oracle 24.
     let sandbox = pod.path().display().to_string();
     assert_eq!(result["interfaces"][0], json!({"name": "caliabc123"}));
@@ -173,16 +173,16 @@ fn oracle_01_a_container_with_host_local_gets_calicos_wiring_and_one_endpoint() 
     assert_eq!(result["interfaces"][1], pod_end);
     assert_eq!(result["ips"][0], json!({"address": net, "interface": 1}));
     // calico-cni.md oracle 2.
-    let profile = scene.fabric.get(&format!("{RESOURCES}/profiles/net1"));
+    let profile = setup.fabric.get(&format!("{RESOURCES}/profiles/net1"));
     assert_eq!(profile["spec"]["ingress"][0]["source"]["selector"], "has(net1)");
     // calico-cni.md oracle 5.
-    assert_eq!(scene.check(&ask, &result).status, 0);
-    scene.succeed("DEL", &ask);
-    assert_eq!(scene.endpoints(), Vec::<String>::new());
-    assert!(!scene.node.links().iter().any(|name| name.starts_with("cali")), "{:?}", scene.node.links());
-    assert!(!scene.ip(&pod.netns_name, &["link"]).contains("eth0"));
-    scene.succeed("DEL", &ask);
-    assert_ne!(scene.check(&ask, &result).status, 0);
+    assert_eq!(setup.check(&request, &result).status, 0);
+    setup.succeed("DEL", &request);
+    assert_eq!(setup.endpoints(), Vec::<String>::new());
+    assert!(!setup.node.links().iter().any(|name| name.starts_with("cali")), "{:?}", setup.node.links());
+    assert!(!setup.ip(&pod.netns_name, &["link"]).contains("eth0"));
+    setup.succeed("DEL", &request);
+    assert_ne!(setup.check(&request, &result).status, 0);
     // calico-cni.md section 1.1
     let log = std::fs::read_to_string(setup.node.path("cni.log")).unwrap();
     for line in ["calico: Wrote the endpoint of abc123", "calico: Removed the endpoint of abc123"] {
@@ -348,13 +348,13 @@ fn oracle_19_the_same_container_again_has_the_same_address_and_endpoint() {
     );
     let first = setup.add(&request);
     assert!(address(&first).starts_with("10.65."), "{first}");
-    assert_eq!(scene.add(&ask)["ips"], first["ips"]);
-    assert_eq!(scene.endpoints().len(), 1);
+    assert_eq!(setup.add(&request)["ips"], first["ips"]);
+    assert_eq!(setup.endpoints().len(), 1);
     // calico-cni.md oracle 9.
-    assert_eq!(scene.sysctl(&pod.netns_name, "ipv4/ip_forward"), "1");
-    assert!(scene.ip(&pod.netns_name, &["link", "show", "eth0"]).contains("mtu 1400"));
+    assert_eq!(setup.sysctl(&pod.netns_name, "ipv4/ip_forward"), "1");
+    assert!(setup.ip(&pod.netns_name, &["link", "show", "eth0"]).contains("mtu 1400"));
     // calico-cni.md oracle 20.
-    let mut other = scene.ask(&pod, "abc123", json!({}));
+    let mut other = setup.request(&pod, "abc123", json!({}));
     other.config["name"] = json!("net2");
     assert_eq!(setup.add(&other)["ips"], first["ips"]);
     assert_eq!(setup.endpoint("default/n1-cni-abc123-eth0")["spec"]["profiles"], json!(["net1", "net2"]));
@@ -452,13 +452,13 @@ fn oracle_25_a_kubernetes_pod_gets_the_endpoint_of_the_example() {
     let labels = json!({"app": "web", "projectcalico.org/namespace": "shop",
         "projectcalico.org/orchestrator": "k8s", "projectcalico.org/serviceaccount": "web-sa"});
     assert_eq!(endpoint["metadata"]["labels"], labels);
-    assert!(scene.ip(&pod.netns_name, &["link", "show", "eth0"]).contains("8e:01:7c:aa:10:f3"));
-    assert_eq!(scene.add(&ask)["ips"], result["ips"]);
-    assert_eq!(scene.check(&ask, &result).status, 0);
+    assert!(setup.ip(&pod.netns_name, &["link", "show", "eth0"]).contains("8e:01:7c:aa:10:f3"));
+    assert_eq!(setup.add(&request)["ips"], result["ips"]);
+    assert_eq!(setup.check(&request, &result).status, 0);
     // calico-cni.md oracles 47 and 48: a newer container's endpoint survives.
-    let second = scene.node.pod();
-    let newer = of_pod(&scene, &second, "5cf2", json!({}));
-    let fresh = scene.add(&newer);
+    let second = setup.node.pod();
+    let newer = of_pod(&setup, &second, "5cf2", json!({}));
+    let fresh = setup.add(&newer);
     assert_ne!(fresh["ips"], result["ips"]);
     assert_eq!(setup.fabric.keys("/calico/ipam/v2/handle/").len(), 2);
     assert_ne!(setup.check(&request, &result).status, 0, "its endpoint is another container's");

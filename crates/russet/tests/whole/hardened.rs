@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::flannel::Lab;
-use crate::node::{PATIENCE, TestNode};
+use crate::node::{TIMEOUT, TestNode};
 use crate::reference_plugins::call;
 use crate::sandboxes::pings;
 
@@ -75,7 +75,7 @@ impl Server {
         process::in_netns(&mut command, node.netns()).unwrap();
         let cri = Cri::new(&node.path("run/russet/cri.sock")).unwrap();
         let server = Self { cri, server: command.spawn().unwrap(), node };
-        eventually(PATIENCE, || server.cri.is_ready());
+        eventually(TIMEOUT, || server.cri.is_ready());
         assert!(is_restricted(server.server.id()));
         server
     }
@@ -109,7 +109,7 @@ fn host_port_leads_to(node: &TestNode, gateway: &str, pod: &Sandbox) {
         NetNs::open(&pod.netns).unwrap().with(|| TcpListener::bind("0.0.0.0:80")).unwrap().unwrap();
     let accepted = std::thread::spawn(move || listener.accept().unwrap().1);
     let address = format!("{gateway}:8080").parse().unwrap();
-    node.netns().with(|| TcpStream::connect_timeout(&address, PATIENCE).unwrap()).unwrap();
+    node.netns().with(|| TcpStream::connect_timeout(&address, TIMEOUT).unwrap()).unwrap();
     accepted.join().unwrap();
 }
 
@@ -194,12 +194,12 @@ fn flanneld_under_its_unit_writes_its_subnet_with_either_firewall_and_shows_life
         let mut host = lab.host(&["-iface=eth0", "-ip-masq", firewall]);
         let inbox = host.node.path("notify");
         let systemd = UnixDatagram::bind(&inbox).unwrap();
-        systemd.set_read_timeout(Some(PATIENCE)).unwrap();
+        systemd.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut command =
             host.command_by(under_unit("russet-flanneld.service", env!("CARGO_BIN_EXE_russet")));
         command.env("NOTIFY_SOCKET", &inbox).env("WATCHDOG_USEC", WATCHDOG_US);
         host.adopt(command.spawn().unwrap());
-        eventually(PATIENCE, || {
+        eventually(TIMEOUT, || {
             assert!(host.runs(), "{}", host.log());
             host.env_path().exists()
         });

@@ -122,7 +122,7 @@ impl TestNode {
     /// Starts the agent by a command that wants the agent's arguments yet.
     pub fn start_agent_by(&mut self, command: Command) {
         self.agent = Some(self.spawn_agent_by(command));
-        eventually(PATIENCE, || {
+        eventually(TIMEOUT, || {
             let exited = self.agent.as_mut().unwrap().try_wait().unwrap();
             assert!(exited.is_none(), "the agent ended:\n{}", self.log());
             self.status().status == 0
