@@ -179,7 +179,7 @@ fn exported_resources_can_be_applied_to_another_store() {
     let one = store.good(&["get", "pool", "blue", "-o", "yaml"]);
     assert!(
         other
-            .refusal(&one.replace("resourceVersion: '", "resourceVersion: '9"))
+            .refusal(&one.replace("resourceVersion: \"", "resourceVersion: \"9"))
             .contains("another client changed it")
     );
 }
