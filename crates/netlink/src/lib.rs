@@ -17,6 +17,9 @@
 //! Called by `attach`, `overlay` and `linux`; `nft` uses [`wire`] and the socket for nf_tables. Nothing here decides
 //! anything. Why this is ours and not a library: dataplane.md section 3.1.
 
+// It reads bytes that others wrote: none of them may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
+
 mod address;
 mod batch;
 mod describe;

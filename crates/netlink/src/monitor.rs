@@ -131,7 +131,10 @@ impl Monitor {
     }
 
     fn take(&mut self, len: usize) {
-        for message in Messages::new(&self.inbox[..len]) {
+        let Some(datagram) = self.inbox.get(..len) else {
+            return self.waiting.push_back(Heard::OVERRUN);
+        };
+        for message in Messages::new(datagram) {
             match message {
                 Ok(message) => self.waiting.extend(Heard::decode(&message)),
                 Err(_) => self.waiting.push_back(Heard::OVERRUN),

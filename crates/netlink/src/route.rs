@@ -251,13 +251,10 @@ pub(crate) fn via(attribute: &Attribute<'_>) -> Option<IpAddr> {
 }
 
 fn attr_via(message: &mut MessageBuilder<'_>, gateway: IpAddr) {
-    let mut payload = [0; 18];
-    payload[..2].copy_from_slice(&u16::from(af(Family::of(gateway))).to_ne_bytes());
-    let len = with_ip(gateway, |bytes| {
-        payload[2..2 + bytes.len()].copy_from_slice(bytes);
-        2 + bytes.len()
+    let family = u16::from(af(Family::of(gateway))).to_ne_bytes();
+    with_ip(gateway, |address| {
+        message.attr_parts(RTA_VIA, &family, address);
     });
-    message.attr(RTA_VIA, &payload[..len]);
 }
 
 fn next_hops(mut bytes: &[u8]) -> Vec<NextHop> {

@@ -98,13 +98,11 @@ impl Batch {
                     actions.nested(1, |action| {
                         action.attr_str(TCA_ACT_KIND, "mirred");
                         action.nested(TCA_ACT_OPTIONS, |options| {
-                            let mut parameters = [0; MIRRED_BYTES];
-                            for (offset, value) in
-                                [(8, TC_ACT_STOLEN), (EACTION_OFFSET, TCA_EGRESS_REDIR), (TARGET_OFFSET, to)]
-                            {
-                                parameters[offset..offset + 4].copy_from_slice(&value.to_ne_bytes());
-                            }
-                            options.attr(TCA_MIRRED_PARMS, &parameters);
+                            let mut parameters = [[0; 4]; MIRRED_BYTES / 4];
+                            parameters[2] = TC_ACT_STOLEN.to_ne_bytes();
+                            parameters[EACTION_OFFSET / 4] = TCA_EGRESS_REDIR.to_ne_bytes();
+                            parameters[TARGET_OFFSET / 4] = to.to_ne_bytes();
+                            options.attr(TCA_MIRRED_PARMS, parameters.as_flattened());
                         });
                     });
                 });
@@ -207,9 +205,7 @@ fn all_protocols_first() -> u32 {
 }
 
 pub(crate) fn tcmsg(message: &mut MessageBuilder<'_>, ifindex: u32, handle: u32, parent: u32, info: u32) {
-    let mut header = [0; TCMSG_BYTES];
-    for (offset, value) in [(4, ifindex), (8, handle), (12, parent), (16, info)] {
-        header[offset..offset + 4].copy_from_slice(&value.to_ne_bytes());
-    }
-    message.raw(&header);
+    // The first word is the family and its padding.
+    let header: [[u8; 4]; TCMSG_BYTES / 4] = [0, ifindex, handle, parent, info].map(u32::to_ne_bytes);
+    message.raw(header.as_flattened());
 }

@@ -82,6 +82,12 @@ pub(crate) fn array<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; 
     bytes.get(offset..)?.first_chunk().copied()
 }
 
+/// Replaces bytes of `buffer` from `at` on; false when they are not all there.
+pub(crate) fn overwrite(buffer: &mut [u8], at: usize, bytes: &[u8]) -> bool {
+    let field = buffer.get_mut(at..).and_then(|rest| rest.get_mut(..bytes.len()));
+    field.map(|field| field.copy_from_slice(bytes)).is_some()
+}
+
 // === impl MessageBuilder ===
 
 impl<'a> MessageBuilder<'a> {
@@ -184,14 +190,11 @@ impl<'a> MessageBuilder<'a> {
     /// must not be sent.
     pub fn finish(self) -> bool {
         let len = self.buffer.len() - self.start;
-        match u32::try_from(len) {
-            Ok(len) => self.buffer[self.start..self.start + 4].copy_from_slice(&len.to_ne_bytes()),
-            Err(_) => return false,
-        }
-        !self.oversized
+        let Ok(len) = u32::try_from(len) else { return false };
+        overwrite(self.buffer, self.start, &len.to_ne_bytes()) && !self.oversized
     }
 
-    fn attr_parts(&mut self, kind: u16, payload: &[u8], tail: &[u8]) -> &mut Self {
+    pub(crate) fn attr_parts(&mut self, kind: u16, payload: &[u8], tail: &[u8]) -> &mut Self {
         let at = self.buffer.len();
         self.buffer.extend_from_slice(&[0; ATTRIBUTE_HEADER_BYTES]);
         self.buffer.extend_from_slice(payload);
@@ -207,8 +210,7 @@ impl<'a> MessageBuilder<'a> {
             self.oversized = true;
             return;
         };
-        self.buffer[at..at + 2].copy_from_slice(&len.to_ne_bytes());
-        self.buffer[at + 2..at + 4].copy_from_slice(&kind.to_ne_bytes());
+        overwrite(self.buffer, at, [len.to_ne_bytes(), kind.to_ne_bytes()].as_flattened());
     }
 
     fn pad(&mut self) {
@@ -235,9 +237,7 @@ impl<'a> Iterator for Messages<'a> {
         }
         let bytes = std::mem::take(&mut self.0);
         let len = array(bytes, 0).map_or(0, |b| u32::from_ne_bytes(b) as usize);
-        if len < HEADER_BYTES || len > bytes.len() {
-            return Some(Err(Malformed));
-        }
+        let Some(payload) = bytes.get(HEADER_BYTES..len) else { return Some(Err(Malformed)) };
         self.0 = bytes.get(aligned(len)..).unwrap_or_default();
         let u16_at = |offset| array(bytes, offset).map_or(0, u16::from_ne_bytes);
         Some(Ok(Message {
@@ -245,7 +245,7 @@ impl<'a> Iterator for Messages<'a> {
             flags: u16_at(6),
             sequence: array(bytes, 8).map_or(0, u32::from_ne_bytes),
             port: array(bytes, 12).map_or(0, u32::from_ne_bytes),
-            payload: &bytes[HEADER_BYTES..len],
+            payload,
         }))
     }
 }
@@ -329,8 +329,8 @@ impl<'a> Attribute<'a> {
 
     /// Text up to its NUL; bytes that are not UTF-8 are replaced.
     pub fn text(&self) -> String {
-        let end = self.payload.iter().position(|byte| *byte == 0).unwrap_or(self.payload.len());
-        String::from_utf8_lossy(&self.payload[..end]).into_owned()
+        let text = self.payload.split(|byte| *byte == 0).next().unwrap_or_default();
+        String::from_utf8_lossy(text).into_owned()
     }
 
     /// An address of 4 or 16 bytes.

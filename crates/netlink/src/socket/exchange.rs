@@ -13,7 +13,7 @@ use super::{CHUNK_MAX_REQUESTS, STALE_MAX_DATAGRAMS, Socket};
 use crate::batch::Batch;
 use crate::error::{BatchError, NetlinkError, Result};
 use crate::kernel::*;
-use crate::wire::{Attributes, HEADER_BYTES, Message, MessageBuilder, Messages, array};
+use crate::wire::{Attributes, HEADER_BYTES, Message, MessageBuilder, Messages, array, overwrite};
 
 /// The kernel's verdict on one request, from an `NLMSG_ERROR` or the `NLMSG_DONE` of a dump.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,7 +125,8 @@ impl Socket {
                 }
                 other => return Err(self.broken(other).error(name)),
             };
-            for message in Messages::new(&self.inbox[..len]) {
+            let Some(datagram) = self.inbox.get(..len) else { return Err(self.malformed().error(name)) };
+            for message in Messages::new(datagram) {
                 let Ok(message) = message else { return Err(self.malformed().error(name)) };
                 if message.sequence != sequence {
                     continue;
@@ -158,7 +159,8 @@ impl Socket {
                 Ok(Received::Datagram(len)) => len,
                 other => return Err(self.broken(other).error(operation)),
             };
-            for message in Messages::new(&self.inbox[..len]) {
+            let Some(datagram) = self.inbox.get(..len) else { return Err(self.malformed().error(operation)) };
+            for message in Messages::new(datagram) {
                 let Ok(message) = message else { return Err(self.malformed().error(operation)) };
                 if message.sequence != sequence {
                     continue;
@@ -191,9 +193,7 @@ impl Socket {
             self.sequence += 1;
             let at = self.outbox.len() + SEQUENCE_OFFSET;
             self.outbox.extend_from_slice(batch.bytes_of(index..index + 1));
-            if let Some(field) = self.outbox.get_mut(at..at + 4) {
-                field.copy_from_slice(&self.sequence.to_ne_bytes());
-            }
+            overwrite(&mut self.outbox, at, &self.sequence.to_ne_bytes());
         }
         if self.outbox.len() > SEND_BUFFER_DEFAULT_BYTES {
             self.fd.send_buffer(self.outbox.len() * 2).map_err(Broken::Io)?;
@@ -219,7 +219,8 @@ impl Socket {
                 }
                 other => return (verdicts, Some(self.broken(other))),
             };
-            for message in Messages::new(&self.inbox[..len]) {
+            let Some(datagram) = self.inbox.get(..len) else { return (verdicts, Some(self.malformed())) };
+            for message in Messages::new(datagram) {
                 let Ok(message) = message else { return (verdicts, Some(self.malformed())) };
                 if message.kind != NLMSG_ERROR {
                     continue;
@@ -250,7 +251,7 @@ impl Socket {
         let mut message = MessageBuilder::new(&mut self.outbox, kind, flags | NLM_F_REQUEST);
         fill(&mut message);
         message.finish();
-        self.outbox[SEQUENCE_OFFSET..SEQUENCE_OFFSET + 4].copy_from_slice(&self.sequence.to_ne_bytes());
+        overwrite(&mut self.outbox, SEQUENCE_OFFSET, &self.sequence.to_ne_bytes());
         self.fd.send(&self.outbox).map_err(Broken::Io)?;
         Ok(self.sequence)
     }
