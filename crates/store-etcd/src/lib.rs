@@ -6,6 +6,9 @@
 //! connections, and a transaction with unknown outcome is never repeated. Records are stored as
 //! Calico writes them (calico-ipam.md sections 1.1 and 2.1), so Go peers share them.
 
+// It reads bytes that others wrote: none of them may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
+
 mod auth;
 mod backoff;
 mod client;

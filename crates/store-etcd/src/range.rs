@@ -194,8 +194,8 @@ fn unmarked(_: &Key) -> Vec<Key> {
 /// The first key after all keys that share everything up to the last `/` with this one.
 fn directory_end(key: &[u8]) -> Option<Vec<u8>> {
     let slash = key.iter().rposition(|byte| *byte == b'/')?;
-    let mut end = key[..=slash].to_vec();
-    end[slash] += 1;
+    let mut end = key.get(..slash)?.to_vec();
+    end.push(b'/' + 1);
     Some(end)
 }
 

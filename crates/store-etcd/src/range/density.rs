@@ -36,20 +36,26 @@ impl Density {
         // siblings.
         let end = match directory_end(last) {
             end if end == directory_end(first) => end,
-            _ if depth(first) == depth(last) => directory_end(&last[..common]),
+            _ if depth(first) == depth(last) => directory_end(last.get(..common)?),
             _ => return None,
         };
         let mut occurs = [false; 256];
         let rests = page.iter().flat_map(|kv| kv.key.iter().skip(common));
-        rests.for_each(|byte| occurs[usize::from(*byte)] = true);
-        let alphabet: Vec<u8> = (0..=u8::MAX).filter(|byte| occurs[usize::from(*byte)]).collect();
+        for byte in rests {
+            if let Some(occurs) = occurs.get_mut(usize::from(*byte)) {
+                *occurs = true;
+            }
+        }
+        let alphabet: Vec<u8> =
+            (0..=u8::MAX).zip(occurs).filter_map(|(byte, occurs)| occurs.then_some(byte)).collect();
         if alphabet.len() < 2 {
             return None;
         }
-        let known = |byte: &&u8| occurs[usize::from(**byte)];
-        let from = common - last[..common].iter().rev().take_while(known).take(CARRY).count();
+        let known = |byte: &&u8| occurs.get(usize::from(**byte)) == Some(&true);
+        let from = common - last.get(..common)?.iter().rev().take_while(known).take(CARRY).count();
         let records = u128::try_from(page.len()).ok()?;
-        let mut density = Self { common: last[..from].to_vec(), alphabet, last: 0, way: 0, records, end };
+        let mut density =
+            Self { common: last.get(..from)?.to_vec(), alphabet, last: 0, way: 0, records, end };
         density.last = density.number(last)?;
         density.way = density.last.checked_sub(density.number(first)?)?;
         Some(density)
@@ -59,7 +65,7 @@ impl Density {
         let base = u128::try_from(self.alphabet.len()).ok()?;
         let rank =
             |byte: &u8| u128::try_from(self.alphabet.partition_point(|known| known < byte)).unwrap_or(0);
-        let digits = key[self.common.len()..].iter().map(rank).chain(std::iter::repeat(0)).take(DIGITS);
+        let digits = key.get(self.common.len()..)?.iter().map(rank).chain(std::iter::repeat(0)).take(DIGITS);
         digits.into_iter().try_fold(0_u128, |sum, digit| sum.checked_mul(base)?.checked_add(digit))
     }
 
@@ -77,7 +83,7 @@ impl Density {
         let mut rest = self.number(start)?.checked_add(way)?;
         let mut digits = [0; DIGITS];
         for digit in digits.iter_mut().rev() {
-            *digit = self.alphabet[usize::try_from(rest % base).ok()?];
+            *digit = *self.alphabet.get(usize::try_from(rest % base).ok()?)?;
             rest /= base;
         }
         let guess = [&self.common[..], &digits].concat();

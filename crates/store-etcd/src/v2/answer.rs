@@ -119,7 +119,7 @@ pub(crate) fn version(endpoint: &str, status: u16, _index: u64, body: &[u8]) -> 
 
 /// The failure for an answer that no etcd with the v2 API gives.
 fn foreign(endpoint: &str, status: u16, body: &[u8]) -> Failure {
-    let text = String::from_utf8_lossy(&body[..body.len().min(QUOTED_MAX)]);
+    let text = String::from_utf8_lossy(body.get(..QUOTED_MAX).unwrap_or(body));
     let said = match status {
         404 => {
             "it does not serve the v2 API: etcd 3.4 and 3.5 need --enable-v2, 3.6 no longer has it".to_owned()
