@@ -3,6 +3,9 @@
 //!
 //! Everything here is asynchronous and keeps nothing: what outlives a call is in containerd, under the names that the caller gave.
 
+// It reads bytes that others wrote: none of them may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
+
 mod api;
 mod authorization;
 mod client;
