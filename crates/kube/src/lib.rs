@@ -4,6 +4,9 @@
 //! The `calico` plugin reads pods and namespaces and writes a pod's addresses into its annotations (calico-cni.md sections 2.2.4 and 2.5); flannel's
 //! subnet manager follows nodes and patches its own (flannel.md section 5). Callers hold a [`Kubernetes`] and never know who answers.
 
+// It reads bytes that others wrote: none of them may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
+
 mod answer;
 mod api;
 mod backoff;

@@ -1,6 +1,13 @@
 //! A server that speaks the API's REST shapes over HTTP or HTTPS, for tests: bearer tokens, `Status` objects, resource versions, patches of
 //! status, and watches with bookmarks and 410. It runs on a thread of its own, so that whole programs can be tested against it, too.
 
+#![allow(
+    clippy::indexing_slicing,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a server for tests: what it does not expect fails the test"
+)]
+
 mod answers;
 mod cluster;
 mod http;

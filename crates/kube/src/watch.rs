@@ -228,12 +228,12 @@ impl Stream {
 
     /// What the first whole line in the buffer tells.
     fn line(&mut self) -> Option<Result<Told, Failure>> {
-        let found = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n');
-        let Some(end) = found.map(|at| self.searched + at) else {
+        let unsearched = self.buffer.get(self.searched..).unwrap_or_default();
+        let Some(end) = unsearched.iter().position(|byte| *byte == b'\n').map(|at| self.searched + at) else {
             self.searched = self.buffer.len();
             return None;
         };
-        let told = read(&self.buffer[..end]);
+        let told = read(self.buffer.get(..end).unwrap_or_default());
         self.buffer.drain(..=end);
         self.searched = 0;
         Some(told)
