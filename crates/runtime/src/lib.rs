@@ -10,6 +10,9 @@
 //! the address is given back; it tells nobody of a namespace that was unmounted; a plugin is killed with everything it
 //! started at its deadline; the cache is written atomically, and an unwritable cache undoes the ADD.
 
+// It reads bytes that others wrote: none of them may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
+
 mod cache;
 mod error;
 mod execute;

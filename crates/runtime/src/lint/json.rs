@@ -82,7 +82,7 @@ impl Positions {
 
 // === impl Scanner ===
 
-impl Scanner<'_> {
+impl<'a> Scanner<'a> {
     fn peek(&mut self) -> Option<u8> {
         while self.bytes.get(self.at).is_some_and(u8::is_ascii_whitespace) {
             self.at += 1;
@@ -161,13 +161,18 @@ impl Scanner<'_> {
                 break;
             }
         }
-        let raw = &self.bytes[begin..self.at.min(self.bytes.len())];
-        serde_json::from_slice(raw).unwrap_or_default()
+        serde_json::from_slice(self.passed(begin)).unwrap_or_default()
+    }
+
+    /// What lies between there and here; here is behind the end where a string ends with a backslash.
+    fn passed(&self, begin: usize) -> &'a [u8] {
+        self.bytes.get(begin..self.at.min(self.bytes.len())).unwrap_or_default()
     }
 
     fn position(&mut self) -> (usize, usize) {
+        let passed = self.passed(self.counted.to);
         let Counted { to, line, column } = &mut self.counted;
-        for byte in &self.bytes[*to..self.at] {
+        for byte in passed {
             match byte {
                 b'\n' => (*line, *column) = (*line + 1, 1),
                 // The rest of a character that was counted at its first byte.

@@ -16,17 +16,20 @@ pub(super) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) 
 fn distance(one: &str, other: &str) -> usize {
     const MAX_CHARS: usize = 64;
     let other: Vec<char> = other.chars().take(MAX_CHARS).collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
+    // The row above, without its first column, which counts the letters of `one`.
+    let mut row: Vec<usize> = (1..=other.len()).collect();
+    let mut result = other.len();
     for (i, a) in one.chars().take(MAX_CHARS).enumerate() {
-        let mut corner = row[0];
-        row[0] = i + 1;
-        for (j, b) in other.iter().enumerate() {
+        let (mut corner, mut left) = (i, i + 1);
+        for (above, b) in row.iter_mut().zip(&other) {
             let exchanged = corner + usize::from(a != *b);
-            corner = row[j + 1];
-            row[j + 1] = exchanged.min(corner + 1).min(row[j] + 1);
+            corner = *above;
+            left = exchanged.min(corner + 1).min(left + 1);
+            *above = left;
         }
+        result = left;
     }
-    row[other.len()]
+    result
 }
 
 #[cfg(test)]
