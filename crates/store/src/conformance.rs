@@ -2,7 +2,7 @@
 //! Run by the tests of this crate and of each engine's crate, inside a tokio runtime of one thread.
 
 // A failed case is a failed test: panicking with what was expected is its purpose.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
 
 mod atomic;
 mod core;

@@ -3,6 +3,9 @@
 //! All state of Russet lives behind [`Store`] (ARCHITECTURE.md, "The store"). The allocator, the leases, the overlay and the policy
 //! read and write typed records through it and never know which engine answers.
 
+// It reads bytes that others wrote: none of them may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
+
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 pub mod embedded;

@@ -156,11 +156,8 @@ impl Remote {
 
     async fn commit_steps(&self, steps: Vec<Step>) -> Result<Vec<Revision>, CommitError> {
         check_steps(&steps)?;
-        if steps.is_empty() {
-            return Ok(Vec::new());
-        }
+        let Some(first) = steps.first().map(|step| step.key().clone()) else { return Ok(Vec::new()) };
         let count = steps.len();
-        let first = steps[0].key().clone();
         let expires_ms = wire::monotonic_ms() + u64::try_from(self.deadline.as_millis()).unwrap_or(0);
         let request = Request::Commit { steps: steps.into_iter().map(Into::into).collect(), expires_ms };
         match self.call(|| format!("commit {count} steps from {first}"), request, true).await? {

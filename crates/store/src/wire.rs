@@ -165,7 +165,9 @@ pub(crate) fn encode(message: &impl Serialize, out: &mut Vec<u8>) -> Result<(), 
         .ok()
         .filter(|_| length <= FRAME_MAX_BYTES)
         .ok_or(FrameError::TooLong(length))?;
-    body[start..start + LENGTH_BYTES].copy_from_slice(&header.to_le_bytes());
+    if let Some(prefix) = body.get_mut(start..).and_then(|frame| frame.first_chunk_mut()) {
+        *prefix = header.to_le_bytes();
+    }
     *out = body;
     Ok(())
 }

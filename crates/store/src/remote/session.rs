@@ -206,7 +206,9 @@ impl Session {
         greeted: &mut bool,
     ) -> Result<(), Broken> {
         let mut taken = 0;
-        while let Some((Answer { id, reply }, used)) = wire::decode(&incoming[taken..])? {
+        while let Some((Answer { id, reply }, used)) =
+            wire::decode(incoming.get(taken..).unwrap_or_default())?
+        {
             taken += used;
             match reply {
                 Reply::Hello { version } if version != wire::VERSION => return Err(Broken::Version(version)),
