@@ -153,8 +153,12 @@ fn with_policy(outcomes: Outcomes, policy: Policy) -> Outcomes {
 // === impl UdpPacket ===
 
 impl UdpPacket {
-    fn index(&self) -> usize {
-        usize::from(self.family == Family::V6)
+    /// The one of two values that belongs to the packet's family.
+    fn choose<T>(&self, [v4, v6]: [T; 2]) -> T {
+        match self.family {
+            Family::V4 => v4,
+            Family::V6 => v6,
+        }
     }
 
     /// Whether the packet passes a chain.
@@ -180,8 +184,8 @@ impl UdpPacket {
             _ => !self.incoming,
         };
         match key {
-            NFT_META_PROTOCOL => Some(ETHERTYPE[self.index()].to_be_bytes().to_vec()),
-            NFT_META_NFPROTO => Some(vec![NFPROTO[self.index()]]),
+            NFT_META_PROTOCOL => Some(self.choose(ETHERTYPE).to_be_bytes().to_vec()),
+            NFT_META_NFPROTO => Some(vec![self.choose(NFPROTO)]),
             NFT_META_L4PROTO => Some(vec![IPPROTO_UDP]),
             NFT_META_IIF | NFT_META_OIF if interface => Some(ifindex.to_ne_bytes().to_vec()),
             NFT_META_IIFNAME | NFT_META_OIFNAME if interface => {
@@ -195,7 +199,7 @@ impl UdpPacket {
 
     fn payload(&self, base: u32, place: (u32, u32)) -> Option<Vec<u8>> {
         match (base, place) {
-            (NFT_PAYLOAD_NETWORK_HEADER, (offset, 1)) if offset == PROTOCOL_OFFSET[self.index()] => {
+            (NFT_PAYLOAD_NETWORK_HEADER, (offset, 1)) if offset == self.choose(PROTOCOL_OFFSET) => {
                 Some(vec![IPPROTO_UDP])
             }
             (NFT_PAYLOAD_TRANSPORT_HEADER, UDP_DPORT) => Some(self.port.to_be_bytes().to_vec()),
@@ -347,7 +351,7 @@ fn masked(bytes: &[u8], mask: &[u8], xor: &[u8]) -> Vec<u8> {
 /// Whether a value is within a range, whose ends may be shorter than it: names of interfaces with an asterisk.
 fn within(bytes: &[u8], from: Option<&[u8]>, to: Option<&[u8]>) -> bool {
     let shortest = [from, to].into_iter().flatten().map(<[u8]>::len).min().unwrap_or(0).min(bytes.len());
-    let part = |bytes: &[u8]| bytes[..shortest.min(bytes.len())].to_vec();
+    let part = |bytes: &[u8]| bytes.get(..shortest).unwrap_or(bytes).to_vec();
     let value = part(bytes);
     from.is_none_or(|from| part(from) <= value) && to.is_none_or(|to| value <= part(to))
 }

@@ -6,6 +6,9 @@
 //!
 //! `overlay` keeps its masquerading here, `policy` its verdict maps, `plugins` its port mappings. Nothing here decides.
 
+// It reads bytes that others wrote: none of them may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
+
 mod chain;
 pub mod conntrack;
 mod evaluate;

@@ -158,8 +158,8 @@ impl Part {
 
     fn text(&self, kind: u16) -> Option<String> {
         let bytes = self.payload(kind)?;
-        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-        Some(String::from_utf8_lossy(&bytes[..end]).into_owned())
+        let text = bytes.split(|byte| *byte == 0).next()?;
+        Some(String::from_utf8_lossy(text).into_owned())
     }
 
     /// Which attributes hold others.

@@ -41,7 +41,7 @@ pub(crate) fn set_comment_of(data: &[u8]) -> Option<String> {
 
 fn push_text(data: &mut Vec<u8>, kind: u8, text: &str) {
     // The transaction has refused longer ones.
-    let text = &text.as_bytes()[..text.len().min(COMMENT_MAX_BYTES)];
+    let text = text.as_bytes().get(..COMMENT_MAX_BYTES).unwrap_or(text.as_bytes());
     data.push(kind);
     data.push(text.len() as u8 + 1);
     data.extend_from_slice(text);
@@ -50,12 +50,12 @@ fn push_text(data: &mut Vec<u8>, kind: u8, text: &str) {
 
 fn text_of(mut data: &[u8], wanted: u8) -> Option<String> {
     while let [kind, len, rest @ ..] = data {
-        let value = rest.get(..usize::from(*len))?;
+        let (value, next) = rest.split_at_checked(usize::from(*len))?;
         if *kind == wanted {
-            let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
-            return Some(String::from_utf8_lossy(&value[..end]).into_owned());
+            let text = value.split(|byte| *byte == 0).next()?;
+            return Some(String::from_utf8_lossy(text).into_owned());
         }
-        data = &rest[usize::from(*len)..];
+        data = next;
     }
     None
 }
