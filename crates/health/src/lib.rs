@@ -1,6 +1,9 @@
 //! `/healthz`, `/readyz` and `/metrics` over HTTP, as the agent and `russet cri` serve them: on a thread of their own, so that whoever asks often or
 //! slowly takes no time from the daemon's work, and at an address that may be taken when the daemon starts.
 
+// It reads bytes that others wrote: none of them may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
+
 mod address;
 mod listeners;
 mod metrics;
