@@ -157,7 +157,7 @@ impl Admission {
 
     /// Connections that were refused or closed for this reason.
     pub fn closed(&self, reason: Reason) -> u64 {
-        self.closed[reason as usize].load(Ordering::Relaxed)
+        self.closed.get(reason as usize).map_or(0, |closed| closed.load(Ordering::Relaxed))
     }
 
     pub(crate) fn freed(&self) -> &Notify {
@@ -203,7 +203,9 @@ impl Admission {
 
     /// Counts a connection that was refused or closed, and logs it if the last line is long enough ago.
     pub(crate) fn count(&self, peer: Peer, reason: Reason) {
-        self.closed[reason as usize].fetch_add(1, Ordering::Relaxed);
+        if let Some(closed) = self.closed.get(reason as usize) {
+            closed.fetch_add(1, Ordering::Relaxed);
+        }
         let now = Instant::now();
         let mut line = self.last_line.lock().unwrap_or_else(PoisonError::into_inner);
         if line.at.is_some_and(|at| now - at < LINE_INTERVAL) {

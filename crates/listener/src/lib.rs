@@ -4,6 +4,9 @@
 //! A peer that waits - it has sent no request, or is idle between two - never keeps another from service: when the seats of a listener or of a peer are
 //! taken, the connection that has waited longest is closed for the new one. Connections with requests in progress are never closed for others.
 
+// It reads bytes that others wrote: none of them may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
+
 mod acceptor;
 mod admission;
 mod connection;
