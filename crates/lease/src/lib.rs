@@ -3,6 +3,9 @@
 //!
 //! Futures are not `Send`, as the store's are not: everything here lives on one thread.
 
+// It reads bytes that others wrote: none of them may end the process.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::expect_used, clippy::panic))]
+
 mod decide;
 mod error;
 pub mod kube;
