@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
-use russet_addr::{Family, IpNet, Mac};
+use russet_addr::{Family, IfName, IpNet, Mac};
 use russet_netlink::{FdbEntry, Neighbour, Route};
 
 use crate::desired::{Desired, Hop};
@@ -21,6 +21,8 @@ pub struct Plan {
     pub batches: Vec<Vec<Op>>,
     /// Conflicts that keep parts of the desired state from being programmed.
     pub refusals: Vec<Refusal>,
+    /// Devices that are deleted and made anew, and why.
+    pub replaced: Vec<String>,
 }
 
 /// One request to the kernel. A device is named by its family, because its index may not exist yet.
@@ -78,6 +80,7 @@ struct Planner<'a> {
     observed: &'a Observed,
     fates: BTreeMap<Family, Fate>,
     refusals: Vec<Refusal>,
+    replaced: Vec<String>,
 }
 
 /// The route for `hop`, exactly as a dump will show it.
@@ -103,7 +106,8 @@ pub(crate) fn route(dst: IpNet, hop: Hop, device: Option<u32>, metric: Option<u3
 /// entries before the routes that need them; then stale routes before the entries that they needed;
 /// then unneeded devices.
 pub fn plan(desired: &Desired, observed: &Observed) -> Plan {
-    let mut planner = Planner { desired, observed, fates: BTreeMap::new(), refusals: Vec::new() };
+    let mut planner =
+        Planner { desired, observed, fates: BTreeMap::new(), refusals: Vec::new(), replaced: Vec::new() };
     let mut stages = vec![Vec::new(), Vec::new()];
     for family in Family::BOTH {
         let [swaps, fixes] = planner.device(family);
@@ -118,7 +122,7 @@ pub fn plan(desired: &Desired, observed: &Observed) -> Plan {
     });
     stages.extend([put_entries, put_routes, stale_routes, stale_entries, going.collect()]);
     let batches = stages.iter().flat_map(|ops| ops.chunks(BATCH_MAX_OPS)).map(<[Op]>::to_vec).collect();
-    Plan { batches, refusals: planner.refusals }
+    Plan { batches, refusals: planner.refusals, replaced: planner.replaced }
 }
 
 // === impl Plan ===
@@ -171,6 +175,9 @@ impl Planner<'_> {
             }
             (Some(wanted), Some(found)) if matches(wanted, found) => (Fate::Stays(found.ifindex), Vec::new()),
             (Some(wanted), Some(found)) => {
+                let name =
+                    self.desired.owner.name(family).map_or_else(|| family.to_string(), IfName::to_string);
+                self.replaced.push(format!("{name}: {}", differences(wanted, found).join("; ")));
                 let delete = Op::DeleteDevice(family, found.ifindex);
                 (Fate::Appears(Some(found.ifindex)), vec![delete, Op::CreateDevice(family, wanted.clone())])
             }

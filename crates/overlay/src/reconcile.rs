@@ -92,6 +92,7 @@ impl Reconciler {
             Ok(observed) => {
                 let plan = plan(&desired, &observed);
                 report.refusals.extend(plan.refusals);
+                report.replaced = plan.replaced;
                 steps.extend(desired.forwarding.iter().map(|family| Step::Forwarding(*family, underlay)));
                 steps.extend(self.nat(&desired, &mut report));
                 steps.extend(plan.batches.into_iter().map(Step::Ops));

@@ -38,6 +38,7 @@ impl Overlay {
         let what = if was_kept { run.pending() } else { Vec::new() };
         while run.step() {}
         let report = run.finish();
+        note_replaced(&report);
         self.settled = was_kept || report.failed == 0;
         self.wanted = Some(inputs);
         let restored = (was_kept && !report.is_quiet()).then(|| Restored::of(what, &report));
@@ -95,6 +96,13 @@ impl Overlay {
         let names = Owner::default().names;
         let found = names.iter().flatten().filter_map(|name| self.socket.link_by_name(name).ok());
         found.map(|link| link.index).collect()
+    }
+}
+
+/// One line for each tunnel device that had to be made anew, with why.
+pub(super) fn note_replaced(report: &Report) {
+    for device in &report.replaced {
+        tracing::warn!(device, "a device was replaced; packets were lost meanwhile");
     }
 }
 

@@ -41,6 +41,7 @@ impl Sdn {
             return (Restored::default(), true);
         };
         let Outcome { report, what } = lock(&path).restore();
+        super::overlay::note_replaced(&report);
         let succeeded = report.failed == 0;
         let restored = match kept.settled && !report.is_quiet() {
             true => Restored::of_sdn(what, &report),

@@ -23,7 +23,7 @@ use crate::apply::{Executor, ignore_router_advertisements};
 use crate::desired::{Desired, Hop};
 use crate::observe::{FoundDevice, Observed, observe, observe_devices};
 use crate::owner::{Owner, Yielding, index};
-use crate::plan::{Plan, differences, plan};
+use crate::plan::{Plan, plan};
 use crate::refusal::{Refusal, Subject};
 use crate::report::{Kind, OverlayError, Report};
 use crate::vxlan::Device;
@@ -311,18 +311,13 @@ impl Fabric {
             let (there, known) = (found.get(&family), self.peer_table.desired().devices.get(&family));
             let device = vxlan::device(options, &self.rules.underlay, family, there, known)?;
             let address = self.rules.own[index(family)].map(|net| host_net(net.addr()));
-            if let (Some(there), Some(name)) = (there, self.owner.name(family))
-                && let why = differences(&device, there).join("; ")
-                && !why.is_empty()
-            {
-                report.replaced.push(format!("{name}: {why}"));
-            }
             desired.devices.insert(family, Device { address, ..device });
             if let (Some(_), Some(name)) = (there, self.owner.name(family)) {
                 ignore_router_advertisements(name, report);
             }
         }
         let plan = plan(&desired, &Observed { devices: found.clone(), ..Observed::default() });
+        report.replaced.extend_from_slice(&plan.replaced);
         self.carry_out(&plan, &found, report);
         // Read last: udev may change the MAC of a device that comes up (flannel.md section 12 item 7).
         self.devices = observe_devices(&mut self.socket, &self.owner)?;

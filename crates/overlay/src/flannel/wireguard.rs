@@ -124,6 +124,11 @@ impl Wireguard {
     }
 }
 
+/// Why a link with the device's name cannot become it; `kind` is the kernel's word, which physical links have not.
+fn misfit(kind: Option<&str>) -> String {
+    format!("it is no wireguard device, but {}", kind.unwrap_or("a physical link"))
+}
+
 /// Whether an address is not one of a private network (RFC 1918, RFC 4193).
 fn is_public(address: IpAddr) -> bool {
     match address {
@@ -203,6 +208,7 @@ impl Tunnels {
             }
             found => {
                 if let Some(link) = found {
+                    report.replaced.push(format!("{name}: {}", misfit(link.kind.as_deref())));
                     batch.delete_link(&LinkDel::Index(link.index));
                 }
                 let kind = LinkKind::Other { kind: "wireguard", data: Vec::new() };

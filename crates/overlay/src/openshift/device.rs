@@ -75,8 +75,10 @@ fn link(
     changes: &mut Changes,
 ) -> Result<Option<Link>, SdnError> {
     match socket.link_by_name(name) {
-        Ok(link) if fits(settings, &link) => return Ok(Some(link)),
+        Ok(link) if misfit(settings, &link).is_none() => return Ok(Some(link)),
         Ok(link) if link.alias.as_deref() == Some(ALIAS) => {
+            let why = misfit(settings, &link).unwrap_or_default();
+            changes.report().replaced.push(format!("{name}: {why}"));
             changes.insist(socket, Batch::new().delete_link(&LinkDel::Index(link.index)), Kind::Device)?;
         }
         Ok(_) => {
@@ -95,8 +97,14 @@ fn link(
     if changes.is_dry_run() { Ok(None) } else { Ok(Some(socket.link_by_name(name)?)) }
 }
 
-fn fits(settings: &Settings, link: &Link) -> bool {
-    link.vxlan.as_ref().is_some_and(|vxlan| vxlan.collect_metadata && vxlan.port == settings.vxlan_port)
+/// Why a link cannot become the device.
+fn misfit(settings: &Settings, link: &Link) -> Option<String> {
+    let port = settings.vxlan_port;
+    match &link.vxlan {
+        None => Some("it is no vxlan device".to_owned()),
+        Some(vxlan) if !vxlan.collect_metadata => Some("it has one VNI for all packets".to_owned()),
+        Some(vxlan) => (vxlan.port != port).then(|| format!("port {}, not {port}", vxlan.port)),
+    }
 }
 
 /// Attaches a program to a hook of a link, unless it is attached under its name, which contains a

@@ -158,19 +158,23 @@ fn a_device_is_fixed_in_place_where_that_is_possible() {
 #[test]
 fn a_device_is_recreated_where_it_must_be() {
     type Spoil = fn(&mut russet_overlay::FoundDevice);
-    let spoils: [Spoil; 5] = [
-        |device| device.mac = Some(Mac([2, 0, 0, 0, 0, 1])),
-        |device| device.vxlan.as_mut().unwrap().vni = 1,
-        |device| device.vxlan.as_mut().unwrap().port = 8472,
-        |device| device.vxlan.as_mut().unwrap().local = None,
-        |device| device.vxlan.as_mut().unwrap().parent = Some(77),
+    let spoils: [(Spoil, &str); 5] = [
+        (|device| device.mac = Some(Mac([2, 0, 0, 0, 0, 1])), "MAC 02:00:00:00:00:01, not "),
+        (|device| device.vxlan.as_mut().unwrap().vni = 1, "VNI 1, not 4096"),
+        (|device| device.vxlan.as_mut().unwrap().port = 8472, "port 8472, not 4789"),
+        (|device| device.vxlan.as_mut().unwrap().local = None, "local address none, not "),
+        (|device| device.vxlan.as_mut().unwrap().parent = Some(77), "another underlay interface"),
     ];
-    for spoil in spoils {
+    for (spoil, why) in spoils {
         let (inputs, mut kernel) = programmed();
         spoil(kernel.all.devices.get_mut(&Family::V4).unwrap());
         let ops = ops(&inputs, &kernel);
         assert!(matches!(ops[..2], [Op::DeleteDevice(..), Op::CreateDevice(..)]), "{ops:?}");
+        let replaced = plan(&desired(&inputs), &kernel.observe()).replaced;
+        let said = format!("vxlan.calico: {why}");
+        assert!(replaced.len() == 1 && replaced[0].starts_with(&said), "{replaced:?}");
         converge(&mut kernel, &inputs).unwrap();
+        assert_eq!(plan(&desired(&inputs), &kernel.observe()).replaced, Vec::<String>::new());
     }
 }
 
