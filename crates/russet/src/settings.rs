@@ -384,7 +384,7 @@ fn node_with(
     let store = own_store(&args, file, &paths, calico)?;
     effective.set("store", store.location.to_string(), &store.origin);
     for (key, value, from) in store.credentials {
-        effective.set(key, value, &from);
+        effective.set_credential(key, value, &from);
     }
     let config = Config {
         paths,

@@ -23,6 +23,12 @@ pub fn run(args: AgentArgs) -> Result<(), Failure> {
     let node = russet_agent::take_node(&config)?;
     // Before anything is served: plugins that work without an agent use what is recorded.
     settings::recorded::keep(&config.paths, &effective)?;
+    if let Some(place) = effective.password_variable() {
+        tracing::warn!(
+            place,
+            "etcd's password is in the environment of this agent only: plugins that run while no agent does, and other commands of this node, will fail. Put it into a file that only root reads, and give --etcd-password-file"
+        );
+    }
     let runtime = runtime()?;
     let done = runtime.block_on(russet_agent::run(config, &node, stop));
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);

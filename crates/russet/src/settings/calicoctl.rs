@@ -30,6 +30,9 @@ struct CalicoApiConfig {
     spec: Spec,
 }
 
+/// How the place begins where it is the environment; paths begin with a slash.
+pub(super) const VARIABLE: &str = "variable ";
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Spec {
@@ -68,7 +71,7 @@ pub(super) fn read(
                 .into_iter()
                 .find_map(|name| named(&variable, name));
             let Some((place, _)) = place else { return Ok(None) };
-            Spec::of_variables(&variable).etcd(&format!("variable {place}"))
+            Spec::of_variables(&variable).etcd(&format!("{VARIABLE}{place}"))
         }
         Err(source) => Err(SettingsError::Read { path: shown, source }),
     }

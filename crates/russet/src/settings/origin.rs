@@ -31,6 +31,11 @@ impl Origin {
     pub fn given(key: &'static str, variables: &Variables) -> Self {
         if variables.contains(key) { Self::Variable(key) } else { Self::Flag(key) }
     }
+
+    /// Of calicoctl's configuration where that is the environment of this process, and not a file.
+    pub fn is_variable_of_calicoctl(&self) -> bool {
+        matches!(self, Self::Calicoctl(place) if place.starts_with(super::calicoctl::VARIABLE))
+    }
 }
 
 impl fmt::Display for Origin {

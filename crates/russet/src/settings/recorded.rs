@@ -15,7 +15,7 @@ use russet_addr::NodeName;
 use russet_agent::{Config, DEFAULT_HEALTH, DefaultPools, EtcdSettings, Paths, StoreLocation, journal};
 use russet_linux::file::{FileError, private_dir, write_atomic};
 
-use super::store::{Sources, location};
+use super::store::{PASSWORD_PLACE, Sources, location};
 use super::{Disagreement, File, Origin, SettingsError, calicoctl};
 use crate::cli::store::LocationArgs;
 use crate::cli::{NodeArgs, PoolArg};
@@ -34,6 +34,8 @@ const IDENTITY: [&str; 4] = ["store", "node_name", "calico", "openshift"];
 pub struct Effective {
     settings: toml::Table,
     origins: toml::Table,
+    /// The place of etcd's password, if that is a variable of this process: no other process can read it there.
+    password_variable: Option<String>,
 }
 
 /// The settings that an agent recorded.
@@ -174,6 +176,19 @@ impl Effective {
     pub fn set(&mut self, key: &str, value: impl Into<toml::Value>, origin: &Origin) {
         self.settings.insert(key.to_owned(), value.into());
         self.origins.insert(key.to_owned(), origin.to_string().into());
+    }
+
+    /// Where etcd's password is, if plugins and commands without this process cannot have it from there.
+    pub fn password_variable(&self) -> Option<&str> {
+        self.password_variable.as_deref()
+    }
+
+    /// Notes a credential of the store; its place only if it is a password.
+    pub fn set_credential(&mut self, key: &str, value: String, origin: &Origin) {
+        if key == PASSWORD_PLACE && origin.is_variable_of_calicoctl() {
+            self.password_variable = Some(value.clone());
+        }
+        self.set(key, value, origin);
     }
 
     fn text(&self, key: &str) -> &str {

@@ -38,7 +38,7 @@ const USERNAME: &str = "etcd_username";
 const PASSWORD_FILE: &str = "etcd_password_file";
 /// The key of a record for a password in calicoctl's configuration: its value names that place,
 /// since secrets are not recorded.
-const PASSWORD_PLACE: &str = "etcd_password_place";
+pub(super) const PASSWORD_PLACE: &str = "etcd_password_place";
 
 /// The store of the first source that names one: the arguments, the agent's record, the file,
 /// calicoctl's configuration. Each credential comes from the arguments, else from the source of the

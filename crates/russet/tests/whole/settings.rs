@@ -4,6 +4,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use russet_testkit::eventually;
 
@@ -219,9 +220,15 @@ fn an_agent_in_calicos_place_does_not_start_on_a_store_of_its_own() {
 
 /// The answer to `/readyz?verbose` in the node's namespace, once it is served.
 fn readyz(node: &TestNode) -> String {
+    health(node, "/readyz?verbose")
+}
+
+/// What the agent's health address answers, with its heading; empty before it is served.
+fn health(node: &TestNode, path: &str) -> String {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect("127.0.0.1:9471")?;
-        stream.write_all(b"GET /readyz?verbose HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes())?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
         Ok(text)
@@ -250,4 +257,69 @@ fn an_agent_whose_etcd_is_away_says_so_long_before_its_requests_run_out() {
         let output = readyz(&node);
         assert!(output.contains("127.0.0.1:2379") && !output.contains("store: not yet"), "{output}");
     }
+}
+
+#[test]
+#[ignore = "root: makes network namespaces"]
+fn a_password_of_the_agents_environment_is_warned_of_once_and_named_by_plugins_without_it() {
+    const PASSWORD: &str = "opensesame";
+    let mut node = TestNode::without_agent(&["--calico"]);
+    for (name, value) in [
+        ("ETCD_ENDPOINTS", "http://127.0.0.1:2379"),
+        ("ETCD_USERNAME", "russet"),
+        ("ETCD_PASSWORD", PASSWORD),
+    ] {
+        node.agent_env.push((name.to_owned(), value.to_owned()));
+    }
+    {
+        let _agent = Agent(node.spawn_agent());
+        eventually(PATIENCE, || node.log().contains("--etcd-password-file"));
+        eventually(PATIENCE, || !readyz(&node).is_empty());
+    }
+    let log = node.log();
+    assert_eq!(log.matches("etcd's password is in the environment of this agent only").count(), 1, "{log}");
+    assert!(log.contains("variable ETCD_ENDPOINTS") && !log.contains(PASSWORD), "{log}");
+    let pod = node.pod();
+    let added = node.add(&pod);
+    assert_ne!(added.status, 0);
+    let text = added.error().to_string();
+    assert!(text.contains("variable ETCD_ENDPOINTS") && text.contains("--etcd-password-file"), "{text}");
+}
+
+#[test]
+#[ignore = "root: makes network namespaces; tool: etcd"]
+fn an_etcd_that_is_lost_while_the_agent_runs_is_one_warning_and_one_when_it_is_back() {
+    /// The client finds out within its own limits, and etcd needs time to start.
+    const DEADLINE: Duration = Duration::from_secs(60);
+    /// Above what the metric says while etcd is asked every 10 s.
+    const SILENT_S: f64 = 12.0;
+    const LOST: &str = "etcd has not answered for 10 s";
+    const BACK: &str = "etcd answers again";
+    let mut fabric = Fabric::new();
+    let mut node = fabric.node("a", &[]);
+    node.start_agent();
+    let is_ready = || readyz(&node).starts_with("HTTP/1.1 200");
+    let silence = || {
+        let text = health(&node, "/metrics");
+        let line = text.lines().find_map(|line| line.strip_prefix("russet_store_silence_seconds "));
+        line.and_then(|value| value.trim().parse::<f64>().ok()).unwrap()
+    };
+    eventually(PATIENCE, is_ready);
+    fabric.kill_etcd();
+    eventually(DEADLINE, || node.log().contains(LOST));
+    // Longer than until the warning: it is not repeated.
+    eventually(DEADLINE, || silence() > SILENT_S);
+    assert!(is_ready(), "pods that are attached keep their network: {}", readyz(&node));
+    assert_eq!(node.log().matches(LOST).count(), 1, "{}", node.log());
+    assert!(!node.log().contains(BACK), "{}", node.log());
+    fabric.start_etcd();
+    eventually(DEADLINE, || node.log().contains(BACK));
+    eventually(DEADLINE, || silence() < SILENT_S);
+    assert!(is_ready());
+    assert_eq!(
+        (node.log().matches(LOST).count(), node.log().matches(BACK).count()),
+        (1, 1),
+        "{}",
+        node.log()
+    );
 }
