@@ -129,6 +129,21 @@ impl Fabric {
         self.try_etcdctl(args).unwrap_or_else(|| panic!("etcdctl {} failed", args.join(" ")))
     }
 
+    /// Writes many records in one transaction, of which etcd takes 128 at once. Values have no quotation marks and no line ends.
+    #[track_caller]
+    pub fn put_all(&self, records: &[(String, String)]) {
+        use std::io::Write as _;
+        let puts: String =
+            records.iter().map(|(key, value)| format!("put {key} \"{value}\"\n")).collect();
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.hub, "etcdctl", "--endpoints", ETCD, "txn"]);
+        command.env("ETCDCTL_API", "3").stdin(Stdio::piped()).stdout(Stdio::null());
+        let mut etcdctl = command.spawn().unwrap();
+        // Nothing is compared, and nothing is to be done otherwise.
+        etcdctl.stdin.take().unwrap().write_all(format!("\n{puts}\n\n").as_bytes()).unwrap();
+        assert!(etcdctl.wait().unwrap().success());
+    }
+
     /// Runs etcdctl on the v2 API; none when it fails.
     pub fn try_etcdctl_v2(&self, args: &[&str]) -> Option<String> {
         let mut command = Command::new("ip");

@@ -12,4 +12,4 @@ mod takeover;
 mod traffic;
 mod variants;
 
-pub use lab::Lab;
+pub use lab::{Lab, PREFIX};

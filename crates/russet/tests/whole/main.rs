@@ -31,6 +31,7 @@ mod faults;
 mod flannel;
 mod hardened;
 mod host;
+mod hostile_store;
 mod install;
 mod ipam;
 mod migrate_calico_v1;
