@@ -46,6 +46,11 @@ pub(crate) fn of_interfaces(config: &Config) -> Result<Vec<(String, String)>, Sy
     Ok(all)
 }
 
+/// Why each of those that cannot be a pod's is none.
+pub(crate) fn problems(config: &Config) -> impl Iterator<Item = SysctlError> {
+    config.sysctls.keys().filter_map(|name| checked(name, config.host_network, config.host_ipc).err())
+}
+
 fn all(config: &Config) -> Result<Vec<(String, String)>, SysctlError> {
     let check = |(name, value): (&String, &String)| {
         let path = checked(name, config.host_network, config.host_ipc)?;

@@ -58,24 +58,50 @@ fn parse(origin: String, value: Value, cluster: &Cluster, node: &str) -> Result<
             let mut fields = Fields::new("", members, &mut findings);
             let read = pod(&mut fields);
             fields.finish();
-            read.into_config(cluster, node, &mut findings)
+            let config = read.into_config(cluster, node, &mut findings);
+            findings.add_rules(&config);
+            config
         }
         _ => {
             findings.problem("document", "an object is wanted: apiVersion, kind, metadata and spec");
             Config::default()
         }
     };
-    // Each member has been checked on its own; this checks the whole.
-    if findings.problems.is_empty()
-        && let Err(error) = config.validate()
-    {
-        findings.problems.push(error.to_string());
-    }
     let Findings { problems, warnings } = findings;
     if problems.is_empty() {
         Ok(Manifest { config, warnings })
     } else {
         Err(ManifestError::Wrong { origin, problems })
+    }
+}
+
+/// The members of a manifest from which a field of the configuration is made. If one of them has a problem already, the
+/// rule of the field would only repeat it.
+fn places(field: &str) -> &[&str] {
+    match field {
+        "hostname" => &["spec.hostname", "metadata.name"],
+        "dns" | "dns.searches" | "dns.options" => &["spec.dns"],
+        "port_mappings" => &["spec.containers"],
+        "host_aliases" => &["spec.hostAliases"],
+        "sysctls" => &["spec.securityContext"],
+        "labels and annotations" => &["metadata.labels", "metadata.annotations"],
+        "metadata.name" => &["metadata.name"],
+        "metadata.namespace" => &["metadata.namespace"],
+        "metadata.uid" => &["metadata.uid"],
+        _ => &[],
+    }
+}
+
+impl Findings {
+    /// Adds the broken rules of the whole configuration to the problems of its members, each once.
+    fn add_rules(&mut self, config: &Config) {
+        let members = self.problems.len();
+        for error in config.problems() {
+            let is_known = |place: &&str| self.problems[..members].iter().any(|problem| problem.starts_with(*place));
+            if !places(error.field).iter().any(is_known) {
+                self.problems.push(error.to_string());
+            }
+        }
     }
 }
 

@@ -33,48 +33,60 @@ const SYSCTLS_MAX: usize = 256;
 /// Labels, annotations and paths together: Kubernetes allows 256 KiB of annotations, and a checkpoint must stay small.
 const TEXT_MAX_BYTES: usize = 1024 * 1024;
 
+/// The rules that a configuration breaks, in the order of their check.
+#[derive(Default)]
+struct Problems(Vec<ConfigError>);
+
 // === impl Config ===
 
 impl Config {
     /// Refuses what could harm the node or break a file or an argument that it is written into.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        self.metadata.validate()?;
-        let hostname = self.hostname.is_empty() || is_name(&self.hostname, HOSTNAME_MAX_BYTES);
-        ensure(hostname, "hostname", "at most 64 letters, digits, dots, dashes")?;
-        if let Some(dns) = &self.dns {
-            dns.validate()?;
-        }
-        if let Some(path) = &self.log_directory {
-            ensure(is_plain(path), "log_directory", "an absolute path without ..")?;
-        }
-        let cgroup = !Path::new(&self.cgroup_parent).components().any(|part| part == Component::ParentDir);
-        ensure(cgroup && is_line(&self.cgroup_parent), "cgroup_parent", "a path without ..")?;
-        let handler = self.runtime_handler.is_empty() || is_name(&self.runtime_handler, NAME_MAX_BYTES);
-        ensure(handler, "runtime_handler", "letters, digits, dots, dashes")?;
-        ensure(self.port_mappings.len() <= PORTS_MAX, "port_mappings", "at most 4096")?;
-        let ports = self.port_mappings.iter().all(|port| port.container_port != 0);
-        ensure(ports, "port_mappings", "a container port is not 0")?;
-        self.validate_aliases()?;
-        self.validate_sysctls()?;
-        ensure(self.text_bytes() <= TEXT_MAX_BYTES, "labels and annotations", "at most 1 MiB together")
+        self.problems().into_iter().next().map_or(Ok(()), Err)
     }
 
-    fn validate_aliases(&self) -> Result<(), ConfigError> {
+    /// Every rule that it breaks, so that all can be corrected at once.
+    pub fn problems(&self) -> Vec<ConfigError> {
+        let mut found = Problems::default();
+        self.metadata.validate(&mut found);
+        let hostname = self.hostname.is_empty() || is_name(&self.hostname, HOSTNAME_MAX_BYTES);
+        found.unless(hostname, "hostname", "at most 64 letters, digits, dots, dashes");
+        if let Some(dns) = &self.dns {
+            dns.validate(&mut found);
+        }
+        if let Some(path) = &self.log_directory {
+            found.unless(is_plain(path), "log_directory", "an absolute path without ..");
+        }
+        let cgroup = !Path::new(&self.cgroup_parent).components().any(|part| part == Component::ParentDir);
+        found.unless(cgroup && is_line(&self.cgroup_parent), "cgroup_parent", "a path without ..");
+        let handler = self.runtime_handler.is_empty() || is_name(&self.runtime_handler, NAME_MAX_BYTES);
+        found.unless(handler, "runtime_handler", "letters, digits, dots, dashes");
+        found.unless(self.port_mappings.len() <= PORTS_MAX, "port_mappings", "at most 4096");
+        let ports = self.port_mappings.iter().all(|port| port.container_port != 0);
+        found.unless(ports, "port_mappings", "a container port is not 0");
+        self.validate_aliases(&mut found);
+        self.validate_sysctls(&mut found);
+        let text = self.text_bytes() <= TEXT_MAX_BYTES;
+        found.unless(text, "labels and annotations", "at most 1 MiB together");
+        found.0
+    }
+
+    fn validate_aliases(&self, found: &mut Problems) {
         let names: usize = self.host_aliases.iter().map(|alias| 1 + alias.hostnames.len()).sum();
-        ensure(names <= ALIASES_MAX, "host_aliases", "at most 1024 addresses and names")?;
+        found.unless(names <= ALIASES_MAX, "host_aliases", "at most 1024 addresses and names");
         let good = |name: &String| is_name(name, NAME_MAX_BYTES);
         let all = self.host_aliases.iter().all(|alias| alias.hostnames.iter().all(good));
-        ensure(all, "host_aliases", "names are letters, digits, dots, dashes")
+        found.unless(all, "host_aliases", "names are letters, digits, dots, dashes");
     }
 
     /// Only those that a namespace of the pod's own has: anything else would be set on the node.
-    fn validate_sysctls(&self) -> Result<(), ConfigError> {
-        ensure(self.sysctls.len() <= SYSCTLS_MAX, "sysctls", "at most 256")?;
-        for value in self.sysctls.values() {
-            ensure(is_line(value) && value.len() <= NAME_MAX_BYTES, "sysctls", "a value is one line")?;
+    fn validate_sysctls(&self, found: &mut Problems) {
+        found.unless(self.sysctls.len() <= SYSCTLS_MAX, "sysctls", "at most 256");
+        let good = |value: &String| is_line(value) && value.len() <= NAME_MAX_BYTES;
+        found.unless(self.sysctls.values().all(good), "sysctls", "a value is one line");
+        for error in sysctls::problems(self).take(SYSCTLS_MAX) {
+            found.unless(false, "sysctls", &error.to_string());
         }
-        let planned = sysctls::plan(self).map(drop);
-        planned.map_err(|error| ConfigError { field: "sysctls", rule: error.to_string() })
     }
 
     fn text_bytes(&self) -> usize {
@@ -88,36 +100,39 @@ impl Config {
 
 impl Metadata {
     /// All three become CNI_ARGS, where `;` and `=` would begin another argument.
-    fn validate(&self) -> Result<(), ConfigError> {
+    fn validate(&self, found: &mut Problems) {
         let rule = "at most 253 letters, digits, dots, dashes, underscores";
-        ensure(is_name(&self.name, NAME_MAX_BYTES), "metadata.name", rule)?;
+        found.unless(is_name(&self.name, NAME_MAX_BYTES), "metadata.name", rule);
         let namespace = self.namespace.is_empty() || is_name(&self.namespace, NAME_MAX_BYTES);
-        ensure(namespace, "metadata.namespace", rule)?;
-        ensure(self.uid.is_empty() || is_name(&self.uid, NAME_MAX_BYTES), "metadata.uid", rule)
+        found.unless(namespace, "metadata.namespace", rule);
+        found.unless(self.uid.is_empty() || is_name(&self.uid, NAME_MAX_BYTES), "metadata.uid", rule);
     }
 }
 
 // === impl Dns ===
 
 impl Dns {
-    fn validate(&self) -> Result<(), ConfigError> {
+    fn validate(&self, found: &mut Problems) {
         let entries = self.servers.len() + self.searches.len() + self.options.len();
-        ensure(entries <= DNS_MAX_ENTRIES, "dns", "at most 64 entries")?;
+        found.unless(entries <= DNS_MAX_ENTRIES, "dns", "at most 64 entries");
         let word = |text: &String| {
             let character = |c: char| c.is_ascii_graphic() && c != '#' && c != ';';
             !text.is_empty() && text.len() <= DNS_ENTRY_MAX_BYTES && text.chars().all(character)
         };
-        ensure(self.searches.iter().all(word), "dns.searches", "a domain is one word of at most 256 bytes")?;
-        ensure(self.options.iter().all(word), "dns.options", "an option is one word of at most 256 bytes")
+        let rule = "a domain is one word of at most 256 bytes";
+        found.unless(self.searches.iter().all(word), "dns.searches", rule);
+        found.unless(self.options.iter().all(word), "dns.options", "an option is one word of at most 256 bytes");
     }
 }
 
-fn ensure(good: bool, field: &'static str, rule: &str) -> Result<(), ConfigError> {
-    ensure_with(good, field, || rule.to_owned())
-}
+// === impl Problems ===
 
-fn ensure_with(good: bool, field: &'static str, rule: impl FnOnce() -> String) -> Result<(), ConfigError> {
-    if good { Ok(()) } else { Err(ConfigError { field, rule: rule() }) }
+impl Problems {
+    fn unless(&mut self, good: bool, field: &'static str, rule: &str) {
+        if !good {
+            self.0.push(ConfigError { field, rule: rule.to_owned() });
+        }
+    }
 }
 
 /// Safe as a word of CNI_ARGS, as a part of a path and as a word of a file.
@@ -149,6 +164,17 @@ mod tests {
 
     fn refused(field: &str, change: impl FnOnce(&mut Config)) {
         assert_eq!(config(change), Err(field.to_owned()));
+    }
+
+    #[test]
+    fn every_rule_that_is_broken_is_named() {
+        let mut config = Config { hostname: "a b".into(), cgroup_parent: "/a/../b".into(), ..Config::default() };
+        for name in ["kernel.panic", "vm.swappiness"] {
+            config.sysctls.insert(name.into(), "1".into());
+        }
+        let fields: Vec<&str> = config.problems().iter().map(|error| error.field).collect();
+        assert_eq!(fields, ["metadata.name", "hostname", "cgroup_parent", "sysctls", "sysctls"]);
+        assert_eq!(config.validate().unwrap_err().field, "metadata.name");
     }
 
     #[test]

@@ -160,6 +160,14 @@ fn all_problems_are_reported_with_their_paths() {
         both.contains("apiVersion: v1 is wanted") && both.contains("; metadata.name: is wanted"),
         "{both}"
     );
+    // Rules of the members and of the whole.
+    let all = parsed(
+        "{apiVersion: v2, kind: Pod, metadata: {name: a}, spec: {securityContext: {sysctls: [{name: vm.swappiness, value: '1'}, {name: kernel.panic, value: '1'}]}}}",
+    );
+    let all = all.unwrap_err();
+    for problem in ["apiVersion: v1 is wanted", "vm.swappiness", "kernel.panic"] {
+        assert_eq!(all.matches(problem).count(), 1, "{problem}: {all}");
+    }
 }
 
 #[test]
