@@ -141,8 +141,7 @@ mod tests {
         }
         assert!((110..=122).contains(&logged), "{logged} lines in an hour");
         let mut log = FailureLog::default();
-        let lines =
-            (0..1000).filter(|port| log.is_logged(&format!("refused from port {port}"))).count();
+        let lines = (0..1000).filter(|port| log.is_logged(&format!("refused from port {port}"))).count();
         assert_eq!(lines, KNOWN_MAX);
     }
 }

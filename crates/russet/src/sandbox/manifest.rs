@@ -97,7 +97,8 @@ impl Findings {
     fn add_rules(&mut self, config: &Config) {
         let members = self.problems.len();
         for error in config.problems() {
-            let is_known = |place: &&str| self.problems[..members].iter().any(|problem| problem.starts_with(*place));
+            let is_known =
+                |place: &&str| self.problems[..members].iter().any(|problem| problem.starts_with(*place));
             if !places(error.field).iter().any(is_known) {
                 self.problems.push(error.to_string());
             }

@@ -133,8 +133,7 @@ impl Fabric {
     #[track_caller]
     pub fn put_all(&self, records: &[(String, String)]) {
         use std::io::Write as _;
-        let puts: String =
-            records.iter().map(|(key, value)| format!("put {key} \"{value}\"\n")).collect();
+        let puts: String = records.iter().map(|(key, value)| format!("put {key} \"{value}\"\n")).collect();
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.hub, "etcdctl", "--endpoints", ETCD, "txn"]);
         command.env("ETCDCTL_API", "3").stdin(Stdio::piped()).stdout(Stdio::null());

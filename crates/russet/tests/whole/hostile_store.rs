@@ -4,7 +4,7 @@ use russet_testkit::eventually;
 
 use crate::fabric::Fabric;
 use crate::flannel::{Lab, PREFIX};
-use crate::node::PATIENCE;
+use crate::node::TIMEOUT;
 
 /// How often the records are changed, and how many there are: 4,000 changes, each with another reason to refuse the record.
 const ROUNDS: usize = 40;
@@ -40,7 +40,7 @@ fn an_agents_log_stays_short_while_bad_records_change() {
     let pod = other.pod();
     assert_eq!(other.add(&pod).status, 0);
     let address = "10.77.0.12";
-    eventually(PATIENCE, || {
+    eventually(TIMEOUT, || {
         let shown = russet_testkit::run("ip", &["-n", node.netns_name(), "route", "show", "proto", "114"]);
         let neighbours = russet_testkit::run("bridge", &["-n", node.netns_name(), "fdb", "show"]);
         shown.contains(address) || neighbours.contains(address)
@@ -60,7 +60,7 @@ fn flannelds_log_stays_short_while_bad_leases_change() {
     let before = host.log().lines().count();
     change_bad_records(&lab.fabric, |number| format!("{PREFIX}/subnets/10.5.{}.0-24", number + 100));
     lab.put_peer("10.5.99.0-24", "10.77.0.99", "02:00:00:00:00:63");
-    eventually(PATIENCE, || host.fdb().contains("10.77.0.99"));
+    eventually(TIMEOUT, || host.fdb().contains("10.77.0.99"));
     let log = host.log();
     let lines = log.lines().count() - before;
     assert!(lines <= LINES_MAX, "{lines} lines:\n{log}");

@@ -273,8 +273,8 @@ fn a_password_of_the_agents_environment_is_warned_of_once_and_named_by_plugins_w
     }
     {
         let _agent = Agent(node.spawn_agent());
-        eventually(PATIENCE, || node.log().contains("--etcd-password-file"));
-        eventually(PATIENCE, || !readyz(&node).is_empty());
+        eventually(TIMEOUT, || node.log().contains("--etcd-password-file"));
+        eventually(TIMEOUT, || !readyz(&node).is_empty());
     }
     let log = node.log();
     assert_eq!(log.matches("etcd's password is in the environment of this agent only").count(), 1, "{log}");
@@ -304,7 +304,7 @@ fn an_etcd_that_is_lost_while_the_agent_runs_is_one_warning_and_one_when_it_is_b
         let line = text.lines().find_map(|line| line.strip_prefix("russet_store_silence_seconds "));
         line.and_then(|value| value.trim().parse::<f64>().ok()).unwrap()
     };
-    eventually(PATIENCE, is_ready);
+    eventually(TIMEOUT, is_ready);
     fabric.kill_etcd();
     eventually(DEADLINE, || node.log().contains(LOST));
     // Longer than until the warning: it is not repeated.

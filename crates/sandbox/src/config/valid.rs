@@ -121,7 +121,11 @@ impl Dns {
         };
         let rule = "a domain is one word of at most 256 bytes";
         found.unless(self.searches.iter().all(word), "dns.searches", rule);
-        found.unless(self.options.iter().all(word), "dns.options", "an option is one word of at most 256 bytes");
+        found.unless(
+            self.options.iter().all(word),
+            "dns.options",
+            "an option is one word of at most 256 bytes",
+        );
     }
 }
 
@@ -168,7 +172,8 @@ mod tests {
 
     #[test]
     fn every_rule_that_is_broken_is_named() {
-        let mut config = Config { hostname: "a b".into(), cgroup_parent: "/a/../b".into(), ..Config::default() };
+        let mut config =
+            Config { hostname: "a b".into(), cgroup_parent: "/a/../b".into(), ..Config::default() };
         for name in ["kernel.panic", "vm.swappiness"] {
             config.sysctls.insert(name.into(), "1".into());
         }
