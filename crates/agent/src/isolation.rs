@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use russet_addr::{IfName, IpNet};
 use russet_model::{Prefix, WorkloadEndpoint};
-use russet_plugins::Node;
+use russet_plugins::{Node, port_guard};
 use russet_store::StoreError;
 
+use crate::attachments::Attachments;
 use crate::health::{Condition, Readiness};
 use crate::operations::Operations;
 
@@ -60,6 +61,12 @@ async fn allowed_sources(node: &Node) -> Result<BTreeMap<IfName, Vec<IpNet>>, St
     };
     node.store.scan(&Prefix::workload_endpoints(), &mut take).await?;
     Ok(found)
+}
+
+/// Tells the verdicts' keeper what the ports of bridges that are attached may send, at the agent's start: later the plugin says it with every ADD.
+pub fn guard_known_ports(node: &Node, attachments: &Attachments) {
+    let guards = attachments.all().iter().filter_map(|record| port_guard(&record.attachment)).collect();
+    node.wiring.verdicts().change_guards(|all| all.ports = Some(guards));
 }
 
 /// The first attempt, before any request is served.

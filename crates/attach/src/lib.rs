@@ -42,7 +42,7 @@ pub use owner::{Owner, OwnerError};
 pub use plan::{
     Bridge, Op, PermanentNeighbour, Plan, PlannedRoute, Setting, Side, SourceRule, Step, Via, When, plan,
 };
-pub use port::{Port, detach_port, has_interface, plan_port};
+pub use port::{Port, SourceCheck, detach_port, has_interface, plan_port};
 pub use reap::{OwnedLink, Reaped, list, reap, reap_newborn, reap_unless_gone};
 pub use shape::{Limit, Shape, ShapeError, check_shape, collect_shapes, shape, shaped, unshape};
 pub use wired::Wired;

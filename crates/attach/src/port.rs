@@ -44,6 +44,25 @@ pub struct Port {
     pub mac: Option<Mac>,
     /// Delete what is in the way instead of leaving it to [`reap`](crate::reap): for callers without an agent.
     pub sync_delete: bool,
+    /// What of the pod's frames is checked. Part of no plan: the caller puts it in force before the interface is wired.
+    #[serde(default, skip_serializing_if = "SourceCheck::is_off")]
+    pub source_check: SourceCheck,
+}
+
+/// What of the frames that a port sends is compared with what was wired.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SourceCheck {
+    /// Nothing.
+    #[default]
+    Off,
+    /// The MAC.
+    Mac,
+    /// The MAC and the addresses.
+    Addresses {
+        /// What the pod may send from besides its addresses.
+        allowed: Vec<IpNet>,
+    },
 }
 
 // === impl Port ===
@@ -57,6 +76,11 @@ impl Port {
     /// The name of the host end when nobody gave it one. Several sandboxes of a pod may be there at once, so it is the container's.
     pub fn default_host_name(container: &ContainerId, ifname: &IfName) -> IfName {
         naming::host_end(Dialect::Native, container, ifname, None)
+    }
+
+    /// The MAC of the pod's end.
+    pub fn pod_mac(&self) -> Mac {
+        self.mac.unwrap_or_else(|| naming::pod_mac(&self.container, &self.ifname))
     }
 
     fn has(&self, family: Family) -> bool {
@@ -104,6 +128,14 @@ impl Port {
     }
 }
 
+// === impl SourceCheck ===
+
+impl SourceCheck {
+    fn is_off(&self) -> bool {
+        *self == Self::Off
+    }
+}
+
 /// The steps that wire `port`.
 pub fn plan_port(port: &Port) -> Result<Plan, AttachmentError> {
     port.validate()?;
@@ -122,7 +154,7 @@ pub fn plan_port(port: &Port) -> Result<Plan, AttachmentError> {
         host_name: port.host_name.clone(),
         ifname: port.ifname.clone(),
         mtu: port.mtu.unwrap_or(MTU_DEFAULT_BYTES),
-        pod_mac: port.mac.unwrap_or_else(|| naming::pod_mac(&port.container, &port.ifname)),
+        pod_mac: port.pod_mac(),
         derived_mac: port.mac.is_none(),
         protocol: ROUTE_PROTOCOL,
         sync_delete: port.sync_delete,
@@ -202,6 +234,7 @@ mod tests {
             mtu: Some(1450),
             mac: Some("02:11:22:33:44:55".parse().unwrap()),
             sync_delete: false,
+            source_check: SourceCheck::Off,
         }
     }
 

@@ -90,7 +90,7 @@ mod tests {
     use russet_netlink::{BridgePort, Scope};
 
     use super::*;
-    use crate::{Bridge, Dialect, PlannedRoute, Pod, PodRoutes, Via};
+    use crate::{Bridge, Dialect, PlannedRoute, Pod, PodRoutes, SourceCheck, Via};
 
     #[test]
     fn an_interface_reads_back_as_written() {
@@ -125,6 +125,7 @@ mod tests {
             mtu: Some(1400),
             mac: Some("02:00:00:00:00:01".parse().unwrap()),
             sync_delete: false,
+            source_check: SourceCheck::Addresses { allowed: vec!["192.0.2.0/24".parse().unwrap()] },
         };
         for wired in [Wired::Routed(routed), Wired::Port(port)] {
             for wired in [wired.clone(), wired.as_attached(Some("02:00:00:00:00:07".parse().unwrap()))] {

@@ -25,6 +25,7 @@ use crate::stages::{Stage, during};
 use crate::target::Target;
 use crate::wiring::AttachFailure;
 use conf::Conf;
+pub(crate) use conf::GUARD_BY_DEFAULT;
 
 /// The plugin's name.
 pub const NAME: &str = "bridge";
@@ -137,7 +138,7 @@ async fn wire(
     result: &CniResult,
 ) -> Result<Attached, AttachFailure> {
     let port = port(node, conf, target, result)?;
-    node.wiring.attach_port(port, target.open_netns()?).await
+    node.wiring.attach_port(port, target.open_netns()?, conf.check_required).await
 }
 
 /// The interface that implements `result`.
@@ -161,6 +162,7 @@ fn port(node: &LocalNode, conf: &Conf, target: &Target, result: &CniResult) -> R
         mtu: conf.mtu,
         mac: conf.mac,
         sync_delete: node.teardown.is_synchronous(),
+        source_check: conf.source_check.clone(),
     })
 }
 

@@ -45,6 +45,14 @@ impl<'n> Delegation<'n> {
         Ok(Self { node, kind: kind.to_owned(), request, runner })
     }
 
+    /// Sets a key that the configuration does not have, for a plugin that runs in this process: one that is run gets what the caller wrote.
+    pub fn default_here(mut self, key: &str, value: impl Into<serde_json::Value>) -> Self {
+        if matches!(self.runner, Runner::InProcess) {
+            self.request.config.settings.entry(key).or_insert(value.into());
+        }
+        self
+    }
+
     pub async fn add(&self) -> Result<CniResult, CniError> {
         match &self.runner {
             Runner::Executable(delegate) => delegate.add().await,

@@ -184,7 +184,9 @@ impl FlannelRequest<'_> {
         if kind == NAME {
             return Err(CniError::invalid_config("flannel: it cannot be its own delegate", config));
         }
-        Delegation::new(self.node, self.request, kind, config.to_string().into_bytes())
+        let delegation = Delegation::new(self.node, self.request, kind, config.to_string().into_bytes())?;
+        // All pods of this bridge are flannel's, and their addresses are known.
+        Ok(delegation.default_here(crate::bridge::GUARD_BY_DEFAULT, true))
     }
 }
 

@@ -4,17 +4,19 @@
 //! Verdicts exist for host interfaces of our own wiring, `russ*`. Bridge ports belong to their
 //! bridge, and Felix filters what Calico's plugins wire.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use russet_addr::IfName;
 use russet_attach::{
     AttachError, Attached, Dialect, Executor, Hooks, Mismatch, Newborn, OwnedLink, Pending, Plan, Refusal,
-    Removal, Side,
+    Removal, Side, SourceCheck, Wired,
 };
 use russet_linux::NetNs;
 use russet_netlink::{NetlinkError, Socket};
-use russet_policy::{Entry, Keeper, KeeperError, PREFIX, Report, Standing};
+use russet_policy::{Entry, Keeper, KeeperError, PREFIX, PortGuard, PortSources, Report, Standing};
 
 use crate::stages::{self, Stage};
 
@@ -120,6 +122,26 @@ impl Isolation {
         done
     }
 
+    /// Lets the port of a bridge send what `guard` says and nothing else, before it is one. False where the kernel cannot check that.
+    pub fn guard_port(&self, host_name: &IfName, guard: PortGuard) -> Result<bool, KeeperError> {
+        let latest = Instant::now() + GATE_TIMEOUT;
+        let limit = self.until.map_or(latest, |until| until.min(latest));
+        self.keeper.put_port(host_name.clone(), guard, limit)
+    }
+
+    /// What the port of a bridge may send is removed when the port is gone: as long as it is there, it must not be free.
+    pub fn forget_port(&self, host_name: &IfName, removal: Removal) {
+        let done = match removal {
+            Removal::Deferred => self.keeper.forget_port(host_name.clone()),
+            Removal::Synchronous | Removal::Batched => {
+                self.keeper.remove_port(host_name.clone(), Instant::now() + LEAVE_TIMEOUT).map(drop)
+            }
+        };
+        if let Err(error) = done {
+            tracing::warn!(link = %host_name, %error, "what an interface that is gone may send stays in table bridge russet-policy");
+        }
+    }
+
     /// Removes the verdict of a host interface that is about to be deleted, so that the next
     /// interface of that name does not inherit it. Returns the name if the interface has a verdict.
     /// With a deferred removal the caller does not wait for nf_tables: the link goes down in any
@@ -136,6 +158,7 @@ impl Isolation {
         let gone = |error: &russet_netlink::NetlinkError| error.is_not_found();
         if name.as_str().starts_with(PREFIX) && socket.link_by_name(name).is_err_and(|error| gone(&error)) {
             self.forget(name, removal);
+            self.forget_port(name, removal);
         }
     }
 
@@ -187,6 +210,26 @@ impl Isolation {
             tracing::warn!(link = %name, %error, "the verdict of a removed interface stays until the next reconciliation");
         }
     }
+}
+
+/// The name of the port that a link is, where it is one of ours.
+pub(crate) fn port_of(link: &OwnedLink) -> Option<IfName> {
+    let ours = link.bridged && link.name.starts_with(PREFIX);
+    IfName::new(link.name.clone()).ok().filter(|_| ours)
+}
+
+/// What an interface behind a bridge may send, where that is checked. One without addresses is bound to its MAC alone.
+pub fn port_guard(wired: &Wired) -> Option<(IfName, PortGuard)> {
+    let Wired::Port(port) = wired else { return None };
+    let addresses: BTreeSet<IpAddr> = port.addresses.iter().map(|net| net.addr()).collect();
+    let sources = match &port.source_check {
+        SourceCheck::Off => return None,
+        SourceCheck::Addresses { allowed } if !addresses.is_empty() => {
+            Some(PortSources { addresses, prefixes: allowed.clone() })
+        }
+        SourceCheck::Mac | SourceCheck::Addresses { .. } => None,
+    };
+    Some((port.host_name.clone(), PortGuard { mac: port.pod_mac(), sources }))
 }
 
 /// The entries of all interfaces that have verdicts.

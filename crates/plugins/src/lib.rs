@@ -47,6 +47,7 @@ pub use calico::{PolicyWait, endpoint_status_file};
 pub use calico_v1::has_v1 as has_calico_v1_data;
 pub use clusters::Clusters;
 pub use datastore::{CalicoHost, Datastore, Datastores};
+pub use isolation::port_guard;
 pub use node::{CalicoNode, Clock, LocalNode, Node, NotReady, SystemClock, Teardown};
 pub use observer::Ledger;
 pub use pause::Pause;

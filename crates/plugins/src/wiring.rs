@@ -22,7 +22,7 @@ use russet_nft::Nft;
 use russet_policy::{Guards, Keeper, Report};
 use tokio::task::JoinHandle;
 
-use crate::isolation::Isolation;
+use crate::isolation::{Isolation, port_guard, port_of};
 use crate::observer::{Ledger, NoObserver};
 use crate::stages::{self, Stage};
 use crate::threads::{Permit, Permits};
@@ -137,7 +137,7 @@ impl Wiring {
     }
 
     pub async fn attach(&self, attachment: Attachment, netns: NetNs) -> Result<Attached, AttachFailure> {
-        self.wire(Wired::Routed(attachment), netns, None).await
+        self.wire(Wired::Routed(attachment), netns, None, false).await
     }
 
     /// Creates the veth of an interface while its addresses are still being allocated, so that with
@@ -162,7 +162,7 @@ impl Wiring {
         netns: NetNs,
         precreated: Option<Newborn>,
     ) -> Result<Attached, AttachFailure> {
-        let done = self.wire(Wired::Routed(attachment), netns, precreated.clone()).await;
+        let done = self.wire(Wired::Routed(attachment), netns, precreated.clone(), false).await;
         match &done {
             Ok(_) => self.set_precreate_enabled(true),
             Err(_) => self.delete_precreated(precreated).await,
@@ -184,8 +184,14 @@ impl Wiring {
         }
     }
 
-    pub async fn attach_port(&self, port: Port, netns: NetNs) -> Result<Attached, AttachFailure> {
-        self.wire(Wired::Port(port), netns, None).await
+    /// Wires an interface behind a bridge; with `check_required` not where the kernel cannot check what it sends.
+    pub async fn attach_port(
+        &self,
+        port: Port,
+        netns: NetNs,
+        check_required: bool,
+    ) -> Result<Attached, AttachFailure> {
+        self.wire(Wired::Port(port), netns, None, check_required).await
     }
 
     async fn wire(
@@ -193,6 +199,7 @@ impl Wiring {
         wired: Wired,
         netns: NetNs,
         precreated: Option<Newborn>,
+        check_required: bool,
     ) -> Result<Attached, AttachFailure> {
         let plan = wired.plan().map_err(|e| CniError::invalid_config("the interface cannot be", e))?;
         let failed = |error: AttachError| {
@@ -206,8 +213,21 @@ impl Wiring {
         }
         self.notify(|observer| observer.wiring(&wired, netns.path()))?;
         let isolation = self.isolation.clone();
-        let work =
-            move |socket: &mut Socket| isolation.attach(socket, &plan, &netns, precreated).map_err(failed);
+        let guard = port_guard(&wired);
+        let work = move |socket: &mut Socket| {
+            let name = guard.as_ref().map(|(name, _)| name.clone());
+            if let Some((name, guard)) = guard {
+                let supported = isolation.guard_port(&name, guard).map_err(unguarded)?;
+                if check_required && !supported {
+                    return Err(uncheckable().into());
+                }
+            }
+            let done = isolation.attach(socket, &plan, &netns, precreated).map_err(failed);
+            if let (Some(name), Err(AttachFailure { undone: true, .. })) = (name, &done) {
+                isolation.forget_port(&name, Removal::Synchronous);
+            }
+            done
+        };
         let done: Result<Attached, AttachFailure> = self.run_at(permit, work).await;
         match &done {
             Ok(attached) => self.notify(|observer| observer.wired(&wired, attached)),
@@ -373,9 +393,16 @@ impl Wiring {
         let isolation = self.isolation.clone();
         let removal = what.removal;
         let done = self.run(move |socket| {
-            let mut left = Vec::new();
-            let mut leaving = |link: &OwnedLink| left.extend(isolation.leave(link, what.removal));
+            let (mut left, mut ports) = (Vec::new(), Vec::new());
+            let mut leaving = |link: &OwnedLink| {
+                left.extend(isolation.leave(link, what.removal));
+                ports.extend(port_of(link));
+            };
             let done = russet_attach::detach_with(socket, &what, netns.as_ref(), &mut leaving);
+            if done.is_ok() {
+                ports.iter().for_each(|port| isolation.forget_port(port, what.removal));
+            }
+            left.extend(ports);
             if let Some(name) = what.host_name.as_ref().filter(|name| !left.contains(name)) {
                 isolation.leave_name(socket, name, what.removal);
             }
@@ -407,6 +434,9 @@ impl Wiring {
         self.run(move |socket| {
             let mut leaving = |link: &OwnedLink| _ = isolation.leave(link, removal);
             let done = russet_attach::detach_owned_with(socket, &link, removal, &mut leaving);
+            if let (Ok(_), Some(port)) = (&done, port_of(&link)) {
+                isolation.forget_port(&port, removal);
+            }
             done.map(drop).map_err(listing)
         })
         .await?;
@@ -519,6 +549,19 @@ impl Wiring {
             done
         })
     }
+}
+
+fn unguarded(error: russet_policy::KeeperError) -> CniError {
+    CniError::try_again_later("what the pod's port of the bridge may send could not be put in force", error)
+}
+
+fn uncheckable() -> CniError {
+    let msg = "bridge: sourceGuard or macspoofchk cannot be enforced on this kernel";
+    CniError::new(
+        failure::WIRING,
+        msg,
+        "CONFIG_NF_TABLES_BRIDGE is missing: leave these keys out, or use another kernel",
+    )
 }
 
 fn stopped(error: &dyn fmt::Display) -> CniError {

@@ -70,6 +70,7 @@ fn port(container: &str) -> Port {
         mtu: None,
         mac: None,
         sync_delete: false,
+        source_check: Default::default(),
     }
 }
 

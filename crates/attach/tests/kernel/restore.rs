@@ -170,6 +170,7 @@ fn a_bridge_and_its_ports_come_back() {
             mtu: None,
             mac: None,
             sync_delete: true,
+            source_check: Default::default(),
         };
         let ports = [port("c1", "10.2.0.5/24"), port("c2", "10.2.0.6/24")];
         let plans = ports.clone().map(|port| plan_port(&port).unwrap());

@@ -114,6 +114,8 @@ mod tests {
             promiscuous: false,
             isolated: false,
             mac: None,
+            source_check: russet_attach::SourceCheck::Off,
+            check_required: false,
         }
     }
 

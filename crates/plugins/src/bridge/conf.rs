@@ -1,6 +1,7 @@
 //! `bridge`'s configuration (cni-runtime.md section 5, docs/plugins.md).
 
-use russet_addr::{IfName, Mac};
+use russet_addr::{IfName, IpNet, Mac};
+use russet_attach::SourceCheck;
 use russet_cni_spec::CniError;
 use russet_cni_spec::plugin::Request;
 use serde::Deserialize;
@@ -30,6 +31,10 @@ pub struct Conf {
     pub isolated: bool,
     /// The requested MAC of the pod.
     pub mac: Option<Mac>,
+    /// What of the pod's frames is checked.
+    pub source_check: SourceCheck,
+    /// The configuration asks for that check: without it there is no pod.
+    pub check_required: bool,
 }
 
 #[derive(Deserialize, Default)]
@@ -49,7 +54,13 @@ struct Settings {
     macspoofchk: Option<bool>,
     enabledad: Option<bool>,
     disable_container_interface: Option<bool>,
+    source_guard: Option<bool>,
+    guard_by_default: Option<bool>,
+    allowed_source_prefixes: Option<Vec<IpNet>>,
 }
+
+/// Set by a caller in this process whose pods are guarded unless `sourceGuard` says otherwise.
+pub const GUARD_BY_DEFAULT: &str = "guardByDefault";
 
 const DEFAULT_BRIDGE: &str = "cni0";
 const VLAN_MAX: i64 = 4094;
@@ -65,6 +76,12 @@ impl Conf {
         let name =
             settings.bridge.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_BRIDGE.to_owned());
         let bridge = IfName::new(name.as_str());
+        let (source_check, check_required) = source_check(
+            settings.source_guard,
+            on(settings.guard_by_default),
+            on(settings.macspoofchk),
+            settings.allowed_source_prefixes.unwrap_or_default(),
+        )?;
         let conf = Self {
             bridge: bridge
                 .map_err(|error| CniError::invalid_config(format!("bridge: {name:?} cannot be"), error))?,
@@ -77,6 +94,8 @@ impl Conf {
             promiscuous: on(settings.promisc_mode),
             isolated: on(settings.port_isolation),
             mac: requested::mac(request)?,
+            source_check,
+            check_required,
         };
         if conf.hairpin && conf.promiscuous {
             let msg = "cannot set hairpin mode and promiscuous mode at the same time";
@@ -93,6 +112,26 @@ impl Conf {
     }
 }
 
+/// What is checked, and whether the configuration asked for it.
+fn source_check(
+    guard: Option<bool>,
+    by_default: bool,
+    mac: bool,
+    allowed: Vec<IpNet>,
+) -> Result<(SourceCheck, bool), CniError> {
+    if guard.unwrap_or(by_default) {
+        return Ok((SourceCheck::Addresses { allowed }, guard.is_some() || mac));
+    }
+    if !allowed.is_empty() {
+        let details = "without sourceGuard a pod may send from any address; leave one of the two out";
+        return Err(CniError::invalid_config(
+            "bridge: allowedSourcePrefixes needs sourceGuard: true",
+            details,
+        ));
+    }
+    Ok((if mac { SourceCheck::Mac } else { SourceCheck::Off }, mac))
+}
+
 // === impl Settings ===
 
 impl Settings {
@@ -107,11 +146,6 @@ impl Settings {
         let refused = [
             (vlan != 0, format!("vlan: {vlan}"), kernel),
             (trunk, "vlanTrunk".to_owned(), kernel),
-            (
-                self.macspoofchk == Some(true),
-                "macspoofchk: true".to_owned(),
-                "source MACs are not checked by this plugin",
-            ),
             (self.enabledad == Some(true), "enabledad: true".to_owned(), "addresses are used at once"),
             (
                 self.disable_container_interface == Some(true),

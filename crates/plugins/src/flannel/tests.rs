@@ -168,3 +168,65 @@ fn status_and_gc_reach_the_delegate() {
         assert!(!lab.path("flannel/three").exists());
     });
 }
+
+/// Whether a pod gets an answer that it asks for from an address.
+fn pings_from(netns: &str, from: &str, to: &str) -> bool {
+    let ping = ["netns", "exec", netns, "ping", "-n", "-c", "1", "-W", "1", "-I", from, to];
+    std::process::Command::new("ip").args(ping).output().unwrap().status.success()
+}
+
+/// Attaches two pods; whether the first can send as 10.5.29.99 and whether with another MAC.
+fn forges(lab: &Lab, config: &Value) -> (bool, bool) {
+    let (one, two) = (pod("one"), pod("two"));
+    // Addresses go on from the last one that was given.
+    let address =
+        |result: Value| result["ips"][0]["address"].as_str().unwrap().split('/').next().unwrap().to_owned();
+    let own = address(lab.add("flannel", one, config));
+    let other = address(lab.add("flannel", two, config));
+    assert!(pings("one", &other) && pings("one", "10.5.29.1") && pings("two", &own));
+    let inside = |command: &str| {
+        let words: Vec<&str> = ["netns", "exec", "one", "ip"].into_iter().chain(command.split(' ')).collect();
+        testkit::run("ip", &words)
+    };
+    inside("addr add 10.5.29.99/24 dev eth0");
+    let address = pings_from("one", "10.5.29.99", &other);
+    assert!(pings("one", &other));
+    inside("link set eth0 address 02:00:00:00:00:66");
+    let mac = pings("one", &other);
+    for pod in [one, two] {
+        lab.tell("flannel", "DEL", pod, config);
+        testkit::run("ip", &["netns", "del", pod.netns]);
+    }
+    (address, mac)
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, bridge, veth; tools: ip, ping, nft; root"]
+fn a_pod_of_flannel_sends_from_its_own_mac_and_addresses_unless_the_operator_allows_more() {
+    on_a_node(|lab| {
+        let mut config = config(lab, "1.0.0");
+        for (delegate, expected) in [
+            (json!({}), (false, false)),
+            (json!({"isDefaultGateway": true, "allowedSourcePrefixes": ["10.5.29.96/28"]}), (true, false)),
+            (json!({"sourceGuard": false, "macspoofchk": true}), (true, false)),
+            (json!({"sourceGuard": false}), (true, true)),
+        ] {
+            config["delegate"] = delegate.clone();
+            assert_eq!(forges(lab, &config), expected, "{delegate}");
+            let listing = testkit::run("nft", &["list", "table", "bridge", "russet-policy"]);
+            assert!(!listing.contains("elements"), "DEL leaves nothing: {listing}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "kernel: nf_tables, bridge, veth; tools: ip, ping; root"]
+fn hairpin_and_promiscuous_mode_work_with_guarded_ports() {
+    on_a_node(|lab| {
+        let mut config = config(lab, "1.0.0");
+        for delegate in [json!({"hairpinMode": true, "ipMasq": true}), json!({"promiscMode": true})] {
+            config["delegate"] = delegate;
+            assert_eq!(forges(lab, &config), (false, false));
+        }
+    });
+}

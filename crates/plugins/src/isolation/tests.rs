@@ -1,6 +1,5 @@
 //! Real interfaces at a real gate, compared with `ip`, `nft`, `ping` and sockets.
 
-use std::collections::BTreeSet;
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -356,9 +355,10 @@ fn a_port_of_a_bridge_has_no_verdict_and_needs_none() {
             mtu: None,
             mac: None,
             sync_delete: true,
+            source_check: Default::default(),
         };
         let wiring = Wiring::default().with_isolation(node.isolation.clone());
-        wait(wiring.attach_port(port, netns.try_clone().unwrap()))
+        wait(wiring.attach_port(port, netns.try_clone().unwrap(), false))
             .unwrap_or_else(|it| panic!("{}", it.error));
         assert_eq!(node.standing(&attachment), Standing::None);
         assert!(pings("p1", "10.1.0.1"));

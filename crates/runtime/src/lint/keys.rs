@@ -90,6 +90,8 @@ const PLUGINS: &[(&str, Table)] = &[
             ("enabledad", Switch),
             ("disableContainerInterface", Switch),
             ("portIsolation", Switch),
+            ("sourceGuard", Switch),
+            ("allowedSourcePrefixes", Array),
         ],
     ),
     (
