@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use russet_nft::{NetlinkError, Nft, RuleInfo, Table};
-use russet_overlay::{FOREIGN_TUNNEL_DROP, POD_TUNNEL_DROP};
+use russet_nft::{NetlinkError, Nft, RuleInfo, Table, TableFamily};
+use russet_overlay::{FOREIGN_TUNNEL_DROP, POD_ENCAPSULATION_DROP, POD_TUNNEL_DROP};
 use russet_policy::Guard;
 
 use crate::metrics::{Kind, Metrics};
@@ -36,8 +36,9 @@ pub async fn run(metrics: Metrics) {
 fn look() -> Result<Counts, NetlinkError> {
     let mut nft = Nft::open()?;
     let mut counts = Counts::new();
-    for table in ["russet-policy", "russet"] {
-        for rule in nft.rules(&Table::inet(table))? {
+    let ports = Table::new(TableFamily::Bridge, "russet-policy");
+    for table in [Table::inet("russet-policy"), Table::inet("russet"), ports] {
+        for rule in nft.rules(&table)? {
             if let (Some(kind), Some(packets)) = (kind(&rule), rule.packets) {
                 *counts.entry(kind).or_default() += packets;
             }
@@ -52,6 +53,7 @@ fn kind(rule: &RuleInfo) -> Option<&'static str> {
     match comment {
         POD_TUNNEL_DROP => Some("pod_tunnel"),
         FOREIGN_TUNNEL_DROP => Some("foreign_tunnel"),
+        POD_ENCAPSULATION_DROP => Some("pod_encapsulation"),
         _ => Guard::ALL.into_iter().find(|guard| guard.comment() == comment).map(Guard::label),
     }
 }

@@ -9,9 +9,11 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use russet_addr::{Family, NodeName};
+use russet_addr::{Family, IpNet, NodeName, host_net};
 use russet_model::{FelixConfigurationSpec, IpPool, Key, Prefix, ResourceKind};
-use russet_overlay::{Affinity, Borrowed, Dialect, Inputs, Pool, Reason, Report, Tunnel};
+use russet_overlay::{
+    Affinity, Borrowed, Dialect, Inputs, Pool, Reason, Report, Tunnel, TunnelSenders,
+};
 use russet_plugins::Node;
 use russet_store::{Event, Store, StoreError, Watch};
 
@@ -452,7 +454,9 @@ impl Loop {
     /// The inputs of the overlay.
     fn inputs(&self, cluster: &Cluster, choice: &Choice) -> Inputs {
         let dialect = if self.config.calico { Dialect::Calico } else { Dialect::Native };
-        Inputs { dialect, tunnel: tunnel(&self.node.name, cluster), ..inputs(&self.node, cluster, choice) }
+        let felix = felix(&self.node.name, cluster);
+        let (tunnel, senders) = (tunnel(&felix), senders(&felix));
+        Inputs { dialect, tunnel, senders, ..inputs(&self.node, cluster, choice) }
     }
 
     fn tell(&self, report: &Report, started: Instant) {
@@ -481,10 +485,27 @@ impl Loop {
     }
 }
 
-/// The cluster's tunnel settings; values that no device can have count as not set.
-fn tunnel(node: &NodeName, cluster: &Cluster) -> Tunnel {
+/// Felix's settings for this node.
+fn felix(node: &NodeName, cluster: &Cluster) -> FelixConfigurationSpec {
     let of = |name: &str| cluster.felix.get(name).cloned().unwrap_or_default();
-    let felix = of(&FelixConfigurationSpec::name_for(node)).or(&of(FelixConfigurationSpec::CLUSTER));
+    of(&FelixConfigurationSpec::name_for(node)).or(&of(FelixConfigurationSpec::CLUSTER))
+}
+
+/// Who may send encapsulated packets besides the nodes. An entry of the list that is neither an address nor a prefix admits no machine.
+fn senders(felix: &FelixConfigurationSpec) -> TunnelSenders {
+    let net = |text: &String| match text.parse::<IpNet>() {
+        Ok(net) => Some(net.trunc()),
+        Err(_) => text.parse().ok().map(host_net),
+    };
+    TunnelSenders {
+        pods_vxlan: felix.allow_vxlan_packets_from_workloads.unwrap_or(false),
+        pods_ipip: felix.allow_ipip_packets_from_workloads.unwrap_or(false),
+        external: felix.external_nodes_list.iter().flatten().filter_map(net).collect(),
+    }
+}
+
+/// What the cluster's settings say about tunnels; values that no device can have count as not set.
+fn tunnel(felix: &FelixConfigurationSpec) -> Tunnel {
     let default = Tunnel::default();
     let vni =
         felix.vxlan_vni.and_then(|vni| u32::try_from(vni).ok()).filter(|vni| (1..VNI_END).contains(vni));
@@ -511,6 +532,7 @@ fn inputs(node: &Node, cluster: &Cluster, choice: &Choice) -> Inputs {
         borrowed: borrowed(cluster),
         dialect: Dialect::Native,
         tunnel: Tunnel::default(),
+        senders: TunnelSenders::default(),
         own_pods: Default::default(),
         protected: choice.gateways.iter().copied().collect(),
     }

@@ -26,6 +26,8 @@ pub struct Inputs {
     pub dialect: Dialect,
     /// The parameters that all nodes' tunnels share.
     pub tunnel: Tunnel,
+    /// What else may send encapsulated packets.
+    pub senders: TunnelSenders,
     /// The interface that leads to the other nodes.
     pub underlay: Underlay,
     /// All nodes, ourselves among them.
@@ -65,6 +67,17 @@ pub struct Tunnel {
     /// MTU of the IPv4 and of the IPv6 device in bytes; none means the underlay's minus the outer
     /// headers.
     pub mtu: [Option<u32>; 2],
+}
+
+/// What may send encapsulated packets besides the nodes; Calico's FelixConfiguration can allow it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TunnelSenders {
+    /// Pods may send to the tunnel's port.
+    pub pods_vxlan: bool,
+    /// Pods may send IP in IP and GRE to nodes.
+    pub pods_ipip: bool,
+    /// Machines that are no nodes and may send to the tunnel's port.
+    pub external: Vec<IpNet>,
 }
 
 /// The local interface that leads to the other nodes.

@@ -27,10 +27,11 @@ mod vxlan;
 
 pub use desired::{Desired, Hop, desired};
 pub use inputs::{
-    Addresses, Affinity, Borrowed, Dialect, Encapsulation, Inputs, Node, Pool, Tunnel, Underlay,
+    Addresses, Affinity, Borrowed, Dialect, Encapsulation, Inputs, Node, Pool, Tunnel, TunnelSenders,
+    Underlay,
 };
 pub use mac::tunnel_mac;
-pub use masquerade::{FOREIGN_TUNNEL_DROP, Masquerade, POD_TUNNEL_DROP, TunnelEnds};
+pub use masquerade::{FOREIGN_TUNNEL_DROP, Masquerade, POD_ENCAPSULATION_DROP, POD_TUNNEL_DROP, TunnelEnds};
 pub use observe::{DEVICE_ALIAS, FoundDevice, Observed, ROUTE_PROTOCOL, is_ours, observe};
 pub use owner::{Owner, Yielding};
 pub use plan::{BATCH_MAX_OPS, Op, Plan, plan};

@@ -8,10 +8,11 @@ use std::ops::RangeInclusive;
 
 use russet_addr::{Family, IfName, IpNet};
 use russet_nft::{
-    self as nft, Chain, ChainKind, Element, Hook, KeyPart, KeyType, L4, Rule, Set, Table, priority,
+    self as nft, Chain, ChainKind, Element, Field, Hook, KeyPart, KeyType, L4, Rule, Set, Table, priority,
 };
 
 use crate::desired::Desired;
+use crate::inputs::TunnelSenders;
 use crate::validated::ValidatedInputs;
 use crate::vxlan::device_name;
 
@@ -26,6 +27,8 @@ pub struct Masquerade {
     pub tunnels: BTreeMap<Family, TunnelEnds>,
     /// The other nodes' own addresses: only these may send to a tunnel's port.
     pub peers: BTreeSet<IpAddr>,
+    /// What else may send encapsulated packets.
+    pub senders: TunnelSenders,
 }
 
 /// The addresses of one of our own devices.
@@ -67,6 +70,10 @@ const POD_ENDS: [&str; 2] = ["russ", "cali"];
 pub const POD_TUNNEL_DROP: &str = "a pod does not send tunnel packets";
 /// The comment of the rules that drop what other machines send to a tunnel's port.
 pub const FOREIGN_TUNNEL_DROP: &str = "tunnel packet from an address that is no peer's";
+/// The comment of the rules that drop other encapsulated packets of pods for nodes.
+pub const POD_ENCAPSULATION_DROP: &str = "a pod sends nodes no IP in IP and no GRE";
+/// IPv4 in IP, IPv6 in IP and GRE (IANA's protocol numbers).
+pub(crate) const ENCAPSULATIONS: [u8; 3] = [4, 41, 47];
 /// How far behind priority `srcnat` our chain is.
 const BEHIND_SRCNAT: i32 = 10;
 /// Minimum number of ports for masqueraded flows, and the first port that is not for servers.
@@ -92,9 +99,25 @@ fn nat_set(family: Family) -> &'static str {
     }
 }
 
-/// The chains and sets of the guard, rules before the sets that they refer to.
-pub(crate) fn guard_parts() -> ([&'static str; 2], [Set; 2]) {
-    ([INPUT, FORWARD], Family::BOTH.map(peers_set))
+/// The chains and sets of the guard, rules before the sets that they look into.
+pub(crate) fn guard_parts() -> ([&'static str; 2], [Set; 5]) {
+    let ([peers4, peers6], [external4, external6]) =
+        (Family::BOTH.map(peers_set), Family::BOTH.map(external_set));
+    ([INPUT, FORWARD], [peers4, peers6, external4, external6, encapsulations_set()])
+}
+
+/// The set of the machines that are no nodes and may send tunnel packets.
+fn external_set(family: Family) -> Set {
+    let name = match family {
+        Family::V4 => "overlay-external4",
+        Family::V6 => "overlay-external6",
+    };
+    Set::prefixes(&table(), name, family)
+}
+
+/// The set of the protocols that carry packets of other addresses.
+fn encapsulations_set() -> Set {
+    Set::new(&table(), "overlay-encapsulations", [KeyType::InetProto])
 }
 
 fn peers_set(family: Family) -> Set {
@@ -120,11 +143,18 @@ impl Masquerade {
             nat: disjoint(nat.map(|(net, _)| *net)),
             tunnels: ends.collect(),
             peers: validated.peers().collect(),
+            senders: validated.inputs.senders.clone(),
         }
     }
 
     pub fn is_empty(&self) -> bool {
-        self.nat.is_empty() && self.tunnels.is_empty()
+        self.nat.is_empty() && self.tunnels.is_empty() && !self.guards_encapsulation()
+    }
+
+    /// Whether pods are kept from sending IP in IP and GRE to nodes: some of them may take such packets from each other, whatever this
+    /// node does.
+    fn guards_encapsulation(&self) -> bool {
+        !self.pools.is_empty() && !self.senders.pods_ipip
     }
 
     /// The rules. None of them leaves traffic between pods untracked, although that would be
@@ -153,6 +183,8 @@ impl Masquerade {
                 ruleset.rules.push(outer(&output).saddr(ends.local.into()).notrack());
             }
             ruleset.chains.extend([prerouting, output]);
+        }
+        if !self.tunnels.is_empty() || self.guards_encapsulation() {
             self.guard(&mut ruleset);
         }
         ruleset
@@ -165,8 +197,37 @@ impl Masquerade {
         let table = table();
         let filter = |name, hook| Chain::base(&table, name, ChainKind::Filter, hook, priority::FILTER);
         let (input, forward) = (filter(INPUT, Hook::Input), filter(FORWARD, Hook::Forward));
+        if !self.senders.pods_vxlan {
+            self.guard_port_from_pods([&input, &forward], ruleset);
+        }
+        if self.guards_encapsulation() {
+            guard_encapsulation(&input, &forward, ruleset);
+        }
+        for (family, ends) in &self.tunnels {
+            // Other programs may have networks of their own at the port.
+            let outer = Rule::new(&input).protocol(L4::Udp).dport(ends.port).vni(ends.vni);
+            let mut foreign = outer.saddr_not_in(*family, peers_set(*family).name);
+            let of_family = self.senders.external.iter().filter(|net| Family::of_net(net) == *family);
+            let external = Element::cover(of_family.copied());
+            if !external.is_empty() {
+                foreign = foreign.saddr_not_in(*family, external_set(*family).name);
+                ruleset.sets.push((external_set(*family), external));
+            }
+            ruleset.rules.push(foreign.counter().drop().comment(FOREIGN_TUNNEL_DROP));
+        }
+        for family in Family::BOTH {
+            if self.guards_encapsulation() || self.tunnels.contains_key(&family) {
+                let peers = self.peers.iter().filter(|peer| Family::of(**peer) == family);
+                let elements = peers.map(|peer| Element::new(KeyPart::from(*peer))).collect();
+                ruleset.sets.push((peers_set(family), elements));
+            }
+        }
+        ruleset.chains.extend([input, forward]);
+    }
+
+    fn guard_port_from_pods(&self, chains: [&Chain; 2], ruleset: &mut Ruleset) {
         let ports: BTreeSet<u16> = self.tunnels.values().map(|ends| ends.port).collect();
-        for chain in [&input, &forward] {
+        for chain in chains {
             for (prefix, port) in
                 POD_ENDS.iter().flat_map(|prefix| ports.iter().map(move |port| (prefix, port)))
             {
@@ -174,16 +235,6 @@ impl Masquerade {
                 ruleset.rules.push(sent.counter().drop().comment(POD_TUNNEL_DROP));
             }
         }
-        for (family, ends) in &self.tunnels {
-            let set = peers_set(*family);
-            // Other programs may use the port for their own networks.
-            let outer = Rule::new(&input).protocol(L4::Udp).dport(ends.port).vni(ends.vni);
-            let foreign = outer.saddr_not_in(*family, set.name.clone()).counter().drop();
-            ruleset.rules.push(foreign.comment(FOREIGN_TUNNEL_DROP));
-            let peers = self.peers.iter().filter(|peer| Family::of(**peer) == *family);
-            ruleset.sets.push((set, peers.map(|peer| Element::new(KeyPart::from(*peer))).collect()));
-        }
-        ruleset.chains.extend([input, forward]);
     }
 
     /// Ports that masqueraded UDP may use where there is a tunnel: those above its own, or below if
@@ -221,6 +272,22 @@ impl Masquerade {
         }
         ruleset.rules.push(leaving(Rule::new(chain)).masquerade(how()));
     }
+}
+
+/// What pods send to this node, and through it to other nodes, in IP or GRE. Masqueraded, it would look like this node's own to the others.
+fn guard_encapsulation(input: &Chain, forward: &Chain, ruleset: &mut Ruleset) {
+    let encapsulated = |chain: &Chain, prefix: &str| {
+        Rule::new(chain).iif_prefix(prefix).is_in(&[Field::L4Proto], encapsulations_set().name)
+    };
+    let mut drop = |rule: Rule| ruleset.rules.push(rule.counter().drop().comment(POD_ENCAPSULATION_DROP));
+    for prefix in POD_ENDS {
+        drop(encapsulated(input, prefix));
+        for family in Family::BOTH {
+            drop(encapsulated(forward, prefix).daddr_in(family, peers_set(family).name));
+        }
+    }
+    let protocols = ENCAPSULATIONS.map(|number| Element::new(KeyPart::protocol(number)));
+    ruleset.sets.push((encapsulations_set(), protocols.into()));
 }
 
 /// Merges networks that contain each other.

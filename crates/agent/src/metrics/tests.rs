@@ -70,9 +70,9 @@ fn documented() -> BTreeMap<String, String> {
     text.lines().filter(|line| line.starts_with("| `")).filter_map(row).collect()
 }
 
-/// `russet cri` exports the others, and its own tests cover them.
+/// `russet cri` and `flanneld` export the others, and their own tests cover them.
 fn is_agents(name: &str) -> bool {
-    !name.starts_with("russet_sandbox_") && !name.starts_with("russet_cri_")
+    !name.starts_with("russet_sandbox_") && !name.starts_with("russet_cri_") && !name.starts_with("flanneld_")
 }
 
 /// Names of our metrics and of the process's in an expression.

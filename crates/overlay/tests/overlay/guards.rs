@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use russet_addr::Family;
 use russet_linux::NetNs;
-use russet_overlay::{Encapsulation, VNI, tunnel_mac};
-use russet_testkit::{eventually, frame};
+use russet_overlay::{Encapsulation, POD_ENCAPSULATION_DROP, VNI, tunnel_mac};
+use russet_testkit::{eventually, frame, run};
 
 use crate::cluster::{assert_reachable, sh, with_nodes};
 use crate::scene::{Build, ip, name};
@@ -210,5 +210,110 @@ fn where_another_program_keeps_the_tunnels_the_guard_goes_and_all_else_stays() {
         nodes[0].reconcile();
         assert!(sh("ip netns exec n1 nft list table inet russet").contains("overlay-peers4"));
         assert_reachable();
+    });
+}
+
+/// What carries `packet` to a node in IPv4 or IPv6 (protocol number 4: IPv4 in IP).
+const SEND_ENCAPSULATED: &str = "import socket, sys
+family = socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET
+s = socket.socket(family, socket.SOCK_RAW, int(sys.argv[2]))
+s.sendto(bytes.fromhex(sys.argv[3]), (sys.argv[1], 0))";
+
+fn send_encapsulated(from: &str, to: IpAddr, protocol: u8, packet: &[u8]) {
+    let hex: String = packet.iter().map(|byte| format!("{byte:02x}")).collect();
+    let (to, protocol) = (to.to_string(), protocol.to_string());
+    run("ip", &["netns", "exec", from, "python3", "-c", SEND_ENCAPSULATED, &to, &protocol, &hex]);
+}
+
+/// Packets that rules with this comment have dropped on node 1.
+fn dropped_on_node_1(comment: &str) -> u64 {
+    let text = run("ip", &["netns", "exec", "n1", "nft", "-j", "list", "table", "inet", "russet"]);
+    let listing: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let rules = listing["nftables"].as_array().unwrap().iter().filter_map(|object| object.get("rule"));
+    let count = |rule: &serde_json::Value| {
+        rule["expr"].as_array().unwrap().iter().find_map(|expr| expr["counter"]["packets"].as_u64())
+    };
+    rules.filter(|rule| rule["comment"] == comment).filter_map(count).sum()
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, root; tools: nft, python3"]
+fn a_pod_sends_nodes_no_ip_in_ip_unless_the_operator_allows_it() {
+    // A pool whose tunnels are another program's: this node has no device, but node 2 may take IP in IP from every node.
+    with_nodes(Encapsulation::Ipip, |nodes| {
+        let pod = pod("russ1");
+        // What node 2 would unpack: a kernel without IP in IP receives it all the same.
+        sh("ip netns exec n2 nft add table inet seen");
+        sh("ip netns exec n2 nft add chain inet seen input { type filter hook input priority 0 ; }");
+        sh("ip netns exec n2 nft add rule inet seen input meta l4proto 4 counter");
+        let seen = || {
+            let text = sh("ip netns exec n2 nft list chain inet seen input");
+            let packets = text.split("packets ").nth(1).unwrap().split(' ').next().unwrap();
+            packets.parse::<u64>().unwrap()
+        };
+        nodes.iter_mut().for_each(|node| drop(node.reconcile()));
+        let forged = frame::udp_packet(inner(3, Family::V4), inner(2, Family::V4), PORT, &[1]);
+        nodes[0].inputs.senders.pods_ipip = true;
+        nodes[0].reconcile();
+        eventually(DEADLINE, || {
+            send_encapsulated(&pod, outer(2, Family::V4), 4, &forged);
+            seen() > 0
+        });
+        nodes[0].inputs.senders.pods_ipip = false;
+        nodes[0].reconcile();
+        let before = seen();
+        let mut expected = 0;
+        for family in Family::BOTH {
+            // To another node and to its own, in IPv4 or IPv6, and in GRE.
+            for (victim, protocol) in [(2, 4), (2, 41), (2, 47), (1, 4), (1, 41), (1, 47)] {
+                send_encapsulated(&pod, outer(victim, family), protocol, &forged);
+                expected += 1;
+                eventually(DEADLINE, || dropped_on_node_1(POD_ENCAPSULATION_DROP) == expected);
+            }
+        }
+        assert_eq!(seen(), before);
+        // To other machines pods may send what they like.
+        send_encapsulated(&pod, ip("192.168.77.9"), 4, &forged);
+        assert_eq!(dropped_on_node_1(POD_ENCAPSULATION_DROP), expected);
+        assert!(nodes[0].reconcile().is_quiet());
+    });
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, vxlan, root"]
+fn pods_and_machines_that_the_operator_names_may_send_tunnel_packets() {
+    with_nodes(Encapsulation::Vxlan, |nodes| {
+        let (outsider, pod) = (machine(9), pod("russ1"));
+        nodes.iter_mut().for_each(|node| drop(node.reconcile()));
+        let send = |from: &str, own: IpAddr, family| {
+            let sender = socket(from, own, 0);
+            move || _ = sender.send_to(&forged(1, family), (outer(1, family), TUNNEL_PORT))
+        };
+        for (family, own) in [(Family::V4, "10.1.1.6"), (Family::V6, "fd10::1:6")] {
+            let receiver = socket("n1", inner(1, family), PORT);
+            let honest = socket("n2", inner(2, family), 0);
+            let from_machine = send(&outsider, outer(9, family), family);
+            assert!(first_is_honest(&from_machine, &honest, &receiver), "{family}");
+            let arrives = |attack: &dyn Fn()| {
+                while receiver.recv_from(&mut [0]).is_ok() {}
+                eventually(DEADLINE, || {
+                    attack();
+                    receiver.recv_from(&mut [0]).is_ok()
+                });
+            };
+            nodes[0].inputs.senders.external = vec![russet_addr::host_net(outer(9, family))];
+            nodes[0].reconcile();
+            assert!(nodes[0].reconcile().is_quiet());
+            arrives(&from_machine);
+            nodes[0].inputs.senders.external.clear();
+            nodes[0].inputs.senders.pods_vxlan = true;
+            nodes[0].reconcile();
+            // The inner source is what the pod chose, the outer one must be a node's or allowed.
+            nodes[0].inputs.senders.external = vec![russet_addr::host_net(ip(own))];
+            nodes[0].reconcile();
+            arrives(&send(&pod, ip(own), family));
+            nodes[0].inputs.senders = Default::default();
+            nodes[0].reconcile();
+        }
     });
 }

@@ -32,6 +32,7 @@ pub fn alone() -> Inputs {
         node: name("me"),
         dialect: Dialect::Native,
         tunnel: Tunnel::default(),
+        senders: Default::default(),
         underlay: Underlay {
             ifindex: 3,
             mtu: 1500,

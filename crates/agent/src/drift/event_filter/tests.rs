@@ -42,6 +42,7 @@ fn inputs() -> Inputs {
         node: name("a"),
         dialect: Dialect::Native,
         tunnel: Tunnel::default(),
+        senders: Default::default(),
         underlay: Underlay { ifindex: UNDERLAY, mtu: 1500, addresses: vec![net("10.0.0.1/24")] },
         nodes: BTreeMap::from([
             (name("a"), node("10.0.0.1/24", "10.244.0.0")),
