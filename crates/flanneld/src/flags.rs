@@ -93,6 +93,8 @@ pub struct Options {
     pub extension_shell: bool,
     /// `tunnel-guard`.
     pub tunnel_guard: bool,
+    /// `pod-guard`.
+    pub pod_guard: bool,
     /// `takeover`.
     pub takeover: bool,
     /// `takeover-check`.
@@ -198,6 +200,7 @@ impl Options {
             allow_extension: false,
             extension_shell: false,
             tunnel_guard: true,
+            pod_guard: true,
             takeover: false,
             takeover_check: false,
         }

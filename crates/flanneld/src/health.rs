@@ -4,9 +4,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use crate::drops::{Counts, KINDS, since};
 use russet_listener::{Acceptor, Admission, Allowed, Limits, Reason};
 use russet_store_etcd::Reach;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -30,6 +31,8 @@ pub struct Status {
     pub repairs: AtomicU64,
     /// Kernel requests that failed.
     pub failures: AtomicU64,
+    /// Packets that guards dropped, by guard.
+    pub drops: Mutex<Counts>,
     /// Whether etcd answers; unset where leases come from another store.
     pub etcd: OnceLock<Reach>,
 }
@@ -62,6 +65,26 @@ impl Status {
         self.ready.load(Ordering::Acquire)
     }
 
+    /// Adds what guards have dropped between two looks at the kernel's counters.
+    pub fn add_drops(&self, before: &Counts, now: &Counts) {
+        let mut drops = self.drops.lock().unwrap_or_else(PoisonError::into_inner);
+        for (kind, packets) in since(before, now) {
+            *drops.entry(kind).or_default() += packets;
+        }
+    }
+
+    fn guard_drops(&self) -> String {
+        let drops = self.drops.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = "flanneld_guard_drops";
+        let help = "Packets of pods and other machines that the guards dropped, by guard.";
+        let line = |kind: &str| {
+            let packets = drops.get(kind).copied().unwrap_or(0);
+            format!("{name}_total{{kind=\"{kind}\"}} {packets}\n")
+        };
+        let lines: String = KINDS.into_iter().map(line).collect();
+        format!("# HELP {name} {help}\n# TYPE {name} counter\n{lines}")
+    }
+
     fn metrics(&self, admission: &Admission) -> String {
         let gauge = |name: &str, help: &str, value: u64| {
             format!("# HELP flanneld_{name} {help}\n# TYPE flanneld_{name} gauge\nflanneld_{name} {value}\n")
@@ -83,6 +106,7 @@ impl Status {
                 let help = "0 when etcd has not answered for 10 s.";
                 gauge("etcd_reachable", help, u64::from(!etcd.is_lost()))
             }),
+            self.guard_drops(),
             refused(admission),
             "# EOF\n".to_owned(),
         ]
@@ -218,6 +242,17 @@ mod tests {
         status.etcd.set(Reach::default()).unwrap();
         let metrics = answer_to(&status, &get("/metrics")).await;
         assert!(metrics.contains("\nflanneld_etcd_reachable 1\n"), "{metrics}");
+        assert!(metrics.contains("\nflanneld_guard_drops_total{kind=\"mac\"} 0\n"), "{metrics}");
+        let documented =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md"));
+        let documented = documented.unwrap();
+        for (name, kind) in metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')) {
+            let ending = if kind == "counter" { "_total" } else { "" };
+            assert!(documented.contains(&format!("| `{name}{ending}` | {kind} |")), "{name} {kind}");
+        }
+        status.add_drops(&Counts::from([("source", 2)]), &Counts::from([("source", 5)]));
+        let metrics = answer_to(&status, &get("/metrics")).await;
+        assert!(metrics.contains("\nflanneld_guard_drops_total{kind=\"source\"} 3\n"), "{metrics}");
         assert!(metrics.contains("\nflanneld_ready 1\n") && metrics.ends_with("# EOF\n"), "{metrics}");
     }
 

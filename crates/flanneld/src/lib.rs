@@ -10,6 +10,7 @@
 mod backend;
 mod carrier;
 pub mod docker_opts;
+mod drops;
 mod extension;
 pub mod flags;
 mod guard;

@@ -16,6 +16,7 @@ use russet_overlay::flannel::Networks;
 
 use crate::backend::{Backend, BackendError};
 use crate::carrier::{Announced, Carrier, CarrierError, FabricOptions};
+use crate::drops;
 use crate::flags::{FirewallKind, LeaseLost, Options};
 use crate::guard::{Guard, GuardError, Order};
 use crate::health::{self, Status};
@@ -138,6 +139,10 @@ pub async fn run(options: Options) -> Result<(), RunError> {
         let _ = status.etcd.set(etcd.clone());
     }
     let health_later = start_health(&options, &status).await?;
+    if health_later.is_some() || options.healthz_port != 0 {
+        // Without a health port no metrics are served.
+        tokio::spawn(drops::run(Arc::clone(&status)));
+    }
     if !(options.takeover || options.takeover_check) {
         warn_of_others().await;
     }
@@ -288,8 +293,12 @@ impl Daemon {
             self.check_bridge_netfilter(stack)?;
         }
         let former = Networks { v4: before.network, v6: before.ipv6_network };
-        let options =
-            FabricOptions { swallow: self.options.blackhole_route, guard: self.options.tunnel_guard, former };
+        let options = FabricOptions {
+            swallow: self.options.blackhole_route,
+            guard: self.options.tunnel_guard,
+            guard_pods: self.options.pod_guard,
+            former,
+        };
         let mut carrier = Carrier::open(&backend, &external, &config, options).await?;
         let context = NetworkContext { config, backend, external };
         let mut wish = Wish {

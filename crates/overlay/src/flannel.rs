@@ -16,6 +16,7 @@ mod guard;
 mod host_gw;
 mod ipip;
 mod peer_table;
+mod pods;
 mod rules;
 mod vxlan;
 mod wireguard;
@@ -26,6 +27,7 @@ use russet_addr::{Family, IfName, IpNet, Ipv4Net, Ipv6Net, Mac};
 use russet_netlink::NetlinkError;
 
 pub use fabric::{Fabric, Found, Standing};
+pub use pods::POD_SOURCE_DROP;
 pub use wireguard::{KeyError, Mode, Psk, Wireguard, WireguardEnd};
 
 use crate::refusal::Subject;

@@ -53,6 +53,11 @@ pub enum OverlayError {
     /// The transaction of address translation.
     #[error(transparent)]
     Nft(#[from] CommitError),
+    /// The kernel cannot look sources up in its routes.
+    #[error(
+        "this kernel has no CONFIG_NFT_FIB_INET: sources of packets from bridges of pods are checked by rp_filter only: {0}"
+    )]
+    NoFib(#[source] CommitError),
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
     /// An error of OpenShift's data path.

@@ -56,6 +56,8 @@ pub struct FabricOptions {
     pub swallow: bool,
     /// Whether only addresses of leases may send tunnel packets.
     pub guard: bool,
+    /// Whether pods behind bridges are kept to the addresses of these.
+    pub guard_pods: bool,
     /// The networks of an earlier run, whose routes are removed.
     pub former: Networks,
 }
@@ -80,6 +82,9 @@ impl KernelPart {
             fabric.swallow_unknown(options.swallow);
             if !options.guard {
                 fabric.open_tunnel()?;
+            }
+            if !options.guard_pods {
+                fabric.open_pods()?;
             }
             fabric.inherit(options.former);
             let prepared = fabric.prepare()?;

@@ -153,6 +153,8 @@ flags! {
         "run the commands of backend `extension`: every client that can write the network's configuration then runs commands on this node" |to, value| to.allow_extension = boolean(value)?;
     "tunnel-guard" Bool "true" Ours
         "drop tunnel packets from addresses that no lease names; false where peers send from others" |to, value| to.tunnel_guard = boolean(value)?;
+    "pod-guard" Bool "true" Ours
+        "drop what pods behind bridges of this node send from addresses outside of these bridges' networks, and their IP in IP and GRE to nodes" |to, value| to.pod_guard = boolean(value)?;
     "extension-shell" Bool "false" Ours
         "run the commands of backend `extension` by sh -c" |to, value| to.extension_shell = boolean(value)?;
     "takeover" Bool "false" Ours

@@ -8,11 +8,12 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use russet_addr::{Family, IfName, IpNet, Ipv4Net, Ipv6Net, host_net};
-use russet_netlink::{Monitor, NetlinkError, RouteKind, Socket, Topic};
+use russet_netlink::{Link, Monitor, NetlinkError, RouteKind, Socket, Topic};
 
 use super::drift::{DriftDetector, View};
 use super::guard::{Senders, Tunnel, TunnelGuard};
 use super::peer_table::{LeaseClaims, PeerTable};
+use super::pods::PodGuard;
 use super::rules::{Near, Rules};
 use super::wireguard::Tunnels;
 use super::{
@@ -53,6 +54,8 @@ pub struct Fabric {
     tunnels: Option<Tunnels>,
     /// Restricts the senders to our vxlan devices.
     guard: Option<TunnelGuard>,
+    /// What pods behind bridges do not send.
+    pods: Option<PodGuard>,
 }
 
 /// Caches the kernel's answers about addresses, each requested once.
@@ -80,6 +83,11 @@ impl Fabric {
             }
             _ => None,
         };
+        let pods = match &backend {
+            // Their peers are another part's business.
+            Backend::Udp | Backend::Alloc => None,
+            _ => Some(PodGuard::open().map_err(FlannelError::Device)?),
+        };
         let topics = [Topic::Links, Topic::Addresses, Topic::Routes, Topic::Neighbours];
         Ok(Self {
             rules: Rules { backend, underlay, networks, own: [None, None], mac: [None, None], tunnel: None },
@@ -95,6 +103,7 @@ impl Fabric {
             swallows: false,
             tunnels: None,
             guard,
+            pods,
         })
     }
 
@@ -138,6 +147,14 @@ impl Fabric {
     /// their leases name.
     pub fn open_tunnel(&mut self) -> Result<(), FlannelError> {
         match self.guard.take().map(TunnelGuard::withdraw) {
+            Some(Err(error)) => Err(FlannelError::Device(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets pods behind bridges send from any address, and IP in IP and GRE to nodes.
+    pub fn open_pods(&mut self) -> Result<(), FlannelError> {
+        match self.pods.take().map(PodGuard::withdraw) {
             Some(Err(error)) => Err(FlannelError::Device(error)),
             _ => Ok(()),
         }
@@ -191,6 +208,7 @@ impl Fabric {
         let plan = plan(self.peer_table.desired(), &observed);
         self.carry_out(&plan, &observed.devices, report);
         self.ensure_guard(report);
+        self.ensure_pod_guard(report);
         let refused = self.tunnels(true, report)?;
         let refusals = plan.refusals.into_iter().chain(self.peer_table.refusals().cloned()).chain(refused);
         let all: BTreeMap<Subject, Refusal> = refusals.map(|r| (r.subject.clone(), r)).collect();
@@ -354,6 +372,19 @@ impl Fabric {
         }
     }
 
+    /// Keeps pods behind this node's bridges to the addresses of these.
+    fn ensure_pod_guard(&mut self, report: &mut Report) {
+        let Some(guard) = &mut self.pods else { return };
+        let own: Vec<IpNet> = self.rules.own.into_iter().flatten().collect();
+        let nodes = self.peer_table.publics().collect();
+        let bridges = pod_bridges(&mut self.socket, &own).map_err(OverlayError::from);
+        match bridges.and_then(|bridges| guard.ensure(&bridges, &nodes)) {
+            Ok(true) => report.count(Kind::Nat),
+            Ok(false) => {}
+            Err(error) => report.fail(error),
+        }
+    }
+
     /// Reconciles WireGuard's peers, against the kernel's state if `afresh`, otherwise against the
     /// last known one. Returns the peers that were refused.
     fn tunnels(&mut self, afresh: bool, report: &mut Report) -> Result<Vec<Refusal>, FlannelError> {
@@ -429,14 +460,26 @@ fn owner(backend: &Backend, networks: Networks) -> Result<Owner, FlannelError> {
 /// The links that have an address of our own subnets and are not our devices: the bridges of this
 /// node's pods.
 fn pod_links(socket: &mut Socket, own: &[IpNet], devices: &[u32]) -> Result<BTreeSet<IfName>, NetlinkError> {
-    let mut found = BTreeSet::new();
+    let links = links_inside(socket, own)?.into_iter().filter(|link| !devices.contains(&link.index));
+    let names = links.filter_map(|link| IfName::new(link.name).ok());
+    Ok(names.filter(|name| *name != IfName::loopback()).collect())
+}
+
+/// The bridges that have an address of our own subnets.
+fn pod_bridges(socket: &mut Socket, own: &[IpNet]) -> Result<BTreeSet<IfName>, NetlinkError> {
+    let links = links_inside(socket, own)?.into_iter();
+    let bridges = links.filter(|link| link.kind.as_deref() == Some("bridge"));
+    Ok(bridges.filter_map(|link| IfName::new(link.name).ok()).collect())
+}
+
+fn links_inside(socket: &mut Socket, own: &[IpNet]) -> Result<Vec<Link>, NetlinkError> {
+    let mut found = Vec::new();
     for address in socket.addresses()? {
-        let inside = own.iter().any(|own| own.contains(&address.net.addr()));
-        if !inside || devices.contains(&address.ifindex) {
+        if !own.iter().any(|own| own.contains(&address.net.addr())) {
             continue;
         }
         match socket.link_by_index(address.ifindex) {
-            Ok(link) => found.extend(IfName::new(link.name).ok().filter(|name| *name != IfName::loopback())),
+            Ok(link) => found.push(link),
             // The link was removed since the dump.
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error),

@@ -61,17 +61,17 @@ pub(crate) struct Senders {
 }
 
 /// How long the guard holds after the last comparison. The daemon compares every minute; one that is started again takes seconds.
-const ACTIVE: Duration = Duration::from_secs(300);
+pub(super) const ACTIVE: Duration = Duration::from_secs(300);
 const INPUT: &str = "input";
 const FORWARD: &str = "forward";
 const TUNNEL: &str = "tunnel";
 const TUNNEL_ON: &str = "tunnel-on";
 
 /// Sets, chains and rules.
-struct Ruleset {
-    sets: Vec<(Set, Vec<Element>)>,
-    chains: Vec<Chain>,
-    rules: Vec<Rule>,
+pub(super) struct Ruleset {
+    pub(super) sets: Vec<(Set, Vec<Element>)>,
+    pub(super) chains: Vec<Chain>,
+    pub(super) rules: Vec<Rule>,
 }
 
 // === impl TunnelGuard ===
@@ -79,16 +79,7 @@ struct Ruleset {
 impl TunnelGuard {
     /// Opens nf_tables; changes nothing yet.
     pub(crate) fn open(tunnel: Tunnel) -> Result<Self, OverlayError> {
-        let nft = match Nft::open() {
-            Ok(nft) if !matches!(probe::supports(Feature::NfTables), Ok(false)) => Some(nft),
-            Ok(_) => None,
-            Err(error) if matches!(probe::supports(Feature::NfTables), Ok(false)) => {
-                drop(error);
-                None
-            }
-            Err(error) => return Err(error.into()),
-        };
-        Ok(Self { nft, tunnel, known: BTreeSet::new(), ensured: None })
+        Ok(Self { nft: open_nft()?, tunnel, known: BTreeSet::new(), ensured: None })
     }
 
     /// Whether the kernel can guard at all.
@@ -177,8 +168,17 @@ impl TunnelGuard {
     }
 }
 
+/// None on a kernel without nf_tables.
+pub(super) fn open_nft() -> Result<Option<Nft>, OverlayError> {
+    match Nft::open() {
+        _ if matches!(probe::supports(Feature::NfTables), Ok(false)) => Ok(None),
+        Ok(nft) => Ok(Some(nft)),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Takes the rules away before the sets that they look into: within one transaction they would find nothing in them for a moment, and drop.
-fn disarm(nft: &mut Nft, table: &Table) -> Result<(), OverlayError> {
+pub(super) fn disarm(nft: &mut Nft, table: &Table) -> Result<(), OverlayError> {
     let mut transaction = Transaction::new();
     match nft.commit(transaction.flush_table(table)) {
         Err(error) if error.is_not_found() => Ok(()),
@@ -186,7 +186,7 @@ fn disarm(nft: &mut Nft, table: &Table) -> Result<(), OverlayError> {
     }
 }
 
-fn is_in_force(nft: &mut Nft, table: &Table, wanted: &Ruleset) -> Result<bool, OverlayError> {
+pub(super) fn is_in_force(nft: &mut Nft, table: &Table, wanted: &Ruleset) -> Result<bool, OverlayError> {
     let chains: Vec<Chain> = nft.chains(table)?.into_iter().map(|info| info.chain).collect();
     if chains.len() != wanted.chains.len() || !wanted.chains.iter().all(|chain| chains.contains(chain)) {
         return Ok(false);

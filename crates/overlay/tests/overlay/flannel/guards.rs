@@ -93,13 +93,13 @@ fn only_addresses_of_leases_may_send_to_the_tunnels_port() {
         assert!(peers.contains("192.168.77.99") && !peers.contains("192.168.77.9,"), "{peers}");
         assert!(nodes[0].resync().is_quiet());
         // Whatever others do to the table is repaired, and without it nothing is lost.
-        for damage in [
-            "flush ruleset",
-            "flush set inet russet-flannel-1 peers4",
-            "flush chain inet russet-flannel-1 input",
+        for (damage, tables) in [
+            ("flush ruleset", 2),
+            ("flush set inet russet-flannel-1 peers4", 1),
+            ("flush chain inet russet-flannel-1 input", 1),
         ] {
             sh(&format!("ip netns exec n1 nft {damage}"));
-            assert_eq!(nodes[0].resync().changed(Kind::Nat), 1, "{damage}");
+            assert_eq!(nodes[0].resync().changed(Kind::Nat), tables, "{damage}");
             assert!(nodes[0].resync().is_quiet(), "{damage}");
             assert_reachable(nodes);
         }
@@ -183,6 +183,86 @@ fn other_networks_at_the_same_port_are_not_guarded_and_the_guard_ends_with_the_d
         nodes[0].run(|fabric| fabric.open_tunnel().unwrap());
         assert!(!first_is_honest(&attack, &honest, &receiver), "peers may send from anywhere");
         assert!(nodes[0].resync().is_quiet());
-        assert!(!list("tables").contains("russet-flannel"));
+        assert!(!list("tables").contains("russet-flannel-1"));
     });
+}
+
+/// Packets that rules with this comment have dropped on node 1.
+fn dropped_on_node_1(comment: &str) -> u64 {
+    let text = sh("ip netns exec n1 nft -j list table inet russet-flannel-pods");
+    let listing: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let rules = listing["nftables"].as_array().unwrap().iter().filter_map(|object| object.get("rule"));
+    let count = |rule: &serde_json::Value| {
+        rule["expr"].as_array().unwrap().iter().find_map(|expr| expr["counter"]["packets"].as_u64())
+    };
+    rules.filter(|rule| rule["comment"] == comment).filter_map(count).sum()
+}
+
+/// Behind a bridge of node 1, as another's plugin makes it: a veth whose name says nothing.
+fn bridged_pod() {
+    NetNs::create_named("pod").unwrap();
+    sh("ip -n n1 link add cni0 type bridge");
+    sh("ip -n n1 addr add 10.5.1.1/24 dev cni0");
+    sh("ip -n n1 addr add fd10:5:0:1::1/64 dev cni0 nodad");
+    sh("ip -n n1 link set cni0 up");
+    sh("ip -n n1 link add veth0 type veth peer name eth0 netns pod");
+    sh("ip -n n1 link set veth0 master cni0 up");
+    sh("ip -n pod addr add 10.5.1.6/24 dev eth0");
+    sh("ip -n pod addr add fd10:5:0:1::6/64 dev eth0 nodad");
+    sh("ip -n pod link set eth0 up");
+    sh("ip -n pod route add default via 10.5.1.1");
+    sh("ip -n pod -6 route add default via fd10:5:0:1::1");
+    // As a distribution has it: sources are checked loosely.
+    sh(
+        "ip netns exec n1 sysctl -qw net.ipv4.conf.all.rp_filter=2 net.ipv6.conf.all.forwarding=1 net.ipv4.ip_forward=1",
+    );
+}
+
+#[test]
+#[ignore = "kernel: network namespaces, nf_tables, vxlan, bridge, root; tools: nft, python3"]
+fn pods_behind_a_foreign_plugins_bridge_send_from_its_networks_and_no_ip_in_ip_to_nodes() {
+    use russet_overlay::POD_ENCAPSULATION_DROP;
+    use russet_overlay::flannel::POD_SOURCE_DROP;
+    for backend in [Backend::Vxlan(vxlan()), Backend::HostGw] {
+        with_nodes(3, &backend, |nodes| {
+            bridged_pod();
+            introduce(nodes);
+            for (family, own, stolen) in
+                [(Family::V4, "10.5.1.6", "10.5.3.77"), (Family::V6, "fd10:5:0:1::6", "fd10:5:0:3::77")]
+            {
+                let nodad = if family == Family::V6 { "nodad" } else { "" };
+                sh(&format!("ip -n pod addr add {stolen} dev eth0 {nodad}"));
+                let receiver = socket("n2", inner(2, family), PORT);
+                let attacker = socket("pod", stolen.parse().unwrap(), 0);
+                let honest = socket("pod", own.parse().unwrap(), 0);
+                let to = receiver.local_addr().unwrap();
+                let attack = || _ = attacker.send_to(&[1], to);
+                for _ in 0..5 {
+                    assert!(first_is_honest(&attack, &honest, &receiver), "{family}");
+                }
+                let script = "import socket, sys
+family = socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET
+for protocol in (4, 41, 47):
+    socket.socket(family, socket.SOCK_RAW, protocol).sendto(bytes(64), (sys.argv[1], 0))";
+                let before = dropped_on_node_1(POD_ENCAPSULATION_DROP);
+                // Its own node, another, and a machine that is none.
+                for victim in [1, 2, 9] {
+                    let to = outer(victim, family).to_string();
+                    russet_testkit::run("ip", &["netns", "exec", "pod", "python3", "-c", script, &to]);
+                }
+                eventually(DEADLINE, || dropped_on_node_1(POD_ENCAPSULATION_DROP) == before + 6);
+            }
+            assert!(dropped_on_node_1(POD_SOURCE_DROP) >= 10);
+            for damage in ["flush ruleset", "flush chain inet russet-flannel-pods guard"] {
+                sh(&format!("ip netns exec n1 nft {damage}"));
+                assert!(nodes[0].resync().changed(Kind::Nat) >= 1, "{damage}");
+                assert!(nodes[0].resync().is_quiet(), "{damage}");
+            }
+            // It ends with the daemon, as the elements say, and by the operator's wish.
+            assert!(list("set inet russet-flannel-pods bridges").contains("\"cni0\" timeout 5m"));
+            nodes[0].run(|fabric| fabric.open_pods().unwrap());
+            assert!(nodes[0].resync().is_quiet());
+            assert!(!list("tables").contains("russet-flannel-pods"));
+        });
+    }
 }
