@@ -4,10 +4,10 @@ use std::net::Ipv4Addr;
 use std::str::FromStr;
 
 use russet_linux::NetNs;
-use russet_netlink::{Batch, Df, FdbEntry, LinkAdd, LinkKind, Neighbour, Route, Vxlan};
+use russet_netlink::{Batch, Df, FdbEntry, LinkAdd, LinkKind, Neighbour, Route, Socket, Vxlan};
 use russet_overlay::firewall::{Firewall, Mode, Wanted};
 use russet_overlay::udp::{OVERHEAD_BYTES, Options, PORT, Proxy};
-use russet_policy::{Entry, Verdicts};
+use russet_policy::{Entry, PortGuard, PortSources, Verdicts};
 
 use crate::naive::Naive;
 use crate::node::{HOST_END, Node, mac, name, up};
@@ -26,6 +26,10 @@ pub enum Way {
     VxlanRules,
     /// The same, and verdicts and guards: sources of pods, peers of the tunnel.
     VxlanGuarded,
+    /// Bridge, VXLAN device, and the rules of our flannel daemon.
+    BridgeRules,
+    /// The same, and guards: MAC and sources of the port, sources of the bridge, peers of the tunnel.
+    BridgeGuarded,
     /// As flannel and the bridge plugin leave it: bridge, VXLAN device, connection tracking, `bridge-nf-call-iptables`.
     VxlanFlannel,
     /// Routed veth, our userspace udp backend.
@@ -67,7 +71,7 @@ table ip flannel {
 }
 ";
 
-/// The tunnel's guard of flannel's daemon (`overlay::flannel`).
+/// The tunnel's guard of flannel's daemon (`overlay::flannel`), and what the agent's guard looks for in forwarded packets of routed pods.
 const TUNNEL_GUARD: &str = "
 table inet russet-flannel-1 {
   set active { type inet_proto; flags timeout; elements = { udp timeout 1h } }
@@ -87,6 +91,41 @@ table inet russet-flannel-1 {
   chain input { type filter hook input priority filter; policy accept; udp dport 8472 goto tunnel; }
   chain forward { type filter hook forward priority filter; policy accept; udp dport 8472 goto tunnel-on; }
 }
+table inet russet {
+  set overlay-peers4 { type ipv4_addr; elements = { 192.168.77.1, 192.168.77.2 } }
+  set overlay-peers6 { type ipv6_addr; }
+  set overlay-encapsulations { type inet_proto; elements = { 4, 41, 47 } }
+  chain overlay-forward {
+    type filter hook forward priority filter; policy accept;
+    iifname \"russ*\" udp dport 4789 counter drop
+    iifname \"cali*\" udp dport 4789 counter drop
+    iifname \"russ*\" meta l4proto @overlay-encapsulations ip daddr @overlay-peers4 counter drop
+    iifname \"russ*\" meta l4proto @overlay-encapsulations ip6 daddr @overlay-peers6 counter drop
+    iifname \"cali*\" meta l4proto @overlay-encapsulations ip daddr @overlay-peers4 counter drop
+    iifname \"cali*\" meta l4proto @overlay-encapsulations ip6 daddr @overlay-peers6 counter drop
+  }
+}
+";
+
+/// What flannel's daemon keeps pods behind bridges from (`overlay::flannel::pods`).
+const POD_GUARD: &str = "
+table inet russet-flannel-pods {
+  set bridges { type ifname; flags timeout; elements = { cni0 timeout 1h } }
+  set nodes4 { type ipv4_addr; elements = { 192.168.77.1, 192.168.77.2 } }
+  set nodes6 { type ipv6_addr; }
+  set encapsulations { type inet_proto; elements = { 4, 41, 47 } }
+  chain guard-source {
+    ip6 saddr fe80::/10 accept
+    counter drop
+  }
+  chain guard {
+    meta l4proto @encapsulations ip daddr @nodes4 counter drop
+    meta l4proto @encapsulations ip6 daddr @nodes6 counter drop
+    meta l4proto @encapsulations fib daddr type local counter drop
+    fib saddr . iif oif 0 goto guard-source
+  }
+  chain prerouting { type filter hook prerouting priority raw; policy accept; iifname @bridges goto guard; }
+}
 ";
 
 // === impl Way ===
@@ -101,6 +140,8 @@ impl FromStr for Way {
             "vxlan" => Self::Vxlan,
             "vxlan-rules" => Self::VxlanRules,
             "vxlan-guarded" => Self::VxlanGuarded,
+            "bridge-rules" => Self::BridgeRules,
+            "bridge-guarded" => Self::BridgeGuarded,
             "vxlan-flannel" => Self::VxlanFlannel,
             "udp" => Self::Udp,
             "udp-naive" => Self::UdpNaive,
@@ -126,7 +167,9 @@ impl Stage {
             Way::Vxlan | Way::VxlanRules | Way::VxlanGuarded => {
                 vxlan(&mut nodes, |node| node.routed_pod(VXLAN_MTU))?
             }
-            Way::VxlanFlannel => vxlan(&mut nodes, |node| node.bridged_pod(VXLAN_MTU))?,
+            Way::BridgeRules | Way::BridgeGuarded | Way::VxlanFlannel => {
+                vxlan(&mut nodes, |node| node.bridged_pod(VXLAN_MTU))?
+            }
             Way::Udp => {
                 each(&mut nodes, |node, _| node.routed_pod(UDP_MTU))?;
                 proxies = vec![proxy(&nodes[0], &nodes[1])?, proxy(&nodes[1], &nodes[0])?];
@@ -137,8 +180,11 @@ impl Stage {
             }
         }
         match way {
-            Way::VxlanRules => nodes.iter().try_for_each(rules)?,
+            Way::VxlanRules | Way::BridgeRules => nodes.iter().try_for_each(rules)?,
             Way::VxlanGuarded => nodes.iter().try_for_each(|node| rules(node).and_then(|()| guards(node)))?,
+            Way::BridgeGuarded => {
+                nodes.iter().try_for_each(|node| rules(node).and_then(|()| port_guards(node)))?
+            }
             Way::VxlanFlannel => nodes.iter().try_for_each(|node| {
                 node.run("nft", &["-f", "-"], FLANNEL_RULES)?;
                 node.set("net/bridge/bridge-nf-call-iptables", "1")
@@ -231,6 +277,21 @@ fn guards(node: &Node) -> Result<()> {
     };
     node.host.run_in_thread(in_force)??;
     node.run("nft", &["-f", "-"], TUNNEL_GUARD)
+}
+
+/// What our plugin `bridge` and flannel's daemon make for a pod behind a bridge.
+fn port_guards(node: &Node) -> Result<()> {
+    let host_end = name(HOST_END)?;
+    let mut pod = node.pod.with(Socket::route)??;
+    let index = pod.link_by_name(&name("eth0")?)?.index;
+    let sources = PortSources { addresses: [node.pod_address().into()].into(), prefixes: Vec::new() };
+    let guard = PortGuard { mac: mac(&mut pod, index)?, sources: Some(sources) };
+    let in_force = || Ok::<_, Box<dyn Error + Send + Sync>>(Verdicts::open()?.put_port(&host_end, &guard)?);
+    if !node.host.run_in_thread(in_force)?? {
+        return Err("this kernel has no CONFIG_NF_TABLES_BRIDGE".into());
+    }
+    node.run("nft", &["-f", "-"], TUNNEL_GUARD)?;
+    node.run("nft", &["-f", "-"], POD_GUARD)
 }
 
 fn proxy(node: &Node, other: &Node) -> Result<Proxy> {

@@ -21,11 +21,24 @@ const ROUTED: &str = "routed";
 const VXLAN: &str = "vxlan";
 const VXLAN_RULES: &str = "vxlan-rules";
 const VXLAN_GUARDED: &str = "vxlan-guarded";
+const BRIDGE_RULES: &str = "bridge-rules";
+const BRIDGE_GUARDED: &str = "bridge-guarded";
 const VXLAN_FLANNEL: &str = "vxlan-flannel";
 const UDP: &str = "udp";
 const UDP_NAIVE: &str = "udp-naive";
 
-const WAYS: [&str; 8] = [BARE, ROUTED, VXLAN, VXLAN_RULES, VXLAN_GUARDED, VXLAN_FLANNEL, UDP, UDP_NAIVE];
+const WAYS: [&str; 10] = [
+    BARE,
+    ROUTED,
+    VXLAN,
+    VXLAN_RULES,
+    VXLAN_GUARDED,
+    BRIDGE_RULES,
+    BRIDGE_GUARDED,
+    VXLAN_FLANNEL,
+    UDP,
+    UDP_NAIVE,
+];
 
 const STREAM: &str = "t1c";
 const ROUND_TRIP: &str = "rr1c";
@@ -35,7 +48,7 @@ const SMALL: &str = "u64";
 const TESTS: [&str; 4] = [STREAM, ROUND_TRIP, CONNECT, SMALL];
 
 /// What people must know to read the table.
-const NOTES: [&str; 9] = [
+const NOTES: [&str; 10] = [
     "t1c: one TCP stream, everything on one core; cpu: its processor time, of both ends, the proxies and ksoftirqd, which others' load disturbs less",
     "rr1c: 64 bytes there and back over TCP, one core; crr1c: connect, one byte there and back, reset, one core; medians of about a second",
     "u64: datagrams of 64 bytes that arrive, sender and receiver on different cores",
@@ -43,6 +56,7 @@ const NOTES: [&str; 9] = [
     "bare: node to node; routed: routed veth, host routes; vxlan: routed veth, vxlan device, no netfilter hook at all",
     "vxlan-rules: the same with our flannel daemon's masquerade and forward rules, so that connections are tracked",
     "vxlan-guarded: the same, and verdicts and guards against forged packets: pods' sources, the tunnel's peers (docs/isolation.md)",
+    "bridge-rules: bridge, vxlan device, and our flannel daemon's rules; bridge-guarded: the same, and guards: the port's MAC and sources, the bridge's sources, the tunnel's peers",
     "vxlan-flannel: bridge, vxlan device, connection tracking, bridge-nf-call-iptables, and the few rules of dataplane.md section 7",
     "udp: our userspace backend; udp-naive: a loop with one packet in each system call, the stand-in for flannel's original",
 ];
