@@ -104,7 +104,7 @@ impl PortGuard {
     }
 }
 
-/// Makes the table what it should be; true if it was not. Elements are left as they are where `known` does not say what they should be.
+/// Makes the table what it should be; true if it was not. Elements of ports that are not `known` are left as they are: another process may have put them.
 pub(crate) fn ensure(nft: &mut Nft, known: Option<&Ports>) -> Result<bool, PolicyError> {
     change(nft, "repair", |nft| {
         let fault = fault(nft)?;
@@ -118,7 +118,8 @@ pub(crate) fn ensure(nft: &mut Nft, known: Option<&Ports>) -> Result<bool, Polic
         }
         let Some(known) = known else { return Ok(transaction) };
         for set in rules::sets() {
-            let found = if fault == Some(Fault::Wrong) { Vec::new() } else { elements(nft, &set)? };
+            let mut found = if fault == Some(Fault::Wrong) { Vec::new() } else { elements(nft, &set)? };
+            found.retain(|element| ruleset::host_name(element).is_some_and(|name| known.contains_key(&name)));
             let of_set = known.iter().flat_map(|(name, guard)| guard.elements(name));
             let wanted: Vec<Element> =
                 of_set.filter(|(other, _)| other.name == set.name).flat_map(|(_, all)| all).collect();

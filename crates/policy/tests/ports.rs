@@ -283,6 +283,8 @@ fn ports_are_guarded_again_by_a_process_that_knows_them_and_left_alone_by_others
         run("nft", &["flush table bridge russet-policy"]);
         assert!(plugin.guard_ports().unwrap());
         assert!(plugin.put_port(&name("russ3"), &guard_of(3, &[])).unwrap());
+        agent.guard_ports().unwrap();
+        assert!(listing().contains(r#""russ3" . 02:00:00:00:00:03 . 10.8.0.3"#), "another process knows it");
         assert!(plugin.remove_port(&name("russ3")).unwrap());
         assert_eq!(listing(), whole);
         assert!(agent.withdraw().unwrap() || !run("nft", &["list ruleset"]).contains("russet"));
