@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use russet_addr::{IfName, IpNet};
 use russet_model::{Prefix, WorkloadEndpoint};
 use russet_plugins::{Node, port_guard};
+use russet_policy::Keeper;
 use russet_store::StoreError;
 
 use crate::attachments::Attachments;
@@ -64,9 +65,9 @@ async fn allowed_sources(node: &Node) -> Result<BTreeMap<IfName, Vec<IpNet>>, St
 }
 
 /// Tells the verdicts' keeper what the ports of bridges that are attached may send, at the agent's start: later the plugin says it with every ADD.
-pub fn guard_known_ports(node: &Node, attachments: &Attachments) {
+pub fn guard_known_ports(keeper: &Keeper, attachments: &Attachments) {
     let guards = attachments.all().iter().filter_map(|record| port_guard(&record.attachment)).collect();
-    node.wiring.verdicts().change_guards(|all| all.ports = Some(guards));
+    keeper.change_guards(|all| all.ports = Some(guards));
 }
 
 /// The first attempt, before any request is served.
@@ -97,5 +98,62 @@ pub async fn insist(node: Node, operations: Rc<Operations>, readiness: Readiness
         tokio::time::sleep(RETRY).await;
         let _alone = operations.alone().await;
         begin(&node, &readiness).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::SystemTime;
+
+    use russet_attach::{Bridge, Port, SourceCheck, Wired};
+
+    use super::*;
+    use crate::attachments::Record;
+
+    fn port(container: &str, source_check: SourceCheck) -> Record {
+        let (container, ifname) = (container.parse().unwrap(), "eth0".parse().unwrap());
+        let port = Port {
+            network: "cbr0".parse().unwrap(),
+            host_name: Port::default_host_name(&container, &ifname),
+            container,
+            ifname,
+            bridge: Bridge {
+                name: "cni0".parse().unwrap(),
+                mtu: None,
+                promiscuous: false,
+                gateways: Vec::new(),
+                force_address: false,
+                mac: None,
+            },
+            mode: Default::default(),
+            addresses: vec!["10.5.29.2/24".parse().unwrap()],
+            routes: Vec::new(),
+            mtu: None,
+            mac: Some("02:00:00:00:00:01".parse().unwrap()),
+            sync_delete: false,
+            source_check,
+        };
+        Record { attachment: Wired::Port(port), netns: None, since: SystemTime::now() }
+    }
+
+    #[test]
+    fn an_agent_that_starts_knows_what_the_ports_that_are_attached_may_send() {
+        let (attachments, keeper) = (Attachments::default(), Keeper::new(Arc::new(|| Ok(Vec::new()))));
+        assert_eq!(keeper.guards().ports, None);
+        let allowed: Vec<IpNet> = vec!["192.0.2.0/24".parse().unwrap()];
+        attachments.put(port("c1", SourceCheck::Addresses { allowed: allowed.clone() }));
+        attachments.put(port("c2", SourceCheck::Mac));
+        attachments.put(port("c3", SourceCheck::Off));
+        guard_known_ports(&keeper, &attachments);
+        let guards = keeper.guards();
+        let guards: Vec<_> = guards.ports.as_ref().unwrap().values().collect();
+        assert_eq!(guards.len(), 2);
+        let bound = guards.iter().find_map(|guard| guard.sources.as_ref()).unwrap();
+        assert_eq!(
+            (bound.addresses.first(), &bound.prefixes),
+            (Some(&"10.5.29.2".parse().unwrap()), &allowed)
+        );
+        assert!(guards.iter().all(|guard| guard.mac == "02:00:00:00:00:01".parse().unwrap()));
     }
 }

@@ -160,7 +160,7 @@ pub async fn run(
             let kernel = recovery::Kernel::look(&node, &recorder).await;
             // The table of attachments is complete now.
             let drift = Drift::watch(metrics.clone(), recorder.attachments().attached_interfaces(), node.wiring.verdicts())?;
-            isolation::guard_known_ports(&node, recorder.attachments());
+            isolation::guard_known_ports(&node.wiring.verdicts(), recorder.attachments());
             isolation::begin(&node, &readiness).await;
             let mut background = JoinSet::new();
             background.spawn_local(isolation::insist(node.clone(), Rc::clone(&operations), readiness.clone()));

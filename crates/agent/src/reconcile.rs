@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 
 use russet_addr::{Family, IpNet, NodeName, host_net};
 use russet_model::{FelixConfigurationSpec, IpPool, Key, Prefix, ResourceKind};
-use russet_overlay::{
-    Affinity, Borrowed, Dialect, Inputs, Pool, Reason, Report, Tunnel, TunnelSenders,
-};
+use russet_overlay::{Affinity, Borrowed, Dialect, Inputs, Pool, Reason, Report, Tunnel, TunnelSenders};
 use russet_plugins::Node;
 use russet_store::{Event, Store, StoreError, Watch};
 
