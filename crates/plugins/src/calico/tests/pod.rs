@@ -30,7 +30,11 @@ fn oracle_25_a_pods_endpoint_names_its_namespaces_and_accounts_profiles() {
             "projectcalico.org/orchestrator": "k8s", "projectcalico.org/serviceaccount": "default"});
         assert_eq!(endpoint.to_value()["metadata"]["labels"], labels);
         let profiles = stage.sim.records().into_keys().filter(|key| key.as_str().contains("/profiles/"));
-        assert_eq!(profiles.count(), 0, "calico-cni.md section 2.7: those of namespaces are not the plugin's");
+        assert_eq!(
+            profiles.count(),
+            0,
+            "calico-cni.md section 2.7: those of namespaces are not the plugin's"
+        );
     });
 }
 
